@@ -1,0 +1,57 @@
+"""What both backends share: specs, masks, weight rules and the judge. Importing it imports no framework.
+
+attn_bridge.transfer(source, target)        copy a torch module's weights into its Flax twin, or back
+attn_bridge.torch_to_flax(arrays, rules)    the same on dictionaries of NumPy arrays
+attn_bridge.flax_to_torch(arrays, rules)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MissingBackendError",
+    "Rule",
+    "Rules",
+    "TransferReport",
+    "WeightsMismatchError",
+    "flax_to_torch",
+    "layouts",
+    "masks",
+    "parity",
+    "specs",
+    "torch_to_flax",
+    "transfer",
+]
+
+if TYPE_CHECKING:
+    from . import layouts, masks, parity, specs
+    from .backends import MissingBackendError
+    from .weights import Rule, Rules, TransferReport, WeightsMismatchError, flax_to_torch, torch_to_flax, transfer
+
+_HOMES = {
+    "MissingBackendError": "backends",
+    "Rule": "weights",
+    "Rules": "weights",
+    "TransferReport": "weights",
+    "WeightsMismatchError": "weights",
+    "flax_to_torch": "weights",
+    "torch_to_flax": "weights",
+    "transfer": "weights",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use, so that ``import attn_bridge`` stays fast."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,179 @@
+"""Who attends to whom, described once for both backends.
+
+A mask answers ``mask.allowed(query_positions, key_positions)`` with bool arrays, ``True`` = may attend. It uses only
+comparisons and logic, so it works on the index arrays of NumPy, torch and JAX alike. Masks combine with ``&`` and
+``|``, also with a bool array of shape ``(B, S)`` or broadcastable to ``(B, H, T, S)``; ``mask.offset(n)`` is the same
+mask seen by queries that start at position ``n``.
+
+Without an offset, query ``i`` is position ``i`` whatever the number of keys: ``causal()`` shows it keys ``0..i``.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["ArrayMask", "Mask", "causal", "full", "sliding_window"]
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """Base of all descriptions."""
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        """Return the bool array of visible pairs.
+
+        Args:
+            query_positions: integer array broadcastable against `key_positions`, usually ``(T, 1)``.
+            key_positions: integer array, usually ``(1, S)``.
+        """
+        raise NotImplementedError
+
+    def arrays(self) -> Iterator[Any]:
+        """Yield the bool arrays inside the description, for a backend to check and place on its device."""
+        return iter(())
+
+    def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+        """Return the same description with every bool array replaced by ``convert(array)``."""
+        return self
+
+    def offset(self, n: int) -> Mask:
+        """Return this mask for queries that start at position `n` (decoding after `n` cached tokens)."""
+        return _Offset(self, operator.index(n))
+
+    def __and__(self, other: Any) -> Mask:
+        return _All((*_parts(self, _All), *_parts(_as_mask(other), _All)))
+
+    def __or__(self, other: Any) -> Mask:
+        return _Any((*_parts(self, _Any), *_parts(_as_mask(other), _Any)))
+
+    __rand__ = __and__
+    __ror__ = __or__
+
+
+@dataclass(frozen=True)
+class _Full(Mask):
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        return (query_positions == query_positions) | (key_positions == key_positions)  # all True, of the full shape
+
+
+@dataclass(frozen=True)
+class _Causal(Mask):
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        return key_positions <= query_positions
+
+
+@dataclass(frozen=True)
+class _SlidingWindow(Mask):
+    size: int
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        distance = query_positions - key_positions
+        return (distance >= 0) & (distance < self.size)
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayMask(Mask):
+    """A bool array given by the user: ``(B, S)`` for padding, or broadcastable to ``(B, H, T, S)``."""
+
+    array: Any
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        """Return the array with the axes of heads and queries added where it is ``(B, S)``."""
+        return self.array[:, None, None, :] if self.array.ndim == 2 else self.array
+
+    def arrays(self) -> Iterator[Any]:
+        """Yield the array."""
+        yield self.array
+
+    def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+        """Return the mask of the converted array."""
+        return ArrayMask(convert(self.array))
+
+    def offset(self, n: int) -> Mask:
+        """Return the mask itself: the rows of an array are the queries at hand."""
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class _Offset(Mask):
+    mask: Mask
+    n: int
+
+    def arrays(self) -> Iterator[Any]:
+        return self.mask.arrays()
+
+    def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+        return _Offset(self.mask.with_arrays(convert), self.n)
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        return self.mask.allowed(query_positions + self.n, key_positions)
+
+
+@dataclass(frozen=True, eq=False)
+class _Combined(Mask):
+    parts: tuple[Mask, ...]
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        answers = (part.allowed(query_positions, key_positions) for part in self.parts)
+        return functools.reduce(self._combine, answers)
+
+    def arrays(self) -> Iterator[Any]:
+        return itertools.chain.from_iterable(part.arrays() for part in self.parts)
+
+    def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+        return type(self)(tuple(part.with_arrays(convert) for part in self.parts))
+
+    def offset(self, n: int) -> Mask:
+        return type(self)(tuple(part.offset(n) for part in self.parts))
+
+    @staticmethod
+    def _combine(one: Any, two: Any) -> Any:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class _All(_Combined):
+    @staticmethod
+    def _combine(one: Any, two: Any) -> Any:
+        return one & two
+
+
+@dataclass(frozen=True, eq=False)
+class _Any(_Combined):
+    @staticmethod
+    def _combine(one: Any, two: Any) -> Any:
+        return one | two
+
+
+def _as_mask(value: Any) -> Mask:
+    return value if isinstance(value, Mask) else ArrayMask(value)
+
+
+def _parts(mask: Mask, kind: type[_Combined]) -> tuple[Mask, ...]:
+    return mask.parts if isinstance(mask, kind) else (mask,)
+
+
+def full() -> Mask:
+    """Every query sees every key."""
+    return _Full()
+
+
+def causal() -> Mask:
+    """Query ``i`` sees keys ``0..i``."""
+    return _Causal()
+
+
+def sliding_window(size: int) -> Mask:
+    """Query ``i`` sees the last `size` keys up to and including its own: ``i - size < key <= i``.
+
+    Raises:
+        ValueError: `size` is below 1 (a window of 1 is the token itself).
+    """
+    if operator.index(size) < 1:
+        raise ValueError(f"size ({size}) must be at least 1")
+    return _SlidingWindow(operator.index(size))

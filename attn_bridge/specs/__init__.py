@@ -1,0 +1,62 @@
+"""One spec per variant: its frozen, self-validating config and the table of its parameters.
+
+Both twins read the same spec, so that a bad argument gives the same message on both sides and a parameter is listed
+once. A new variant is registered by one line in `VARIANTS`.
+"""
+
+from __future__ import annotations
+
+from . import (
+    causal_attention,
+    layer_norm,
+    multi_head_attention,
+    multi_head_attention_wrapper,
+    self_attention_v1,
+    self_attention_v2,
+    simple_self_attention,
+)
+from .base import Config, Parameter, Variant
+from .causal_attention import CausalAttentionConfig
+from .layer_norm import LayerNormConfig
+from .multi_head_attention import MultiHeadAttentionConfig
+from .multi_head_attention_wrapper import MultiHeadAttentionWrapperConfig
+from .self_attention_v1 import SelfAttentionV1Config
+from .self_attention_v2 import SelfAttentionV2Config
+from .simple_self_attention import SimpleSelfAttentionConfig
+
+__all__ = [
+    "VARIANTS",
+    "CausalAttentionConfig",
+    "Config",
+    "LayerNormConfig",
+    "MultiHeadAttentionConfig",
+    "MultiHeadAttentionWrapperConfig",
+    "Parameter",
+    "SelfAttentionV1Config",
+    "SelfAttentionV2Config",
+    "SimpleSelfAttentionConfig",
+    "Variant",
+    "find_variant",
+]
+
+VARIANTS: tuple[Variant, ...] = (
+    simple_self_attention.VARIANT,
+    self_attention_v1.VARIANT,
+    self_attention_v2.VARIANT,
+    causal_attention.VARIANT,
+    multi_head_attention_wrapper.VARIANT,
+    multi_head_attention.VARIANT,
+    layer_norm.VARIANT,
+)
+
+
+def find_variant(name: str) -> Variant:
+    """Return the variant of a class name or alias.
+
+    Raises:
+        ValueError: no variant has that name.
+    """
+    for variant in VARIANTS:
+        if name in (variant.name, *variant.aliases):
+            return variant
+    raise ValueError(f"variant ({name}) must be one of {', '.join(variant.name for variant in VARIANTS)}")

@@ -1,0 +1,104 @@
+"""What every spec is made of: a self-validating frozen config, and a table with one row per parameter."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Mapping
+from typing import Any, Self
+
+from ..validation import check_rate
+from ..weights import Rule, Rules
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One row of a variant's table: the rule that names it in both frameworks, and its torch shape."""
+
+    rule: Rule
+    shape: tuple[int, ...]
+
+    @property
+    def flax_shape(self) -> tuple[int, ...]:
+        """Shape of the Flax leaf, derived from the rule."""
+        return self.rule.convert_shape(self.shape, "torch")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Base of the variants' configs; a subclass validates itself in ``__post_init__`` and lists its parameters."""
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The table of parameters, in creation order."""
+        raise NotImplementedError
+
+    def rules(self) -> Rules:
+        """Rules of all parameters, for `attn_bridge.torch_to_flax` and its inverse."""
+        return Rules(parameter.rule for parameter in self.parameters)
+
+    @classmethod
+    def arguments_from(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        """Pick from named sizes (``d_in``, ``num_heads``, ...) the arguments that this variant takes."""
+        return {field.name: sizes[field.name] for field in dataclasses.fields(cls) if field.name in sizes}
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def _require_positive_ints(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            try:
+                number = operator.index(value)
+            except TypeError:
+                number = None
+            if number is None or isinstance(value, bool):
+                raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
+            if number < 1:
+                raise ValueError(f"{name} ({number}) must be at least 1")
+            object.__setattr__(self, name, number)
+
+    def _require_bools(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
+
+    def _require_rates(self, *names: str) -> None:
+        for name in names:
+            check_rate(name, getattr(self, name))
+            object.__setattr__(self, name, float(getattr(self, name)))
+
+    def _require_multiple(self, name: str, of: str) -> None:
+        value, divisor = getattr(self, name), getattr(self, of)
+        if value % divisor:
+            raise ValueError(f"{name} ({value}) must be a multiple of {of} ({divisor})")
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One attention (or norm): the name of its class, the file that holds it in all four places, and its config."""
+
+    name: str
+    file: str
+    config: type[Config]
+    aliases: tuple[str, ...] = ()
+    group: str = "chapter 3"
+    is_function: bool = False
+
+
+def linear(name: str, d_in: int, d_out: int, *, bias: bool) -> tuple[Parameter, ...]:
+    """Rows of a linear layer: torch ``weight [out, in]``, Flax ``kernel [in, out]``."""
+    weight = Parameter(Rule(f"{name}.weight", f"{name}.kernel", "o i -> i o"), (d_out, d_in))
+    return (weight, *((vector(f"{name}.bias", d_out),) if bias else ()))
+
+
+def vector(name: str, size: int) -> Parameter:
+    """Row of a vector that has one name in both frameworks."""
+    return Parameter(Rule(name, name, "o -> o"), (size,))
+
+
+def matrix(name: str, d_in: int, d_out: int) -> Parameter:
+    """Row of a bare matrix ``[in, out]`` that is the same in both frameworks."""
+    return Parameter(Rule(name, name, "i o -> i o"), (d_in, d_out))

@@ -1,0 +1,38 @@
+"""Layer normalisation with a biased, two-pass variance (book section 4.2; Ba et al., arXiv 1607.06450)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .base import Config, Parameter, Variant, vector
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerNormConfig(Config):
+    """Width of the features and the constant added to their variance."""
+
+    emb_dim: int
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        self._require_positive_ints("emb_dim")
+        if isinstance(self.eps, bool) or not isinstance(self.eps, (int, float)):
+            raise TypeError(f"eps must be a number, got {type(self.eps).__name__}")
+        if not 0 < self.eps < math.inf:
+            raise ValueError(f"eps ({self.eps}) must be positive and finite")
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """One scale and one shift per feature."""
+        return (vector("scale", self.emb_dim), vector("shift", self.emb_dim))
+
+    @classmethod
+    def arguments_from(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        """Take the width of the input as the width of the features."""
+        return {"emb_dim": sizes["d_in"]}
+
+
+VARIANT = Variant("LayerNorm", "layer_norm", LayerNormConfig)

@@ -1,0 +1,145 @@
+"""Checks of what a module is called with, once for both backends, so that both say the same.
+
+Shapes are tuples of sizes, dtypes are names such as ``"float32"``; nothing here touches a framework.
+Letters: B batch, H query heads, T query positions, S key positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Shape = tuple[int, ...]
+
+
+def is_floating(dtype: str) -> bool:
+    """Tell whether a dtype name is a real floating-point one."""
+    return dtype.startswith(("float", "bfloat"))
+
+
+def check_tokens(shape: Shape, dtype: str, *, d_in: int | None = None, context_length: int | None = None) -> None:
+    """Check the input ``x`` of an attention module.
+
+    Raises:
+        TypeError: `dtype` is not floating point.
+        ValueError: `shape` is not ``(T, d_in)`` or ``(B, T, d_in)``, has no token, or T exceeds `context_length`.
+    """
+    if not is_floating(dtype):
+        raise TypeError(f"x must have a floating-point dtype, got {dtype}")
+    if len(shape) not in (2, 3):
+        raise ValueError(f"x must have shape (T, d_in) or (B, T, d_in), got {_show(shape)}")
+    if d_in is not None and shape[-1] != d_in:
+        raise ValueError(f"last dimension of x ({shape[-1]}) must be d_in ({d_in})")
+    if shape[-2] < 1:
+        raise ValueError(f"x must hold at least 1 token, got shape {_show(shape)}")
+    if context_length is not None and shape[-2] > context_length:
+        raise ValueError(f"number of tokens ({shape[-2]}) must be at most context_length ({context_length})")
+
+
+def check_features(shape: Shape, dtype: str, emb_dim: int) -> None:
+    """Check the input ``x`` of a normalisation layer: ``(..., emb_dim)``, floating point.
+
+    Raises:
+        TypeError: `dtype` is not floating point.
+        ValueError: the last dimension is not `emb_dim`.
+    """
+    if not is_floating(dtype):
+        raise TypeError(f"x must have a floating-point dtype, got {dtype}")
+    if not shape or shape[-1] != emb_dim:
+        last = shape[-1] if shape else "none"
+        raise ValueError(f"last dimension of x ({last}) must be emb_dim ({emb_dim})")
+
+
+def check_attention_mask(shape: Shape, dtype: str, scores_shape: Shape) -> None:
+    """Check a bool mask against scores of shape ``(B, H, T, S)``.
+
+    A 2-D mask is always ``(B, S)``; a ``(T, S)`` one has to be given as ``(1, 1, T, S)``; 3-D is refused.
+
+    Raises:
+        TypeError: `dtype` is not bool.
+        ValueError: `shape` is 3-D or does not broadcast.
+    """
+    if dtype != "bool":
+        raise TypeError(f"attention mask must have dtype bool (True = may be attended), got {dtype}")
+    batch, _, _, keys = scores_shape
+    if len(shape) == 3:
+        raise ValueError(
+            f"attention mask of 3 dimensions {_show(shape)} is ambiguous: give (B, S) or a shape that broadcasts to "
+            f"(B, H, T, S) = {_show(scores_shape)}"
+        )
+    if len(shape) == 2:
+        if not _broadcasts(shape, (batch, keys)):
+            raise ValueError(
+                f"2-D attention mask {_show(shape)} must broadcast to (B, S) = {_show((batch, keys))}; "
+                "give a (T, S) mask as (1, 1, T, S)"
+            )
+    elif not _broadcasts(shape, scores_shape):
+        raise ValueError(f"attention mask {_show(shape)} must broadcast to (B, H, T, S) = {_show(scores_shape)}")
+
+
+def check_attention(
+    query: Shape, key: Shape, value: Shape, dtypes: Sequence[str], *, dropout: float, softcap: float | None
+) -> Shape:
+    """Check the arguments of ``functional.dot_product_attention`` and return the shape ``(B, H, T, S)`` of its scores.
+
+    Raises:
+        TypeError: a dtype is not floating point.
+        ValueError: shapes that do not fit each other, `dropout` outside [0, 1), `softcap` not positive.
+    """
+    for name, dtype in zip(("query", "key", "value"), dtypes, strict=True):
+        if not is_floating(dtype):
+            raise TypeError(f"{name} must have a floating-point dtype, got {dtype}")
+    for name, shape in (("query", query), ("key", key), ("value", value)):
+        if len(shape) != 4:
+            raise ValueError(f"{name} must have shape (B, T, H, D), got {_show(shape)}")
+    if key[:3] != value[:3]:
+        raise ValueError(f"key {_show(key)} and value {_show(value)} must agree in batch, length and heads")
+    if query[0] != key[0]:
+        raise ValueError(f"batch of query ({query[0]}) must be the batch of key ({key[0]})")
+    if query[3] != key[3]:
+        raise ValueError(f"head_dim of query ({query[3]}) must be the head_dim of key ({key[3]})")
+    if key[2] < 1 or query[2] % key[2]:
+        raise ValueError(f"heads of query ({query[2]}) must be a multiple of the heads of key ({key[2]})")
+    check_rate("dropout", dropout)
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap ({softcap}) must be greater than 0")
+    return (query[0], query[2], query[1], key[1])
+
+
+def check_scores_operand(name: str, shape: Shape, dtype: str, scores_shape: Shape) -> None:
+    """Check a float operand that is added to the scores: it must broadcast to ``(B, H, T, S)``."""
+    if not is_floating(dtype):
+        raise TypeError(f"{name} must have a floating-point dtype, got {dtype}")
+    if not _broadcasts(shape, scores_shape):
+        raise ValueError(f"{name} {_show(shape)} must broadcast to (B, H, T, S) = {_show(scores_shape)}")
+
+
+def check_sinks(shape: Shape, dtype: str, num_heads: int) -> None:
+    """Check the sink logits: one per query head, floating point."""
+    if not is_floating(dtype):
+        raise TypeError(f"sinks must have a floating-point dtype, got {dtype}")
+    if shape != (num_heads,):
+        raise ValueError(f"sinks must have shape ({num_heads},), one logit per query head, got {_show(shape)}")
+
+
+def check_rate(name: str, rate: float) -> None:
+    """Check a dropout rate: a real number in [0, 1)."""
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)):
+        raise TypeError(f"{name} must be a number, got {type(rate).__name__}")
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f"{name} ({rate}) must be in [0, 1)")
+
+
+def check_implementation(name: str | None, known: Sequence[str]) -> None:
+    """Check the name of an implementation of attention."""
+    if name is not None and name not in known:
+        raise ValueError(f"implementation ({name!r}) must be one of {', '.join(map(repr, known))} or None")
+
+
+def _broadcasts(shape: Shape, target: Shape) -> bool:
+    if len(shape) > len(target):
+        return False
+    return all(size in (1, wanted) for size, wanted in zip(reversed(shape), reversed(target), strict=False))
+
+
+def _show(shape: Shape) -> str:
+    return str(tuple(int(size) for size in shape))

@@ -1,0 +1,469 @@
+"""Weights that cross between torch and Flax: one rule per tensor, both directions derived from it.
+
+A `Rule` holds the two names of a tensor and one einops pattern from the torch axes to the Flax axes; the way back is
+the pattern read from right to left. A `Rules` set proves itself a bijection when it is made, before any data moves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import einops
+import numpy as np
+
+from . import backends
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+Side = Literal["torch", "flax"]
+
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_INDEX = r"(0|[1-9][0-9]*)"
+_AXIS = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
+_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+
+
+class WeightsMismatchError(ValueError):
+    """Names or shapes that do not fit, all of them in one message.
+
+    Attributes:
+        missing: names that the rules or the target expect and the source lacks.
+        unexpected: names that no rule covers or the target lacks.
+        misshapen: ``"name: expected (..), got (..)"`` for each wrong shape.
+    """
+
+    def __init__(self, missing: Iterable[str] = (), unexpected: Iterable[str] = (), misshapen: Iterable[str] = ()):
+        self.missing = sorted(missing)
+        self.unexpected = sorted(unexpected)
+        self.misshapen = sorted(misshapen)
+        found = (("missing", self.missing), ("unexpected", self.unexpected), ("misshapen", self.misshapen))
+        parts = [f"{kind}: {', '.join(map(_printable, names))}" for kind, names in found if names]
+        super().__init__(f"weights do not match: {'; '.join(parts)}")
+
+
+class Rule:
+    """One tensor's two names and the einops pattern from its torch axes to its Flax axes.
+
+    ``Rule("h.{i}.attn.q.weight", "h.{i}.attn.q.kernel", "(h d) e -> e h d", h=8)``: ``{i}`` stands for an integer, the
+    same on both sides; sizes that a pattern needs are keywords.
+
+    Args:
+        torch: dotted torch name.
+        flax: dotted Flax name, with the same placeholders.
+        pattern: einops pattern, torch axes first; the default leaves every axis where it is.
+        **sizes: size of an axis of the pattern.
+
+    Raises:
+        TypeError: a name, the pattern or a size has the wrong type.
+        ValueError: the two sides do not hold the same axes or placeholders, or a size is missing.
+    """
+
+    __slots__ = ("flax", "pattern", "sizes", "torch")
+
+    torch: str
+    flax: str
+    pattern: str
+    sizes: dict[str, int]
+
+    def __init__(self, torch: str, flax: str, pattern: str = "... -> ...", **sizes: int):
+        for label, value in (("torch", torch), ("flax", flax), ("pattern", pattern)):
+            if not isinstance(value, str):
+                raise TypeError(f"{label} must be a string, got {type(value).__name__}")
+        self.torch, self.flax, self.pattern, self.sizes = torch, flax, pattern, dict(sizes)
+        if _placeholders(torch) != _placeholders(flax):
+            raise ValueError(f"{self}: both names must hold the same placeholders")
+        self._prove()
+
+    def __repr__(self) -> str:
+        sizes = "".join(f", {axis}={size}" for axis, size in self.sizes.items())
+        return f"Rule({self.torch!r}, {self.flax!r}, {self.pattern!r}{sizes})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rule) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.torch, self.flax, self.pattern, tuple(sorted(self.sizes.items())))
+
+    def name(self, side: Side) -> str:
+        """Return the name on one side."""
+        return self.torch if side == "torch" else self.flax
+
+    def convert(self, array: np.ndarray[Any, Any], source: Side) -> np.ndarray[Any, Any]:
+        """Rearrange one array from the `source` side to the other; the bits of its elements stay as they are.
+
+        Returns a view where einops can give one. Raises ValueError if the shape does not fit the pattern.
+        """
+        pattern = self.pattern if source == "torch" else _reversed(self.pattern)
+        try:
+            return einops.rearrange(array, pattern, **self.sizes)
+        except einops.EinopsError as error:
+            sizes = "".join(f", {axis}={size}" for axis, size in self.sizes.items())
+            raise ValueError(f"shape {array.shape} does not fit {pattern!r}{sizes}") from error
+
+    def convert_shape(self, shape: tuple[int, ...], source: Side) -> tuple[int, ...]:
+        """Return the shape that an array of `shape` has on the other side, without making one."""
+        result: tuple[int, ...] = self.convert(np.broadcast_to(np.empty((), np.bool_), shape), source).shape
+        return result
+
+    def prefixed(self, torch: str, flax: str) -> Rule:
+        """Return the rule for the same tensor inside a larger module, below dotted prefixes (empty = none)."""
+        return Rule(_join(torch, self.torch), _join(flax, self.flax), self.pattern, **self.sizes)
+
+    def _prove(self) -> None:
+        """Push an array of unique ids through the pattern and back: the proof that the rule is a bijection."""
+        left, arrow, right = self.pattern.partition("->")
+        if not arrow or "->" in right:
+            raise ValueError(f"{self}: pattern must read 'torch axes -> flax axes'")
+        if "..." in self.pattern:
+            left, right = (side.replace("...", "first_of_the_rest last_of_the_rest") for side in (left, right))
+        axes = _AXIS.findall(left)
+        for size_of, size in self.sizes.items():
+            if size_of not in axes:
+                raise ValueError(f"{self}: size given for {size_of!r}, which is no axis of the pattern")
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise TypeError(f"{self}: size of {size_of!r} must be an integer, got {type(size).__name__}")
+            if size < 1:
+                raise ValueError(f"{self}: size of {size_of!r} ({size}) must be at least 1")
+        for side in (left, right):
+            for group in re.findall(r"\(([^()]*)\)", side):
+                unknown = [axis for axis in _AXIS.findall(group) if axis not in self.sizes]
+                if len(unknown) > 1:
+                    raise ValueError(f"{self}: ({group}) needs the size of {' or '.join(unknown)} as a keyword")
+        if len(axes) > len(_PRIMES):
+            raise ValueError(f"{self}: more than {len(_PRIMES)} axes")
+        sizes = dict(zip(axes, _PRIMES, strict=False)) | self.sizes
+        atoms = np.arange(np.prod([sizes[axis] for axis in axes], dtype=int)).reshape([sizes[axis] for axis in axes])
+        try:
+            ids = einops.rearrange(atoms, f"{' '.join(axes)} -> {left}")
+            there = einops.rearrange(ids, f"{left} -> {right}", **self.sizes)
+            back = einops.rearrange(there, f"{right} -> {left}", **self.sizes)
+        except einops.EinopsError as error:
+            raise ValueError(f"{self}: pattern is not a bijection of axes") from error
+        if back.shape != ids.shape or not np.array_equal(back, ids) or np.unique(there).size != ids.size:
+            raise ValueError(f"{self}: pattern is not a bijection of axes")
+
+
+class Rules:
+    """A set of rules that is a bijection between torch and Flax tensors; checked before any data moves.
+
+    Raises:
+        TypeError: an element is not a `Rule`.
+        ValueError: two rules share a name on either side.
+    """
+
+    def __init__(self, rules: Iterable[Rule] = ()):
+        self._rules = tuple(rules)
+        for rule in self._rules:
+            if not isinstance(rule, Rule):
+                raise TypeError(f"Rules takes Rule objects, got {type(rule).__name__}")
+        for side in ("torch", "flax"):
+            self._check_distinct(side)
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Rules:
+        """Load rules from a TOML file of ``[[rule]]`` tables: ``torch``, ``flax``, ``pattern``, and sizes by letter.
+
+        Raises:
+            ValueError: not TOML, an unknown key, or a rule that is none; the message names the line.
+            OSError: the file cannot be read.
+        """
+        text = Path(path).read_text(encoding="utf-8")
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{path}: {error}") from error
+        tables = document.pop("rule", [])
+        if document or not isinstance(tables, list):
+            raise ValueError(f"{path}: a rules file holds [[rule]] tables and nothing else, got {sorted(document)}")
+        lines = [number for number, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*rule\s*\]\]", line)]
+        rules = []
+        for table, line in itertools.zip_longest(tables, lines):
+            try:
+                if not isinstance(table, dict) or not {"torch", "flax"} <= table.keys():
+                    raise ValueError("a rule needs the keys torch and flax")
+                rules.append(Rule(**table))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path}, line {line}: {error}") from error
+        return cls(rules)
+
+    def __iter__(self) -> Iterator[Rule]:
+        return iter(self._rules)
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def __repr__(self) -> str:
+        return f"Rules([{', '.join(map(repr, self._rules))}])"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rules) and self._rules == other._rules
+
+    def __hash__(self) -> int:
+        return hash(self._rules)
+
+    def prefixed(self, torch: str, flax: str) -> Rules:
+        """Return the rules for the same tensors inside a larger module, below dotted prefixes (empty = none)."""
+        return Rules(rule.prefixed(torch, flax) for rule in self._rules)
+
+    def convert(self, arrays: Mapping[str, np.ndarray[Any, Any]], source: Side) -> Arrays:
+        """Convert named arrays from the `source` side to the other; the result shares no memory with `arrays`.
+
+        Raises:
+            TypeError: a value is no NumPy array of numbers.
+            WeightsMismatchError: missing, unexpected and misshapen names, all at once.
+        """
+        _check_arrays(arrays)
+        pairs, missing, unexpected = self.pair(arrays, source)
+        converted, misshapen = _convert_pairs(pairs, arrays, source)
+        if missing or unexpected or misshapen:
+            raise WeightsMismatchError(missing, unexpected, misshapen)
+        return converted
+
+    def pair(self, names: Iterable[str], source: Side) -> tuple[dict[str, tuple[Rule, str]], list[str], list[str]]:
+        """Pair each name of the `source` side with its rule and its name on the other side.
+
+        Returns:
+            The pairs, the names that the rules miss, and the names that no rule covers.
+
+        Raises:
+            ValueError: two rules claim one name, or two names map to one.
+        """
+        target: Side = "flax" if source == "torch" else "torch"
+        compiled = [(rule, *_compile(rule.name(source))) for rule in self._rules]
+        pairs: dict[str, tuple[Rule, str]] = {}
+        unexpected: list[str] = []
+        seen: dict[Rule, set[tuple[str, ...]]] = {rule: set() for rule in self._rules}
+        taken: dict[str, str] = {}
+        for name in names:
+            hits = [(rule, keys, hit) for rule, keys, expression in compiled if (hit := expression.fullmatch(name))]
+            if not hits:
+                unexpected.append(name)
+                continue
+            if len(hits) > 1:
+                claims = ", ".join(str(hit[0]) for hit in hits)
+                raise ValueError(f"{_printable(name)} must be covered by exactly one rule, got {claims}")
+            rule, keys, hit = hits[0]
+            values = dict(zip(keys, hit.groups(), strict=True))
+            other = _fill(rule.name(target), values)
+            if other in taken:
+                raise ValueError(f"{taken[other]} and {name} both map to {other}")
+            taken[other] = name
+            pairs[name] = (rule, other)
+            seen[rule].add(tuple(values[key] for key in _placeholders(rule.torch)))
+        return pairs, self._missing(seen, source), unexpected
+
+    def _missing(self, seen: dict[Rule, set[tuple[str, ...]]], source: Side) -> list[str]:
+        """Names that are not there; rules of one repeated block must have been seen with the same indices."""
+        scopes: dict[str, set[tuple[str, ...]]] = {}
+        for rule, indices in seen.items():
+            scopes.setdefault(_scope(rule.torch), set()).update(indices)
+        missing = []
+        for rule, indices in seen.items():
+            wanted = scopes[_scope(rule.torch)]
+            keys = _placeholders(rule.torch)
+            for values in wanted - indices:
+                missing.append(_fill(rule.name(source), dict(zip(keys, values, strict=True))))
+            if not wanted:
+                missing.append(rule.name(source))
+        return missing
+
+    def _check_distinct(self, side: str) -> None:
+        names: dict[str, Rule] = {}
+        for rule in self._rules:
+            shape = _PLACEHOLDER.sub("{}", rule.name(cast("Side", side)))
+            if shape in names:
+                raise ValueError(f"two rules share the {side} name {rule.name(cast('Side', side))}")
+            names[shape] = rule
+
+
+def torch_to_flax(arrays: Mapping[str, np.ndarray[Any, Any]], rules: Rules | Iterable[Rule]) -> Arrays:
+    """Convert torch-named arrays to Flax-named ones, bit for bit.
+
+    Args:
+        arrays: dotted torch name -> array, any memory order, any dtype of numbers; NaNs keep their bits.
+        rules: the rule set, such as ``module.config.rules()``.
+
+    Returns:
+        Dotted Flax name -> C-contiguous array that shares no memory with the input.
+
+    Raises:
+        TypeError: a value is no NumPy array of numbers.
+        WeightsMismatchError: (a ValueError) lists every missing, unexpected and misshapen name.
+    """
+    return _as_rules(rules).convert(arrays, "torch")
+
+
+def flax_to_torch(arrays: Mapping[str, np.ndarray[Any, Any]], rules: Rules | Iterable[Rule]) -> Arrays:
+    """Convert Flax-named arrays to torch-named ones, bit for bit: `torch_to_flax` read backwards."""
+    return _as_rules(rules).convert(arrays, "flax")
+
+
+@dataclasses.dataclass(frozen=True)
+class TransferReport:
+    """What `transfer` copied: direction, and per tensor ``(source name, target name, target shape, dtype)``.
+
+    `redtyped` lists the target names whose dtype was changed to the source's, so that no bit is lost.
+    """
+
+    direction: str
+    tensors: tuple[tuple[str, str, tuple[int, ...], str], ...]
+    redtyped: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __str__(self) -> str:
+        lines = [f"{self.direction}: {len(self)} tensors copied bit for bit"]
+        for source, target, shape, dtype in self.tensors:
+            note = ", dtype taken from the source" if target in self.redtyped else ""
+            lines.append(f"  {source} -> {target} {shape} {dtype}{note}")
+        return "\n".join(lines)
+
+
+def transfer(source: Any, target: Any, rules: Rules | Iterable[Rule] | None = None) -> TransferReport:
+    """Copy all weights of a torch module into its Flax twin, or back; the direction follows from the types.
+
+    The copy is exact to the last bit: where the two differ in dtype, the target takes the source's. It is strict and
+    all or nothing: whatever is wrong, the target is left as it was.
+
+    Args:
+        source: a ``torch.nn.Module`` or ``flax.nnx.Module``.
+        target: a module of the other framework, with the same parameters.
+        rules: the rule set; by default that of the modules' own config (or of our modules inside a larger one, at the
+            same path on both sides).
+
+    Returns:
+        A report of every tensor copied; print it.
+
+    Raises:
+        TypeError: not one module of each framework, or a dtype that the target's framework would narrow.
+        WeightsMismatchError: (a ValueError) lists every missing, unexpected and misshapen name.
+        ValueError: the two configs differ in what the weights mean, such as ``num_heads``; or no rules are known.
+    """
+    side, other = backends.framework_of(source), backends.framework_of(target)
+    if side is None or other is None or side == other:
+        raise TypeError(
+            "transfer takes a torch.nn.Module and a flax.nnx.Module, in either order, "
+            f"got {type(source).__name__} and {type(target).__name__}"
+        )
+    reader, writer = backends.load(side), backends.load(other)
+    rule_set = _own_rules(reader, source) if rules is None else _as_rules(rules)
+    arrays: Arrays = reader.get_weights(source)
+    wanted: dict[str, tuple[tuple[int, ...], str]] = writer.describe_weights(target)
+    pairs, missing, unexpected = rule_set.pair(arrays, side)
+    converted, misshapen = _convert_pairs(pairs, arrays, side)
+    targets = {target_name for _, target_name in pairs.values()}
+    missing += [name for name in wanted if name not in targets]
+    unexpected += [name for name in targets if name not in wanted]
+    for name, array in converted.items():
+        if name in wanted and array.shape != wanted[name][0]:
+            misshapen.append(f"{_printable(name)}: expected {wanted[name][0]}, got {array.shape}")
+    if missing or unexpected or misshapen:
+        raise WeightsMismatchError(missing, unexpected, misshapen)
+    _check_same_meaning(reader.find_configs(source), writer.find_configs(target))
+    writer.set_weights(target, converted)
+    redtyped = tuple(name for name, array in converted.items() if array.dtype.name != wanted[name][1])
+    rows = ((name, other, converted[other].shape, converted[other].dtype.name) for name, (_, other) in pairs.items())
+    return TransferReport(f"{side} -> {other}", tuple(rows), redtyped)
+
+
+def _own_rules(backend: Any, module: Any) -> Rules:
+    """Rules of the configs found in a module, each below its path."""
+    rules: list[Rule] = []
+    configs = backend.find_configs(module)
+    if not configs:
+        raise ValueError(f"{type(module).__name__} has no config to take rules from; give rules=Rules([...])")
+    for path, config in configs.items():
+        rules.extend(config.rules().prefixed(path, path))
+    return Rules(rules)
+
+
+def _check_same_meaning(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Refuse twins whose configs give the same weights another meaning (heads split otherwise, another eps)."""
+    for path in ours.keys() & theirs.keys():
+        a, b = ours[path], theirs[path]
+        if type(a) is not type(b):
+            raise ValueError(f"configs differ: {type(a).__name__} in the source, {type(b).__name__} in the target")
+        for field in dataclasses.fields(a):
+            one, two = getattr(a, field.name), getattr(b, field.name)
+            if one != two and field.name not in ("dropout", "context_length"):
+                raise ValueError(f"configs differ: {field.name} is {one} in the source and {two} in the target")
+
+
+def _check_arrays(arrays: Mapping[str, Any]) -> None:
+    for name, array in arrays.items():
+        if not isinstance(name, str):
+            raise TypeError(f"names must be strings, got {name!r}")
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"{_printable(name)} must be a NumPy array, got {type(array).__name__}")
+        if array.dtype.hasobject or array.dtype.names is not None:
+            raise TypeError(f"{_printable(name)} must hold numbers, got dtype {array.dtype}")
+
+
+def _convert_pairs(
+    pairs: Mapping[str, tuple[Rule, str]], arrays: Mapping[str, np.ndarray[Any, Any]], source: Side
+) -> tuple[Arrays, list[str]]:
+    """Convert what fits, into fresh memory, and list what does not."""
+    converted: Arrays = {}
+    misshapen: list[str] = []
+    for name, (rule, other) in pairs.items():
+        try:
+            converted[other] = np.array(rule.convert(arrays[name], source), order="C", copy=True)
+        except ValueError as error:
+            misshapen.append(f"{_printable(name)}: {error}")
+    return converted, misshapen
+
+
+def _as_rules(rules: Rules | Iterable[Rule]) -> Rules:
+    return rules if isinstance(rules, Rules) else Rules(rules)
+
+
+def _reversed(pattern: str) -> str:
+    left, _, right = pattern.partition("->")
+    return f"{right.strip()} -> {left.strip()}"
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _placeholders(template: str) -> tuple[str, ...]:
+    """Names of the placeholders, sorted; a name may stand once."""
+    names = _PLACEHOLDER.findall(template)
+    if len(set(names)) != len(names) or not all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names):
+        raise ValueError(f"{template!r}: placeholders are distinct lower-case names such as {{i}}")
+    return tuple(sorted(names))
+
+
+def _scope(template: str) -> str:
+    """Return a name up to its last placeholder: rules with one scope belong to one repeated block."""
+    return template[: template.rfind("}") + 1]
+
+
+def _fill(template: str, values: Mapping[str, str]) -> str:
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], template)
+
+
+def _compile(template: str) -> tuple[list[str], re.Pattern[str]]:
+    keys: list[str] = []
+    expression = ""
+    position = 0
+    for match in _PLACEHOLDER.finditer(template):
+        expression += re.escape(template[position : match.start()]) + _INDEX
+        keys.append(match[1])
+        position = match.end()
+    return keys, re.compile(expression + re.escape(template[position:]))
+
+
+def _printable(name: str) -> str:
+    """Return a name as one harmless, bounded line."""
+    text = name if name.isprintable() else ascii(name)[1:-1]
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,23 @@
+"""Attention in Flax NNX: the twin of `torch_attn`, with the same classes, arguments and numbers."""
+
+from . import functional, steps
+from .causal_attention import CausalAttention
+from .layer_norm import LayerNorm
+from .multi_head_attention import MultiHeadAttention
+from .multi_head_attention_wrapper import MultiHeadAttentionWrapper
+from .self_attention_v1 import SelfAttention_v1
+from .self_attention_v2 import SelfAttention, SelfAttention_v2
+from .simple_self_attention import simple_self_attention
+
+__all__ = [
+    "CausalAttention",
+    "LayerNorm",
+    "MultiHeadAttention",
+    "MultiHeadAttentionWrapper",
+    "SelfAttention",
+    "SelfAttention_v1",
+    "SelfAttention_v2",
+    "functional",
+    "simple_self_attention",
+    "steps",
+]

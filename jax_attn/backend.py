@@ -1,0 +1,176 @@
+"""What `attn_bridge` asks of Flax: weights as NumPy arrays, and outputs with every gradient.
+
+The twin is `torch_attn.backend`; `attn_bridge.backends.load` returns either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+import jax_attn
+from attn_bridge.specs import Config, Variant
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+WEIGHTS = (nnx.Param, nnx.BatchStat)
+"""Kinds of variables that count as weights; random-number and cache state does not."""
+
+
+def to_numpy(array: Array) -> np.ndarray[Any, Any]:
+    """Return an array's elements as a NumPy array, bit for bit; bfloat16 and float8 are `ml_dtypes`."""
+    return np.asarray(array)
+
+
+def from_numpy(array: np.ndarray[Any, Any], name: str = "array") -> Array:
+    """Return a NumPy array's elements as a JAX array with memory of its own, bit for bit.
+
+    Raises:
+        TypeError: JAX would narrow the dtype, as it does with 64 bits unless ``jax_enable_x64`` is set.
+    """
+    array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True)
+    narrowed = jax.dtypes.canonicalize_dtype(array.dtype)
+    if narrowed != array.dtype:
+        raise TypeError(f"{name} of dtype {array.dtype} would narrow to {narrowed} in JAX; enable jax_enable_x64 first")
+    return jnp.array(array)
+
+
+def describe_weights(module: nnx.Module) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return name -> (shape, dtype name) of every parameter and batch statistic, reading no data."""
+    return {_name(path): (value.shape, value.dtype.name) for path, value in _values(module).items()}
+
+
+def get_weights(module: nnx.Module) -> Arrays:
+    """Return every parameter and batch statistic by name; arrays may share memory with the module."""
+    return {_name(path): to_numpy(value) for path, value in _values(module).items()}
+
+
+def set_weights(module: nnx.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Write arrays, of the right names and shapes, into a module; a variable takes its array's dtype.
+
+    Raises:
+        TypeError: JAX would narrow a dtype; then nothing was written.
+    """
+    targets = _values(module)
+    values = {}
+    for path, old in targets.items():
+        if _name(path) in arrays:
+            value = from_numpy(arrays[_name(path)], _name(path))
+            values[path] = jax.device_put(value, old.sharding) if isinstance(old, Array) else value
+    nnx.update(module, nnx.from_flat_state(values))
+
+
+def find_configs(module: nnx.Module) -> dict[str, Config]:
+    """Return path -> config of our outermost modules inside `module` ("" is the module itself)."""
+    found: dict[str, Config] = {}
+    for path, child in sorted(
+        ((_name(path), child) for path, child in nnx.iter_modules(module)), key=lambda item: item[0]
+    ):
+        config = getattr(child, "config", None)
+        inside = any(path.startswith(f"{outer}.") or not outer for outer in found)
+        if isinstance(config, Config) and not inside:
+            found[path] = config
+    return found
+
+
+def build(variant: Variant, arguments: Mapping[str, Any], dtype: str) -> nnx.Module:
+    """Return the twin of a variant, in eval mode, with parameters of `dtype`; a function becomes a module."""
+    target = getattr(jax_attn, variant.name)
+    if variant.is_function:
+        return _FunctionModule(variant.name)
+    module: nnx.Module = target(**arguments, rngs=nnx.Rngs(0), param_dtype=jnp.dtype(dtype))
+    module.eval()
+    return module
+
+
+def precision(dtype: str) -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which arrays of `dtype` may be made and used: 64 bits have to be enabled."""
+    return jax.enable_x64(dtype == "float64")
+
+
+class Runner:
+    """Runs a module forward and backward and returns all results as NumPy arrays under Flax names.
+
+    Args:
+        module: the module to run.
+        compiled: whether under `jax.jit`.
+        **arguments: constant keyword arguments of the call, such as ``return_weights=True``.
+    """
+
+    framework = "flax"
+
+    def __init__(self, module: nnx.Module, *, compiled: bool = False, **arguments: Any):
+        self.module = module
+        self.arguments = arguments
+        self._differentiate = jax.jit(self._run) if compiled else self._run
+        self._graphdef, self._parameters, self._rest = nnx.split(module, nnx.Param, ...)
+
+    def __call__(
+        self,
+        weights: Mapping[str, np.ndarray[Any, Any]],
+        inputs: Mapping[str, np.ndarray[Any, Any]],
+        cotangents: Sequence[np.ndarray[Any, Any]],
+    ) -> tuple[list[np.ndarray[Any, Any]], Arrays, Arrays]:
+        """Load `weights` and run.
+
+        Args:
+            weights: the parameters, under the names of this framework.
+            inputs: keyword arguments of the call; the floating-point ones get gradients.
+            cotangents: one array per output, multiplied with it and summed to give the loss.
+
+        Returns:
+            Outputs, input gradients by argument, parameter gradients by name.
+        """
+        set_weights(self.module, weights)
+        _, self._parameters, self._rest = nnx.split(self.module, nnx.Param, ...)
+        arrays = {name: from_numpy(array, name) for name, array in inputs.items()}
+        differentiated = {name: array for name, array in arrays.items() if jnp.issubdtype(array.dtype, jnp.floating)}
+        constant = {name: array for name, array in arrays.items() if name not in differentiated}
+        outputs, (parameter_gradients, input_gradients) = self._differentiate(
+            self._parameters, self._rest, differentiated, constant, [from_numpy(array) for array in cotangents]
+        )
+        flat = nnx.to_flat_state(parameter_gradients)
+        return (
+            [to_numpy(output) for output in outputs],
+            {name: to_numpy(array) for name, array in input_gradients.items()},
+            {_name(path): to_numpy(_value(leaf)) for path, leaf in flat},
+        )
+
+    def _run(self, parameters: Any, rest: Any, differentiated: Any, constant: Any, cotangents: list[Array]) -> Any:
+        def call(parameters: Any, differentiated: dict[str, Array]) -> list[Array]:
+            module = nnx.merge(self._graphdef, parameters, rest, copy=True)
+            outputs = module(**differentiated, **constant, **self.arguments)
+            return list(outputs) if isinstance(outputs, tuple) else [outputs]
+
+        outputs, pull_back = jax.vjp(call, parameters, differentiated)
+        return outputs, pull_back(cotangents)
+
+
+class _FunctionModule(nnx.Module):
+    """A function of the package as a module without parameters."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, **arguments: Any) -> Any:
+        return getattr(jax_attn, self.name)(**arguments)
+
+
+def _values(module: nnx.Module) -> dict[tuple[Any, ...], Any]:
+    state = nnx.state(module, WEIGHTS)
+    return {path: _value(leaf) for path, leaf in nnx.to_flat_state(state)}
+
+
+def _value(leaf: Any) -> Any:
+    return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return ".".join(map(str, path))

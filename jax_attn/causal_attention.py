@@ -1,0 +1,93 @@
+"""Causal self-attention with dropout on the attention weights (book section 3.5).
+
+The twin is `torch_attn.causal_attention`. Letters: b batch, t position, c channel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from einops import rearrange
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float
+
+from attn_bridge.masks import Mask, causal
+from attn_bridge.specs import CausalAttentionConfig
+
+from . import functional
+from .linear import Linear
+
+
+class CausalAttention(nnx.Module):
+    """Self-attention in which a token attends to itself and to what came before it.
+
+    Args:
+        d_in: width of the input.
+        d_out: width of query, key, value and output.
+        context_length: longest sequence it takes.
+        dropout: rate at which attention weights are dropped in training; ``train()``, ``eval()`` and
+            ``nnx.view`` switch it.
+        qkv_bias: whether query, key and value have biases.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+
+    Raises:
+        ValueError: a size below 1, or `dropout` outside [0, 1).
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        dropout: float = 0.0,
+        qkv_bias: bool = False,
+        *,
+        rngs: nnx.Rngs,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
+    ):
+        self.config = CausalAttentionConfig(d_in, d_out, context_length, dropout, qkv_bias)
+        self.W_query = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.W_key = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.W_value = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.dropout = nnx.Dropout(self.config.dropout, rngs=rngs if self.config.dropout > 0 else None)
+
+    def __call__(
+        self,
+        x: Float[Array, "... t d"],
+        *,
+        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Attend from every token to itself and to what came before it.
+
+        Args:
+            x: ``(T, d_in)`` or ``(B, T, d_in)``, with T at most `context_length`.
+            attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, 1, T, S)``; what it
+                shows must also be allowed by the causal mask.
+            return_weights: also return the attention weights ``(B, T, T)``, without ``B`` for 2-D `x`, as they
+                are before dropout.
+
+        Returns:
+            The context ``(T, d_out)`` or ``(B, T, d_out)``, and the weights if asked for.
+
+        Raises:
+            ValueError: shapes that do not fit, or more tokens than `context_length`.
+            TypeError: an input that is not floating point, or a mask that is not bool.
+        """
+        batch = functional.as_batch(
+            x, self.W_query.kernel, d_in=self.config.d_in, context_length=self.config.context_length
+        )
+        query, key, value = (
+            rearrange(project(batch), "b t c -> b t 1 c") for project in (self.W_query, self.W_key, self.W_value)
+        )
+        mask = causal() if attention_mask is None else causal() & attention_mask
+        context, weights = functional.dot_product_attention(
+            query, key, value, mask=mask, return_weights=True, **functional.dropout_arguments(self.dropout)
+        )
+        context, weights = rearrange(context, "b t 1 c -> b t c"), rearrange(weights, "b 1 t s -> b t s")
+        return functional.as_given(x, context, weights if return_weights else None)

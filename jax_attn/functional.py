@@ -1,0 +1,194 @@
+"""Attention as functions, and what JAX does differently from torch: dtypes, random numbers.
+
+The twin is `torch_attn.functional`. Letters: b batch, t query position, s key position, h key/value head,
+g query heads per key/value head, c channel of a head; in shapes H is all query heads, K the key/value heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from einops import einsum, rearrange
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float
+
+from attn_bridge import validation
+from attn_bridge.masks import ArrayMask, Mask
+
+IMPLEMENTATIONS = ("reference",)
+"""Names that ``implementation=`` takes; ``"reference"`` is plain einsum code that supports every call."""
+
+
+def dot_product_attention(
+    query: Float[Array, "B T H D"],
+    key: Float[Array, "B S K D"],
+    value: Float[Array, "B S K Dv"],
+    *,
+    mask: Mask | Bool[Array, "..."] | None = None,
+    bias: Float[Array, "..."] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Float[Array, "H"] | None = None,
+    dropout: float = 0.0,
+    rng: Array | nnx.RngStream | nnx.Rngs | None = None,
+    return_weights: bool = False,
+    implementation: str | None = None,
+) -> Float[Array, "B T H Dv"] | tuple[Float[Array, "B T H Dv"], Float[Array, "B H T S"]]:
+    """Scaled dot-product attention (arXiv 1706.03762): ``softmax(scale * query key^T) value`` per head.
+
+    Scores are scaled, then soft-capped, then biased, then masked. Softmax and its sums run in float32, in float64 for
+    float64 input. A query whose keys are all masked gets zeros, with zero gradient.
+
+    Args:
+        query: ``(B, T, H, D)``.
+        key: ``(B, S, K, D)``; K divides H, and query head ``i`` reads key/value head ``i // (H // K)``.
+        value: ``(B, S, K, Dv)``.
+        mask: an `attn_bridge.masks` description or a bool array, ``True`` = may attend: ``(B, S)``, or broadcastable to
+            ``(B, H, T, S)``.
+        bias: added to the scores, broadcastable to ``(B, H, T, S)``.
+        scale: factor of the scores; ``D ** -0.5`` by default.
+        softcap: scores become ``softcap * tanh(scores / softcap)`` (arXiv 2408.00118).
+        sinks: ``(H,)`` logits that join each softmax and carry no value (arXiv 2508.10925).
+        dropout: rate at which attention weights are dropped; the rest is scaled by ``1 / (1 - dropout)``.
+        rng: source of the dropout mask: a key, a stream or an `nnx.Rngs` (its ``dropout`` stream).
+        return_weights: also return the weights ``(B, H, T, S)``, as they are before dropout.
+        implementation: a name in `IMPLEMENTATIONS`; None takes the fastest that supports the call.
+
+    Returns:
+        The context ``(B, T, H, Dv)`` in the dtype of `query`, and the weights if asked for.
+
+    Raises:
+        ValueError: shapes, rates or names that do not fit; dropout without `rng`.
+        TypeError: dtypes or kinds of objects that do not fit.
+    """
+    validation.check_implementation(implementation, IMPLEMENTATIONS)
+    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
+    dtypes = [dtype_name(array) for array in (query, key, value)]
+    shape = validation.check_attention(query.shape, key.shape, value.shape, dtypes, dropout=dropout, softcap=softcap)
+    if bias is not None:
+        bias = jnp.asarray(bias)
+        validation.check_scores_operand("bias", bias.shape, dtype_name(bias), shape)
+    if sinks is not None:
+        sinks = jnp.asarray(sinks)
+        validation.check_sinks(sinks.shape, dtype_name(sinks), shape[1])
+    allowed = visible(mask, shape)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+
+    compute_dtype = jnp.promote_types(query.dtype, jnp.float32)
+    query_heads, key_heads = query.shape[2], key.shape[2]
+    q = rearrange(query.astype(compute_dtype), "b t (h g) c -> b t h g c", h=key_heads, g=query_heads // key_heads)
+    k, v = key.astype(compute_dtype), value.astype(compute_dtype)
+    scores = rearrange(einsum(q, k, "b t h g c, b s h c -> b h g t s"), "b h g t s -> b (h g) t s") * scale
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias.astype(compute_dtype)
+    weights = masked_softmax(scores, allowed, sinks)
+    dropped = rearrange(
+        drop(weights, dropout, rng), "b (h g) t s -> b h g t s", h=key_heads, g=query_heads // key_heads
+    )
+    context = rearrange(einsum(dropped, v, "b h g t s, b s h c -> b t h g c"), "b t h g c -> b t (h g) c")
+    context = context.astype(query.dtype)
+    return (context, weights.astype(query.dtype)) if return_weights else context
+
+
+def masked_softmax(
+    scores: Float[Array, "B H T S"],
+    allowed: Bool[Array, "..."] | None = None,
+    sinks: Float[Array, "H"] | None = None,
+) -> Float[Array, "B H T S"]:
+    """Softmax over the allowed keys; a row without any is all zeros, with zero gradient.
+
+    Args:
+        scores: ``(B, H, T, S)``; minus infinity hides a key, too.
+        allowed: bool, broadcastable to `scores`; None allows all.
+        sinks: ``(H,)`` extra logits that take part in the sum only.
+    """
+    if allowed is not None:
+        scores = jnp.where(allowed, scores, -jnp.inf)
+    largest = scores.max(-1, keepdims=True)
+    if sinks is not None:
+        sinks = rearrange(sinks.astype(scores.dtype), "h -> h 1 1")
+        largest = jnp.maximum(largest, sinks)
+    largest = jax.lax.stop_gradient(jnp.where(largest == -jnp.inf, 0.0, largest))
+    exponentials = jnp.exp(scores - largest)
+    total = exponentials.sum(-1, keepdims=True)
+    if sinks is not None:
+        total = total + jnp.exp(sinks - largest)
+    return exponentials / jnp.where(total == 0.0, 1.0, total)
+
+
+def drop(
+    weights: Float[Array, "B H T S"], rate: float, rng: Array | nnx.RngStream | nnx.Rngs | None = None
+) -> Float[Array, "B H T S"]:
+    """Zero each weight with probability `rate` and scale the rest by ``1 / (1 - rate)``; rate 0 draws nothing."""
+    if rate == 0.0:
+        return weights
+    if rng is None:
+        raise ValueError(f"dropout ({rate}) needs rng: a key, a stream or an nnx.Rngs")
+    if isinstance(rng, nnx.Rngs):
+        rng = rng.dropout
+    if isinstance(rng, nnx.RngStream):
+        rng = rng()
+    if not isinstance(rng, Array):
+        raise TypeError(f"rng must be a key, a stream or an nnx.Rngs, got {type(rng).__name__}")
+    keep = jax.random.bernoulli(rng, 1.0 - rate, weights.shape)
+    return jnp.where(keep, weights / (1.0 - rate), 0.0)
+
+
+def visible(
+    mask: Mask | Bool[Array, "..."] | None, scores_shape: tuple[int, int, int, int]
+) -> Bool[Array, "..."] | None:
+    """Turn a mask into a bool array broadcastable to the scores ``(B, H, T, S)``; None stays None.
+
+    Raises:
+        TypeError: an array in the mask is not bool.
+        ValueError: an array in the mask does not broadcast.
+    """
+    if mask is None:
+        return None
+    mask = mask if isinstance(mask, Mask) else ArrayMask(mask)
+    mask = mask.with_arrays(jnp.asarray)
+    for array in mask.arrays():
+        validation.check_attention_mask(array.shape, dtype_name(array), scores_shape)
+    _, _, queries, keys = scores_shape
+    return mask.allowed(jnp.arange(queries)[:, None], jnp.arange(keys)[None, :])
+
+
+def as_batch(
+    x: Float[Array, "... T D"],
+    weight: Array | None = None,
+    *,
+    d_in: int | None = None,
+    context_length: int | None = None,
+) -> Float[Array, "B T D"]:
+    """Check the input of an attention module and give ``(T, d_in)`` a batch axis.
+
+    `weight` is what `x` will be multiplied with; JAX promotes the two to a common dtype.
+    """
+    del weight
+    x = jnp.asarray(x)
+    validation.check_tokens(x.shape, dtype_name(x), d_in=d_in, context_length=context_length)
+    return x[None] if x.ndim == 2 else x
+
+
+def as_given(
+    x: Float[Array, "... T D"], context: Float[Array, "B T E"], weights: Float[Array, "B ... T S"] | None
+) -> Any:
+    """Return what a module returns for `x`: without the batch axis if `x` had none, with the weights if there are."""
+    if x.ndim == 2:
+        context, weights = context[0], weights if weights is None else weights[0]
+    return context if weights is None else (context, weights)
+
+
+def dropout_arguments(dropout: nnx.Dropout) -> dict[str, Any]:
+    """Return the arguments of `dot_product_attention` that a dropout layer stands for: nothing in eval mode."""
+    return {} if dropout.deterministic else {"dropout": dropout.rate, "rng": dropout.rngs}
+
+
+def dtype_name(array: Array) -> str:
+    """Return the name of an array's dtype, such as ``"float32"``."""
+    return array.dtype.name

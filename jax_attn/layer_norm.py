@@ -1,0 +1,57 @@
+"""Layer normalisation: every feature vector to mean 0 and variance 1, then scaled and shifted (arXiv 1607.06450).
+
+The twin is `torch_attn.layer_norm`. The book builds it in section 4.2, with the biased variance.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from attn_bridge import validation
+from attn_bridge.specs import LayerNormConfig
+
+from . import functional
+
+
+class LayerNorm(nnx.Module):
+    """Layer normalisation over the last axis, with a biased, two-pass variance.
+
+    Args:
+        emb_dim: width of the features.
+        eps: constant added to the variance.
+        rngs: taken like in every module; a norm draws nothing.
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+
+    Raises:
+        ValueError: `emb_dim` below 1, or `eps` not positive and finite.
+    """
+
+    def __init__(
+        self, emb_dim: int, eps: float = 1e-5, *, rngs: nnx.Rngs, param_dtype: Any = jnp.float32, dtype: Any = None
+    ):
+        self.config = LayerNormConfig(emb_dim, eps)
+        self.scale = nnx.Param(jnp.ones(emb_dim, param_dtype))
+        self.shift = nnx.Param(jnp.zeros(emb_dim, param_dtype))
+        self.dtype = dtype
+
+    def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
+        """Normalise ``x`` of shape ``(..., emb_dim)``; mean and variance are float32, float64 for float64 input.
+
+        Raises:
+            ValueError: a last dimension other than `emb_dim`.
+            TypeError: an input that is not floating point.
+        """
+        x = jnp.asarray(x)
+        validation.check_features(x.shape, functional.dtype_name(x), self.config.emb_dim)
+        out_dtype = self.dtype or jnp.promote_types(x.dtype, self.scale.dtype)
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        centred = wide - wide.mean(-1, keepdims=True)
+        variance = (centred * centred).mean(-1, keepdims=True)
+        normalised = centred / jnp.sqrt(variance + self.config.eps)
+        return (self.scale * normalised + self.shift).astype(out_dtype)

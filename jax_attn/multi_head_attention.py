@@ -1,0 +1,97 @@
+"""Causal multi-head attention with split projections and an output projection (book section 3.6.2, arXiv 1706.03762).
+
+The twin is `torch_attn.multi_head_attention`. Letters: b batch, t position, h head, c channel of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from einops import rearrange
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float
+
+from attn_bridge.masks import Mask, causal
+from attn_bridge.specs import MultiHeadAttentionConfig
+
+from . import functional
+from .linear import Linear
+
+
+class MultiHeadAttention(nnx.Module):
+    """Multi-head attention from one query, key and value projection, split into heads, and an output projection.
+
+    Args:
+        d_in: width of the input.
+        d_out: width of query, key, value and output, over all heads.
+        context_length: longest sequence it takes.
+        dropout: rate at which attention weights are dropped in training; ``train()``, ``eval()`` and
+            ``nnx.view`` switch it.
+        num_heads: number of heads; divides `d_out`.
+        qkv_bias: whether query, key and value have biases; the output projection always has one.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+
+    Raises:
+        ValueError: a size below 1, `d_out` no multiple of `num_heads`, or `dropout` outside [0, 1).
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        dropout: float = 0.0,
+        num_heads: int = 1,
+        qkv_bias: bool = False,
+        *,
+        rngs: nnx.Rngs,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
+    ):
+        self.config = MultiHeadAttentionConfig(d_in, d_out, context_length, dropout, num_heads, qkv_bias)
+        self.W_query = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.W_key = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.W_value = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.out_proj = Linear(d_out, d_out, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.dropout = nnx.Dropout(self.config.dropout, rngs=rngs if self.config.dropout > 0 else None)
+
+    def __call__(
+        self,
+        x: Float[Array, "... t d"],
+        *,
+        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Attend in every head from every token to itself and to what came before it.
+
+        Args:
+            x: ``(T, d_in)`` or ``(B, T, d_in)``, with T at most `context_length`.
+            attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; what it
+                shows must also be allowed by the causal mask.
+            return_weights: also return the attention weights ``(B, H, T, T)``, without ``B`` for 2-D `x`, as
+                they are before dropout.
+
+        Returns:
+            The context ``(T, d_out)`` or ``(B, T, d_out)``, and the weights if asked for.
+
+        Raises:
+            ValueError: shapes that do not fit, or more tokens than `context_length`.
+            TypeError: an input that is not floating point, or a mask that is not bool.
+        """
+        batch = functional.as_batch(
+            x, self.W_query.kernel, d_in=self.config.d_in, context_length=self.config.context_length
+        )
+        query, key, value = (
+            rearrange(project(batch), "b t (h c) -> b t h c", h=self.config.num_heads)
+            for project in (self.W_query, self.W_key, self.W_value)
+        )
+        mask = causal() if attention_mask is None else causal() & attention_mask
+        context, weights = functional.dot_product_attention(
+            query, key, value, mask=mask, return_weights=True, **functional.dropout_arguments(self.dropout)
+        )
+        context = self.out_proj(rearrange(context, "b t h c -> b t (h c)"))
+        return functional.as_given(x, context, weights if return_weights else None)

@@ -1,0 +1,99 @@
+"""Several causal heads side by side, concatenated (book section 3.6.1).
+
+The twin is `torch_attn.multi_head_attention_wrapper`. Letters: b batch, t position, h head, c channel of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from einops import rearrange
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float
+
+from attn_bridge.masks import Mask, causal
+from attn_bridge.specs import MultiHeadAttentionWrapperConfig
+
+from . import functional
+from .causal_attention import CausalAttention
+
+
+class MultiHeadAttentionWrapper(nnx.Module):
+    """Multi-head attention as a list of `CausalAttention`, whose outputs are concatenated; no output projection.
+
+    The heads hold the weights; their attention is computed in one call, all heads at once.
+
+    Args:
+        d_in: width of the input.
+        d_out: width of query, key, value and output of each head; the output has ``d_out * num_heads``.
+        context_length: longest sequence it takes.
+        dropout: rate at which attention weights are dropped in training; ``train()``, ``eval()`` and
+            ``nnx.view`` switch it.
+        num_heads: number of heads.
+        qkv_bias: whether query, key and value have biases.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+
+    Raises:
+        ValueError: a size below 1, or `dropout` outside [0, 1).
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        dropout: float = 0.0,
+        num_heads: int = 1,
+        qkv_bias: bool = False,
+        *,
+        rngs: nnx.Rngs,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
+    ):
+        self.config = MultiHeadAttentionWrapperConfig(d_in, d_out, context_length, dropout, num_heads, qkv_bias)
+        self.heads = nnx.List(
+            CausalAttention(
+                d_in, d_out, context_length, dropout, qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype
+            )
+            for _ in range(self.config.num_heads)
+        )
+        self.dropout = nnx.Dropout(self.config.dropout, rngs=rngs if self.config.dropout > 0 else None)
+
+    def __call__(
+        self,
+        x: Float[Array, "... t d"],
+        *,
+        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Attend in every head from every token to itself and to what came before it.
+
+        Args:
+            x: ``(T, d_in)`` or ``(B, T, d_in)``, with T at most `context_length`.
+            attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; what it
+                shows must also be allowed by the causal mask.
+            return_weights: also return the attention weights ``(B, H, T, T)``, without ``B`` for 2-D `x`, as
+                they are before dropout.
+
+        Returns:
+            The context ``(T, d_out * num_heads)`` or ``(B, T, d_out * num_heads)``, and the weights if asked for.
+
+        Raises:
+            ValueError: shapes that do not fit, or more tokens than `context_length`.
+            TypeError: an input that is not floating point, or a mask that is not bool.
+        """
+        batch = functional.as_batch(
+            x, self.heads[0].W_query.kernel, d_in=self.config.d_in, context_length=self.config.context_length
+        )
+        query = rearrange([head.W_query(batch) for head in self.heads], "h b t c -> b t h c")
+        key = rearrange([head.W_key(batch) for head in self.heads], "h b t c -> b t h c")
+        value = rearrange([head.W_value(batch) for head in self.heads], "h b t c -> b t h c")
+        mask = causal() if attention_mask is None else causal() & attention_mask
+        context, weights = functional.dot_product_attention(
+            query, key, value, mask=mask, return_weights=True, **functional.dropout_arguments(self.dropout)
+        )
+        return functional.as_given(x, rearrange(context, "b t h c -> b t (h c)"), weights if return_weights else None)

@@ -1,0 +1,83 @@
+"""Self-attention with linear layers (book section 3.4.2).
+
+The twin is `torch_attn.self_attention_v2`. Letters: b batch, t position, c channel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from einops import rearrange
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float
+
+from attn_bridge.masks import Mask
+from attn_bridge.specs import SelfAttentionV2Config
+
+from . import functional
+from .linear import Linear
+
+
+class SelfAttention_v2(nnx.Module):
+    """Self-attention whose query, key and value are linear layers.
+
+    Args:
+        d_in: width of the input.
+        d_out: width of query, key, value and output.
+        qkv_bias: whether query, key and value have biases.
+        rngs: source of the initial weights (stream ``params``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+
+    Raises:
+        ValueError: a size below 1.
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        qkv_bias: bool = False,
+        *,
+        rngs: nnx.Rngs,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
+    ):
+        self.config = SelfAttentionV2Config(d_in, d_out, qkv_bias)
+        self.W_query = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.W_key = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.W_value = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, "... t d"],
+        *,
+        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Attend from every token to every token.
+
+        Args:
+            x: ``(T, d_in)`` or ``(B, T, d_in)``.
+            attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, 1, T, S)``.
+            return_weights: also return the attention weights ``(B, T, T)``, without ``B`` for 2-D `x`.
+
+        Returns:
+            The context ``(T, d_out)`` or ``(B, T, d_out)``, and the weights if asked for.
+
+        Raises:
+            ValueError: shapes that do not fit.
+            TypeError: an input that is not floating point, or a mask that is not bool.
+        """
+        batch = functional.as_batch(x, self.W_query.kernel, d_in=self.config.d_in)
+        query, key, value = (
+            rearrange(project(batch), "b t c -> b t 1 c") for project in (self.W_query, self.W_key, self.W_value)
+        )
+        context, weights = functional.dot_product_attention(query, key, value, mask=attention_mask, return_weights=True)
+        context, weights = rearrange(context, "b t 1 c -> b t c"), rearrange(weights, "b 1 t s -> b t s")
+        return functional.as_given(x, context, weights if return_weights else None)
+
+
+SelfAttention = SelfAttention_v2

@@ -1,0 +1,63 @@
+"""Chapter 3 step by step: scores, softmax, the two ways of masking, dropout scaling.
+
+The modules do all of this in `functional.dot_product_attention`; these are the pieces on their own, for a learner to
+call and compare. Letters: t query position, s key position, c channel; leading axes are left alone.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from einops import einsum
+from jax import Array
+from jaxtyping import Bool, Float
+
+
+def attention_scores(query: Float[Array, "... t c"], key: Float[Array, "... s c"]) -> Float[Array, "... t s"]:
+    """Return the dot product of every query with every key, unscaled (book section 3.3.2)."""
+    return einsum(query, key, "... t c, ... s c -> ... t s")
+
+
+def sum_normalize(scores: Float[Array, "... s"]) -> Float[Array, "... s"]:
+    """Divide each row by its sum: the chapter's first, fragile normalisation."""
+    return scores / scores.sum(-1, keepdims=True)
+
+
+def naive_softmax(scores: Float[Array, "... s"]) -> Float[Array, "... s"]:
+    """Return ``exp(scores) / sum(exp(scores))`` as it stands; it overflows for scores near 89 in float32."""
+    return sum_normalize(jnp.exp(scores))
+
+
+def softmax(scores: Float[Array, "... s"]) -> Float[Array, "... s"]:
+    """Return the softmax of each row, with the row's largest score subtracted first, so that nothing overflows."""
+    return sum_normalize(jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True))))
+
+
+def causal_mask(num_tokens: int) -> Bool[Array, "t s"]:
+    """Return the lower triangle: ``True`` where a query may attend, at its own position and before."""
+    return jnp.tril(jnp.ones((num_tokens, num_tokens), dtype=bool))
+
+
+def mask_weights(
+    weights: Float[Array, "... t s"], mask: Bool[Array, "... t s"], *, renormalize: bool = True
+) -> Float[Array, "... t s"]:
+    """Mask after the softmax: multiply by zero, then divide each row by what is left (book section 3.5.1)."""
+    kept = weights * mask
+    return sum_normalize(kept) if renormalize else kept
+
+
+def mask_scores(scores: Float[Array, "... t s"], mask: Bool[Array, "... t s"]) -> Float[Array, "... t s"]:
+    """Mask before the softmax: hidden scores become minus infinity, so that their weights become zero."""
+    return jnp.where(mask, scores, -jnp.inf)
+
+
+def apply_dropout(
+    weights: Float[Array, "... t s"], keep: Bool[Array, "... t s"], rate: float
+) -> Float[Array, "... t s"]:
+    """Zero what is not kept and scale the rest by ``1 / (1 - rate)``, which keeps the expected sum (section 3.5.2)."""
+    return jnp.where(keep, weights / (1.0 - rate), 0.0)
+
+
+def context_vectors(weights: Float[Array, "... t s"], value: Float[Array, "... s c"]) -> Float[Array, "... t c"]:
+    """Return the weighted sum of the values for every query."""
+    return einsum(weights, value, "... t s, ... s c -> ... t c")

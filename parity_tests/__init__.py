@@ -1,0 +1,4 @@
+"""The proof: NumPy float64 references and the test suite.
+
+``neutral`` needs no framework, ``torch_side`` and ``jax_side`` need one each, ``twins`` needs both.
+"""

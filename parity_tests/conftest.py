@@ -1,0 +1,46 @@
+"""Lanes of the suite: ``--without torch`` and ``--without jax`` make a framework unimportable, as if not installed."""
+
+from __future__ import annotations
+
+import importlib.abc
+import sys
+from pathlib import Path
+
+import pytest
+
+LANES = {"torch_side": {"torch"}, "jax_side": {"jax"}, "twins": {"torch", "jax"}, "neutral": set()}
+"""Folder -> frameworks that its tests import."""
+
+BLOCKED = {"torch": ("torch",), "jax": ("jax", "jaxlib", "flax", "optax", "orbax")}
+
+
+class _Blocker(importlib.abc.MetaPathFinder):
+    def __init__(self, packages: tuple[str, ...]):
+        self.packages = packages
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname.partition(".")[0] in self.packages:
+            raise ModuleNotFoundError(f"No module named {fullname!r} (blocked by --without)", name=fullname)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--without",
+        action="append",
+        default=[],
+        choices=sorted(BLOCKED),
+        help="make a framework unimportable and leave out the tests that need it",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for framework in config.getoption("--without"):
+        loaded = [package for package in BLOCKED[framework] if package in sys.modules]
+        assert not loaded, f"{loaded} were imported before they could be blocked"
+        sys.meta_path.insert(0, _Blocker(BLOCKED[framework]))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    blocked = set(config.getoption("--without"))
+    needs = LANES.get(collection_path.name)
+    return True if needs and needs & blocked else None

@@ -1,0 +1,180 @@
+"""What `attn_bridge` asks of torch: weights as NumPy arrays, and outputs with every gradient.
+
+The twin is `jax_attn.backend`; `attn_bridge.backends.load` returns either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import torch_attn
+from attn_bridge.specs import Config, Variant
+
+from .functional import dtype_name
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+_BITS = {1: (np.uint8, torch.uint8), 2: (np.uint16, torch.uint16)}
+"""Integers of an item's size: what NumPy and torch both know, to carry the bits of what only one of them knows."""
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """Return a tensor's elements as a NumPy array, bit for bit; bfloat16 and float8 become `ml_dtypes`."""
+    tensor = tensor.detach().cpu().contiguous()
+    name = dtype_name(tensor)
+    if not hasattr(ml_dtypes, name):
+        return tensor.numpy()
+    numpy_bits, torch_bits = _BITS[tensor.element_size()]
+    return tensor.view(torch_bits).numpy().view(numpy_bits).view(getattr(ml_dtypes, name))
+
+
+def from_numpy(array: np.ndarray[Any, Any], name: str = "array") -> Tensor:
+    """Return a NumPy array's elements as a tensor with memory of its own, bit for bit.
+
+    Raises:
+        TypeError: torch has no such dtype.
+    """
+    array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True)
+    if not isinstance(getattr(torch, array.dtype.name, None), torch.dtype):
+        raise TypeError(f"{name} has dtype {array.dtype}, which torch does not have")
+    if not hasattr(ml_dtypes, array.dtype.name):
+        return torch.from_numpy(array)
+    numpy_bits, _ = _BITS[array.dtype.itemsize]
+    return torch.from_numpy(array.view(numpy_bits)).view(getattr(torch, array.dtype.name))
+
+
+def describe_weights(module: nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return name -> (shape, dtype name) of every parameter and persistent buffer, reading no data."""
+    return {name: (tuple(tensor.shape), dtype_name(tensor)) for name, tensor in _tensors(module).items()}
+
+
+def get_weights(module: nn.Module) -> Arrays:
+    """Return every parameter and persistent buffer by name; arrays may share memory with the module."""
+    return {name: to_numpy(tensor) for name, tensor in _tensors(module).items()}
+
+
+def set_weights(module: nn.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Write arrays, of the right names and shapes, into a module; a tensor takes its array's dtype.
+
+    Raises:
+        TypeError: torch lacks a dtype, or a tensor has no memory yet; then nothing was written.
+    """
+    targets = _tensors(module)
+    for name in arrays:
+        if targets[name].is_meta:
+            raise TypeError(f"{name} is on the meta device; call module.to_empty(device=...) first")
+    values = {name: from_numpy(array, name).to(targets[name].device) for name, array in arrays.items()}
+    with torch.no_grad():
+        for name, value in values.items():
+            if targets[name].dtype == value.dtype:
+                targets[name].copy_(value)
+            else:
+                targets[name].grad = None
+                targets[name].data = value
+
+
+def find_configs(module: nn.Module) -> dict[str, Config]:
+    """Return path -> config of our outermost modules inside `module` ("" is the module itself)."""
+    found: dict[str, Config] = {}
+    for path, child in _unwrapped(module).named_modules():
+        config = getattr(child, "config", None)
+        inside = any(path.startswith(f"{outer}.") or not outer for outer in found)
+        if isinstance(config, Config) and not inside:
+            found[path] = config
+    return found
+
+
+def build(variant: Variant, arguments: Mapping[str, Any], dtype: str) -> nn.Module:
+    """Return the twin of a variant, in eval mode, with parameters of `dtype`; a function becomes a module."""
+    target = getattr(torch_attn, variant.name)
+    if variant.is_function:
+        return _FunctionModule(variant.name)
+    module: nn.Module = target(**arguments, dtype=getattr(torch, dtype))
+    return module.eval()
+
+
+def precision(dtype: str) -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which arrays of `dtype` may be made and used; torch needs none."""
+    del dtype
+    return contextlib.nullcontext()
+
+
+class Runner:
+    """Runs a module forward and backward and returns all results as NumPy arrays under torch names.
+
+    Args:
+        module: the module to run.
+        compiled: whether through ``torch.compile(fullgraph=True)``.
+        **arguments: constant keyword arguments of the call, such as ``return_weights=True``.
+    """
+
+    framework = "torch"
+
+    def __init__(self, module: nn.Module, *, compiled: bool = False, **arguments: Any):
+        self.module = module
+        self.arguments = arguments
+        if compiled:
+            torch.compiler.reset()
+        self._call = torch.compile(module, fullgraph=True) if compiled else module
+
+    def __call__(
+        self,
+        weights: Mapping[str, np.ndarray[Any, Any]],
+        inputs: Mapping[str, np.ndarray[Any, Any]],
+        cotangents: Sequence[np.ndarray[Any, Any]],
+    ) -> tuple[list[np.ndarray[Any, Any]], Arrays, Arrays]:
+        """Load `weights` and run.
+
+        Args:
+            weights: the parameters, under the names of this framework.
+            inputs: keyword arguments of the call; the floating-point ones get gradients.
+            cotangents: one array per output, multiplied with it and summed to give the loss.
+
+        Returns:
+            Outputs, input gradients by argument, parameter gradients by name.
+        """
+        set_weights(self.module, weights)
+        tensors = {name: from_numpy(array, name) for name, array in inputs.items()}
+        differentiated = {
+            name: tensor.requires_grad_() for name, tensor in tensors.items() if tensor.is_floating_point()
+        }
+        parameters = dict(self.module.named_parameters())
+        outputs = self._call(**tensors, **self.arguments)
+        outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
+        sources = [*differentiated.values(), *parameters.values()]
+        gradients = torch.autograd.grad(
+            outputs, sources, [from_numpy(array) for array in cotangents], materialize_grads=True
+        )
+        named = dict(zip([*differentiated, *parameters], map(to_numpy, gradients), strict=True))
+        return (
+            [to_numpy(output) for output in outputs],
+            {name: named[name] for name in differentiated},
+            {name: named[name] for name in parameters},
+        )
+
+
+class _FunctionModule(nn.Module):
+    """A function of the package as a module without parameters."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = name
+
+    def forward(self, **arguments: Any) -> Any:
+        return getattr(torch_attn, self.name)(**arguments)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return dict(_unwrapped(module).state_dict(keep_vars=True))
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module behind ``torch.compile``."""
+    return getattr(module, "_orig_mod", module)

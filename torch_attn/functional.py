@@ -1,0 +1,193 @@
+"""Attention as functions, and what torch does differently from JAX: dtypes, devices, random numbers.
+
+The twin is `jax_attn.functional`. Letters: b batch, t query position, s key position, h key/value head,
+g query heads per key/value head, c channel of a head; in shapes H is all query heads, K the key/value heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from attn_bridge import validation
+from attn_bridge.masks import ArrayMask, Mask
+
+IMPLEMENTATIONS = ("reference",)
+"""Names that ``implementation=`` takes; ``"reference"`` is plain einsum code that supports every call."""
+
+_DTYPE_NAMES = {
+    dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
+}
+
+
+def dot_product_attention(
+    query: Float[Tensor, "B T H D"],
+    key: Float[Tensor, "B S K D"],
+    value: Float[Tensor, "B S K Dv"],
+    *,
+    mask: Mask | Bool[Tensor, "..."] | None = None,
+    bias: Float[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, "H"] | None = None,
+    dropout: float = 0.0,
+    rng: torch.Generator | None = None,
+    return_weights: bool = False,
+    implementation: str | None = None,
+) -> Float[Tensor, "B T H Dv"] | tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H T S"]]:
+    """Scaled dot-product attention (arXiv 1706.03762): ``softmax(scale * query key^T) value`` per head.
+
+    Scores are scaled, then soft-capped, then biased, then masked. Softmax and its sums run in float32, in float64 for
+    float64 input. A query whose keys are all masked gets zeros, with zero gradient.
+
+    Args:
+        query: ``(B, T, H, D)``.
+        key: ``(B, S, K, D)``; K divides H, and query head ``i`` reads key/value head ``i // (H // K)``.
+        value: ``(B, S, K, Dv)``.
+        mask: an `attn_bridge.masks` description or a bool array, ``True`` = may attend: ``(B, S)``, or broadcastable to
+            ``(B, H, T, S)``.
+        bias: added to the scores, broadcastable to ``(B, H, T, S)``.
+        scale: factor of the scores; ``D ** -0.5`` by default.
+        softcap: scores become ``softcap * tanh(scores / softcap)`` (arXiv 2408.00118).
+        sinks: ``(H,)`` logits that join each softmax and carry no value (arXiv 2508.10925).
+        dropout: rate at which attention weights are dropped; the rest is scaled by ``1 / (1 - dropout)``.
+        rng: source of the dropout mask: a `torch.Generator`, or None for the global one.
+        return_weights: also return the weights ``(B, H, T, S)``, as they are before dropout.
+        implementation: a name in `IMPLEMENTATIONS`; None takes the fastest that supports the call.
+
+    Returns:
+        The context ``(B, T, H, Dv)`` in the dtype of `query`, and the weights if asked for.
+
+    Raises:
+        ValueError: shapes, rates or names that do not fit.
+        TypeError: dtypes or kinds of objects that do not fit.
+    """
+    validation.check_implementation(implementation, IMPLEMENTATIONS)
+    dtypes = [dtype_name(array) for array in (query, key, value)]
+    shape = validation.check_attention(
+        tuple(query.shape), tuple(key.shape), tuple(value.shape), dtypes, dropout=dropout, softcap=softcap
+    )
+    if bias is not None:
+        validation.check_scores_operand("bias", tuple(bias.shape), dtype_name(bias), shape)
+    if sinks is not None:
+        validation.check_sinks(tuple(sinks.shape), dtype_name(sinks), shape[1])
+    allowed = visible(mask, shape, query.device)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+
+    compute_dtype = torch.promote_types(query.dtype, torch.float32)
+    query_heads, key_heads = query.shape[2], key.shape[2]
+    q = rearrange(query.to(compute_dtype), "b t (h g) c -> b t h g c", h=key_heads, g=query_heads // key_heads)
+    k, v = key.to(compute_dtype), value.to(compute_dtype)
+    scores = rearrange(einsum(q, k, "b t h g c, b s h c -> b h g t s"), "b h g t s -> b (h g) t s") * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias.to(compute_dtype)
+    weights = masked_softmax(scores, allowed, sinks)
+    dropped = rearrange(
+        drop(weights, dropout, rng), "b (h g) t s -> b h g t s", h=key_heads, g=query_heads // key_heads
+    )
+    context = rearrange(einsum(dropped, v, "b h g t s, b s h c -> b t h g c"), "b t h g c -> b t (h g) c")
+    context = context.to(query.dtype)
+    return (context, weights.to(query.dtype)) if return_weights else context
+
+
+def masked_softmax(
+    scores: Float[Tensor, "B H T S"],
+    allowed: Bool[Tensor, "..."] | None = None,
+    sinks: Float[Tensor, "H"] | None = None,
+) -> Float[Tensor, "B H T S"]:
+    """Softmax over the allowed keys; a row without any is all zeros, with zero gradient.
+
+    Args:
+        scores: ``(B, H, T, S)``; minus infinity hides a key, too.
+        allowed: bool, broadcastable to `scores`; None allows all.
+        sinks: ``(H,)`` extra logits that take part in the sum only.
+    """
+    if allowed is not None:
+        scores = torch.where(allowed, scores, -torch.inf)
+    largest = scores.amax(-1, keepdim=True)
+    if sinks is not None:
+        sinks = rearrange(sinks.to(scores.dtype), "h -> h 1 1")
+        largest = torch.maximum(largest, sinks)
+    largest = torch.where(largest == -torch.inf, 0.0, largest).detach()
+    exponentials = torch.exp(scores - largest)
+    total = exponentials.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + torch.exp(sinks - largest)
+    return exponentials / torch.where(total == 0.0, 1.0, total)
+
+
+def drop(
+    weights: Float[Tensor, "B H T S"], rate: float, rng: torch.Generator | None = None
+) -> Float[Tensor, "B H T S"]:
+    """Zero each weight with probability `rate` and scale the rest by ``1 / (1 - rate)``; rate 0 draws nothing."""
+    if rate == 0.0:
+        return weights
+    if rng is None:
+        return nn.functional.dropout(weights, rate)
+    if not isinstance(rng, torch.Generator):
+        raise TypeError(f"rng must be a torch.Generator or None, got {type(rng).__name__}")
+    keep = torch.empty_like(weights).bernoulli_(1.0 - rate, generator=rng)
+    return torch.where(keep == 1.0, weights / (1.0 - rate), 0.0)
+
+
+def visible(
+    mask: Mask | Bool[Tensor, "..."] | None, scores_shape: tuple[int, int, int, int], device: torch.device
+) -> Bool[Tensor, "..."] | None:
+    """Turn a mask into a bool array broadcastable to the scores ``(B, H, T, S)``; None stays None.
+
+    Raises:
+        TypeError: an array in the mask is not bool.
+        ValueError: an array in the mask does not broadcast.
+    """
+    if mask is None:
+        return None
+    mask = mask if isinstance(mask, Mask) else ArrayMask(mask)
+    mask = mask.with_arrays(lambda array: torch.as_tensor(array, device=device))
+    for array in mask.arrays():
+        validation.check_attention_mask(tuple(array.shape), dtype_name(array), scores_shape)
+    _, _, queries, keys = scores_shape
+    return mask.allowed(torch.arange(queries, device=device)[:, None], torch.arange(keys, device=device)[None, :])
+
+
+def as_batch(
+    x: Float[Tensor, "... T D"],
+    weight: Tensor | None = None,
+    *,
+    d_in: int | None = None,
+    context_length: int | None = None,
+) -> Float[Tensor, "B T D"]:
+    """Check the input of an attention module and give ``(T, d_in)`` a batch axis.
+
+    `weight` is what `x` will be multiplied with; torch multiplies equal dtypes only (autocast aside).
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
+    validation.check_tokens(tuple(x.shape), dtype_name(x), d_in=d_in, context_length=context_length)
+    if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(f"x must have the dtype of the weights ({dtype_name(weight)}), got {dtype_name(x)}")
+    return x[None] if x.ndim == 2 else x
+
+
+def as_given(
+    x: Float[Tensor, "... T D"], context: Float[Tensor, "B T E"], weights: Float[Tensor, "B ... T S"] | None
+) -> Any:
+    """Return what a module returns for `x`: without the batch axis if `x` had none, with the weights if there are."""
+    if x.ndim == 2:
+        context, weights = context[0], weights if weights is None else weights[0]
+    return context if weights is None else (context, weights)
+
+
+def dropout_arguments(dropout: nn.Dropout) -> dict[str, Any]:
+    """Return the arguments of `dot_product_attention` that a dropout layer stands for: nothing in eval mode."""
+    return {"dropout": dropout.p, "rng": None} if dropout.training else {}
+
+
+def dtype_name(array: Tensor) -> str:
+    """Return the name of an array's dtype, such as ``"float32"``."""
+    return _DTYPE_NAMES[array.dtype]

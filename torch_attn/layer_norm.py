@@ -1,0 +1,51 @@
+"""Layer normalisation: every feature vector to mean 0 and variance 1, then scaled and shifted (arXiv 1607.06450).
+
+The twin is `jax_attn.layer_norm`. The book builds it in section 4.2, with the biased variance.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attn_bridge import validation
+from attn_bridge.specs import LayerNormConfig
+
+from . import functional
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation over the last axis, with a biased, two-pass variance.
+
+    Args:
+        emb_dim: width of the features.
+        eps: constant added to the variance.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation.
+
+    Raises:
+        ValueError: `emb_dim` below 1, or `eps` not positive and finite.
+    """
+
+    def __init__(self, emb_dim: int, eps: float = 1e-5, *, device: Any = None, dtype: Any = None):
+        super().__init__()
+        self.config = LayerNormConfig(emb_dim, eps)
+        self.scale = nn.Parameter(torch.ones(emb_dim, device=device, dtype=dtype))
+        self.shift = nn.Parameter(torch.zeros(emb_dim, device=device, dtype=dtype))
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Normalise ``x`` of shape ``(..., emb_dim)``; mean and variance are float32, float64 for float64 input.
+
+        Raises:
+            ValueError: a last dimension other than `emb_dim`.
+            TypeError: an input that is not floating point.
+        """
+        validation.check_features(tuple(x.shape), functional.dtype_name(x), self.config.emb_dim)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        centred = wide - wide.mean(-1, keepdim=True)
+        variance = (centred * centred).mean(-1, keepdim=True)
+        normalised = centred / torch.sqrt(variance + self.config.eps)
+        return (self.scale * normalised + self.shift).to(x.dtype)

@@ -1,0 +1,93 @@
+"""Several causal heads side by side, concatenated (book section 3.6.1).
+
+The twin is `jax_attn.multi_head_attention_wrapper`. Letters: b batch, t position, h head, c channel of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from einops import rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from attn_bridge.masks import Mask, causal
+from attn_bridge.specs import MultiHeadAttentionWrapperConfig
+
+from . import functional
+from .causal_attention import CausalAttention
+
+
+class MultiHeadAttentionWrapper(nn.Module):
+    """Multi-head attention as a list of `CausalAttention`, whose outputs are concatenated; no output projection.
+
+    The heads hold the weights; their attention is computed in one call, all heads at once.
+
+    Args:
+        d_in: width of the input.
+        d_out: width of query, key, value and output of each head; the output has ``d_out * num_heads``.
+        context_length: longest sequence it takes.
+        dropout: rate at which attention weights are dropped in training; ``train()`` and ``eval()`` switch it.
+        num_heads: number of heads.
+        qkv_bias: whether query, key and value have biases.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation.
+
+    Raises:
+        ValueError: a size below 1, or `dropout` outside [0, 1).
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        dropout: float = 0.0,
+        num_heads: int = 1,
+        qkv_bias: bool = False,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ):
+        super().__init__()
+        self.config = MultiHeadAttentionWrapperConfig(d_in, d_out, context_length, dropout, num_heads, qkv_bias)
+        self.heads = nn.ModuleList(
+            CausalAttention(d_in, d_out, context_length, dropout, qkv_bias, device=device, dtype=dtype)
+            for _ in range(self.config.num_heads)
+        )
+        self.dropout = nn.Dropout(self.config.dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "... t d"],
+        *,
+        attention_mask: Mask | Bool[Tensor, "..."] | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Attend in every head from every token to itself and to what came before it.
+
+        Args:
+            x: ``(T, d_in)`` or ``(B, T, d_in)``, with T at most `context_length`.
+            attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; what it
+                shows must also be allowed by the causal mask.
+            return_weights: also return the attention weights ``(B, H, T, T)``, without ``B`` for 2-D `x`, as
+                they are before dropout.
+
+        Returns:
+            The context ``(T, d_out * num_heads)`` or ``(B, T, d_out * num_heads)``, and the weights if asked for.
+
+        Raises:
+            ValueError: shapes that do not fit, or more tokens than `context_length`.
+            TypeError: an input that is not floating point, or a mask that is not bool.
+        """
+        batch = functional.as_batch(
+            x, self.heads[0].W_query.weight, d_in=self.config.d_in, context_length=self.config.context_length
+        )
+        query = rearrange([head.W_query(batch) for head in self.heads], "h b t c -> b t h c")
+        key = rearrange([head.W_key(batch) for head in self.heads], "h b t c -> b t h c")
+        value = rearrange([head.W_value(batch) for head in self.heads], "h b t c -> b t h c")
+        mask = causal() if attention_mask is None else causal() & attention_mask
+        context, weights = functional.dot_product_attention(
+            query, key, value, mask=mask, return_weights=True, **functional.dropout_arguments(self.dropout)
+        )
+        return functional.as_given(x, rearrange(context, "b t h c -> b t (h c)"), weights if return_weights else None)

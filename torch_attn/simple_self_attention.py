@@ -1,0 +1,39 @@
+"""Simple self-attention: dot products, softmax, weighted sum, no trainable weights (book section 3.3).
+
+The twin is `jax_attn.simple_self_attention`. Letters: b batch, t position, c channel.
+"""
+
+from __future__ import annotations
+
+from einops import rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attn_bridge.masks import Mask
+
+from . import functional
+
+
+def simple_self_attention(
+    x: Float[Tensor, "... t c"],
+    *,
+    attention_mask: Mask | Bool[Tensor, "..."] | None = None,
+    return_weights: bool = False,
+) -> Float[Tensor, "... t c"] | tuple[Float[Tensor, "... t c"], Float[Tensor, "... t t"]]:
+    """Return for every token the average of all tokens, weighted by the softmax of its dot products with them.
+
+    Args:
+        x: ``(T, D)`` or ``(B, T, D)``; nothing is scaled.
+        attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, 1, T, S)``.
+        return_weights: also return the attention weights ``(B, T, T)``, without ``B`` for 2-D `x`.
+
+    Raises:
+        ValueError: shapes that do not fit.
+        TypeError: an input that is not floating point, or a mask that is not bool.
+    """
+    tokens = rearrange(functional.as_batch(x), "b t c -> b t 1 c")
+    context, weights = functional.dot_product_attention(
+        tokens, tokens, tokens, mask=attention_mask, scale=1.0, return_weights=True
+    )
+    context, weights = rearrange(context, "b t 1 c -> b t c"), rearrange(weights, "b 1 t s -> b t s")
+    return functional.as_given(x, context, weights if return_weights else None)
