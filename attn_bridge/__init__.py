@@ -18,6 +18,7 @@ __all__ = [
     "Rules",
     "TransferReport",
     "WeightsMismatchError",
+    "checkpoints",
     "flax_to_torch",
     "layouts",
     "masks",
@@ -28,7 +29,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from . import layouts, masks, parity, specs
+    from . import checkpoints, layouts, masks, parity, specs
     from .backends import MissingBackendError
     from .weights import Rule, Rules, TransferReport, WeightsMismatchError, flax_to_torch, torch_to_flax, transfer
 

@@ -45,8 +45,15 @@ class Mask:
         """Return this mask for queries that start at position `n` (decoding after `n` cached tokens)."""
         return _Offset(self, operator.index(n))
 
+    def restrict(self, other: Any) -> Mask:
+        """Return this mask and `other` (a mask or a bool array) together; None restricts nothing.
+
+        The same as ``&``, which a compiler that traces arrays may claim for itself.
+        """
+        return self if other is None else _All((*_parts(self, _All), *_parts(_as_mask(other), _All)))
+
     def __and__(self, other: Any) -> Mask:
-        return _All((*_parts(self, _All), *_parts(_as_mask(other), _All)))
+        return self.restrict(_as_mask(other))
 
     def __or__(self, other: Any) -> Mask:
         return _Any((*_parts(self, _Any), *_parts(_as_mask(other), _Any)))

@@ -6,7 +6,7 @@ The twin is `torch_attn.backend`; `attn_bridge.backends.load` returns either.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -81,18 +81,23 @@ def find_configs(module: nnx.Module) -> dict[str, Config]:
 
 
 def build(variant: Variant, arguments: Mapping[str, Any], dtype: str) -> nnx.Module:
-    """Return the twin of a variant, in eval mode, with parameters of `dtype`; a function becomes a module."""
-    target = getattr(jax_attn, variant.name)
+    """Return the twin of a variant, in eval mode, with zeros of `dtype` for parameters; a function becomes a module."""
     if variant.is_function:
         return _FunctionModule(variant.name)
-    module: nnx.Module = target(**arguments, rngs=nnx.Rngs(0), param_dtype=jnp.dtype(dtype))
+    # Drawing initial weights would compile one program per shape, only for them to be replaced.
+    module = nnx.eval_shape(
+        lambda: getattr(jax_attn, variant.name)(**arguments, rngs=nnx.Rngs(0), param_dtype=jnp.dtype(dtype))
+    )
+    nnx.update(module, jax.tree.map(_blank, nnx.state(module)))
     module.eval()
     return module
 
 
-def precision(dtype: str) -> contextlib.AbstractContextManager[Any]:
-    """Return the context in which arrays of `dtype` may be made and used: 64 bits have to be enabled."""
-    return jax.enable_x64(dtype == "float64")
+@contextlib.contextmanager
+def precision(dtype: str) -> Iterator[None]:
+    """Hold the context in which arrays of `dtype` may be made and used, and float32 products are really float32."""
+    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
+        yield
 
 
 class Runner:
@@ -100,16 +105,17 @@ class Runner:
 
     Args:
         module: the module to run.
-        compiled: whether under `jax.jit`.
+        mode: ``eager`` or ``jit``.
         **arguments: constant keyword arguments of the call, such as ``return_weights=True``.
     """
 
     framework = "flax"
 
-    def __init__(self, module: nnx.Module, *, compiled: bool = False, **arguments: Any):
+    def __init__(self, module: nnx.Module, *, mode: str = "eager", **arguments: Any):
         self.module = module
         self.arguments = arguments
-        self._differentiate = jax.jit(self._run) if compiled else self._run
+        self.notes: list[str] = []
+        self._differentiate = jax.jit(self._run, compiler_options=_compiler_options()) if mode == "jit" else self._run
         self._graphdef, self._parameters, self._rest = nnx.split(module, nnx.Param, ...)
 
     def __call__(
@@ -153,6 +159,12 @@ class Runner:
         return outputs, pull_back(cotangents)
 
 
+def _compiler_options() -> dict[str, Any] | None:
+    """Return options that halve the compile time of the float64 runs, whose speed matters to no one."""
+    is_oracle = jax.config.jax_enable_x64 and jax.default_backend() == "cpu"
+    return {"xla_backend_optimization_level": 0} if is_oracle else None
+
+
 class _FunctionModule(nnx.Module):
     """A function of the package as a module without parameters."""
 
@@ -161,6 +173,12 @@ class _FunctionModule(nnx.Module):
 
     def __call__(self, **arguments: Any) -> Any:
         return getattr(jax_attn, self.name)(**arguments)
+
+
+def _blank(leaf: jax.ShapeDtypeStruct) -> Array:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key(0)
+    return jnp.array(np.zeros(leaf.shape, leaf.dtype))
 
 
 def _values(module: nnx.Module) -> dict[tuple[Any, ...], Any]:

@@ -89,9 +89,13 @@ class MultiHeadAttention(nnx.Module):
             rearrange(project(batch), "b t (h c) -> b t h c", h=self.config.num_heads)
             for project in (self.W_query, self.W_key, self.W_value)
         )
-        mask = causal() if attention_mask is None else causal() & attention_mask
         context, weights = functional.dot_product_attention(
-            query, key, value, mask=mask, return_weights=True, **functional.dropout_arguments(self.dropout)
+            query,
+            key,
+            value,
+            mask=causal().restrict(attention_mask),
+            return_weights=True,
+            **functional.dropout_arguments(self.dropout),
         )
         context = self.out_proj(rearrange(context, "b t h c -> b t (h c)"))
         return functional.as_given(x, context, weights if return_weights else None)

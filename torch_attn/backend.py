@@ -6,6 +6,10 @@ The twin is `jax_attn.backend`; `attn_bridge.backends.load` returns either.
 from __future__ import annotations
 
 import contextlib
+import os
+import pathlib
+import shutil
+import sysconfig
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -111,18 +115,17 @@ class Runner:
 
     Args:
         module: the module to run.
-        compiled: whether through ``torch.compile(fullgraph=True)``.
+        mode: ``eager``, or ``torch.compile(fullgraph=True)`` with the backend ``inductor`` or ``aot`` (no C++ code).
         **arguments: constant keyword arguments of the call, such as ``return_weights=True``.
     """
 
     framework = "torch"
 
-    def __init__(self, module: nn.Module, *, compiled: bool = False, **arguments: Any):
+    def __init__(self, module: nn.Module, *, mode: str = "eager", **arguments: Any):
         self.module = module
         self.arguments = arguments
-        if compiled:
-            torch.compiler.reset()
-        self._call = torch.compile(module, fullgraph=True) if compiled else module
+        self.notes: list[str] = []
+        self._call = module if mode == "eager" else self._compile(mode)
 
     def __call__(
         self,
@@ -158,6 +161,21 @@ class Runner:
             {name: named[name] for name in differentiated},
             {name: named[name] for name in parameters},
         )
+
+    def _compile(self, mode: str) -> Any:
+        torch.compiler.reset()
+        if mode == "inductor":
+            if _can_build_extensions():
+                return torch.compile(self.module, fullgraph=True)
+            self.notes.append("inductor ran as aot: no C++ compiler or no Python headers on this machine")
+        return torch.compile(self.module, fullgraph=True, backend="aot_eager")
+
+
+def _can_build_extensions() -> bool:
+    """Whether torch.compile can build its CPU kernels here: a C++ compiler and Python.h."""
+    compilers = [os.environ.get("CXX"), "g++", "clang++", "c++"]
+    headers = pathlib.Path(sysconfig.get_paths()["include"], "Python.h")
+    return headers.exists() and any(shutil.which(compiler) for compiler in compilers if compiler)
 
 
 class _FunctionModule(nn.Module):

@@ -78,7 +78,17 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """One attention (or norm): the name of its class, the file that holds it in all four places, and its config."""
+    """One attention (or norm), as both packages offer it.
+
+    Attributes:
+        name: name of the class or function.
+        file: name of the file that holds it in all four places: spec, JAX, torch, NumPy reference.
+        config: its config.
+        aliases: further names of the class.
+        group: heading in reports.
+        is_function: whether it is a function without parameters.
+        returns_weights: whether it takes ``attention_mask`` and ``return_weights``.
+    """
 
     name: str
     file: str
@@ -86,6 +96,7 @@ class Variant:
     aliases: tuple[str, ...] = ()
     group: str = "chapter 3"
     is_function: bool = False
+    returns_weights: bool = True
 
 
 def linear(name: str, d_in: int, d_out: int, *, bias: bool) -> tuple[Parameter, ...]:

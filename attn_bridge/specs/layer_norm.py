@@ -35,4 +35,4 @@ class LayerNormConfig(Config):
         return {"emb_dim": sizes["d_in"]}
 
 
-VARIANT = Variant("LayerNorm", "layer_norm", LayerNormConfig)
+VARIANT = Variant("LayerNorm", "layer_norm", LayerNormConfig, returns_weights=False)

@@ -1,0 +1,75 @@
+"""The application: its commands, and how errors become one line and an exit status."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from .. import __version__
+from .check import check
+
+app = typer.Typer(
+    name="attn-bridge",
+    help="The same attention in PyTorch and in Flax, weights that cross between them, and a check that proves it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("check")(check)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"attn-bridge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Options of the application as a whole."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its status."""
+    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line and return its exit status; expected errors become one line on stderr."""
+    try:
+        status = get_command(app).main(_complete_json(arguments), prog_name="attn-bridge", standalone_mode=False)
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        return _fail(str(error) or type(error).__name__)
+    except KeyboardInterrupt:
+        _fail("interrupted")
+        return 130
+    except Exception as error:
+        # Usage errors of typer's own command-line parser, whose classes have no public name.
+        usage = getattr(error, "format_message", None)
+        if usage is None:
+            raise
+        return _fail(usage()) if usage() else 2
+    return int(status or 0)
+
+
+def _complete_json(arguments: list[str]) -> list[str]:
+    """Give ``--json`` its value "-" (stdout) unless what follows it looks like a file: has a dot or a slash."""
+    completed = []
+    for position, argument in enumerate(arguments):
+        following = arguments[position + 1] if position + 1 < len(arguments) else ""
+        is_file = following == "-" or (not following.startswith("-") and any(mark in following for mark in "./\\"))
+        completed.append("--json=-" if argument == "--json" and not is_file else argument)
+    return completed
+
+
+def _fail(message: str) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return 2

@@ -1,0 +1,133 @@
+"""``attn-bridge check``: the parity matrix on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..specs import VARIANTS
+
+NAMES = ", ".join(variant.name for variant in VARIANTS)
+
+
+def check(
+    variants: Annotated[
+        list[str] | None, typer.Argument(metavar="[VARIANT ...]", help=f"Default: all of {NAMES}.")
+    ] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only this case (may be repeated).")] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="Only this precision, beside float64 (may be repeated).")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="How many times numbers are drawn; statistics are pooled over them.")] = 6,
+    full: Annotated[
+        bool, typer.Option("--full", help="Every case in every precision and mode; takes minutes.")
+    ] = False,
+    weights: Annotated[
+        Path | None, typer.Option(help="Check MultiHeadAttention with the weights of this file.")
+    ] = None,
+    layout: Annotated[str | None, typer.Option(help="Layout of that file, such as hf-bert.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="What that layout's names can't say, such as num_heads=12; else read from config.json beside it.",
+        ),
+    ] = None,
+    json_file: Annotated[
+        str | None,
+        typer.Option(
+            "--json",
+            metavar="[FILE]",
+            help="Write the report as JSON to FILE (with a dot or slash in its name), or to stdout.",
+        ),
+    ] = None,
+) -> int:
+    """Prove the torch and Flax twins equal on this machine: outputs and every gradient, in four precisions.
+
+    Example: attn-bridge check MultiHeadAttention --dtype bfloat16 --seeds 20
+
+    Exit status: 0 = all equal, 1 = a mismatch, 2 = bad usage.
+    """
+    from rich.console import Console
+
+    from ..parity.matrix import check as run_check
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+    if (weights is None) != (layout is None):
+        raise ValueError("--weights and --layout go together")
+    subjects = None
+    if weights is not None and layout is not None:
+        from ..parity.real_weights import subjects_from_file
+
+        if variants or case:
+            raise ValueError("--weights checks the layers of a file; it takes neither VARIANT nor --case")
+        subjects = subjects_from_file(weights, layout, _parse_settings(settings or []))
+    with _progress() as advance:
+        report = run_check(
+            variants or (),
+            cases=case or (),
+            dtypes=dtype or (),
+            seeds=seeds,
+            full=full,
+            subjects=subjects,
+            progress=advance,
+        )
+    if json_file is not None:
+        _write_json(report.to_json(), json_file)
+    if json_file != "-":
+        console.print(report.table())
+        for note in report.notes:
+            console.print(f"note: {note}", markup=False, soft_wrap=True)
+        for cell in report.failures:
+            console.print(cell.explain(), markup=False, soft_wrap=True)
+        facts = ", ".join(f"{name} {value}" for name, value in report.environment.items())
+        console.print(facts, markup=False, soft_wrap=True)
+        console.print(report.summary(), markup=False, soft_wrap=True)
+    return 0 if report.passed else 1
+
+
+class _progress:
+    """A progress bar on stderr while the terminal is one; nothing otherwise."""
+
+    def __enter__(self) -> Any:
+        if not sys.stderr.isatty():
+            return None
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._bar.start()
+        task = self._bar.add_task("starting")
+
+        def advance(what: str, done: int, total: int) -> None:
+            self._bar.update(task, description=what, completed=done, total=total)
+
+        return advance
+
+    def __exit__(self, *exception: object) -> None:
+        if hasattr(self, "_bar"):
+            self._bar.stop()
+
+
+def _parse_settings(settings: list[str]) -> dict[str, int]:
+    found = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not value.isdecimal():
+            raise ValueError(f"--set takes KEY=VALUE with a whole number, got {setting}")
+        found[key] = int(value)
+    return found
+
+
+def _write_json(data: dict[str, Any], target: str) -> None:
+    text = json.dumps(data, indent=1, allow_nan=False)
+    if target == "-":
+        typer.echo(text)
+    else:
+        Path(target).write_text(text + "\n", encoding="utf-8")

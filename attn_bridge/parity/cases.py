@@ -1,0 +1,196 @@
+"""The cases of the parity matrix as data: shapes, masks and non-degenerate numbers for any variant."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+
+from ..specs import Variant
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+MODES = {"torch": ("eager", "aot", "inductor"), "flax": ("jit", "eager")}
+"""Ways of running a twin; the first one runs everywhere. ``aot`` captures, differentiates and decomposes the whole
+graph like ``inductor``, and leaves out the C++ code."""
+
+WITH_INDUCTOR = ("MultiHeadAttention", "LayerNorm")
+"""Variants that run through inductor by default: together they hold every operation of the others."""
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+"""Dtypes of the matrix; float64 proves the meaning, the others are judged for precision."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One shape of input and module.
+
+    Attributes:
+        name: word for it in reports and on the command line.
+        tokens: sequence length T.
+        sizes: constructor arguments by name; a variant takes those it has, and its own defaults for the rest.
+        batch: batch size B; None for input without a batch axis.
+        mask: attention mask to give: none, ``(B, S)`` padding, or one per head with fully masked rows.
+        return_weights: whether the attention weights are an output, too.
+        gain: factor of the weights; large ones give scores far from zero.
+        dtypes: precisions it runs in by default; every compiled program costs seconds, and shapes at the edge only
+            have a meaning to prove, which float64 does.
+    """
+
+    name: str
+    tokens: int
+    sizes: Mapping[str, Any]
+    batch: int | None = None
+    mask: Literal["none", "padding", "per-head"] = "none"
+    return_weights: bool = False
+    gain: float = 1.0
+    dtypes: tuple[str, ...] = ("float64",)
+
+    def arguments(self, variant: Variant) -> dict[str, Any]:
+        """Return the constructor arguments of `variant` in this case."""
+        return variant.config.arguments_from(self.sizes)
+
+    @property
+    def rows(self) -> int:
+        """Number of token vectors, which a parameter's gradient sums over."""
+        return (self.batch or 1) * self.tokens
+
+
+CASES: tuple[Case, ...] = (
+    Case(
+        "odd-sizes",
+        tokens=7,
+        batch=3,
+        sizes={"d_in": 5, "d_out": 6, "context_length": 9, "dropout": 0.1, "num_heads": 3, "qkv_bias": True},
+        mask="padding",
+        dtypes=("float64", "float32", "bfloat16", "float16"),
+    ),
+    Case(
+        "per-head-mask",
+        tokens=5,
+        batch=2,
+        sizes={"d_in": 7, "d_out": 8, "context_length": 5, "dropout": 0.3, "num_heads": 8, "qkv_bias": True},
+        mask="per-head",
+        return_weights=True,
+        dtypes=("float64", "float32"),
+    ),
+    Case(
+        "large-scores",
+        tokens=11,
+        batch=2,
+        sizes={"d_in": 6, "d_out": 4, "context_length": 16, "num_heads": 2, "qkv_bias": True},
+        return_weights=True,
+        gain=4.0,
+        dtypes=("float64", "float32"),
+    ),
+    Case("one-head", tokens=6, sizes={"d_in": 3, "d_out": 5, "context_length": 6}),
+    Case(
+        "one-token",
+        tokens=1,
+        batch=2,
+        sizes={"d_in": 4, "d_out": 6, "context_length": 3, "num_heads": 2, "qkv_bias": True},
+        return_weights=True,
+    ),
+)
+"""Every variant runs every case. The first one is also run through the frameworks' other modes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """What a module is given: parameters under torch names, keyword inputs, and one cotangent per output."""
+
+    weights: Arrays
+    inputs: Arrays
+    cotangents: list[np.ndarray[Any, Any]]
+
+    def rounded(self, dtype: str) -> Numbers:
+        """Return the numbers as `dtype` holds them, in that dtype."""
+        return self._cast(lambda array: array.astype(numpy_dtype(dtype)))
+
+    def nudged(self, seed: int) -> Numbers:
+        """Return the numbers with every weight and input moved to a neighbour, one unit in the last place away."""
+        random = np.random.default_rng([seed, len(self.weights)])
+
+        def nudge(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            if array.dtype == np.bool_:
+                return array
+            towards = np.where(random.random(array.shape) < 0.5, -np.inf, np.inf).astype(array.dtype)
+            return np.asarray(np.nextafter(array, towards), dtype=array.dtype)
+
+        return Numbers(
+            {name: nudge(array) for name, array in self.weights.items()},
+            {name: nudge(array) for name, array in self.inputs.items()},
+            self.cotangents,
+        )
+
+    def widened(self) -> Numbers:
+        """Return the same numbers in float64, exactly."""
+        return self._cast(lambda array: array.astype(np.float64))
+
+    def _cast(self, cast: Any) -> Numbers:
+        def each(array: np.ndarray[Any, Any]) -> Any:
+            return array if array.dtype == np.bool_ else cast(array)
+
+        return Numbers(
+            {name: each(array) for name, array in self.weights.items()},
+            {name: each(array) for name, array in self.inputs.items()},
+            [each(array) for array in self.cotangents],
+        )
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the NumPy dtype of a name; bfloat16 is ml_dtypes'."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def draw(case: Case, variant: Variant, seed: int, weights: Mapping[str, np.ndarray[Any, Any]] | None = None) -> Numbers:
+    """Draw the numbers of one case in float64, none of them degenerate.
+
+    Biases and scales are neither 0 nor 1; token vectors differ in size by two orders of magnitude, some are nearly
+    constant with a mean far from zero. Given `weights` are taken instead of drawn ones.
+    """
+    random = np.random.default_rng([seed, *case.name.encode(), *variant.name.encode()])
+    config = variant.config(**case.arguments(variant))
+    drawn = {} if weights is None else dict(weights)
+    for parameter in () if weights is not None else config.parameters:
+        drawn[parameter.rule.torch] = _draw_weight(random, parameter.shape, case.gain)
+    d_in = case.sizes["d_in"]
+    leading = (case.tokens,) if case.batch is None else (case.batch, case.tokens)
+    x = random.normal(size=(*leading, d_in)) * random.choice([0.03, 0.3, 1.0, 1.0, 3.0], size=(*leading, 1))
+    x += random.choice([0.0, 0.0, 1.0, -2.0], size=(*leading, 1))
+    inputs = {"x": x}
+    takes_mask = variant.returns_weights
+    if takes_mask and case.mask != "none":
+        inputs["attention_mask"] = _draw_mask(random, case, getattr(config, "num_heads", 1))
+    return Numbers(drawn, inputs, [])
+
+
+def draw_cotangents(numbers: Numbers, shapes: list[tuple[int, ...]], case: Case, seed: int) -> Numbers:
+    """Add a random cotangent for every output."""
+    random = np.random.default_rng([seed, *case.name.encode(), len(shapes)])
+    return dataclasses.replace(numbers, cotangents=[random.normal(size=shape) for shape in shapes])
+
+
+def _draw_weight(random: np.random.Generator, shape: tuple[int, ...], gain: float) -> np.ndarray[Any, Any]:
+    if len(shape) == 1:
+        return random.choice([-1.0, 1.0], size=shape) * random.uniform(0.2, 1.6, size=shape)
+    matrix: np.ndarray[Any, Any] = random.normal(size=shape) * gain / np.sqrt(shape[-1])
+    return matrix
+
+
+def _draw_mask(random: np.random.Generator, case: Case, num_heads: int) -> np.ndarray[Any, Any]:
+    batch, tokens = case.batch or 1, case.tokens
+    positions = np.arange(tokens)
+    if case.mask == "padding":
+        # Sequence 0 is whole, the others are padded on the right and on the left in turn; padding on the left leaves
+        # a causal query without any key.
+        lengths = np.array([tokens, *random.integers(1, tokens, size=batch - 1)])[:, None]
+        right, left = positions < lengths, positions >= tokens - lengths
+        return np.where(np.arange(batch)[:, None] % 2 == 1, right, left)
+    mask = random.random((batch, num_heads, tokens, tokens)) < 0.7
+    mask[0, 0, tokens // 2] = False
+    mask[-1, -1, 0] = False
+    return mask

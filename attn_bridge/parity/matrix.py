@@ -1,0 +1,378 @@
+"""The parity matrix of our own variants: every case, precision and mode of both twins, judged by `judge`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from .. import backends
+from ..specs import VARIANTS, Variant, find_variant
+from .cases import CASES, DTYPES, MODES, WITH_INDUCTOR, Arrays, Case, Numbers, draw, draw_cotangents
+from .judge import MEANING_LIMIT, Array, TensorResult, judge_meaning, judge_precision
+from .report import Cell, CheckReport, environment
+
+FRAMEWORKS: tuple[backends.Framework, ...] = ("torch", "flax")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One way of running one twin: a framework, a precision, and one of its `MODES`."""
+
+    framework: backends.Framework
+    dtype: str
+    mode: str
+
+    def __str__(self) -> str:
+        return f"{self.framework} {self.mode}"
+
+
+class ConfigDiffersError(ValueError):
+    """A twin built from the same arguments holds another config than its spec: a default has drifted."""
+
+
+Tensors = dict[str, tuple[str, Array]]
+"""Tensor name -> (kind, array), in torch's layout."""
+
+
+@dataclasses.dataclass
+class _Side:
+    """Results of one twin, each a list over seeds.
+
+    Attributes:
+        runs: results per way of running.
+        nudged: per precision, results on numbers moved by one unit in the last place.
+        oracle: per precision, float64 results on the numbers of that precision.
+        notes: what a reader has to know about how it was run.
+    """
+
+    runs: dict[Run, list[Tensors]] = dataclasses.field(default_factory=dict)
+    nudged: dict[str, list[Tensors]] = dataclasses.field(default_factory=dict)
+    oracle: dict[str, list[Tensors]] = dataclasses.field(default_factory=dict)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What one task checks: a variant in one case, with weights of its own if they are given."""
+
+    variant: Variant
+    case: Case
+    weights: Mapping[str, Array] | None = None
+
+    def numbers(self, seeds: int) -> list[Numbers]:
+        """Draw the numbers of every seed, in float64."""
+        found = []
+        for seed in range(seeds):
+            numbers = draw(self.case, self.variant, seed, self.weights)
+            outputs = [output for output in self.reference(numbers) if output is not None]
+            shapes = [output.shape for output in outputs[: 2 if self.returns_weights else 1]]
+            found.append(draw_cotangents(numbers, shapes, self.case, seed))
+        return found
+
+    def reference(self, numbers: Numbers) -> tuple[Array, Array | None]:
+        """Evaluate the NumPy float64 reference."""
+        module = importlib.import_module("parity_tests.reference")
+        config = self.variant.config(**self.case.arguments(self.variant))
+        mask = numbers.inputs.get("attention_mask")
+        function = module.find(self.variant)
+        result: tuple[Array, Array | None] = function(config, numbers.weights, numbers.inputs["x"], mask)
+        return result
+
+    @property
+    def returns_weights(self) -> bool:
+        """Whether the attention weights are an output."""
+        return self.case.return_weights and self.variant.returns_weights
+
+
+def check(
+    variants: Iterable[str] = (),
+    *,
+    cases: Iterable[str] = (),
+    dtypes: Iterable[str] = (),
+    seeds: int = 6,
+    full: bool = False,
+    subjects: Sequence[Subject] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> CheckReport:
+    """Run the parity matrix on this machine.
+
+    Args:
+        variants: class names (or aliases) to check; empty = all.
+        cases: names of cases; empty = all.
+        dtypes: names of precisions; empty = all. float64 always runs, as the proof of the meaning.
+        seeds: how many times numbers are drawn; statistics are pooled over them.
+        full: run every case in every precision, and every variant in every mode; takes minutes.
+        subjects: what to check instead of variants times cases (real weights).
+        progress: called as ``progress(what was done, done, total)``.
+
+    Returns:
+        The report; ``report.passed`` says whether everything held.
+
+    Raises:
+        ValueError: a name that is not known, or fewer than one seed.
+        MissingBackendError: a framework is not installed.
+    """
+    wanted = _choose("dtype", dtypes, DTYPES)
+    wanted = tuple(dtype for dtype in DTYPES if dtype == "float64" or dtype in wanted)
+    if seeds < 1:
+        raise ValueError(f"seeds ({seeds}) must be at least 1")
+    if subjects is None:
+        names = [find_variant(name).name for name in variants] or [variant.name for variant in VARIANTS]
+        by_name = {case.name: case for case in CASES}
+        chosen = _choose("case", cases, tuple(by_name))
+        subjects = [Subject(variant, by_name[case]) for variant in VARIANTS if variant.name in names for case in chosen]
+    for framework in FRAMEWORKS:
+        backends.load(framework)
+    importlib.import_module("parity_tests.reference")
+    cells: list[Cell] = []
+    done = 0
+    total = len(subjects)
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as torch_pool, ThreadPoolExecutor(2) as flax_pool:
+        pools: dict[str, ThreadPoolExecutor] = {"torch": torch_pool, "flax": flax_pool}
+        pending: list[tuple[Subject, list[Numbers], dict[backends.Framework, Future[_Side]]]] = []
+        try:
+            for subject in subjects:
+                numbers = subject.numbers(seeds)
+                futures = {
+                    name: pools[name].submit(_run_side, name, subject, numbers, wanted, full, stop)
+                    for name in FRAMEWORKS
+                }
+                pending.append((subject, numbers, futures))
+            for subject, numbers, futures in pending:
+                cells.extend(_judge_subject(subject, numbers, futures))
+                done += 1
+                if progress:
+                    progress(f"{subject.variant.name} {subject.case.name}", done, total)
+        finally:
+            stop.set()
+    return CheckReport(tuple(cells), environment(), seeds)
+
+
+def _run_side(
+    framework: backends.Framework,
+    subject: Subject,
+    numbers: list[Numbers],
+    dtypes: tuple[str, ...],
+    full: bool,
+    stop: threading.Event,
+) -> _Side:
+    """Run one twin of a subject in every precision and mode."""
+    backend = backends.load(framework)
+    side = _Side()
+    chosen = [dtype for dtype in dtypes if full or dtype in subject.case.dtypes]
+    main, *others = MODES[framework]
+    with backend.precision("float64"):
+        runner = _twin(backend, subject, "float64", main)
+        for dtype in chosen:
+            if stop.is_set():
+                return side
+            side.oracle[dtype] = [runner(one.rounded(dtype).widened()) for one in numbers]
+    side.runs[Run(framework, "float64", main)] = side.oracle["float64"]
+    runs = [(dtype, main) for dtype in chosen if dtype != "float64"]
+    if subject.case.name == CASES[0].name and "float32" in chosen:
+        runs += [("float32", mode) for mode in others if _runs_in(mode, subject.variant, full)]
+    for dtype, mode in runs:
+        if stop.is_set():
+            return side
+        with backend.precision(dtype):
+            runner = _twin(backend, subject, dtype, mode)
+            side.runs[Run(framework, dtype, mode)] = [runner(one.rounded(dtype)) for one in numbers]
+            if mode == main:
+                side.nudged[dtype] = [runner(one.rounded(dtype).nudged(seed)) for seed, one in enumerate(numbers)]
+        side.notes.extend(note for note in runner.notes if note not in side.notes)
+    return side
+
+
+def _runs_in(mode: str, variant: Variant, full: bool) -> bool:
+    """Tell whether a variant runs in one of the further modes; inductor takes the place of aot."""
+    inductor = full or variant.name in WITH_INDUCTOR
+    return mode == "eager" or inductor == (mode == "inductor")
+
+
+class _Twin:
+    """One twin of a subject in one precision and mode; calling it gives every output and gradient in torch's layout."""
+
+    def __init__(self, backend: Any, subject: Subject, dtype: str, mode: str):
+        arguments = subject.case.arguments(subject.variant)
+        module = backend.build(subject.variant, arguments, dtype)
+        config = subject.variant.config(**arguments)
+        own = getattr(module, "config", config)
+        if own != config:
+            raise ConfigDiffersError(f"{subject.variant.name} holds the config {own}, expected {config}")
+        statics = {"return_weights": True} if subject.returns_weights else {}
+        self.rules = config.rules()
+        self.framework = backend.Runner.framework
+        self.runner = backend.Runner(module, mode=mode, **statics)
+        self.notes: list[str] = self.runner.notes
+
+    def __call__(self, numbers: Numbers) -> Tensors:
+        flax = self.framework == "flax"
+        weights: Arrays = dict(numbers.weights)
+        weights = self.rules.convert(weights, "torch") if flax else weights
+        outputs, inputs, parameters = self.runner(weights, numbers.inputs, numbers.cotangents)
+        parameters = self.rules.convert(parameters, "flax") if flax else parameters
+        tensors: Tensors = {
+            name: (name, output) for name, output in zip(("output", "weights")[: len(outputs)], outputs, strict=True)
+        }
+        tensors |= {f"grad {name}": ("input gradient", gradient) for name, gradient in inputs.items()}
+        for name, gradient in parameters.items():
+            kind = "vector gradient" if gradient.ndim == 1 else "matrix gradient"
+            tensors[f"grad {name}"] = (kind, gradient)
+        return tensors
+
+
+_last = threading.local()
+
+
+def _twin(backend: Any, subject: Subject, dtype: str, mode: str) -> _Twin:
+    """Return a twin; layers of one size share what was compiled (each thread keeps its last twin of a kind)."""
+    arguments = tuple(subject.case.arguments(subject.variant).items())
+    key = (subject.variant.name, arguments, subject.returns_weights)
+    kind = (backend.Runner.framework, dtype, mode)
+    twins: dict[Any, tuple[Any, _Twin]] = _last.__dict__
+    if kind not in twins or twins[kind][0] != key:
+        twins[kind] = (key, _Twin(backend, subject, dtype, mode))
+    return twins[kind][1]
+
+
+def _judge_subject(
+    subject: Subject, numbers: list[Numbers], futures: Mapping[backends.Framework, Future[_Side]]
+) -> list[Cell]:
+    """Judge all runs of a subject: against the reference, against each other in float64, then each precision."""
+    variant, case = subject.variant.name, subject.case.name
+    sides: dict[backends.Framework, _Side] = {}
+    for framework, future in futures.items():
+        try:
+            sides[framework] = future.result()
+        except Exception as error:  # whatever a framework raises, the other cells still deserve their verdict
+            message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            verdict = "different" if isinstance(error, ConfigDiffersError) else "inconclusive"
+            return [Cell(variant, case, "float64", f"{framework} run", verdict, (), message)]
+    cells = [_against_reference(subject, numbers, framework, side) for framework, side in sides.items()]
+    pairs: tuple[tuple[backends.Framework, backends.Framework], ...] = (("torch", "flax"), ("flax", "torch"))
+    for framework, other in pairs:
+        for run, results in sides[framework].runs.items():
+            oracle = sides[other].oracle[run.dtype]
+            what = f"{run} vs {other} float64"
+            if run.dtype == "float64":
+                if framework == "flax":
+                    cells.append(_cell(subject, run, "different", _meaning(results, oracle), what))
+                continue
+            trusted = sides[other].runs[Run(other, run.dtype, MODES[other][0])]
+            judged = _precision(results, trusted, sides[other].nudged[run.dtype], oracle, run.dtype, subject.case)
+            cells.append(_cell(subject, run, "precision", judged, what))
+    notes = tuple(note for side in sides.values() for note in side.notes)
+    return [dataclasses.replace(cell, notes=notes) for cell in cells]
+
+
+def _cell(subject: Subject, run: Run, failure: str, tensors: tuple[TensorResult, ...], what: str) -> Cell:
+    verdict = "equal" if all(tensor.passed for tensor in tensors) else failure
+    return Cell(subject.variant.name, subject.case.name, run.dtype, what, verdict, tensors)
+
+
+def _meaning(results: list[Tensors], oracle: list[Tensors]) -> tuple[TensorResult, ...]:
+    scales = [_scales(one, two) for one, two in zip(results, oracle, strict=True)]
+    judged = []
+    for name, (kind, _) in results[0].items():
+        judged.append(
+            judge_meaning(
+                name,
+                [tensors[name][1] for tensors in results],
+                [tensors[name][1] for tensors in oracle],
+                [scale[kind] for scale in scales],
+            )
+        )
+    return tuple(judged)
+
+
+def _precision(
+    results: list[Tensors],
+    trusted: list[Tensors],
+    nudged: list[Tensors],
+    oracle: list[Tensors],
+    dtype: str,
+    case: Case,
+) -> tuple[TensorResult, ...]:
+    scales = [_scales(truth) for truth in oracle]
+    judged = []
+    for name, (kind, _) in results[0].items():
+        is_sum = kind in ("vector gradient", "matrix gradient")
+        judged.append(
+            judge_precision(
+                name,
+                [tensors[name][1] for tensors in results],
+                [tensors[name][1] for tensors in trusted],
+                [tensors[name][1] for tensors in nudged],
+                [tensors[name][1] for tensors in oracle],
+                [scale[kind] for scale in scales],
+                dtype,
+                rows=case.rows if is_sum else 1,
+            )
+        )
+    return tuple(judged)
+
+
+def _against_reference(subject: Subject, numbers: list[Numbers], framework: backends.Framework, side: _Side) -> Cell:
+    """Judge a twin's float64 results against the NumPy reference: outputs, and gradients along random directions."""
+    results = side.oracle["float64"]
+    references = [subject.reference(one) for one in numbers]
+    judged = []
+    for position, name in enumerate(("output", "weights")):
+        if name in results[0]:
+            expected = [np.asarray(reference[position]) for reference in references]
+            scales = [float(np.abs(one).max(initial=0.0)) for one in expected]
+            judged.append(judge_meaning(name, [tensors[name][1] for tensors in results], expected, scales))
+    judged.extend(_directions(subject, numbers[0], results[0]))
+    run = Run(framework, "float64", MODES[framework][0])
+    return _cell(subject, run, "different", tuple(judged), f"{run} vs NumPy reference")
+
+
+def _directions(subject: Subject, numbers: Numbers, tensors: Tensors) -> list[TensorResult]:
+    """Compare every gradient, along one random direction, with the reference's derivative by the complex step."""
+    module = importlib.import_module("parity_tests.reference")
+    function = module.find(subject.variant)
+    config = subject.variant.config(**subject.case.arguments(subject.variant))
+    random = np.random.default_rng(0)
+    cotangents = [*numbers.cotangents, None][:2]
+    scales = _scales(tensors)
+    judged = []
+    for name, (kind, gradient) in tensors.items():
+        if not name.startswith("grad "):
+            continue
+        direction = random.normal(size=gradient.shape)
+        inputs = (numbers.weights, numbers.inputs["x"], numbers.inputs.get("attention_mask"))
+        source = name.removeprefix("grad ")
+        expected = module.directional_derivative(function, config, *inputs, source, direction, cotangents)
+        scale = scales[kind] * float(np.abs(direction).sum())
+        got = np.array(np.sum(gradient * direction))
+        judged.append(judge_meaning(f"{name} along a direction", [got], [np.array(expected)], [scale]))
+    return judged
+
+
+def _scales(*results: Tensors) -> dict[str, float]:
+    """Largest absolute value per kind of tensor."""
+    scales: dict[str, float] = {}
+    for tensors in results:
+        for kind, array in tensors.values():
+            values = np.abs(array.astype(np.float64))
+            largest = float(values[np.isfinite(values)].max(initial=0.0))
+            scales[kind] = max(scales.get(kind, 0.0), largest)
+    return scales
+
+
+def _choose(what: str, names: Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(names)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{what} ({name}) must be one of {', '.join(known)}")
+    return tuple(name for name in known if name in names) or known
+
+
+__all__ = ["MEANING_LIMIT", "CheckReport", "Run", "Subject", "check"]

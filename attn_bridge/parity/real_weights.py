@@ -1,0 +1,75 @@
+"""Subjects of the parity matrix from a user's checkpoint: each attention layer of the file, with its own weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from .. import checkpoints, layouts
+from ..specs import find_variant
+from .cases import DTYPES, Arrays, Case
+from .matrix import Subject
+
+BATCH, TOKENS = 2, 12
+"""Size of the random input that each layer is run on."""
+
+_NUM_HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads")
+
+
+def subjects_from_file(path: str | Path, layout: str, settings: Mapping[str, int] | None = None) -> list[Subject]:
+    """Return one subject per attention layer of a checkpoint.
+
+    Args:
+        path: a ``.safetensors`` file.
+        layout: name of its layout, such as ``"hf-bert"``.
+        settings: what names can't say: ``{"num_heads": 12}``; else read from ``config.json`` beside the file.
+
+    Raises:
+        ValueError: no such file or layout, no tensor of that layout in it, or the number of heads is nowhere given.
+    """
+    path, table, settings = Path(path), layouts.find(layout), dict(settings or {})
+    num_heads = settings.pop("num_heads", None)
+    if settings:
+        raise ValueError(f"setting ({', '.join(settings)}) must be num_heads")
+    arrays = checkpoints.read(path)
+    covered = table.select(arrays)
+    if not covered:
+        raise ValueError(f"{path} holds no tensor of the layout {layout}")
+    canonical = table.to_canonical({name: arrays[name] for name in covered})
+    num_heads = num_heads or _read_num_heads(path.parent / "config.json")
+    variant = find_variant("MultiHeadAttention")
+    return [Subject(variant, _case(name, weights, num_heads), weights) for name, weights in _layers(canonical).items()]
+
+
+def _layers(canonical: Arrays) -> dict[str, Arrays]:
+    """Group ``layers.{i}.name`` by layer, in order; float64 holds every lower precision exactly."""
+    layers: dict[int, Arrays] = {}
+    for name, array in canonical.items():
+        _, index, rest = name.split(".", 2)
+        layers.setdefault(int(index), {})[rest] = array.astype(np.float64)
+    return {f"layer-{index}": layers[index] for index in sorted(layers)}
+
+
+def _case(name: str, weights: Arrays, num_heads: int) -> Case:
+    d_out, d_in = weights["W_query.weight"].shape
+    sizes = {"d_in": d_in, "d_out": d_out, "context_length": TOKENS, "num_heads": num_heads}
+    sizes["qkv_bias"] = "W_query.bias" in weights
+    return Case(name, TOKENS, sizes, batch=BATCH, mask="padding", dtypes=DTYPES)
+
+
+def _read_num_heads(path: Path) -> int:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(
+            f"num_heads is not known: give --set num_heads=N, or put {path.name} beside the file"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is not readable as JSON: {error}") from error
+    found = [config[key] for key in _NUM_HEADS_KEYS if isinstance(config, dict) and isinstance(config.get(key), int)]
+    if not found:
+        raise ValueError(f"{path} names none of {', '.join(_NUM_HEADS_KEYS)}; give --set num_heads=N")
+    return int(found[0])

@@ -1,0 +1,152 @@
+"""What a check found: cells of the matrix with their verdicts, as a table, as JSON, and as messages to start from."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+from typing import Any
+
+import rich.box
+import rich.table
+
+from .cases import DTYPES
+from .judge import TensorResult
+
+PACKAGES = ("attn-bridge", "torch", "jax", "flax", "numpy")
+LOW_PRECISIONS = tuple(dtype for dtype in DTYPES if dtype != "float64")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One judged run of one case.
+
+    Attributes:
+        variant: name of the variant.
+        case: name of the case.
+        dtype: precision of the run.
+        what: what was compared with what.
+        verdict: ``equal``, ``different`` (in meaning), ``precision`` (one side loses more than its share) or
+            ``inconclusive`` (it could not be run).
+        tensors: the judged tensors.
+        message: why it is inconclusive.
+        notes: what a reader has to know about how it was run.
+    """
+
+    variant: str
+    case: str
+    dtype: str
+    what: str
+    verdict: str
+    tensors: tuple[TensorResult, ...]
+    message: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """The command that runs this cell again."""
+        return f"attn-bridge check {self.variant} --case {self.case} --dtype {self.dtype}"
+
+    def explain(self) -> str:
+        """Describe what is wrong, enough to start debugging."""
+        lines = [f"{self.verdict}: {self.variant}, {self.case}, {self.dtype}, {self.what}"]
+        if self.message:
+            lines.append(f"  {self.message}")
+        lines += [f"  {tensor}" for tensor in sorted(self.tensors, key=lambda one: -one.used) if not tensor.passed]
+        passed = [tensor.name for tensor in self.tensors if tensor.passed]
+        if passed and self.verdict != "equal":
+            lines.append(f"  within bounds: {', '.join(passed)}")
+        return "\n".join([*lines, f"  again: {self.command}"])
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckReport:
+    """Result of `attn_bridge.parity.check`."""
+
+    cells: tuple[Cell, ...]
+    environment: dict[str, str]
+    seeds: int
+
+    @property
+    def passed(self) -> bool:
+        """Whether there are cells and every one is equal."""
+        return bool(self.cells) and all(cell.verdict == "equal" for cell in self.cells)
+
+    @property
+    def failures(self) -> tuple[Cell, ...]:
+        """The cells that are not equal."""
+        return tuple(cell for cell in self.cells if cell.verdict != "equal")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader has to know about how it was run, each once."""
+        return tuple(dict.fromkeys(note for cell in self.cells for note in cell.notes))
+
+    def summary(self) -> str:
+        """Return the last line of the report."""
+        tensors = sum(len(cell.tensors) for cell in self.cells)
+        state = "all equal" if self.passed else f"{len(self.failures)} not equal"
+        return f"{len(self.cells)} comparisons of {tensors} tensors, {self.seeds} seeds each: {state}"
+
+    def table(self) -> rich.table.Table:
+        """Return one row per variant: largest float64 difference, and the share of the allowance used below it."""
+        table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+        for heading in ("variant", "cases", "float64", *LOW_PRECISIONS, "verdict"):
+            table.add_column(heading, justify="left" if heading in ("variant", "verdict") else "right")
+        for variant in dict.fromkeys(cell.variant for cell in self.cells):
+            cells = [cell for cell in self.cells if cell.variant == variant]
+            verdicts = dict.fromkeys(cell.verdict for cell in cells if cell.verdict != "equal")
+            verdict = f"[red]{', '.join(verdicts)}[/]" if verdicts else "[green]equal[/]"
+            shares = [_largest(cells, dtype, "used", "{:.0%}") for dtype in LOW_PRECISIONS]
+            cases = len({cell.case for cell in cells})
+            table.add_row(variant, str(cases), _largest(cells, "float64", "relative", "{:.1e}"), *shares, verdict)
+        return table
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-ready data; infinite shares are given as null."""
+        return {
+            "schema": 1,
+            "passed": self.passed,
+            "summary": self.summary(),
+            "seeds": self.seeds,
+            "environment": self.environment,
+            "notes": list(self.notes),
+            "cells": [
+                {
+                    "variant": cell.variant,
+                    "case": cell.case,
+                    "dtype": cell.dtype,
+                    "what": cell.what,
+                    "verdict": cell.verdict,
+                    "message": cell.message,
+                    "command": cell.command,
+                    "tensors": [
+                        {name: _finite(value) for name, value in dataclasses.asdict(tensor).items()}
+                        | {"passed": tensor.passed}
+                        for tensor in cell.tensors
+                    ],
+                }
+                for cell in self.cells
+            ],
+        }
+
+
+def environment() -> dict[str, str]:
+    """Return versions, processor and platform, for the head of a report."""
+    found = {"python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _largest(cells: list[Cell], dtype: str, attribute: str, form: str) -> str:
+    values = [getattr(tensor, attribute) for cell in cells if cell.dtype == dtype for tensor in cell.tensors]
+    return form.format(max(values)) if values else "-"
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not abs(value) < float("inf") else value
