@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ArrayMask", "Mask", "causal", "full", "sliding_window"]
+__all__ = ["ArrayMask", "Mask", "as_mask", "causal", "full", "sliding_window"]
 
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Base of all descriptions."""
+    """Base of all descriptions. Descriptions without arrays are equal by value, so that a jit takes them as static."""
+
+    __array_ufunc__ = None  # NumPy arrays leave `array & mask` to `Mask.__rand__`
 
     def allowed(self, query_positions: Any, key_positions: Any) -> Any:
         """Return the bool array of visible pairs.
@@ -43,20 +45,20 @@ class Mask:
 
     def offset(self, n: int) -> Mask:
         """Return this mask for queries that start at position `n` (decoding after `n` cached tokens)."""
-        return _Offset(self, operator.index(n))
+        return _Offset(self, _integer("n", n))
 
     def restrict(self, other: Any) -> Mask:
         """Return this mask and `other` (a mask or a bool array) together; None restricts nothing.
 
         The same as ``&``, which a compiler that traces arrays may claim for itself.
         """
-        return self if other is None else _All((*_parts(self, _All), *_parts(_as_mask(other), _All)))
+        return self if other is None else _All((*_parts(self, _All), *_parts(as_mask(other), _All)))
 
     def __and__(self, other: Any) -> Mask:
-        return self.restrict(_as_mask(other))
+        return self.restrict(as_mask(other))
 
     def __or__(self, other: Any) -> Mask:
-        return _Any((*_parts(self, _Any), *_parts(_as_mask(other), _Any)))
+        return _Any((*_parts(self, _Any), *_parts(as_mask(other), _Any)))
 
     __rand__ = __and__
     __ror__ = __or__
@@ -106,7 +108,7 @@ class ArrayMask(Mask):
         return self
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Offset(Mask):
     mask: Mask
     n: int
@@ -121,7 +123,7 @@ class _Offset(Mask):
         return self.mask.allowed(query_positions + self.n, key_positions)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Combined(Mask):
     parts: tuple[Mask, ...]
 
@@ -143,26 +145,41 @@ class _Combined(Mask):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _All(_Combined):
     @staticmethod
     def _combine(one: Any, two: Any) -> Any:
         return one & two
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Any(_Combined):
     @staticmethod
     def _combine(one: Any, two: Any) -> Any:
         return one | two
 
 
-def _as_mask(value: Any) -> Mask:
-    return value if isinstance(value, Mask) else ArrayMask(value)
+def as_mask(value: Any) -> Mask:
+    """Return a description as it is, and a bool array (or nested lists) as one.
+
+    Raises:
+        TypeError: `value` is neither.
+    """
+    if isinstance(value, Mask):
+        return value
+    if not isinstance(value, (list, tuple)) and not hasattr(value, "dtype"):
+        raise TypeError(f"a mask must be an attn_bridge.masks description or a bool array, got {type(value).__name__}")
+    return ArrayMask(value)
 
 
 def _parts(mask: Mask, kind: type[_Combined]) -> tuple[Mask, ...]:
     return mask.parts if isinstance(mask, kind) else (mask,)
+
+
+def _integer(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
+    return operator.index(value)
 
 
 def full() -> Mask:
@@ -179,8 +196,10 @@ def sliding_window(size: int) -> Mask:
     """Query ``i`` sees the last `size` keys up to and including its own: ``i - size < key <= i``.
 
     Raises:
+        TypeError: `size` is not an integer.
         ValueError: `size` is below 1 (a window of 1 is the token itself).
     """
-    if operator.index(size) < 1:
+    size = _integer("size", size)
+    if size < 1:
         raise ValueError(f"size ({size}) must be at least 1")
-    return _SlidingWindow(operator.index(size))
+    return _SlidingWindow(size)

@@ -6,6 +6,8 @@ Letters: B batch, H query heads, T query positions, S key positions.
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Sequence
 
 Shape = tuple[int, ...]
@@ -77,13 +79,21 @@ def check_attention_mask(shape: Shape, dtype: str, scores_shape: Shape) -> None:
 
 
 def check_attention(
-    query: Shape, key: Shape, value: Shape, dtypes: Sequence[str], *, dropout: float, softcap: float | None
+    query: Shape,
+    key: Shape,
+    value: Shape,
+    dtypes: Sequence[str],
+    *,
+    dropout: float,
+    scale: float | None,
+    softcap: float | None,
 ) -> Shape:
     """Check the arguments of ``functional.dot_product_attention`` and return the shape ``(B, H, T, S)`` of its scores.
 
     Raises:
         TypeError: a dtype is not floating point.
-        ValueError: shapes that do not fit each other, `dropout` outside [0, 1), `softcap` not positive.
+        ValueError: shapes that do not fit each other, `dropout` outside [0, 1), `softcap` not positive, a
+            number that is not finite.
     """
     for name, dtype in zip(("query", "key", "value"), dtypes, strict=True):
         if not is_floating(dtype):
@@ -93,6 +103,8 @@ def check_attention(
             raise ValueError(f"{name} must have shape (B, T, H, D), got {_show(shape)}")
     if key[:3] != value[:3]:
         raise ValueError(f"key {_show(key)} and value {_show(value)} must agree in batch, length and heads")
+    if key[1] < 1:
+        raise ValueError(f"key must hold at least 1 position, got {_show(key)}")
     if query[0] != key[0]:
         raise ValueError(f"batch of query ({query[0]}) must be the batch of key ({key[0]})")
     if query[3] != key[3]:
@@ -100,8 +112,14 @@ def check_attention(
     if key[2] < 1 or query[2] % key[2]:
         raise ValueError(f"heads of query ({query[2]}) must be a multiple of the heads of key ({key[2]})")
     check_rate("dropout", dropout)
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap ({softcap}) must be greater than 0")
+    if softcap is not None:
+        check_number("softcap", softcap)
+        if not 0 < softcap < math.inf:
+            raise ValueError(f"softcap ({softcap}) must be positive and finite")
+    if scale is not None:
+        check_number("scale", scale)
+        if not math.isfinite(scale):
+            raise ValueError(f"scale ({scale}) must be finite")
     return (query[0], query[2], query[1], key[1])
 
 
@@ -121,10 +139,15 @@ def check_sinks(shape: Shape, dtype: str, num_heads: int) -> None:
         raise ValueError(f"sinks must have shape ({num_heads},), one logit per query head, got {_show(shape)}")
 
 
+def check_number(name: str, value: object) -> None:
+    """Check that a value is a real number, Python's or NumPy's, and not a bool."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+
+
 def check_rate(name: str, rate: float) -> None:
     """Check a dropout rate: a real number in [0, 1)."""
-    if isinstance(rate, bool) or not isinstance(rate, (int, float)):
-        raise TypeError(f"{name} must be a number, got {type(rate).__name__}")
+    check_number(name, rate)
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"{name} ({rate}) must be in [0, 1)")
 

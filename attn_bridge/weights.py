@@ -7,7 +7,7 @@ the pattern read from right to left. A `Rules` set proves itself a bijection whe
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import einops
+import ml_dtypes
 import numpy as np
 
 from . import backends
@@ -25,7 +26,7 @@ Side = Literal["torch", "flax"]
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _INDEX = r"(0|[1-9][0-9]*)"
 _AXIS = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
-_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+_MOST_AXES = 12
 
 
 class WeightsMismatchError(ValueError):
@@ -122,8 +123,9 @@ class Rule:
         left, arrow, right = self.pattern.partition("->")
         if not arrow or "->" in right:
             raise ValueError(f"{self}: pattern must read 'torch axes -> flax axes'")
-        if "..." in self.pattern:
-            left, right = (side.replace("...", "first_of_the_rest last_of_the_rest") for side in (left, right))
+        if re.search(r"\([^()]*\.\.\.", self.pattern):
+            raise ValueError(f"{self}: ... must not stand in parentheses")
+        left, right = (side.replace("...", "first_of_the_rest last_of_the_rest") for side in (left, right))
         axes = _AXIS.findall(left)
         for size_of, size in self.sizes.items():
             if size_of not in axes:
@@ -137,14 +139,16 @@ class Rule:
                 unknown = [axis for axis in _AXIS.findall(group) if axis not in self.sizes]
                 if len(unknown) > 1:
                     raise ValueError(f"{self}: ({group}) needs the size of {' or '.join(unknown)} as a keyword")
-        if len(axes) > len(_PRIMES):
-            raise ValueError(f"{self}: more than {len(_PRIMES)} axes")
-        sizes = dict(zip(axes, _PRIMES, strict=False)) | self.sizes
-        atoms = np.arange(np.prod([sizes[axis] for axis in axes], dtype=int)).reshape([sizes[axis] for axis in axes])
+        if len(axes) > _MOST_AXES:
+            raise ValueError(f"{self}: {len(axes)} axes, more than {_MOST_AXES}")
+        # Which axis goes where does not depend on the sizes, so small ones stand in for the real ones.
+        sizes = {axis: 2 + position % 2 for position, axis in enumerate(axes)}
+        known = {axis: sizes[axis] for axis in self.sizes}
+        atoms = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
         try:
             ids = einops.rearrange(atoms, f"{' '.join(axes)} -> {left}")
-            there = einops.rearrange(ids, f"{left} -> {right}", **self.sizes)
-            back = einops.rearrange(there, f"{right} -> {left}", **self.sizes)
+            there = einops.rearrange(ids, f"{left} -> {right}", **known)
+            back = einops.rearrange(there, f"{right} -> {left}", **known)
         except einops.EinopsError as error:
             raise ValueError(f"{self}: pattern is not a bijection of axes") from error
         if back.shape != ids.shape or not np.array_equal(back, ids) or np.unique(there).size != ids.size:
@@ -175,23 +179,27 @@ class Rules:
             ValueError: not TOML, an unknown key, or a rule that is none; the message names the line.
             OSError: the file cannot be read.
         """
-        text = Path(path).read_text(encoding="utf-8")
         try:
+            text = Path(path).read_text(encoding="utf-8")
             document = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         tables = document.pop("rule", [])
-        if document or not isinstance(tables, list):
-            raise ValueError(f"{path}: a rules file holds [[rule]] tables and nothing else, got {sorted(document)}")
+        if document:
+            raise ValueError(f"{path}: a rules file holds [[rule]] tables and nothing else, got {', '.join(document)}")
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            raise ValueError(f"{path}: rule must be tables, each headed [[rule]]")
         lines = [number for number, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*rule\s*\]\]", line)]
-        rules = []
-        for table, line in itertools.zip_longest(tables, lines):
+        places = [f"{path}, line {line}" for line in lines] if len(lines) == len(tables) else [str(path)] * len(tables)
+        rules: list[Rule] = []
+        for table, place in zip(tables, places, strict=True):
             try:
-                if not isinstance(table, dict) or not {"torch", "flax"} <= table.keys():
+                if not {"torch", "flax"} <= table.keys():
                     raise ValueError("a rule needs the keys torch and flax")
                 rules.append(Rule(**table))
+                cls(rules)
             except (TypeError, ValueError) as error:
-                raise ValueError(f"{path}, line {line}: {error}") from error
+                raise ValueError(f"{place}: {error}") from error
         return cls(rules)
 
     def __iter__(self) -> Iterator[Rule]:
@@ -240,7 +248,8 @@ class Rules:
         compiled = [(rule, *_compile(rule.name(source))) for rule in self._rules]
         pairs: dict[str, tuple[Rule, str]] = {}
         unexpected: list[str] = []
-        seen: dict[Rule, set[tuple[str, ...]]] = {rule: set() for rule in self._rules}
+        seen: dict[Rule, set[str]] = {rule: set() for rule in self._rules}
+        blocks: dict[str, set[str]] = {}
         taken: dict[str, str] = {}
         for name in names:
             hits = [(rule, keys, hit) for rule, keys, expression in compiled if (hit := expression.fullmatch(name))]
@@ -257,21 +266,21 @@ class Rules:
                 raise ValueError(f"{taken[other]} and {name} both map to {other}")
             taken[other] = name
             pairs[name] = (rule, other)
-            seen[rule].add(tuple(values[key] for key in _placeholders(rule.torch)))
-        return pairs, self._missing(seen, source), unexpected
+            for scope in _scopes(rule.torch):
+                blocks.setdefault(scope, set()).add(_fill(scope, values))
+            seen[rule].add(_fill(_scopes(rule.torch)[-1], values))
+        return pairs, self._missing(seen, blocks, source), unexpected
 
-    def _missing(self, seen: dict[Rule, set[tuple[str, ...]]], source: Side) -> list[str]:
-        """Names that are not there; rules of one repeated block must have been seen with the same indices."""
-        scopes: dict[str, set[tuple[str, ...]]] = {}
-        for rule, indices in seen.items():
-            scopes.setdefault(_scope(rule.torch), set()).update(indices)
+    def _missing(self, seen: dict[Rule, set[str]], blocks: dict[str, set[str]], source: Side) -> list[str]:
+        """Names that are not there: a rule must have been seen in every repeated block that anything was seen in."""
         missing = []
-        for rule, indices in seen.items():
-            wanted = scopes[_scope(rule.torch)]
-            keys = _placeholders(rule.torch)
-            for values in wanted - indices:
-                missing.append(_fill(rule.name(source), dict(zip(keys, values, strict=True))))
-            if not wanted:
+        for rule, found in seen.items():
+            scope = _scopes(rule.torch)[-1]
+            for block in blocks.get(scope, set()) - found:
+                values = _compile(scope)[1].fullmatch(block)
+                assert values is not None, "a block is its own scope, filled in"
+                missing.append(_fill(rule.name(source), dict(zip(_compile(scope)[0], values.groups(), strict=True))))
+            if not found and not blocks.get(scope):
                 missing.append(rule.name(source))
         return missing
 
@@ -404,7 +413,7 @@ def _check_arrays(arrays: Mapping[str, Any]) -> None:
             raise TypeError(f"names must be strings, got {name!r}")
         if not isinstance(array, np.ndarray):
             raise TypeError(f"{_printable(name)} must be a NumPy array, got {type(array).__name__}")
-        if array.dtype.hasobject or array.dtype.names is not None:
+        if array.dtype.kind not in "biufc" and not hasattr(ml_dtypes, array.dtype.name):
             raise TypeError(f"{_printable(name)} must hold numbers, got dtype {array.dtype}")
 
 
@@ -443,9 +452,9 @@ def _placeholders(template: str) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _scope(template: str) -> str:
-    """Return a name up to its last placeholder: rules with one scope belong to one repeated block."""
-    return template[: template.rfind("}") + 1]
+def _scopes(template: str) -> list[str]:
+    """Return a name up to each of its placeholders, "" first: the repeated blocks that it stands in."""
+    return ["", *(template[: match.end()] for match in _PLACEHOLDER.finditer(template))]
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:

@@ -10,13 +10,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from einops import einsum, rearrange
 from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float
 
 from attn_bridge import validation
-from attn_bridge.masks import ArrayMask, Mask
+from attn_bridge.masks import Mask, as_mask
 
 IMPLEMENTATIONS = ("reference",)
 """Names that ``implementation=`` takes; ``"reference"`` is plain einsum code that supports every call."""
@@ -65,15 +66,17 @@ def dot_product_attention(
         TypeError: dtypes or kinds of objects that do not fit.
     """
     validation.check_implementation(implementation, IMPLEMENTATIONS)
-    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     dtypes = [dtype_name(array) for array in (query, key, value)]
-    shape = validation.check_attention(query.shape, key.shape, value.shape, dtypes, dropout=dropout, softcap=softcap)
+    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
+    shape = validation.check_attention(
+        query.shape, key.shape, value.shape, dtypes, dropout=dropout, scale=scale, softcap=softcap
+    )
     if bias is not None:
+        validation.check_scores_operand("bias", jnp.shape(bias), dtype_name(bias), shape)
         bias = jnp.asarray(bias)
-        validation.check_scores_operand("bias", bias.shape, dtype_name(bias), shape)
     if sinks is not None:
+        validation.check_sinks(jnp.shape(sinks), dtype_name(sinks), shape[1])
         sinks = jnp.asarray(sinks)
-        validation.check_sinks(sinks.shape, dtype_name(sinks), shape[1])
     allowed = visible(mask, shape)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
 
@@ -109,16 +112,32 @@ def masked_softmax(
     """
     if allowed is not None:
         scores = jnp.where(allowed, scores, -jnp.inf)
-    largest = scores.max(-1, keepdims=True)
-    if sinks is not None:
-        sinks = rearrange(sinks.astype(scores.dtype), "h -> h 1 1")
-        largest = jnp.maximum(largest, sinks)
-    largest = jax.lax.stop_gradient(jnp.where(largest == -jnp.inf, 0.0, largest))
-    exponentials = jnp.exp(scores - largest)
-    total = exponentials.sum(-1, keepdims=True)
-    if sinks is not None:
-        total = total + jnp.exp(sinks - largest)
-    return exponentials / jnp.where(total == 0.0, 1.0, total)
+    has_key = (scores != -jnp.inf).any(-1, keepdims=True)
+    # A row of minus infinities would be NaN.
+    scores = jnp.where(has_key, scores, 0.0)
+    if sinks is None:
+        weights = softmax(scores)
+    else:
+        column = jnp.broadcast_to(rearrange(sinks.astype(scores.dtype), "h -> h 1 1"), (*scores.shape[:-1], 1))
+        weights = softmax(jnp.concatenate([scores, column], -1))[..., :-1]
+    return jnp.where(has_key, weights, 0.0)
+
+
+@jax.custom_jvp
+def softmax(scores: Float[Array, "... s"]) -> Float[Array, "... s"]:
+    """Softmax over the last axis, whose gradient is ``weights * (g - sum(weights * g))``.
+
+    That is torch's formula; what `jax.nn.softmax` is transposed to, ``weights * g - weights * sum(weights * g)``, rounds
+    twice more before it cancels.
+    """
+    return jax.nn.softmax(scores, -1)
+
+
+@softmax.defjvp
+def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    weights = jax.nn.softmax(*primals, -1)
+    product = weights * tangents[0]
+    return weights, product - weights * product.sum(-1, keepdims=True)
 
 
 def drop(
@@ -145,13 +164,12 @@ def visible(
     """Turn a mask into a bool array broadcastable to the scores ``(B, H, T, S)``; None stays None.
 
     Raises:
-        TypeError: an array in the mask is not bool.
+        TypeError: the mask is neither a description nor an array, or an array in it is not bool.
         ValueError: an array in the mask does not broadcast.
     """
     if mask is None:
         return None
-    mask = mask if isinstance(mask, Mask) else ArrayMask(mask)
-    mask = mask.with_arrays(jnp.asarray)
+    mask = as_mask(mask).with_arrays(jnp.asarray)
     for array in mask.arrays():
         validation.check_attention_mask(array.shape, dtype_name(array), scores_shape)
     _, _, queries, keys = scores_shape
@@ -169,17 +187,22 @@ def as_batch(
 
     `weight` is what `x` will be multiplied with; JAX promotes the two to a common dtype.
     """
-    del weight
+    validation.check_tokens(jnp.shape(x), dtype_name(x), d_in=d_in, context_length=context_length)
     x = jnp.asarray(x)
-    validation.check_tokens(x.shape, dtype_name(x), d_in=d_in, context_length=context_length)
+    if weight is not None:
+        check_dtype(x, weight)
     return x[None] if x.ndim == 2 else x
+
+
+def check_dtype(x: Float[Array, "..."], weight: Array) -> None:
+    """Refuse nothing: JAX promotes input and weights to a common dtype, where torch multiplies equal ones only."""
 
 
 def as_given(
     x: Float[Array, "... T D"], context: Float[Array, "B T E"], weights: Float[Array, "B ... T S"] | None
 ) -> Any:
     """Return what a module returns for `x`: without the batch axis if `x` had none, with the weights if there are."""
-    if x.ndim == 2:
+    if jnp.ndim(x) == 2:
         context, weights = context[0], weights if weights is None else weights[0]
     return context if weights is None else (context, weights)
 
@@ -190,5 +213,5 @@ def dropout_arguments(dropout: nnx.Dropout) -> dict[str, Any]:
 
 
 def dtype_name(array: Array) -> str:
-    """Return the name of an array's dtype, such as ``"float32"``."""
-    return array.dtype.name
+    """Return the name of an array's dtype, such as ``"float32"``, as it is before JAX narrows it."""
+    return np.dtype(array.dtype).name if hasattr(array, "dtype") else jnp.asarray(array).dtype.name

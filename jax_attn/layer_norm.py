@@ -47,8 +47,9 @@ class LayerNorm(nnx.Module):
             ValueError: a last dimension other than `emb_dim`.
             TypeError: an input that is not floating point.
         """
+        validation.check_features(jnp.shape(x), functional.dtype_name(x), self.config.emb_dim)
         x = jnp.asarray(x)
-        validation.check_features(x.shape, functional.dtype_name(x), self.config.emb_dim)
+        functional.check_dtype(x, self.scale)
         out_dtype = self.dtype or jnp.promote_types(x.dtype, self.scale.dtype)
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         centred = wide - wide.mean(-1, keepdims=True)

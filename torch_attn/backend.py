@@ -29,14 +29,14 @@ _BITS = {1: (np.uint8, torch.uint8), 2: (np.uint16, torch.uint16)}
 """Integers of an item's size: what NumPy and torch both know, to carry the bits of what only one of them knows."""
 
 
-def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+def to_numpy(array: Tensor) -> np.ndarray[Any, Any]:
     """Return a tensor's elements as a NumPy array, bit for bit; bfloat16 and float8 become `ml_dtypes`."""
-    tensor = tensor.detach().cpu().contiguous()
-    name = dtype_name(tensor)
+    array = array.detach().cpu().contiguous()
+    name = dtype_name(array)
     if not hasattr(ml_dtypes, name):
-        return tensor.numpy()
-    numpy_bits, torch_bits = _BITS[tensor.element_size()]
-    return tensor.view(torch_bits).numpy().view(numpy_bits).view(getattr(ml_dtypes, name))
+        return array.numpy()
+    numpy_bits, torch_bits = _BITS[array.element_size()]
+    return array.view(torch_bits).numpy().view(numpy_bits).view(getattr(ml_dtypes, name))
 
 
 def from_numpy(array: np.ndarray[Any, Any], name: str = "array") -> Tensor:

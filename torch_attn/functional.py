@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from attn_bridge import validation
-from attn_bridge.masks import ArrayMask, Mask
+from attn_bridge.masks import Mask, as_mask
 
 IMPLEMENTATIONS = ("reference",)
 """Names that ``implementation=`` takes; ``"reference"`` is plain einsum code that supports every call."""
@@ -69,7 +69,7 @@ def dot_product_attention(
     validation.check_implementation(implementation, IMPLEMENTATIONS)
     dtypes = [dtype_name(array) for array in (query, key, value)]
     shape = validation.check_attention(
-        tuple(query.shape), tuple(key.shape), tuple(value.shape), dtypes, dropout=dropout, softcap=softcap
+        tuple(query.shape), tuple(key.shape), tuple(value.shape), dtypes, dropout=dropout, scale=scale, softcap=softcap
     )
     if bias is not None:
         validation.check_scores_operand("bias", tuple(bias.shape), dtype_name(bias), shape)
@@ -110,16 +110,20 @@ def masked_softmax(
     """
     if allowed is not None:
         scores = torch.where(allowed, scores, -torch.inf)
-    largest = scores.amax(-1, keepdim=True)
-    if sinks is not None:
-        sinks = rearrange(sinks.to(scores.dtype), "h -> h 1 1")
-        largest = torch.maximum(largest, sinks)
-    largest = torch.where(largest == -torch.inf, 0.0, largest).detach()
-    exponentials = torch.exp(scores - largest)
-    total = exponentials.sum(-1, keepdim=True)
-    if sinks is not None:
-        total = total + torch.exp(sinks - largest)
-    return exponentials / torch.where(total == 0.0, 1.0, total)
+    has_key = (scores != -torch.inf).any(-1, keepdim=True)
+    # A row of minus infinities would be NaN.
+    scores = torch.where(has_key, scores, 0.0)
+    if sinks is None:
+        weights = softmax(scores)
+    else:
+        column = rearrange(sinks.to(scores.dtype), "h -> h 1 1").expand(*scores.shape[:-1], 1)
+        weights = softmax(torch.cat([scores, column], -1))[..., :-1]
+    return torch.where(has_key, weights, 0.0)
+
+
+def softmax(scores: Float[Tensor, "... s"]) -> Float[Tensor, "... s"]:
+    """Softmax over the last axis, whose gradient is ``weights * (g - sum(weights * g))``."""
+    return torch.softmax(scores, -1)
 
 
 def drop(
@@ -142,13 +146,12 @@ def visible(
     """Turn a mask into a bool array broadcastable to the scores ``(B, H, T, S)``; None stays None.
 
     Raises:
-        TypeError: an array in the mask is not bool.
+        TypeError: the mask is neither a description nor an array, or an array in it is not bool.
         ValueError: an array in the mask does not broadcast.
     """
     if mask is None:
         return None
-    mask = mask if isinstance(mask, Mask) else ArrayMask(mask)
-    mask = mask.with_arrays(lambda array: torch.as_tensor(array, device=device))
+    mask = as_mask(mask).with_arrays(lambda array: torch.as_tensor(array, device=device))
     for array in mask.arrays():
         validation.check_attention_mask(tuple(array.shape), dtype_name(array), scores_shape)
     _, _, queries, keys = scores_shape
@@ -169,9 +172,15 @@ def as_batch(
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
     validation.check_tokens(tuple(x.shape), dtype_name(x), d_in=d_in, context_length=context_length)
-    if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-        raise TypeError(f"x must have the dtype of the weights ({dtype_name(weight)}), got {dtype_name(x)}")
+    if weight is not None:
+        check_dtype(x, weight)
     return x[None] if x.ndim == 2 else x
+
+
+def check_dtype(x: Float[Tensor, "..."], weight: Tensor) -> None:
+    """Refuse input of another dtype than the weights, except under autocast, which casts both."""
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(f"x must have the dtype of the weights ({dtype_name(weight)}), got {dtype_name(x)}")
 
 
 def as_given(
@@ -189,5 +198,7 @@ def dropout_arguments(dropout: nn.Dropout) -> dict[str, Any]:
 
 
 def dtype_name(array: Tensor) -> str:
-    """Return the name of an array's dtype, such as ``"float32"``."""
+    """Return the name of an array's dtype, such as ``"float32"``; TypeError if it is no tensor."""
+    if not isinstance(array, Tensor):
+        raise TypeError(f"expected a torch.Tensor, got {type(array).__name__}")
     return _DTYPE_NAMES[array.dtype]

@@ -44,6 +44,7 @@ class LayerNorm(nn.Module):
             TypeError: an input that is not floating point.
         """
         validation.check_features(tuple(x.shape), functional.dtype_name(x), self.config.emb_dim)
+        functional.check_dtype(x, self.scale)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         centred = wide - wide.mean(-1, keepdim=True)
         variance = (centred * centred).mean(-1, keepdim=True)

@@ -15,7 +15,7 @@ from .check import check
 app = typer.Typer(
     name="attn-bridge",
     help="The same attention in PyTorch and in Flax, weights that cross between them, and a check that proves it.",
-    no_args_is_help=True,
+    no_args_is_help=False,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

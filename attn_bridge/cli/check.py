@@ -22,7 +22,7 @@ def check(
     dtype: Annotated[
         list[str] | None, typer.Option(help="Only this precision, beside float64 (may be repeated).")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="How many times numbers are drawn; statistics are pooled over them.")] = 6,
+    seeds: Annotated[int, typer.Option(help="How many times numbers are drawn; statistics are pooled over them.")] = 3,
     full: Annotated[
         bool, typer.Option("--full", help="Every case in every precision and mode; takes minutes.")
     ] = False,

@@ -72,7 +72,7 @@ CASES: tuple[Case, ...] = (
         "per-head-mask",
         tokens=5,
         batch=2,
-        sizes={"d_in": 7, "d_out": 8, "context_length": 5, "dropout": 0.3, "num_heads": 8, "qkv_bias": True},
+        sizes={"d_in": 7, "d_out": 8, "context_length": 5, "dropout": 0.3, "num_heads": 4, "qkv_bias": True},
         mask="per-head",
         return_weights=True,
         dtypes=("float64", "float32"),
@@ -110,21 +110,11 @@ class Numbers:
         """Return the numbers as `dtype` holds them, in that dtype."""
         return self._cast(lambda array: array.astype(numpy_dtype(dtype)))
 
-    def nudged(self, seed: int) -> Numbers:
-        """Return the numbers with every weight and input moved to a neighbour, one unit in the last place away."""
+    def moved(self, seed: int, by: float = 2.0**-10) -> Numbers:
+        """Return the numbers with every weight and input moved at random by a small part of itself."""
         random = np.random.default_rng([seed, len(self.weights)])
-
-        def nudge(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            if array.dtype == np.bool_:
-                return array
-            towards = np.where(random.random(array.shape) < 0.5, -np.inf, np.inf).astype(array.dtype)
-            return np.asarray(np.nextafter(array, towards), dtype=array.dtype)
-
-        return Numbers(
-            {name: nudge(array) for name, array in self.weights.items()},
-            {name: nudge(array) for name, array in self.inputs.items()},
-            self.cotangents,
-        )
+        moved = self._cast(lambda array: array * (1.0 + by * random.normal(size=array.shape)))
+        return dataclasses.replace(moved, cotangents=self.cotangents)
 
     def widened(self) -> Numbers:
         """Return the same numbers in float64, exactly."""

@@ -12,9 +12,9 @@ inputs, weights, biases), so that a tensor that is zero in exact arithmetic is j
 a parameter's gradient is a sum over rows that may be rounded after every addition; its floor grows with the square
 root of the rows.
 
-Errors are pooled over seeds first, and T is sampled twice per seed: on the numbers, and on the numbers moved by one
-unit in the last place. Without the second sample a single seed with nearly tied large scores, whose result hangs on
-how one of them is rounded, could put any ratio between two correct implementations.
+Errors are pooled over samples first: several seeds, and for each of them several copies of its numbers, moved by a
+thousandth. One large row can dominate the error of a small tensor, and whether its roundings cancel is luck that a
+single sample cannot tell from precision; the copies keep the row and redraw the luck.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ FLOOR_ULPS = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class TensorResult:
-    """Judgement of one tensor, pooled over seeds.
+    """Judgement of one tensor, pooled over samples.
 
     Attributes:
         name: ``output``, ``weights``, ``grad x``, ``grad W_query.weight`` ...
         used: share of the allowance that was used; above 1 is a mismatch.
         relative: largest difference, relative to the largest value of the kind.
-        seed: seed of the worst element.
+        sample: which sample holds the worst element.
         index: its index.
         got: its value.
         expected: the value it was judged against.
         allowed: the largest difference that would have passed there.
-        bad: how many elements are beyond `allowed`, over all seeds.
-        count: number of elements over all seeds.
+        bad: how many elements are beyond `allowed`, over all samples.
+        count: number of elements over all samples.
     """
 
     name: str
     used: float
     relative: float
-    seed: int
+    sample: int
     index: tuple[int, ...]
     got: float
     expected: float
@@ -70,7 +70,7 @@ class TensorResult:
     def __str__(self) -> str:
         return (
             f"{self.name}: {self.bad} of {self.count} elements beyond {self.allowed:.3g}; worst at {self.index} of "
-            f"seed {self.seed}: got {self.got:.9g}, expected {self.expected:.9g}; {self.used:.3g} x the allowance"
+            f"sample {self.sample}: got {self.got:.9g}, expected {self.expected:.9g}; {self.used:.3g} x the allowance"
         )
 
 
@@ -79,9 +79,9 @@ def judge_meaning(name: str, got: Sequence[Array], expected: Sequence[Array], sc
 
     Args:
         name: name of the tensor.
-        got: one array per seed.
+        got: one array per sample.
         expected: the other framework's (or the reference's) arrays.
-        scales: per seed, the largest absolute value among tensors of this kind.
+        scales: per sample, the largest absolute value among tensors of this kind.
     """
     errors = [_difference(one, two) for one, two in zip(got, expected, strict=True)]
     allowed = [MEANING_LIMIT * scale for scale in scales]
@@ -92,7 +92,6 @@ def judge_precision(
     name: str,
     candidate: Sequence[Array],
     trusted: Sequence[Array],
-    nudged: Sequence[Array],
     oracle: Sequence[Array],
     scales: Sequence[float],
     dtype: str,
@@ -103,11 +102,10 @@ def judge_precision(
 
     Args:
         name: name of the tensor.
-        candidate: one array per seed.
+        candidate: one array per sample.
         trusted: the other framework's arrays in the same precision.
-        nudged: the same on numbers moved by one unit in the last place.
         oracle: the other framework's float64 arrays.
-        scales: per seed, the largest absolute value among tensors of this kind.
+        scales: per sample, the largest absolute value among tensors of this kind.
         dtype: name of the precision.
         rows: number of rows that the tensor is a sum over, for a parameter's gradient.
     """
@@ -115,11 +113,8 @@ def judge_precision(
     growth = np.sqrt(rows) if info.bits == 16 else 1.0
     atoms = [float(info.eps) * scale for scale in scales]
     errors = [_difference(one, truth) for one, truth in zip(candidate, oracle, strict=True)]
-    own = [
-        np.stack([_difference(one, truth), _difference(moved, truth)])
-        for one, moved, truth in zip(trusted, nudged, oracle, strict=True)
-    ]
-    # In units of the last place, so that seeds of different size pool.
+    own = [_difference(one, truth) for one, truth in zip(trusted, oracle, strict=True)]
+    # In units of the last place, so that samples of different size pool.
     units = np.concatenate([_in_units(error, atom) for error, atom in zip(errors, atoms, strict=True)])
     own_units = np.concatenate([_in_units(error, atom) for error, atom in zip(own, atoms, strict=True)])
     floor = FLOOR_ULPS * growth
@@ -165,19 +160,19 @@ def _worst(
     used: float,
 ) -> TensorResult:
     relative = [float(_in_units(error, scale).max(initial=0.0)) for error, scale in zip(errors, scales, strict=True)]
-    seed = int(np.argmax(relative)) if relative else 0
-    error = errors[seed]
+    sample = int(np.argmax(relative)) if relative else 0
+    error = errors[sample]
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), error.shape)) if error.size else ()
-    comparable = error.size > 0 and got[seed].shape == expected[seed].shape
+    comparable = error.size > 0 and got[sample].shape == expected[sample].shape
     return TensorResult(
         name=name,
         used=float("inf") if np.isnan(used) else float(used),
         relative=max(relative, default=0.0),
-        seed=seed,
+        sample=sample,
         index=index,
-        got=float(got[seed][index]) if comparable else float("nan"),
-        expected=float(expected[seed][index]) if comparable else float("nan"),
-        allowed=allowed[seed] if allowed else 0.0,
+        got=float(got[sample][index]) if comparable else float("nan"),
+        expected=float(expected[sample][index]) if comparable else float("nan"),
+        allowed=allowed[sample] if allowed else 0.0,
         bad=sum(int((error > limit).sum()) for error, limit in zip(errors, allowed, strict=True)),
         count=sum(error.size for error in errors),
     )

@@ -62,11 +62,12 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class CheckReport:
-    """Result of `attn_bridge.parity.check`."""
+    """Result of `attn_bridge.parity.check`: the judged cells, versions, number of seeds, and seconds it took."""
 
     cells: tuple[Cell, ...]
     environment: dict[str, str]
     seeds: int
+    seconds: float
 
     @property
     def passed(self) -> bool:
@@ -87,7 +88,8 @@ class CheckReport:
         """Return the last line of the report."""
         tensors = sum(len(cell.tensors) for cell in self.cells)
         state = "all equal" if self.passed else f"{len(self.failures)} not equal"
-        return f"{len(self.cells)} comparisons of {tensors} tensors, {self.seeds} seeds each: {state}"
+        effort = f"{self.seeds} seeds each, in {self.seconds:.0f} s"
+        return f"{len(self.cells)} comparisons of {tensors} tensors, {effort}: {state}"
 
     def table(self) -> rich.table.Table:
         """Return one row per variant: largest float64 difference, and the share of the allowance used below it."""
@@ -110,6 +112,7 @@ class CheckReport:
             "passed": self.passed,
             "summary": self.summary(),
             "seeds": self.seeds,
+            "seconds": round(self.seconds, 3),
             "environment": self.environment,
             "notes": list(self.notes),
             "cells": [

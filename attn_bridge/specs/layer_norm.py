@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ..validation import check_number
 from .base import Config, Parameter, Variant, vector
 
 
@@ -19,10 +20,10 @@ class LayerNormConfig(Config):
 
     def __post_init__(self) -> None:
         self._require_positive_ints("emb_dim")
-        if isinstance(self.eps, bool) or not isinstance(self.eps, (int, float)):
-            raise TypeError(f"eps must be a number, got {type(self.eps).__name__}")
+        check_number("eps", self.eps)
         if not 0 < self.eps < math.inf:
             raise ValueError(f"eps ({self.eps}) must be positive and finite")
+        object.__setattr__(self, "eps", float(self.eps))
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
