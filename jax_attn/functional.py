@@ -127,8 +127,8 @@ def masked_softmax(
 def softmax(scores: Float[Array, "... s"]) -> Float[Array, "... s"]:
     """Softmax over the last axis, whose gradient is ``weights * (g - sum(weights * g))``.
 
-    That is torch's formula; what `jax.nn.softmax` is transposed to, ``weights * g - weights * sum(weights * g)``, rounds
-    twice more before it cancels.
+    That is torch's formula; what `jax.nn.softmax` is transposed to, ``weights * g - weights * sum(weights * g)``,
+    rounds twice more before it cancels.
     """
     return jax.nn.softmax(scores, -1)
 

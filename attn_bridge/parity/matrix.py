@@ -14,11 +14,11 @@ import numpy as np
 
 from .. import backends
 from ..specs import VARIANTS, Variant, find_variant
-from .cases import CASES, DTYPES, MODES, WITH_INDUCTOR, Arrays, Case, Numbers, draw, draw_cotangents
+from .cases import CASES, DTYPES, IN_MODE, MODES, Arrays, Case, Numbers, draw, draw_cotangents
 from .judge import MEANING_LIMIT, Array, TensorResult, judge_meaning, judge_precision
 from .report import Cell, CheckReport, environment
 
-COPIES = 4
+COPIES = 3
 """Samples per seed: its numbers, and copies moved by a thousandth."""
 
 FRAMEWORKS: tuple[backends.Framework, ...] = ("torch", "flax")
@@ -67,15 +67,20 @@ class Subject:
     case: Case
     weights: Mapping[str, Array] | None = None
 
+    @property
+    def copies(self) -> int:
+        """Samples per seed: one where only the meaning is judged, which no luck decides."""
+        return COPIES if len(self.case.dtypes) > 1 else 1
+
     def numbers(self, seeds: int) -> list[Numbers]:
-        """Draw the numbers of every seed and their moved copies, `COPIES` samples in a row per seed, in float64."""
+        """Draw the numbers of every seed and their moved copies, `copies` samples in a row per seed, in float64."""
         found: list[Numbers] = []
         for seed in range(seeds):
             numbers = draw(self.case, self.variant, seed, self.weights)
             outputs = [output for output in self.reference(numbers) if output is not None]
             shapes = [output.shape for output in outputs[: 2 if self.returns_weights else 1]]
             numbers = draw_cotangents(numbers, shapes, self.case, seed)
-            found += [numbers, *(numbers.moved(seed * COPIES + copy) for copy in range(1, COPIES))]
+            found += [numbers, *(numbers.moved(seed * COPIES + copy) for copy in range(1, self.copies))]
         return found
 
     def reference(self, numbers: Numbers) -> tuple[Array, Array | None]:
@@ -138,7 +143,7 @@ def check(
     done = 0
     total = len(subjects)
     stop = threading.Event()
-    with ThreadPoolExecutor(1) as torch_pool, ThreadPoolExecutor(2) as flax_pool:
+    with ThreadPoolExecutor(1) as torch_pool, ThreadPoolExecutor(1) as flax_pool:
         pools: dict[str, ThreadPoolExecutor] = {"torch": torch_pool, "flax": flax_pool}
         pending: list[tuple[Subject, list[Numbers], dict[backends.Framework, Future[_Side]]]] = []
         try:
@@ -181,7 +186,7 @@ def _run_side(
     side.runs[Run(framework, "float64", main)] = side.oracle["float64"]
     runs = [(dtype, main) for dtype in chosen if dtype != "float64"]
     if subject.case.name == CASES[0].name and "float32" in chosen:
-        runs += [("float32", mode) for mode in others if _runs_in(mode, subject.variant, full)]
+        runs += [("float32", mode) for mode in others if full or subject.variant.name in IN_MODE[mode]]
     for dtype, mode in runs:
         if stop.is_set():
             return side
@@ -190,12 +195,6 @@ def _run_side(
             side.runs[Run(framework, dtype, mode)] = [runner(one.rounded(dtype)) for one in numbers]
         side.notes.extend(note for note in runner.notes if note not in side.notes)
     return side
-
-
-def _runs_in(mode: str, variant: Variant, full: bool) -> bool:
-    """Tell whether a variant runs in one of the further modes; inductor takes the place of aot."""
-    inductor = full or variant.name in WITH_INDUCTOR
-    return mode == "eager" or inductor == (mode == "inductor")
 
 
 class _Twin:
@@ -321,7 +320,7 @@ def _precision(
 
 def _against_reference(subject: Subject, numbers: list[Numbers], framework: backends.Framework, side: _Side) -> Cell:
     """Judge a twin's float64 results against the NumPy reference: outputs, and gradients along random directions."""
-    numbers, results = numbers[::COPIES], side.oracle["float64"][::COPIES]
+    numbers, results = numbers[:: subject.copies], side.oracle["float64"][:: subject.copies]
     references = [subject.reference(one) for one in numbers]
     judged = []
     for position, name in enumerate(("output", "weights")):

@@ -1,0 +1,63 @@
+# make check   prove the twins equal on this machine
+# make test    run the whole test suite
+# Both create .venv and install what is needed; nothing is installed anywhere else.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help check test lanes lint types docs clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+	@echo "make lanes   each framework alone, none, and NNX's coming defaults"
+	@echo "make lint    format and lint; make types: strict type check"
+	@echo "make docs    regenerate the numbers in README.md"
+	@echo "make clean   remove .venv"
+
+check: $(VENV)/.installed
+	$(BIN)/attn-bridge check
+
+test: $(VENV)/.installed-test
+	$(PYTEST)
+
+lanes: $(VENV)/.installed-test
+	$(PYTEST) -q --without jax
+	$(PYTEST) -q --without torch
+	$(PYTEST) -q --without torch --without jax
+	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q parity_tests/jax_side parity_tests/twins/test_transfer.py
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) must be Python 3.11 or newer; try: make PYTHON=python3.12 ..."; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp per extra: what is there is not installed again until the project's requirements change.
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing into $(VENV); the first time takes minutes"
+	$(PIP) -e '.[all]'
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) -e '.[all,test]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-test
+	$(PIP) -e '.[dev]'
+	@touch $@

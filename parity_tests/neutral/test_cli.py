@@ -1,0 +1,78 @@
+"""The command line without any framework: help, usage errors, and one line for each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from attn_bridge.cli.app import run
+
+USAGE_ERRORS = [
+    ([], "error: Missing command.\n"),
+    (["bogus"], "error: No such command 'bogus'.\n"),
+    (
+        ["check", "Foo"],
+        "error: variant (Foo) must be one of simple_self_attention, SelfAttention_v1, SelfAttention_v2, ",
+    ),
+    (["check", "--case", "x"], "error: case (x) must be one of odd-sizes, "),
+    (["check", "--dtype", "int8"], "error: dtype (int8) must be one of float64, float32, bfloat16, float16\n"),
+    (["check", "--seeds", "0"], "error: seeds (0) must be at least 1\n"),
+    (["check", "--seeds", "many"], "error: Invalid value for '--seeds': "),
+    (["check", "--weights", "x.safetensors"], "error: --weights and --layout go together\n"),
+    (["check", "--weights", "x", "--layout", "y"], "error: layout (y) must be one of hf-bert\n"),
+    (["check", "--weights", "x", "--layout", "hf-bert"], "error: x is not a .safetensors file\n"),
+    (
+        ["check", "--weights", "x", "--layout", "hf-bert", "--set", "a"],
+        "error: --set takes KEY=VALUE with a whole number",
+    ),
+    (["check", "LayerNorm", "--weights", "x", "--layout", "hf-bert"], "error: --weights checks the layers of a file; "),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), USAGE_ERRORS, ids=lambda value: " ".join(value)[:30])
+def test_bad_usage_is_one_line_and_status_2(arguments, message, capsys):
+    assert run(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(message)
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"], ["--version"]])
+def test_help_and_version_are_status_0(arguments, capsys):
+    assert run(arguments) == 0
+    assert capsys.readouterr().out
+
+
+def test_check_help_gives_an_example(capsys):
+    run(["check", "--help"])
+    assert "Example: attn-bridge check" in capsys.readouterr().out
+
+
+def test_console_module_runs_as_a_program_without_a_framework():
+    code = (
+        "import sys\n"
+        "from attn_bridge.cli.app import run\n"
+        "status = run(['--help'])\n"
+        "loaded = {'torch', 'jax', 'flax'} & sys.modules.keys()\n"
+        "sys.exit(status or ','.join(sorted(loaded)) or 0)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-m", "attn_bridge", "bogus"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: No such command 'bogus'.\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "limit"), [(["-c", "import attn_bridge"], 0.3), (["-m", "attn_bridge", "--help"], 0.6)]
+)
+def test_start_up_is_quick(command, limit):
+    def seconds(arguments):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+        return time.perf_counter() - start
+
+    bare = min(seconds(["-c", "pass"]) for _ in range(5))
+    assert min(seconds(command) for _ in range(5)) - bare < limit

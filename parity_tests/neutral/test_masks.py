@@ -1,0 +1,178 @@
+"""Mask descriptions on NumPy, and the shapes that a mask array may have."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attn_bridge import masks, validation
+
+PADDING = np.array([[True, True, False, True, True], [False, True, True, False, False]])
+PER_HEAD = np.random.default_rng(0).random((2, 3, 4, 5)) < 0.5
+
+
+def allowed(mask: masks.Mask, queries: int = 4, keys: int = 5) -> np.ndarray:
+    """Return the pairs for 2 sequences, 3 heads, `queries` and `keys`."""
+    answer = mask.allowed(np.arange(queries)[:, None], np.arange(keys)[None, :])
+    assert answer.dtype == np.bool_
+    return np.broadcast_to(answer, (2, 3, queries, keys))
+
+
+def pairs(rule: Any, queries: int = 4, keys: int = 5) -> np.ndarray:
+    """Return the array of ``rule(b, h, query, key)``."""
+    answer = np.zeros((2, 3, queries, keys), bool)
+    for b, h, t, s in np.ndindex(answer.shape):
+        answer[b, h, t, s] = rule(b, h, t, s)
+    return answer
+
+
+RULES = {
+    "full": (masks.full(), lambda b, h, t, s: True),
+    "causal": (masks.causal(), lambda b, h, t, s: s <= t),
+    "window of 1": (masks.sliding_window(1), lambda b, h, t, s: s == t),
+    "window of 3": (masks.sliding_window(3), lambda b, h, t, s: t - 3 < s <= t),
+    "window of 99": (masks.sliding_window(99), lambda b, h, t, s: s <= t),
+    "padding": (masks.ArrayMask(PADDING), lambda b, h, t, s: PADDING[b, s]),
+    "per head": (masks.ArrayMask(PER_HEAD), lambda b, h, t, s: PER_HEAD[b, h, t, s]),
+    "causal from 2": (masks.causal().offset(2), lambda b, h, t, s: s <= t + 2),
+    "window from 2": (masks.sliding_window(2).offset(2), lambda b, h, t, s: t < s <= t + 2),
+    "causal before 0": (masks.causal().offset(-1), lambda b, h, t, s: s < t),
+    "twice offset": (masks.causal().offset(3).offset(-2), lambda b, h, t, s: s <= t + 1),
+    "and": (masks.causal() & PADDING, lambda b, h, t, s: s <= t and PADDING[b, s]),
+    "or": (masks.causal() | PADDING, lambda b, h, t, s: s <= t or PADDING[b, s]),
+    "and or": (
+        (masks.sliding_window(2) | PADDING) & masks.causal(),
+        lambda b, h, t, s: (t - 2 < s <= t or PADDING[b, s]) and s <= t,
+    ),
+    "three": (
+        masks.causal() & PADDING & PER_HEAD,
+        lambda b, h, t, s: s <= t and PADDING[b, s] and PER_HEAD[b, h, t, s],
+    ),
+    "combined, from 1": (
+        ((masks.sliding_window(2) | PADDING) & masks.causal()).offset(1),
+        lambda b, h, t, s: (t - 1 < s <= t + 1 or PADDING[b, s]) and s <= t + 1,
+    ),
+    "restricted": (masks.causal().restrict(PADDING), lambda b, h, t, s: s <= t and PADDING[b, s]),
+}
+"""Description, and the same as a rule over batch, head, query and key."""
+
+
+@pytest.mark.parametrize("label", RULES)
+def test_a_description_allows_what_its_rule_says(label):
+    mask, rule = RULES[label]
+    np.testing.assert_array_equal(allowed(mask), pairs(rule))
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 5), (2, 5), (5, 2), (1, 1)])
+def test_query_i_is_position_i_whatever_the_number_of_keys(queries, keys):
+    for label in ("full", "causal", "window of 3", "causal from 2"):
+        mask, rule = RULES[label]
+        np.testing.assert_array_equal(allowed(mask, queries, keys), pairs(rule, queries, keys))
+
+
+@pytest.mark.parametrize("label", ["full", "causal", "window of 1", "window of 3", "causal from 2"])
+@pytest.mark.parametrize("start", [0, 1, 3])
+def test_an_offset_gives_the_later_rows_of_the_same_mask(label, start):
+    mask, _ = RULES[label]
+    whole = allowed(mask, start + 2, 7)
+    np.testing.assert_array_equal(allowed(mask.offset(start), 2, 7), whole[:, :, start:])
+
+
+def test_an_array_keeps_its_rows_under_an_offset():
+    mask = masks.ArrayMask(PER_HEAD)
+    assert mask.offset(3) is mask
+
+
+ARRAYS = {"padding": PADDING, "per head": PER_HEAD}
+
+
+@pytest.mark.parametrize("label", ARRAYS)
+@pytest.mark.parametrize("operator", ["&", "|"])
+def test_an_array_may_stand_on_either_side(label, operator):
+    array = ARRAYS[label]
+    if operator == "&":
+        left, right = array & masks.causal(), masks.causal() & array
+    else:
+        left, right = array | masks.causal(), masks.causal() | array
+    assert isinstance(left, masks.Mask)
+    np.testing.assert_array_equal(allowed(left), allowed(right))
+
+
+def test_combining_follows_the_laws_of_logic():
+    window, padding = masks.sliding_window(2), masks.ArrayMask(PADDING)
+    for one, two in itertools.permutations([masks.causal(), window, padding], 2):
+        np.testing.assert_array_equal(allowed(one & two), allowed(one) & allowed(two))
+        np.testing.assert_array_equal(allowed(one | two), allowed(one) | allowed(two))
+        np.testing.assert_array_equal(allowed(one & (one | two)), allowed(one))
+        np.testing.assert_array_equal(allowed(one & masks.full()), allowed(one))
+
+
+def test_restricting_by_nothing_changes_nothing():
+    mask = masks.causal()
+    assert mask.restrict(None) is mask
+
+
+def test_the_arrays_inside_a_description_can_be_converted():
+    """A backend places them on its device, wherever in the description they are."""
+    mask = ((masks.causal() & PADDING) | PER_HEAD).offset(2)
+    assert [array.shape for array in mask.arrays()] == [(2, 5), (2, 3, 4, 5)]
+    flipped = mask.with_arrays(np.logical_not)
+    np.testing.assert_array_equal(
+        allowed(flipped), pairs(lambda b, h, t, s: (s <= t + 2 and not PADDING[b, s]) or not PER_HEAD[b, h, t, s])
+    )
+    np.testing.assert_array_equal(next(mask.arrays()), PADDING, "the description itself stays as it is")
+    for plain in (masks.full(), masks.causal(), masks.sliding_window(2)):
+        assert list(plain.arrays()) == []
+        assert plain.with_arrays(np.logical_not) is plain
+
+
+def test_descriptions_without_arrays_are_frozen_values():
+    assert masks.causal() == masks.causal()
+    assert masks.full() == masks.full()
+    assert masks.sliding_window(2) == masks.sliding_window(np.int64(2))
+    assert len({masks.causal(), masks.causal(), masks.full(), masks.sliding_window(2), masks.sliding_window(3)}) == 4
+    with pytest.raises(dataclasses.FrozenInstanceError, match="size"):
+        masks.sliding_window(2).size = 3
+
+
+@pytest.mark.parametrize(
+    ("size", "message"), [(0, "size (0) must be at least 1"), (-2, "size (-2) must be at least 1")]
+)
+def test_a_window_holds_at_least_the_token_itself(size, message):
+    with pytest.raises(ValueError, match="size") as caught:
+        masks.sliding_window(size)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("value", [2.0, "2", None, True], ids=repr)
+@pytest.mark.parametrize(("call", "name"), [(masks.sliding_window, "size"), (masks.causal().offset, "n")])
+def test_sizes_and_offsets_are_integers(call, name, value):
+    with pytest.raises(TypeError) as caught:
+        call(value)
+    assert str(caught.value) == f"{name} must be an integer, got {type(value).__name__}"
+
+
+def test_the_base_class_describes_nothing():
+    with pytest.raises(NotImplementedError):
+        masks.Mask().allowed(np.arange(2)[:, None], np.arange(2)[None, :])
+
+
+def test_the_public_names_are_there():
+    assert set(masks.__all__) >= {"ArrayMask", "Mask", "causal", "full", "sliding_window"}
+    assert all(hasattr(masks, name) for name in masks.__all__)
+
+
+# ---- shapes of arrays: the refusals, which are the same in both backends, are in parity_tests/bad_calls.py
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(), (1,), (5,), (2, 5), (1, 5), (2, 1), (1, 1), *itertools.product((1, 2), (1, 3), (1, 4), (1, 5))],
+    ids=str,
+)
+def test_a_mask_may_have_any_shape_that_broadcasts(shape):
+    validation.check_attention_mask(shape, "bool", (2, 3, 4, 5))

@@ -1,0 +1,174 @@
+"""The configs of the variants and their tables of parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attn_bridge import Rule, Rules, specs
+
+from ..bad_calls import BAD_CALLS, MODULES
+
+CONFIGS: dict[str, specs.Config] = {
+    "simple_self_attention": specs.SimpleSelfAttentionConfig(),
+    "SelfAttention_v1": specs.SelfAttentionV1Config(3, 2),
+    "SelfAttention_v2": specs.SelfAttentionV2Config(3, 2),
+    "SelfAttention_v2 with biases": specs.SelfAttentionV2Config(3, 2, qkv_bias=True),
+    "CausalAttention": specs.CausalAttentionConfig(3, 2, 6),
+    "CausalAttention with biases": specs.CausalAttentionConfig(3, 2, 6, 0.1, True),
+    "MultiHeadAttentionWrapper": specs.MultiHeadAttentionWrapperConfig(3, 2, 6, num_heads=2),
+    "MultiHeadAttention": specs.MultiHeadAttentionConfig(3, 4, 6, 0.0, 2),
+    "MultiHeadAttention with biases": specs.MultiHeadAttentionConfig(3, 4, 6, 0.0, 2, True),
+    "LayerNorm": specs.LayerNormConfig(3),
+}
+
+
+def projections(prefix: str, d_in: int, d_out: int, *, bias: bool) -> list[tuple[Any, ...]]:
+    """Return rows of query, key and value: torch name, torch shape, Flax name, Flax shape."""
+    rows = []
+    for name in ("W_query", "W_key", "W_value"):
+        rows.append((f"{prefix}{name}.weight", (d_out, d_in), f"{prefix}{name}.kernel", (d_in, d_out)))
+        if bias:
+            rows.append((f"{prefix}{name}.bias", (d_out,), f"{prefix}{name}.bias", (d_out,)))
+    return rows
+
+
+OUT_PROJ = [
+    ("out_proj.weight", (4, 4), "out_proj.kernel", (4, 4)),
+    ("out_proj.bias", (4,), "out_proj.bias", (4,)),
+]
+TABLES = {
+    "simple_self_attention": [],
+    "SelfAttention_v1": [(name, (3, 2), name, (3, 2)) for name in ("W_query", "W_key", "W_value")],
+    "SelfAttention_v2": projections("", 3, 2, bias=False),
+    "SelfAttention_v2 with biases": projections("", 3, 2, bias=True),
+    "CausalAttention": projections("", 3, 2, bias=False),
+    "CausalAttention with biases": projections("", 3, 2, bias=True),
+    "MultiHeadAttentionWrapper": [row for head in (0, 1) for row in projections(f"heads.{head}.", 3, 2, bias=False)],
+    "MultiHeadAttention": [*projections("", 3, 4, bias=False), *OUT_PROJ],
+    "MultiHeadAttention with biases": [*projections("", 3, 4, bias=True), *OUT_PROJ],
+    "LayerNorm": [("scale", (3,), "scale", (3,)), ("shift", (3,), "shift", (3,))],
+}
+
+
+@pytest.mark.parametrize("label", TABLES)
+def test_the_table_lists_every_parameter_by_name_and_shape(label):
+    rows = [(row.rule.torch, row.shape, row.rule.flax, row.flax_shape) for row in CONFIGS[label].parameters]
+    assert rows == TABLES[label]
+
+
+@pytest.mark.parametrize("label", TABLES)
+def test_the_rules_are_those_of_the_table(label):
+    assert CONFIGS[label].rules() == Rules(row.rule for row in CONFIGS[label].parameters)
+
+
+def test_a_linear_layer_is_transposed_and_a_bare_matrix_is_not():
+    assert CONFIGS["SelfAttention_v2"].parameters[0].rule == Rule("W_query.weight", "W_query.kernel", "o i -> i o")
+    assert CONFIGS["SelfAttention_v1"].parameters[0].rule == Rule("W_query", "W_query", "i o -> i o")
+
+
+def test_exercise_3_3_the_attention_of_the_smallest_gpt_2():
+    """Exercise 3.3 of the book: 768 wide, 12 heads, 1024 tokens; 2,360,064 parameters."""
+    config = specs.MultiHeadAttentionConfig(768, 768, 1024, dropout=0.0, num_heads=12)
+    assert sum(math.prod(row.shape) for row in config.parameters) == 2_360_064
+    assert config.head_dim == 64
+
+
+def test_a_wrapper_gives_every_head_the_config_of_a_causal_attention():
+    config = specs.MultiHeadAttentionWrapperConfig(3, 2, 6, 0.25, 4, True)
+    assert config.head == specs.CausalAttentionConfig(3, 2, 6, 0.25, True)
+
+
+# ---- configs are values
+
+
+@pytest.mark.parametrize("label", CONFIGS)
+def test_a_config_is_a_frozen_value(label):
+    config = CONFIGS[label]
+    assert config == config.replace()
+    assert hash(config) == hash(config.replace())
+    for field in dataclasses.fields(config):
+        with pytest.raises(dataclasses.FrozenInstanceError, match=field.name):
+            setattr(config, field.name, 1)
+
+
+def test_configs_of_different_variants_are_different():
+    assert len(set(CONFIGS.values())) == len(CONFIGS)
+    assert specs.SelfAttentionV1Config(3, 2) != specs.SelfAttentionV2Config(3, 2)
+
+
+def test_a_replaced_field_is_checked_again():
+    config = specs.MultiHeadAttentionConfig(3, 4, 6, num_heads=2)
+    assert config.replace(num_heads=4).head_dim == 1
+    with pytest.raises(ValueError, match="d_out") as caught:
+        config.replace(num_heads=3)
+    assert str(caught.value) == "d_out (4) must be a multiple of num_heads (3)"
+
+
+def test_sizes_and_rates_become_plain_numbers():
+    config = specs.CausalAttentionConfig(np.int64(3), np.int32(2), np.uint8(6), dropout=0)
+    assert config == specs.CausalAttentionConfig(3, 2, 6, 0.0)
+    kinds = [type(value) for value in dataclasses.astuple(config)]
+    assert kinds == [int, int, int, float, bool]
+
+
+CONSTRUCTORS = [row for row in BAD_CALLS if row.call is None]
+
+
+@pytest.mark.parametrize("row", CONSTRUCTORS, ids=lambda row: row.id)
+def test_the_config_itself_refuses_bad_arguments(row):
+    """So that a bad argument gives the same message on both sides."""
+    with pytest.raises(row.error) as caught:
+        specs.find_variant(row.target).config(**row.arguments)
+    assert type(caught.value) is row.error
+    assert str(caught.value) == row.message
+
+
+def test_the_bad_calls_cover_every_field_of_every_config():
+    for name in MODULES:
+        fields = {field.name for field in dataclasses.fields(specs.find_variant(name).config)}
+        told = {field for row in CONSTRUCTORS if row.target == name for field in fields if f"-{field}-" in row.id}
+        assert told == fields, name
+
+
+# ---- the registry
+
+
+def test_variants_are_found_by_name_and_alias():
+    for variant in specs.VARIANTS:
+        assert [specs.find_variant(name) for name in (variant.name, *variant.aliases)] == [variant] * (
+            1 + len(variant.aliases)
+        )
+    assert specs.find_variant("SelfAttention").name == "SelfAttention_v2"
+
+
+def test_an_unknown_variant_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="variant") as caught:
+        specs.find_variant("MultiheadAttention")
+    assert str(caught.value) == (
+        "variant (MultiheadAttention) must be one of " + ", ".join(variant.name for variant in specs.VARIANTS)
+    )
+
+
+def test_names_files_and_configs_are_not_shared():
+    names = [name for variant in specs.VARIANTS for name in (variant.name, *variant.aliases)]
+    assert len(set(names)) == len(names)
+    assert len({variant.file for variant in specs.VARIANTS}) == len(specs.VARIANTS)
+    assert len({variant.config for variant in specs.VARIANTS}) == len(specs.VARIANTS)
+
+
+@pytest.mark.parametrize("variant", specs.VARIANTS, ids=lambda variant: variant.name)
+def test_arguments_are_picked_from_named_sizes(variant):
+    sizes = {"d_in": 6, "d_out": 4, "context_length": 5, "dropout": 0.1, "num_heads": 2, "qkv_bias": True, "other": 9}
+    arguments = variant.config.arguments_from(sizes)
+    assert "other" not in arguments
+    config = variant.config(**arguments)
+    assert {name: getattr(config, name) for name in arguments} == arguments
+    if variant.name == "LayerNorm":
+        assert arguments == {"emb_dim": 6}
+    elif not variant.is_function:
+        assert set(arguments) == {field.name for field in dataclasses.fields(config)}

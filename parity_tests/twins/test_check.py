@@ -1,0 +1,132 @@
+"""`attn-bridge check` is right about right twins, and turns red for every planted fault."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import torch_attn
+from attn_bridge.cli.app import run
+from attn_bridge.parity import check
+from attn_bridge.parity.cases import CASES
+from attn_bridge.specs import VARIANTS
+
+from .faults import FAULTS
+
+
+def test_all_variants_are_equal_in_float64_in_every_case():
+    report = check(dtypes=["float64"], seeds=3)
+    assert report.passed, [cell.explain() for cell in report.failures]
+    assert {cell.variant for cell in report.cells} == {variant.name for variant in VARIANTS}
+    assert {cell.case for cell in report.cells} == {case.name for case in CASES}
+    compared = {tensor.name for cell in report.cells if cell.variant == "MultiHeadAttention" for tensor in cell.tensors}
+    assert {"output", "weights", "grad x", "grad W_key.bias", "grad out_proj.weight"} <= compared
+    assert max(tensor.relative for cell in report.cells for tensor in cell.tensors) <= 1e-12
+
+
+@pytest.mark.parametrize("first_seed", [1000, 2000])
+def test_low_precisions_raise_no_false_alarm_on_many_seeds(first_seed, monkeypatch):
+    from attn_bridge.parity import matrix
+
+    right = matrix.draw
+    monkeypatch.setattr(
+        matrix, "draw", lambda case, variant, seed, weights: right(case, variant, first_seed + seed, weights)
+    )
+    report = check(
+        ["SelfAttention_v1", "MultiHeadAttention", "LayerNorm"], cases=["odd-sizes", "large-scores"], seeds=10
+    )
+    assert report.passed, [cell.explain() for cell in report.failures]
+    assert {"float32", "bfloat16", "float16"} <= {cell.dtype for cell in report.cells}
+    assert {"torch inductor vs flax float64", "flax eager vs torch float64"} <= {cell.what for cell in report.cells}
+
+
+@pytest.mark.parametrize("framework", ["torch", "flax"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_turns_check_red(fault, framework, monkeypatch):
+    variant, verdict, plant = FAULTS[fault]
+    plant(monkeypatch, framework)
+    case, dtype = ("large-scores", "float32") if verdict == "precision" else ("odd-sizes", "float64")
+    report = check([variant], cases=[case], dtypes=[dtype], seeds=2)
+    assert not report.passed
+    assert {cell.verdict for cell in report.failures} == {verdict}
+    named = [cell.what for cell in report.failures]
+    if verdict == "precision":
+        assert [what.split()[0] for what in named] == [framework]
+    else:
+        assert any(what.startswith(framework) for what in named), "the twin at fault is named"
+        other = {"torch": "flax", "flax": "torch"}[framework]
+        assert not any(what.startswith(other) and what.endswith("NumPy reference") for what in named)
+
+
+def test_a_fault_shared_by_both_twins_is_caught_by_the_reference(monkeypatch):
+    variant, _, plant = FAULTS["scale-sqrt-d_out"]
+    plant(monkeypatch, "torch")
+    plant(monkeypatch, "flax")
+    report = check([variant], cases=["odd-sizes"], dtypes=["float64"], seeds=2)
+    assert {cell.what for cell in report.failures} == {"torch eager vs NumPy reference", "flax jit vs NumPy reference"}
+
+
+def test_a_twin_that_cannot_run_is_inconclusive_and_not_equal(monkeypatch):
+    def broken(*arguments, **keywords):
+        raise RuntimeError("no kernel\nfor this")
+
+    monkeypatch.setattr(torch_attn.functional, "dot_product_attention", broken)
+    report = check(["SelfAttention_v2"], cases=["one-head"], seeds=1)
+    assert not report.passed
+    (cell,) = report.cells
+    assert (cell.verdict, cell.message) == ("inconclusive", "RuntimeError: no kernel for this")
+
+
+def test_command_line_exits_0_and_prints_a_table_and_json(capsys, tmp_path):
+    target = tmp_path / "report.json"
+    assert run(["check", "LayerNorm", "--case", "one-head", "--seeds", "2", "--json", str(target)]) == 0
+    printed = capsys.readouterr()
+    assert "LayerNorm" in printed.out
+    assert printed.out.splitlines()[-1].endswith(" s: all equal")
+    assert printed.err == ""
+    data = json.loads(target.read_text())
+    assert data["passed"] is True
+    assert data["environment"]["torch"] != "not installed"
+    assert {cell["verdict"] for cell in data["cells"]} == {"equal"}
+    assert run(["check", "LayerNorm", "--case", "one-head", "--seeds", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["passed"] is True
+
+
+def test_command_line_exits_1_with_a_message_to_start_from(capsys, tmp_path, monkeypatch):
+    FAULTS["norm-eps"][2](monkeypatch, "flax")
+    target = tmp_path / "report.json"
+    assert run(["check", "LayerNorm", "--case", "odd-sizes", "--dtype", "float64", "--json", str(target)]) == 1
+    printed = capsys.readouterr().out
+    for part in (
+        "different: LayerNorm, odd-sizes, float64, flax jit vs torch float64",
+        "output: ",
+        "worst at (",
+        "got ",
+    ):
+        assert part in printed
+    assert "again: attn-bridge check LayerNorm --case odd-sizes --dtype float64" in printed
+    assert json.loads(target.read_text())["passed"] is False
+
+
+def test_real_weights_on_the_command_line(capsys, tmp_path):
+    from safetensors.numpy import save_file
+
+    rng = np.random.default_rng(5)
+    arrays = {}
+    for layer in range(2):
+        for name in ("self.query", "self.key", "self.value", "output.dense"):
+            prefix = f"bert.encoder.layer.{layer}.attention.{name}"
+            arrays[f"{prefix}.weight"] = rng.normal(size=(12, 12)).astype(np.float32)
+            arrays[f"{prefix}.bias"] = rng.normal(size=12).astype(np.float32)
+    save_file(arrays, tmp_path / "model.safetensors")
+    command = ["check", "--weights", str(tmp_path / "model.safetensors"), "--layout", "hf-bert", "--dtype", "float64"]
+    assert run(command) == 2
+    assert capsys.readouterr().err == (
+        "error: num_heads is not known: give --set num_heads=N, or put config.json beside the file\n"
+    )
+    assert run([*command, "--set", "num_heads=3"]) == 0
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 3}))
+    assert run(command) == 0
+    assert "6 comparisons" in capsys.readouterr().out
