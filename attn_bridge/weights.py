@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import einops
 import ml_dtypes
@@ -26,6 +26,7 @@ Side = Literal["torch", "flax"]
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _INDEX = r"(0|[1-9][0-9]*)"
 _AXIS = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
+_NUMBER = re.compile(r"\{[^{}]*\}|[0-9]+")
 _MOST_AXES = 12
 
 
@@ -78,10 +79,14 @@ class Rule:
         self.torch, self.flax, self.pattern, self.sizes = torch, flax, pattern, dict(sizes)
         if _placeholders(torch) != _placeholders(flax):
             raise ValueError(f"{self}: both names must hold the same placeholders")
+        for name in (torch, flax):
+            bare = _PLACEHOLDER.sub("", name)
+            if "{" in bare or "}" in bare or re.search(r"(\}|[0-9])\{|\}[0-9]", name):
+                raise ValueError(f"{self}: a placeholder in {name!r} must not touch a digit, a brace or another one")
         self._prove()
 
     def __repr__(self) -> str:
-        sizes = "".join(f", {axis}={size}" for axis, size in self.sizes.items())
+        sizes = "".join(f", {axis}={size!r}" for axis, size in self.sizes.items())
         return f"Rule({self.torch!r}, {self.flax!r}, {self.pattern!r}{sizes})"
 
     def __eq__(self, other: object) -> bool:
@@ -164,12 +169,12 @@ class Rules:
     """
 
     def __init__(self, rules: Iterable[Rule] = ()):
-        self._rules = tuple(rules)
+        self._rules = (rules,) if isinstance(rules, Rule) else tuple(rules)
         for rule in self._rules:
             if not isinstance(rule, Rule):
                 raise TypeError(f"Rules takes Rule objects, got {type(rule).__name__}")
-        for side in ("torch", "flax"):
-            self._check_distinct(side)
+        self._check_distinct("torch")
+        self._check_distinct("flax")
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Rules:
@@ -195,7 +200,7 @@ class Rules:
         for table, place in zip(tables, places, strict=True):
             try:
                 if not {"torch", "flax"} <= table.keys():
-                    raise ValueError("a rule needs the keys torch and flax")
+                    raise ValueError(f"a rule needs the keys torch and flax, got {', '.join(table) or 'none'}")
                 rules.append(Rule(**table))
                 cls(rules)
             except (TypeError, ValueError) as error:
@@ -284,13 +289,26 @@ class Rules:
                 missing.append(rule.name(source))
         return missing
 
-    def _check_distinct(self, side: str) -> None:
-        names: dict[str, Rule] = {}
+    def _check_distinct(self, side: Side) -> None:
+        """Refuse two rules that one name could fall under; names that differ in more than numbers cannot clash."""
+        alike: dict[str, list[Rule]] = {}
         for rule in self._rules:
-            shape = _PLACEHOLDER.sub("{}", rule.name(cast("Side", side)))
-            if shape in names:
-                raise ValueError(f"two rules share the {side} name {rule.name(cast('Side', side))}")
-            names[shape] = rule
+            alike.setdefault(_NUMBER.sub("#", rule.name(side)), []).append(rule)
+        for rules in alike.values():
+            literal = {rule.name(side): rule for rule in rules if not _placeholders(rule.torch)}
+            if len(literal) < sum(not _placeholders(rule.torch) for rule in rules):
+                names = [rule.name(side) for rule in rules]
+                twice = next(name for name in names if names.count(name) > 1)
+                raise ValueError(f"two rules share the {side} name {twice}")
+            templates = [rule for rule in rules if _placeholders(rule.torch)]
+            for position, one in enumerate(templates):
+                for other in (*templates[position + 1 :], *literal.values()):
+                    if _overlap(one.name(side), other.name(side)):
+                        raise ValueError(
+                            f"two rules share the {side} name {one.name(side)}"
+                            if one.name(side) == other.name(side)
+                            else f"two rules cover the same {side} names: {one.name(side)} and {other.name(side)}"
+                        )
 
 
 def torch_to_flax(arrays: Mapping[str, np.ndarray[Any, Any]], rules: Rules | Iterable[Rule]) -> Arrays:
@@ -455,6 +473,12 @@ def _placeholders(template: str) -> tuple[str, ...]:
 def _scopes(template: str) -> list[str]:
     """Return a name up to each of its placeholders, "" first: the repeated blocks that it stands in."""
     return ["", *(template[: match.end()] for match in _PLACEHOLDER.finditer(template))]
+
+
+def _overlap(one: str, two: str) -> bool:
+    """Tell whether some name falls under both templates, which differ in numbers and placeholders alone."""
+    pairs = zip(_NUMBER.findall(one), _NUMBER.findall(two), strict=True)
+    return all(a == b or (a[0] == "{" and b[0] == "{") or (a + b).count("{") == 1 for a, b in pairs)
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:

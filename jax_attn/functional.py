@@ -214,4 +214,6 @@ def dropout_arguments(dropout: nnx.Dropout) -> dict[str, Any]:
 
 def dtype_name(array: Array) -> str:
     """Return the name of an array's dtype, such as ``"float32"``, as it is before JAX narrows it."""
+    if type(array).__module__.partition(".")[0] == "torch":
+        raise TypeError(f"expected a JAX or NumPy array, got a torch {type(array).__name__}")
     return np.dtype(array.dtype).name if hasattr(array, "dtype") else jnp.asarray(array).dtype.name

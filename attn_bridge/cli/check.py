@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,15 +13,20 @@ import typer
 from ..specs import VARIANTS
 
 NAMES = ", ".join(variant.name for variant in VARIANTS)
+CASE_NAMES = "odd-sizes, large-scores, one-head, one-token"
 
 
 def check(
     variants: Annotated[
         list[str] | None, typer.Argument(metavar="[VARIANT ...]", help=f"Default: all of {NAMES}.")
     ] = None,
-    case: Annotated[list[str] | None, typer.Option(help="Only this case (may be repeated).")] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Only this case, of {CASE_NAMES}; layer-N with --weights (may be repeated)."),
+    ] = None,
     dtype: Annotated[
-        list[str] | None, typer.Option(help="Only this precision, beside float64 (may be repeated).")
+        list[str] | None,
+        typer.Option(help="Only float64 and this one of float32, bfloat16, float16 (may be repeated)."),
     ] = None,
     seeds: Annotated[int, typer.Option(help="How many times numbers are drawn; statistics are pooled over them.")] = 3,
     full: Annotated[
@@ -29,7 +35,7 @@ def check(
     weights: Annotated[
         Path | None, typer.Option(help="Check MultiHeadAttention with the weights of this file.")
     ] = None,
-    layout: Annotated[str | None, typer.Option(help="Layout of that file, such as hf-bert.")] = None,
+    layout: Annotated[str | None, typer.Option(help="Layout of that file: hf-bert.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -55,18 +61,23 @@ def check(
     """
     from rich.console import Console
 
+    from .. import layouts
     from ..parity.matrix import check as run_check
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
     if (weights is None) != (layout is None):
-        raise ValueError("--weights and --layout go together")
+        raise ValueError(f"--weights and --layout go together; layouts: {', '.join(layouts.names())}")
     subjects = None
     if weights is not None and layout is not None:
         from ..parity.real_weights import subjects_from_file
 
-        if variants or case:
-            raise ValueError("--weights checks the layers of a file; it takes neither VARIANT nor --case")
+        if variants:
+            raise ValueError("--weights checks the layers of a file; it takes no VARIANT")
         subjects = subjects_from_file(weights, layout, _parse_settings(settings or []))
+    elif settings:
+        raise ValueError("--set says what the layout of --weights can't; it goes with --weights and --layout")
+    if json_file not in (None, "-"):
+        _check_writable(Path(str(json_file)))
     with _progress() as advance:
         report = run_check(
             variants or (),
@@ -119,10 +130,16 @@ def _parse_settings(settings: list[str]) -> dict[str, int]:
     found = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
-        if not equals or not value.isdecimal():
-            raise ValueError(f"--set takes KEY=VALUE with a whole number, got {setting}")
+        if not equals or not value.isdecimal() or int(value) < 1:
+            raise ValueError(f"--set takes KEY=VALUE with a whole number from 1, got {setting}")
         found[key] = int(value)
     return found
+
+
+def _check_writable(path: Path) -> None:
+    """Find out before the work, not after it, that a report cannot be written."""
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"--json {path} cannot be written")
 
 
 def _write_json(data: dict[str, Any], target: str) -> None:

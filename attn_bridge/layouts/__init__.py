@@ -86,6 +86,11 @@ def find(name: str) -> Layout:
     return _LAYOUTS[name]
 
 
+def names() -> tuple[str, ...]:
+    """Return the names of all layouts."""
+    return tuple(_LAYOUTS)
+
+
 def _splits(name: str) -> Iterator[tuple[str, str]]:
     """Split a dotted name into prefix and ending at every dot, the longest ending first."""
     parts = name.split(".")

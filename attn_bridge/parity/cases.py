@@ -80,7 +80,7 @@ CASES: tuple[Case, ...] = (
         sizes={"d_in": 7, "d_out": 8, "context_length": 16, "dropout": 0.3, "num_heads": 4, "qkv_bias": True},
         mask="per-head",
         return_weights=True,
-        gain=3.0,
+        gain=2.0,
         dtypes=("float64", "float32"),
     ),
     Case("one-head", tokens=6, sizes={"d_in": 3, "d_out": 5, "context_length": 6}),
@@ -146,8 +146,8 @@ def draw(case: Case, variant: Variant, seed: int, weights: Mapping[str, np.ndarr
         drawn[parameter.rule.torch] = _draw_weight(random, parameter.shape, case.gain)
     d_in = case.sizes["d_in"]
     leading = (case.tokens,) if case.batch is None else (case.batch, case.tokens)
-    x = random.normal(size=(*leading, d_in)) * random.choice([0.03, 0.3, 1.0, 1.0, 3.0], size=(*leading, 1))
-    x += random.choice([0.0, 0.0, 1.0, -2.0], size=(*leading, 1))
+    x = random.normal(size=(*leading, d_in)) * random.choice([0.03, 0.3, 1.0, 1.0, 2.0], size=(*leading, 1))
+    x += random.choice([0.0, 0.0, 1.0, -1.5], size=(*leading, 1))
     inputs = {"x": x}
     takes_mask = variant.returns_weights
     if takes_mask and case.mask != "none":

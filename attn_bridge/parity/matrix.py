@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,9 @@ from ..specs import VARIANTS, Variant, find_variant
 from .cases import CASES, DTYPES, IN_MODE, MODES, Arrays, Case, Numbers, draw, draw_cotangents
 from .judge import MEANING_LIMIT, Array, TensorResult, judge_meaning, judge_precision
 from .report import Cell, CheckReport, environment
+
+AGAIN = 4
+"""A run that looks imprecise is judged again, on this many times as many new seeds, before that is said of it."""
 
 COPIES = 3
 """Samples per seed: its numbers, and copies moved by a thousandth."""
@@ -59,23 +63,36 @@ class _Side:
     notes: list[str] = dataclasses.field(default_factory=list)
 
 
+_Futures = dict[backends.Framework, "Future[_Side]"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What one task checks: a variant in one case, with weights of its own if they are given."""
+    """What one task checks: a variant in one case, with weights of its own if they are given.
+
+    `options` are the command-line options that choose those weights.
+    """
 
     variant: Variant
     case: Case
     weights: Mapping[str, Array] | None = None
+    options: tuple[str, ...] = ()
+
+    def command(self, dtype: str, seeds: int) -> str:
+        """Return the command that runs this subject again."""
+        chosen = self.options or (self.variant.name,)
+        arguments = ("--case", self.case.name, "--dtype", dtype, "--seeds", str(seeds))
+        return shlex.join(["attn-bridge", "check", *chosen, *arguments])
 
     @property
     def copies(self) -> int:
         """Samples per seed: one where only the meaning is judged, which no luck decides."""
         return COPIES if len(self.case.dtypes) > 1 else 1
 
-    def numbers(self, seeds: int) -> list[Numbers]:
+    def numbers(self, seeds: range) -> list[Numbers]:
         """Draw the numbers of every seed and their moved copies, `copies` samples in a row per seed, in float64."""
         found: list[Numbers] = []
-        for seed in range(seeds):
+        for seed in seeds:
             numbers = draw(self.case, self.variant, seed, self.weights)
             outputs = [output for output in self.reference(numbers) if output is not None]
             shapes = [output.shape for output in outputs[: 2 if self.returns_weights else 1]]
@@ -131,7 +148,10 @@ def check(
     wanted = tuple(dtype for dtype in DTYPES if dtype == "float64" or dtype in wanted)
     if seeds < 1:
         raise ValueError(f"seeds ({seeds}) must be at least 1")
-    if subjects is None:
+    if subjects is not None:
+        chosen = _choose("case", cases, tuple(subject.case.name for subject in subjects))
+        subjects = [subject for subject in subjects if subject.case.name in chosen]
+    else:
         names = [find_variant(name).name for name in variants] or [variant.name for variant in VARIANTS]
         by_name = {case.name: case for case in CASES}
         chosen = _choose("case", cases, tuple(by_name))
@@ -145,17 +165,26 @@ def check(
     stop = threading.Event()
     with ThreadPoolExecutor(1) as torch_pool, ThreadPoolExecutor(1) as flax_pool:
         pools: dict[str, ThreadPoolExecutor] = {"torch": torch_pool, "flax": flax_pool}
-        pending: list[tuple[Subject, list[Numbers], dict[backends.Framework, Future[_Side]]]] = []
+
+        def submit(subject: Subject, numbers: list[Numbers], dtypes: tuple[str, ...]) -> _Futures:
+            arguments = (subject, numbers, dtypes, full, stop)
+            return {name: pools[name].submit(_run_side, name, *arguments) for name in FRAMEWORKS}
+
+        pending: list[tuple[Subject, list[Numbers], _Futures]] = []
         try:
             for subject in subjects:
-                numbers = subject.numbers(seeds)
-                futures = {
-                    name: pools[name].submit(_run_side, name, subject, numbers, wanted, full, stop)
-                    for name in FRAMEWORKS
-                }
-                pending.append((subject, numbers, futures))
+                numbers = subject.numbers(range(seeds))
+                pending.append((subject, numbers, submit(subject, numbers, wanted)))
             for subject, numbers, futures in pending:
-                cells.extend(_judge_subject(subject, numbers, futures))
+                judged = _judge_subject(subject, numbers, futures, seeds)
+                suspects = {cell.dtype for cell in judged if cell.verdict == "precision"}
+                if suspects:
+                    numbers = subject.numbers(range(seeds, seeds * (1 + AGAIN)))
+                    futures = submit(subject, numbers, ("float64", *suspects))
+                    again = _judge_subject(subject, numbers, futures, seeds)
+                    judged = [cell for cell in judged if cell.dtype not in suspects]
+                    judged += [cell for cell in again if cell.dtype in suspects or cell.verdict == "inconclusive"]
+                cells.extend(judged)
                 done += 1
                 if progress:
                     progress(f"{subject.variant.name} {subject.case.name}", done, total)
@@ -243,9 +272,7 @@ def _twin(backend: Any, subject: Subject, dtype: str, mode: str) -> _Twin:
     return twins[kind][1]
 
 
-def _judge_subject(
-    subject: Subject, numbers: list[Numbers], futures: Mapping[backends.Framework, Future[_Side]]
-) -> list[Cell]:
+def _judge_subject(subject: Subject, numbers: list[Numbers], futures: _Futures, seeds: int) -> list[Cell]:
     """Judge all runs of a subject: against the reference, against each other in float64, then each precision."""
     variant, case = subject.variant.name, subject.case.name
     sides: dict[backends.Framework, _Side] = {}
@@ -255,7 +282,8 @@ def _judge_subject(
         except Exception as error:  # whatever a framework raises, the other cells still deserve their verdict
             message = f"{type(error).__name__}: {' '.join(str(error).split())}"
             verdict = "different" if isinstance(error, ConfigDiffersError) else "inconclusive"
-            return [Cell(variant, case, "float64", f"{framework} run", verdict, (), message)]
+            command = subject.command("float64", seeds)
+            return [Cell(variant, case, "float64", f"{framework} run", verdict, (), command, message)]
     cells = [_against_reference(subject, numbers, framework, side) for framework, side in sides.items()]
     pairs: tuple[tuple[backends.Framework, backends.Framework], ...] = (("torch", "flax"), ("flax", "torch"))
     for framework, other in pairs:
@@ -270,7 +298,7 @@ def _judge_subject(
             judged = _precision(results, trusted, oracle, run.dtype, subject.case)
             cells.append(_cell(subject, run, "precision", judged, what))
     notes = tuple(note for side in sides.values() for note in side.notes)
-    return [dataclasses.replace(cell, notes=notes) for cell in cells]
+    return [dataclasses.replace(cell, notes=notes, command=subject.command(cell.dtype, seeds)) for cell in cells]
 
 
 def _cell(subject: Subject, run: Run, failure: str, tensors: tuple[TensorResult, ...], what: str) -> Cell:

@@ -39,9 +39,13 @@ def subjects_from_file(path: str | Path, layout: str, settings: Mapping[str, int
     if not covered:
         raise ValueError(f"{path} holds no tensor of the layout {layout}")
     canonical = table.to_canonical({name: arrays[name] for name in covered})
-    num_heads = num_heads or _read_num_heads(path.parent / "config.json")
+    num_heads = _read_num_heads(path.parent / "config.json") if num_heads is None else num_heads
     variant = find_variant("MultiHeadAttention")
-    return [Subject(variant, _case(name, weights, num_heads), weights) for name, weights in _layers(canonical).items()]
+    options = ("--weights", str(path), "--layout", layout, "--set", f"num_heads={num_heads}")
+    return [
+        Subject(variant, _case(name, weights, num_heads), weights, options)
+        for name, weights in _layers(canonical).items()
+    ]
 
 
 def _layers(canonical: Arrays) -> dict[str, Arrays]:
@@ -69,7 +73,9 @@ def _read_num_heads(path: Path) -> int:
         ) from None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is not readable as JSON: {error}") from error
-    found = [config[key] for key in _NUM_HEADS_KEYS if isinstance(config, dict) and isinstance(config.get(key), int)]
+    found = [config[key] for key in _NUM_HEADS_KEYS if isinstance(config, dict) and key in config]
     if not found:
         raise ValueError(f"{path} names none of {', '.join(_NUM_HEADS_KEYS)}; give --set num_heads=N")
+    if isinstance(found[0], bool) or not isinstance(found[0], int):
+        raise ValueError(f"{path}: the number of heads must be an integer, got {json.dumps(found[0])}")
     return int(found[0])

@@ -30,6 +30,7 @@ class Cell:
         verdict: ``equal``, ``different`` (in meaning), ``precision`` (one side loses more than its share) or
             ``inconclusive`` (it could not be run).
         tensors: the judged tensors.
+        command: the command that runs it again.
         message: why it is inconclusive.
         notes: what a reader has to know about how it was run.
     """
@@ -40,13 +41,9 @@ class Cell:
     what: str
     verdict: str
     tensors: tuple[TensorResult, ...]
+    command: str = ""
     message: str = ""
     notes: tuple[str, ...] = ()
-
-    @property
-    def command(self) -> str:
-        """The command that runs this cell again."""
-        return f"attn-bridge check {self.variant} --case {self.case} --dtype {self.dtype}"
 
     def explain(self) -> str:
         """Describe what is wrong, enough to start debugging."""
@@ -88,7 +85,7 @@ class CheckReport:
         """Return the last line of the report."""
         tensors = sum(len(cell.tensors) for cell in self.cells)
         state = "all equal" if self.passed else f"{len(self.failures)} not equal"
-        effort = f"{self.seeds} seeds each, in {self.seconds:.0f} s"
+        effort = f"{self.seeds} seed{'s' if self.seeds > 1 else ''} each, in {self.seconds:.0f} s"
         return f"{len(self.cells)} comparisons of {tensors} tensors, {effort}: {state}"
 
     def table(self) -> rich.table.Table:

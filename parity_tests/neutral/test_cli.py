@@ -21,13 +21,19 @@ USAGE_ERRORS = [
     (["check", "--dtype", "int8"], "error: dtype (int8) must be one of float64, float32, bfloat16, float16\n"),
     (["check", "--seeds", "0"], "error: seeds (0) must be at least 1\n"),
     (["check", "--seeds", "many"], "error: Invalid value for '--seeds': "),
-    (["check", "--weights", "x.safetensors"], "error: --weights and --layout go together\n"),
+    (["check", "--weights", "x.safetensors"], "error: --weights and --layout go together; layouts: hf-bert\n"),
     (["check", "--weights", "x", "--layout", "y"], "error: layout (y) must be one of hf-bert\n"),
     (["check", "--weights", "x", "--layout", "hf-bert"], "error: x is not a .safetensors file\n"),
     (
         ["check", "--weights", "x", "--layout", "hf-bert", "--set", "a"],
         "error: --set takes KEY=VALUE with a whole number",
     ),
+    (["check", "--set", "num_heads=2"], "error: --set says what the layout of --weights can't"),
+    (
+        ["check", "--weights", "x", "--layout", "hf-bert", "--set", "num_heads=0"],
+        "error: --set takes KEY=VALUE with a ",
+    ),
+    (["check", "--json", "/no/such/folder/x.json"], "error: --json /no/such/folder/x.json cannot be written\n"),
     (["check", "LayerNorm", "--weights", "x", "--layout", "hf-bert"], "error: --weights checks the layers of a file; "),
 ]
 
