@@ -56,7 +56,7 @@ def run(arguments: list[str]) -> int:
         usage = getattr(error, "format_message", None)
         if usage is None:
             raise
-        return _fail(usage()) if usage() else 2
+        return _fail(f"{usage()} See attn-bridge --help" if usage() == "Missing command." else usage())
     return int(status or 0)
 
 

@@ -11,7 +11,7 @@ import pytest
 from attn_bridge.cli.app import run
 
 USAGE_ERRORS = [
-    ([], "error: Missing command.\n"),
+    ([], "error: Missing command. See attn-bridge --help\n"),
     (["bogus"], "error: No such command 'bogus'.\n"),
     (
         ["check", "Foo"],
