@@ -25,9 +25,9 @@ test: $(VENV)/.installed-test
 	$(PYTEST)
 
 lanes: $(VENV)/.installed-test
-	$(PYTEST) -q --without jax
-	$(PYTEST) -q --without torch
-	$(PYTEST) -q --without torch --without jax
+	$(PYTEST) -q parity_tests --without jax
+	$(PYTEST) -q parity_tests --without torch
+	$(PYTEST) -q parity_tests --without torch --without jax
 	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q parity_tests/jax_side parity_tests/twins/test_transfer.py
 
 lint: $(VENV)/.installed-dev

@@ -187,7 +187,7 @@ class Rules:
         try:
             text = Path(path).read_text(encoding="utf-8")
             document = tomllib.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: {error}") from error
         tables = document.pop("rule", [])
         if document:
@@ -426,6 +426,8 @@ def _check_same_meaning(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> N
 
 
 def _check_arrays(arrays: Mapping[str, Any]) -> None:
+    if not isinstance(arrays, Mapping):
+        raise TypeError(f"arrays must be a mapping from names to NumPy arrays, got {type(arrays).__name__}")
     for name, array in arrays.items():
         if not isinstance(name, str):
             raise TypeError(f"names must be strings, got {name!r}")

@@ -68,13 +68,12 @@ def set_weights(module: nn.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -
     """Write arrays, of the right names and shapes, into a module; a tensor takes its array's dtype.
 
     Raises:
-        TypeError: torch lacks a dtype, or a tensor has no memory yet; then nothing was written.
+        TypeError: torch lacks a dtype, or a tensor cannot be written; then nothing was.
+        ValueError: two names are one tensor in the module, and their arrays differ; then nothing was written.
     """
     targets = _tensors(module)
-    for name in arrays:
-        if targets[name].is_meta:
-            raise TypeError(f"{name} is on the meta device; call module.to_empty(device=...) first")
     values = {name: from_numpy(array, name).to(targets[name].device) for name, array in arrays.items()}
+    _check_writable(targets, values)
     with torch.no_grad():
         for name, value in values.items():
             if targets[name].dtype == value.dtype:
@@ -82,6 +81,29 @@ def set_weights(module: nn.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -
             else:
                 targets[name].grad = None
                 targets[name].data = value
+
+
+def _check_writable(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Find out before the first write whether all of them will succeed."""
+    owners: dict[tuple[int, tuple[int, ...]], str] = {}
+    for name, value in values.items():
+        target = targets[name]
+        if target.is_meta:
+            raise TypeError(f"{name} is on the meta device; call module.to_empty(device=...) first")
+        if target.is_inference():
+            raise TypeError(f"{name} was made in inference mode and cannot be written")
+        if target.requires_grad and not (value.is_floating_point() or value.is_complex()):
+            raise TypeError(f"{name} requires gradients and cannot take dtype {dtype_name(value)}")
+        if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
+            raise TypeError(f"{name} is an expanded tensor, whose elements share memory, and cannot be written")
+        owner = owners.setdefault((target.data_ptr(), tuple(target.shape)), name) if target.numel() else name
+        if owner != name and not torch.equal(_bits(values[owner]), _bits(value)):
+            both = " and ".join(sorted((owner, name)))
+            raise ValueError(f"{both} are one tensor in the target and two different ones in the source")
+
+
+def _bits(value: Tensor) -> Tensor:
+    return value.contiguous().view(torch.uint8) if value.ndim else value.reshape(1).view(torch.uint8)
 
 
 def find_configs(module: nn.Module) -> dict[str, Config]:

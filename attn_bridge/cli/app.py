@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -46,6 +47,10 @@ def run(arguments: list[str]) -> int:
     """Run the command line and return its exit status; expected errors become one line on stderr."""
     try:
         status = get_command(app).main(_complete_json(arguments), prog_name="attn-bridge", standalone_mode=False)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; nothing is left to say, also when Python closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (ValueError, TypeError, OSError, ImportError) as error:
         return _fail(str(error) or type(error).__name__)
     except KeyboardInterrupt:

@@ -22,6 +22,9 @@ from .report import Cell, CheckReport, environment
 AGAIN = 4
 """A run that looks imprecise is judged again, on this many times as many new seeds, before that is said of it."""
 
+MOST_REFERENCES = 3
+"""Samples that are compared with the NumPy reference, which is written for reading, not for speed."""
+
 COPIES = 3
 """Samples per seed: its numbers, and copies moved by a thousandth."""
 
@@ -40,8 +43,8 @@ class Run:
         return f"{self.framework} {self.mode}"
 
 
-class ConfigDiffersError(ValueError):
-    """A twin built from the same arguments holds another config than its spec: a default has drifted."""
+class TwinDiffersError(ValueError):
+    """A twin differs before any number does: another config, another dtype, a parameter that does nothing."""
 
 
 Tensors = dict[str, tuple[str, Array]]
@@ -84,12 +87,15 @@ class Subject:
         arguments = ("--case", self.case.name, "--dtype", dtype, "--seeds", str(seeds))
         return shlex.join(["attn-bridge", "check", *chosen, *arguments])
 
-    @property
-    def copies(self) -> int:
-        """Samples per seed: one where only the meaning is judged, which no luck decides."""
-        return COPIES if len(self.case.dtypes) > 1 else 1
+    def copies(self, dtypes: tuple[str, ...], everywhere: bool) -> int:
+        """Return the samples per seed: one where only the meaning is judged, which no luck decides."""
+        return 1 if self.precisions(dtypes, everywhere) == ("float64",) else COPIES
 
-    def numbers(self, seeds: range) -> list[Numbers]:
+    def precisions(self, dtypes: tuple[str, ...], everywhere: bool) -> tuple[str, ...]:
+        """Return those of `dtypes` that the case runs in, by default or because they were asked for."""
+        return tuple(dtype for dtype in dtypes if everywhere or dtype in self.case.dtypes)
+
+    def numbers(self, seeds: range, copies: int) -> list[Numbers]:
         """Draw the numbers of every seed and their moved copies, `copies` samples in a row per seed, in float64."""
         found: list[Numbers] = []
         for seed in seeds:
@@ -97,7 +103,7 @@ class Subject:
             outputs = [output for output in self.reference(numbers) if output is not None]
             shapes = [output.shape for output in outputs[: 2 if self.returns_weights else 1]]
             numbers = draw_cotangents(numbers, shapes, self.case, seed)
-            found += [numbers, *(numbers.moved(seed * COPIES + copy) for copy in range(1, self.copies))]
+            found += [numbers, *(numbers.moved(seed * COPIES + copy) for copy in range(1, copies))]
         return found
 
     def reference(self, numbers: Numbers) -> tuple[Array, Array | None]:
@@ -130,7 +136,8 @@ def check(
     Args:
         variants: class names (or aliases) to check; empty = all.
         cases: names of cases; empty = all.
-        dtypes: names of precisions; empty = all. float64 always runs, as the proof of the meaning.
+        dtypes: names of precisions to run in every case; empty = those that each case names. float64 always runs, as
+            the proof of the meaning.
         seeds: how many times numbers are drawn, each with a few slightly moved copies; statistics are pooled over all.
         full: run every case in every precision, and every variant in every mode; takes minutes.
         subjects: what to check instead of variants times cases (real weights).
@@ -144,6 +151,8 @@ def check(
         MissingBackendError: a framework is not installed.
     """
     start = time.perf_counter()
+    dtypes = tuple(dtypes)
+    everywhere = full or bool(dtypes)
     wanted = _choose("dtype", dtypes, DTYPES)
     wanted = tuple(dtype for dtype in DTYPES if dtype == "float64" or dtype in wanted)
     if seeds < 1:
@@ -167,19 +176,19 @@ def check(
         pools: dict[str, ThreadPoolExecutor] = {"torch": torch_pool, "flax": flax_pool}
 
         def submit(subject: Subject, numbers: list[Numbers], dtypes: tuple[str, ...]) -> _Futures:
-            arguments = (subject, numbers, dtypes, full, stop)
+            arguments = (subject, numbers, dtypes, everywhere, full, stop)
             return {name: pools[name].submit(_run_side, name, *arguments) for name in FRAMEWORKS}
 
         pending: list[tuple[Subject, list[Numbers], _Futures]] = []
         try:
             for subject in subjects:
-                numbers = subject.numbers(range(seeds))
+                numbers = subject.numbers(range(seeds), subject.copies(wanted, everywhere))
                 pending.append((subject, numbers, submit(subject, numbers, wanted)))
             for subject, numbers, futures in pending:
                 judged = _judge_subject(subject, numbers, futures, seeds)
                 suspects = {cell.dtype for cell in judged if cell.verdict == "precision"}
                 if suspects:
-                    numbers = subject.numbers(range(seeds, seeds * (1 + AGAIN)))
+                    numbers = subject.numbers(range(seeds, seeds * (1 + AGAIN)), COPIES)
                     futures = submit(subject, numbers, ("float64", *suspects))
                     again = _judge_subject(subject, numbers, futures, seeds)
                     judged = [cell for cell in judged if cell.dtype not in suspects]
@@ -198,16 +207,18 @@ def _run_side(
     subject: Subject,
     numbers: list[Numbers],
     dtypes: tuple[str, ...],
+    everywhere: bool,
     full: bool,
     stop: threading.Event,
 ) -> _Side:
     """Run one twin of a subject in every precision and mode."""
     backend = backends.load(framework)
     side = _Side()
-    chosen = [dtype for dtype in dtypes if full or dtype in subject.case.dtypes]
+    chosen = subject.precisions(dtypes, everywhere)
     main, *others = MODES[framework]
     with backend.precision("float64"):
         runner = _twin(backend, subject, "float64", main)
+        runner.check_parameters(numbers[0])
         for dtype in chosen:
             if stop.is_set():
                 return side
@@ -235,8 +246,9 @@ class _Twin:
         config = subject.variant.config(**arguments)
         own = getattr(module, "config", config)
         if own != config:
-            raise ConfigDiffersError(f"{subject.variant.name} holds the config {own}, expected {config}")
+            raise TwinDiffersError(f"{subject.variant.name} holds the config {own}, expected {config}")
         statics = {"return_weights": True} if subject.returns_weights else {}
+        self.name, self.dtype = subject.variant.name, dtype
         self.rules = config.rules()
         self.framework = backend.Runner.framework
         self.runner = backend.Runner(module, mode=mode, **statics)
@@ -247,6 +259,9 @@ class _Twin:
         weights: Arrays = dict(numbers.weights)
         weights = self.rules.convert(weights, "torch") if flax else weights
         outputs, inputs, parameters = self.runner(weights, numbers.inputs, numbers.cotangents)
+        for output in outputs:
+            if output.dtype.name != self.dtype:
+                raise TwinDiffersError(f"{self.name} returns {output.dtype.name} for {self.dtype} input")
         parameters = self.rules.convert(parameters, "flax") if flax else parameters
         tensors: Tensors = {
             name: (name, output) for name, output in zip(("output", "weights")[: len(outputs)], outputs, strict=True)
@@ -256,6 +271,16 @@ class _Twin:
             kind = "vector gradient" if gradient.ndim == 1 else "matrix gradient"
             tensors[f"grad {name}"] = (kind, gradient)
         return tensors
+
+    def check_parameters(self, numbers: Numbers) -> None:
+        """Poison each parameter in turn: one whose NaN does not reach the output is left out of the computation.
+
+        A gradient cannot tell: that of a key bias is zero although the bias is added.
+        """
+        for name, array in numbers.weights.items():
+            poisoned = dataclasses.replace(numbers, weights=numbers.weights | {name: np.full_like(array, np.nan)})
+            if not np.isnan(self(poisoned)["output"][1]).any():
+                raise TwinDiffersError(f"{self.name} does not use its parameter {name}")
 
 
 _last = threading.local()
@@ -281,7 +306,7 @@ def _judge_subject(subject: Subject, numbers: list[Numbers], futures: _Futures, 
             sides[framework] = future.result()
         except Exception as error:  # whatever a framework raises, the other cells still deserve their verdict
             message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            verdict = "different" if isinstance(error, ConfigDiffersError) else "inconclusive"
+            verdict = "different" if isinstance(error, TwinDiffersError) else "inconclusive"
             command = subject.command("float64", seeds)
             return [Cell(variant, case, "float64", f"{framework} run", verdict, (), command, message)]
     cells = [_against_reference(subject, numbers, framework, side) for framework, side in sides.items()]
@@ -348,7 +373,7 @@ def _precision(
 
 def _against_reference(subject: Subject, numbers: list[Numbers], framework: backends.Framework, side: _Side) -> Cell:
     """Judge a twin's float64 results against the NumPy reference: outputs, and gradients along random directions."""
-    numbers, results = numbers[:: subject.copies], side.oracle["float64"][:: subject.copies]
+    numbers, results = numbers[:MOST_REFERENCES], side.oracle["float64"][:MOST_REFERENCES]
     references = [subject.reference(one) for one in numbers]
     judged = []
     for position, name in enumerate(("output", "weights")):

@@ -41,11 +41,32 @@ def subjects_from_file(path: str | Path, layout: str, settings: Mapping[str, int
     canonical = table.to_canonical({name: arrays[name] for name in covered})
     num_heads = _read_num_heads(path.parent / "config.json") if num_heads is None else num_heads
     variant = find_variant("MultiHeadAttention")
+    for name, array in canonical.items():
+        if not np.isfinite(array.astype(np.float64)).all():
+            raise ValueError(f"{path}: {name} holds NaN or infinity, and nothing can be proven with it")
     options = ("--weights", str(path), "--layout", layout, "--set", f"num_heads={num_heads}")
-    return [
+    subjects = [
         Subject(variant, _case(name, weights, num_heads), weights, options)
         for name, weights in _layers(canonical).items()
     ]
+    for subject in subjects:
+        _check_shapes(path, subject)
+    return subjects
+
+
+def _check_shapes(path: Path, subject: Subject) -> None:
+    """Refuse a layer whose tensors do not fit each other, naming them."""
+    config = subject.variant.config(**subject.case.arguments(subject.variant))
+    wanted = {parameter.rule.torch: parameter.shape for parameter in config.parameters}
+    found = {name: array.shape for name, array in (subject.weights or {}).items()}
+    wrong = [
+        f"{name} {found.get(name, 'missing')}, expected {shape}"
+        for name, shape in wanted.items()
+        if found.get(name) != shape
+    ]
+    if wrong or found.keys() - wanted.keys():
+        wrong += [f"{name} unexpected" for name in sorted(found.keys() - wanted.keys())]
+        raise ValueError(f"{path}, {subject.case.name}: {'; '.join(wrong)}")
 
 
 def _layers(canonical: Arrays) -> dict[str, Arrays]:
@@ -58,6 +79,8 @@ def _layers(canonical: Arrays) -> dict[str, Arrays]:
 
 
 def _case(name: str, weights: Arrays, num_heads: int) -> Case:
+    if weights["W_query.weight"].ndim != 2:
+        raise ValueError(f"{name}: W_query.weight must have 2 dimensions, got {weights['W_query.weight'].shape}")
     d_out, d_in = weights["W_query.weight"].shape
     sizes = {"d_in": d_in, "d_out": d_out, "context_length": TOKENS, "num_heads": num_heads}
     sizes["qkv_bias"] = "W_query.bias" in weights
@@ -71,7 +94,7 @@ def _read_num_heads(path: Path) -> int:
         raise ValueError(
             f"num_heads is not known: give --set num_heads=N, or put {path.name} beside the file"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not readable as JSON: {error}") from error
     found = [config[key] for key in _NUM_HEADS_KEYS if isinstance(config, dict) and key in config]
     if not found:

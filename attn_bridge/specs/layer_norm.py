@@ -33,7 +33,7 @@ class LayerNormConfig(Config):
     @classmethod
     def arguments_from(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """Take the width of the input as the width of the features."""
-        return {"emb_dim": sizes["d_in"]}
+        return {"emb_dim": sizes["d_in"]} | ({"eps": sizes["eps"]} if "eps" in sizes else {})
 
 
 VARIANT = Variant("LayerNorm", "layer_norm", LayerNormConfig, returns_weights=False)

@@ -777,3 +777,14 @@ def test_softmax_has_forward_mode_derivatives():
     scores, tangent = jnp.array([0.3, -1.0, 2.0]), jnp.array([1.0, -0.5, 0.25])
     ours, theirs = (jax.jvp(softmax, (scores,), (tangent,)) for softmax in (functional.softmax, jax.nn.softmax))
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_scores_and_softmax_are_float32_for_16_bit_input(dtype, monkeypatch):
+    seen = []
+    right = functional.masked_softmax
+    monkeypatch.setattr(
+        functional, "masked_softmax", lambda scores, *rest: seen.append(scores.dtype) or right(scores, *rest)
+    )
+    jax_attn.CausalAttention(6, 4, 8, rngs=nnx.Rngs(0), param_dtype=dtype)(jnp.ones((2, 3, 6), dtype))
+    assert seen == [jnp.float32]

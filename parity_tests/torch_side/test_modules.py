@@ -687,3 +687,24 @@ def test_parameters_have_the_dtype_and_the_device_asked_for(name):
 
 def test_self_attention_is_the_second_version():
     assert torch_attn.SelfAttention is torch_attn.SelfAttention_v2
+
+
+def test_compiled_modules_take_a_mask_after_calls_of_other_lengths():
+    torch.compiler.reset()
+    module = torch_attn.CausalAttention(6, 4, 8).eval()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for batch, tokens in ((2, 3), (4, 5)):
+        compiled(torch.randn(batch, tokens, 6))
+    x, mask = torch.randn(3, 5, 6), torch.rand(3, 5) < 0.7
+    torch.testing.assert_close(compiled(x, attention_mask=mask), module(x, attention_mask=mask))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scores_and_softmax_are_float32_for_16_bit_input(dtype, monkeypatch):
+    seen = []
+    right = functional.masked_softmax
+    monkeypatch.setattr(
+        functional, "masked_softmax", lambda scores, *rest: seen.append(scores.dtype) or right(scores, *rest)
+    )
+    torch_attn.CausalAttention(6, 4, 8, dtype=dtype).eval()(torch.randn(2, 3, 6, dtype=dtype))
+    assert seen == [torch.float32]

@@ -116,6 +116,27 @@ def _projection_bias_dropped(monkeypatch: pytest.MonkeyPatch, framework: str) ->
     monkeypatch.setattr(linear, name, wrong)
 
 
+def _key_bias_dropped(monkeypatch: pytest.MonkeyPatch, framework: str) -> None:
+    """Leave one bias out of its sum; softmax does not show it, neither in the output nor in a gradient."""
+    module_class = PACKAGES[framework].MultiHeadAttention
+    linear = torch.nn.Linear if framework == "torch" else jax_attn.linear.Linear
+    name = "forward" if framework == "torch" else "__call__"
+    attend, project = getattr(module_class, name), getattr(linear, name)
+    key_layers: list[Any] = []
+
+    def wrong_attend(self: Any, x: Any, **arguments: Any) -> Any:
+        key_layers.append(self.W_key)
+        return attend(self, x, **arguments)
+
+    def wrong_project(self: Any, x: Any) -> Any:
+        if self is not key_layers[-1]:
+            return project(self, x)
+        return x @ self.weight.T if framework == "torch" else x @ self.kernel[...]
+
+    monkeypatch.setattr(module_class, name, wrong_attend)
+    monkeypatch.setattr(linear, name, wrong_project)
+
+
 def _norm(change: Callable[[Any, Any], Any]) -> Plant:
     """Change what LayerNorm computes from its centred input."""
 
@@ -174,6 +195,7 @@ FAULTS: dict[str, tuple[str, str, Plant]] = {
     "heads-split-inside-out": ("MultiHeadAttention", "different", _attention(_heads_split_inside_out)),
     "query-and-key-swapped": ("SelfAttention_v1", "different", _attention(_query_and_key_swapped)),
     "bias-dropped": ("SelfAttention_v2", "different", _projection_bias_dropped),
+    "key-bias-dropped": ("MultiHeadAttention", "different", _key_bias_dropped),
     "dropout-in-eval": ("CausalAttention", "different", _attention(_dropout_in_eval)),
     "masked-row-gives-mean": ("CausalAttention", "different", _fully_masked_row_gives_mean),
     "keys-without-gradient": ("SelfAttention_v2", "different", _attention(_keys_without_gradient)),

@@ -52,6 +52,10 @@ def test_a_planted_fault_turns_check_red(fault, framework, monkeypatch):
     assert not report.passed
     assert {cell.verdict for cell in report.failures} == {verdict}
     named = [cell.what for cell in report.failures]
+    if fault == "key-bias-dropped":
+        assert [cell.message for cell in report.failures] == [
+            "TwinDiffersError: MultiHeadAttention does not use its parameter W_key.bias"
+        ]
     if verdict == "precision":
         assert [what.split()[0] for what in named] == [framework]
     else:
@@ -77,6 +81,24 @@ def test_a_twin_that_cannot_run_is_inconclusive_and_not_equal(monkeypatch):
     assert not report.passed
     (cell,) = report.cells
     assert (cell.verdict, cell.message) == ("inconclusive", "RuntimeError: no kernel for this")
+
+
+def test_an_output_in_another_dtype_is_different(monkeypatch):
+    right = torch_attn.functional.as_given
+    monkeypatch.setattr(
+        torch_attn.functional, "as_given", lambda x, context, weights: right(x, context.double(), weights)
+    )
+    report = check(["simple_self_attention"], cases=["odd-sizes"], dtypes=["float32"], seeds=1)
+    (cell,) = report.cells
+    assert (cell.verdict, cell.message) == (
+        "different",
+        "TwinDiffersError: simple_self_attention returns float64 for float32 input",
+    )
+
+
+def test_a_precision_that_is_asked_for_runs_in_every_case():
+    report = check(["LayerNorm"], cases=["one-head"], dtypes=["bfloat16"], seeds=1)
+    assert {cell.dtype for cell in report.cells} == {"float64", "bfloat16"}
 
 
 def test_command_line_exits_0_and_prints_a_table_and_json(capsys, tmp_path):
@@ -127,6 +149,19 @@ def test_real_weights_on_the_command_line(capsys, tmp_path):
         "error: num_heads is not known: give --set num_heads=N, or put config.json beside the file\n"
     )
     assert run([*command, "--set", "num_heads=3"]) == 0
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": "3"}))
+    assert run(command) == 2
+    assert capsys.readouterr().err.endswith('the number of heads must be an integer, got "3"\n')
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    assert run(command) == 2
+    assert "is not readable as JSON" in capsys.readouterr().err
     (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 3}))
     assert run(command) == 0
     assert "6 comparisons" in capsys.readouterr().out
+    name = "bert.encoder.layer.1.attention.self.key.weight"
+    save_file(arrays | {name: np.ones((12, 6), np.float32)}, tmp_path / "model.safetensors")
+    assert run(command) == 2
+    assert capsys.readouterr().err.endswith("layer-1: W_key.weight (12, 6), expected (12, 12)\n")
+    save_file(arrays | {name: np.full((12, 12), np.nan, np.float32)}, tmp_path / "model.safetensors")
+    assert run(command) == 2
+    assert "layers.1.W_key.weight holds NaN or infinity" in capsys.readouterr().err

@@ -423,3 +423,43 @@ def test_integer_buffers_cross_as_they_are(dtype):
         transfer(source, flax, COUNTER_RULES)
         transfer(flax, back, COUNTER_RULES)
     assert snapshot(back) == snapshot(source)
+
+
+def _writes(target):
+    return {name: tensor.clone() for name, tensor in target.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (
+            lambda module: setattr(module.W_value, "weight", torch.nn.Parameter(torch.randn(1, 3).expand(4, 3))),
+            TypeError,
+            "W_value.weight is an expanded tensor, whose elements share memory, and cannot be written",
+        ),
+        (
+            lambda module: setattr(module.W_key, "weight", module.W_query.weight),
+            ValueError,
+            "W_key.weight and W_query.weight are one tensor in the target and two different ones in the source",
+        ),
+    ],
+)
+def test_a_target_that_cannot_be_written_is_refused_before_the_first_write(spoil, error, message):
+    source = jax_attn.SelfAttention_v2(3, 4, rngs=nnx.Rngs(0))
+    target = torch_attn.SelfAttention_v2(3, 4)
+    spoil(target)
+    before = _writes(target)
+    with pytest.raises(error) as caught:
+        transfer(source, target)
+    assert str(caught.value) == message
+    assert all(torch.equal(before[name], tensor) for name, tensor in target.state_dict().items())
+
+
+def test_an_integer_array_is_refused_by_a_parameter_with_gradients():
+    source = jax_attn.SelfAttention_v1(3, 4, rngs=nnx.Rngs(0))
+    source.W_value = nnx.Param(jnp.ones((3, 4), jnp.int32))
+    target = torch_attn.SelfAttention_v1(3, 4)
+    before = _writes(target)
+    with pytest.raises(TypeError, match="W_value requires gradients and cannot take dtype int32"):
+        transfer(source, target)
+    assert all(torch.equal(before[name], tensor) for name, tensor in target.state_dict().items())
