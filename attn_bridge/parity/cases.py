@@ -18,12 +18,12 @@ MODES = {"torch": ("eager", "aot", "inductor"), "flax": ("jit", "eager")}
 graph like ``inductor``, and leaves out the C++ code."""
 
 IN_MODE = {
-    "inductor": ("MultiHeadAttention", "LayerNorm"),
+    "inductor": ("MultiHeadAttention",),
     "eager": ("MultiHeadAttention", "LayerNorm"),
-    "aot": ("SelfAttention_v1", "CausalAttention", "MultiHeadAttentionWrapper"),
+    "aot": ("SelfAttention_v1", "CausalAttention", "LayerNorm"),
 }
-"""Further mode -> variants that run in it by default. The first two hold every operation of the others; what is in no
-mode here shares its code with a neighbour."""
+"""Further mode -> variants that run in it by default. What is in no compiled mode here shares its code with
+a neighbour that is."""
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 """Dtypes of the matrix; float64 proves the meaning, the others are judged for precision."""
