@@ -192,7 +192,9 @@ def check(
                     futures = submit(subject, numbers, ("float64", *suspects))
                     again = _judge_subject(subject, numbers, futures, seeds)
                     judged = [cell for cell in judged if cell.dtype not in suspects]
-                    judged += [cell for cell in again if cell.dtype in suspects or cell.verdict == "inconclusive"]
+                    # The new seeds decide about the suspected precisions, and whatever else they bring to light stays.
+                    kept = [cell for cell in again if cell.dtype in suspects or cell.verdict != "equal"]
+                    judged += [_with_note(cell, subject, seeds) for cell in kept]
                 cells.extend(judged)
                 done += 1
                 if progress:
@@ -200,6 +202,13 @@ def check(
         finally:
             stop.set()
     return CheckReport(tuple(cells), environment(), seeds, time.perf_counter() - start)
+
+
+def _with_note(cell: Cell, subject: Subject, seeds: int) -> Cell:
+    """Say that a verdict is that of a second look."""
+    where = f"{subject.variant.name}, {subject.case.name}, {cell.dtype}"
+    note = f"{where}: beyond the allowance on {seeds} seeds, judged again on {seeds * AGAIN} new ones"
+    return dataclasses.replace(cell, notes=(*cell.notes, note))
 
 
 def _run_side(
