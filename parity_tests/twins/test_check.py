@@ -165,3 +165,22 @@ def test_real_weights_on_the_command_line(capsys, tmp_path):
     save_file(arrays | {name: np.full((12, 12), np.nan, np.float32)}, tmp_path / "model.safetensors")
     assert run(command) == 2
     assert "layers.1.W_key.weight holds NaN or infinity" in capsys.readouterr().err
+
+
+def test_what_only_the_second_look_finds_is_not_dropped(monkeypatch):
+    from attn_bridge.parity import matrix
+    from attn_bridge.parity.report import Cell
+
+    looks = iter([("float32", "precision"), ("float64", "different")])
+
+    def judge(subject, numbers, futures, seeds):
+        dtype, verdict = next(looks)
+        return [Cell(subject.variant.name, subject.case.name, dtype, "a run", verdict, ())]
+
+    monkeypatch.setattr(matrix, "_run_side", lambda *arguments: None)
+    monkeypatch.setattr(matrix, "_judge_subject", judge)
+    report = check(["LayerNorm"], cases=["odd-sizes"], seeds=1)
+    assert [cell.verdict for cell in report.cells] == ["different"]
+    assert report.notes == (
+        "LayerNorm, odd-sizes, float64: beyond the allowance on 1 seeds, judged again on 4 new ones",
+    )
