@@ -24,19 +24,30 @@ class MissingBackendError(ImportError):
     """A framework that the call needs cannot be imported; the message names the extra that installs it."""
 
 
-def load(framework: Framework) -> ModuleType:
-    """Import the backend of a framework.
+def load(framework: Framework, module: str = "backend") -> ModuleType:
+    """Import the backend of a framework, or another module that both packages have.
 
     Raises:
         MissingBackendError: the framework is not installed.
     """
     package, extra = PACKAGES[framework]
     try:
-        return importlib.import_module(f"{package}.backend")
+        return importlib.import_module(f"{package}.{module}")
     except ImportError as error:
         raise MissingBackendError(
             f"the {framework} backend cannot be imported ({error}); install it with: pip install 'attn-bridge[{extra}]'"
         ) from error
+
+
+def load_harness(framework: Framework) -> ModuleType:
+    """Import the harness of a framework, which runs any module of it.
+
+    Raises:
+        MissingBackendError: the framework is not installed.
+    """
+    load(framework)
+    package, _ = PACKAGES[framework]
+    return importlib.import_module(f"{package}.harness")
 
 
 def framework_of(module: Any) -> Framework | None:

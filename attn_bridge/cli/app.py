@@ -12,6 +12,8 @@ from typer.main import get_command
 
 from .. import __version__
 from .check import check
+from .compare import compare
+from .doctor import doctor
 
 app = typer.Typer(
     name="attn-bridge",
@@ -23,6 +25,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("check")(check)
+app.command("compare")(compare)
+app.command("doctor")(doctor)
 
 
 def _show_version(wanted: bool) -> None:

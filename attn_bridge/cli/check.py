@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ..specs import VARIANTS
+from .output import check_writable, progress, write_json
 
 NAMES = ", ".join(variant.name for variant in VARIANTS)
 CASE_NAMES = "odd-sizes, large-scores, one-head, one-token"
@@ -76,9 +75,9 @@ def check(
         subjects = subjects_from_file(weights, layout, _parse_settings(settings or []))
     elif settings:
         raise ValueError("--set says what the layout of --weights can't; it goes with --weights and --layout")
-    if json_file not in (None, "-"):
-        _check_writable(Path(str(json_file)))
-    with _progress() as advance:
+    if json_file is not None:
+        check_writable(json_file)
+    with progress() as advance:
         report = run_check(
             variants or (),
             cases=case or (),
@@ -89,7 +88,7 @@ def check(
             progress=advance,
         )
     if json_file is not None:
-        _write_json(report.to_json(), json_file)
+        write_json(report.to_json(), json_file)
     if json_file != "-":
         console.print(report.table())
         for note in report.notes:
@@ -102,30 +101,6 @@ def check(
     return 0 if report.passed else 1
 
 
-class _progress:
-    """A progress bar on stderr while the terminal is one; nothing otherwise."""
-
-    def __enter__(self) -> Any:
-        if not sys.stderr.isatty():
-            return None
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._bar.start()
-        task = self._bar.add_task("starting")
-
-        def advance(what: str, done: int, total: int) -> None:
-            self._bar.update(task, description=what, completed=done, total=total)
-
-        return advance
-
-    def __exit__(self, *exception: object) -> None:
-        if hasattr(self, "_bar"):
-            self._bar.stop()
-
-
 def _parse_settings(settings: list[str]) -> dict[str, int]:
     found = {}
     for setting in settings:
@@ -134,17 +109,3 @@ def _parse_settings(settings: list[str]) -> dict[str, int]:
             raise ValueError(f"--set takes KEY=VALUE with a whole number from 1, got {setting}")
         found[key] = int(value)
     return found
-
-
-def _check_writable(path: Path) -> None:
-    """Find out before the work, not after it, that a report cannot be written."""
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"--json {path} cannot be written")
-
-
-def _write_json(data: dict[str, Any], target: str) -> None:
-    text = json.dumps(data, indent=1, allow_nan=False)
-    if target == "-":
-        typer.echo(text)
-    else:
-        Path(target).write_text(text + "\n", encoding="utf-8")

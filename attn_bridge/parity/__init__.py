@@ -1,6 +1,67 @@
-"""Parity: the rule that says whether two implementations compute the same, and the matrix it is applied to."""
+"""Parity: the rule that says whether two implementations compute the same, and what applies it.
 
-from .judge import TensorResult, judge_meaning, judge_precision
-from .matrix import CheckReport, check
+attn_bridge.parity.compare(torch_module, flax_module, inputs)   judge any pair of modules
+attn_bridge.parity.check()                                      judge our own variants
+attn_bridge.parity.strict()                                     a context in which no framework rounds more than it must
+"""
 
-__all__ = ["CheckReport", "TensorResult", "check", "judge_meaning", "judge_precision"]
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+__all__ = [
+    "CheckReport",
+    "ParityError",
+    "Report",
+    "TensorResult",
+    "check",
+    "compare",
+    "judge_meaning",
+    "judge_precision",
+    "strict",
+]
+
+if TYPE_CHECKING:
+    from .compare import compare
+    from .comparison import ParityError, Report
+    from .judge import TensorResult, judge_meaning, judge_precision
+    from .matrix import CheckReport, check
+    from .precision import strict
+
+_HOMES = {
+    "CheckReport": "report",
+    "ParityError": "comparison",
+    "Report": "comparison",
+    "TensorResult": "judge",
+    "check": "matrix",
+    "compare": "compare",
+    "judge_meaning": "judge",
+    "judge_precision": "judge",
+    "strict": "precision",
+}
+
+
+class _Package(ModuleType):
+    """A package whose public names stay what they are when a module of the same name is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Importing the module `compare` would put it here, in place of the function.
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use: pytest loads the plugin of this package in every run."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

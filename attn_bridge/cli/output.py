@@ -1,0 +1,112 @@
+"""What the commands share: progress on a terminal, and a report on stdout and in files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..parity.comparison import Report
+
+
+def check_writable(target: str, option: str = "--json") -> None:
+    """Find out before the work, not after it, that a report cannot be written to a file; "-" is stdout.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    path = Path(target)
+    if target != "-" and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+        raise ValueError(f"{option} {path} cannot be written")
+
+
+def write_json(data: dict[str, Any], target: str) -> None:
+    """Write a report to a file, or to stdout for "-"."""
+    text = json.dumps(data, indent=1, allow_nan=False)
+    if target == "-":
+        typer.echo(text)
+    else:
+        Path(target).write_text(text + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None] | None]:
+    """Show a progress bar on stderr while the terminal is one; nothing otherwise."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8") as stream,  # what user code prints goes elsewhere
+        Progress(*columns, console=Console(file=stream), transient=True) as bar,
+    ):
+        task = bar.add_task("starting")
+
+        def advance(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        yield advance
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """Where the report of a comparison goes; a file that cannot be written is found out here.
+
+    Attributes:
+        html: file for the page.
+        json: file for the JSON, "-" for stdout in place of the table.
+        junit: file for the JUnit XML.
+        full: whether the table shows everything.
+    """
+
+    html: str | None = None
+    json: str | None = None
+    junit: str | None = None
+    full: bool = False
+
+    def __post_init__(self) -> None:
+        given = {f"--{name}": getattr(self, name) for name in ("html", "json", "junit")}
+        files = {option: target for option, target in given.items() if target not in (None, "-")}
+        for option, target in files.items():
+            check_writable(target, option)
+        if len({Path(target).absolute() for target in files.values()}) < len(files):
+            raise ValueError(f"{' and '.join(files)} must be different files")
+
+    def write(self, report: Report, *more: str) -> int:
+        """Write a report, then lines in the terminal, and return the exit status.
+
+        Raises:
+            ValueError: the verdict is ``inconclusive``, or a file cannot be written.
+        """
+        from rich.console import Console
+
+        from ..parity.rendering import terminal
+
+        if self.html is not None:
+            report.to_html(self.html)
+        if self.junit is not None:
+            report.to_junit(self.junit)
+        if self.json not in (None, "-"):
+            report.to_json(self.json)
+        if self.json == "-":
+            write_json(report.to_json(), "-")
+        else:
+            console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+            terminal.render(report, console, self.full)
+            for line in more:
+                console.print(line, markup=False, soft_wrap=True)
+        if report.verdict == "inconclusive":
+            sys.stdout.flush()
+            raise ValueError(f"inconclusive: {report.message}")
+        return 0 if report.passed else 1

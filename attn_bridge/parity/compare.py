@@ -1,0 +1,885 @@
+"""Any torch module against any Flax NNX module: whether they compute the same, where they part, and what was not seen."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from .. import backends
+from ..weights import Rule, Rules
+from . import pairing as pairings
+from . import samples as numbers
+from .cases import DTYPES
+from .comparison import Picture, Report, Side, TensorVerdict, Verdict, worst
+from .evidence import Measure, decide, measure, precision_used, scale_of
+from .judge import FLOOR_ULPS, MEANING_LIMIT
+from .pairing import Pairing
+from .samples import Sample
+from .subjects import Arguments, Array, Arrays, CannotLiftError, ModuleFailedError, Run, is_float
+
+MODES = ("eager", "jit")
+SIDES: tuple[Side, Side] = ("torch", "flax")
+
+COPIES = 3
+"""Slightly moved copies of each draw, which redraw every rounding."""
+
+AGAIN = 4
+"""A loss of precision is confirmed on this many times as many fresh seeds before it is called one."""
+
+QUICK, SLOW = 5e9, 2e11
+"""Work of one run (6 x parameters x rows, the operations of forward and backward) up to which every sample is run, and
+beyond which only one of held and one of own weights is. Work, not time: the same pair is always judged alike."""
+
+TOO_SLOW = 2.0
+"""Seconds per sample beyond which there are fewer of them all the same."""
+
+ULP_SEEDS = 8
+"""How many times weights and inputs are moved by one ulp where neither side has float64."""
+
+MOST_PROBES = 200
+"""Most parameters without a gradient that are told apart: used or not, an invariance or not."""
+
+PICTURE_SIZE = 1 << 18
+"""Most elements of a tensor that are kept for pictures."""
+
+Progress = Callable[[str, int, int], None]
+Named = Mapping[str, tuple[str, Array]]
+
+
+def compare(
+    torch_module: Any,
+    flax_module: Any,
+    inputs: Any,
+    *,
+    rules: Rules | Iterable[Rule] | None = None,
+    transfer: bool = True,
+    seeds: int = 4,
+    first_seed: int = 0,
+    modes: Iterable[str] = ("eager",),
+    dtypes: Iterable[str] | None = None,
+    device: str | tuple[str, str] | None = None,
+    flax_inputs: Any = None,
+    strict: bool = True,
+    localise: bool | None = None,
+    command: str = "",
+    progress: Progress | None = None,
+) -> Report:
+    """Judge whether a torch and a Flax module compute the same outputs and gradients, and find where they part.
+
+    Both are run in eval mode with the weights they hold, and again with drawn ones that are not degenerate; meaning is
+    proven in float64, precision by how much more one side loses than the other. The modules are left as they were.
+
+    Args:
+        torch_module: a ``torch.nn.Module``.
+        flax_module: a ``flax.nnx.Module``; a Linen one through ``nnx.bridge.ToNNX``.
+        inputs: one array, a tuple of positional ones, or a dict of keyword ones; NumPy's, torch's or JAX's.
+        rules: which parameter is which; by default it is proposed from names, classes and shapes.
+        transfer: give the Flax side the torch side's weights; False judges the weights that each side holds.
+        seeds: how many times weights and inputs are drawn.
+        first_seed: the first of them.
+        modes: ``eager``, and ``jit`` for torch.compile and jax.jit.
+        dtypes: precisions to judge in, such as ``("float32", "bfloat16")``; None is the modules' own.
+        device: ``cpu``, ``gpu`` or ``tpu``, or a pair (torch's, Flax's); None is where each module is.
+        flax_inputs: the Flax side's call, where it takes its arguments in another way; arrays that are equal to one
+            of `inputs` are drawn with it.
+        strict: pin every precision switch for the time of the comparison (see `attn_bridge.parity.strict`).
+        localise: look for the first divergence; None looks unless the two are equal.
+        command: the command that runs it again, for the report.
+        progress: called with what is done, how much of it, and how much there is.
+
+    Returns:
+        The report; ``report.raise_for_mismatch()`` raises unless the verdict is ``equal``.
+
+    Raises:
+        TypeError: not one module of each framework.
+        ValueError: the modules can't be compared: one raises, the outputs differ in structure, a device is absent, the
+            parameters can't be paired (`WeightsMismatchError` lists them), or an argument is wrong.
+    """
+    started = time.perf_counter()
+    _check_modules(torch_module, flax_module)
+    modes, wanted = _choose("modes", modes, MODES), None if dtypes is None else _choose("dtypes", dtypes, DTYPES)
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
+        raise ValueError(f"seeds ({seeds}) must be a whole number of at least 1")
+    with np.errstate(all="ignore"), _strict() if strict else contextlib.nullcontext():
+        comparison = Comparison(
+            torch_module,
+            flax_module,
+            inputs,
+            flax_inputs,
+            device=device,
+            rules=rules,
+            transfer=transfer,
+            progress=progress or (lambda what, done, total: None),
+        )
+        small = comparison.work() <= QUICK
+        with comparison.torch.few_threads() if small else contextlib.nullcontext():
+            report = comparison.judge(seeds, first_seed, modes, wanted, localise)
+    return dataclasses.replace(
+        report, command=command, seconds=time.perf_counter() - started, peak_memory=peak_memory()
+    )
+
+
+def peak_memory() -> int:
+    """Return the largest resident memory of this process so far, in bytes."""
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """One tensor of one sample, on both sides, with torch axes."""
+
+    kind: str
+    flax_name: str
+    torch: Array
+    flax: Array
+
+
+class Comparison:
+    """Two modules made ready: harnesses, pairing, and which side has float64.
+
+    Args:
+        torch_module: the torch module.
+        flax_module: the Flax module.
+        inputs: the torch side's call.
+        flax_inputs: the Flax side's call; None is the same.
+        device: see `compare`.
+        rules: see `compare`.
+        transfer: see `compare`.
+        progress: see `compare`.
+    """
+
+    def __init__(
+        self,
+        torch_module: Any,
+        flax_module: Any,
+        inputs: Any,
+        flax_inputs: Any = None,
+        *,
+        device: str | tuple[str, str] | None = None,
+        rules: Rules | Iterable[Rule] | None = None,
+        transfer: bool = True,
+        progress: Progress = lambda what, done, total: None,
+    ):
+        self.progress = progress
+        devices = device if isinstance(device, tuple) else (device, device)
+        self.torch = backends.load_harness("torch").Harness(torch_module, devices[0])
+        self.flax = backends.load_harness("flax").Harness(flax_module, devices[1])
+        self.modules = (torch_module, flax_module)
+        self.transfer = transfer
+        self.notes: list[str] = []
+        self.lacks: dict[Side, str] = {}
+        self.held: Arrays = self.torch.weights()
+        self.held_flax: Arrays = self.flax.weights()
+        self.dtype = _common_dtype(self.held) or _common_dtype(self.held_flax)
+        self.arguments = numbers.in_dtype(numbers.as_arguments(inputs), self.dtype)
+        given = numbers.as_arguments(inputs if flax_inputs is None else flax_inputs)
+        self.flax_arguments = numbers.in_dtype(given, _common_dtype(self.held_flax) or self.dtype)
+        self.dtype = self.dtype or next((one.dtype.name for one in self.arguments.leaves if is_float(one)), "float32")
+        self.same_inputs = numbers.alike(self.arguments, self.flax_arguments)
+        self.structure = self._structure()
+        self.pairing = self._pair(rules)
+
+    # ---- preparation
+
+    def _structure(self) -> list[str]:
+        """Run both sides forward once and check that they return the same structure."""
+        ours = self.torch.run(self.held, self.arguments)
+        theirs = self._lifted_or_not("flax", self.held_flax, self.flax_arguments)
+        stock = self.torch.name == "MultiheadAttention" and "need_weights" not in self.arguments.kwargs
+        if stock and len(ours.outputs) == 2 and len(theirs.outputs) == 1:
+            self.arguments = Arguments(self.arguments.args, {**self.arguments.kwargs, "need_weights": False})
+            self.notes.append("attention weights of torch's MultiheadAttention: not compared, Flax returns none")
+            ours = self.torch.run(self.held, self.arguments)
+        if len(ours.structure) != len(theirs.structure) or (
+            ours.structure != theirs.structure and "['" in "".join((*ours.structure, *theirs.structure))
+        ):
+            raise ModuleFailedError(
+                f"the outputs differ in structure: torch returns {_listed(ours)}, Flax returns {_listed(theirs)}; "
+                "compare modules (or wrappers of them) that return the same"
+            )
+        return ours.structure
+
+    def _lifted_or_not(self, side: Side, weights: Arrays, arguments: Arguments) -> Run:
+        harness = self.torch if side == "torch" else self.flax
+        if side not in self.lacks:
+            try:
+                return harness.run(weights, arguments, dtype="float64")
+            except CannotLiftError as error:
+                self.lacks[side] = str(error)
+        return harness.run(weights, arguments)
+
+    def _pair(self, rules: Rules | Iterable[Rule] | None) -> Pairing:
+        ours, theirs = self.torch.parameters(), self.flax.parameters()
+        if rules is not None:
+            return pairings.from_rules(rules, ours, theirs)
+        own = _own_rules(self.modules)
+        if own is not None:
+            with contextlib.suppress(ValueError):
+                return pairings.from_rules(own, ours, theirs, how="config")
+        drawn = numbers.draw_weights(ours, self.held, (0, 1))
+        found: list[Run] = []
+
+        def probe(candidate: Pairing) -> float:
+            if not found:
+                found.append(self._lifted_or_not("torch", drawn, self.arguments))
+            other = self._lifted_or_not("flax", candidate.to_flax(drawn), self.flax_arguments)
+            pairs = list(zip(found[0].outputs, other.outputs, strict=True))
+            if any(one.shape != two.shape for one, two in pairs):
+                return float("inf")
+            scale = scale_of([one for one, _ in pairs]) or 1.0
+            apart = max((float(np.abs(one - two).max(initial=0.0)) for one, two in pairs if is_float(one)), default=0.0)
+            return apart / scale if np.isfinite(apart) else float("inf")
+
+        return pairings.propose(ours, theirs, probe)
+
+    # ---- judging
+
+    def judge(
+        self, seeds: int, first_seed: int, modes: Iterable[str], dtypes: Iterable[str] | None, localise: bool | None
+    ) -> Report:
+        """Return the report on all samples."""
+        unstable = self._instability()
+        if unstable:
+            return self._report("inconclusive", [], message=unstable)
+        tensors: list[TensorVerdict] = []
+        noise: dict[str, float] = {}
+        drawn = count = 0
+        worst_sample: Sample | None = None
+        for dtype in dtypes or (self.dtype,):
+            judged = Judgement(self, dtype, tuple(modes))
+            tensors += judged.run(seeds, first_seed)
+            drawn, count = judged.seeds, judged.count
+            noise |= judged.noise
+            worst_sample = judged.furthest or worst_sample
+            if dtype == (tuple(dtypes) if dtypes else (self.dtype,))[0]:
+                pictures, zero = judged.pictures, judged.zero
+        tensors = self._weights_held() + tensors
+        tensors, coverage = self._coverage(tensors, zero)
+        verdict = worst([one.verdict for one in tensors])
+        message = ""
+        if verdict == "inconclusive":
+            message = next(one.message for one in tensors if one.verdict == "inconclusive")
+        report = self._report(
+            verdict,
+            tensors,
+            message=message,
+            seeds=drawn,
+            samples=count,
+            noise=noise,
+            pictures=pictures,
+            **coverage,
+        )
+        wanted = verdict in ("different", "precision") if localise is None else localise
+        if wanted and worst_sample is not None and len(self.torch.modules()) >= 1:
+            from .localise import locate
+
+            self.progress("looking for the first divergence", 0, 1)
+            tree, divergence = locate(self, worst_sample, "precision" if verdict == "precision" else "meaning")
+            report = dataclasses.replace(
+                report, tree=tree, first_divergence=None if verdict in ("equal", "inconclusive") else divergence
+            )
+        return report
+
+    def _instability(self) -> str:
+        """Say which side gives other results for the same input, or nothing."""
+        for side, harness, weights, arguments in (
+            ("torch", self.torch, self.held, self.arguments),
+            ("flax", self.flax, self.held_flax, self.flax_arguments),
+        ):
+            precise = "float64" if side not in self.lacks else None
+            try:
+                runs = [harness.run(weights, arguments, dtype=precise, seed=seed) for seed in (0, 1)]
+            except CannotLiftError as error:
+                self.lacks[side] = str(error)
+                precise, runs = None, [harness.run(weights, arguments, seed=seed) for seed in (0, 1)]
+            limit = MEANING_LIMIT if precise else 1e-3
+            for one, two in zip(runs[0].outputs, runs[1].outputs, strict=True):
+                if one.shape != two.shape:
+                    return f"the {side} module is not deterministic: it returned shapes {one.shape} and {two.shape}"
+                both = np.isfinite(one.astype(np.float64)) & np.isfinite(two.astype(np.float64))
+                apart = float(
+                    np.abs(np.where(both, one, 0).astype(np.float64) - np.where(both, two, 0)).max(initial=0.0)
+                )
+                if apart > limit * (scale_of([one.astype(np.float64)]) or 1.0):
+                    return (
+                        f"the {side} module is not deterministic: the same input gave results that differ by "
+                        f"{apart:.3g}; switch its randomness off"
+                    )
+        return ""
+
+    def _weights_held(self) -> list[TensorVerdict]:
+        """Compare the weights that both sides hold, bit by bit, where they are not transferred."""
+        if self.transfer:
+            return []
+        ours, theirs = self.pairing.aligned(self.held, "torch"), self.pairing.aligned(self.held_flax, "flax")
+        found = []
+        for match in self.pairing.matches:
+            one, two = ours[match.torch.name], theirs[match.torch.name]
+            differing = int((one != two).sum() - (np.isnan(one) & np.isnan(two)).sum()) if is_float(one) else 0
+            verdict: Verdict = "different" if differing else "equal"
+            found.append(
+                TensorVerdict(
+                    f"weight {match.torch.name}",
+                    f"weight {match.flax.name}",
+                    "weight",
+                    one.shape,
+                    one.dtype.name,
+                    verdict,
+                    f"{differing} of {one.size} elements that the two sides hold are not the same" if differing else "",
+                    bad=differing,
+                    count=one.size,
+                )
+            )
+        return found
+
+    def _coverage(
+        self, tensors: list[TensorVerdict], zero: list[str]
+    ) -> tuple[list[TensorVerdict], dict[str, list[str]]]:
+        """Tell true invariances from parameters that nothing reached, among those whose gradient is zero."""
+        invariances, unexercised, unused = [], [], {}
+        drawn = numbers.draw_weights(self.torch.parameters(), self.held, (0, 2))
+        known = {match.torch.name: match for match in self.pairing.matches}
+        matches = {name: known[name] for name in zero[:MOST_PROBES]}
+        before = {side: self._changed(side, drawn, [], 0.0) for side in SIDES} if matches else {}
+        still = not any(self._reaches(side, before, drawn, list(matches.values()), 1.0) for side in before)
+        for name, match in matches.items():
+            reached = {side: self._reaches(side, before, drawn, [match], np.nan) for side in SIDES}
+            if all(reached.values()):
+                if still or not any(self._reaches(side, before, drawn, [match], 1.0) for side in SIDES):
+                    invariances.append(name)
+                else:
+                    self.notes.append(f"{name}: the output depends on it, but its gradient is zero on both sides")
+            elif any(reached.values()):
+                unused[name] = next(side for side, used in reached.items() if not used)
+            else:
+                unexercised.append(name)
+        changed = []
+        for one in tensors:
+            name = one.name.removeprefix("grad ")
+            if one.name.startswith("grad ") and name in unused:
+                side = unused[name]
+                one = dataclasses.replace(
+                    one, verdict="different", message=f"the {side} side has this parameter and does not use it"
+                )
+            changed.append(one)
+        self.notes += self.differing_settings()
+        unreached = [*self.torch.unreached(self.arguments), *self.flax.unreached(self.flax_arguments)]
+        return changed, {"invariances": invariances, "unexercised": unexercised, "unreached": unreached}
+
+    def differing_settings(self) -> list[str]:
+        """Say which settings (eps, heads, slopes) of paired submodules are not the same on both sides."""
+        from .localise import pair_modules
+
+        found = []
+        pairs = pair_modules(self.pairing.matches, self.torch.modules(), self.flax.modules())
+        ours, theirs = self.torch.settings(), self.flax.settings()
+        for path, other in pairs.items():
+            mine, its = ours.get(path, {}), theirs.get(other, {})
+            for name in mine.keys() & its.keys():
+                if mine[name] != its[name]:
+                    where = path or self.torch.name
+                    found.append(f"{name} of {where} is {mine[name]:g} in torch and {its[name]:g} in Flax")
+        return found
+
+    def _changed(self, side: Side, weights: Arrays, matches: list[pairings.Match], by: float) -> list[Array]:
+        """Return the outputs of one side with some parameters poisoned (NaN) or changed at random (any other number)."""
+        weights = dict(weights if side == "torch" else self.pairing.to_flax(weights))
+        random = np.random.default_rng(5)
+        for match in matches:
+            tensor = match.torch if side == "torch" else match.flax
+            weights[tensor.source] = weights[tensor.source].copy()
+            part = tensor.take(weights, side)
+            part += np.asarray(by * (1.0 + random.normal(size=part.shape))).astype(part.dtype)
+        arguments = self.arguments if side == "torch" else self.flax_arguments
+        return [_wide(output) for output in self._lifted_or_not(side, weights, arguments).outputs]
+
+    def _reaches(
+        self, side: Side, before: Mapping[Side, list[Array]], weights: Arrays, matches: list[pairings.Match], by: float
+    ) -> bool:
+        """Whether a change of some parameters changes the output; NaN asks whether they are used at all."""
+        pairs = list(zip(before[side], self._changed(side, weights, matches, by), strict=True))
+        if np.isnan(by):
+            return any(np.isnan(two).sum() > np.isnan(one).sum() for one, two in pairs if is_float(one))
+        limit = 1e-11 if side not in self.lacks else 1e-4
+        scale = scale_of([one for one, _ in pairs]) or 1.0
+        return any(float(np.nanmax(np.abs(one - two), initial=0.0)) > limit * scale for one, two in pairs if is_float(one))
+
+    def _report(self, verdict: Verdict, tensors: list[TensorVerdict], **more: Any) -> Report:
+        from .report import environment
+
+        lacks = [f"{side} has no float64 here: {reason}" for side, reason in self.lacks.items()]
+        return Report(
+            verdict,
+            tensors,
+            pairing=self.pairing.rows(),
+            notes=[*self.notes, *lacks],
+            environment={
+                **environment(),
+                "torch device": str(self.torch.device),
+                "flax device": str(self.flax.device),
+                **_precision_record(),
+            },
+            torch_name=self.torch.name,
+            flax_name=self.flax.name,
+            **more,
+        )
+
+    def work(self) -> float:
+        """Return about how many operations forward and backward of one side take."""
+        size = sum(array.size for array in self.held.values())
+        rows = max((int(np.prod(leaf.shape[:-1])) or 1 for leaf in self.arguments.leaves), default=1)
+        return 6.0 * size * rows
+
+    # ---- running samples
+
+    def sample(self, kind: str, group: int, copy: int, seed: int) -> Sample:
+        """Return one set of numbers; a copy above 0 is moved a little, a seed below 0 takes the given inputs."""
+        stress, kind = kind.endswith(" stress"), kind.removesuffix(" stress")
+        weights = self.held
+        if kind == "own":
+            weights = numbers.draw_weights(self.torch.parameters(), self.held, (abs(seed), group))
+        arguments = self.arguments
+        if seed >= 0:
+            arguments = numbers.draw_inputs(self.arguments, (seed, group), stress=stress)
+        if copy:
+            weights = numbers.moved(weights, (abs(seed), group, copy))
+            arguments = numbers.moved_inputs(arguments, (abs(seed), group, copy))
+        flax = numbers.like(self.flax_arguments, arguments, self.same_inputs)
+        return Sample(weights, arguments, flax, kind, group, (seed, group, copy), stress)
+
+    def flax_weights(self, sample: Sample) -> Arrays:
+        """Return the sample's weights for the Flax side."""
+        if sample.kind == "held" and not self.transfer:
+            return self.held_flax
+        converted = self.pairing.to_flax(sample.weights)
+        return {name: converted.get(name, array) for name, array in self.held_flax.items()}
+
+    def run(
+        self, side: Side, sample: Sample, cotangents: list[Array] | None, dtype: str | None, mode: str = "eager"
+    ) -> Run:
+        """Run one side on a sample."""
+        if side == "torch":
+            return self.torch.run(sample.weights, sample.torch, cotangents, dtype=dtype, mode=mode)
+        return self.flax.run(self.flax_weights(sample), sample.flax, cotangents, dtype=dtype, mode=mode)
+
+    def named(self, side: Side, run: Run) -> dict[str, tuple[str, Array]]:
+        """Return the results of one side as torch name -> (kind, array with torch axes)."""
+        found: dict[str, tuple[str, Array]] = {}
+        for place, output in zip(self.structure, run.outputs, strict=True):
+            found["output" if len(self.structure) == 1 else f"output{place}"] = ("output", output)
+        names = self.arguments.named(self.torch.argument_names)
+        for j, i in enumerate(self.same_inputs):
+            gradient = (
+                None if i is None or not run.input_gradients else run.input_gradients[i if side == "torch" else j]
+            )
+            if i is not None and gradient is not None:
+                found[f"grad {names[i]}"] = ("input gradient", gradient)
+        for name, gradient in self.pairing.aligned(run.parameter_gradients, side).items():
+            found[f"grad {name}"] = ("matrix gradient" if gradient.ndim > 1 else "vector gradient", gradient)
+        return found
+
+    def flax_names(self) -> dict[str, str]:
+        """Return torch name -> Flax name of inputs and parameters, as they stand in results."""
+        names = self.arguments.named(self.torch.argument_names)
+        flax_names = self.flax_arguments.named(self.flax.argument_names)
+        found = {f"grad {names[i]}": f"grad {flax_names[j]}" for j, i in enumerate(self.same_inputs) if i is not None}
+        return found | {f"grad {match.torch.name}": f"grad {match.flax.name}" for match in self.pairing.matches}
+
+    def tensors(self, torch: Run, flax: Run) -> dict[str, Tensor]:
+        """Align the results of both sides by name, with torch axes."""
+        ours, theirs, names = self.named("torch", torch), self.named("flax", flax), self.flax_names()
+        return {
+            name: Tensor(kind, names.get(name, name), array, theirs[name][1])
+            for name, (kind, array) in ours.items()
+            if name in theirs
+        }
+
+
+class Judgement:
+    """All samples in one precision, measured as they come."""
+
+    def __init__(self, comparison: Comparison, dtype: str, modes: tuple[str, ...]):
+        self.comparison = comparison
+        self.dtype = dtype
+        self.cast = None if dtype == comparison.dtype else dtype
+        self.modes = modes
+        self.measures: dict[tuple[str, str], list[Measure]] = {}
+        self.about: dict[str, tuple[str, str, tuple[int, ...]]] = {}
+        self.noise: dict[str, float] = {}
+        self.floors: dict[str, float] = {}
+        self.pictures: list[Picture] = []
+        self.furthest: Sample | None = None
+        self._furthest = -1.0
+        self.count = self.seeds = 0
+        self.exact: dict[str, str] = {}
+        self.quick = False
+
+    def run(self, seeds: int, first_seed: int) -> list[TensorVerdict]:
+        """Run the plan, look again where precision is in doubt, and return the verdicts."""
+        comparison = self.comparison
+        plan = [("held", 0, 0, -1)]
+        plan += [("own", 1 + s, 0, first_seed + s) for s in range(seeds)]
+        plan.insert(2, ("own stress", 1000, 0, first_seed))
+        plan += [("held stress", 1001, 0, first_seed + 1)] if comparison.transfer else []
+        self.take(*plan[0])
+        self._measure_noise()
+        taken = time.perf_counter()
+        self.take(*plan[1])
+        seconds = time.perf_counter() - taken
+        self.seeds = 1
+        work = comparison.work()
+        if work <= SLOW and seconds <= 5 * TOO_SLOW:
+            quick = self.quick = work <= QUICK and seconds <= TOO_SLOW
+            rest = plan[2:] if quick else plan[2:4]
+            self.seeds = seeds if quick else min(seeds, 3)
+            if quick:
+                rest += [
+                    (kind, group, copy, seed)
+                    for copy in range(1, COPIES)
+                    for kind, group, _, seed in plan
+                    if "stress" not in kind and (kind == "own" or comparison.transfer)
+                ]
+            for done, one in enumerate(rest):
+                comparison.progress(f"comparing in {self.dtype}", done + 2, len(rest) + 2)
+                self.take(*one)
+        verdicts = self._decide()
+        doubtful = [one for one in verdicts if one.verdict == "precision"]
+        if doubtful:
+            verdicts = self._look_again(verdicts, seeds, first_seed)
+        self._note_stress(verdicts)
+        return verdicts
+
+    def _note_stress(self, verdicts: list[TensorVerdict]) -> None:
+        """Tell of a side that loses much precision on hard inputs only; that is no fault, and worth knowing."""
+        largest: tuple[float, Side, str] = (2.0, "torch", "")
+        for one in verdicts:
+            hard = [found for found in self.measures.get((one.name, self.modes[0]), []) if found.stress]
+            if one.verdict == "equal" and hard:
+                for side, used in zip(SIDES, precision_used(hard), strict=True):
+                    largest = max(largest, (used, side, one.name))
+        used, side, name = largest
+        if name:
+            self.comparison.notes.append(
+                f"on hard inputs (vectors nearly constant and far from zero, or very small) the {side} side loses "
+                f"{used:.0f} times its share of precision, most in {name}; on inputs like the given ones it does not"
+            )
+
+    @property
+    def zero(self) -> list[str]:
+        """Parameters whose gradient is zero in every sample."""
+        return [
+            name.removeprefix("grad ")
+            for (name, mode), measures in self.measures.items()
+            if mode == self.modes[0]
+            and self.about[name][0].endswith(("matrix gradient", "vector gradient"))
+            and all(one.is_zero for one in measures)
+        ]
+
+    def take(self, kind: str, group: int, copy: int, seed: int) -> None:
+        """Run one sample on both sides and measure it."""
+        comparison = self.comparison
+        sample = comparison.sample(kind, group, copy, seed)
+        forward = comparison.run("torch", sample, None, self.cast)
+        cotangents = _cotangents(forward, sample.seed)
+        oracles: dict[Side, Run] = {}
+        started = time.perf_counter()
+        low = {
+            (side, mode): comparison.run(side, sample, cotangents, self.cast, mode)
+            for mode in self.modes
+            for side in SIDES
+        }
+        _check_shapes(low["torch", self.modes[0]], low["flax", self.modes[0]])
+        rounded = _rounded(sample, self.cast)
+        for side in SIDES:
+            if side not in comparison.lacks:
+                try:
+                    oracles[side] = comparison.run(side, rounded, cotangents, "float64")
+                except CannotLiftError as error:
+                    comparison.lacks[side] = str(error)
+        for mode in self.modes:
+            self._measure(sample, mode, low["torch", mode], low["flax", mode], oracles)
+        self.count += 1
+
+    def _measure(self, sample: Sample, mode: str, torch: Run, flax: Run, oracles: Mapping[Side, Run]) -> None:
+        comparison = self.comparison
+        low = comparison.tensors(torch, flax)
+        first, second = oracles.get("torch"), oracles.get("flax")
+        high = comparison.tensors(first or second or torch, second or first or flax)
+        scales: dict[str, float] = {}
+        for name, tensor in high.items():
+            scales[tensor.kind] = max(scales.get(tensor.kind, 0.0), scale_of([_wide(tensor.torch), _wide(tensor.flax)]))
+        for name, tensor in low.items():
+            self.about[name] = (tensor.kind, tensor.flax_name, tensor.torch.shape)
+            if not is_float(tensor.torch) or not is_float(tensor.flax):
+                self._compare_exactly(name, high[name])
+                continue
+            found = measure(
+                tensor.torch,
+                tensor.flax,
+                None if first is None else high[name].torch,
+                None if second is None else high[name].flax,
+                kind_scale=scales[tensor.kind],
+                dtype=self.dtype,
+                group=sample.group,
+                weights=sample.kind,
+                sample=self.count,
+                stress=sample.stress,
+            )
+            self.measures.setdefault((name, mode), []).append(found)
+            distance = (found.meaning or 0.0) * 1e6 + max(found.torch_max, found.flax_max) * 1e-9
+            if distance > self._furthest:
+                self._furthest, self.furthest = distance, sample
+            if (
+                not self.count
+                and mode == self.modes[0]
+                and tensor.torch.size <= PICTURE_SIZE
+                and len(self.pictures) < 64
+            ):
+                oracle = None if first is None else high[name].torch
+                self.pictures.append(Picture(name, tensor.torch, tensor.flax, oracle))
+
+    def _compare_exactly(self, name: str, tensor: Tensor) -> None:
+        differing = int((tensor.torch != tensor.flax).sum())
+        if differing and not self.exact.get(name):
+            self.exact[name] = f"{differing} of {tensor.torch.size} elements are not the same"
+        self.exact.setdefault(name, "")
+
+    def _measure_noise(self) -> None:
+        """Measure what each side does to itself: run to run, one batch or two, eager or compiled."""
+        comparison = self.comparison
+        sample = comparison.sample("held", 0, 0, -1)
+        cotangents = _cotangents(comparison.run("torch", sample, None, self.cast), sample.seed)
+        for side in SIDES:
+            runs = [comparison.run(side, sample, cotangents, self.cast, self.modes[0]) for _ in range(2)]
+            once, again = (comparison.named(side, run) for run in runs)
+            self._note_noise(f"{side}, run to run", once, again)
+            if len(self.modes) > 1:
+                other = comparison.run(side, sample, cotangents, self.cast, self.modes[1])
+                self._relative(f"{side}, eager or compiled", once, comparison.named(side, other))
+        self._split_batch(sample)
+        if len(comparison.lacks) == len(SIDES):
+            self._perturb(sample, cotangents)
+
+    def _note_noise(self, what: str, one: Named, two: Named) -> None:
+        """Write noise down, and allow it: no comparison can be finer than a side agrees with itself."""
+        from ml_dtypes import finfo
+
+        self._relative(what, one, two)
+        eps = float(finfo(self.dtype).eps)  # type: ignore[no-untyped-call]
+        for name, (_, first) in one.items():
+            if is_float(first):
+                apart = float(np.nanmax(np.abs(_wide(first) - _wide(two[name][1])), initial=0.0))
+                ulps = apart / (eps * (scale_of([_wide(first)]) or 1.0))
+                self.floors[name] = max(self.floors.get(name, 0.0), ulps if np.isfinite(ulps) else 0.0)
+
+    def _relative(self, what: str, one: Named, two: Named) -> None:
+        largest = 0.0
+        for name, (_, first) in one.items():
+            second = two[name][1]
+            if is_float(first) and first.shape == second.shape:
+                apart = float(np.nanmax(np.abs(_wide(first) - _wide(second)), initial=0.0))
+                largest = max(largest, apart / (scale_of([_wide(first)]) or 1.0))
+        self.noise[f"{self.dtype}, {what}"] = largest
+
+    def _split_batch(self, sample: Sample) -> None:
+        """Run the torch side on each half of the batch, where all inputs share a first axis."""
+        leaves = sample.torch.leaves
+        sizes = {leaf.shape[0] if leaf.ndim > 1 else 0 for leaf in leaves}
+        if len(sizes) != 1 or not (size := sizes.pop()) or size < 2 or any(leaf.size > PICTURE_SIZE for leaf in leaves):
+            return
+        whole = self.comparison.run("torch", sample, None, self.cast)
+        halves = []
+        for part in (slice(0, size // 2), slice(size // 2, None)):
+            half = dataclasses.replace(sample, torch=sample.torch.with_leaves([leaf[part] for leaf in leaves]))
+            try:
+                halves.append(self.comparison.run("torch", half, None, self.cast))
+            except ModuleFailedError:
+                return
+        joined = {}
+        for i, output in enumerate(whole.outputs):
+            pieces = [half.outputs[i] for half in halves]
+            if is_float(output) and output.ndim and sum(len(piece) for piece in pieces if piece.ndim) == len(output):
+                joined[str(i)] = (output, np.concatenate(pieces))
+        if joined:
+            first, second = ({name: ("output", pair[k]) for name, pair in joined.items()} for k in (0, 1))
+            self._relative("torch, whole batch or halves", first, second)
+
+    def _perturb(self, sample: Sample, cotangents: list[Array]) -> None:
+        """Without float64: allow what moving weights and inputs by one ulp does to the results."""
+        from ml_dtypes import finfo
+
+        eps = float(finfo(self.dtype).eps)  # type: ignore[no-untyped-call]
+        base = self.comparison.run("torch", sample, cotangents, self.cast)
+        before = self.comparison.named("torch", base)
+        for seed in range(ULP_SEEDS):
+            weights = numbers.moved(sample.weights, (seed, 99), eps)
+            arguments = numbers.moved_inputs(sample.torch, (seed, 99), eps)
+            run = self.comparison.run(
+                "torch", dataclasses.replace(sample, weights=weights, torch=arguments), cotangents, self.cast
+            )
+            for name, (_, array) in self.comparison.named("torch", run).items():
+                if is_float(array):
+                    one, two = _wide(before[name][1]), _wide(array)
+                    ulps = 3.0 * float(np.nanmax(np.abs(one - two), initial=0.0)) / (eps * (scale_of([one]) or 1.0))
+                    self.floors[name] = max(self.floors.get(name, 0.0), ulps if np.isfinite(ulps) else 0.0)
+        self.comparison.notes.append(
+            f"neither side has float64: judged by how far {ULP_SEEDS} perturbations of one ulp move the results"
+        )
+
+    def _decide(self) -> list[TensorVerdict]:
+        found = []
+        for name, (kind, flax_name, shape) in self.about.items():
+            if name in self.exact:
+                verdict: Verdict = "different" if self.exact[name] else "equal"
+                found.append(TensorVerdict(name, flax_name, kind, shape, self.dtype, verdict, self.exact[name]))
+                continue
+            by_mode = []
+            for mode in self.modes:
+                measures = self.measures.get((name, mode), [])
+                noise = self.floors.get(name, 0.0) + self._growth(kind)
+                by_mode.append(decide(name, flax_name, kind, shape, self.dtype, measures, mode=mode, noise=noise))
+            found.append(max(by_mode, key=_badness))
+        return found
+
+    def _growth(self, kind: str) -> float:
+        """In 16 bits a parameter's gradient may be rounded after every row that is added to it."""
+        if self.dtype not in ("bfloat16", "float16") or not kind.endswith(("matrix gradient", "vector gradient")):
+            return 0.0
+        rows = max((int(np.prod(leaf.shape[:-1])) for leaf in self.comparison.arguments.leaves if leaf.ndim), default=1)
+        return FLOOR_ULPS * (float(np.sqrt(rows)) - 1.0)
+
+    def _look_again(
+        self, verdicts: list[TensorVerdict], seeds: int, first_seed: int
+    ) -> list[TensorVerdict]:
+        """Judge precision again on fresh seeds, which alone decide: chance does not repeat, a loss of precision does."""
+        comparison = self.comparison
+        fresh = Judgement(comparison, self.dtype, self.modes)
+        fresh.floors = self.floors
+        many, copies = (AGAIN * seeds, COPIES) if self.quick else (4, 1)
+        for number in range(many):
+            comparison.progress("looking again at what is in doubt", number, many)
+            kind = "held" if number % 4 == 3 and comparison.transfer else "own"
+            for copy in range(copies):
+                fresh.take(kind, 2000 + number, copy, first_seed + 10_000 + number)
+        self.count += fresh.count
+        self.seeds += many
+        second = {one.name: one for one in fresh._decide()}
+        return [second[one.name] if one.verdict == "precision" else one for one in verdicts]
+
+
+# ---- helpers
+
+
+def _check_modules(torch_module: Any, flax_module: Any) -> None:
+    for module, wanted, what in ((torch_module, "torch", "torch.nn.Module"), (flax_module, "flax", "flax.nnx.Module")):
+        if backends.framework_of(module) == wanted:
+            continue
+        kinds = {f"{base.__module__}.{base.__qualname__}" for base in type(module).__mro__}
+        if any(kind.startswith("flax.linen") for kind in kinds):
+            raise TypeError(
+                f"{type(module).__name__} is a Linen module; give nnx.bridge.ToNNX(module, rngs=...).lazy_init(inputs)"
+            )
+        position = "first" if wanted == "torch" else "second"
+        raise TypeError(f"compare takes a {what} as its {position} argument, got {type(module).__name__}")
+
+
+def _strict() -> contextlib.AbstractContextManager[Any]:
+    from .precision import strict
+
+    return strict()
+
+
+def _precision_record() -> dict[str, str]:
+    from .precision import record
+
+    return record()
+
+
+def _choose(what: str, names: Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:
+    chosen = (names,) if isinstance(names, str) else tuple(names)
+    for name in chosen:
+        if name not in known:
+            raise ValueError(f"{what} ({name}) must be one of {', '.join(known)}")
+    if not chosen:
+        raise ValueError(f"{what} must hold at least one of {', '.join(known)}")
+    return tuple(dict.fromkeys(chosen))
+
+
+def _own_rules(modules: tuple[Any, Any]) -> Rules | None:
+    """Rules of our own modules inside both, if there are any."""
+    from ..weights import _check_same_meaning, _own_rules
+
+    readers = [backends.load(side) for side in SIDES]
+    configs = [reader.find_configs(module) for reader, module in zip(readers, modules, strict=True)]
+    if not configs[0] or configs[0].keys() != configs[1].keys():
+        return None
+    with contextlib.suppress(ValueError):
+        _check_same_meaning(*configs)
+        return _own_rules(readers[0], modules[0])
+    return None
+
+
+def _common_dtype(arrays: Arrays) -> str | None:
+    """Return the floating-point dtype that most elements have; None where there are none."""
+    sizes: dict[str, int] = {}
+    for array in arrays.values():
+        if is_float(array):
+            sizes[array.dtype.name] = sizes.get(array.dtype.name, 0) + array.size
+    return max(sizes, key=lambda name: sizes[name]) if sizes else None
+
+
+def _cotangents(forward: Run, seed: tuple[int, ...]) -> list[Array]:
+    random = np.random.default_rng([*(abs(one) for one in seed), 3])
+    found = []
+    for output in forward.outputs:
+        drawn = random.normal(size=output.shape)
+        found.append(drawn.astype(output.dtype) if is_float(output) else np.zeros(output.shape, np.float32))
+    return found
+
+
+def _rounded(sample: Sample, dtype: str | None) -> Sample:
+    """Return the sample as the low precision holds it."""
+    if dtype is None:
+        return sample
+    from .cases import numpy_dtype
+
+    def cast(array: Array) -> Array:
+        return array.astype(numpy_dtype(dtype)) if is_float(array) else array
+
+    return dataclasses.replace(
+        sample,
+        weights={name: cast(array) for name, array in sample.weights.items()},
+        torch=sample.torch.with_leaves([cast(leaf) for leaf in sample.torch.leaves]),
+        flax=sample.flax.with_leaves([cast(leaf) for leaf in sample.flax.leaves]),
+    )
+
+
+def _check_shapes(torch: Run, flax: Run) -> None:
+    for place, one, two in zip(torch.structure, torch.outputs, flax.outputs, strict=True):
+        if one.shape != two.shape:
+            raise ModuleFailedError(
+                f"the outputs differ in shape: output{place} is {one.shape} in torch and {two.shape} in Flax"
+            )
+
+
+def _wide(array: Array) -> Array:
+    return array.astype(np.float64) if is_float(array) else array
+
+
+def _badness(one: TensorVerdict) -> tuple[int, float]:
+    from .comparison import SEVERITY
+
+    return SEVERITY.index(one.verdict), max(one.meaning_used or 0.0, one.torch_used or 0.0, one.flax_used or 0.0)
+
+
+def _listed(run: Run) -> str:
+    places = [f"{place or 'an array'} {output.shape}" for place, output in zip(run.structure, run.outputs, strict=True)]
+    return f"{len(places)} ({', '.join(places)})"

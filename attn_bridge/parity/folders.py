@@ -1,0 +1,46 @@
+"""Writing a folder that is whole or not there at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def check_new(path: str | Path, what: str = "folder") -> Path:
+    """Return the path if a folder can be written there: it is empty or not there, and the one around it is writable.
+
+    Raises:
+        ValueError: it can't; the message begins with `what`.
+    """
+    path = Path(path)
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise ValueError(f"{what} {path} exists and is no folder")
+    if path.is_dir() and any(path.iterdir()):
+        raise ValueError(f"{what} {path} exists and is not empty")
+    around = path.absolute().parent
+    if not around.is_dir() or not os.access(around, os.W_OK):
+        raise ValueError(f"{what} {path} cannot be written")
+    return path.absolute()
+
+
+@contextlib.contextmanager
+def new(path: str | Path, what: str = "folder") -> Iterator[Path]:
+    """Yield a folder beside `path` that is moved there if nothing is raised, and removed otherwise.
+
+    Raises:
+        ValueError: as `check_new`.
+    """
+    target = check_new(path, what)
+    sibling = target.with_name(f".{secrets.token_hex(8)}.part")
+    sibling.mkdir()
+    try:
+        yield sibling
+        if target.is_dir():
+            target.rmdir()
+        sibling.rename(target)
+    finally:
+        shutil.rmtree(sibling, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Renderings of a `Report`: terminal, JSON, JUnit XML and one HTML page. None of them imports a framework."""

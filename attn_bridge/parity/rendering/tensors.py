@@ -1,0 +1,127 @@
+"""The table of tensors on the HTML page, failures first; the page's script sorts and filters it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from ..comparison import SEVERITY, Report, TensorVerdict
+from .markup import Child, Markup, element
+from .text import NONE, index, number, relative, shape, share, ulps
+
+COLUMNS = (
+    ("Tensor", None),
+    ("Verdict", None),
+    ("float64 difference", "Largest difference in float64, relative to the largest value of the kind"),
+    ("torch", "Share of the allowance that torch used"),
+    ("Flax", "Share of the allowance that Flax used"),
+    ("torch", "Root mean square error of torch, in units of the last place of the largest value"),
+    ("Flax", "Root mean square error of Flax, in units of the last place of the largest value"),
+    ("Beyond", "Elements beyond the allowance"),
+)
+
+
+def section(report: Report) -> list[Markup]:
+    """Return the body of the section on tensors."""
+    if not report.tensors:
+        return [element("p", "No tensor was compared.", class_="hint")]
+    counts = Counter(tensor.verdict for tensor in report.tensors)
+    boxes = [
+        element(
+            "label",
+            element("input", type="checkbox", value=verdict, checked=True),
+            element("span", f"{verdict} {counts[verdict]:,}", class_=f"verdict {verdict}"),
+        )
+        for verdict in reversed(SEVERITY)
+        if counts[verdict]
+    ]
+    controls = element(
+        "div",
+        element("label", "Name ", element("input", type="search", id="filter", autocomplete="off", spellcheck="false")),
+        element("span", boxes, role="group", aria_label="Verdicts to show", class_="boxes"),
+        element("span", f"{len(report.tensors):,} shown", role="status", id="shown", class_="hint"),
+        class_="controls",
+    )
+    groups = element(
+        "tr",
+        element("td", colspan=3),
+        element("th", "Allowance used", colspan=2, scope="colgroup"),
+        element("th", "Error in ulps", colspan=2, scope="colgroup"),
+        element("td", colspan=2),
+    )
+    heads = element(
+        "tr",
+        (
+            element(
+                "th",
+                element("button", title, type="button", data_sort=place, title=meaning),
+                scope="col",
+                class_="number" if place > 1 else None,
+            )
+            for place, (title, meaning) in enumerate(COLUMNS)
+        ),
+        element("th", "Worst element", scope="col"),
+    )
+    passed = [tensor for tensor in report.tensors if tensor.verdict == "equal"]
+    rows = [_tensor(tensor) for tensor in (*report.failures, *passed)]
+    table = element("table", element("thead", groups, heads), element("tbody", rows), id="verdicts")
+    return [
+        controls,
+        element("div", table, class_="scroll tall", tabindex=0, role="region", aria_label="Verdict of each tensor"),
+    ]
+
+
+def _tensor(tensor: TensorVerdict) -> Markup:
+    facts = [tensor.kind, shape(tensor.shape), tensor.dtype]
+    if tensor.verdict != "equal":
+        facts += [f"{tensor.weights} weights", tensor.mode]
+    return element(
+        "tr",
+        element(
+            "th",
+            element("span", tensor.name, class_="name"),
+            element("span", f"Flax: {tensor.flax_name}", class_="kind") if tensor.flax_name != tensor.name else None,
+            element("span", ", ".join(facts), class_="kind"),
+            element("span", tensor.message, class_="why") if tensor.message else None,
+            scope="row",
+        ),
+        element(
+            "td",
+            element("span", tensor.verdict, class_=f"verdict {tensor.verdict}"),
+            data_value=SEVERITY.index(tensor.verdict),
+        ),
+        _cell(relative(tensor.relative), tensor.relative),
+        _share(tensor.torch_used),
+        _share(tensor.flax_used),
+        _cell(ulps(tensor.torch_ulps), tensor.torch_ulps),
+        _cell(ulps(tensor.flax_ulps), tensor.flax_ulps),
+        _cell(f"{tensor.bad:,} of {tensor.count:,}" if tensor.count else NONE, tensor.bad),
+        element("td", _worst(tensor), class_="worst"),
+    )
+
+
+def _cell(text: str, value: float | None, *more: Markup) -> Markup:
+    # A number that JavaScript reads; no number sorts below every one.
+    written = "" if value is None else "Infinity" if not math.isfinite(value) else f"{value:.17g}"
+    return element("td", text, more, class_="number", data_value=written)
+
+
+def _share(value: float | None) -> Markup:
+    if value is None:
+        return _cell(share(value), value)
+    filled = min(1.0, value) if math.isfinite(value) else 1.0
+    over = " over" if not value <= 1 else ""
+    return _cell(share(value), value, element("span", class_=f"meter{over}", style=f"--filled:{filled:.3f}"))
+
+
+def _worst(tensor: TensorVerdict) -> Child:
+    worst = tensor.worst
+    if worst is None:
+        return NONE
+    values = [("torch", worst.torch), ("Flax", worst.flax), ("float64", worst.oracle)]
+    return [
+        element("span", f"{index(worst.index)} of sample {worst.sample}", class_="kind"),
+        element(
+            "dl", ((element("dt", side), element("dd", number(value))) for side, value in values if value is not None)
+        ),
+    ]

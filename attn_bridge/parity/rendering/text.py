@@ -1,0 +1,71 @@
+"""How names and numbers are written, the same in every rendering."""
+
+from __future__ import annotations
+
+import math
+import re
+
+NONE = "-"
+
+# Characters that XML forbids, that steer a terminal, or that turn the direction of what follows.
+_HIDDEN = re.compile("[^\t\n\x20-\x7e\xa0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def visible(text: object) -> str:
+    r"""Return `text` with control characters written out, such as ``\x1b``; line breaks and tabs stay."""
+    return _HIDDEN.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), str(text))
+
+
+def relative(value: float | None) -> str:
+    """Write a relative difference: ``1.2e-15``."""
+    if value is None:
+        return NONE
+    return f"{value:.1e}" if value and math.isfinite(value) else f"{value:g}"
+
+
+def share(value: float | None) -> str:
+    """Write a share of an allowance: ``35%``, or ``120x`` from ten times the allowance on."""
+    if value is None:
+        return NONE
+    if not math.isfinite(value):
+        return f"{value:g}"
+    if 0 < value < 0.01:
+        return "<1%"
+    return f"{value:.0%}" if value < 10 else f"{value:.3g}x"
+
+
+def ulps(value: float | None) -> str:
+    """Write an error in units of the last place: ``0.31``, ``5210``."""
+    if value is None:
+        return NONE
+    return f"{value:.2g}" if value < 100 else f"{value:.0f}" if value < 1e5 else f"{value:.0e}"
+
+
+def growth(value: float | None) -> str:
+    """Write how much larger a difference became: ``x1.3``."""
+    return NONE if value is None else f"x{value:.2g}" if value < 100 else f"x{value:.0e}"
+
+
+def number(value: float | None, digits: int = 9) -> str:
+    """Write a value, by default with all digits that float32 has."""
+    return NONE if value is None else f"{value:.{digits}g}"
+
+
+def index(value: tuple[int, ...]) -> str:
+    """Write the index of an element: ``(0, 3, 12)``."""
+    return str(tuple(int(one) for one in value))
+
+
+def shape(value: tuple[int, ...]) -> str:
+    """Write a shape: ``2 x 14 x 48``."""
+    return " x ".join(str(int(one)) for one in value) or "scalar"
+
+
+def count(number_of: int, what: str) -> str:
+    """Write how many there are of something: ``1 seed``, ``1,200 tensors``."""
+    return f"{number_of:,} {what}{'' if number_of == 1 else 's'}"
+
+
+def memory(size: int) -> str:
+    """Write a number of bytes: ``1.3 GB``."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

@@ -1,0 +1,214 @@
+"""The numbers that two modules are compared on: the user's own, and drawn ones that are not degenerate."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .subjects import Arguments, Array, Arrays, ModuleFailedError, Parameter, flatten, is_array, is_float, replace
+
+MOVE = 2.0**-10
+"""By how much of itself every number of a copy is moved: enough to redraw every rounding, too little to change more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One set of numbers for both modules: torch weights, arguments of both calls, and what tells samples apart.
+
+    Samples of one `group` differ by tiny moves only. `stress` says that the inputs were drawn to be hard: they are for
+    the meaning of the two sides, whose precision may well differ there.
+    """
+
+    weights: Arrays
+    torch: Arguments
+    flax: Arguments
+    kind: str
+    group: int
+    seed: tuple[int, ...]
+    stress: bool = False
+
+
+def as_arguments(inputs: Any) -> Arguments:
+    """Return inputs (one array, a tuple of positional ones, a dict of keyword ones) as a call on NumPy arrays.
+
+    Raises:
+        ModuleFailedError: there is no array in them.
+    """
+    if isinstance(inputs, Arguments):
+        return inputs
+    if isinstance(inputs, Mapping):
+        found = Arguments((), {str(name): _to_numpy(value) for name, value in inputs.items()})
+    elif isinstance(inputs, (tuple, list)):
+        found = Arguments(tuple(_to_numpy(value) for value in inputs))
+    else:
+        found = Arguments((_to_numpy(inputs),))
+    if not found.leaves:
+        raise ModuleFailedError(
+            f"inputs must be an array, a tuple of positional ones or a dict of keyword ones, got {type(inputs).__name__}"
+        )
+    return found
+
+
+def _to_numpy(value: Any) -> Any:
+    if isinstance(value, (tuple, list)) and not _is_foreign(value):
+        return (
+            type(value)(map(_to_numpy, value)) if not hasattr(value, "_fields") else type(value)(*map(_to_numpy, value))
+        )
+    if isinstance(value, Mapping):
+        return {key: _to_numpy(one) for key, one in value.items()}
+    if isinstance(value, np.ndarray):
+        return value
+    if _is_foreign(value):
+        if hasattr(value, "detach"):
+            from .. import backends
+
+            return backends.load("torch").to_numpy(value)
+        return np.asarray(value)
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    return value
+
+
+def _is_foreign(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def in_dtype(arguments: Arguments, dtype: str | None) -> Arguments:
+    """Return the arguments with floating-point arrays in `dtype`; None makes float64 float32, as no module holds it."""
+    from .cases import numpy_dtype
+
+    def cast(leaf: Array) -> Array:
+        if not is_float(leaf):
+            return leaf
+        wanted = dtype or ("float32" if leaf.dtype.name == "float64" else leaf.dtype.name)
+        return leaf.astype(numpy_dtype(wanted))
+
+    return arguments.with_leaves([cast(leaf) for leaf in arguments.leaves])
+
+
+def alike(torch: Arguments, flax: Arguments) -> list[int | None]:
+    """Return, per Flax array, the torch array that holds the same numbers; None for one of its own."""
+    found: list[int | None] = []
+    for leaf in flax.leaves:
+        same = (i for i, one in enumerate(torch.leaves) if one.shape == leaf.shape and np.array_equal(one, leaf))
+        found.append(next((i for i in same if i not in found), None))
+    return found
+
+
+def draw_inputs(arguments: Arguments, seed: tuple[int, ...], *, stress: bool = False) -> Arguments:
+    """Draw other numbers of the same shapes.
+
+    Floating-point arrays keep their mean and spread; under `stress` their vectors (along the last axis) differ in size
+    by two orders of magnitude and some are nearly constant with a mean far from zero. What was nowhere negative stays
+    so. Integers are shuffled unless they are in order (as positions are). Masks, bool or of zeros, ones and
+    infinities, stay as they are.
+    """
+    random = np.random.default_rng([*seed, 7])
+    return arguments.with_leaves([_draw_like(leaf, random, stress) for leaf in arguments.leaves])
+
+
+def is_mask(leaf: Array) -> bool:
+    """Tell whether an array is a mask: bool, or numbers that are all 0, 1, or hugely negative."""
+    if leaf.dtype == np.bool_:
+        return True
+    if not is_float(leaf):
+        return False
+    values = leaf.astype(np.float64)
+    return bool(np.all((values == 0.0) | (values == 1.0) | (values <= -1e4)))
+
+
+def _draw_like(leaf: Array, random: np.random.Generator, stress: bool) -> Array:
+    if is_mask(leaf) or leaf.size == 0:
+        return leaf
+    if not is_float(leaf):
+        in_order = leaf.ndim == 0 or bool(np.all(np.diff(leaf, axis=-1) >= 0))
+        return leaf if in_order or leaf.dtype.kind not in "iu" else random.permutation(leaf.ravel()).reshape(leaf.shape)
+    given = leaf.astype(np.float64)
+    finite = given[np.isfinite(given)]
+    mean, spread = (float(finite.mean()), float(finite.std())) if finite.size else (0.0, 1.0)
+    spread = spread or abs(mean) or 1.0
+    drawn = random.normal(size=leaf.shape)
+    if stress:
+        leading = (*leaf.shape[:-1], 1) if leaf.ndim else ()
+        drawn = drawn * random.choice([0.03, 0.3, 1.0, 1.0, 2.0], size=leading)
+        drawn += random.choice([0.0, 0.0, 0.0, 1.0, -1.5], size=leading)
+    drawn = drawn * spread + mean
+    return np.asarray(drawn if bool((finite < 0).any()) else np.abs(drawn)).astype(leaf.dtype)
+
+
+def draw_weights(parameters: Mapping[str, Parameter], held: Mapping[str, Array], seed: tuple[int, ...]) -> Arrays:
+    """Draw weights that are not degenerate: biases and scales are neither 0 nor 1, no two tensors are alike."""
+    drawn = {}
+    for name, parameter in parameters.items():
+        random = np.random.default_rng([*seed, zlib.crc32(name.encode())])
+        array = held[name]
+        drawn[name] = _draw_weight(random, name, parameter).astype(array.dtype) if is_float(array) else array
+    return drawn
+
+
+def _draw_weight(random: np.random.Generator, name: str, parameter: Parameter) -> Array:
+    shape = parameter.shape
+    if parameter.role == "statistic":
+        is_mean = name.rpartition(".")[2].endswith("mean")
+        return np.asarray(0.5 * random.normal(size=shape) if is_mean else random.uniform(0.5, 2.0, size=shape))
+    if len(shape) == 0:
+        return np.asarray(random.uniform(0.5, 1.5))
+    if len(shape) == 1:
+        return random.choice([-1.0, 1.0], size=shape) * random.uniform(0.2, 1.6, size=shape)
+    if "Embed" in parameter.owner:
+        return np.asarray(random.normal(size=shape))
+    is_known = parameter.owner not in ("", "Module") and name.rpartition(".")[2] in ("weight", "in_proj_weight")
+    inner = float(np.prod(shape[1:])) if is_known else float(np.prod(shape)) ** (1.0 / len(shape))
+    return np.asarray(random.normal(size=shape) / np.sqrt(max(inner, 1.0)))
+
+
+def moved(arrays: Mapping[str, Array], seed: tuple[int, ...], by: float = MOVE) -> Arrays:
+    """Return weights with every number moved at random by a small part of itself."""
+    found = {}
+    for name, array in arrays.items():
+        random = np.random.default_rng([*seed, zlib.crc32(name.encode()), 1])
+        found[name] = _moved(array, random, by)
+    return found
+
+
+def moved_inputs(arguments: Arguments, seed: tuple[int, ...], by: float = MOVE) -> Arguments:
+    """Return the arguments with every floating-point number that is in no mask moved by a small part of itself."""
+    random = np.random.default_rng([*seed, 2])
+    return arguments.with_leaves([leaf if is_mask(leaf) else _moved(leaf, random, by) for leaf in arguments.leaves])
+
+
+def _moved(array: Array, random: np.random.Generator, by: float) -> Array:
+    if not is_float(array):
+        return array
+    noise = random.standard_normal(array.shape, dtype=np.float32)
+    result: Array = (array * (1.0 + by * noise)).astype(array.dtype)
+    return result
+
+
+def like(arguments: Arguments, source: Arguments, matches: list[int | None]) -> Arguments:
+    """Return the arguments with the arrays that `source` has, too, taken from there."""
+    leaves = [
+        leaf if match is None else source.leaves[match] for leaf, match in zip(arguments.leaves, matches, strict=True)
+    ]
+    return arguments.with_leaves(leaves)
+
+
+__all__ = [
+    "Sample",
+    "alike",
+    "as_arguments",
+    "draw_inputs",
+    "draw_weights",
+    "flatten",
+    "in_dtype",
+    "is_array",
+    "is_mask",
+    "like",
+    "moved",
+    "moved_inputs",
+    "replace",
+]

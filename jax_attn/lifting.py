@@ -1,0 +1,58 @@
+"""Float64 for any JAX code, as it is: while it is traced, every request for a lower precision asks for float64.
+
+The twin is `torch_attn.lifting`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+_LOW = tuple(np.dtype(dtype) for dtype in (jnp.float32, jnp.bfloat16, jnp.float16))
+_OPAQUE = ("pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_call")
+_PARAMETERS = ("new_dtype", "dtype", "preferred_element_type", "out_dtype")
+
+
+@contextlib.contextmanager
+def lifted() -> Iterator[None]:
+    """Hold the context in which operations that are asked for a lower precision run in float64.
+
+    It covers what a module's own dtype can't: a softmax that is fixed to float32, a frozen dtype of a stock layer.
+    """
+    bind = core.Primitive.bind
+
+    def lifted_bind(self: Any, *args: Any, **params: Any) -> Any:
+        if self.name == "bitcast_convert_type":  # the bits of integers read as floats: no precision is asked for
+            result = bind(self, *args, **params)
+            return result.astype(jnp.float64) if np.dtype(result.dtype) in _LOW else result
+        if self.name != "convert_element_type" and self.name not in _OPAQUE:
+            args = tuple([_widen(arg) for arg in args])
+        return bind(self, *args, **{name: _lift(name, value) for name, value in params.items()})
+
+    core.Primitive.bind = lifted_bind
+    try:
+        with jax.enable_x64(True):
+            yield
+    finally:
+        core.Primitive.bind = bind
+
+
+def _widen(arg: Any) -> Any:
+    dtype = getattr(arg, "dtype", None)
+    is_low = dtype is not None and not jnp.issubdtype(dtype, jax.dtypes.extended) and np.dtype(dtype) in _LOW
+    return jnp.asarray(arg, jnp.float64) if is_low else arg
+
+
+def _lift(name: str, value: Any) -> Any:
+    if name not in _PARAMETERS or value is None:
+        return value
+    try:
+        return np.dtype(np.float64) if np.dtype(value) in _LOW else value
+    except TypeError:  # the dtype of random keys, which NumPy doesn't know
+        return value

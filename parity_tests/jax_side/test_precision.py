@@ -1,0 +1,240 @@
+"""Every setting of JAX: seen when unsafe, safe inside `strict`, and back afterwards as it was."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_bridge.parity import precision as joint
+from attn_bridge.parity import strict as strict_for_both
+from attn_bridge.parity.doctor import examine
+from jax_attn import precision
+
+UNSAFE = {
+    "default_matmul_precision": "bfloat16",
+    "threefry_partitionable": False,
+    "default_prng_impl": "rbg",
+    "random_seed_offset": 7,
+}
+SWITCHES = {switch.name: switch for switch in precision.SWITCHES}
+ON_CPU = set(UNSAFE) - {"default_matmul_precision"}
+
+
+class PlannedError(Exception):
+    """Raised by a test itself."""
+
+
+def values():
+    """Return every value in force, for this thread and for others."""
+    here = {name: switch.read() for name, switch in SWITCHES.items()}
+    others = {}
+    thread = threading.Thread(target=lambda: others.update({f"other {name}": SWITCHES[name].read() for name in here}))
+    thread.start()
+    thread.join()
+    return here | others
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_trace():
+    before = values()
+    yield
+    assert values() == before
+
+
+def row_of(name):
+    (row,) = (row for row in precision.switches() if row.name == name)
+    return row
+
+
+def assert_safe():
+    found = values()
+    for name, switch in SWITCHES.items():
+        if switch.hold:
+            assert found[name] == found[f"other {name}"] == switch.safe
+
+
+def in_a_context(name, value):
+    """Return a context of this thread alone, as a user writes it."""
+    return getattr(jax, name)(value)
+
+
+def test_every_setting_exists_and_has_a_name_of_its_own():
+    assert all(switch.exists for switch in precision.SWITCHES)
+    assert len(SWITCHES) == len(precision.SWITCHES) == len(precision.switches())
+    assert {name for name, switch in SWITCHES.items() if switch.hold} == set(UNSAFE)
+
+
+def test_a_setting_that_this_version_lacks_is_not_listed(monkeypatch):
+    lacking = precision._config("no_such_thing", "meaning", True)
+    monkeypatch.setattr(precision, "SWITCHES", (lacking, *precision.SWITCHES))
+    assert "no_such_thing" not in {row.name for row in precision.switches()}
+    with precision.strict():
+        pass
+
+
+@pytest.mark.parametrize("strict", [precision.strict, strict_for_both], ids=["jax", "both"])
+@pytest.mark.parametrize("name", UNSAFE)
+def test_an_unsafe_value_is_seen_held_safe_and_restored(name, strict):
+    former = getattr(jax.config, f"jax_{name}")
+    jax.config.update(f"jax_{name}", UNSAFE[name])
+    try:
+        row = row_of(name)
+        seen = "unsafe" if name in ON_CPU or precision.kinds() != {"cpu"} else "no effect here"
+        assert (row.value, row.state) == (str(UNSAFE[name]), seen)
+        assert "attn_bridge.parity.strict()" in row.advice
+        before = values()
+        with strict():
+            assert row_of(name).state == "safe"
+            assert_safe()
+            with strict():
+                assert_safe()
+            assert_safe()
+        assert values() == before
+        with pytest.raises(PlannedError), strict():
+            raise PlannedError
+        assert values() == before
+    finally:
+        jax.config.update(f"jax_{name}", former)
+
+
+@pytest.mark.parametrize("name", ["default_matmul_precision", "threefry_partitionable", "default_prng_impl"])
+def test_a_context_of_this_thread_is_overruled_and_restored(name):
+    with in_a_context(name, UNSAFE[name]):
+        before = values()
+        assert before[name] != before[f"other {name}"]
+        with precision.strict():
+            assert_safe()
+        assert values() == before
+        with pytest.raises(PlannedError), precision.strict():
+            raise PlannedError
+        assert values() == before
+
+
+def test_strict_takes_back_what_is_changed_inside():
+    with precision.strict():
+        for name, value in UNSAFE.items():
+            jax.config.update(f"jax_{name}", value)
+        with precision.strict():
+            assert_safe()
+        assert values()["other default_prng_impl"] == "rbg"
+
+
+def test_strict_alone_changes_nothing_for_good():
+    before = values()
+    with precision.strict():
+        assert_safe()
+    assert values() == before
+
+
+@pytest.mark.parametrize("name", sorted(ON_CPU))
+def test_what_is_unsafe_on_a_cpu_fails_the_doctor(name):
+    with SWITCHES[name].hold(UNSAFE[name]):
+        diagnosis = examine()
+        assert not diagnosis.passed
+        assert any(line.startswith(f"unsafe: jax {name} is {UNSAFE[name]}: ") for line in diagnosis.unsafe)
+        assert joint.record()[f"jax {name}"] == str(UNSAFE[name])
+
+
+@pytest.mark.parametrize("name", ["default_matmul_precision"])
+def test_a_gpu_makes_the_default_of_jax_unsafe_and_strict_cures_it(name, monkeypatch):
+    monkeypatch.setattr(precision, "kinds", lambda: {"cpu", "gpu"})
+    assert (row_of(name).value, row_of(name).state) == ("None", "unsafe")
+    with precision.strict():
+        assert row_of(name).state == "safe"
+    for accepted in ("float32", "F32_F32_F32"):
+        with jax.default_matmul_precision(accepted):
+            assert row_of(name).state == "safe"
+
+
+def test_what_is_a_choice_is_left_alone():
+    with jax.enable_x64(True), precision.strict():
+        assert jnp.zeros(1).dtype == jnp.float64
+    with jax.disable_jit():
+        assert row_of("disable_jit").state == "note"
+        with precision.strict():
+            assert jax.config.jax_disable_jit
+
+
+XLA_FLAGS = [
+    ("", "xla_allow_excess_precision", "true", "note"),
+    ("--xla_allow_excess_precision=false", "xla_allow_excess_precision", "false", "safe"),
+    ("--xla_allow_excess_precision=0", "xla_allow_excess_precision", "false", "safe"),
+    ("--xla_allow_excess_precision", "xla_allow_excess_precision", "true", "note"),
+    (
+        "--xla_allow_excess_precision=true --xla_allow_excess_precision=False",
+        "xla_allow_excess_precision",
+        "false",
+        "safe",
+    ),
+    ("--xla_cpu_enable_fast_math=true", "xla_cpu_enable_fast_math", "true", "unsafe"),
+    ("--xla_cpu_enable_fast_math=1  --xla_dump_to='/a b'", "xla_cpu_enable_fast_math", "true", "unsafe"),
+    ("/no/such/file", "xla_cpu_enable_fast_math", "false", "safe"),
+]
+
+
+@pytest.mark.parametrize(("flags", "name", "value", "state"), XLA_FLAGS)
+def test_the_flags_of_xla_are_read(flags, name, value, state, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    assert (row_of(name).value, row_of(name).state) == (value, state)
+    assert row_of(name).advice == f"add --{name}=false to XLA_FLAGS before Python starts"
+    assert not row_of(name).held
+
+
+def test_a_file_of_flags_is_read(monkeypatch, tmp_path):
+    path = tmp_path / "flags"
+    path.write_text("--xla_cpu_enable_fast_math=true\n--xla_allow_excess_precision=false\n", encoding="utf-8")
+    monkeypatch.setenv("XLA_FLAGS", str(path))
+    assert row_of("xla_cpu_enable_fast_math").value == "true"
+    assert row_of("xla_allow_excess_precision").value == "false"
+
+
+# ---- effects that can be measured
+
+
+def precisions_of(function, *arguments):
+    """Return the precision of every product in a function."""
+    equations = jax.make_jaxpr(function)(*arguments).eqns
+    return [equation.params["precision"] for equation in equations if equation.primitive.name == "dot_general"]
+
+
+def test_products_inside_strict_ask_for_the_highest_precision():
+    x = jnp.ones((2, 2))
+    highest = jax.lax.Precision.HIGHEST
+    assert precisions_of(lambda x: x @ x, x) == [None]
+    with precision.strict():
+        assert precisions_of(lambda x: x @ x, x) == [(highest, highest)]
+        found = []
+        thread = threading.Thread(target=lambda: found.extend(precisions_of(lambda x: x @ x, x)))
+        thread.start()
+        thread.join()
+        assert found == [(highest, highest)]
+    assert precisions_of(lambda x: x @ x, x) == [None]
+
+
+@pytest.mark.parametrize("name", sorted(ON_CPU))
+def test_random_numbers_inside_strict_are_those_of_the_defaults(name):
+    def draw():
+        return np.asarray(jax.random.uniform(jax.random.key(0), (3,)))
+
+    default = draw()
+    with SWITCHES[name].hold(UNSAFE[name]):
+        assert not np.array_equal(draw(), default)
+        with precision.strict():
+            np.testing.assert_array_equal(draw(), default)
+        assert not np.array_equal(draw(), default)
+    np.testing.assert_array_equal(draw(), default)
+
+
+def test_a_float32_product_is_float32():
+    assert precision.product_errors()["cpu"] < 2e-6
+
+
+def test_devices_and_versions_name_what_is_here():
+    assert len(precision.devices()) == len(jax.local_devices())
+    assert precision.versions()["jax"] == jax.__version__
+    assert {"jaxlib", "flax"} <= precision.versions().keys()
+    assert precision.kinds() >= {"cpu"}

@@ -1,0 +1,264 @@
+"""Every setting of torch: seen when unsafe, safe inside `strict`, and back afterwards as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from attn_bridge.parity import precision as joint
+from attn_bridge.parity import strict as strict_for_both
+from attn_bridge.parity.doctor import examine
+from torch_attn import precision
+
+UNSAFE = {
+    "fp32_precision": "bf16",
+    "cudnn.fp32_precision": "tf32",
+    "mkldnn.fp32_precision": "bf16",
+    "cuda.matmul.fp32_precision": "tf32",
+    "cudnn.conv.fp32_precision": "tf32",
+    "cudnn.rnn.fp32_precision": "tf32",
+    "mkldnn.matmul.fp32_precision": "bf16",
+    "mkldnn.conv.fp32_precision": "tf32",
+    "mkldnn.rnn.fp32_precision": "bf16",
+    "float32_matmul_precision": "medium",
+    "cuda.matmul.allow_bf16_reduced_precision_reduction": True,
+    "cuda.matmul.allow_fp16_reduced_precision_reduction": True,
+    "cuda.matmul.allow_fp16_accumulation": True,
+    "cuda.fp16_bf16_reduction_math_sdp": True,
+    "cudnn.benchmark": True,
+    "cudnn.deterministic": False,
+    "autocast('cpu')": True,
+    "autocast('cuda')": True,
+    "flush_denormal": True,
+}
+SWITCHES = {switch.name: switch for switch in precision.SWITCHES}
+ON_CPU = {"fp32_precision", "float32_matmul_precision", "cuda.fp16_bf16_reduction_math_sdp", "flush_denormal"} | {
+    name for name in UNSAFE if "mkldnn" in name or "cpu" in name
+}
+
+
+class PlannedError(Exception):
+    """Raised by a test itself."""
+
+
+def values():
+    """Return every value in force, and what the inherited settings were set to themselves."""
+    keys = [("generic", "all"), ("cuda", "all"), ("mkldnn", "all")]
+    keys += [(backend, operation) for backend in ("cuda", "mkldnn") for operation in ("matmul", "conv", "rnn")]
+    found = {name: switch.read() for name, switch in SWITCHES.items()}
+    found |= {f"own {backend} {operation}": precision._own_fp32(backend, operation) for backend, operation in keys}
+    for dtype in ("bf16", "fp16"):
+        name = f"allow_{dtype}_reduced_precision_reduction_split_k"
+        found[name] = getattr(torch.backends.cuda.matmul, name)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_trace():
+    before = values()
+    yield
+    assert values() == before
+
+
+def row_of(name):
+    (row,) = (row for row in precision.switches() if row.name == name)
+    return row
+
+
+def assert_safe():
+    unsafe = [row for row in precision.switches() if row.held and row.state != "safe"]
+    assert unsafe == []
+
+
+def test_every_setting_exists_and_has_a_name_of_its_own():
+    assert all(switch.exists for switch in precision.SWITCHES)
+    assert len(SWITCHES) == len(precision.SWITCHES) == len(precision.switches())
+    assert {name for name, switch in SWITCHES.items() if switch.hold} == set(UNSAFE)
+
+
+def test_a_setting_that_this_version_lacks_is_not_listed(monkeypatch):
+    lacking = joint.Switch("new", "meaning", True, lambda: torch.backends.cuda.matmul.no_such_thing, hold=None)
+    monkeypatch.setattr(precision, "SWITCHES", (lacking, *precision.SWITCHES))
+    assert "new" not in {row.name for row in precision.switches()}
+    with precision.strict():
+        pass
+
+
+@pytest.mark.parametrize("strict", [precision.strict, strict_for_both], ids=["torch", "both"])
+@pytest.mark.parametrize("name", UNSAFE)
+def test_an_unsafe_value_is_seen_held_safe_and_restored(name, strict):
+    with SWITCHES[name].hold(UNSAFE[name]):
+        row = row_of(name)
+        assert (row.value, row.state) in {(str(UNSAFE[name]), state) for state in ("unsafe", "note", "no effect here")}
+        assert "attn_bridge.parity.strict()" in row.advice
+        before = values()
+        with strict():
+            assert row_of(name).state == "safe"
+            assert_safe()
+            with strict():
+                assert_safe()
+            assert_safe()
+        assert values() == before
+        with pytest.raises(PlannedError), strict():
+            raise PlannedError
+        assert values() == before
+
+
+@pytest.mark.parametrize("name", sorted(ON_CPU))
+def test_what_is_unsafe_on_a_cpu_fails_the_doctor(name):
+    with SWITCHES[name].hold(UNSAFE[name]):
+        diagnosis = examine()
+        assert not diagnosis.passed
+        assert any(line.startswith(f"unsafe: torch {name} is {UNSAFE[name]}: ") for line in diagnosis.unsafe)
+        assert joint.record()[f"torch {name}"] == str(UNSAFE[name])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", sorted(set(UNSAFE) - ON_CPU))
+def test_what_is_unsafe_on_a_gpu_alone_has_no_effect_here_and_passes(name):
+    with SWITCHES[name].hold(UNSAFE[name]):
+        assert row_of(name).state == "no effect here"
+        assert examine().passed
+
+
+def test_on_a_gpu_the_defaults_of_torch_are_unsafe_and_strict_cures_them(monkeypatch):
+    monkeypatch.setattr(precision, "kinds", lambda: {"cpu", "gpu"})
+    unsafe = {row.name for row in precision.switches() if row.state == "unsafe"}
+    assert {"cudnn.conv.fp32_precision", "cuda.matmul.allow_bf16_reduced_precision_reduction"} <= unsafe
+    with precision.strict():
+        assert {row.name for row in precision.switches() if row.state == "unsafe"} == set()
+
+
+def test_strict_takes_back_what_is_changed_inside():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(precision.strict())
+        torch.set_float32_matmul_precision("medium")
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        torch.backends.mkldnn.conv.fp32_precision = "bf16"
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
+        with precision.strict():
+            assert_safe()
+        assert torch.backends.mkldnn.conv.fp32_precision == "bf16"
+
+
+@pytest.mark.parametrize("wish", ["high", "medium"])
+@pytest.mark.parametrize("newer", [None, "ieee", "tf32", "none"])
+def test_both_apis_at_once_are_read_and_restored(wish, newer):
+    with SWITCHES["cuda.matmul.fp32_precision"].hold("none"), SWITCHES["mkldnn.matmul.fp32_precision"].hold("none"):
+        before = values()
+        torch.set_float32_matmul_precision(wish)
+        try:
+            if newer:
+                torch.backends.cuda.matmul.fp32_precision = newer
+            mixed = values()
+            with precision.strict():
+                assert_safe()
+                assert torch.get_float32_matmul_precision() == "highest"
+                assert not torch.backends.cuda.matmul.allow_tf32
+            assert values() == mixed
+        finally:
+            torch.set_float32_matmul_precision("highest")
+            precision._set_fp32("cuda", "matmul", "none")
+            precision._set_fp32("mkldnn", "matmul", "none")
+        assert values() == before
+
+
+def test_the_newer_api_alone_makes_the_older_name_unreadable_and_not_wrong():
+    with SWITCHES["cuda.matmul.fp32_precision"].hold("tf32"):
+        row = row_of("float32_matmul_precision")
+        assert (row.value, row.state) == (precision.MIXED, "safe")
+        with SWITCHES["float32_matmul_precision"].hold("high"):
+            assert torch.get_float32_matmul_precision() == "high"
+        assert row_of("float32_matmul_precision").value == precision.MIXED
+
+
+def test_settings_go_on_inheriting_after_strict():
+    program = """
+import torch
+from torch_attn import precision
+
+def follow():
+    found = []
+    for value in ("ieee", "tf32", "bf16"):
+        torch.backends.fp32_precision = value
+        found.append([switch.read() for switch in precision.SWITCHES if "fp32_precision" in switch.name])
+    torch.backends.fp32_precision = "none"
+    return found
+
+never = follow()
+with precision.strict():
+    pass
+assert follow() == never, (follow(), never)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_split_that_was_switched_off_stays_off():
+    products = torch.backends.cuda.matmul
+    products.allow_fp16_reduced_precision_reduction = (False, False)
+    try:
+        with precision.strict():
+            assert not products.allow_fp16_reduced_precision_reduction_split_k
+        assert not products.allow_fp16_reduced_precision_reduction_split_k
+    finally:
+        products.allow_fp16_reduced_precision_reduction = (True, True)
+
+
+def test_what_is_a_choice_is_left_alone():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with precision.strict():
+            assert torch.get_default_dtype() == torch.float64
+        assert row_of("default_dtype").state == "note"
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(("value", "state"), [("BF16", "unsafe"), ("ANY", "unsafe"), ("STRICT", "safe"), ("", "safe")])
+@pytest.mark.parametrize("prefix", ["ONEDNN", "DNNL"])
+def test_the_environment_of_onednn_is_read(prefix, value, state, monkeypatch):
+    monkeypatch.setenv(f"{prefix}_DEFAULT_FPMATH_MODE", value)
+    assert row_of("ONEDNN_DEFAULT_FPMATH_MODE").state == state
+    assert row_of("ONEDNN_DEFAULT_FPMATH_MODE").advice.startswith("unset ONEDNN_DEFAULT_FPMATH_MODE")
+
+
+# ---- effects that can be measured
+
+
+def test_a_float32_product_is_float32_and_autocast_is_not():
+    assert precision.product_errors()["cpu"] < 2e-6
+    with torch.autocast("cpu"):
+        assert precision.product_errors()["cpu"] > 1e-4
+        assert any("float32 products on cpu are off by" in line for line in examine().unsafe)
+        with precision.strict():
+            assert precision.product_errors()["cpu"] < 2e-6
+        assert torch.is_autocast_enabled("cpu")
+
+
+def test_what_onednn_may_round_to_is_held_where_this_cpu_rounds_at_all():
+    with SWITCHES["mkldnn.matmul.fp32_precision"].hold("bf16"):
+        loose = precision.product_errors()["cpu"]
+        with precision.strict():
+            held = precision.product_errors()["cpu"]
+    if loose < 1e-4:
+        pytest.skip("this CPU has no bfloat16 products to run float32 ones in")
+    assert held < 2e-6
+
+
+def test_denormal_numbers_survive_inside_strict():
+    tiny = torch.full((1,), 1.5e-38)
+    with SWITCHES["flush_denormal"].hold(True):
+        assert (tiny * 0.5).item() == 0.0
+        with precision.strict():
+            assert (tiny * 0.5).item() > 0.0
+        assert (tiny * 0.5).item() == 0.0
+
+
+def test_devices_and_versions_name_what_is_here():
+    assert precision.devices()[0].startswith("cpu, ")
+    assert precision.versions()["torch"] == torch.__version__
+    assert all(isinstance(version, str) for version in precision.versions().values())
