@@ -163,11 +163,11 @@ class Harness:
         structure: list[str] = []
         kinds: list[bool] = []
 
-        def differentiate(weights: dict[str, Any], leaves: list[Any], cotangents: Any) -> Any:
+        def _differentiate_all(weights: dict[str, Any], leaves: list[Any], cotangents: Any) -> Any:
             mine, others = _divide(weights, part.trainable)
             floats = {str(i): leaf for i, leaf in enumerate(leaves) if _is_float(leaf)}
 
-            def forward(mine: dict[str, Any], floats: dict[str, Any]) -> Any:
+            def _forward_of(mine: dict[str, Any], floats: dict[str, Any]) -> Any:
                 call = arguments.with_leaves([floats.get(str(i), leaf) for i, leaf in enumerate(leaves)])
                 module = part.merged({**others, **mine}, dtype, seed)
                 structure[:], outputs = _outputs(module(*call.args, **call.kwargs), self.name)
@@ -175,16 +175,39 @@ class Harness:
                 return _split(outputs)
 
             if cotangents is None:
-                return _joined(*forward(mine, floats), kinds), {}, {}
-            outputs, pull, rest = jax.vjp(forward, mine, floats, has_aux=True)
+                return _joined(*_forward_of(mine, floats), kinds), {}, {}
+            outputs, pull, rest = jax.vjp(_forward_of, mine, floats, has_aux=True)
             return _joined(outputs, rest, kinds), *pull(_cotangents(cotangents, outputs, kinds))
 
         key = (path, dtype, mode, seed, _layout(weights), _layout(leaves), _layout(given), _static(arguments))
         outputs, of_weights, of_inputs = self._execute(
-            key, differentiate, (weights, leaves, given), dtype, mode, structure
+            key, _differentiate_all, (weights, leaves, given), dtype, mode, structure
         )
         gradients = [of_inputs.get(str(i)) for i in range(len(leaves))]
         return Run(outputs, list(structure), gradients, dict(of_weights))
+
+    def describe_outputs(
+        self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments
+    ) -> list[tuple[str, tuple[int, ...], str]]:
+        """Return place, shape and dtype of every output of a call; JAX need not run for it."""
+        structure: list[str] = []
+
+        def _run(weights: dict[str, Any], leaves: list[Any]) -> list[Any]:
+            call = arguments.with_leaves(leaves)
+            result = self._part("").merged(weights, None, 0)(*call.args, **call.kwargs)
+            structure[:], outputs = _outputs(result, self.name)
+            return outputs
+
+        try:
+            shapes = jax.eval_shape(_run, dict(weights), arguments.leaves)
+        except _UNTRACEABLE:
+            run = self.run(weights, arguments)
+            return [(place, one.shape, one.dtype.name) for place, one in zip(run.structure, run.outputs, strict=True)]
+        except ModuleFailedError:
+            raise
+        except Exception as error:
+            raise _failure(error, None, f"Flax module {self.name}") from error
+        return [(place, one.shape, one.dtype.name) for place, one in zip(structure, shapes, strict=True)]
 
     def record(
         self,
@@ -228,7 +251,9 @@ class Harness:
         flat = evaluate(closed, *jax.tree.leaves(operands))
         records, gradients = jax.tree.unflatten(tree, flat)
         calls = []
-        for (order, path, number, skeleton), (inputs, outputs), gradient in zip(frozen, records, gradients, strict=True):
+        for (order, path, number, skeleton), (inputs, outputs), gradient in zip(
+            frozen, records, gradients, strict=True
+        ):
             rest = iter(gradient)
             cotangent = [np.asarray(next(rest)) if _is_float(output) else None for output in outputs]
             call = Arguments(*replace(skeleton, _is_slot, [np.asarray(one) for one in inputs]))
@@ -476,7 +501,9 @@ def _signature(module: nnx.Module) -> dict[str, bool]:
         parameters = inspect.signature(module).parameters.values()  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return {}
-    return {one.name: one.kind in positional for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    return {
+        one.name: one.kind in positional for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    }
 
 
 def _outputs(result: Any, name: str) -> tuple[list[str], list[Any]]:

@@ -27,7 +27,7 @@ def lifted() -> Iterator[None]:
     """
     bind = core.Primitive.bind
 
-    def lifted_bind(self: Any, *args: Any, **params: Any) -> Any:
+    def _lifted_bind(self: Any, *args: Any, **params: Any) -> Any:
         if self.name == "bitcast_convert_type":  # the bits of integers read as floats: no precision is asked for
             result = bind(self, *args, **params)
             return result.astype(jnp.float64) if np.dtype(result.dtype) in _LOW else result
@@ -35,7 +35,7 @@ def lifted() -> Iterator[None]:
             args = tuple([_widen(arg) for arg in args])
         return bind(self, *args, **{name: _lift(name, value) for name, value in params.items()})
 
-    core.Primitive.bind = lifted_bind
+    core.Primitive.bind = _lifted_bind
     try:
         with jax.enable_x64(True):
             yield

@@ -237,10 +237,7 @@ class Block(nnx.Module):
         value = _rounded_gradient(value) if fault == "value-gradient-in-bfloat16" else value
         allowed = self.allowed((query.shape[1], key.shape[1]), attention_mask)
         weights = self.weigh(self.score(query, key), allowed)
-        if fault == "dropout-in-eval":
-            weights = self.dropout(weights, deterministic=False)
-        else:
-            weights = self.dropout(weights)
+        weights = self.dropout(weights, deterministic=False) if fault == "dropout-in-eval" else self.dropout(weights)
         context = einsum(weights, value, "b h t s, b s h c -> b h t c")
         if fault == "heads-merged-without-transpose":
             context = context.reshape(*x.shape[:2], -1)
@@ -253,10 +250,17 @@ def build(name: str, arguments: Mapping[str, Any]) -> nnx.Module:
     """Return the block, a stock module, or one of our own.
 
     Args:
-        name: ``Block``, ``Linear``, ``LayerNorm (stock)``, ``MultiheadAttention``, ``TransformerEncoderLayer``, or ours.
+        name: ``Block``, ``Linear``, ``LayerNorm (stock)``, ``MultiheadAttention``, ``TransformerEncoderLayer``, or one
+            of ours.
         arguments: the block's configuration and fault, or the sizes of the others.
     """
-    rngs = nnx.Rngs(0)
+    # Drawing initial weights by JAX would compile one program per shape.
+    module = nnx.eval_shape(lambda: _make(name, arguments, nnx.Rngs(0)))
+    nnx.update(module, jax.tree.map(_fill, nnx.state(module)))
+    return module
+
+
+def _make(name: str, arguments: Mapping[str, Any], rngs: nnx.Rngs) -> nnx.Module:
     if name == "Block":
         return Block(**arguments, rngs=rngs)
     if name == "Linear":
@@ -271,12 +275,18 @@ def build(name: str, arguments: Mapping[str, Any]) -> nnx.Module:
     return module
 
 
+def _fill(leaf: jax.ShapeDtypeStruct) -> Array:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key(0)
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return jnp.asarray(np.zeros(leaf.shape, leaf.dtype))
+    return jnp.asarray(np.random.default_rng(leaf.shape).normal(size=leaf.shape).astype(leaf.dtype))
+
+
 class _EncoderLayer(nnx.Module):
     """What a port of `torch.nn.TransformerEncoderLayer` looks like."""
 
-    def __init__(
-        self, width: int, num_heads: int, hidden: int, activation: str, norm_first: bool, *, rngs: nnx.Rngs
-    ):
+    def __init__(self, width: int, num_heads: int, hidden: int, activation: str, norm_first: bool, *, rngs: nnx.Rngs):
         self.self_attn = nnx.MultiHeadAttention(num_heads, width, decode=False, dropout_rate=0.1, rngs=rngs)
         self.linear1 = nnx.Linear(width, hidden, rngs=rngs)
         self.linear2 = nnx.Linear(hidden, width, rngs=rngs)
@@ -319,7 +329,7 @@ def _in_tf32(x: Array) -> Array:
 
 @jax.custom_vjp
 def _rounded_gradient(x: Array) -> Array:
-    """The identity, with a gradient that is rounded to bfloat16."""
+    """Return the same, with a gradient that is rounded to bfloat16."""
     return x
 
 

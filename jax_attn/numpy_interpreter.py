@@ -102,8 +102,7 @@ def _apply(equation: Any, args: list[Any]) -> list[Any]:
         if result is not NotImplemented:
             results = result if equation.primitive.multiple_results else [result]
             return [
-                _as_declared(value, variable.aval)
-                for value, variable in zip(results, equation.outvars, strict=True)
+                _as_declared(value, variable.aval) for value, variable in zip(results, equation.outvars, strict=True)
             ]
     return _bind(equation, args)
 

@@ -171,6 +171,13 @@ class Harness:
             },
         )
 
+    def describe_outputs(
+        self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments
+    ) -> list[tuple[str, tuple[int, ...], str]]:
+        """Return place, shape and dtype of every output of a call; torch has to run for it."""
+        run = self.run(weights, arguments)
+        return [(place, one.shape, one.dtype.name) for place, one in zip(run.structure, run.outputs, strict=True)]
+
     def record(
         self,
         weights: Mapping[str, np.ndarray[Any, Any]],
@@ -275,9 +282,7 @@ class Harness:
                 materialize_grads=False,
             )
         )
-        return [
-            _zeros(_numpy_or_none(next(found)), source) if source.requires_grad else None for source in sources
-        ]
+        return [_zeros(_numpy_or_none(next(found)), source) if source.requires_grad else None for source in sources]
 
 
 @contextlib.contextmanager
@@ -349,7 +354,9 @@ def _signature(module: nn.Module) -> dict[str, bool]:
         parameters = inspect.signature(module.forward).parameters.values()
     except (TypeError, ValueError):
         return {}
-    return {one.name: one.kind in positional for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    return {
+        one.name: one.kind in positional for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    }
 
 
 def _outputs(result: Any, name: str) -> tuple[list[str], list[Tensor]]:
@@ -387,4 +394,8 @@ def _numpy_or_none(gradient: Tensor | None) -> np.ndarray[Any, Any] | None:
 
 
 def _zeros(gradient: np.ndarray[Any, Any] | None, tensor: Tensor) -> np.ndarray[Any, Any]:
-    return np.zeros(tuple(tensor.shape), to_numpy(tensor[..., :0] if tensor.ndim else tensor).dtype) if gradient is None else gradient
+    return (
+        np.zeros(tuple(tensor.shape), to_numpy(tensor[..., :0] if tensor.ndim else tensor).dtype)
+        if gradient is None
+        else gradient
+    )

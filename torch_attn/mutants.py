@@ -236,10 +236,8 @@ class Block(nn.Module):
         value = _RoundedGradient.apply(value) if fault == "value-gradient-in-bfloat16" else value
         allowed = self.allowed((query.shape[1], key.shape[1]), attention_mask)
         weights = self.weigh(self.score(query, key), allowed)
-        if fault == "dropout-in-eval":
-            weights = nn.functional.dropout(weights, self.config.dropout)
-        else:
-            weights = self.dropout(weights)
+        rate = self.config.dropout
+        weights = nn.functional.dropout(weights, rate) if fault == "dropout-in-eval" else self.dropout(weights)
         context = einsum(weights, value, "b h t s, b s h c -> b h t c")
         if fault == "heads-merged-without-transpose":
             context = context.reshape(*x.shape[:2], -1)
@@ -252,7 +250,8 @@ def build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     """Return the block, a stock module, or one of our own.
 
     Args:
-        name: ``Block``, ``Linear``, ``LayerNorm (stock)``, ``MultiheadAttention``, ``TransformerEncoderLayer``, or ours.
+        name: ``Block``, ``Linear``, ``LayerNorm (stock)``, ``MultiheadAttention``, ``TransformerEncoderLayer``, or one
+            of ours.
         arguments: the block's configuration and fault, or the sizes of the others.
     """
     if name == "Block":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -14,6 +15,8 @@ from .. import __version__
 from .check import check
 from .compare import compare
 from .doctor import doctor
+from .dump import compare_dumps, dump
+from .mutate import mutate
 
 app = typer.Typer(
     name="attn-bridge",
@@ -26,7 +29,10 @@ app = typer.Typer(
 )
 app.command("check")(check)
 app.command("compare")(compare)
+app.command("dump")(dump)
+app.command("compare-dumps")(compare_dumps)
 app.command("doctor")(doctor)
+app.command("mutate")(mutate)
 
 
 def _show_version(wanted: bool) -> None:
@@ -44,13 +50,19 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its status."""
-    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+    from .user_code import hush
+
+    status = run(list(sys.argv[1:] if arguments is None else arguments))
+    hush()
+    sys.exit(status)
 
 
 def run(arguments: list[str]) -> int:
     """Run the command line and return its exit status; expected errors become one line on stderr."""
     try:
         status = get_command(app).main(_complete_json(arguments), prog_name="attn-bridge", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read our output has seen enough; nothing is left to say, also when Python closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -70,15 +82,18 @@ def run(arguments: list[str]) -> int:
 
 
 def _complete_json(arguments: list[str]) -> list[str]:
-    """Give ``--json`` its value "-" (stdout) unless what follows it looks like a file: has a dot or a slash."""
+    """Give ``--json`` its value "-" (stdout) unless a file follows: a word with a dot or a slash, and no factory."""
     completed = []
     for position, argument in enumerate(arguments):
         following = arguments[position + 1] if position + 1 < len(arguments) else ""
         is_file = following == "-" or (not following.startswith("-") and any(mark in following for mark in "./\\"))
+        is_file = is_file and not re.search(r":[^\W\d][\w.]*$", following)
         completed.append("--json=-" if argument == "--json" and not is_file else argument)
     return completed
 
 
 def _fail(message: str) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    from ..parity.rendering.text import visible
+
+    print(f"error: {' '.join(visible(message).split())}", file=sys.stderr)
     return 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,9 +57,7 @@ def compare(
     ] = None,
     shapes: Shapes = None,
     rules: RulesFile = None,
-    transfer: Annotated[
-        bool, typer.Option("--no-transfer", help="Judge the weights that each side holds.", flag_value=False)
-    ] = True,
+    no_transfer: Annotated[bool, typer.Option("--no-transfer", help="Judge the weights that each side holds.")] = False,
     seeds: Seeds = 4,
     first_seed: FirstSeed = 0,
     modes: Modes = None,
@@ -92,13 +90,13 @@ def compare(
     Exit status: 0 = equal, 1 = different, or one side is less precise, 2 = bad usage, or inconclusive.
     """
     outputs = Outputs(html, json_file, junit, full)
-    chosen = modes_and_dtypes(modes, dtypes, seeds)
+    chosen = modes_and_dtypes(modes, dtypes, seeds, first_seed)
     devices = parse_device(device)
     call = read_inputs(inputs, shapes)
     flax_call = None if flax_inputs is None else arrays.read_npz(flax_inputs)
     options: dict[str, Any] = {
         "--inputs": inputs, "--flax-inputs": flax_inputs, "--shape": shapes, "--rules": rules,
-        "--no-transfer": not transfer, "--seeds": seeds if seeds != 4 else None,
+        "--no-transfer": no_transfer, "--seeds": seeds if seeds != 4 else None,
         "--first-seed": first_seed or None, "--mode": modes, "--dtype": dtypes, "--device": device,
         "--separate": separate, "--torch-python": torch_python, "--flax-python": flax_python,
     }  # fmt: skip
@@ -110,8 +108,7 @@ def compare(
 
         if save_repro is not None:
             raise ValueError("--save-repro needs both sides in one process; it does not go with --separate")
-        report = run_separately(torch, flax, call, flax_call, devices, options, command)
-        return outputs.write(report)
+        return outputs.write(run_separately(torch, flax, devices, options, command))
 
     from ..parity import factories, folders, repro
     from ..parity.compare import compare as judge
@@ -130,7 +127,7 @@ def compare(
             *pair,
             call,
             rules=found,
-            transfer=transfer,
+            transfer=not no_transfer,
             seeds=seeds,
             first_seed=first_seed,
             device=devices,
@@ -139,24 +136,25 @@ def compare(
             progress=advance,
             **chosen,
         )
-        if save_repro is None or report.passed:
-            saved = None
-        else:
-            saved = repro.Bundle((ours, theirs), pair, call, flax_call, rules, options)
-    if saved is None:
+        wanted = save_repro is not None and not report.passed
+        bundle = repro.Bundle((ours, theirs), pair, call, flax_call, rules, options) if wanted else None
+    if bundle is None or save_repro is None:
         return outputs.write(report)
-    saved.write(save_repro, report)
+    bundle.write(save_repro, report)
     return outputs.write(report, f"saved: {save_repro}; {repro.HOW}")
 
 
-def modes_and_dtypes(modes: Sequence[str] | None, dtypes: Sequence[str] | None, seeds: int) -> dict[str, Any]:
+def modes_and_dtypes(
+    modes: Sequence[str] | None, dtypes: Sequence[str] | None, seeds: int, first_seed: int
+) -> dict[str, Any]:
     """Return the options of `compare` for these, checked before any work is done."""
     for option, names, known in (("--mode", modes, MODES), ("--dtype", dtypes, DTYPES)):
         for name in names or ():
             if name not in known:
                 raise ValueError(f"{option} ({name}) must be one of {', '.join(known)}")
-    if seeds < 1:
-        raise ValueError(f"--seeds ({seeds}) must be at least 1")
+    for option, number, least in (("--seeds", seeds, 1), ("--first-seed", first_seed, 0)):
+        if number < least:
+            raise ValueError(f"{option} ({number}) must be at least {least}")
     return {"modes": tuple(modes or ("eager",)), "dtypes": tuple(dtypes) if dtypes else None}
 
 
@@ -186,12 +184,18 @@ def example_inputs(*found: Any) -> Any:
     raise ValueError(f"there are no inputs: {arrays.HOW}, or put a function example_inputs() beside a factory")
 
 
-def command_line(*words: str, options: dict[str, Any]) -> str:
-    """Return the command that runs this again; options that are None, False or empty are left out."""
+def command_line(*given: str, options: Mapping[str, Any]) -> str:
+    """Return the command that runs this again."""
+    return shlex.join(["attn-bridge", *given, *words(options)])
+
+
+def words(options: Mapping[str, Any]) -> list[str]:
+    """Return options as words of a command line; those that are None, False or empty are left out."""
+    found: list[str] = []
     for option, value in options.items():
         if value is True:
-            words = (*words, option)
-        elif value not in (None, False):
+            found.append(option)
+        elif value is not None and value is not False:
             for one in value if isinstance(value, list) else [value]:
-                words = (*words, option, str(one))
-    return shlex.join(["attn-bridge", *words])
+                found += [option, str(one)]
+    return found

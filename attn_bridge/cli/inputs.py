@@ -48,9 +48,7 @@ def arguments(arrays: dict[str, Any], where: str) -> Arguments:
         if array.dtype.kind not in "biuf":
             hint = "; .npz can't hold bfloat16, store float32" if array.dtype.kind == "V" else ""
             raise ValueError(f"{where}: {name} must hold numbers or bools, it has dtype {array.dtype}{hint}")
-    native = {
-        name: np.array(array, dtype=array.dtype.newbyteorder("="), order="C") for name, array in arrays.items()
-    }
+    native = {name: np.array(array, dtype=array.dtype.newbyteorder("="), order="C") for name, array in arrays.items()}
     positional = {int(match[1]): name for name in native if (match := _POSITIONAL.fullmatch(name))}
     missing = next((i for i in range(len(positional)) if i not in positional), None)
     if missing is not None:

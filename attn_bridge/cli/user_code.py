@@ -12,6 +12,7 @@ from typing import TextIO
 from ..parity.factories import guarded, workspace
 
 _null: TextIO | None = None
+_has_run = False
 
 
 @contextlib.contextmanager
@@ -21,6 +22,8 @@ def running(what: str) -> Iterator[None]:
     What it or a framework prints, also from C++ or in a child process, is swallowed, and it has no input to wait for.
     The path, the arguments and the current folder are put back. What it raises beyond ordinary errors is one line.
     """
+    global _has_run
+    _has_run = True
     here = Path.cwd()
     try:
         with _silence(), workspace():
@@ -66,7 +69,9 @@ def _null_stream() -> TextIO:
 
 
 def hush() -> None:
-    """Swallow all further output: threads and exit handlers of user code have nothing to add to what was said."""
+    """Swallow all further output if user code was run: its threads and exit handlers have nothing to add."""
+    if not _has_run:
+        return
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with contextlib.suppress(OSError, ValueError):

@@ -16,18 +16,15 @@ __all__ = [
     "CheckReport",
     "ParityError",
     "Report",
-    "TensorResult",
+    "TensorVerdict",
     "check",
     "compare",
-    "judge_meaning",
-    "judge_precision",
     "strict",
 ]
 
 if TYPE_CHECKING:
     from .compare import compare
-    from .comparison import ParityError, Report
-    from .judge import TensorResult, judge_meaning, judge_precision
+    from .comparison import ParityError, Report, TensorVerdict
     from .matrix import CheckReport, check
     from .precision import strict
 
@@ -35,11 +32,9 @@ _HOMES = {
     "CheckReport": "report",
     "ParityError": "comparison",
     "Report": "comparison",
-    "TensorResult": "judge",
+    "TensorVerdict": "comparison",
     "check": "matrix",
     "compare": "compare",
-    "judge_meaning": "judge",
-    "judge_precision": "judge",
     "strict": "precision",
 }
 

@@ -18,8 +18,8 @@ from . import pairing as pairings
 from . import samples as numbers
 from .cases import DTYPES
 from .comparison import Picture, Report, Side, TensorVerdict, Verdict, worst
-from .evidence import Measure, decide, measure, precision_used, scale_of
-from .judge import FLOOR_ULPS, MEANING_LIMIT
+from .judge import Measure, decide, measure, precision_used, scale_of, sum_floor
+from .judge import MEANING_LIMIT
 from .pairing import Pairing
 from .samples import Sample
 from .subjects import Arguments, Array, Arrays, CannotLiftError, ModuleFailedError, Run, is_float
@@ -51,6 +51,9 @@ PICTURE_SIZE = 1 << 18
 
 Progress = Callable[[str, int, int], None]
 Named = Mapping[str, tuple[str, Array]]
+
+Outputs = list[tuple[str, tuple[int, ...], str]]
+"""Place, shape and dtype of every output."""
 
 
 def compare(
@@ -183,6 +186,8 @@ class Comparison:
         given = numbers.as_arguments(inputs if flax_inputs is None else flax_inputs)
         self.flax_arguments = numbers.in_dtype(given, _common_dtype(self.held_flax) or self.dtype)
         self.dtype = self.dtype or next((one.dtype.name for one in self.arguments.leaves if is_float(one)), "float32")
+        self.large = self.work() > SLOW
+        self.before: dict[Side, list[Array]] = {}
         self.same_inputs = numbers.alike(self.arguments, self.flax_arguments)
         self.structure = self._structure()
         self.pairing = self._pair(rules)
@@ -190,22 +195,17 @@ class Comparison:
     # ---- preparation
 
     def _structure(self) -> list[str]:
-        """Run both sides forward once and check that they return the same structure."""
-        ours = self.torch.run(self.held, self.arguments)
-        theirs = self._lifted_or_not("flax", self.held_flax, self.flax_arguments)
+        """Check that both sides return the same structure."""
+        ours = self.torch.describe_outputs(self.held, self.arguments)
+        theirs = self.flax.describe_outputs(self.held_flax, self.flax_arguments)
         stock = self.torch.name == "MultiheadAttention" and "need_weights" not in self.arguments.kwargs
-        if stock and len(ours.outputs) == 2 and len(theirs.outputs) == 1:
+        if stock and len(ours) == 2 and len(theirs) == 1:
             self.arguments = Arguments(self.arguments.args, {**self.arguments.kwargs, "need_weights": False})
             self.notes.append("attention weights of torch's MultiheadAttention: not compared, Flax returns none")
-            ours = self.torch.run(self.held, self.arguments)
-        if len(ours.structure) != len(theirs.structure) or (
-            ours.structure != theirs.structure and "['" in "".join((*ours.structure, *theirs.structure))
-        ):
-            raise ModuleFailedError(
-                f"the outputs differ in structure: torch returns {_listed(ours)}, Flax returns {_listed(theirs)}; "
-                "compare modules (or wrappers of them) that return the same"
-            )
-        return ours.structure
+            ours = ours[:1]
+        check_outputs(ours, theirs)
+        self.outputs = ours
+        return [place for place, _, _ in ours]
 
     def _lifted_or_not(self, side: Side, weights: Arrays, arguments: Arguments) -> Run:
         harness = self.torch if side == "torch" else self.flax
@@ -231,12 +231,7 @@ class Comparison:
             if not found:
                 found.append(self._lifted_or_not("torch", drawn, self.arguments))
             other = self._lifted_or_not("flax", candidate.to_flax(drawn), self.flax_arguments)
-            pairs = list(zip(found[0].outputs, other.outputs, strict=True))
-            if any(one.shape != two.shape for one, two in pairs):
-                return float("inf")
-            scale = scale_of([one for one, _ in pairs]) or 1.0
-            apart = max((float(np.abs(one - two).max(initial=0.0)) for one, two in pairs if is_float(one)), default=0.0)
-            return apart / scale if np.isfinite(apart) else float("inf")
+            return apart(found[0], other)
 
         return pairings.propose(ours, theirs, probe)
 
@@ -246,7 +241,7 @@ class Comparison:
         self, seeds: int, first_seed: int, modes: Iterable[str], dtypes: Iterable[str] | None, localise: bool | None
     ) -> Report:
         """Return the report on all samples."""
-        unstable = self._instability()
+        unstable = "" if self.large else self._instability()
         if unstable:
             return self._report("inconclusive", [], message=unstable)
         tensors: list[TensorVerdict] = []
@@ -254,13 +249,17 @@ class Comparison:
         drawn = count = 0
         worst_sample: Sample | None = None
         for dtype in dtypes or (self.dtype,):
-            judged = Judgement(self, dtype, tuple(modes))
+            judged = self.judgement(dtype, tuple(modes))
             tensors += judged.run(seeds, first_seed)
             drawn, count = judged.seeds, judged.count
             noise |= judged.noise
             worst_sample = judged.furthest or worst_sample
             if dtype == (tuple(dtypes) if dtypes else (self.dtype,))[0]:
                 pictures, zero = judged.pictures, judged.zero
+        if self.large and any(max(one.torch_ulps or 0.0, one.flax_ulps or 0.0) > 1e4 for one in tensors):
+            unstable = self._instability()
+            if unstable:
+                return self._report("inconclusive", [], message=unstable)
         tensors = self._weights_held() + tensors
         tensors, coverage = self._coverage(tensors, zero)
         verdict = worst([one.verdict for one in tensors])
@@ -288,12 +287,18 @@ class Comparison:
             )
         return report
 
-    def _instability(self) -> str:
+    def judgement(self, dtype: str, modes: tuple[str, ...]) -> Judgement:
+        """Return what judges the samples in one precision."""
+        return Judgement(self, dtype, modes)
+
+    def _instability(self, sides: Iterable[Side] = SIDES) -> str:
         """Say which side gives other results for the same input, or nothing."""
         for side, harness, weights, arguments in (
             ("torch", self.torch, self.held, self.arguments),
             ("flax", self.flax, self.held_flax, self.flax_arguments),
         ):
+            if side not in sides:
+                continue
             precise = "float64" if side not in self.lacks else None
             try:
                 runs = [harness.run(weights, arguments, dtype=precise, seed=seed) for seed in (0, 1)]
@@ -344,6 +349,8 @@ class Comparison:
         self, tensors: list[TensorVerdict], zero: list[str]
     ) -> tuple[list[TensorVerdict], dict[str, list[str]]]:
         """Tell true invariances from parameters that nothing reached, among those whose gradient is zero."""
+        if self.large:
+            return tensors, self._coverage_of_large(zero)
         invariances, unexercised, unused = [], [], {}
         drawn = numbers.draw_weights(self.torch.parameters(), self.held, (0, 2))
         known = {match.torch.name: match for match in self.pairing.matches}
@@ -374,6 +381,19 @@ class Comparison:
         unreached = [*self.torch.unreached(self.arguments), *self.flax.unreached(self.flax_arguments)]
         return changed, {"invariances": invariances, "unexercised": unexercised, "unreached": unreached}
 
+    def _coverage_of_large(self, zero: list[str]) -> dict[str, list[str]]:
+        """Do the same with one run per side: all parameters without a gradient change at once."""
+        known = {match.torch.name: match for match in self.pairing.matches}
+        matches = [known[name] for name in zero]
+        moved = bool(matches) and any(
+            self._reaches(side, self.before, self.held, matches, 1.0) for side in SIDES if self.before
+        )
+        if moved:
+            self.notes.append(f"{', '.join(zero)}: the output depends on some of them, but their gradient is zero")
+        self.notes += self.differing_settings()
+        unreached = [*self.torch.unreached(self.arguments), *self.flax.unreached(self.flax_arguments)]
+        return {"invariances": [] if moved else zero, "unexercised": [], "unreached": unreached}
+
     def differing_settings(self) -> list[str]:
         """Say which settings (eps, heads, slopes) of paired submodules are not the same on both sides."""
         from .localise import pair_modules
@@ -399,6 +419,10 @@ class Comparison:
             part = tensor.take(weights, side)
             part += np.asarray(by * (1.0 + random.normal(size=part.shape))).astype(part.dtype)
         arguments = self.arguments if side == "torch" else self.flax_arguments
+        if self.large:
+            return [
+                _wide(one) for one in (self.torch if side == "torch" else self.flax).run(weights, arguments).outputs
+            ]
         return [_wide(output) for output in self._lifted_or_not(side, weights, arguments).outputs]
 
     def _reaches(
@@ -408,25 +432,26 @@ class Comparison:
         pairs = list(zip(before[side], self._changed(side, weights, matches, by), strict=True))
         if np.isnan(by):
             return any(np.isnan(two).sum() > np.isnan(one).sum() for one, two in pairs if is_float(one))
-        limit = 1e-11 if side not in self.lacks else 1e-4
+        limit = 1e-11 if side not in self.lacks and not self.large else 1e-4
         scale = scale_of([one for one, _ in pairs]) or 1.0
-        return any(float(np.nanmax(np.abs(one - two), initial=0.0)) > limit * scale for one, two in pairs if is_float(one))
+        return any(
+            float(np.nanmax(np.abs(one - two), initial=0.0)) > limit * scale for one, two in pairs if is_float(one)
+        )
 
-    def _report(self, verdict: Verdict, tensors: list[TensorVerdict], **more: Any) -> Report:
+    def _environment(self) -> dict[str, str]:
         from .report import environment
 
+        devices = {"torch device": str(self.torch.device), "flax device": str(self.flax.device)}
+        return {**environment(), **devices, **_precision_record()}
+
+    def _report(self, verdict: Verdict, tensors: list[TensorVerdict], **more: Any) -> Report:
         lacks = [f"{side} has no float64 here: {reason}" for side, reason in self.lacks.items()]
         return Report(
             verdict,
             tensors,
             pairing=self.pairing.rows(),
             notes=[*self.notes, *lacks],
-            environment={
-                **environment(),
-                "torch device": str(self.torch.device),
-                "flax device": str(self.flax.device),
-                **_precision_record(),
-            },
+            environment=self._environment(),
             torch_name=self.torch.name,
             flax_name=self.flax.name,
             **more,
@@ -530,14 +555,14 @@ class Judgement:
         plan.insert(2, ("own stress", 1000, 0, first_seed))
         plan += [("held stress", 1001, 0, first_seed + 1)] if comparison.transfer else []
         self.take(*plan[0])
-        self._measure_noise()
+        if not comparison.large:
+            self._measure_noise()
         taken = time.perf_counter()
         self.take(*plan[1])
         seconds = time.perf_counter() - taken
         self.seeds = 1
-        work = comparison.work()
-        if work <= SLOW and seconds <= 5 * TOO_SLOW:
-            quick = self.quick = work <= QUICK and seconds <= TOO_SLOW
+        if not comparison.large and seconds <= 5 * TOO_SLOW:
+            quick = self.quick = comparison.work() <= QUICK and seconds <= TOO_SLOW
             rest = plan[2:] if quick else plan[2:4]
             self.seeds = seeds if quick else min(seeds, 3)
             if quick:
@@ -587,8 +612,7 @@ class Judgement:
         """Run one sample on both sides and measure it."""
         comparison = self.comparison
         sample = comparison.sample(kind, group, copy, seed)
-        forward = comparison.run("torch", sample, None, self.cast)
-        cotangents = _cotangents(forward, sample.seed)
+        cotangents = _cotangents(comparison.outputs, sample.seed, self.cast)
         oracles: dict[Side, Run] = {}
         started = time.perf_counter()
         low = {
@@ -596,7 +620,6 @@ class Judgement:
             for mode in self.modes
             for side in SIDES
         }
-        _check_shapes(low["torch", self.modes[0]], low["flax", self.modes[0]])
         rounded = _rounded(sample, self.cast)
         for side in SIDES:
             if side not in comparison.lacks:
@@ -604,6 +627,8 @@ class Judgement:
                     oracles[side] = comparison.run(side, rounded, cotangents, "float64")
                 except CannotLiftError as error:
                     comparison.lacks[side] = str(error)
+        if not comparison.before and comparison.large:
+            comparison.before = {side: low[side, self.modes[0]].outputs for side in SIDES}
         for mode in self.modes:
             self._measure(sample, mode, low["torch", mode], low["flax", mode], oracles)
         self.count += 1
@@ -656,7 +681,7 @@ class Judgement:
         """Measure what each side does to itself: run to run, one batch or two, eager or compiled."""
         comparison = self.comparison
         sample = comparison.sample("held", 0, 0, -1)
-        cotangents = _cotangents(comparison.run("torch", sample, None, self.cast), sample.seed)
+        cotangents = _cotangents(comparison.outputs, sample.seed, self.cast)
         for side in SIDES:
             runs = [comparison.run(side, sample, cotangents, self.cast, self.modes[0]) for _ in range(2)]
             once, again = (comparison.named(side, run) for run in runs)
@@ -750,18 +775,16 @@ class Judgement:
         return found
 
     def _growth(self, kind: str) -> float:
-        """In 16 bits a parameter's gradient may be rounded after every row that is added to it."""
-        if self.dtype not in ("bfloat16", "float16") or not kind.endswith(("matrix gradient", "vector gradient")):
+        """Return what a parameter's gradient, which is a sum over the rows of the input, is allowed for being one."""
+        if not kind.endswith(("matrix gradient", "vector gradient")):
             return 0.0
         rows = max((int(np.prod(leaf.shape[:-1])) for leaf in self.comparison.arguments.leaves if leaf.ndim), default=1)
-        return FLOOR_ULPS * (float(np.sqrt(rows)) - 1.0)
+        return sum_floor(self.dtype, rows)
 
-    def _look_again(
-        self, verdicts: list[TensorVerdict], seeds: int, first_seed: int
-    ) -> list[TensorVerdict]:
+    def _look_again(self, verdicts: list[TensorVerdict], seeds: int, first_seed: int) -> list[TensorVerdict]:
         """Judge precision again on fresh seeds, which alone decide: chance does not repeat, a loss of precision does."""
         comparison = self.comparison
-        fresh = Judgement(comparison, self.dtype, self.modes)
+        fresh = comparison.judgement(self.dtype, self.modes)
         fresh.floors = self.floors
         many, copies = (AGAIN * seeds, COPIES) if self.quick else (4, 1)
         for number in range(many):
@@ -836,12 +859,18 @@ def _common_dtype(arrays: Arrays) -> str | None:
     return max(sizes, key=lambda name: sizes[name]) if sizes else None
 
 
-def _cotangents(forward: Run, seed: tuple[int, ...]) -> list[Array]:
+def _cotangents(
+    outputs: list[tuple[str, tuple[int, ...], str]], seed: tuple[int, ...], dtype: str | None
+) -> list[Array]:
+    """Draw a gradient of the loss for every output, as the precision of the run holds it."""
+    from .cases import numpy_dtype
+
     random = np.random.default_rng([*(abs(one) for one in seed), 3])
     found = []
-    for output in forward.outputs:
-        drawn = random.normal(size=output.shape)
-        found.append(drawn.astype(output.dtype) if is_float(output) else np.zeros(output.shape, np.float32))
+    for _, shape, own in outputs:
+        drawn = random.normal(size=shape)
+        wanted = numpy_dtype(own)
+        found.append(drawn.astype(numpy_dtype(dtype) if dtype else wanted) if is_float(np.empty(0, wanted)) else drawn)
     return found
 
 
@@ -862,12 +891,34 @@ def _rounded(sample: Sample, dtype: str | None) -> Sample:
     )
 
 
-def _check_shapes(torch: Run, flax: Run) -> None:
-    for place, one, two in zip(torch.structure, torch.outputs, flax.outputs, strict=True):
-        if one.shape != two.shape:
+def check_outputs(torch: Outputs, flax: Outputs) -> None:
+    """Check that two modules return the same structure of the same shapes.
+
+    Raises:
+        ModuleFailedError: they don't.
+    """
+    places, other_places = [one[0] for one in torch], [one[0] for one in flax]
+    named = any("['" in place for place in (*places, *other_places))
+    if len(places) != len(other_places) or (named and places != other_places):
+        raise ModuleFailedError(
+            f"the outputs differ in structure: torch returns {_listed(torch)}, Flax returns {_listed(flax)}; "
+            "compare modules (or wrappers of them) that return the same"
+        )
+    for (place, shape, _), (_, other, _) in zip(torch, flax, strict=True):
+        if shape != other:
             raise ModuleFailedError(
-                f"the outputs differ in shape: output{place} is {one.shape} in torch and {two.shape} in Flax"
+                f"the outputs differ in shape: output{place} is {shape} in torch and {other} in Flax"
             )
+
+
+def apart(one: Run, two: Run) -> float:
+    """Return how far apart the outputs of two runs are, relative to the largest of them."""
+    pairs = list(zip(one.outputs, two.outputs, strict=True))
+    if any(first.shape != second.shape for first, second in pairs):
+        return float("inf")
+    scale = scale_of([first for first, _ in pairs]) or 1.0
+    found = max((float(np.abs(a - b).max(initial=0.0)) for a, b in pairs if is_float(a)), default=0.0)
+    return found / scale if np.isfinite(found) else float("inf")
 
 
 def _wide(array: Array) -> Array:
@@ -880,6 +931,6 @@ def _badness(one: TensorVerdict) -> tuple[int, float]:
     return SEVERITY.index(one.verdict), max(one.meaning_used or 0.0, one.torch_used or 0.0, one.flax_used or 0.0)
 
 
-def _listed(run: Run) -> str:
-    places = [f"{place or 'an array'} {output.shape}" for place, output in zip(run.structure, run.outputs, strict=True)]
-    return f"{len(places)} ({', '.join(places)})"
+def _listed(outputs: list[tuple[str, tuple[int, ...], str]]) -> str:
+    places = [f"{place or 'an array'} {shape}" for place, shape, _ in outputs]
+    return f"{len(outputs)} ({', '.join(places)})"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .comparison import Divergence, ModuleNode, Side
-from .evidence import measure, precision_used, scale_of
+from .judge import measure, precision_used, scale_of
 from .subjects import Arguments, Array, Arrays, Call, CannotLiftError, ModuleFailedError, Run, Submodule, is_float
 
 if TYPE_CHECKING:
@@ -194,7 +194,11 @@ class _Search:
             key = lambda child: child.order  # noqa: E731
             node = min(bad, key=key) if direction == "forward" else max(bad, key=key)
         node.first = True
-        settings = [text for text in self.comparison.differing_settings() if f" of {node.path or self.comparison.torch.name} is " in text]
+        settings = [
+            text
+            for text in self.comparison.differing_settings()
+            if f" of {node.path or self.comparison.torch.name} is " in text
+        ]
         node.message = "; ".join([*settings, node.message])
         return Divergence(node.path or "", node.flax_path or "", direction, node.message)
 

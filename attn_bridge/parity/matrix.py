@@ -16,8 +16,11 @@ import numpy as np
 from .. import backends
 from ..specs import VARIANTS, Variant, find_variant
 from .cases import CASES, DTYPES, IN_MODE, MODES, Arrays, Case, Numbers, draw, draw_cotangents
-from .judge import MEANING_LIMIT, Array, TensorResult, judge_meaning, judge_precision
+from .comparison import TensorVerdict, worst
+from .judge import decide, measure, sum_floor
+from .judge import MEANING_LIMIT
 from .report import Cell, CheckReport, environment
+from .subjects import Array
 
 AGAIN = 4
 """A run that looks imprecise is judged again, on this many times as many new seeds, before that is said of it."""
@@ -322,60 +325,50 @@ def _judge_subject(subject: Subject, numbers: list[Numbers], futures: _Futures, 
     pairs: tuple[tuple[backends.Framework, backends.Framework], ...] = (("torch", "flax"), ("flax", "torch"))
     for framework, other in pairs:
         for run, results in sides[framework].runs.items():
-            oracle = sides[other].oracle[run.dtype]
-            what = f"{run} vs {other} float64"
-            if run.dtype == "float64":
-                if framework == "flax":
-                    cells.append(_cell(subject, run, "different", _meaning(results, oracle), what))
-                continue
+            if run == Run("torch", "float64", MODES["torch"][0]):
+                continue  # the Flax run of that precision says the same
             trusted = sides[other].runs[Run(other, run.dtype, MODES[other][0])]
-            judged = _precision(results, trusted, oracle, run.dtype, subject.case)
-            cells.append(_cell(subject, run, "precision", judged, what))
+            mine = results if run.dtype == "float64" else sides[framework].oracle[run.dtype]
+            oracles = {framework: mine, other: sides[other].oracle[run.dtype]}
+            judged = _judge_tensors({framework: results, other: trusted}, oracles, run, subject)
+            cells.append(_cell(subject, run, judged, f"{run} vs {other} float64"))
     notes = tuple(note for side in sides.values() for note in side.notes)
     return [dataclasses.replace(cell, notes=notes, command=subject.command(cell.dtype, seeds)) for cell in cells]
 
 
-def _cell(subject: Subject, run: Run, failure: str, tensors: tuple[TensorResult, ...], what: str) -> Cell:
-    verdict = "equal" if all(tensor.passed for tensor in tensors) else failure
+def _cell(subject: Subject, run: Run, tensors: tuple[TensorVerdict, ...], what: str) -> Cell:
+    verdict = worst([tensor.verdict for tensor in tensors])
     return Cell(subject.variant.name, subject.case.name, run.dtype, what, verdict, tensors)
 
 
-def _meaning(results: list[Tensors], oracle: list[Tensors]) -> tuple[TensorResult, ...]:
-    scales = [_scales(one, two) for one, two in zip(results, oracle, strict=True)]
+def _judge_tensors(
+    low: Mapping[backends.Framework, list[Tensors]],
+    oracles: Mapping[backends.Framework, list[Tensors]],
+    run: Run,
+    subject: Subject,
+) -> tuple[TensorVerdict, ...]:
+    """Judge every tensor of a run by the other twin, over all samples."""
+    scales = [_scales(one, two) for one, two in zip(oracles["torch"], oracles["flax"], strict=True)]
+    copies = subject.copies((run.dtype,), True)
     judged = []
-    for name, (kind, _) in results[0].items():
-        judged.append(
-            judge_meaning(
-                name,
-                [tensors[name][1] for tensors in results],
-                [tensors[name][1] for tensors in oracle],
-                [scale[kind] for scale in scales],
+    for name, (kind, array) in low["torch"][0].items():
+        measures = [
+            measure(
+                *(side[name][1] for side in sample),
+                kind_scale=scale[kind],
+                dtype=run.dtype,
+                group=number // copies,
+                weights="own",
+                sample=number,
             )
-        )
-    return tuple(judged)
-
-
-def _precision(
-    results: list[Tensors],
-    trusted: list[Tensors],
-    oracle: list[Tensors],
-    dtype: str,
-    case: Case,
-) -> tuple[TensorResult, ...]:
-    scales = [_scales(truth) for truth in oracle]
-    judged = []
-    for name, (kind, _) in results[0].items():
-        is_sum = kind in ("vector gradient", "matrix gradient")
-        judged.append(
-            judge_precision(
-                name,
-                [tensors[name][1] for tensors in results],
-                [tensors[name][1] for tensors in trusted],
-                [tensors[name][1] for tensors in oracle],
-                [scale[kind] for scale in scales],
-                dtype,
-                rows=case.rows if is_sum else 1,
+            for number, (scale, *sample) in enumerate(
+                zip(scales, low["torch"], low["flax"], oracles["torch"], oracles["flax"], strict=True)
             )
+        ]
+        noise = sum_floor(run.dtype, subject.case.rows) if kind in ("vector gradient", "matrix gradient") else 0.0
+        sides = (run.framework,)
+        judged.append(
+            decide(name, name, kind, array.shape, run.dtype, measures, mode=run.mode, noise=noise, sides=sides)
         )
     return tuple(judged)
 
@@ -388,14 +381,30 @@ def _against_reference(subject: Subject, numbers: list[Numbers], framework: back
     for position, name in enumerate(("output", "weights")):
         if name in results[0]:
             expected = [np.asarray(reference[position]) for reference in references]
-            scales = [float(np.abs(one).max(initial=0.0)) for one in expected]
-            judged.append(judge_meaning(name, [tensors[name][1] for tensors in results], expected, scales))
+            judged.append(_meaning(name, name, [tensors[name][1] for tensors in results], expected))
     judged.extend(_directions(subject, numbers[0], results[0]))
     run = Run(framework, "float64", MODES[framework][0])
-    return _cell(subject, run, "different", tuple(judged), f"{run} vs NumPy reference")
+    return _cell(subject, run, tuple(judged), f"{run} vs NumPy reference")
 
 
-def _directions(subject: Subject, numbers: Numbers, tensors: Tensors) -> list[TensorResult]:
+def _meaning(
+    name: str, kind: str, got: list[Array], expected: list[Array], scale: float | None = None
+) -> TensorVerdict:
+    measures = [
+        measure(
+            *(one, two) * 2,
+            kind_scale=float(np.abs(two).max(initial=0.0)) if scale is None else scale,
+            dtype="float64",
+            group=number,
+            weights="own",
+            sample=number,
+        )
+        for number, (one, two) in enumerate(zip(got, expected, strict=True))
+    ]
+    return decide(name, name, kind, got[0].shape, "float64", measures)
+
+
+def _directions(subject: Subject, numbers: Numbers, tensors: Tensors) -> list[TensorVerdict]:
     """Compare every gradient, along one random direction, with the reference's derivative by the complex step."""
     module = importlib.import_module("parity_tests.reference")
     function = module.find(subject.variant)
@@ -413,7 +422,7 @@ def _directions(subject: Subject, numbers: Numbers, tensors: Tensors) -> list[Te
         expected = module.directional_derivative(function, config, *inputs, source, direction, cotangents)
         scale = scales[kind] * float(np.abs(direction).sum())
         got = np.array(np.sum(gradient * direction))
-        judged.append(judge_meaning(f"{name} along a direction", [got], [np.array(expected)], [scale]))
+        judged.append(_meaning(f"{name} along a direction", kind, [got], [np.array(expected)], scale))
     return judged
 
 

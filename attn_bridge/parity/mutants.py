@@ -94,7 +94,7 @@ class BlockConfig:
     @property
     def scale(self) -> float:
         """Factor of the scores."""
-        return self.head_dim**-0.5
+        return float(self.head_dim**-0.5)
 
     @property
     def masked(self) -> bool:
@@ -201,9 +201,7 @@ def find_config(seed: int, wanted: Callable[[BlockConfig], bool]) -> BlockConfig
     raise ValueError(f"no configuration from seed {seed} on fits")
 
 
-def draw_weights(
-    shapes: Mapping[str, tuple[int, ...]], seed: int, gain: float, *, zero_biases: bool = False
-) -> Arrays:
+def draw_weights(shapes: Mapping[str, tuple[int, ...]], seed: int, gain: float, *, zero_biases: bool = False) -> Arrays:
     """Draw weights for torch names and shapes; a gain of 0 draws them as a model starts with."""
     drawn = {}
     for name, shape in shapes.items():
@@ -331,8 +329,9 @@ def _attention(seed: int, random: np.random.Generator) -> Pair:
     draw = _Draw(seed, random)
     num_heads = draw.size(1, 2, 4)
     width, keys = num_heads * draw.size(2, 3, 5), draw.size(4, 7)
-    query, key, value = draw.array(draw.batch, draw.tokens, width), *(
-        draw.array(draw.batch, keys, width) for _ in range(2)
+    query, key, value = (
+        draw.array(draw.batch, draw.tokens, width),
+        *(draw.array(draw.batch, keys, width) for _ in range(2)),
     )
     torch: dict[str, Array] = {"query": query, "key": key, "value": value}
     flax: dict[str, Array] = {"inputs_q": query, "inputs_k": key, "inputs_v": value}
@@ -472,7 +471,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault("scale-off-by-1e-4", "scale off by one part in ten thousand"),
     Fault("softcap-missing", "soft-cap left out", lambda c: c.softcap is not None),
     Fault("softcap-before-scale", "soft-cap first, then the scale", lambda c: c.softcap is not None),
-    Fault("softcap-after-mask", "soft-cap after the mask, which it lifts", lambda c: c.softcap is not None and c.masked),
+    Fault(
+        "softcap-after-mask", "soft-cap after the mask, which it lifts", lambda c: c.softcap is not None and c.masked
+    ),
     # Masks.
     Fault("mask-ignored", "every mask left out", lambda c: c.masked),
     Fault("mask-inverted", "True read as hidden", lambda c: c.masked),
@@ -510,9 +511,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("qk-norm-after-rope", "query and key normalised after the rotation", lambda c: c.qk_norm and c.rope),
     Fault("qk-norm-weights-swapped", "norms of query and key exchanged", lambda c: c.qk_norm),
     # Biases.
-    Fault(
-        "query-bias-dropped", "query bias left out", lambda c: _separate(c) and c.qkv_bias, drops_parameter=True
-    ),
+    Fault("query-bias-dropped", "query bias left out", lambda c: _separate(c) and c.qkv_bias, drops_parameter=True),
     Fault(
         "key-bias-dropped",
         "key bias left out",
@@ -520,9 +519,7 @@ FAULTS: tuple[Fault, ...] = (
         _shift_invariant,
         drops_parameter=True,
     ),
-    Fault(
-        "value-bias-dropped", "value bias left out", lambda c: _separate(c) and c.qkv_bias, drops_parameter=True
-    ),
+    Fault("value-bias-dropped", "value bias left out", lambda c: _separate(c) and c.qkv_bias, drops_parameter=True),
     Fault("out-bias-dropped", "output bias left out", lambda c: c.out_bias, drops_parameter=True),
     # The block around attention.
     Fault("residual-missing", "residual connection around attention left out"),

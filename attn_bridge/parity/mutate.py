@@ -7,7 +7,6 @@ changes nothing is told apart from one that was missed.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -178,9 +177,7 @@ class _Subject:
         self.modules = self._build("torch"), self._build("flax")
         described = self._backends["torch"].describe_weights(self.modules[0])
         self.shapes = {name: shape for name, (shape, _) in described.items()}
-        self.held = mutants.draw_weights(
-            self.shapes, self.pair.seed, self.pair.gain, zero_biases=self.pair.zero_biases
-        )
+        self.held = mutants.draw_weights(self.shapes, self.pair.seed, self.pair.gain, zero_biases=self.pair.zero_biases)
         torch_weights = self._rounded(self.held) if self._holds("torch") else self.held
         self._backends["torch"].set_weights(self.modules[0], torch_weights)
         if self.fault is not None and self.fault.held:
@@ -195,12 +192,12 @@ class _Subject:
         sample = comparison.sample("held", 0, 0, -1)
         forward = comparison.run("torch", sample, None, None)
         random = np.random.default_rng([self.trial.seed, 4])
-        cotangents = [random.normal(size=output.shape).astype(output.dtype) for output in forward.outputs]
+        cotangents = [np.asarray(random.normal(size=one.shape), one.dtype) for one in forward.outputs]
         low = [comparison.run(side, sample, cotangents, None) for side in SIDES]
         high = comparison.run("torch", sample, cotangents, "float64")
-        truth = comparison.tensors(high, high)
+        truth = comparison.named("torch", high)
         return [
-            Picture(name, tensor.torch, tensor.flax, truth[name].torch)
+            Picture(name, tensor.torch, tensor.flax, truth[name][1])
             for name, tensor in comparison.tensors(*low).items()
         ]
 
@@ -221,7 +218,7 @@ class _Subject:
                 arguments = samples.draw_inputs(samples.as_arguments(dict(inputs)), (config.seed, number))
                 inputs = arguments.kwargs
             random = np.random.default_rng([config.seed, number, 5])
-            cotangents = [random.normal(size=inputs["x"].shape) for _ in range(config.outputs)]
+            cotangents = [np.asarray(random.normal(size=inputs["x"].shape)) for _ in range(config.outputs)]
             others = self._rounded(weights) if self.fault.held else weights
             numbers.append(Numbers(self._on_side(weights, side), self._on_side(others, side), inputs, cotangents))
         return measure_change(right, wrong, numbers)

@@ -6,13 +6,14 @@ import dataclasses
 import importlib.metadata
 import os
 import platform
+from collections.abc import Callable
 from typing import Any
 
 import rich.box
 import rich.table
 
 from .cases import DTYPES
-from .judge import TensorResult
+from .comparison import TensorVerdict
 
 PACKAGES = ("attn-bridge", "torch", "jax", "flax", "numpy")
 LOW_PRECISIONS = tuple(dtype for dtype in DTYPES if dtype != "float64")
@@ -40,7 +41,7 @@ class Cell:
     dtype: str
     what: str
     verdict: str
-    tensors: tuple[TensorResult, ...]
+    tensors: tuple[TensorVerdict, ...]
     command: str = ""
     message: str = ""
     notes: tuple[str, ...] = ()
@@ -50,8 +51,8 @@ class Cell:
         lines = [f"{self.verdict}: {self.variant}, {self.case}, {self.dtype}, {self.what}"]
         if self.message:
             lines.append(f"  {self.message}")
-        lines += [f"  {tensor}" for tensor in sorted(self.tensors, key=lambda one: -one.used) if not tensor.passed]
-        passed = [tensor.name for tensor in self.tensors if tensor.passed]
+        lines += [f"  {tensor}" for tensor in self.tensors if tensor.verdict != "equal"]
+        passed = [tensor.name for tensor in self.tensors if tensor.verdict == "equal"]
         if passed and self.verdict != "equal":
             lines.append(f"  within bounds: {', '.join(passed)}")
         return "\n".join([*lines, f"  again: {self.command}"])
@@ -97,15 +98,15 @@ class CheckReport:
             cells = [cell for cell in self.cells if cell.variant == variant]
             verdicts = dict.fromkeys(cell.verdict for cell in cells if cell.verdict != "equal")
             verdict = f"[red]{', '.join(verdicts)}[/]" if verdicts else "[green]equal[/]"
-            shares = [_largest(cells, dtype, "used", "{:.0%}") for dtype in LOW_PRECISIONS]
+            shares = [_largest(cells, dtype, _used, "{:.0%}") for dtype in LOW_PRECISIONS]
             cases = len({cell.case for cell in cells})
-            table.add_row(variant, str(cases), _largest(cells, "float64", "relative", "{:.1e}"), *shares, verdict)
+            table.add_row(variant, str(cases), _largest(cells, "float64", _relative, "{:.1e}"), *shares, verdict)
         return table
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-ready data; infinite shares are given as null."""
         return {
-            "schema": 1,
+            "schema": 2,
             "passed": self.passed,
             "summary": self.summary(),
             "seeds": self.seeds,
@@ -121,11 +122,7 @@ class CheckReport:
                     "verdict": cell.verdict,
                     "message": cell.message,
                     "command": cell.command,
-                    "tensors": [
-                        {name: _finite(value) for name, value in dataclasses.asdict(tensor).items()}
-                        | {"passed": tensor.passed}
-                        for tensor in cell.tensors
-                    ],
+                    "tensors": [_finite(dataclasses.asdict(tensor)) for tensor in cell.tensors],
                 }
                 for cell in self.cells
             ],
@@ -143,10 +140,22 @@ def environment() -> dict[str, str]:
     return found
 
 
-def _largest(cells: list[Cell], dtype: str, attribute: str, form: str) -> str:
-    values = [getattr(tensor, attribute) for cell in cells if cell.dtype == dtype for tensor in cell.tensors]
+def _largest(cells: list[Cell], dtype: str, value: Callable[[Cell, TensorVerdict], float], form: str) -> str:
+    values = [value(cell, tensor) for cell in cells if cell.dtype == dtype for tensor in cell.tensors]
     return form.format(max(values)) if values else "-"
 
 
+def _relative(cell: Cell, tensor: TensorVerdict) -> float:
+    del cell
+    return tensor.relative or 0.0
+
+
+def _used(cell: Cell, tensor: TensorVerdict) -> float:
+    """Return the share of its allowance that the run took, not that of the twin it is judged by."""
+    return (tensor.torch_used if cell.what.startswith("torch") else tensor.flax_used) or 0.0
+
+
 def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
     return None if isinstance(value, float) and not abs(value) < float("inf") else value

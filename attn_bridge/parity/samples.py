@@ -163,7 +163,9 @@ def _draw_weight(random: np.random.Generator, name: str, parameter: Parameter) -
         return np.asarray(random.normal(size=shape))
     is_known = parameter.owner not in ("", "Module") and name.rpartition(".")[2] in ("weight", "in_proj_weight")
     inner = float(np.prod(shape[1:])) if is_known else float(np.prod(shape)) ** (1.0 / len(shape))
-    return np.asarray(random.normal(size=shape) / np.sqrt(max(inner, 1.0)))
+    drawn = random.standard_normal(shape, dtype=np.float32)  # a float32 draw takes a third of the time
+    drawn *= np.float32(1.0 / np.sqrt(max(inner, 1.0)))
+    return drawn
 
 
 def moved(arrays: Mapping[str, Array], seed: tuple[int, ...], by: float = MOVE) -> Arrays:

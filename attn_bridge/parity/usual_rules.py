@@ -38,9 +38,7 @@ def _twice_the_error(picture: Picture) -> bool:
     truth = picture.oracle.astype(picture.torch.dtype)
     third = truth.dtype.type(0.3)
     floor = 2.0 * float(np.abs(_wide(truth + third - third) - _wide(truth)).max())
-    candidate, trusted = (
-        float(np.abs(_wide(one) - picture.oracle).max()) for one in (picture.flax, picture.torch)
-    )
+    candidate, trusted = (float(np.abs(_wide(one) - picture.oracle).max()) for one in (picture.flax, picture.torch))
     return candidate <= 2.0 * trusted + floor
 
 

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from . import samples
 from .subjects import Arguments, Array, Arrays
 
 INVARIANT = 1e-14
@@ -85,16 +84,14 @@ def measure_change(right: Any, wrong: Any, numbers: Sequence[Numbers]) -> Change
     """
     forward = backward = noise = 0.0
     truths = []
-    for number, one in enumerate(numbers):
+    for one in numbers:
         truth = _run(right, one.right, one.inputs, one.cotangents, "float64")
         truths.append(truth)
         other = _run(wrong, one.wrong, one.inputs, one.cotangents, "float64")
         changes = _relative(truth, other)
         forward = max(forward, changes.pop("output"))
         backward = max(backward, *changes.values())
-        moved = samples.moved(_doubled(one.right), (number,), 2.0**-52)
-        arguments = samples.moved_inputs(Arguments((), _doubled(one.inputs)), (number,), 2.0**-52)
-        noisy = _run(right, moved, arguments.kwargs, one.cotangents, "float64")
+        noisy = _run(right, _nudged(one.right), _nudged(one.inputs), one.cotangents, "float64")
         noise = max(noise, *_relative(truth, noisy).values())
     change = Change(forward, backward, noise)
     if change.changes_meaning:
@@ -147,5 +144,12 @@ def _mean_square(array: Array) -> float:
     return value if math.isfinite(value) else math.inf
 
 
-def _doubled(arrays: Mapping[str, Array]) -> Arrays:
-    return {name: array.astype(np.float64) if array.dtype.kind == "f" else array for name, array in arrays.items()}
+def _nudged(arrays: Mapping[str, Array]) -> Arrays:
+    """Return the arrays in float64, every number one unit in the last place further from or nearer to zero."""
+    random = np.random.default_rng(6)
+    return {
+        name: array * (1.0 + random.choice([-1.0, 1.0], size=array.shape) * np.finfo(np.float64).eps)
+        if array.dtype.kind == "f"
+        else array
+        for name, array in arrays.items()
+    }

@@ -125,7 +125,7 @@ def test_command_line_exits_1_with_a_message_to_start_from(capsys, tmp_path, mon
         "different: LayerNorm, odd-sizes, float64, flax jit vs torch float64",
         "output: ",
         "worst at (",
-        "got ",
+        "torch ",
     ):
         assert part in printed
     assert "again: attn-bridge check LayerNorm --case odd-sizes --dtype float64" in printed

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,8 @@ import attn_bridge
 ROOT = Path(attn_bridge.__file__).parent.parent
 
 
-def test_the_python_of_the_readme_runs_and_gives_what_it_says(capsys):
+def test_the_python_of_the_readme_runs_and_gives_what_it_says(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) >= 4
     names: dict[str, object] = {}
@@ -23,7 +26,21 @@ def test_the_python_of_the_readme_runs_and_gives_what_it_says(capsys):
     assert names["kernels"]["h.0.attn.q.kernel"].shape == (32, 8, 8)
     assert names["back"].keys() == names["arrays"].keys()
     assert all(np.array_equal(names["back"][name], array) for name, array in names["arrays"].items())
-    assert "torch -> flax: 5 tensors copied bit for bit" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "torch -> flax: 5 tensors copied bit for bit" in printed
+    assert "eps of LayerNorm is 1e-05 in torch and 1e-06 in Flax" in printed
+    assert names["report"].verdict == "different"
+    assert names["fixed"].verdict == "equal"
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_the_pytest_example_of_the_readme_passes(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (block,) = [block for block in blocks if "(parity)" in block]
+    (tmp_path / "test_block.py").write_text(block)
+    command = [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", "test_block.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "parity: 4 comparisons, 4 equal" in done.stdout, done.stdout + done.stderr
 
 
 def test_the_linen_example_runs_and_agrees(capsys):

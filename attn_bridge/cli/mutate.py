@@ -1,0 +1,82 @@
+"""``attn-bridge mutate``: how many planted faults the judge finds, and how many right pairs it objects to."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from .output import check_writable, progress, write_json
+
+MOST_JOBS = 4
+"""Most processes by default; each holds both frameworks."""
+
+
+def mutate(
+    configs: Annotated[int, typer.Option(help="Right pairs of modules, each of another shape, scale and seed.")] = 40,
+    faults: Annotated[int | None, typer.Option(help="How many of the faults to plant; default: all.")] = None,
+    plants: Annotated[int, typer.Option(help="How many times each fault is planted on each side.")] = 1,
+    seed: Annotated[int, typer.Option(help="Where seeds begin.")] = 5000,
+    jobs: Annotated[int | None, typer.Option(help=f"Processes; default: one per core, at most {MOST_JOBS}.")] = None,
+    case: Annotated[
+        str | None,
+        typer.Option(metavar="CASE", help="Run one case of a report again: right:SEED or FAULT:SIDE:SEED."),
+    ] = None,
+    json_file: Annotated[
+        str | None,
+        typer.Option(
+            "--json",
+            metavar="[FILE]",
+            help="Write the report as JSON to FILE (with a dot or slash in its name), or to stdout.",
+        ),
+    ] = None,
+    markdown: Annotated[str | None, typer.Option(metavar="FILE", help="Write the report as Markdown to FILE.")] = None,
+) -> int:
+    """Measure the judge behind compare: faults planted into torch or Flax must be found, right pairs must pass.
+
+    The table also shows what the usual rules say of the same numbers: rejected by the outputs | by gradients, too.
+
+    Example: attn-bridge mutate --configs 200 --plants 3 --json mutants.json
+
+    Exit status: 0 = every fault that shows is found and there is no false alarm, 1 otherwise, 2 = bad usage.
+    """
+    from rich.console import Console
+
+    from ..parity.mutate import find_trial, run_trial
+    from ..parity.mutate import mutate as run_mutate
+
+    for option, target in (("--json", json_file), ("--markdown", markdown)):
+        if target is not None:
+            check_writable(target, option)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+    if case is not None:
+        result = run_trial(find_trial(case))
+        if json_file is not None:
+            write_json(result.to_json(), json_file)
+        if json_file != "-":
+            console.print(result.explanation, markup=False, soft_wrap=True)
+            console.print(str(result), markup=False, soft_wrap=True)
+        return 1 if result.outcome in ("missed", "false alarm") else 0
+    with progress() as advance:
+        report = run_mutate(
+            configs,
+            faults,
+            seed,
+            plants=plants,
+            jobs=min(os.cpu_count() or 1, MOST_JOBS) if jobs is None else jobs,
+            progress=advance,
+        )
+    if markdown is not None:
+        report.to_markdown(markdown)
+    if json_file is not None:
+        write_json(report.to_json(), json_file)
+    if json_file != "-":
+        console.print(report.table())
+        for line in report.lines():
+            console.print(line, markup=False, soft_wrap=True)
+        facts = ", ".join(f"{name} {value}" for name, value in report.environment.items())
+        console.print(facts, markup=False, soft_wrap=True)
+        console.print(report.summary(), markup=False, soft_wrap=True)
+    return 0 if report.passed else 1

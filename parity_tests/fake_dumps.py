@@ -1,0 +1,130 @@
+"""Dumps of a small net that is computed in NumPy, so that they can be made and compared without a framework."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from attn_bridge import backends
+from attn_bridge.parity import dumps, folders, recording
+from attn_bridge.parity.subjects import Arguments, Call, Parameter, Run, Submodule
+
+INPUTS = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
+NAMES = {"torch": "fc.weight", "flax": "fc.kernel"}
+SHAPES = {"torch": (3, 4), "flax": (4, 3)}
+
+
+@dataclasses.dataclass
+class Net:
+    """``x W + b + shift - shift``; a parameter ``spare`` is not used.
+
+    Attributes:
+        framework: whose names and axes it has.
+        gain: what the result is multiplied with; anything but 1 is a fault.
+        digits: to how many bits results in low precision are rounded; None is all.
+        noise: what is added at random.
+        has_float64: whether it can be run in float64.
+    """
+
+    framework: str
+    gain: float = 1.0
+    digits: int | None = None
+    noise: float = 0.0
+    has_float64: bool = True
+    name: str = "Net"
+    device: str = "cpu"
+    argument_names: tuple[str, ...] = ("x",)
+    seed: int = 1
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the parameters by name."""
+        shapes = {NAMES[self.framework]: SHAPES[self.framework], "fc.bias": (3,), "shift": (3,), "spare": (3,)}
+        return {
+            name: Parameter(shape, "float32", "Linear" if "." in name else "Net", "fc" if "." in name else "")
+            for name, shape in shapes.items()
+        }
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Return the weights that it holds."""
+        random = np.random.default_rng(self.seed)
+        held = {name: random.normal(size=one.shape).astype(np.float32) for name, one in self.parameters().items()}
+        weight = np.random.default_rng(self.seed).normal(size=SHAPES["torch"]).astype(np.float32)
+        return held | {NAMES[self.framework]: weight if self.framework == "torch" else np.ascontiguousarray(weight.T)}
+
+    def modules(self) -> list[Submodule]:
+        """Return the submodules."""
+        return [Submodule("", "Net"), Submodule("fc", "Linear")]
+
+    def settings(self) -> dict[str, dict[str, float]]:
+        """Return no settings."""
+        return {"": {}, "fc": {}}
+
+    def unreached(self, arguments: Arguments) -> list[str]:
+        """Return no branches."""
+        return []
+
+    def few_threads(self) -> contextlib.AbstractContextManager[None]:
+        """Return no context."""
+        return contextlib.nullcontext()
+
+    def describe_outputs(self, weights, arguments) -> list[tuple[str, tuple[int, ...], str]]:
+        """Return place, shape and dtype of the output."""
+        return [("", self.run(weights, arguments).outputs[0].shape, "float32")]
+
+    def run(self, weights, arguments, cotangents=None, *, dtype=None, mode="eager", seed=0, path="") -> Run:
+        """Run forward, and backward if there are cotangents."""
+        from attn_bridge.parity.subjects import CannotLiftError
+
+        if dtype == "float64" and not self.has_float64:
+            raise CannotLiftError("it can't")
+        kind = np.dtype(dtype or "float32")
+        held = {name: array.astype(kind) for name, array in weights.items()}
+        (x,) = (leaf.astype(kind) for leaf in arguments.leaves)
+        name = NAMES[self.framework]
+        matrix = held[name].T if self.framework == "torch" else held[name]
+        inner = self._rounded(x @ matrix) + held["fc.bias"]
+        output = inner * kind.type(self.gain) + held["shift"] - held["shift"]
+        if self.noise:
+            output = output + self.noise * np.random.default_rng().normal(size=output.shape).astype(kind)
+        if cotangents is None:
+            return Run([output], [""])
+        ct = cotangents[0].astype(kind) * kind.type(self.gain)
+        gradient = np.einsum("btd,bto->do", x, ct)
+        of_weights = {
+            name: np.ascontiguousarray(gradient.T if self.framework == "torch" else gradient),
+            "fc.bias": ct.sum((0, 1)),
+            "shift": np.zeros(3, kind),
+            "spare": np.zeros(3, kind),
+        }
+        return Run([output], [""], [ct @ matrix.T], of_weights)
+
+    def record(self, weights, arguments, cotangents) -> list[Call]:
+        """Return the one call of ``fc``."""
+        plain = dataclasses.replace(self, gain=1.0, noise=0.0)
+        run = plain.run(weights, arguments, cotangents, dtype="float64")
+        call = arguments.with_leaves([leaf.astype(np.float64) for leaf in arguments.leaves])
+        return [Call("fc", 0, 0, call, run.outputs, list(cotangents))]
+
+    def _rounded(self, array: np.ndarray) -> np.ndarray:
+        if self.digits is None or array.dtype == np.float64:
+            return array
+        mantissa, exponent = np.frexp(array)
+        return np.ldexp(np.round(mantissa * 2.0**self.digits) / 2.0**self.digits, exponent).astype(array.dtype)
+
+
+def write(folder: Path, net: Net, monkeypatch, *, like: Path | None = None, seeds: int = 2, **options) -> Path:
+    """Write a dump of a net, as `attn_bridge.parity.recording.dump` writes that of a module."""
+    stub = SimpleNamespace(switches=list)
+    with monkeypatch.context() as patch, folders.new(folder) as target:
+        patch.setattr(backends, "load", lambda framework, module="backend": stub)
+        other = None if like is None else dumps.of_side(like, "torch")
+        options = {"inputs": None if like else INPUTS, "rules": None, "transfer": True} | options
+        dtypes = options.pop("dtypes", ("float32",))
+        made = recording._Recording(net, net.framework, like=other, writer=dumps.Writer(target), **options)
+        with np.errstate(all="ignore"):
+            made.record(seeds, 0, ("eager",), dtypes)
+    return folder
