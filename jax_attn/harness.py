@@ -235,21 +235,32 @@ class Harness:
         def _shapes(weights: dict[str, Any], leaves: list[Any]) -> Any:
             return _run(weights, leaves, None)[1]
 
-        with lifted(), jax.disable_jit():
-            shapes = jax.eval_shape(_shapes, weights, leaves)
+        def _differentiate(weights: Any, leaves: Any, shifts: Any, cotangents: Any) -> Any:
+            def _forward(shifts: Any) -> Any:
+                return _run(weights, leaves, shifts)
+
+            outputs, pull, records = jax.vjp(_forward, shifts, has_aux=True)
+            return records, *pull(_cotangents(cotangents, outputs, kinds))
+
+        def _evaluated(shapes: Any, *, trace: bool) -> Any:
             shifts = [[np.zeros(one.shape) for one in results if _is_float(one)] for _, results in shapes]
-
-            def _differentiate(weights: Any, leaves: Any, shifts: Any, cotangents: Any) -> Any:
-                def _forward(shifts: Any) -> Any:
-                    return _run(weights, leaves, shifts)
-
-                outputs, pull, records = jax.vjp(_forward, shifts, has_aux=True)
-                return records, *pull(_cotangents(cotangents, outputs, kinds))
-
             operands = (weights, leaves, shifts, [_as(one, "float64") for one in cotangents])
+            if not trace:
+                return _differentiate(*jax.tree.map(jnp.asarray, operands))
             closed, tree = _trace(_differentiate, operands)
-        flat = evaluate(closed, *jax.tree.leaves(operands))
-        records, gradients = jax.tree.unflatten(tree, flat)
+            return jax.tree.unflatten(tree, evaluate(closed, *jax.tree.leaves(operands)))
+
+        try:
+            with lifted(), jax.disable_jit():
+                try:
+                    records, gradients = _evaluated(jax.eval_shape(_shapes, weights, leaves), trace=True)
+                except _UNTRACEABLE:  # it looks at values
+                    shapes = _shapes(*jax.tree.map(jnp.asarray, (weights, leaves)))
+                    records, gradients = _evaluated(shapes, trace=False)
+        except (CannotLiftError, ModuleFailedError):
+            raise
+        except Exception as error:
+            raise _failure(error, None, f"Flax module {self.name}") from error
         calls = []
         for (order, path, number, skeleton), (inputs, outputs), gradient in zip(
             frozen, records, gradients, strict=True
@@ -266,15 +277,15 @@ class Harness:
         """Run a traced function; what was traced for the same shapes is used again."""
         if key not in self._programs:
             try:
-                self._programs[key] = (self._program(function, operands, dtype, mode), list(structure))
-                self._programs[key] = (self._programs[key][0], list(structure))
+                self._programs[key] = (self._program(function, operands, dtype, mode), structure)
             except (CannotLiftError, ModuleFailedError):
                 raise
             except Exception as error:
                 raise _failure(error, dtype, f"Flax module {self.name}") from error
-        program, structure[:] = self._programs[key]
+        program, known = self._programs[key]
         try:
             outputs, of_weights, of_inputs = program(operands)
+            structure[:] = known  # known only now where the first run traces
         except (CannotLiftError, ModuleFailedError):
             raise
         except Exception as error:

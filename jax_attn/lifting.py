@@ -14,7 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-_LOW = tuple(np.dtype(dtype) for dtype in (jnp.float32, jnp.bfloat16, jnp.float16))
+_LOW = {
+    **dict.fromkeys(map(np.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)), np.dtype(np.float64)),
+    np.dtype(np.complex64): np.dtype(np.complex128),
+}
 _OPAQUE = ("pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_call")
 _PARAMETERS = ("new_dtype", "dtype", "preferred_element_type", "out_dtype")
 
@@ -30,7 +33,7 @@ def lifted() -> Iterator[None]:
     def _lifted_bind(self: Any, *args: Any, **params: Any) -> Any:
         if self.name == "bitcast_convert_type":  # the bits of integers read as floats: no precision is asked for
             result = bind(self, *args, **params)
-            return result.astype(jnp.float64) if np.dtype(result.dtype) in _LOW else result
+            return _widen(result)
         if self.name != "convert_element_type" and self.name not in _OPAQUE:
             args = tuple([_widen(arg) for arg in args])
         return bind(self, *args, **{name: _lift(name, value) for name, value in params.items()})
@@ -46,13 +49,13 @@ def lifted() -> Iterator[None]:
 def _widen(arg: Any) -> Any:
     dtype = getattr(arg, "dtype", None)
     is_low = dtype is not None and not jnp.issubdtype(dtype, jax.dtypes.extended) and np.dtype(dtype) in _LOW
-    return jnp.asarray(arg, jnp.float64) if is_low else arg
+    return jnp.asarray(arg, _LOW[np.dtype(dtype)]) if is_low else arg
 
 
 def _lift(name: str, value: Any) -> Any:
     if name not in _PARAMETERS or value is None:
         return value
     try:
-        return np.dtype(np.float64) if np.dtype(value) in _LOW else value
+        return _LOW.get(np.dtype(value), value)
     except TypeError:  # the dtype of random keys, which NumPy doesn't know
         return value

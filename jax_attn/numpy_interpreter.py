@@ -250,6 +250,8 @@ def _iota(*dynamic: Any, dtype: Any, shape: Sequence[int], dimension: int, **_: 
 def _convert(operand: Any, *, new_dtype: Any, **_: Any) -> Any:
     if operand.dtype.kind == "f" and np.dtype(new_dtype).kind in "iu":
         return NotImplemented  # JAX saturates where NumPy wraps
+    if operand.dtype.kind == "c" and np.dtype(new_dtype).kind != "c":
+        return NotImplemented  # JAX takes the real part, NumPy warns
     return operand.astype(new_dtype)
 
 

@@ -141,11 +141,8 @@ class Harness:
         call = self._call(module, path, mode, dtype)
         with _undisturbed(self.module, seed), _precision(dtype), torch.enable_grad():
             canonical = _canonical(self.module, path)
-            tensors = {
-                name: self._tensor(weights[whole], dtype).requires_grad_()
-                for name, whole in canonical.items()
-                if whole in weights
-            }
+            given = {name: weights[whole] for name, whole in canonical.items() if whole in weights}
+            tensors = self._weights(module, given, dtype)
             leaves = [self._tensor(leaf, dtype) for leaf in arguments.leaves]
             leaves = [leaf.requires_grad_() if leaf.is_floating_point() else leaf for leaf in leaves]
             try:
@@ -159,7 +156,6 @@ class Harness:
             except Exception as error:
                 raise _failure(error, dtype, f"torch module {type(module).__name__}") from error
         of_inputs, of_weights = gradients[: len(leaves)], gradients[len(leaves) :]
-        trainable = {name for name, _, role in _named_weights(module) if role == "parameter"}
         return Run(
             [to_numpy(output) for output in outputs],
             structure,
@@ -167,7 +163,7 @@ class Harness:
             {
                 canonical[name]: _zeros(gradient, tensor)
                 for (name, tensor), gradient in zip(tensors.items(), of_weights, strict=True)
-                if name in trainable
+                if tensor.requires_grad
             },
         )
 
@@ -192,7 +188,9 @@ class Harness:
 
         def _before(path: str) -> Any:
             def _hook(child: nn.Module, args: Any, kwargs: Any) -> None:
-                frozen = replace((args, kwargs), _is_tensor, [to_numpy(one) for one in _tensors((args, kwargs))])
+                with torch._C.DisableTorchFunction():  # our own way to NumPy is not the module's
+                    arrays = [to_numpy(one) for one in _tensors((args, kwargs))]
+                frozen = replace((args, kwargs), _is_tensor, arrays)
                 began.setdefault(id(child), []).append((next(order), Arguments(*frozen)))
 
             return _hook
@@ -210,7 +208,7 @@ class Harness:
                 handles.append(child.register_forward_hook(_after(path), with_kwargs=True))
         try:
             with _undisturbed(self.module, 0), _precision("float64"), torch.enable_grad():
-                tensors = {name: self._tensor(array, "float64").requires_grad_() for name, array in weights.items()}
+                tensors = self._weights(self.module, weights, "float64")
                 leaves = [self._tensor(leaf, "float64") for leaf in arguments.leaves]
                 leaves = [leaf.requires_grad_() if leaf.is_floating_point() else leaf for leaf in leaves]
                 result = self._call(self.module, "", "eager", "float64")(tensors, arguments.with_leaves(leaves))
@@ -240,16 +238,13 @@ class Harness:
 
             def _compiled_call(tensors: dict[str, Tensor], arguments: Arguments) -> Any:
                 swap = torch.nn.utils.stateless._reparametrize_module  # functional_call refuses compiled modules
-                with swap(module, tensors, tie_weights=True):
+                with swap(module, self._with_buffers(module, tensors, dtype), tie_weights=True):
                     return compiled(*arguments.args, **arguments.kwargs)
 
             return _compiled_call
 
         def call(tensors: dict[str, Tensor], arguments: Arguments) -> Any:
-            # Buffers are swapped, too, so that a module that writes to them writes to copies.
-            constants = {name: buffer for name, buffer in module.named_buffers() if name not in tensors}
-            buffers = {name: self._constant(buffer, dtype) for name, buffer in constants.items()}
-            swapped = {**buffers, **tensors}
+            swapped = self._with_buffers(module, tensors, dtype)
             return torch.func.functional_call(module, swapped, arguments.args, dict(arguments.kwargs))
 
         return call
@@ -258,9 +253,24 @@ class Harness:
         tensor = from_numpy(array).to(self.device)
         return tensor.to(getattr(torch, dtype)) if dtype is not None and tensor.is_floating_point() else tensor
 
-    def _constant(self, buffer: Tensor, dtype: str | None) -> Tensor:
-        copy = buffer.detach().clone().to(self.device)
-        return copy.to(torch.float64) if dtype == "float64" and copy.is_floating_point() else copy
+    def _weights(
+        self, module: nn.Module, arrays: Mapping[str, np.ndarray[Any, Any]], dtype: str | None
+    ) -> dict[str, Tensor]:
+        """Return weights as tensors; trainable ones (no running statistics, no integers) get gradients."""
+        trainable = {name for name, _, role in _named_weights(module) if role == "parameter"}
+        tensors = {name: self._tensor(array, dtype) for name, array in arrays.items()}
+        for name, tensor in tensors.items():
+            tensor.requires_grad_(name in trainable and tensor.is_floating_point())
+        return tensors
+
+    def _with_buffers(self, module: nn.Module, tensors: dict[str, Tensor], dtype: str | None) -> dict[str, Tensor]:
+        """Return the weights, and a copy of every other buffer for the module to write to."""
+        found = {}
+        for name, buffer in module.named_buffers():
+            if name not in tensors:
+                copy = buffer.detach().clone().to(self.device)
+                found[name] = copy.to(getattr(torch, dtype)) if dtype and copy.is_floating_point() else copy
+        return {**found, **tensors}
 
     def _gradients(
         self, outputs: list[Tensor], cotangents: Sequence[Any], sources: list[Tensor]
@@ -273,10 +283,11 @@ class Harness:
         wanted = [source for source in sources if source.requires_grad]
         if not pairs or not wanted:
             return [_zeros(None, source) if source.requires_grad else None for source in sources]
+        edge = torch.autograd.graph.get_gradient_edge  # given tensors, torch would leave the mode that lifts
         found = iter(
             torch.autograd.grad(
-                [output for output, _ in pairs],
-                wanted,
+                [edge(output) for output, _ in pairs],
+                [edge(source) for source in wanted],
                 [cotangent for _, cotangent in pairs],
                 allow_unused=True,
                 materialize_grads=False,

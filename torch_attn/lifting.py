@@ -6,6 +6,7 @@ The twin is `jax_attn.lifting`.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +14,22 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_LOW = (torch.float32, torch.bfloat16, torch.float16)
-_NAMED = {Tensor.float, Tensor.half, Tensor.bfloat16}
+from attn_bridge.parity.subjects import CannotLiftError
+
+from .functional import dtype_name
+
+_LOW = {
+    **dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64),
+    **dict.fromkeys((torch.complex64, torch.complex32), torch.complex128),
+}
+_NAMED = {
+    **dict.fromkeys((Tensor.float, Tensor.half, Tensor.bfloat16), Tensor.double),
+    **dict.fromkeys((Tensor.cfloat, Tensor.chalf), Tensor.cdouble),
+}
+_LEGACY = re.compile(r"torch\.(cuda\.)?(Float|Half|BFloat16)Tensor")
+_INTO_NUMPY = {Tensor.numpy, Tensor.__array__}
+_WRITES = re.compile(r"__setitem__|__i(?!nvert|nt|ndex)[a-z]+__|[a-z].*[a-z0-9]_")
+_WRITES_NO_DATA = {Tensor.requires_grad_, Tensor.detach_}
 _MOST_DEPTH = 4
 
 
@@ -34,20 +49,40 @@ def lifted() -> Iterator[None]:
 
 
 class _Lift(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.been_to_numpy = False
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.view and isinstance(args[1], torch.dtype):
             return func(*args, **(kwargs or {}))  # the bits of integers read as floats: no precision is asked for
-        if func in _NAMED:
-            func = Tensor.double
+        if func in _INTO_NUMPY:
+            self.been_to_numpy = True
+        elif self.been_to_numpy and any(isinstance(arg, Tensor) and arg.dtype in _LOW for arg in args):
+            raise CannotLiftError("a part of it is computed by NumPy, in lower precision")
+        if args and isinstance(args[0], Tensor) and args[0].dtype in _LOW and _writes(func):
+            raise CannotLiftError(f"a tensor of dtype {dtype_name(args[0])} that is no buffer is written to")
+        func = _NAMED.get(func, func)
         args = tuple([_lift(value) for value in args])
+        if func is Tensor.type and len(args) > 1:
+            args = (args[0], _lift_legacy(args[1]), *args[2:])
         return func(*args, **{name: _lift(value) for name, value in kwargs.items()} if kwargs else {})
+
+
+def _writes(func: Any) -> bool:
+    return func not in _WRITES_NO_DATA and bool(_WRITES.fullmatch(getattr(func, "__name__", "")))
+
+
+def _lift_legacy(wanted: Any) -> Any:
+    name = wanted if isinstance(wanted, str) else f"torch.{getattr(wanted, '__name__', '')}"
+    return torch.float64 if _LEGACY.fullmatch(name) else wanted
 
 
 def _lift(value: Any, depth: int = 0) -> Any:
     if isinstance(value, Tensor):
-        return value.to(torch.float64) if value.dtype in _LOW else value
+        return value.to(_LOW[value.dtype]) if value.dtype in _LOW else value
     if isinstance(value, torch.dtype):
-        return torch.float64 if value in _LOW else value
+        return _LOW.get(value, value)
     if type(value) in (list, tuple) and depth < _MOST_DEPTH:
         return type(value)([_lift(one, depth + 1) for one in value])
     return value

@@ -109,7 +109,7 @@ class Block(nn.Module):
         weight, bias = layer.weight, layer.bias
         word = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}.get(name, name)
         if self.fault == f"{word}-weight-not-transposed":
-            weight = weight.T.reshape(weight.shape)
+            weight = weight.reshape(weight.T.shape).T
         if self.fault == "weights-in-float16":
             weight = _rounded(weight, torch.float16)
         product = x @ weight.T

@@ -26,7 +26,7 @@ def read_npz(path: Path) -> Arguments:
     if not path.is_file():
         raise ValueError(f"{path} does not exist")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise ValueError("one bare array")
             arrays = {name: file[name] for name in file.files}

@@ -64,7 +64,8 @@ def _null_stream() -> TextIO:
     """Return one stream for the whole process: a logger that was set up inside goes on writing to it."""
     global _null
     if _null is None or _null.closed:
-        _null = open(os.devnull, "r+", encoding="utf-8", errors="replace")  # noqa: SIM115, PTH123
+        descriptor = os.open(os.devnull, os.O_RDWR)
+        _null = open(descriptor, "r+", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     return _null
 
 

@@ -2,6 +2,7 @@
 
 attn_bridge.parity.compare(torch_module, flax_module, inputs)   judge any pair of modules
 attn_bridge.parity.check()                                      judge our own variants
+attn_bridge.parity.mutate()                                     measure the judge with planted faults
 attn_bridge.parity.strict()                                     a context in which no framework rounds more than it must
 """
 
@@ -14,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "CheckReport",
+    "MutationReport",
     "ParityError",
     "Report",
     "TensorVerdict",
     "check",
     "compare",
+    "mutate",
     "strict",
 ]
 
@@ -26,15 +29,19 @@ if TYPE_CHECKING:
     from .compare import compare
     from .comparison import ParityError, Report, TensorVerdict
     from .matrix import CheckReport, check
+    from .mutate import mutate
+    from .mutation_report import MutationReport
     from .precision import strict
 
 _HOMES = {
     "CheckReport": "report",
+    "MutationReport": "mutation_report",
     "ParityError": "comparison",
     "Report": "comparison",
     "TensorVerdict": "comparison",
     "check": "matrix",
     "compare": "compare",
+    "mutate": "mutate",
     "strict": "precision",
 }
 

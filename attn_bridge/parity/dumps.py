@@ -151,6 +151,7 @@ class Writer:
         self.folder = folder
         self.digests: dict[str, str] = {}
         self.samples: list[Id] = []
+        self.size = 0
 
     def write(self, name: str, arrays: Mapping[str, Array]) -> None:
         """Write arrays into a file of the folder.
@@ -169,6 +170,7 @@ class Writer:
             raise ValueError(f"{name} cannot be written as safetensors: {error}") from error
         path.write_bytes(data)
         self.digests[name] = hashlib.sha256(data).hexdigest()
+        self.size += len(data)
 
     def number(self, sample: Id) -> tuple[int, bool]:
         """Return the number of a sample, and whether it is new."""

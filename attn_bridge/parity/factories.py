@@ -10,7 +10,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +24,7 @@ MOST_TEXT = 300
 """Most characters of a foreign message that are passed on."""
 
 _OWN = ("attn_bridge", "torch_attn", "jax_attn")
+_FRAMEWORKS = ("torch", "jax", "flax", "numpy")
 _KINDS = {"torch": "torch.nn.Module", "flax": "flax.nnx.Module"}
 
 _packages: dict[Path, str] = {}
@@ -31,6 +32,9 @@ _packages: dict[Path, str] = {}
 
 _siblings: dict[str, Path] = {}
 """Module imported by its bare name from beside a file -> the folder."""
+
+_left: set[Path] = set()
+"""Files of modules that made room for others of their names."""
 
 _numbers = itertools.count(1)
 
@@ -94,14 +98,12 @@ class Factory:
         """Return the files of the user's own code that were imported so far: path below the root -> file."""
         if self.root is None:
             return {}
-        found = {}
+        files = set(_left)
         for name, module in list(sys.modules.items()):
             top = name.partition(".")[0]
-            file = getattr(module, "__file__", None)
-            is_own = top in _siblings or top == _packages.get(self.root) or module is self.module
-            if is_own and file and Path(file).is_relative_to(self.root):
-                found[Path(file).relative_to(self.root).as_posix()] = Path(file)
-        return found
+            if top in _siblings or top == _packages.get(self.root) or module is self.module:
+                files |= _files([module])
+        return {one.relative_to(self.root).as_posix(): one for one in sorted(files) if one.is_relative_to(self.root)}
 
 
 def load(name: str, what: str = "factory") -> Factory:
@@ -136,6 +138,7 @@ def workspace() -> Iterator[None]:
     for name in [*_siblings, *_packages.values()]:
         _forget(name)
     _packages.clear()
+    _left.clear()
     former = list(sys.path)
     try:
         yield
@@ -234,6 +237,10 @@ def _import_module(name: str) -> tuple[ModuleType, Path | None]:
 
 def _offer(folder: Path) -> None:
     """Make a folder importable, before all others; what another folder has under the same names is forgotten."""
+    for name in _FRAMEWORKS:
+        if _holds(folder, name):  # a side's file may well be called torch.py, and means the real one by that name
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
     sys.path.insert(0, str(folder))
     for name, home in list(_siblings.items()):
         if home != folder and _holds(folder, name):
@@ -242,9 +249,13 @@ def _offer(folder: Path) -> None:
 
 
 def _forget(name: str) -> None:
-    for other in [one for one in sys.modules if one == name or one.startswith(f"{name}.")]:
-        del sys.modules[other]
+    names = [one for one in sys.modules if one == name or one.startswith(f"{name}.")]
+    _left.update(_files([sys.modules.pop(one) for one in names]))
     _siblings.pop(name, None)
+
+
+def _files(modules: Iterable[ModuleType]) -> set[Path]:
+    return {Path(file) for module in modules if (file := getattr(module, "__file__", None))}
 
 
 def _remember(before: set[str], folders: tuple[Path, ...]) -> None:

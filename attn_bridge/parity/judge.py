@@ -202,7 +202,7 @@ class _Tally:
         for side, (one, truth) in enumerate(zip((torch, flax), truths, strict=True)):
             error = _apart(one, truth, finite)
             top = int(np.argmax(error))
-            self.squares[side] += float(np.dot(error, error))
+            self.squares[side] += float(np.square(error).sum())
             self.largest[side] = max(self.largest[side], float(error[top]))
             if error[top] > self._error:
                 self._error, self.error_at = float(error[top]), start + top

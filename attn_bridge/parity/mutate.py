@@ -71,7 +71,7 @@ def mutate(
     for side in SIDES:
         backends.load_harness(side)
     started = time.perf_counter()
-    trials = [*_plan_faults(FAULTS[:faults], seed + FAULT_SEEDS, plants)]
+    trials = [*plan_faults(FAULTS[:faults], seed + FAULT_SEEDS, plants)]
     trials += [Trial("", None, seed + number) for number in range(configs)]
     results = []
     for done, result in enumerate(_run_all(trials, jobs)):
@@ -211,12 +211,11 @@ class _Subject:
         right = harness(self._build(side, with_fault=False))
         wrong = harness(self._build(side))
         numbers = []
-        for number in range(3):
-            weights = self.held if not number else mutants.draw_weights(self.shapes, config.seed + number, 1.0)
-            inputs = self.pair.inputs
-            if number == 2:
-                arguments = samples.draw_inputs(samples.as_arguments(dict(inputs)), (config.seed, number))
-                inputs = arguments.kwargs
+        for number in range(2):
+            weights, inputs = self.held, self.pair.inputs
+            if number:
+                weights = mutants.draw_weights(self.shapes, config.seed + number, 1.0)
+                inputs = samples.draw_inputs(samples.as_arguments(dict(inputs)), (config.seed, number)).kwargs
             random = np.random.default_rng([config.seed, number, 5])
             cotangents = [np.asarray(random.normal(size=inputs["x"].shape)) for _ in range(config.outputs)]
             others = self._rounded(weights) if self.fault.held else weights
@@ -246,7 +245,7 @@ class _Subject:
         return {name: array.astype(np.float16).astype(array.dtype) for name, array in weights.items()}
 
 
-def _plan_faults(faults: tuple[Fault, ...], seed: int, plants: int) -> Iterator[Trial]:
+def plan_faults(faults: tuple[Fault, ...], seed: int, plants: int) -> Iterator[Trial]:
     """Plant every fault where it shows, and once on each side where it is hidden, if there is such a place."""
     for position, fault in enumerate(faults):
         start = seed + 1000 * (FAULTS.index(fault) if fault in FAULTS else position)

@@ -40,6 +40,14 @@ from .pairing import Match, Pairing, Tensor
 from .samples import Sample
 from .subjects import Arguments, Array, CannotLiftError, ModuleFailedError, Run, is_array, is_float
 
+MOST_BYTES = 1 << 30
+"""About how large a dump may become; of a large module fewer samples are written."""
+
+FIRST_LOOK = 0.6
+"""Share of it for what is always judged; the rest is for a second look."""
+
+LEFT_OUT = f"judged on fewer samples, as a dump would have more than {MOST_BYTES >> 30} GiB with all of them"
+
 PARTS = 3
 """A fused query, key and value is looked at in its parts, too."""
 
@@ -124,7 +132,7 @@ class _Recording(Comparison):
         self.held, self.held_flax = self.torch.weights(), self.flax.weights()
         own = _common_dtype(self.held_flax)
         self.dtype = like.manifest.dtype if like else own or ""
-        given = numbers.as_arguments(like.arguments if inputs is None and like else inputs)
+        given = numbers.as_arguments(_call_of(like) if inputs is None and like else inputs)
         self.flax_arguments = numbers.in_dtype(_without_weights(harness, side, given, self.notes), own or self.dtype)
         self.arguments = like.arguments if like else self.flax_arguments
         self.dtype = self.dtype or next((one.dtype.name for one in self.arguments.leaves if is_float(one)), "float32")
@@ -143,6 +151,7 @@ class _Recording(Comparison):
         self.noise: dict[str, dict[str, float]] = {}
         self.zeros: dict[str, tuple[Match, bool]] = {}
         self.again = False
+        self.limit = 0.0
         self.calls: dict[str, list[Recorded]] = {}
 
     def _pair(self, rules: Rules | Iterable[Rule] | None) -> Pairing:
@@ -186,10 +195,11 @@ class _Recording(Comparison):
         self.writer.write(dumps.WEIGHTS, self.held_flax)
         unstable = "" if self.large else self._instability([self.side])
         for dtype in dtypes:
-            self.again = False
+            share = MOST_BYTES / len(dtypes)
+            self.again, self.limit = False, self.writer.size + FIRST_LOOK * share
             judged = self.judgement(dtype, modes)
             judged.run(seeds, first_seed)
-            self.again = True
+            self.again, self.limit = True, self.writer.size + (1.0 - FIRST_LOOK) * share
             judged._look_again([], seeds, first_seed)
         self.writer.finish(self._manifest(seeds, first_seed, modes, dtypes, unstable))
 
@@ -290,12 +300,21 @@ class _Recorder(Judgement):
 
     comparison: _Recording
 
+    def __init__(self, comparison: _Recording, dtype: str, modes: tuple[str, ...]):
+        super().__init__(comparison, dtype, modes)
+        self.taken: set[str] = set()
+
     def take(self, kind: str, group: int, copy: int, seed: int) -> None:
         """Run one sample and write it; a torch dump holds each draw of inputs with the held weights, too."""
         comparison = self.comparison
         held = (kind.replace("own", "held"), group, 0, seed)
         if comparison.again and copy:
             return
+        is_needed = kind in ("held", "own") and kind not in self.taken
+        if comparison.writer.size > comparison.limit and not is_needed:
+            comparison.notes = list(dict.fromkeys([*comparison.notes, LEFT_OUT]))
+            return
+        self.taken.add(kind)
         if comparison.like is not None:
             if (kind, group, copy, seed) in comparison.like:
                 self._record((kind, group, copy, seed))
@@ -380,6 +399,13 @@ def _without_weights(harness: Any, side: Side, call: Arguments, notes: list[str]
     if not all(map(is_array, call.args)) or not kinds <= {bool, int, float, str, type(None)}:
         raise ModuleFailedError("a dump takes arrays, and plain values by keyword, as inputs")
     return Arguments(call.args, arrays | plain)
+
+
+def _call_of(like: Dump) -> Arguments:
+    """Return the call of a torch dump, as the Flax side takes it."""
+    own = {"need_weights"} if like.name == "MultiheadAttention" else set()
+    call = like.arguments
+    return Arguments(call.args, {name: one for name, one in call.kwargs.items() if name not in own})
 
 
 def _itself(name: str, parameter: Any) -> Match:

@@ -187,7 +187,7 @@ def _moved(array: Array, random: np.random.Generator, by: float) -> Array:
     if not is_float(array):
         return array
     noise = random.standard_normal(array.shape, dtype=np.float32)
-    result: Array = (array * (1.0 + by * noise)).astype(array.dtype)
+    result: Array = np.asarray(array * (1.0 + by * noise)).astype(array.dtype)
     return result
 
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from attn_bridge.cli.app import run
-from attn_bridge.parity import dumps
+from attn_bridge.parity import dumps, recording
 from attn_bridge.parity.replay import compare_dumps
 
 from ..fake_dumps import INPUTS, Net, write
@@ -99,6 +99,7 @@ def test_without_like_the_same_weights_are_judged_and_others_are_told_apart_bit_
     report = compare_dumps(pair[0], same)
     assert report.verdict == "equal"
     assert {one.weights for one in report.tensors} == {"held"}
+    assert (report.seeds, report.samples) == (2, 4)
     assert verdicts(report)["weight fc.weight"] == "equal"
     other = write(tmp_path / "other", Net("flax", seed=2), monkeypatch)
     report = compare_dumps(pair[0], other)
@@ -116,6 +117,21 @@ def test_a_fault_is_found_without_like_too(pair, tmp_path, monkeypatch):
 def test_other_inputs_without_like_are_an_error(pair, tmp_path, monkeypatch):
     flax = write(tmp_path / "flax", Net("flax"), monkeypatch, inputs=INPUTS + 1)
     with pytest.raises(ValueError, match="the dumps hold different inputs; dump the Flax side with --like "):
+        compare_dumps(pair[0], flax)
+
+
+def test_a_dump_like_another_draws_nothing_itself(pair, tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "_cotangents", None)
+    monkeypatch.setattr(recording.Comparison, "sample", None)
+    flax = write(tmp_path / "flax", Net("flax", seed=2), monkeypatch, like=pair[0])
+    assert compare_dumps(pair[0], flax).verdict == "equal"
+
+
+def test_other_random_numbers_without_like_are_an_error(pair, tmp_path, monkeypatch):
+    drawn = recording._cotangents
+    monkeypatch.setattr(recording, "_cotangents", lambda *given: [2 * one for one in drawn(*given)])
+    flax = write(tmp_path / "flax", Net("flax"), monkeypatch)
+    with pytest.raises(ValueError, match="the dumps were made of different random numbers"):
         compare_dumps(pair[0], flax)
 
 
@@ -334,6 +350,17 @@ def test_a_dump_that_breaks_off_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "torch", Net("torch"), monkeypatch)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_a_large_module_fewer_samples_are_written_and_the_report_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "MOST_BYTES", 1)
+    torch = write(tmp_path / "torch", Net("torch"), monkeypatch)
+    kinds = [one[0] for one in dumps.Dump(torch).manifest.samples]
+    assert kinds == ["held", "own", "held", "own", "held", "held"]
+    report = compare_dumps(torch, write(tmp_path / "flax", Net("flax", digits=16), monkeypatch, like=torch))
+    assert report.verdict == "precision"
+    assert any(note.startswith("judged on fewer samples") for note in report.notes)
+    assert report.samples == 2 + 2
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path, monkeypatch):
