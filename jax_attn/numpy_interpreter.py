@@ -164,9 +164,19 @@ def _while(args: list[Any], params: dict[str, Any]) -> list[Any]:
     of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
     first, second = args[:of_condition], args[of_condition : of_condition + of_body]
     state = args[of_condition + of_body :]
-    while bool(_evaluate(condition.jaxpr, list(map(_to_numpy, condition.consts)), [*first, *state])[0]):
-        state = _evaluate(body.jaxpr, list(map(_to_numpy, body.consts)), [*second, *state])
-    return state
+    while True:
+        going = _evaluate(condition.jaxpr, list(map(_to_numpy, condition.consts)), [*first, *state])[0]
+        if not np.any(going):
+            return state
+        results = _evaluate(body.jaxpr, list(map(_to_numpy, body.consts)), [*second, *state])
+        pairs = zip(results, state, strict=True)
+        state = [_going_on(going, new, old) for new, old in pairs] if np.ndim(going) else results
+
+
+def _going_on(going: Any, new: Any, old: Any) -> Any:
+    """Return the new state of those loops, batched by vmap, that go on, and the old one of those that have ended."""
+    select = np.where if isinstance(new, np.ndarray) else jnp.where
+    return select(going.reshape(going.shape + (1,) * (new.ndim - going.ndim)), new, old)
 
 
 def _cond(args: list[Any], params: dict[str, Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Any torch module against any Flax NNX module: whether they compute the same, where they part, and what was not seen."""
+"""Any torch module against any Flax NNX module: whether they compute the same, where they part, what was not seen."""
 
 from __future__ import annotations
 
@@ -17,43 +17,19 @@ from ..weights import Rule, Rules
 from . import pairing as pairings
 from . import samples as numbers
 from .cases import DTYPES
-from .comparison import Picture, Report, Side, TensorVerdict, Verdict, worst
-from .judge import Measure, decide, measure, precision_used, scale_of, sum_floor
-from .judge import MEANING_LIMIT
+from .comparison import Report, Side, TensorVerdict, Verdict, worst
+from .judge import MEANING_LIMIT, scale_of
+from .judgement import QUICK, SIDES, SLOW, Judgement, Outputs
 from .pairing import Pairing
 from .samples import Sample
-from .subjects import Arguments, Array, Arrays, CannotLiftError, ModuleFailedError, Run, is_float
+from .subjects import Arguments, Array, Arrays, CannotLiftError, ModuleFailedError, Run, is_float, wide
 
 MODES = ("eager", "jit")
-SIDES: tuple[Side, Side] = ("torch", "flax")
-
-COPIES = 3
-"""Slightly moved copies of each draw, which redraw every rounding."""
-
-AGAIN = 4
-"""A loss of precision is confirmed on this many times as many fresh seeds before it is called one."""
-
-QUICK, SLOW = 5e9, 2e11
-"""Work of one run (6 x parameters x rows, the operations of forward and backward) up to which every sample is run, and
-beyond which only one of held and one of own weights is. Work, not time: the same pair is always judged alike."""
-
-TOO_SLOW = 2.0
-"""Seconds per sample beyond which there are fewer of them all the same."""
-
-ULP_SEEDS = 8
-"""How many times weights and inputs are moved by one ulp where neither side has float64."""
 
 MOST_PROBES = 200
 """Most parameters without a gradient that are told apart: used or not, an invariance or not."""
 
-PICTURE_SIZE = 1 << 18
-"""Most elements of a tensor that are kept for pictures."""
-
 Progress = Callable[[str, int, int], None]
-Named = Mapping[str, tuple[str, Array]]
-
-Outputs = list[tuple[str, tuple[int, ...], str]]
-"""Place, shape and dtype of every output."""
 
 
 def compare(
@@ -173,18 +149,18 @@ class Comparison:
     ):
         self.progress = progress
         devices = device if isinstance(device, tuple) else (device, device)
-        self.torch = backends.load_harness("torch").Harness(torch_module, devices[0])
-        self.flax = backends.load_harness("flax").Harness(flax_module, devices[1])
+        self.torch: Any = backends.load_harness("torch").Harness(torch_module, devices[0])
+        self.flax: Any = backends.load_harness("flax").Harness(flax_module, devices[1])
         self.modules = (torch_module, flax_module)
         self.transfer = transfer
         self.notes: list[str] = []
         self.lacks: dict[Side, str] = {}
         self.held: Arrays = self.torch.weights()
         self.held_flax: Arrays = self.flax.weights()
-        self.dtype = _common_dtype(self.held) or _common_dtype(self.held_flax)
+        self.dtype = numbers.common_dtype(self.held) or numbers.common_dtype(self.held_flax)
         self.arguments = numbers.in_dtype(numbers.as_arguments(inputs), self.dtype)
         given = numbers.as_arguments(inputs if flax_inputs is None else flax_inputs)
-        self.flax_arguments = numbers.in_dtype(given, _common_dtype(self.held_flax) or self.dtype)
+        self.flax_arguments = numbers.in_dtype(given, numbers.common_dtype(self.held_flax) or self.dtype)
         self.dtype = self.dtype or next((one.dtype.name for one in self.arguments.leaves if is_float(one)), "float32")
         self.large = self.work() > SLOW
         self.before: dict[Side, list[Array]] = {}
@@ -211,10 +187,13 @@ class Comparison:
         harness = self.torch if side == "torch" else self.flax
         if side not in self.lacks:
             try:
-                return harness.run(weights, arguments, dtype="float64")
+                lifted: Run = harness.run(weights, arguments, dtype="float64")
             except CannotLiftError as error:
                 self.lacks[side] = str(error)
-        return harness.run(weights, arguments)
+            else:
+                return lifted
+        found: Run = harness.run(weights, arguments)
+        return found
 
     def _pair(self, rules: Rules | Iterable[Rule] | None) -> Pairing:
         ours, theirs = self.torch.parameters(), self.flax.parameters()
@@ -248,7 +227,7 @@ class Comparison:
         noise: dict[str, float] = {}
         drawn = count = 0
         worst_sample: Sample | None = None
-        for dtype in dtypes or (self.dtype,):
+        for dtype in dtypes or (str(self.dtype),):
             judged = self.judgement(dtype, tuple(modes))
             tensors += judged.run(seeds, first_seed)
             drawn, count = judged.seeds, judged.count
@@ -293,12 +272,11 @@ class Comparison:
 
     def _instability(self, sides: Iterable[Side] = SIDES) -> str:
         """Say which side gives other results for the same input, or nothing."""
-        for side, harness, weights, arguments in (
-            ("torch", self.torch, self.held, self.arguments),
-            ("flax", self.flax, self.held_flax, self.flax_arguments),
-        ):
-            if side not in sides:
-                continue
+        for side in sides:
+            harness = self.torch if side == "torch" else self.flax
+            weights, arguments = self.held, self.arguments
+            if side == "flax":
+                weights, arguments = self.held_flax, self.flax_arguments
             precise = "float64" if side not in self.lacks else None
             try:
                 runs = [harness.run(weights, arguments, dtype=precise, seed=seed) for seed in (0, 1)]
@@ -410,7 +388,7 @@ class Comparison:
         return found
 
     def _changed(self, side: Side, weights: Arrays, matches: list[pairings.Match], by: float) -> list[Array]:
-        """Return the outputs of one side with some parameters poisoned (NaN) or changed at random (any other number)."""
+        """Return the outputs of one side with some parameters poisoned (NaN) or changed at random."""
         weights = dict(weights if side == "torch" else self.pairing.to_flax(weights))
         random = np.random.default_rng(5)
         for match in matches:
@@ -420,10 +398,8 @@ class Comparison:
             part += np.asarray(by * (1.0 + random.normal(size=part.shape))).astype(part.dtype)
         arguments = self.arguments if side == "torch" else self.flax_arguments
         if self.large:
-            return [
-                _wide(one) for one in (self.torch if side == "torch" else self.flax).run(weights, arguments).outputs
-            ]
-        return [_wide(output) for output in self._lifted_or_not(side, weights, arguments).outputs]
+            return [wide(one) for one in (self.torch if side == "torch" else self.flax).run(weights, arguments).outputs]
+        return [wide(output) for output in self._lifted_or_not(side, weights, arguments).outputs]
 
     def _reaches(
         self, side: Side, before: Mapping[Side, list[Array]], weights: Arrays, matches: list[pairings.Match], by: float
@@ -491,9 +467,12 @@ class Comparison:
         self, side: Side, sample: Sample, cotangents: list[Array] | None, dtype: str | None, mode: str = "eager"
     ) -> Run:
         """Run one side on a sample."""
+        found: Run
         if side == "torch":
-            return self.torch.run(sample.weights, sample.torch, cotangents, dtype=dtype, mode=mode)
-        return self.flax.run(self.flax_weights(sample), sample.flax, cotangents, dtype=dtype, mode=mode)
+            found = self.torch.run(sample.weights, sample.torch, cotangents, dtype=dtype, mode=mode)
+            return found
+        found = self.flax.run(self.flax_weights(sample), sample.flax, cotangents, dtype=dtype, mode=mode)
+        return found
 
     def named(self, side: Side, run: Run) -> dict[str, tuple[str, Array]]:
         """Return the results of one side as torch name -> (kind, array with torch axes)."""
@@ -526,276 +505,6 @@ class Comparison:
             for name, (kind, array) in ours.items()
             if name in theirs
         }
-
-
-class Judgement:
-    """All samples in one precision, measured as they come."""
-
-    def __init__(self, comparison: Comparison, dtype: str, modes: tuple[str, ...]):
-        self.comparison = comparison
-        self.dtype = dtype
-        self.cast = None if dtype == comparison.dtype else dtype
-        self.modes = modes
-        self.measures: dict[tuple[str, str], list[Measure]] = {}
-        self.about: dict[str, tuple[str, str, tuple[int, ...]]] = {}
-        self.noise: dict[str, float] = {}
-        self.floors: dict[str, float] = {}
-        self.pictures: list[Picture] = []
-        self.furthest: Sample | None = None
-        self._furthest = -1.0
-        self.count = self.seeds = 0
-        self.exact: dict[str, str] = {}
-        self.quick = False
-
-    def run(self, seeds: int, first_seed: int) -> list[TensorVerdict]:
-        """Run the plan, look again where precision is in doubt, and return the verdicts."""
-        comparison = self.comparison
-        plan = [("held", 0, 0, -1)]
-        plan += [("own", 1 + s, 0, first_seed + s) for s in range(seeds)]
-        plan.insert(2, ("own stress", 1000, 0, first_seed))
-        plan += [("held stress", 1001, 0, first_seed + 1)] if comparison.transfer else []
-        self.take(*plan[0])
-        if not comparison.large:
-            self._measure_noise()
-        taken = time.perf_counter()
-        self.take(*plan[1])
-        seconds = time.perf_counter() - taken
-        self.seeds = 1
-        if not comparison.large and seconds <= 5 * TOO_SLOW:
-            quick = self.quick = comparison.work() <= QUICK and seconds <= TOO_SLOW
-            rest = plan[2:] if quick else plan[2:4]
-            self.seeds = seeds if quick else min(seeds, 3)
-            if quick:
-                rest += [
-                    (kind, group, copy, seed)
-                    for copy in range(1, COPIES)
-                    for kind, group, _, seed in plan
-                    if "stress" not in kind and (kind == "own" or comparison.transfer)
-                ]
-            for done, one in enumerate(rest):
-                comparison.progress(f"comparing in {self.dtype}", done + 2, len(rest) + 2)
-                self.take(*one)
-        verdicts = self._decide()
-        doubtful = [one for one in verdicts if one.verdict == "precision"]
-        if doubtful:
-            verdicts = self._look_again(verdicts, seeds, first_seed)
-        self._note_stress(verdicts)
-        return verdicts
-
-    def _note_stress(self, verdicts: list[TensorVerdict]) -> None:
-        """Tell of a side that loses much precision on hard inputs only; that is no fault, and worth knowing."""
-        largest: tuple[float, Side, str] = (2.0, "torch", "")
-        for one in verdicts:
-            hard = [found for found in self.measures.get((one.name, self.modes[0]), []) if found.stress]
-            if one.verdict == "equal" and hard:
-                for side, used in zip(SIDES, precision_used(hard), strict=True):
-                    largest = max(largest, (used, side, one.name))
-        used, side, name = largest
-        if name:
-            self.comparison.notes.append(
-                f"on hard inputs (vectors nearly constant and far from zero, or very small) the {side} side loses "
-                f"{used:.0f} times its share of precision, most in {name}; on inputs like the given ones it does not"
-            )
-
-    @property
-    def zero(self) -> list[str]:
-        """Parameters whose gradient is zero in every sample."""
-        return [
-            name.removeprefix("grad ")
-            for (name, mode), measures in self.measures.items()
-            if mode == self.modes[0]
-            and self.about[name][0].endswith(("matrix gradient", "vector gradient"))
-            and all(one.is_zero for one in measures)
-        ]
-
-    def take(self, kind: str, group: int, copy: int, seed: int) -> None:
-        """Run one sample on both sides and measure it."""
-        comparison = self.comparison
-        sample = comparison.sample(kind, group, copy, seed)
-        cotangents = _cotangents(comparison.outputs, sample.seed, self.cast)
-        oracles: dict[Side, Run] = {}
-        started = time.perf_counter()
-        low = {
-            (side, mode): comparison.run(side, sample, cotangents, self.cast, mode)
-            for mode in self.modes
-            for side in SIDES
-        }
-        rounded = _rounded(sample, self.cast)
-        for side in SIDES:
-            if side not in comparison.lacks:
-                try:
-                    oracles[side] = comparison.run(side, rounded, cotangents, "float64")
-                except CannotLiftError as error:
-                    comparison.lacks[side] = str(error)
-        if not comparison.before and comparison.large:
-            comparison.before = {side: low[side, self.modes[0]].outputs for side in SIDES}
-        for mode in self.modes:
-            self._measure(sample, mode, low["torch", mode], low["flax", mode], oracles)
-        self.count += 1
-
-    def _measure(self, sample: Sample, mode: str, torch: Run, flax: Run, oracles: Mapping[Side, Run]) -> None:
-        comparison = self.comparison
-        low = comparison.tensors(torch, flax)
-        first, second = oracles.get("torch"), oracles.get("flax")
-        high = comparison.tensors(first or second or torch, second or first or flax)
-        scales: dict[str, float] = {}
-        for name, tensor in high.items():
-            scales[tensor.kind] = max(scales.get(tensor.kind, 0.0), scale_of([_wide(tensor.torch), _wide(tensor.flax)]))
-        for name, tensor in low.items():
-            self.about[name] = (tensor.kind, tensor.flax_name, tensor.torch.shape)
-            if not is_float(tensor.torch) or not is_float(tensor.flax):
-                self._compare_exactly(name, high[name])
-                continue
-            found = measure(
-                tensor.torch,
-                tensor.flax,
-                None if first is None else high[name].torch,
-                None if second is None else high[name].flax,
-                kind_scale=scales[tensor.kind],
-                dtype=self.dtype,
-                group=sample.group,
-                weights=sample.kind,
-                sample=self.count,
-                stress=sample.stress,
-            )
-            self.measures.setdefault((name, mode), []).append(found)
-            distance = (found.meaning or 0.0) * 1e6 + max(found.torch_max, found.flax_max) * 1e-9
-            if distance > self._furthest:
-                self._furthest, self.furthest = distance, sample
-            if (
-                not self.count
-                and mode == self.modes[0]
-                and tensor.torch.size <= PICTURE_SIZE
-                and len(self.pictures) < 64
-            ):
-                oracle = None if first is None else high[name].torch
-                self.pictures.append(Picture(name, tensor.torch, tensor.flax, oracle))
-
-    def _compare_exactly(self, name: str, tensor: Tensor) -> None:
-        differing = int((tensor.torch != tensor.flax).sum())
-        if differing and not self.exact.get(name):
-            self.exact[name] = f"{differing} of {tensor.torch.size} elements are not the same"
-        self.exact.setdefault(name, "")
-
-    def _measure_noise(self) -> None:
-        """Measure what each side does to itself: run to run, one batch or two, eager or compiled."""
-        comparison = self.comparison
-        sample = comparison.sample("held", 0, 0, -1)
-        cotangents = _cotangents(comparison.outputs, sample.seed, self.cast)
-        for side in SIDES:
-            runs = [comparison.run(side, sample, cotangents, self.cast, self.modes[0]) for _ in range(2)]
-            once, again = (comparison.named(side, run) for run in runs)
-            self._note_noise(f"{side}, run to run", once, again)
-            if len(self.modes) > 1:
-                other = comparison.run(side, sample, cotangents, self.cast, self.modes[1])
-                self._relative(f"{side}, eager or compiled", once, comparison.named(side, other))
-        self._split_batch(sample)
-        if len(comparison.lacks) == len(SIDES):
-            self._perturb(sample, cotangents)
-
-    def _note_noise(self, what: str, one: Named, two: Named) -> None:
-        """Write noise down, and allow it: no comparison can be finer than a side agrees with itself."""
-        from ml_dtypes import finfo
-
-        self._relative(what, one, two)
-        eps = float(finfo(self.dtype).eps)  # type: ignore[no-untyped-call]
-        for name, (_, first) in one.items():
-            if is_float(first):
-                apart = float(np.nanmax(np.abs(_wide(first) - _wide(two[name][1])), initial=0.0))
-                ulps = apart / (eps * (scale_of([_wide(first)]) or 1.0))
-                self.floors[name] = max(self.floors.get(name, 0.0), ulps if np.isfinite(ulps) else 0.0)
-
-    def _relative(self, what: str, one: Named, two: Named) -> None:
-        largest = 0.0
-        for name, (_, first) in one.items():
-            second = two[name][1]
-            if is_float(first) and first.shape == second.shape:
-                apart = float(np.nanmax(np.abs(_wide(first) - _wide(second)), initial=0.0))
-                largest = max(largest, apart / (scale_of([_wide(first)]) or 1.0))
-        self.noise[f"{self.dtype}, {what}"] = largest
-
-    def _split_batch(self, sample: Sample) -> None:
-        """Run the torch side on each half of the batch, where all inputs share a first axis."""
-        leaves = sample.torch.leaves
-        sizes = {leaf.shape[0] if leaf.ndim > 1 else 0 for leaf in leaves}
-        if len(sizes) != 1 or not (size := sizes.pop()) or size < 2 or any(leaf.size > PICTURE_SIZE for leaf in leaves):
-            return
-        whole = self.comparison.run("torch", sample, None, self.cast)
-        halves = []
-        for part in (slice(0, size // 2), slice(size // 2, None)):
-            half = dataclasses.replace(sample, torch=sample.torch.with_leaves([leaf[part] for leaf in leaves]))
-            try:
-                halves.append(self.comparison.run("torch", half, None, self.cast))
-            except ModuleFailedError:
-                return
-        joined = {}
-        for i, output in enumerate(whole.outputs):
-            pieces = [half.outputs[i] for half in halves]
-            if is_float(output) and output.ndim and sum(len(piece) for piece in pieces if piece.ndim) == len(output):
-                joined[str(i)] = (output, np.concatenate(pieces))
-        if joined:
-            first, second = ({name: ("output", pair[k]) for name, pair in joined.items()} for k in (0, 1))
-            self._relative("torch, whole batch or halves", first, second)
-
-    def _perturb(self, sample: Sample, cotangents: list[Array]) -> None:
-        """Without float64: allow what moving weights and inputs by one ulp does to the results."""
-        from ml_dtypes import finfo
-
-        eps = float(finfo(self.dtype).eps)  # type: ignore[no-untyped-call]
-        base = self.comparison.run("torch", sample, cotangents, self.cast)
-        before = self.comparison.named("torch", base)
-        for seed in range(ULP_SEEDS):
-            weights = numbers.moved(sample.weights, (seed, 99), eps)
-            arguments = numbers.moved_inputs(sample.torch, (seed, 99), eps)
-            run = self.comparison.run(
-                "torch", dataclasses.replace(sample, weights=weights, torch=arguments), cotangents, self.cast
-            )
-            for name, (_, array) in self.comparison.named("torch", run).items():
-                if is_float(array):
-                    one, two = _wide(before[name][1]), _wide(array)
-                    ulps = 3.0 * float(np.nanmax(np.abs(one - two), initial=0.0)) / (eps * (scale_of([one]) or 1.0))
-                    self.floors[name] = max(self.floors.get(name, 0.0), ulps if np.isfinite(ulps) else 0.0)
-        self.comparison.notes.append(
-            f"neither side has float64: judged by how far {ULP_SEEDS} perturbations of one ulp move the results"
-        )
-
-    def _decide(self) -> list[TensorVerdict]:
-        found = []
-        for name, (kind, flax_name, shape) in self.about.items():
-            if name in self.exact:
-                verdict: Verdict = "different" if self.exact[name] else "equal"
-                found.append(TensorVerdict(name, flax_name, kind, shape, self.dtype, verdict, self.exact[name]))
-                continue
-            by_mode = []
-            for mode in self.modes:
-                measures = self.measures.get((name, mode), [])
-                noise = self.floors.get(name, 0.0) + self._growth(kind)
-                by_mode.append(decide(name, flax_name, kind, shape, self.dtype, measures, mode=mode, noise=noise))
-            found.append(max(by_mode, key=_badness))
-        return found
-
-    def _growth(self, kind: str) -> float:
-        """Return what a parameter's gradient, which is a sum over the rows of the input, is allowed for being one."""
-        if not kind.endswith(("matrix gradient", "vector gradient")):
-            return 0.0
-        rows = max((int(np.prod(leaf.shape[:-1])) for leaf in self.comparison.arguments.leaves if leaf.ndim), default=1)
-        return sum_floor(self.dtype, rows)
-
-    def _look_again(self, verdicts: list[TensorVerdict], seeds: int, first_seed: int) -> list[TensorVerdict]:
-        """Judge precision again on fresh seeds, which alone decide: chance does not repeat, a loss of precision does."""
-        comparison = self.comparison
-        fresh = comparison.judgement(self.dtype, self.modes)
-        fresh.floors = self.floors
-        many, copies = (AGAIN * seeds, COPIES) if self.quick else (4, 1)
-        for number in range(many):
-            comparison.progress("looking again at what is in doubt", number, many)
-            kind = "held" if number % 4 == 3 and comparison.transfer else "own"
-            for copy in range(copies):
-                fresh.take(kind, 2000 + number, copy, first_seed + 10_000 + number)
-        self.count += fresh.count
-        self.seeds += many
-        second = {one.name: one for one in fresh._decide()}
-        return [second[one.name] if one.verdict == "precision" else one for one in verdicts]
 
 
 # ---- helpers
@@ -850,47 +559,6 @@ def _own_rules(modules: tuple[Any, Any]) -> Rules | None:
     return None
 
 
-def _common_dtype(arrays: Arrays) -> str | None:
-    """Return the floating-point dtype that most elements have; None where there are none."""
-    sizes: dict[str, int] = {}
-    for array in arrays.values():
-        if is_float(array):
-            sizes[array.dtype.name] = sizes.get(array.dtype.name, 0) + array.size
-    return max(sizes, key=lambda name: sizes[name]) if sizes else None
-
-
-def _cotangents(
-    outputs: list[tuple[str, tuple[int, ...], str]], seed: tuple[int, ...], dtype: str | None
-) -> list[Array]:
-    """Draw a gradient of the loss for every output, as the precision of the run holds it."""
-    from .cases import numpy_dtype
-
-    random = np.random.default_rng([*(abs(one) for one in seed), 3])
-    found = []
-    for _, shape, own in outputs:
-        drawn = random.normal(size=shape)
-        wanted = numpy_dtype(own)
-        found.append(drawn.astype(numpy_dtype(dtype) if dtype else wanted) if is_float(np.empty(0, wanted)) else drawn)
-    return found
-
-
-def _rounded(sample: Sample, dtype: str | None) -> Sample:
-    """Return the sample as the low precision holds it."""
-    if dtype is None:
-        return sample
-    from .cases import numpy_dtype
-
-    def cast(array: Array) -> Array:
-        return array.astype(numpy_dtype(dtype)) if is_float(array) else array
-
-    return dataclasses.replace(
-        sample,
-        weights={name: cast(array) for name, array in sample.weights.items()},
-        torch=sample.torch.with_leaves([cast(leaf) for leaf in sample.torch.leaves]),
-        flax=sample.flax.with_leaves([cast(leaf) for leaf in sample.flax.leaves]),
-    )
-
-
 def check_outputs(torch: Outputs, flax: Outputs) -> None:
     """Check that two modules return the same structure of the same shapes.
 
@@ -919,16 +587,6 @@ def apart(one: Run, two: Run) -> float:
     scale = scale_of([first for first, _ in pairs]) or 1.0
     found = max((float(np.abs(a - b).max(initial=0.0)) for a, b in pairs if is_float(a)), default=0.0)
     return found / scale if np.isfinite(found) else float("inf")
-
-
-def _wide(array: Array) -> Array:
-    return array.astype(np.float64) if is_float(array) else array
-
-
-def _badness(one: TensorVerdict) -> tuple[int, float]:
-    from .comparison import SEVERITY
-
-    return SEVERITY.index(one.verdict), max(one.meaning_used or 0.0, one.torch_used or 0.0, one.flax_used or 0.0)
 
 
 def _listed(outputs: list[tuple[str, tuple[int, ...], str]]) -> str:

@@ -53,7 +53,7 @@ class TensorVerdict:
     """Judgement of one tensor over all samples.
 
     Attributes:
-        name: ``output``, ``output[1]``, ``grad x`` (an input), ``grad blocks.0.fc.weight`` (torch names), ``weight ...``.
+        name: ``output``, ``output[1]``, ``grad x`` (an input), ``grad fc.weight`` (torch names), ``weight ...``.
         flax_name: name of the same tensor on the Flax side.
         kind: ``output``, ``input gradient``, ``matrix gradient``, ``vector gradient`` or ``weight``.
         shape: its shape, torch's axes.

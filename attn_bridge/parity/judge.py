@@ -1,4 +1,4 @@
-"""The rule that says whether two sides compute the same, from what each sample says to a verdict; docs/parity.md has it.
+"""The rule that says whether two sides compute the same, from samples to a verdict; docs/parity.md explains it.
 
 Meaning: in float64 the two agree to `MEANING_LIMIT` of the largest value of their kind.
 
@@ -6,12 +6,12 @@ Precision: the error of a side, its distance from its own float64 result, may be
 
     rms(error) <= 3 rms(error of the other) + floor    and    max|error| <= 5 max|error of the other| + floor
 
-The floor is half a unit in the last place of the tensor's largest value; what is zero in exact arithmetic is measured by
-the largest value of its kind (output, gradients of inputs, of matrices, of vectors).
+The floor is half a unit in the last place of the tensor's largest value; what is zero in exact arithmetic is measured
+by the largest value of its kind (output, gradients of inputs, of matrices, of vectors).
 
 Samples come in groups, one draw and copies of it moved by a thousandth. Precision is pooled with every group counting
-the same: within one group a single ill-conditioned row can carry all of the error of a tensor, and whether its roundings
-cancel is luck that the copies redraw. Arrays are not kept.
+the same: within one group a single ill-conditioned row can carry all of the error of a tensor, and whether its
+roundings cancel is luck that the copies redraw. Arrays are not kept.
 """
 
 from __future__ import annotations

@@ -15,8 +15,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .comparison import Divergence, ModuleNode, Side
-from .judge import measure, precision_used, scale_of
-from .subjects import Arguments, Array, Arrays, Call, CannotLiftError, ModuleFailedError, Run, Submodule, is_float
+from .judge import Measure, measure, precision_used, scale_of
+from .subjects import (
+    Arguments,
+    Array,
+    Arrays,
+    Call,
+    CannotLiftError,
+    Harness,
+    ModuleFailedError,
+    Run,
+    Submodule,
+    is_float,
+)
 
 if TYPE_CHECKING:
     from .compare import Comparison
@@ -106,13 +117,14 @@ class _Search:
         comparison, sample = self.comparison, self.sample
         torch = comparison.torch.run(self.weights["torch"], sample.torch, dtype=self.dtype)
         random = np.random.default_rng(11)
-        cotangents = [random.normal(size=output.shape) for output in torch.outputs]
+        cotangents: list[Array] = [np.asarray(random.normal(size=one.shape)) for one in torch.outputs]
         calls: dict[Side, list[Call]] = {"torch": [], "flax": []}
         problems = []
-        for side, harness, arguments in (
+        sides: tuple[tuple[Side, Harness, Arguments], ...] = (
             ("torch", comparison.torch, sample.torch),
             ("flax", comparison.flax, sample.flax),
-        ):
+        )
+        for side, harness, arguments in sides:
             try:
                 outputs = harness.run(self.weights[side], arguments, dtype=self.dtype).outputs
                 whole = Call("", 0, -1, arguments, outputs, list(cotangents))
@@ -265,7 +277,7 @@ class _Search:
     def _run(
         self, side: Side, path: str, arguments: Arguments, cotangents: Sequence[Array | None], *, low: bool = False
     ) -> Run:
-        harness = self.comparison.torch if side == "torch" else self.comparison.flax
+        harness: Harness = self.comparison.torch if side == "torch" else self.comparison.flax
         weights = self.low[side] if low else self.weights[side]
         return harness.run(weights, arguments, cotangents, dtype=None if low else self.dtype, path=path)
 
@@ -276,44 +288,24 @@ class _Search:
         if not outputs:
             node.message = "the outputs have no shape in common"
             return
-        dtype = self.comparison.dtype
-        found: dict[str, list[Any]] = {"forward": [], "backward": []}
+        dtype = self.comparison.dtype or "float32"
+        found: dict[str, list[Measure]] = {"forward": [], "backward": []}
         for copy in range(COPIES):
             torch_arguments, flax_arguments = fed(
                 torch_call.arguments, flax_call.arguments, groups, "torch", copy, dtype
             )
             cotangents = _fed_cotangents(torch_call, flax_call, outputs, "torch", dtype)
-            runs = {}
-            for side, path, arguments, cotangent in (
-                ("torch", node.path or "", torch_arguments, cotangents[0]),
-                ("flax", node.flax_path or "", flax_arguments, cotangents[1]),
-            ):
-                runs[side, True] = self._run(side, path, arguments, cotangent, low=True)  # type: ignore[arg-type]
-                runs[side, False] = self._run(side, path, arguments, cotangent)  # type: ignore[arg-type]
-            lists = {
-                "forward": [
-                    [_get(one, side, runs[side, low].outputs) for low in (True, False) for side in ("torch", "flax")]
-                    for one in outputs
-                ],
-                "backward": [
-                    [
-                        _total(group, side, runs[side, low].input_gradients)
-                        for low in (True, False)
-                        for side in ("torch", "flax")
-                    ]
-                    for group in groups
-                ],
-            }
-            for direction, tensors in lists.items():
-                for position, (low_torch, low_flax, torch, flax) in enumerate(tensors):
-                    if any(one is None or not is_float(one) for one in (low_torch, low_flax, torch, flax)):
-                        continue
-                    found[direction].append(
-                        measure(
-                            low_torch, low_flax, torch, flax,
-                            kind_scale=scale_of([torch, flax]), dtype=dtype, group=position, weights="own", sample=copy,
-                        )
-                    )  # fmt: skip
+            runs: dict[tuple[Side, bool], Run] = {}
+            for low in (True, False):
+                runs["torch", low] = self._run("torch", node.path or "", torch_arguments, cotangents[0], low=low)
+                runs["flax", low] = self._run("flax", node.flax_path or "", flax_arguments, cotangents[1], low=low)
+            order: list[tuple[Side, bool]] = [("torch", True), ("flax", True), ("torch", False), ("flax", False)]
+            for position, one in enumerate(outputs):
+                tensors = [_get(one, side, runs[side, low].outputs) for side, low in order]
+                found["forward"] += _measured(tensors, dtype, position, copy)
+            for position, group in enumerate(groups):
+                gradients = [_total(group, side, runs[side, low].input_gradients) for side, low in order]
+                found["backward"] += _measured(gradients, dtype, position, copy)
         for direction, measures in found.items():
             used = precision_used(measures) if measures else (0.0, 0.0)
             if max(used) > 1.0:
@@ -322,7 +314,8 @@ class _Search:
                     node.guilty_forward = True
                 node.guilty_backward = node.guilty_backward or direction == "backward"
                 node.message = node.message or (
-                    f"fed the same inputs, the {side} side loses {max(used):.3g} times what rounding allows ({direction})"
+                    f"fed the same inputs, the {side} side loses {max(used):.3g} times its share of precision "
+                    f"({direction})"
                 )
             if direction == "forward":
                 node.forward = max(used)
@@ -363,13 +356,13 @@ class Group:
 
     def torch_sum(self, gradients: Sequence[Array | None]) -> Array | None:
         """Return the gradient with respect to the array that all torch arrays of the group are, in Flax axes."""
-        found = [gradients[i] for i in self.torch if gradients[i] is not None]
-        return self.to_flax(sum(found[1:], found[0])) if found else None  # type: ignore[arg-type]
+        found = [one for i in self.torch if (one := gradients[i]) is not None]
+        return self.to_flax(_added(found)) if found else None
 
     def flax_sum(self, gradients: Sequence[Array | None]) -> Array | None:
         """Return the gradient with respect to the array that all Flax arrays of the group are."""
-        found = [gradients[i] for i in self.flax if gradients[i] is not None]
-        return sum(found[1:], found[0]) if found else None  # type: ignore[arg-type]
+        found = [one for i in self.flax if (one := gradients[i]) is not None]
+        return _added(found) if found else None
 
 
 def match_leaves(torch: Sequence[Array], flax: Sequence[Array]) -> list[Group]:
@@ -517,6 +510,16 @@ def _holdings(matches: Sequence[Any], side: Side, modules: Sequence[Submodule]) 
 # ---- small things
 
 
+def _measured(tensors: Sequence[Array | None], dtype: str, group: int, sample: int) -> list[Measure]:
+    """Measure one tensor: both sides' results and both float64 results; one that there is none of says nothing."""
+    known = [one for one in tensors if one is not None and is_float(one)]
+    if len(known) < len(tensors):
+        return []
+    scale = scale_of(known[2:])
+    keywords = {"kind_scale": scale, "dtype": dtype, "group": group, "weights": "own", "sample": sample}
+    return [measure(*known, **keywords)]  # type: ignore[arg-type]
+
+
 def _walk(node: Node) -> Iterator[Node]:
     yield node
     for child in node.children:
@@ -530,6 +533,13 @@ def _nearest(node: Node) -> Iterator[Node]:
             yield child
         else:
             yield from _nearest(child)
+
+
+def _added(arrays: Sequence[Array]) -> Array:
+    result = arrays[0]
+    for array in arrays[1:]:
+        result = result + array
+    return result
 
 
 def _widened(arrays: Arrays, dtype: str | None) -> Arrays:

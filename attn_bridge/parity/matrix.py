@@ -17,8 +17,7 @@ from .. import backends
 from ..specs import VARIANTS, Variant, find_variant
 from .cases import CASES, DTYPES, IN_MODE, MODES, Arrays, Case, Numbers, draw, draw_cotangents
 from .comparison import TensorVerdict, worst
-from .judge import decide, measure, sum_floor
-from .judge import MEANING_LIMIT
+from .judge import MEANING_LIMIT, decide, measure, sum_floor
 from .report import Cell, CheckReport, environment
 from .subjects import Array
 

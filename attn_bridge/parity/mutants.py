@@ -510,9 +510,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault("qk-norm-after-rope", "query and key normalised after the rotation", lambda c: c.qk_norm and c.rope),
     # Without a rotation in between, the two weights are only ever multiplied with each other.
-    Fault(
-        "qk-norm-weights-swapped", "norms of query and key exchanged", lambda c: c.qk_norm, lambda c: not c.rope
-    ),
+    Fault("qk-norm-weights-swapped", "norms of query and key exchanged", lambda c: c.qk_norm, lambda c: not c.rope),
     # Biases.
     Fault("query-bias-dropped", "query bias left out", lambda c: _separate(c) and c.qkv_bias, drops_parameter=True),
     Fault(

@@ -74,7 +74,7 @@ def mutate(
     trials = [*plan_faults(FAULTS[:faults], seed + FAULT_SEEDS, plants)]
     trials += [Trial("", None, seed + number) for number in range(configs)]
     results = []
-    for done, result in enumerate(_run_all(trials, jobs)):
+    for done, result in enumerate(run_trials(trials, jobs)):
         if progress is not None:
             progress(result.trial.fault or "right pairs", done + 1, len(trials))
         results.append(result)
@@ -260,7 +260,8 @@ def plan_faults(faults: tuple[Fault, ...], seed: int, plants: int) -> Iterator[T
                 start = config.seed + 1
 
 
-def _run_all(trials: list[Trial], jobs: int) -> Iterator[Result]:
+def run_trials(trials: list[Trial], jobs: int) -> Iterator[Result]:
+    """Run trials, in any order if there are several processes."""
     if jobs == 1:
         yield from map(run_trial, trials)
         return

@@ -348,11 +348,11 @@ def _similarity(one: tuple[list[str], str], two: tuple[list[str], str], rarity: 
     (words, role), (others, other_role) = one, two
     if role and other_role and role != other_role:
         return -1.0
-    letters = lambda found: collections.Counter(word for word in found if not word.isdigit())  # noqa: E731
-    a, b = letters(words), letters(others)
-    weight = lambda counter: sum(count / math.sqrt(rarity[word]) for word, count in counter.items())  # noqa: E731
-    union = weight(a | b)
-    score = weight(a & b) / union if union else 0.5
+    a, b = (collections.Counter(word for word in found if not word.isdigit()) for found in (words, others))
+    shared, union = (
+        sum(count / math.sqrt(rarity[word]) for word, count in counter.items()) for counter in (a & b, a | b)
+    )
+    score = shared / union if union else 0.5
     digits, other_digits = [[word for word in found if word.isdigit()] for found in (words, others)]
     if digits == other_digits:
         score += 0.5
@@ -424,7 +424,7 @@ def _assign(scores: list[list[float]]) -> list[int] | None:
     """Return, per torch tensor, the Flax tensor of the best bijection; None if there is none."""
     if not scores:
         return []
-    from scipy.optimize import linear_sum_assignment
+    from scipy.optimize import linear_sum_assignment  # JAX brings scipy
 
     array = np.array(scores)
     cost = np.where(np.isfinite(array), -array, 1e6)
@@ -491,14 +491,14 @@ def _candidates(
         targets, numbers = dict(enumerate(assignment)), dict.fromkeys(range(len(ours)), 0)
         if not all(choose(targets, numbers) for choose in combination):
             continue
-        key = tuple((targets[i], numbers[i]) for i in range(len(ours)))
+        chosen = tuple((targets[i], numbers[i]) for i in range(len(ours)))
         if any(numbers[i] >= len(patterns[i, targets[i]]) for i in range(len(ours))):
             continue
         settled = {i for group in groups for i in group} | {i for one in open_patterns.values() for i in one}
-        found[key] = Pairing(
+        found[chosen] = Pairing(
             tuple(
                 _match(ours[i], theirs[j], patterns[i, j][n], "probe" if i in settled else "names")
-                for i, (j, n) in enumerate(key)
+                for i, (j, n) in enumerate(chosen)
             )
         )
         if len(found) > MOST_CANDIDATES:

@@ -19,26 +19,14 @@ from ..weights import Rule, Rules
 from . import dumps, folders
 from . import pairing as pairings
 from . import samples as numbers
-from .compare import (
-    MOST_PROBES,
-    QUICK,
-    SLOW,
-    Comparison,
-    Judgement,
-    Progress,
-    _common_dtype,
-    _cotangents,
-    _rounded,
-    _wide,
-    apart,
-    check_outputs,
-)
+from .compare import MOST_PROBES, Comparison, Progress, apart, check_outputs
 from .comparison import Side
 from .dumps import FIRST, ORACLE, Dump, Id, Manifest, Recorded, Writer, key_of, stored_as
 from .judge import ZERO, scale_of
+from .judgement import QUICK, SLOW, Judgement
 from .pairing import Match, Pairing, Tensor
 from .samples import Sample
-from .subjects import Arguments, Array, CannotLiftError, ModuleFailedError, Run, is_array, is_float
+from .subjects import Arguments, Array, CannotLiftError, ModuleFailedError, Run, is_array, is_float, wide
 
 MOST_BYTES = 1 << 30
 """About how large a dump may become; of a large module fewer samples are written."""
@@ -130,7 +118,7 @@ class _Recording(Comparison):
         self.modules = (None, None)
         self.transfer, self.lacks, self.notes = transfer, {}, []
         self.held, self.held_flax = self.torch.weights(), self.flax.weights()
-        own = _common_dtype(self.held_flax)
+        own = numbers.common_dtype(self.held_flax)
         self.dtype = like.manifest.dtype if like else own or ""
         given = numbers.as_arguments(_call_of(like) if inputs is None and like else inputs)
         self.flax_arguments = numbers.in_dtype(_without_weights(harness, side, given, self.notes), own or self.dtype)
@@ -162,7 +150,7 @@ class _Recording(Comparison):
             return pairings.from_rules(rules, ours, theirs)
         drawn = next((one for one in like.manifest.samples if one[0] == "own"), FIRST)
         dtype = like.manifest.dtypes[0]
-        sample = _rounded(self.sample(*drawn), self.cast(dtype))
+        sample = numbers.rounded(self.sample(*drawn), self.cast(dtype))
 
         def probe(candidate: Pairing) -> float:
             weights = self.held_flax | candidate.to_flax(sample.weights)
@@ -269,10 +257,10 @@ class _Recording(Comparison):
         }
         scales = {True: 0.0, False: 0.0}
         for _, array in gradients.values():
-            scales[array.ndim > 1] = max(scales[array.ndim > 1], scale_of([_wide(array)]))
+            scales[array.ndim > 1] = max(scales[array.ndim > 1], scale_of([wide(array)]))
         for key, (match, array) in gradients.items():
             # The judge's limit is that of both sides' largest value; ten times it misses none.
-            is_zero = scale_of([_wide(array)]) <= 10 * ZERO * scales[array.ndim > 1]
+            is_zero = scale_of([wide(array)]) <= 10 * ZERO * scales[array.ndim > 1]
             self.zeros[key] = (match, is_zero and self.zeros.get(key, (match, True))[1])
 
     def _reach(self) -> dict[str, tuple[bool, bool]]:
@@ -332,7 +320,7 @@ class _Recorder(Judgement):
         sample = comparison.sample(*one)
         cotangents = self._given(one, sample)
         arrays = {f"cotangents/{i}": array for i, array in enumerate(cotangents)}
-        rounded = _rounded(sample, self.cast)
+        rounded = numbers.rounded(sample, self.cast)
         found = None
         if side not in comparison.lacks:
             try:
@@ -365,7 +353,7 @@ class _Recorder(Judgement):
         like = self.comparison.like
         if like is not None:
             return like.cotangents(one, self.dtype)
-        return _cotangents(self.comparison.outputs, sample.seed, self.cast)
+        return numbers.cotangents(self.comparison.outputs, sample.seed, self.cast)
 
     def _measure_noise(self) -> None:
         comparison, side = self.comparison, self.comparison.side

@@ -9,7 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from .subjects import Arguments, Array, Arrays, ModuleFailedError, Parameter, flatten, is_array, is_float, replace
+from .cases import numpy_dtype
+from .subjects import Arguments, Array, Arrays, ModuleFailedError, Parameter, is_float
+
+Outputs = list[tuple[str, tuple[int, ...], str]]
+"""Place, shape and dtype of every output."""
 
 MOVE = 2.0**-10
 """By how much of itself every number of a copy is moved: enough to redraw every rounding, too little to change more."""
@@ -48,7 +52,8 @@ def as_arguments(inputs: Any) -> Arguments:
         found = Arguments((_to_numpy(inputs),))
     if not found.leaves:
         raise ModuleFailedError(
-            f"inputs must be an array, a tuple of positional ones or a dict of keyword ones, got {type(inputs).__name__}"
+            "inputs must be an array, a tuple of positional ones or a dict of keyword ones, "
+            f"got {type(inputs).__name__}"
         )
     return found
 
@@ -79,7 +84,6 @@ def _is_foreign(value: Any) -> bool:
 
 def in_dtype(arguments: Arguments, dtype: str | None) -> Arguments:
     """Return the arguments with floating-point arrays in `dtype`; None makes float64 float32, as no module holds it."""
-    from .cases import numpy_dtype
 
     def cast(leaf: Array) -> Array:
         if not is_float(leaf):
@@ -131,7 +135,7 @@ def _draw_like(leaf: Array, random: np.random.Generator, stress: bool) -> Array:
     finite = given[np.isfinite(given)]
     mean, spread = (float(finite.mean()), float(finite.std())) if finite.size else (0.0, 1.0)
     spread = spread or abs(mean) or 1.0
-    drawn = random.normal(size=leaf.shape)
+    drawn: Array = np.asarray(random.normal(size=leaf.shape))
     if stress:
         leading = (*leaf.shape[:-1], 1) if leaf.ndim else ()
         drawn = drawn * random.choice([0.03, 0.3, 1.0, 1.0, 2.0], size=leading)
@@ -199,18 +203,37 @@ def like(arguments: Arguments, source: Arguments, matches: list[int | None]) -> 
     return arguments.with_leaves(leaves)
 
 
-__all__ = [
-    "Sample",
-    "alike",
-    "as_arguments",
-    "draw_inputs",
-    "draw_weights",
-    "flatten",
-    "in_dtype",
-    "is_array",
-    "is_mask",
-    "like",
-    "moved",
-    "moved_inputs",
-    "replace",
-]
+def common_dtype(arrays: Arrays) -> str | None:
+    """Return the floating-point dtype that most elements have; None where there are none."""
+    sizes: dict[str, int] = {}
+    for array in arrays.values():
+        if is_float(array):
+            sizes[array.dtype.name] = sizes.get(array.dtype.name, 0) + array.size
+    return max(sizes, key=lambda name: sizes[name]) if sizes else None
+
+
+def cotangents(outputs: Outputs, seed: tuple[int, ...], dtype: str | None) -> list[Array]:
+    """Draw a gradient of the loss for every output, as the precision of the run holds it."""
+    random = np.random.default_rng([*(abs(one) for one in seed), 3])
+    found = []
+    for _, shape, own in outputs:
+        drawn = random.normal(size=shape)
+        wanted = numpy_dtype(own)
+        found.append(drawn.astype(numpy_dtype(dtype) if dtype else wanted) if is_float(np.empty(0, wanted)) else drawn)
+    return found
+
+
+def rounded(sample: Sample, dtype: str | None) -> Sample:
+    """Return the sample as the low precision holds it."""
+    if dtype is None:
+        return sample
+
+    def cast(array: Array) -> Array:
+        return array.astype(numpy_dtype(dtype)) if is_float(array) else array
+
+    return dataclasses.replace(
+        sample,
+        weights={name: cast(array) for name, array in sample.weights.items()},
+        torch=sample.torch.with_leaves([cast(leaf) for leaf in sample.torch.leaves]),
+        flax=sample.flax.with_leaves([cast(leaf) for leaf in sample.flax.leaves]),
+    )

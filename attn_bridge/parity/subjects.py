@@ -6,9 +6,10 @@ comes out is NumPy arrays.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -32,8 +33,13 @@ def is_float(array: Any) -> bool:
     return array.dtype.kind == "f" or (array.dtype.kind == "V" and hasattr(ml_dtypes, array.dtype.name))
 
 
+def wide(array: Array) -> Array:
+    """Return floating-point numbers in float64, and anything else as it is."""
+    return array.astype(np.float64) if is_float(array) else array
+
+
 def flatten(tree: Any, is_leaf: Callable[[Any], bool], path: str = "") -> list[tuple[str, Any]]:
-    """Return ``(path, leaf)`` of every leaf in tuples, lists, mappings and dataclasses, in order; None holds nothing."""
+    """Return ``(path, leaf)`` of every leaf in tuples, lists, mappings and dataclasses; None holds nothing."""
     if is_leaf(tree):
         return [(path, tree)]
     return [leaf for key, child in _children(tree) for leaf in flatten(child, is_leaf, path + key)]
@@ -179,3 +185,56 @@ class Call:
     arguments: Arguments
     outputs: list[Array]
     cotangents: list[Array | None]
+
+
+class Harness(Protocol):
+    """What ``torch_attn.harness.Harness`` and ``jax_attn.harness.Harness`` offer; they say what each method does."""
+
+    device: Any
+
+    @property
+    def name(self) -> str:
+        """Class of the module."""
+
+    @property
+    def argument_names(self) -> list[str]:
+        """Names of the positional arguments of a call."""
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the parameters and running statistics by name."""
+
+    def weights(self) -> Arrays:
+        """Return copies of the weights that the module holds."""
+
+    def few_threads(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context for small work."""
+
+    def modules(self) -> list[Submodule]:
+        """Return the submodules, the module itself first."""
+
+    def settings(self) -> dict[str, dict[str, float]]:
+        """Return path -> the numbers that a submodule's meaning depends on."""
+
+    def unreached(self, arguments: Arguments) -> list[str]:
+        """Describe the branches that a call in eval mode does not reach."""
+
+    def run(
+        self,
+        weights: Mapping[str, Array],
+        arguments: Arguments,
+        cotangents: Sequence[Array | None] | None = None,
+        *,
+        dtype: str | None = None,
+        mode: str = "eager",
+        seed: int = 0,
+        path: str = "",
+    ) -> Run:
+        """Run forward, and backward if there are cotangents."""
+
+    def describe_outputs(
+        self, weights: Mapping[str, Array], arguments: Arguments
+    ) -> list[tuple[str, tuple[int, ...], str]]:
+        """Return place, shape and dtype of every output of a call."""
+
+    def record(self, weights: Mapping[str, Array], arguments: Arguments, cotangents: Sequence[Array]) -> list[Call]:
+        """Return every call of every submodule with its inputs, outputs and cotangents."""

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from attn_bridge.cli.app import run
-from attn_bridge.parity import dumps, recording
+from attn_bridge.parity import dumps, recording, samples
 from attn_bridge.parity.replay import compare_dumps
 
 from ..fake_dumps import INPUTS, Net, write
@@ -121,15 +121,16 @@ def test_other_inputs_without_like_are_an_error(pair, tmp_path, monkeypatch):
 
 
 def test_a_dump_like_another_draws_nothing_itself(pair, tmp_path, monkeypatch):
-    monkeypatch.setattr(recording, "_cotangents", None)
-    monkeypatch.setattr(recording.Comparison, "sample", None)
-    flax = write(tmp_path / "flax", Net("flax", seed=2), monkeypatch, like=pair[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(samples, "cotangents", None)
+        patch.setattr(recording.Comparison, "sample", None)
+        flax = write(tmp_path / "flax", Net("flax", seed=2), patch, like=pair[0])
     assert compare_dumps(pair[0], flax).verdict == "equal"
 
 
 def test_other_random_numbers_without_like_are_an_error(pair, tmp_path, monkeypatch):
-    drawn = recording._cotangents
-    monkeypatch.setattr(recording, "_cotangents", lambda *given: [2 * one for one in drawn(*given)])
+    drawn = samples.cotangents
+    monkeypatch.setattr(samples, "cotangents", lambda *given: [2 * one for one in drawn(*given)])
     flax = write(tmp_path / "flax", Net("flax"), monkeypatch)
     with pytest.raises(ValueError, match="the dumps were made of different random numbers"):
         compare_dumps(pair[0], flax)

@@ -23,7 +23,9 @@ def config_with(**wanted):
 
 
 CONFIGS = {
-    "decoder": config_with(causal=True, rope=True, qk_norm=True, num_kv_heads=2, num_heads=6, padding="left", hidden=12),
+    "decoder": config_with(
+        causal=True, rope=True, qk_norm=True, num_kv_heads=2, num_heads=6, padding="left", hidden=12
+    ),
     "encoder": config_with(causal=False, window=None, padding="right", norm="layer", hidden=9, outputs=2, rope=False),
     "capped": config_with(softcap=1.5, sinks=True, fused=True, padding="left", qkv_bias=True, norm="rms"),
     "window": config_with(window=3, sinks=True, rope=True, softcap=5.0, num_kv_heads=1, out_bias=True),

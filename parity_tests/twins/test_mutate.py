@@ -6,14 +6,15 @@ import dataclasses
 import json
 import sys
 
+import numpy as np
 import pytest
 
 import attn_bridge.parity.compare  # noqa: F401  # the module, which the package hides behind the function
 from attn_bridge.cli.app import run
 from attn_bridge.parity import mutants
 from attn_bridge.parity import mutate as run_mutate
-from attn_bridge.parity.comparison import Report, TensorVerdict
-from attn_bridge.parity.mutate import find_trial, plan_faults, run_trial
+from attn_bridge.parity.comparison import Picture, Report, TensorVerdict
+from attn_bridge.parity.mutate import Trial, find_trial, plan_faults, run_trial, run_trials
 from attn_bridge.parity.usual_rules import USUAL_RULES
 
 SEED = 400_000
@@ -34,7 +35,8 @@ def judge(monkeypatch):
     def replace(verdict):
         def compare(torch_module, flax_module, inputs, **options):
             reason = "" if verdict == "equal" else "no reason"
-            return Report(verdict, [TensorVerdict("output", "output", "output", (1,), "float32", verdict, reason)])
+            tensor = TensorVerdict("output", "output", "output", (1,), "float32", verdict, reason)
+            return Report(verdict, [tensor], pictures=[Picture("output", np.ones(1), np.ones(1))])
 
         monkeypatch.setattr(sys.modules["attn_bridge.parity.compare"], "compare", compare)
 
@@ -44,26 +46,26 @@ def judge(monkeypatch):
 @pytest.fixture(scope="module")
 def report():
     """One small run with the right judge."""
-    return run_mutate(configs=2, faults=1, seed=SEED)
+    return run_mutate(configs=1, faults=1, seed=SEED)
 
 
 def test_a_small_run_finds_the_faults_and_objects_to_nothing(report):
     assert report.passed, report.lines()
     named = [(one.trial.fault, one.trial.side) for one in report.planted]
     assert named == [("query-weight-not-transposed", side) for side in ("torch", "flax")]
-    assert [one.trial.seed for one in report.right] == [SEED, SEED + 1]
+    assert [one.trial.seed for one in report.right] == [SEED]
     assert {one.outcome for one in report.planted} == {"detected"}
     assert {one.outcome for one in report.right} == {"right"}
     assert all(one.change.changes_meaning for one in report.planted)
     assert all(set(one.rules) == {rule.name for rule in USUAL_RULES} for one in report.results)
-    assert report.summary().startswith("2 of 2 visible plants of 1 faults detected, 0 false alarms on 2 right pairs, ")
+    assert report.summary().startswith("2 of 2 visible plants of 1 faults detected, 0 false alarms on 1 right pairs, ")
 
 
 def test_the_json_has_its_schema(report):
     data = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert data["schema"] == 1
     assert data["passed"] is True
-    assert (data["configs"], data["faults"], data["plants"], data["seed"]) == (2, 1, 1, SEED)
+    assert (data["configs"], data["faults"], data["plants"], data["seed"]) == (1, 1, 1, SEED)
     assert (data["survivors"], data["false_alarms"], data["unseen"]) == ([], [], [])
     assert data["environment"]["torch"]
     assert set(data["rules"]) == {rule.name for rule in USUAL_RULES}
@@ -83,9 +85,9 @@ def test_the_json_has_its_schema(report):
 def test_the_markdown_has_a_row_per_fault_and_its_own_command(report, tmp_path):
     text = report.to_markdown(tmp_path / "mutants.md")
     assert (tmp_path / "mutants.md").read_text() == text
-    assert f"<!-- made by: attn-bridge mutate --configs 2 --faults 1 --plants 1 --seed {SEED} --jobs 1 -->" in text
+    assert f"<!-- made by: attn-bridge mutate --configs 1 --faults 1 --plants 1 --seed {SEED} --jobs 1 -->" in text
     assert "| `query-weight-not-transposed` | query matrix read with its axes the other way round | 2/2 | " in text
-    assert "0 of 2 right pairs were objected to; with 95 % confidence the rate is below 77.64%" in text
+    assert "0 of 1 right pairs were objected to; with 95 % confidence the rate is below 95.00%" in text
     assert "| all |  | 2/2 |" in text
     assert "not as it should be" not in text
 
@@ -118,7 +120,7 @@ def test_a_dropped_key_bias_is_told_even_where_softmax_hides_it():
 
 
 def test_a_loss_of_precision_is_measured_and_found():
-    result = run_trial(find_trial(case("softmax-in-bfloat16", "flax")))
+    result = run_trial(find_trial(case("softmax-in-bfloat16", "torch")))
     assert (result.verdict, result.outcome, result.change.effect) == ("precision", "detected", "precision")
     assert result.change.loss > 10
 
@@ -129,11 +131,10 @@ def test_dropout_in_eval_is_inconclusive_and_the_usual_rules_are_asked_all_the_s
     assert result.rules["1e-5"] == (True, True)
 
 
-def test_weights_through_a_float16_checkpoint_are_found_on_either_side():
-    for side in ("torch", "flax"):
-        result = run_trial(find_trial(case("checkpoint-in-float16", side)))
-        assert (result.verdict, result.outcome) == ("different", "detected")
-        assert result.message.startswith("weight ")
+def test_weights_through_a_float16_checkpoint_are_found():
+    result = run_trial(find_trial(case("checkpoint-in-float16", "flax")))
+    assert (result.verdict, result.outcome) == ("different", "detected")
+    assert result.message.startswith("weight ")
 
 
 def test_a_survivor_is_listed_and_is_status_1(judge, capsys):
@@ -189,13 +190,14 @@ def test_a_case_runs_again_from_its_name(capsys):
     assert f"right: {mutants.draw_pair(SEED).name}, seed {SEED}: equal\n" in printed
 
 
-def test_processes_give_the_results_of_one(report):
-    other = run_mutate(configs=1, faults=1, seed=SEED, jobs=2)
-    assert other.passed
-    mine = {str(one.trial): one for one in report.results}
-    for result in other.results:
-        one = mine[str(result.trial)]
-        assert (result.verdict, result.outcome, result.rules) == (one.verdict, one.outcome, one.rules)
+def test_processes_give_the_results_of_one():
+    small = [seed for seed in range(SEED, SEED + 200) if mutants.draw_pair(seed).name == "Linear"][:2]
+    trials = [Trial("", None, seed) for seed in small]
+    one, two = (sorted(run_trials(trials, jobs), key=lambda result: result.trial.seed) for jobs in (1, 2))
+    assert [dataclasses.replace(result, seconds=0, explanation="") for result in one] == [
+        dataclasses.replace(result, seconds=0, explanation="") for result in two
+    ]
+    assert [result.outcome for result in one] == ["right", "right"]
 
 
 def test_a_fault_that_never_showed_does_not_count_as_found(report):
