@@ -290,13 +290,26 @@ def _apart(mine: Mapping[str, Parameter], others: Mapping[str, Parameter], side:
     return found
 
 
-def _words(tensor: Tensor) -> tuple[list[str], str]:
+def _renumbered(tensors: Sequence[Tensor]) -> list[str]:
+    """Return the names with every number counted from 0 among its siblings: some count from 1, some leave gaps."""
+    found: dict[str, set[int]] = collections.defaultdict(set)
+    for tensor in tensors:
+        for number in re.finditer(r"[0-9]+", tensor.source):
+            found[tensor.source[: number.start()]].add(int(number[0]))
+    ranks = {prefix: {number: rank for rank, number in enumerate(sorted(some))} for prefix, some in found.items()}
+    return [
+        re.sub(r"[0-9]+", lambda number: str(ranks[number.string[: number.start()]][int(number[0])]), tensor.source)
+        for tensor in tensors
+    ]
+
+
+def _words(tensor: Tensor, name: str) -> tuple[list[str], str]:
     """Return the words of a name that mean something, and the role of the parameter."""
-    path, _, last = tensor.source.rpartition(".")
-    role = _role(last, tensor)
-    words = path if role not in ("", None) else tensor.source
+    path, _, last = name.rpartition(".")
+    role = _role(tensor.source.rpartition(".")[2], tensor)
+    words = path if role not in ("", None) else name
     if last in _FUSED or re.fullmatch(r"[qkv]_proj_weight|bias_[kv]", last):
-        words = tensor.source.replace("in_proj_weight", "").replace("in_proj_bias", "")
+        words = name.replace("in_proj_weight", "").replace("in_proj_bias", "")
         words = words.removesuffix("weight")
     if tensor.part is not None:
         words = f"{re.sub(r'(c_attn|qkv_proj|qkv|in_proj|query_key_value|Wqkv)', '', words)}.{_PARTS[tensor.part[0]]}"
@@ -330,7 +343,7 @@ def _scores(
     ours: Sequence[Tensor], theirs: Sequence[Tensor]
 ) -> tuple[list[list[float]], dict[tuple[int, int], list[tuple[str, dict[str, int]]]]]:
     """Return how well each two fit by name (-inf: not by shape), and the patterns that fit."""
-    our_words, their_words = [_words(one) for one in ours], [_words(one) for one in theirs]
+    our_words, their_words = (list(map(_words, side, _renumbered(side))) for side in (ours, theirs))
     rarity = collections.Counter(word for words, _ in (*our_words, *their_words) for word in set(words))
     patterns = {}
     scores = []
