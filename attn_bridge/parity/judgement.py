@@ -17,7 +17,7 @@ from .samples import Outputs, Sample
 from .subjects import Array, CannotLiftError, ModuleFailedError, Run, is_float, wide
 
 if TYPE_CHECKING:
-    from .compare import Comparison, Tensor
+    from .compare import Comparison
 
 __all__ = ["Judgement", "Outputs"]
 
@@ -153,21 +153,23 @@ class Judgement:
     def _measure(self, sample: Sample, mode: str, torch: Run, flax: Run, oracles: Mapping[Side, Run]) -> None:
         comparison = self.comparison
         low = comparison.tensors(torch, flax)
-        first, second = oracles.get("torch"), oracles.get("flax")
-        high = comparison.tensors(first or second or torch, second or first or flax)
+        truths = {side: comparison.named(side, run) for side, run in oracles.items()}
         scales: dict[str, float] = {}
-        for tensor in high.values():
-            scales[tensor.kind] = max(scales.get(tensor.kind, 0.0), scale_of([wide(tensor.torch), wide(tensor.flax)]))
+        for named in truths.values() or [comparison.named("torch", torch)]:
+            for kind, array in named.values():
+                scales[kind] = max(scales.get(kind, 0.0), scale_of([wide(array)]))
         for name, tensor in low.items():
             self.about[name] = (tensor.kind, tensor.flax_name, tensor.torch.shape)
             if not is_float(tensor.torch) or not is_float(tensor.flax):
-                self._compare_exactly(name, high[name])
+                exact = {side: named[name][1] for side, named in truths.items()}
+                self._compare_exactly(name, exact.get("torch", tensor.torch), exact.get("flax", tensor.flax))
                 continue
+            oracle, other = (truths[side][name][1] if side in truths else None for side in SIDES)
             found = measure(
                 tensor.torch,
                 tensor.flax,
-                None if first is None else high[name].torch,
-                None if second is None else high[name].flax,
+                oracle,
+                other,
                 kind_scale=scales[tensor.kind],
                 dtype=self.dtype,
                 group=sample.group,
@@ -185,13 +187,12 @@ class Judgement:
                 and tensor.torch.size <= PICTURE_SIZE
                 and len(self.pictures) < 64
             ):
-                oracle = None if first is None else high[name].torch
                 self.pictures.append(Picture(name, tensor.torch, tensor.flax, oracle))
 
-    def _compare_exactly(self, name: str, tensor: Tensor) -> None:
-        differing = int((tensor.torch != tensor.flax).sum())
+    def _compare_exactly(self, name: str, torch: Array, flax: Array) -> None:
+        differing = int((torch != flax).sum())
         if differing and not self.exact.get(name):
-            self.exact[name] = f"{differing} of {tensor.torch.size} elements are not the same"
+            self.exact[name] = f"{differing} of {torch.size} elements are not the same"
         self.exact.setdefault(name, "")
 
     def _measure_noise(self) -> None:

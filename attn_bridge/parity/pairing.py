@@ -126,8 +126,9 @@ class Pairing:
             parts[there.source][position] = match.rule.convert(here.take(arrays, source), source)
         axis = -1 if source == "torch" else 0
         return {
-            name: np.ascontiguousarray(
-                found[0] if counts[name] == 1 else np.concatenate([found[i] for i in sorted(found)], axis=axis)
+            name: np.asarray(
+                found[0] if counts[name] == 1 else np.concatenate([found[i] for i in sorted(found)], axis=axis),
+                order="C",
             )
             for name, found in parts.items()
         }
