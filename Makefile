@@ -15,7 +15,7 @@ help:
 	@sed -n 's/^# //p' Makefile
 	@echo "make lanes   each framework alone, none, and NNX's coming defaults"
 	@echo "make lint    format and lint; make types: strict type check"
-	@echo "make docs    regenerate the numbers in README.md"
+	@echo "make docs    regenerate the numbers in README.md and docs/mutants.md"
 	@echo "make clean   remove .venv"
 
 check: $(VENV)/.installed

@@ -1,6 +1,8 @@
-"""Regenerate the measured blocks of README.md: run their commands here and paste what they print.
+"""Regenerate what was measured in README.md and docs/mutants.md: run the commands in them and write what they give.
 
-Run it as ``make docs``. A block stands between ``<!-- begin: COMMAND -->`` and ``<!-- end -->``.
+Run it as ``make docs``, or for one of the files as ``docs/generate.py README.md``. In the README a block stands between
+``<!-- begin: COMMAND -->`` and ``<!-- end -->``; docs/mutants.md as a whole is made by the command that it names, and
+for another size by ``attn-bridge mutate --configs N --markdown docs/mutants.md``.
 """
 
 from __future__ import annotations
@@ -13,12 +15,30 @@ from pathlib import Path
 
 README = Path(__file__).parent.parent / "README.md"
 BLOCK = re.compile(r"(<!-- begin: (?P<command>.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+MUTANTS = Path(__file__).parent / "mutants.md"
+MADE_BY = re.compile(r"<!-- made by: (?P<command>.+?) -->")
 
 
 def main() -> None:
-    """Rewrite every block in place; stop at the first command that fails."""
+    """Rewrite the files that are asked for, by default all; stop at the first command that fails."""
+    makers = {"README.md": _make_readme, "mutants.md": _make_mutants}
+    wanted = [Path(name).name for name in sys.argv[1:]] or list(makers)
+    for name in wanted:
+        if name not in makers:
+            sys.exit(f"error: {name} must be one of {', '.join(makers)}")
+        makers[name]()
+
+
+def _make_readme() -> None:
     text = README.read_text(encoding="utf-8")
     README.write_text(BLOCK.sub(_run, text), encoding="utf-8")
+
+
+def _make_mutants() -> None:
+    found = MADE_BY.search(MUTANTS.read_text(encoding="utf-8")) if MUTANTS.exists() else None
+    program, *arguments = shlex.split(found["command"] if found else "attn-bridge mutate")
+    print(f"running {' '.join([program, *arguments])}", file=sys.stderr)
+    subprocess.run([Path(sys.executable).parent / program, *arguments, "--markdown", MUTANTS], check=True)
 
 
 def _run(match: re.Match[str]) -> str:

@@ -349,10 +349,11 @@ def precision_used(measures: Sequence[Measure], noise: float = 0.0) -> tuple[flo
 def _allowed_meaning(one: Measure, dtype: str) -> float:
     """Return the float64 difference that rounding alone may make, as a part of the scale of the kind.
 
-    Rounding errors in low precision show how ill-conditioned the tensor is; in float64 they shrink with the unit.
+    Rounding errors in low precision show how ill-conditioned the tensor is; in float64 they shrink with the unit. Those
+    of the worse side count: if it is the only bad one (a variance that cancels), that is a fault of precision.
     """
     unit = float(np.finfo(np.float64).eps)
-    error = min(one.torch_max, one.flax_max) * (one.scale / one.meaning_scale if one.meaning_scale else 1.0)
+    error = max(one.torch_max, one.flax_max) * (one.scale / one.meaning_scale if one.meaning_scale else 1.0)
     return max(MEANING_LIMIT, ROUNDING_FACTOR * error * unit if math.isfinite(error) and dtype != "float64" else 0.0)
 
 

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 LIMIT = 1e-11
 """Largest relative difference of a submodule in float64, by itself, fed the same numbers."""
 
+CAUSE = 1e-6
+"""Least part of the whole module's difference that can have caused it; less is rounding in an ill-conditioned part."""
+
 COPIES = 6
 """How many slightly moved inputs a submodule's precision is judged on."""
 
@@ -108,6 +111,7 @@ class _Search:
         self.sample = sample
         self.aim = aim
         self.dtype = "float64" if not comparison.lacks else None
+        self.limits = {"forward": LIMIT, "backward": LIMIT}
         weights = {"torch": sample.weights, "flax": comparison.flax_weights(sample)}
         self.low: dict[str, Arrays] = weights
         self.weights: dict[str, Arrays] = {side: _widened(arrays, self.dtype) for side, arrays in weights.items()}
@@ -176,6 +180,7 @@ class _Search:
             message = "no counterpart" if some else "no counterpart, never called by itself"
             node = Node(None, module.path, "", module.type, order, message)
             nodes[back.get(parent, "")].children.append(node)
+        _settle_order(nodes[""])
         return nodes[""]
 
     def first(self, root: Node) -> Divergence | None:
@@ -185,6 +190,9 @@ class _Search:
             for done, node in enumerate(_walk(root)):
                 self.comparison.progress("looking for the first divergence", done, total)
                 self._try(node)
+                if node is root:
+                    whole = {"forward": node.forward, "backward": node.backward}
+                    self.limits = {key: max(LIMIT, CAUSE * _finite(value)) for key, value in whole.items()}
         else:
             self._try(root)
         if not (root.guilty_forward or root.guilty_backward):
@@ -246,15 +254,15 @@ class _Search:
             forward = _relative([(one.torch_value(torch.outputs), one.flax_value(flax.outputs)) for one in outputs])
             backward, name = self._backward(torch, flax, groups)
             node.forward, node.backward = _larger(node.forward, forward), _larger(node.backward, backward)
-            if not node.guilty_forward and forward > LIMIT:
+            if not node.guilty_forward and forward > self.limits["forward"]:
                 node.guilty_forward = True
                 node.message = f"fed the same inputs, the outputs differ by {forward:.2g} of the largest value"
-            elif not node.guilty_forward and not node.guilty_backward and backward > LIMIT:
+            elif not node.guilty_forward and not node.guilty_backward and backward > self.limits["backward"]:
                 node.message = (
                     f"fed the same inputs and gradients, the outputs agree and {name} differs by {backward:.2g} "
                     "of the largest gradient"
                 )
-            node.guilty_backward = node.guilty_backward or backward > LIMIT
+            node.guilty_backward = node.guilty_backward or backward > self.limits["backward"]
 
     def _backward(self, torch: Run, flax: Run, groups: Sequence[Group]) -> tuple[float, str]:
         """Return the largest difference of gradients, relative to the largest of them, and which one it is."""
@@ -344,7 +352,7 @@ class Group:
         """Bring a Flax array into torch axes."""
         if self.permutation is None:
             return array.reshape(self.torch_shape)
-        return array.transpose(np.argsort(self.permutation))
+        return array.transpose(tuple(np.argsort(self.permutation)))
 
     def torch_value(self, leaves: Sequence[Array]) -> Array:
         """Return the torch side's array, in Flax axes."""
@@ -526,6 +534,12 @@ def _walk(node: Node) -> Iterator[Node]:
         yield from _walk(child)
 
 
+def _settle_order(node: Node) -> int:
+    """Let a container that is never called itself stand where the first module in it does."""
+    node.order = min([node.order, *map(_settle_order, node.children)])
+    return node.order
+
+
 def _nearest(node: Node) -> Iterator[Node]:
     """Yield the nearest nodes below that can be tried by themselves."""
     for child in node.children:
@@ -578,6 +592,10 @@ def _relative(pairs: Sequence[tuple[Array, Array]]) -> float:
 
 def _f(array: Array) -> Array:
     return array.astype(np.float64)
+
+
+def _finite(value: float | None) -> float:
+    return value if value is not None and np.isfinite(value) else 0.0
 
 
 def _larger(one: float | None, two: float | None) -> float | None:

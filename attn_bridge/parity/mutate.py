@@ -26,7 +26,7 @@ from .visibility import Change, Numbers, measure_change
 
 SIDES: tuple[Side, Side] = ("torch", "flax")
 
-CONFIGS = 40
+CONFIGS = 30
 """Right pairs that are judged by default."""
 
 FAULT_SEEDS = 100_000

@@ -13,7 +13,7 @@ import rich.box
 import rich.table
 
 from .comparison import Side
-from .mutants import FIRST_SEED, find_fault
+from .mutants import FAULTS, FIRST_SEED, always, find_fault
 from .usual_rules import USUAL_RULES
 from .visibility import Change
 
@@ -169,7 +169,8 @@ class MutationReport:
     @property
     def command(self) -> str:
         """The command that runs it again."""
-        options = [f"--configs {self.configs}", f"--faults {self.faults}", f"--plants {self.plants}"]
+        options = [f"--configs {self.configs}", f"--plants {self.plants}"]
+        options += [f"--faults {self.faults}"] if self.faults != len(FAULTS) else []
         options += [f"--seed {self.seed}"] if self.seed != FIRST_SEED else []
         return " ".join(["attn-bridge mutate", *options, f"--jobs {self.jobs}"])
 
@@ -293,8 +294,6 @@ def upper_bound(failures: int, count: int) -> float:
 
 
 def _is_invariance(name: str) -> bool:
-    from .mutants import always
-
     return find_fault(name).hidden is always
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import attn_bridge
 from attn_bridge.cli.app import run
 from attn_bridge.parity import mutants
 from attn_bridge.parity.comparison import Picture
@@ -89,6 +92,13 @@ def test_the_upper_bound_is_that_of_clopper_and_pearson():
     assert upper_bound(0, 500) == pytest.approx(1 - 0.05 ** (1 / 500), rel=1e-9)
     assert upper_bound(3, 100) == pytest.approx(0.0757, abs=1e-4)
     assert upper_bound(1, 1) == 1.0
+
+
+def test_the_page_in_docs_lists_every_fault_and_how_it_was_made():
+    page = (Path(attn_bridge.__file__).parents[1] / "docs" / "mutants.md").read_text(encoding="utf-8")
+    assert "<!-- made by: attn-bridge mutate --configs " in page
+    assert [fault.name for fault in mutants.FAULTS if f"| `{fault.name}` | {fault.about} | " not in page] == []
+    assert "not as it should be" not in page
 
 
 def test_there_are_at_least_twenty_faults_with_a_name_and_a_sentence_each():

@@ -85,7 +85,7 @@ def test_the_json_has_its_schema(report):
 def test_the_markdown_has_a_row_per_fault_and_its_own_command(report, tmp_path):
     text = report.to_markdown(tmp_path / "mutants.md")
     assert (tmp_path / "mutants.md").read_text() == text
-    assert f"<!-- made by: attn-bridge mutate --configs 1 --faults 1 --plants 1 --seed {SEED} --jobs 1 -->" in text
+    assert f"<!-- made by: attn-bridge mutate --configs 1 --plants 1 --faults 1 --seed {SEED} --jobs 1 -->" in text
     assert "| `query-weight-not-transposed` | query matrix read with its axes the other way round | 2/2 | " in text
     assert "0 of 1 right pairs were objected to; with 95 % confidence the rate is below 95.00%" in text
     assert "| all |  | 2/2 |" in text

@@ -19,16 +19,16 @@ padding, soft-cap, sinks, biases, an MLP, each there or not by the seed. Then `a
 pair as it would a user's. Right pairs, the same block and others, show how often it objects for nothing. Their numbers
 were used for no constant of the judge.
 
-Beside the judge stands what the usual rules say of the same float32 numbers, with the weights that the modules hold:
-first on the outputs alone, then on outputs and all gradients.
+Beside the judge stand the usual rules, on the same float32 numbers, with the weights that the modules hold. `2 / 5`
+says how many pairs a rule rejects by their outputs, and how many by outputs and gradients.
 """
 
 FAULTS = """## Faults
 
-`judge` is how many of the plants that show were detected. Whether one shows is measured: the right and the wrong
+`judge` is how many plants were detected, of those that show. Whether one shows is measured: the right and the wrong
 function of the same framework run in float64 on the same numbers, and in float32 where float64 sees nothing.
-`invariance` is a plant that changes neither an output nor a gradient there; a dropped parameter is told all the same,
-because nothing reads it.
+`invariance` is a plant that changes neither an output nor a gradient, and that the judge rightly calls equal. A dropped
+key bias changes nothing either where softmax cancels it; the judge tells it all the same, because nothing reads it.
 """
 
 
