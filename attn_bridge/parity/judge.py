@@ -128,7 +128,8 @@ def measure(
     atom = float(ml_dtypes.finfo(dtype).eps) * scale  # type: ignore[no-untyped-call]
     size = max(torch.size, 1)
     meaning = _part(tally.apart, meaning_scale) if len(truths) == 2 else None
-    meant = meaning is not None and meaning > MEANING_LIMIT
+    errors = [_part(largest, atom) for largest in tally.largest]
+    meant = meaning is not None and meaning > _allowed_meaning(errors, scale, meaning_scale, dtype)
     place = tally.apart_at if meant else tally.error_at
     values = (torch_oracle, flax_oracle) if meant else (torch, flax)
     oracle = None if torch_oracle is None and flax_oracle is None else truths[0]
@@ -141,8 +142,8 @@ def measure(
         meaning_scale=meaning_scale,
         torch_square=_part(math.sqrt(tally.squares[0] / size), atom) ** 2,
         flax_square=_part(math.sqrt(tally.squares[1] / size), atom) ** 2,
-        torch_max=_part(tally.largest[0], atom),
-        flax_max=_part(tally.largest[1], atom),
+        torch_max=errors[0],
+        flax_max=errors[1],
         finite=tally.finite,
         mismatched=tally.mismatched,
         beyond=tally.beyond,
@@ -251,7 +252,7 @@ def decide(
         noise: how much the sides differ from themselves, in units of the last place; added to what is allowed.
         sides: the sides whose precision is judged; the other one is what they are judged by.
     """
-    allowed = [_allowed_meaning(one, dtype) for one in measures]
+    allowed = [_allowed_meaning((one.torch_max, one.flax_max), one.scale, one.meaning_scale, dtype) for one in measures]
     shares = [(one.meaning or 0.0) / limit for one, limit in zip(measures, allowed, strict=True)]
     plain = [one for one in measures if not one.stress]
     torch_used, flax_used = precision_used(plain, noise)
@@ -346,14 +347,14 @@ def precision_used(measures: Sequence[Measure], noise: float = 0.0) -> tuple[flo
     return shares[0], shares[1]
 
 
-def _allowed_meaning(one: Measure, dtype: str) -> float:
+def _allowed_meaning(errors: Sequence[float], scale: float, meaning_scale: float, dtype: str) -> float:
     """Return the float64 difference that rounding alone may make, as a part of the scale of the kind.
 
     Rounding errors in low precision show how ill-conditioned the tensor is; in float64 they shrink with the unit. Those
     of the worse side count: if it is the only bad one (a variance that cancels), that is a fault of precision.
     """
     unit = float(np.finfo(np.float64).eps)
-    error = max(one.torch_max, one.flax_max) * (one.scale / one.meaning_scale if one.meaning_scale else 1.0)
+    error = max(errors) * (scale / meaning_scale if meaning_scale else 1.0)
     return max(MEANING_LIMIT, ROUNDING_FACTOR * error * unit if math.isfinite(error) and dtype != "float64" else 0.0)
 
 

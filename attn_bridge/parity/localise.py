@@ -438,9 +438,9 @@ def fed(
         if dtype is not None:
             value = _in(value, dtype)
         for i in group.torch:
-            ours[i] = np.ascontiguousarray(group.to_torch(value))
+            ours[i] = np.asarray(group.to_torch(value), order="C")
         for i in group.flax:
-            theirs[i] = np.ascontiguousarray(value)
+            theirs[i] = np.asarray(value, order="C")
     if dtype is not None:
         ours, theirs = ([_in(leaf, dtype) for leaf in leaves] for leaves in (ours, theirs))
     return torch.with_leaves(ours), flax.with_leaves(theirs)
