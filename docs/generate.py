@@ -1,8 +1,8 @@
 """Regenerate what was measured in README.md and docs: run the commands in them and write what they print.
 
-Run it as ``make docs``, or for one of the files as ``docs/generate.py README.md``. In README.md and docs/pairs.md a block
-stands between ``<!-- begin: COMMAND -->`` and ``<!-- end -->``; docs/mutants.md as a whole is made by the command that it
-names, and for another size by ``attn-bridge mutate --configs N --markdown docs/mutants.md``.
+Run it as ``make docs``, or for one of the files as ``docs/generate.py README.md``. In README.md and docs/pairs.md a
+block stands between ``<!-- begin: COMMAND -->`` and ``<!-- end -->``; docs/mutants.md as a whole is made by the command
+that it names, and for another size by ``attn-bridge mutate --configs N --markdown docs/mutants.md``.
 """
 
 from __future__ import annotations
