@@ -58,11 +58,6 @@ CASES = {
         KERNEL,
     ),
     "conv grouped": (lambda x, k: nhwc(x, k[:, :, :1, :3], (1, 1), "VALID", feature_group_count=3), IMAGE, KERNEL),
-    "conv grad": (jax.grad(lambda x, k: (nhwc(x, k, (2, 1), "SAME") ** 2).sum(), (0, 1)), IMAGE, KERNEL),
-    "max pool grad": (
-        jax.grad(lambda x: (lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") ** 2).sum()),
-        IMAGE,
-    ),
     "average pool": (lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2, 2, 1), (1, 1, 1, 1), "SAME"), IMAGE),
     # gather and scatter
     "gather": (lambda v, i: v[i], V, I),
@@ -158,7 +153,7 @@ CASES = {
     "comparisons": (lambda a, b: (a < b, a <= b, a > b, a >= b, a == b, a != b), EDGES, OTHER_EDGES),
     # functions
     "erf": (lambda v: (special.erf(v), special.erfc(v), special.erfinv(jnp.tanh(v))), V),
-    "gamma": (lambda p: (special.gammaln(p), special.digamma(p), special.gammainc(p, p)), P),
+    "gamma": (lambda p: (special.gammaln(p), special.digamma(p)), P),
     "exponentials": (lambda v: (jnp.exp(v), jnp.expm1(v), jnp.exp2(v), jax.nn.sigmoid(v * 50)), V),
     "logarithms": (lambda p: (jnp.log(p), jnp.log1p(p), jnp.logaddexp(p, -p)), P),
     "roots": (lambda p: (jnp.sqrt(p), jnp.cbrt(-p), lax.rsqrt(p)), P),
@@ -190,11 +185,7 @@ CASES = {
     "int read as float": (lambda i: lax.bitcast_convert_type(i, jnp.float64), I),
     # random numbers
     "random bits": (lambda i: jax.random.bits(jax.random.key(3), (4,)) + i, np.uint32(1)),
-    "normal": (lambda a: a + jax.random.normal(jax.random.key(3), (3, 4)), A),
-    "uniform": (lambda a: a + jax.random.uniform(jax.random.key(3), (3, 4)), A),
-    "bernoulli": (lambda a: a + jax.random.bernoulli(jax.random.key(3), 0.5, (3, 4)), A),
-    "permutation": (lambda v: jax.random.permutation(jax.random.key(3), v), V),
-    "fold_in": (lambda i: jax.random.normal(jax.random.fold_in(jax.random.key(0), i), (3,)), MANY),
+    "normal along a scan over keys": (scan_keys, A[:2]),
     # control flow
     "scan": (lambda a: lax.scan(lambda c, x: (c * 0.5 + x, c), jnp.zeros(4), a), A),
     "scan reverse": (lambda a: lax.scan(lambda c, x: (c * 0.5 + x, c - x), jnp.zeros(4), a, reverse=True), A),
@@ -202,7 +193,6 @@ CASES = {
     "scan by length": (lambda a: lax.scan(lambda c, _: (c * 1.5, c), a, None, length=3), A),
     "scan with a constant": (lambda a, b: lax.scan(lambda c, x: (c + x @ b, None), jnp.zeros(5), a), A, B),
     "scan grad": (jax.grad(lambda a: lax.scan(lambda c, x: (jnp.tanh(c + x), c), jnp.zeros(4), a)[1].sum()), A),
-    "scan over keys": (scan_keys, A),
     "while": (halve, A),
     "while batched": (jax.vmap(halve), A),
     "while never": (lambda a: lax.while_loop(lambda c: False, lambda c: c * 0.5, a), A),
@@ -219,7 +209,6 @@ CASES = {
     "switch beyond": (lambda i, a: lax.switch(i, [jnp.sin, jnp.cos, jnp.tan], a), MANY, A),
     "switch below": (lambda i, a: lax.switch(i, [jnp.sin, jnp.cos, jnp.tan], a), FEW, A),
     "map": (lambda a: lax.map(lambda x: jnp.sin(x).sum(), a), A),
-    "associative_scan": (lambda v: lax.associative_scan(jnp.multiply, v), V),
     # calls
     "jit in jit": (lambda v: jax.jit(lambda x: jax.jit(jnp.tanh)(x) * 2)(v), V),
     "checkpoint grad": (jax.grad(lambda v: jax.checkpoint(lambda x: jnp.sin(jnp.exp(x)))(v).sum()), V),
@@ -230,8 +219,10 @@ CASES = {
     "stop_gradient": (jax.grad(lambda v: (v * lax.stop_gradient(v)).sum()), V),
     "optimization_barrier": (lambda a: lax.optimization_barrier((a, a + 1)), A),
     "solve": (lambda a: jnp.linalg.solve(a @ a.T + jnp.eye(3), a), A),
-    "cholesky and qr": (lambda a: (jnp.linalg.cholesky(a @ a.T), jnp.linalg.qr(a)[1]), A),
 }
+
+
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +231,8 @@ def wanted():
     with jax.enable_x64(True):
         operands = {name: arrays for name, (_, *arrays) in CASES.items()}
         everything = jax.jit(lambda given: {name: CASES[name][0](*arrays) for name, arrays in given.items()})
-        return {name: list(map(np.asarray, jax.tree.leaves(found))) for name, found in everything(operands).items()}
+        program = everything.lower(operands).compile(QUICKLY)
+        return {name: list(map(np.asarray, jax.tree.leaves(found))) for name, found in program(operands).items()}
 
 
 @pytest.mark.parametrize("name", CASES)
