@@ -143,6 +143,9 @@ class Comparison:
         progress: see `compare`.
     """
 
+    can_run = True
+    """Whether it can run numbers of its own; results that were written down before can't."""
+
     def __init__(
         self,
         torch_module: Any,

@@ -274,14 +274,13 @@ def _tensors(torch: Mapping[str, Parameter], flax: Mapping[str, Parameter]) -> t
 
 def _apart(mine: Mapping[str, Parameter], others: Mapping[str, Parameter], side: Side) -> list[Tensor]:
     sizes = collections.Counter(math.prod(one.shape) for one in others.values())
+    both_fused = any(_is_fused(name) for name in others)
     found = []
     for name, parameter in mine.items():
         whole = math.prod(parameter.shape)
         axis = 0 if side == "torch" else -1
         third = parameter.shape and parameter.shape[axis] % 3 == 0
-        last = name.rpartition(".")[2]
-        fused = last in _FUSED or re.search(r"(^|[._])(c_attn|qkv|qkv_proj|in_proj|query_key_value|Wqkv)([._]|$)", name)
-        if not (fused and third and not sizes[whole] and sizes[whole // 3] >= 3):
+        if both_fused or not (_is_fused(name) and third and sizes[whole // 3] >= 3):
             found.append(_whole(name, parameter))
             continue
         shape = list(parameter.shape)
@@ -289,6 +288,12 @@ def _apart(mine: Mapping[str, Parameter], others: Mapping[str, Parameter], side:
         for position, part in enumerate(_PARTS):
             found.append(Tensor(f"{name}[{part}]", name, tuple(shape), parameter, (position, 3)))
     return found
+
+
+def _is_fused(name: str) -> bool:
+    """Tell whether a name is that of query, key and value in one tensor."""
+    fused = r"(^|[._])(c_attn|qkv|qkv_proj|in_proj|query_key_value|Wqkv)([._]|$)"
+    return name.rpartition(".")[2] in _FUSED or re.search(fused, name) is not None
 
 
 def _renumbered(tensors: Sequence[Tensor]) -> list[str]:
