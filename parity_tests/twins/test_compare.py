@@ -19,6 +19,7 @@ from attn_bridge import Rule, WeightsMismatchError
 from attn_bridge.parity import ParityError, compare
 
 X = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
+TABLE = np.linspace(0.1, 2.3, 8, dtype=np.float32)
 IDS = np.array([[1, 2, 3, 9, 0], [4, 4, 7, 8, 2]])
 
 
@@ -91,8 +92,8 @@ def test_the_report_of_an_equal_pair():
     ]
     assert [one.shape for one in report.tensors] == [(2, 5, 4), (2, 5, 8), (4, 8), (4,)]
     assert all(one.dtype == "float32" and one.message == "" for one in report.tensors)
-    assert all(0 < one.relative < 1e-14 and 0 < one.meaning_used < 1 for one in report.tensors)
-    assert all(0 < one.torch_used < 1 and 0 < one.flax_used < 1 for one in report.tensors)
+    assert all(one.relative < 1e-14 and one.meaning_used < 0.01 for one in report.tensors)
+    assert all(0 < one.torch_used < 1 and 0 < one.flax_used < 1 for one in report.tensors if one.name != "grad bias")
     assert (report.first_divergence, report.tree, report.failures) == (None, None, [])
     assert (report.unexercised, report.invariances, report.message) == ([], [], "")
     assert (report.torch_name, report.flax_name, report.seeds) == ("Linear", "Linear", 4)
@@ -296,7 +297,7 @@ class TorchState(nn.Module):
         super().__init__()
         self.fc, self.drop, self.norm = nn.Linear(8, 8), nn.Dropout(0.3), nn.BatchNorm1d(5)
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
-        self.register_buffer("table", torch.arange(8.0) / 7)
+        self.register_buffer("table", torch.from_numpy(TABLE.copy()))
         self.fails = fails
 
     def forward(self, x):
@@ -312,7 +313,7 @@ class FlaxState(nnx.Module):
         rngs = nnx.Rngs(0)
         self.fc, self.drop = nnx.Linear(8, 8, rngs=rngs), nnx.Dropout(0.3, rngs=rngs)
         self.norm = nnx.BatchNorm(5, axis=1, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
-        self.calls, self.table = nnx.Variable(jnp.zeros((), jnp.int32)), nnx.Variable(jnp.arange(8.0) / 7)
+        self.calls, self.table = nnx.Variable(jnp.zeros((), jnp.int32)), nnx.Variable(jnp.asarray(TABLE))
         self.fails, self.factor, self.rngs = fails, factor, rngs
 
     def __call__(self, x):
@@ -1036,7 +1037,7 @@ def test_other_precisions_can_be_asked_for():
         def __init__(self):
             super().__init__()
             self.fc = nn.Linear(8, 4)
-            self.register_buffer("table", torch.arange(8.0) / 7)
+            self.register_buffer("table", torch.from_numpy(TABLE))
 
         def forward(self, x):
             return self.fc(x + self.table)
@@ -1044,7 +1045,7 @@ def test_other_precisions_can_be_asked_for():
     class Theirs(nnx.Module):
         def __init__(self):
             self.fc = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
-            self.table = nnx.Variable(jnp.asarray(np.arange(8, dtype=np.float32)) / 7)
+            self.table = nnx.Variable(jnp.asarray(TABLE))
 
         def __call__(self, x):
             return self.fc(x + self.table[...])
