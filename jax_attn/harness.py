@@ -32,6 +32,7 @@ from attn_bridge.parity.subjects import (
 )
 
 from .backend import WEIGHTS, to_numpy
+from .jitter import Jitter
 from .lifting import lifted
 from .numpy_interpreter import evaluate, inline
 
@@ -148,7 +149,7 @@ class Harness:
             arguments: the call; floating-point arrays get gradients.
             cotangents: one array per output (None for none).
             dtype: precision of the whole run; None leaves every dtype as given.
-            mode: ``eager`` or ``jit`` (jax.jit of the whole).
+            mode: ``eager``, ``jit`` (jax.jit of the whole) or ``jitter`` (every operation rounds at random).
             seed: of the random numbers that the module may draw.
             path: the submodule to run instead of the whole.
 
@@ -179,9 +180,18 @@ class Harness:
             outputs, pull, rest = jax.vjp(_forward_of, mine, floats, has_aux=True)
             return _joined(outputs, rest, kinds), *pull(_cotangents(cotangents, outputs, kinds))
 
-        key = (path, dtype, mode, seed, _layout(weights), _layout(leaves), _layout(given), _static(arguments))
+        key = (
+            path,
+            dtype,
+            mode,
+            0 if mode == "jitter" else seed,
+            _layout(weights),
+            _layout(leaves),
+            _layout(given),
+            _static(arguments),
+        )
         outputs, of_weights, of_inputs = self._execute(
-            key, _differentiate_all, (weights, leaves, given), dtype, mode, structure
+            key, _differentiate_all, (weights, leaves, given), dtype, mode, structure, seed
         )
         gradients = [of_inputs.get(str(i)) for i in range(len(leaves))]
         return Run(outputs, list(structure), gradients, dict(of_weights))
@@ -272,7 +282,14 @@ class Harness:
         return sorted(calls, key=lambda call: call.order)
 
     def _execute(
-        self, key: Any, function: Callable[..., Any], operands: Any, dtype: str | None, mode: str, structure: list[str]
+        self,
+        key: Any,
+        function: Callable[..., Any],
+        operands: Any,
+        dtype: str | None,
+        mode: str,
+        structure: list[str],
+        seed: int,
     ) -> tuple[list[np.ndarray[Any, Any]], Arrays, Arrays]:
         """Run a traced function; what was traced for the same shapes is used again."""
         if key not in self._programs:
@@ -284,7 +301,7 @@ class Harness:
                 raise _failure(error, dtype, f"Flax module {self.name}") from error
         program, known = self._programs[key]
         try:
-            outputs, of_weights, of_inputs = program(operands)
+            outputs, of_weights, of_inputs = program(operands, seed) if mode == "jitter" else program(operands)
             structure[:] = known  # known only now where the first run traces
         except (CannotLiftError, ModuleFailedError):
             raise
@@ -296,9 +313,7 @@ class Harness:
             {name: to_numpy(one) for name, one in of_inputs.items()},
         )
 
-    def _program(
-        self, function: Callable[..., Any], operands: Any, dtype: str | None, mode: str
-    ) -> Callable[[Any], Any]:
+    def _program(self, function: Callable[..., Any], operands: Any, dtype: str | None, mode: str) -> Callable[..., Any]:
         if dtype == "float64":
             try:
                 with lifted(), jax.disable_jit():
@@ -317,13 +332,20 @@ class Harness:
             closed, tree = _trace(function, operands)
         except _UNTRACEABLE:
             return self._directly(function, lift=False)
+        if mode == "jitter":
+            return lambda operands, seed: jax.tree.unflatten(
+                tree,
+                _walk(
+                    closed.jaxpr, closed.consts, jax.device_put(jax.tree.leaves(operands), self.device), Jitter(seed)
+                ),
+            )
         run = _op_by_op(closed)
         return lambda operands: jax.tree.unflatten(tree, run(*jax.device_put(jax.tree.leaves(operands), self.device)))
 
     def _directly(self, function: Callable[..., Any], *, lift: bool) -> Callable[[Any], Any]:
         """Run a function that can't be traced, because it looks at values."""
 
-        def run(operands: Any) -> Any:
+        def run(operands: Any, seed: int = 0) -> Any:
             with lifted() if lift else contextlib.nullcontext():
                 result = function(*jax.tree.map(jnp.asarray, operands))
                 return jax.tree.map(np.asarray, result)
@@ -435,15 +457,26 @@ def _op_by_op(closed: Any) -> Callable[..., list[Any]]:
     equations, distinct = _count(closed.jaxpr)
 
     def run(*args: Any) -> list[Any]:
-        return _walk(closed.jaxpr, closed.consts, args, barrier=False)
+        return _walk(closed.jaxpr, closed.consts, args)
 
     def barred(*args: Any) -> list[Any]:
-        return _walk(closed.jaxpr, closed.consts, args, barrier=True)
+        return _walk(closed.jaxpr, closed.consts, args, _Barrier())
 
     return run if 50 * len(distinct) < 200 + 4 * equations else jax.jit(barred)
 
 
-def _walk(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], *, barrier: bool) -> list[Any]:
+class _Barrier:
+    """Keeps the compiler from fusing one operation with the next."""
+
+    def moved(self, name: str, results: Sequence[Any]) -> list[Any]:
+        """Return the results of the operation `name`, as they are."""
+        if name in _MOVES or not all(isinstance(one, Array) for one in results):
+            return list(results)
+        return list(jax.lax.optimization_barrier(tuple(results)))
+
+
+def _walk(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], after: _Barrier | Jitter | None = None) -> list[Any]:
+    """Run a jaxpr operation by operation; `after` gets what each returns."""
     values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
     def read(atom: Any) -> Any:
@@ -453,12 +486,12 @@ def _walk(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], *, barrier: bo
         operands = [read(atom) for atom in equation.invars]
         called = inline(equation)
         if called is not None:
-            results = _walk(called.jaxpr, called.consts, operands, barrier=barrier)
+            results = _walk(called.jaxpr, called.consts, operands, after)
         else:
             result = equation.primitive.bind(*operands, **equation.params)
             results = list(result) if equation.primitive.multiple_results else [result]
-            if barrier and equation.primitive.name not in _MOVES and all(isinstance(one, Array) for one in results):
-                results = list(jax.lax.optimization_barrier(tuple(results)))
+            if after is not None:
+                results = after.moved(equation.primitive.name, results)
         values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 

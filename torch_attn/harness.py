@@ -30,6 +30,7 @@ from attn_bridge.parity.subjects import (
 
 from .backend import _can_build_extensions, from_numpy, get_weights, to_numpy
 from .functional import dtype_name
+from .jitter import Jitter
 from .lifting import lifted
 
 STATISTICS = ("running_mean", "running_var")
@@ -129,7 +130,7 @@ class Harness:
             arguments: the call; floating-point arrays get gradients.
             cotangents: one array per output (None for none).
             dtype: precision of the whole run; None leaves every dtype as given.
-            mode: ``eager`` or ``jit`` (torch.compile).
+            mode: ``eager``, ``jit`` (torch.compile) or ``jitter`` (every operation rounds at random).
             seed: of the random numbers that the module may draw.
             path: the submodule to run instead of the whole.
 
@@ -139,6 +140,7 @@ class Harness:
         """
         module = self.module.get_submodule(path)
         call = self._call(module, path, mode, dtype)
+        jitter = Jitter(seed) if mode == "jitter" else contextlib.nullcontext()
         with _undisturbed(self.module, seed), _precision(dtype), torch.enable_grad():
             canonical = _canonical(self.module, path)
             given = {name: weights[whole] for name, whole in canonical.items() if whole in weights}
@@ -146,11 +148,12 @@ class Harness:
             leaves = [self._tensor(leaf, dtype) for leaf in arguments.leaves]
             leaves = [leaf.requires_grad_() if leaf.is_floating_point() else leaf for leaf in leaves]
             try:
-                result = call(tensors, arguments.with_leaves(leaves))
+                with jitter:
+                    result = call(tensors, arguments.with_leaves(leaves))
                 structure, outputs = _outputs(result, self.name)
                 if cotangents is None:
                     return Run([to_numpy(output) for output in outputs], structure)
-                gradients = self._gradients(outputs, cotangents, [*leaves, *tensors.values()])
+                gradients = self._gradients(outputs, cotangents, [*leaves, *tensors.values()], jitter)
             except (CannotLiftError, ModuleFailedError):
                 raise
             except Exception as error:
@@ -273,7 +276,11 @@ class Harness:
         return {**found, **tensors}
 
     def _gradients(
-        self, outputs: list[Tensor], cotangents: Sequence[Any], sources: list[Tensor]
+        self,
+        outputs: list[Tensor],
+        cotangents: Sequence[Any],
+        sources: list[Tensor],
+        inside: contextlib.AbstractContextManager[Any] | None = None,
     ) -> list[np.ndarray[Any, Any] | None]:
         pairs = [
             (output, from_numpy(cotangent).to(output.device, output.dtype))
@@ -284,15 +291,15 @@ class Harness:
         if not pairs or not wanted:
             return [_zeros(None, source) if source.requires_grad else None for source in sources]
         edge = torch.autograd.graph.get_gradient_edge  # given tensors, torch would leave the mode that lifts
-        found = iter(
-            torch.autograd.grad(
+        with inside or contextlib.nullcontext():
+            gradients = torch.autograd.grad(
                 [edge(output) for output, _ in pairs],
                 [edge(source) for source in wanted],
                 [cotangent for _, cotangent in pairs],
                 allow_unused=True,
                 materialize_grads=False,
             )
-        )
+        found = iter(gradients)
         return [_zeros(_numpy_or_none(next(found)), source) if source.requires_grad else None for source in sources]
 
 

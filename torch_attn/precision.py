@@ -185,6 +185,19 @@ def _autocast(device: str, kind: str) -> Switch:
     )
 
 
+_KERNELS = ("flash", "mem_efficient", "cudnn", "math")
+
+
+def _kernels() -> str:
+    """Return the kernels that scaled_dot_product_attention may choose from."""
+    return ", ".join(name for name in _KERNELS if getattr(torch.backends.cuda, f"{name}_sdp_enabled")())
+
+
+def _enable_kernels(names: str) -> None:
+    for name in _KERNELS:
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(name in names.split(", "))
+
+
 def _flushes_denormals() -> bool:
     # The mode is that of the processor in this thread, so Python's own numbers show it.
     return sys.float_info.min / 2 == 0.0
@@ -239,6 +252,16 @@ SWITCHES: tuple[Switch, ...] = (
         ),
         by_hand="torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)",
         devices=("cpu", "gpu"),
+    ),
+    Switch(
+        name="scaled_dot_product_attention kernels",
+        meaning="the fused ones compute the weights twice, and round large scores in another way the second time",
+        safe="math",
+        read=_kernels,
+        hold=_holder(_kernels, _enable_kernels),
+        by_hand="with torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",
+        devices=("cpu", "gpu"),
+        fails=False,
     ),
     _attribute(
         torch.backends.cudnn,

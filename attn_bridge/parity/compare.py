@@ -476,14 +476,20 @@ class Comparison:
         return {name: converted.get(name, array) for name, array in self.held_flax.items()}
 
     def run(
-        self, side: Side, sample: Sample, cotangents: list[Array] | None, dtype: str | None, mode: str = "eager"
+        self,
+        side: Side,
+        sample: Sample,
+        cotangents: list[Array] | None,
+        dtype: str | None,
+        mode: str = "eager",
+        seed: int = 0,
     ) -> Run:
         """Run one side on a sample."""
         found: Run
         if side == "torch":
-            found = self.torch.run(sample.weights, sample.torch, cotangents, dtype=dtype, mode=mode)
+            found = self.torch.run(sample.weights, sample.torch, cotangents, dtype=dtype, mode=mode, seed=seed)
             return found
-        found = self.flax.run(self.flax_weights(sample), sample.flax, cotangents, dtype=dtype, mode=mode)
+        found = self.flax.run(self.flax_weights(sample), sample.flax, cotangents, dtype=dtype, mode=mode, seed=seed)
         return found
 
     def named(self, side: Side, run: Run) -> dict[str, tuple[str, Array]]:

@@ -309,6 +309,20 @@ def decide(
     return dataclasses.replace(base, worst=None if furthest is None else furthest.worst)
 
 
+def with_error(one: Measure, side: Side, plain: Array, redrawn: Array, dtype: str) -> Measure:
+    """Return the measure with at least the error that the side makes when its roundings are drawn again."""
+    atom = float(ml_dtypes.finfo(dtype).eps) * one.scale  # type: ignore[no-untyped-call]
+    finite = np.isfinite(plain) & np.isfinite(redrawn)
+    error = np.abs(np.where(finite, redrawn, 0.0) - np.where(finite, plain, 0.0))
+    square = _part(math.sqrt(float(np.square(error).mean())) if error.size else 0.0, atom) ** 2
+    largest = _part(float(error.max(initial=0.0)), atom)
+    if side == "torch":
+        return dataclasses.replace(
+            one, torch_square=max(one.torch_square, square), torch_max=max(one.torch_max, largest)
+        )
+    return dataclasses.replace(one, flax_square=max(one.flax_square, square), flax_max=max(one.flax_max, largest))
+
+
 def sum_floor(dtype: str, rows: int) -> float:
     """Return what is allowed beyond the floor, in units of the last place, to a tensor that is a sum over rows.
 

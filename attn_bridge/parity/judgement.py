@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from ml_dtypes import finfo
 
 from . import samples as numbers
 from .comparison import SEVERITY, Picture, Side, TensorVerdict, Verdict
-from .judge import Measure, decide, measure, precision_used, scale_of, sum_floor
+from .judge import Measure, decide, measure, precision_used, scale_of, sum_floor, with_error
 from .samples import Outputs, Sample
 from .subjects import Array, CannotLiftError, ModuleFailedError, Run, is_float, wide
 
@@ -64,6 +65,7 @@ class Judgement:
         self.count = self.seeds = 0
         self.exact: dict[str, str] = {}
         self.quick = False
+        self.redrawn: dict[Side, dict[tuple[str, str], list[Measure]]] = {}
 
     def run(self, seeds: int, first_seed: int) -> list[TensorVerdict]:
         """Run the plan, look again where precision is in doubt, and return the verdicts."""
@@ -282,9 +284,28 @@ class Judgement:
                 continue
             by_mode = []
             for mode in self.modes:
-                measures = self.measures.get((name, mode), [])
-                noise = self.floors.get(name, 0.0) + self._growth(kind)
-                by_mode.append(decide(name, flax_name, kind, shape, self.dtype, measures, mode=mode, noise=noise))
+                decide_on = functools.partial(
+                    decide,
+                    name,
+                    flax_name,
+                    kind,
+                    shape,
+                    self.dtype,
+                    mode=mode,
+                    noise=self.floors.get(name, 0.0) + self._growth(kind),
+                )
+                one = decide_on(self.measures.get((name, mode), []))
+                if one.verdict == "precision" and self.redrawn:
+                    # Each side by what the other one loses when its operations round at random: where softmax
+                    # saturates, one may be exact by luck of its roundings, and the other is not to blame then.
+                    one = max(
+                        (
+                            decide_on(self.redrawn[other][name, mode], sides=(side,))
+                            for side, other in (SIDES, SIDES[::-1])
+                        ),
+                        key=_badness,
+                    )
+                by_mode.append(one)
             found.append(max(by_mode, key=_badness))
         return found
 
@@ -295,39 +316,24 @@ class Judgement:
         rows = max((int(np.prod(leaf.shape[:-1])) for leaf in self.comparison.arguments.leaves if leaf.ndim), default=1)
         return sum_floor(self.dtype, rows)
 
-    def _excuse(self, first_seed: int) -> None:
-        """Allow what moving weights and inputs by one ulp does in float64: nobody can compute more precisely than that.
-
-        Where softmax saturates, one side may be exact by luck; the other one is not to blame for rounding its input.
-        """
+    def _redraw(self, plan: list[tuple[str, int, int, int]]) -> None:
+        """Measure again what each side loses, with every operation of that side rounding at random."""
         comparison = self.comparison
-        side = next((one for one in SIDES if one not in comparison.lacks), None)
-        if side is None or not comparison.can_run:
+        if not comparison.can_run:
             return
-        eps = float(finfo(self.dtype).eps)  # type: ignore[no-untyped-call]
-        for number in range(ULP_SEEDS if self.quick else 1):
-            kind = "held" if number % 2 and comparison.transfer else "own"
-            sample = comparison.sample(kind, 2000 + number, 0, first_seed + 10_000 + number)
-            sample = numbers.rounded(sample, self.cast)
-            cotangents = numbers.cotangents(comparison.outputs, sample.seed, self.cast)
-            weights = numbers.moved(_widened(sample.weights), (number, 99), eps)
-            torch, flax = (
-                arguments.with_leaves([wide(leaf) for leaf in arguments.leaves])
-                for arguments in (sample.torch, sample.flax)
-            )
-            torch = numbers.moved_inputs(torch, (number, 99), eps)
-            moved = dataclasses.replace(
-                sample, weights=weights, torch=torch, flax=numbers.like(flax, torch, comparison.same_inputs)
-            )
-            before, after = (
-                comparison.named(side, comparison.run(side, one, cotangents, "float64")) for one in (sample, moved)
-            )
-            for name, (_, one) in before.items():
-                if is_float(one):
-                    apart = float(np.nanmax(np.abs(one - after[name][1]), initial=0.0)) / (
-                        eps * (scale_of([one]) or 1.0)
-                    )
-                    self.floors[name] = max(self.floors.get(name, 0.0), 3.0 * apart if np.isfinite(apart) else 0.0)
+        for side in SIDES:
+            changed = self.redrawn[side] = {key: list(measures) for key, measures in self.measures.items()}
+            for position, one in enumerate(plan):
+                comparison.progress(f"redrawing the roundings of {side}", position, len(plan))
+                sample = comparison.sample(*one)
+                cotangents = numbers.cotangents(comparison.outputs, sample.seed, self.cast)
+                plain, redrawn = (
+                    comparison.named(side, comparison.run(side, sample, cotangents, self.cast, mode, number))
+                    for mode, number in (("eager", 0), ("jitter", position))
+                )
+                for (name, _), measures in changed.items():
+                    before, after = plain[name][1], redrawn[name][1]
+                    measures[position] = with_error(measures[position], side, wide(before), wide(after), self.dtype)
 
     def _look_again(self, verdicts: list[TensorVerdict], seeds: int, first_seed: int) -> list[TensorVerdict]:
         """Judge precision again on fresh seeds, which alone decide; chance does not repeat."""
@@ -335,23 +341,23 @@ class Judgement:
         fresh = comparison.judgement(self.dtype, self.modes)
         fresh.floors, fresh.quick = dict(self.floors), self.quick
         many, copies = (AGAIN * seeds, COPIES) if self.quick else (4, 1)
-        for number in range(many):
-            comparison.progress("looking again at what is in doubt", number, many)
-            kind = "held" if number % 4 == 3 and comparison.transfer else "own"
-            for copy in range(copies):
-                fresh.take(kind, 2000 + number, copy, first_seed + 10_000 + number)
+        plan = [
+            ("held" if n % 4 == 3 and comparison.transfer else "own", 2000 + n, copy, first_seed + 10_000 + n)
+            for n in range(many)
+            for copy in range(copies)
+        ]
+        for done, one in enumerate(plan):
+            comparison.progress("looking again at what is in doubt", done, len(plan))
+            fresh.take(*one)
         self.count += fresh.count
         self.seeds += many
-        second = {one.name: one for one in fresh._decide()}
-        if any(one.verdict == "precision" for one in second.values()):
-            fresh._excuse(first_seed)
-            second = {one.name: one for one in fresh._decide()}
+        decided = fresh._decide()
+        if any(one.verdict == "precision" for one in decided):
+            fresh._redraw(plan)
+            decided = fresh._decide()
+        second = {one.name: one for one in decided}
         return [second[one.name] if one.verdict == "precision" else one for one in verdicts]
 
 
 def _badness(one: TensorVerdict) -> tuple[int, float]:
     return SEVERITY.index(one.verdict), max(one.meaning_used or 0.0, one.torch_used or 0.0, one.flax_used or 0.0)
-
-
-def _widened(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {name: wide(array) for name, array in arrays.items()}

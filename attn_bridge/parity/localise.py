@@ -36,8 +36,11 @@ if TYPE_CHECKING:
 LIMIT = 1e-11
 """Largest relative difference of a submodule in float64, by itself, fed the same numbers."""
 
-CAUSE = 1e-6
+CAUSE = 1e-4
 """Least part of the whole module's difference that can have caused it; less is rounding in an ill-conditioned part."""
+
+SMALL_PART = 0.1
+"""Less than this part of what the worst submodule loses is not where the loss of precision is said to begin."""
 
 COPIES = 6
 """How many slightly moved inputs a submodule's precision is judged on."""
@@ -209,6 +212,9 @@ class _Search:
             ]
             if direction == "backward":
                 bad = [child for child in bad if not child.guilty_forward] or bad
+            if self.aim == "precision":  # a neighbour may be a little beyond by chance, or by what it is fed
+                shares = [child.forward if direction == "forward" else child.backward for child in bad]
+                bad = [child for child, used in zip(bad, shares, strict=True) if used >= SMALL_PART * max(shares)]
             if not bad:
                 break
             key = lambda child: child.order  # noqa: E731
@@ -471,6 +477,7 @@ def pair_modules(matches: Sequence[Any], torch: Sequence[Submodule], flax: Seque
     Submodules without parameters are paired by name inside paired ones.
     """
     ours, theirs = _holdings(matches, "torch", torch), _holdings(matches, "flax", flax)
+    classes = [{module.path: module.type.lower() for module in side} for side in (torch, flax)]
     pairs = {"": ""}
     for held in dict.fromkeys(ours.values()):
         if not held:
@@ -481,11 +488,12 @@ def pair_modules(matches: Sequence[Any], torch: Sequence[Submodule], flax: Seque
             pairs |= dict(zip(mine, its, strict=True))
             continue
         left = dict.fromkeys(its)
-        for path in mine:
-            same = next((one for one in left if one.rpartition(".")[2] == path.rpartition(".")[2]), None)
-            if same is not None:
-                pairs[path] = same
-                del left[same]
+        for alike in (_same_class_and_name, _same_class, _same_name):
+            for path in mine:
+                same = next((one for one in left if alike(path, one, classes)), None) if path not in pairs else None
+                if same is not None:
+                    pairs[path] = same
+                    del left[same]
         rest = [path for path in mine if path not in pairs]
         pairs |= dict(zip(reversed(rest), reversed(list(left)), strict=False))
     taken = set(pairs.values())
@@ -499,6 +507,21 @@ def pair_modules(matches: Sequence[Any], torch: Sequence[Submodule], flax: Seque
             pairs[module.path] = other
             taken.add(other)
     return pairs
+
+
+Classes = Sequence[Mapping[str, str]]
+
+
+def _same_class(one: str, two: str, classes: Classes) -> bool:
+    return classes[0][one] == classes[1][two]
+
+
+def _same_name(one: str, two: str, classes: Classes) -> bool:
+    return one.rpartition(".")[2] == two.rpartition(".")[2]
+
+
+def _same_class_and_name(one: str, two: str, classes: Classes) -> bool:
+    return _same_class(one, two, classes) and _same_name(one, two, classes)
 
 
 def _holdings(matches: Sequence[Any], side: Side, modules: Sequence[Submodule]) -> dict[str, frozenset[int]]:

@@ -1,0 +1,53 @@
+"""Any torch code with other roundings: every result of an operation is moved by up to one unit in its last place.
+
+The twin is `jax_attn.jitter`. What a module's error is by luck, this redraws (Monte Carlo arithmetic: Parker, 1997).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_EXACT = """
+_local_scalar_dense _to_copy _unsafe_view abs amax amin arange argmax argmin bernoulli bernoulli_ cat ceil
+clamp clamp_max clamp_min clone constant_pad_nd copy copy_ detach embedding empty empty_like empty_strided
+exponential_ eye fill fill_ flip floor full full_like gather index index_select lift_fresh masked_fill
+masked_fill_ max maximum min minimum neg new_empty new_full new_ones new_zeros normal_ ones ones_like rand
+rand_like randn randn_like relu relu_ repeat roll round scalar_tensor scatter select_backward sign
+slice_backward sort stack threshold_backward topk tril triu unfold_backward uniform_ where zero_ zeros
+zeros_like
+"""
+
+EXACT = frozenset(_EXACT.split())
+"""Operations that round nothing of their own: they move, choose, fill or draw."""
+
+
+class Jitter(TorchDispatchMode):
+    """While it is entered, operations, those of the backward pass included, round at random.
+
+    Args:
+        seed: of the random numbers.
+    """
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in EXACT or func.is_view:
+            return result
+        if isinstance(result, (tuple, list)):
+            return type(result)([self._moved(one) for one in result])
+        return self._moved(result)
+
+    def _moved(self, value: Any) -> Any:
+        """Move the numbers of a tensor in place: it is new, or it was just written to."""
+        if isinstance(value, Tensor) and value.is_floating_point() and value.layout == torch.strided:
+            noise = torch.rand(value.shape, generator=self._generator, dtype=torch.float64).to(value.device)
+            wide = value.to(torch.float64)
+            value.copy_(wide + wide * (2.0 * noise - 1.0) * torch.finfo(value.dtype).eps)
+        return value
