@@ -34,7 +34,7 @@ from attn_bridge.parity.subjects import (
 from .backend import WEIGHTS, to_numpy
 from .jitter import Jitter
 from .lifting import lifted
-from .numpy_interpreter import evaluate, inline
+from .numpy_interpreter import evaluate, inline, last_uses
 
 _MOVES = ("reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "slice", "concatenate", "iota", "copy")
 """Operations that round nothing, so that it does not matter what they are fused with."""
@@ -482,7 +482,8 @@ def _walk(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], after: _Barrie
     def read(atom: Any) -> Any:
         return atom.val if hasattr(atom, "val") else values[atom]
 
-    for equation in jaxpr.eqns:
+    last = last_uses(jaxpr)
+    for position, equation in enumerate(jaxpr.eqns):
         operands = [read(atom) for atom in equation.invars]
         called = inline(equation)
         if called is not None:
@@ -493,6 +494,8 @@ def _walk(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], after: _Barrie
             if after is not None:
                 results = after.moved(equation.primitive.name, results)
         values.update(zip(equation.outvars, results, strict=True))
+        for variable in last.get(position, ()):
+            values.pop(variable, None)
     return [read(atom) for atom in jaxpr.outvars]
 
 

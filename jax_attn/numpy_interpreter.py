@@ -56,7 +56,7 @@ def inline(equation: Any) -> Any:
 
 def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-    last = _last_uses(jaxpr)
+    last = last_uses(jaxpr)
 
     def read(atom: Any) -> Any:
         return _to_numpy(atom.val) if isinstance(atom, core.Literal) else values[atom]
@@ -70,7 +70,7 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[An
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _last_uses(jaxpr: Any) -> dict[int, list[Any]]:
+def last_uses(jaxpr: Any) -> dict[int, list[Any]]:
     """Return equation -> variables that nothing reads after it, so that large ones are freed."""
     kept = {id(atom) for atom in jaxpr.outvars}
     last = {

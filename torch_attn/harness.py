@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from attn_bridge.parity.subjects import (
     Arguments,
@@ -36,6 +37,9 @@ from .lifting import lifted
 STATISTICS = ("running_mean", "running_var")
 """Buffers that training changes and that Flax keeps as batch statistics; every other buffer is a constant."""
 
+
+LARGE = 1 << 24
+"""Weights of a module from which on a run is worth avoiding."""
 
 SETTINGS = {"eps": "eps", "num_heads": "num_heads", "num_kv_heads": "num_kv_heads", "negative_slope": "negative_slope"}
 """Attribute -> the name that both sides have for it."""
@@ -173,9 +177,27 @@ class Harness:
     def describe_outputs(
         self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments
     ) -> list[tuple[str, tuple[int, ...], str]]:
-        """Return place, shape and dtype of every output of a call; torch has to run for it."""
+        """Return place, shape and dtype of every output of a call; a small module simply runs for it."""
+        if sum(array.size for array in weights.values()) > LARGE:
+            with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+                return self._described(weights, arguments)
         run = self.run(weights, arguments)
         return [(place, one.shape, one.dtype.name) for place, one in zip(run.structure, run.outputs, strict=True)]
+
+    def _described(
+        self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments
+    ) -> list[tuple[str, tuple[int, ...], str]]:
+        """Do so without computing anything, inside a fake mode; any error says that it can't be done."""
+
+        def fake(array: np.ndarray[Any, Any]) -> Tensor:
+            return torch.empty(array.shape, dtype=from_numpy(array[:0] if array.ndim else array).dtype)
+
+        with _undisturbed(self.module, 0):
+            tensors = {name: fake(array) for name, array in weights.items()}
+            leaves = [fake(leaf) for leaf in arguments.leaves]
+            result = self._call(self.module, "", "eager", None)(tensors, arguments.with_leaves(leaves))
+            structure, outputs = _outputs(result, self.name)
+        return [(place, tuple(one.shape), dtype_name(one)) for place, one in zip(structure, outputs, strict=True)]
 
     def record(
         self,

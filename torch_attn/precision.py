@@ -190,12 +190,13 @@ _KERNELS = ("flash", "mem_efficient", "cudnn", "math")
 
 def _kernels() -> str:
     """Return the kernels that scaled_dot_product_attention may choose from."""
-    return ", ".join(name for name in _KERNELS if getattr(torch.backends.cuda, f"{name}_sdp_enabled")())
+    found = [name for name in _KERNELS if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()]
+    return "any" if len(found) == len(_KERNELS) else ", ".join(found)
 
 
 def _enable_kernels(names: str) -> None:
     for name in _KERNELS:
-        getattr(torch.backends.cuda, f"enable_{name}_sdp")(name in names.split(", "))
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(names == "any" or name in names.split(", "))
 
 
 def _flushes_denormals() -> bool:
@@ -254,8 +255,8 @@ SWITCHES: tuple[Switch, ...] = (
         devices=("cpu", "gpu"),
     ),
     Switch(
-        name="scaled_dot_product_attention kernels",
-        meaning="the fused ones compute the weights twice, and round large scores in another way the second time",
+        name="sdpa_kernel",
+        meaning="fused kernels of attention compute the weights twice, and round large scores in two ways",
         safe="math",
         read=_kernels,
         hold=_holder(_kernels, _enable_kernels),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import resource
 import sys
 import time
@@ -175,6 +176,7 @@ class Comparison:
         self.dtype = self.dtype or next((one.dtype.name for one in self.arguments.leaves if is_float(one)), "float32")
         self.large = self.work() > SLOW
         self.before: dict[Side, list[Array]] = {}
+        self._converted: tuple[Arrays, Arrays] | None = None
         self.same_inputs = numbers.alike(self.arguments, self.flax_arguments)
         self.structure = self._structure()
         self.pairing = self._pair(rules)
@@ -214,14 +216,19 @@ class Comparison:
         if own is not None:
             with contextlib.suppress(ValueError):
                 return pairings.from_rules(own, ours, theirs, how="config")
-        drawn = numbers.draw_weights(ours, self.held, (0, 1))
-        found: list[Run] = []
+
+        @functools.cache
+        def drawn() -> Arrays:
+            return numbers.draw_weights(ours, self.held, (0, 1))
+
+        @functools.cache
+        def wanted() -> Run:
+            return self._lifted_or_not("torch", drawn(), self.arguments)
 
         def probe(candidate: Pairing) -> float:
-            if not found:
-                found.append(self._lifted_or_not("torch", drawn, self.arguments))
-            other = self._lifted_or_not("flax", candidate.to_flax(drawn), self.flax_arguments)
-            distance = apart(found[0], other)
+            mine = wanted()
+            other = self._lifted_or_not("flax", candidate.to_flax(drawn()), self.flax_arguments)
+            distance = apart(mine, other)
             return 0.0 if self.lacks and distance < PROBE_LIMIT else distance
 
         return pairings.propose(ours, theirs, probe)
@@ -372,12 +379,10 @@ class Comparison:
         return changed, {"invariances": invariances, "unexercised": unexercised, "unreached": unreached}
 
     def _coverage_of_large(self, zero: list[str]) -> dict[str, list[str]]:
-        """Do the same with one run per side: all parameters without a gradient change at once."""
+        """Do the same with one run of one side: all parameters without a gradient change at once."""
         known = {match.torch.name: match for match in self.pairing.matches}
         matches = [known[name] for name in zero]
-        moved = bool(matches) and any(
-            self._reaches(side, self.before, self.held, matches, 1.0) for side in SIDES if self.before
-        )
+        moved = bool(matches) and bool(self.before) and self._reaches("torch", self.before, self.held, matches, 1.0)
         if moved:
             self.notes.append(f"{', '.join(zero)}: the output depends on some of them, but their gradient is zero")
         self.notes += self.differing_settings()
@@ -472,8 +477,13 @@ class Comparison:
         """Return the sample's weights for the Flax side."""
         if sample.kind == "held" and not self.transfer:
             return self.held_flax
-        converted = self.pairing.to_flax(sample.weights)
-        return {name: converted.get(name, array) for name, array in self.held_flax.items()}
+        if self._converted is None or self._converted[0] is not sample.weights:
+            converted = self.pairing.to_flax(sample.weights)
+            self._converted = (
+                sample.weights,
+                {name: converted.get(name, array) for name, array in self.held_flax.items()},
+            )
+        return self._converted[1]
 
     def run(
         self,

@@ -309,6 +309,19 @@ def decide(
     return dataclasses.replace(base, worst=None if furthest is None else furthest.worst)
 
 
+def agree(torch: Array, flax: Array, dtype: str, kind_scale: float, known: Sequence[Measure]) -> bool:
+    """Tell whether two results are about as close as their rounding errors in other samples say they should be."""
+    own_scale = _largest(torch)
+    scale = own_scale if own_scale > 1e-6 * kind_scale else kind_scale
+    allowed = GROUP_FACTOR * max(one.torch_max + one.flax_max for one in known) + FLOOR_ULPS
+    limit = allowed * float(ml_dtypes.finfo(dtype).eps) * scale  # type: ignore[no-untyped-call]
+    torch, flax = torch.reshape(-1), flax.reshape(-1)
+    for start in range(0, torch.size, CHUNK):
+        if not float(np.abs(_chunk(torch, start) - _chunk(flax, start)).max(initial=0.0)) <= limit:
+            return False  # so it is where one of them is not finite
+    return True
+
+
 def with_error(one: Measure, side: Side, plain: Array, redrawn: Array, dtype: str) -> Measure:
     """Return the measure with at least the error that the side makes when its roundings are drawn again."""
     atom = float(ml_dtypes.finfo(dtype).eps) * one.scale  # type: ignore[no-untyped-call]

@@ -29,6 +29,7 @@ UNSAFE = {
     "cuda.matmul.allow_fp16_reduced_precision_reduction": True,
     "cuda.matmul.allow_fp16_accumulation": True,
     "cuda.fp16_bf16_reduction_math_sdp": True,
+    "sdpa_kernel": "flash, math",
     "cudnn.benchmark": True,
     "cudnn.deterministic": False,
     "autocast('cpu')": True,
@@ -118,11 +119,19 @@ def test_what_is_unsafe_on_a_cpu_fails_the_doctor(name):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("name", sorted(set(UNSAFE) - ON_CPU))
+@pytest.mark.parametrize("name", sorted(set(UNSAFE) - ON_CPU - {"sdpa_kernel"}))
 def test_what_is_unsafe_on_a_gpu_alone_has_no_effect_here_and_passes(name):
     with SWITCHES[name].hold(UNSAFE[name]):
         assert row_of(name).state == "no effect here"
         assert examine().passed
+
+
+def test_the_fused_kernels_of_attention_are_worth_a_note():
+    assert (row_of("sdpa_kernel").value, row_of("sdpa_kernel").state) == ("any", "note")
+    with precision.strict():
+        assert not torch.backends.cuda.flash_sdp_enabled()
+        assert torch.backends.cuda.math_sdp_enabled()
+        assert row_of("sdpa_kernel").state == "safe"
 
 
 def test_on_a_gpu_the_defaults_of_torch_are_unsafe_and_strict_cures_them(monkeypatch):

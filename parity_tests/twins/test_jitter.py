@@ -1,0 +1,116 @@
+"""Roundings drawn at random: as large as those of the precision, in both frameworks, forward and backward."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+from attn_bridge import transfer
+from attn_bridge.parity import compare
+from attn_bridge.parity.subjects import Arguments
+from jax_attn.harness import Harness as FlaxHarness
+from torch_attn.harness import Harness as TorchHarness
+
+X = np.random.default_rng(3).normal(size=(3, 7, 6)).astype(np.float32)
+COTANGENT = np.random.default_rng(4).normal(size=(3, 7, 5)).astype(np.float32)
+
+
+class FlaxModel(nnx.Module):
+    def __init__(self):
+        self.linear = nnx.Linear(6, 5, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return jax.nn.softmax(self.linear(x), axis=-1)
+
+
+class TorchModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 5)
+
+    def forward(self, x):
+        return torch.softmax(self.linear(x), dim=-1)
+
+
+def harnesses():
+    torch.manual_seed(1)
+    ours, theirs = TorchModel(), FlaxModel()
+    theirs.linear.kernel.set_value(ours.linear.weight.detach().numpy().T)
+    theirs.linear.bias.set_value(ours.linear.bias.detach().numpy())
+    return TorchHarness(ours), FlaxHarness(theirs)
+
+
+def everything(run):
+    return [*run.outputs, *run.input_gradients, *run.parameter_gradients.values()]
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["torch", "flax"])
+def test_every_result_moves_by_a_few_units_and_another_seed_moves_it_elsewhere(side):
+    harness = harnesses()[side]
+    weights = harness.weights()
+
+    def run(mode, seed):
+        return everything(harness.run(weights, Arguments((X,)), [COTANGENT], mode=mode, seed=seed))
+
+    plain, first, again, second = run("eager", 0), run("jitter", 5), run("jitter", 5), run("jitter", 6)
+    for one, two, three, four in zip(plain, first, again, second, strict=True):
+        unit = np.finfo(np.float32).eps * np.abs(one).max()
+        assert 0.0 < np.abs(two - one).max() < 30.0 * unit
+        assert np.array_equal(two, three)
+        assert not np.array_equal(two, four)
+    assert np.array_equal(run("eager", 0)[0], plain[0])  # nothing is left behind
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["torch", "flax"])
+def test_what_rounds_nothing_is_not_moved(side):
+    class TorchMoves(nn.Module):
+        def forward(self, x):
+            return torch.relu(x.transpose(0, 1)[..., 1:].reshape(7, -1).contiguous())
+
+    class FlaxMoves(nnx.Module):
+        def __call__(self, x):
+            return jax.nn.relu(x.transpose(1, 0, 2)[..., 1:].reshape(7, -1))
+
+    harness = (TorchHarness(TorchMoves()), FlaxHarness(FlaxMoves()))[side]
+    plain, moved = (
+        harness.run({}, Arguments((X,)), [np.ones((7, 15), np.float32)], mode=mode) for mode in ("eager", "jitter")
+    )
+    assert np.array_equal(plain.outputs[0], moved.outputs[0])
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_saturated_softmax_is_nobodys_fault(seed):
+    """Attention with scores of 1e4: one side's weights are exactly 1, the other's one unit less."""
+    import jax_attn
+    import torch_attn
+
+    torch.manual_seed(seed)
+    ours = torch_attn.MultiHeadAttention(5, 10, 6, 0.0, num_heads=2, qkv_bias=True)
+    theirs = jax_attn.MultiHeadAttention(5, 10, 6, 0.0, num_heads=2, qkv_bias=True, rngs=nnx.Rngs(0))
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.mul_(9.0)
+    transfer(ours, theirs)
+    inputs = 30.0 * np.random.default_rng(seed).normal(size=(2, 5, 5)).astype(np.float32)
+    assert compare(ours, theirs, inputs).verdict == "equal"
+
+
+def test_a_side_that_rounds_its_weights_is_still_found_there():
+    import torch_attn
+
+    class Rounds(torch_attn.CausalAttention):
+        def forward(self, x):
+            return super().forward(x.to(torch.bfloat16).to(x.dtype))
+
+    import jax_attn
+
+    torch.manual_seed(2)
+    ours = Rounds(5, 10, 6, 0.0, qkv_bias=True)
+    theirs = jax_attn.CausalAttention(5, 10, 6, 0.0, qkv_bias=True, rngs=nnx.Rngs(0))
+    report = compare(ours, theirs, 30.0 * np.random.default_rng(1).normal(size=(2, 5, 5)).astype(np.float32))
+    assert report.verdict == "precision"
+    assert {one.side for one in report.failures} == {"torch"}
