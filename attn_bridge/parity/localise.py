@@ -213,8 +213,9 @@ class _Search:
             if direction == "backward":
                 bad = [child for child in bad if not child.guilty_forward] or bad
             if self.aim == "precision":  # a neighbour may be a little beyond by chance, or by what it is fed
-                shares = [child.forward if direction == "forward" else child.backward for child in bad]
-                bad = [child for child, used in zip(bad, shares, strict=True) if used >= SMALL_PART * max(shares)]
+                shares = [(child.forward if direction == "forward" else child.backward) or 0.0 for child in bad]
+                least = SMALL_PART * max(shares, default=0.0)
+                bad = [child for child, used in zip(bad, shares, strict=True) if used >= least]
             if not bad:
                 break
             key = lambda child: child.order  # noqa: E731

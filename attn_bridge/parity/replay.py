@@ -178,10 +178,16 @@ class _Replay(Comparison):
         )
 
     def run(
-        self, side: Side, sample: Sample, cotangents: list[Array] | None, dtype: str | None, mode: str = "eager"
+        self,
+        side: Side,
+        sample: Sample,
+        cotangents: list[Array] | None,
+        dtype: str | None,
+        mode: str = "eager",
+        seed: int = 0,
     ) -> Run:
         """Look up the results of one side."""
-        del cotangents
+        del cotangents, seed
         seed, group, copy = sample.seed
         one = (f"{sample.kind} stress" if sample.stress else sample.kind, group, copy, seed)
         found = self.torch if side == "torch" else self.flax

@@ -1,0 +1,169 @@
+"""What every container offers: tensors by name from headers alone, their bytes, and a writer that knows all of them.
+
+Tensors are named by dots; a container of nested dicts (msgpack, Orbax) has a name's parts as its keys. Dtypes go by their
+NumPy name (``bfloat16``, ``float8_e4m3fn``).
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import ml_dtypes
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+MOST_TENSORS = 1_000_000
+"""More tensors than this in one checkpoint are refused."""
+
+MOST_AXES = 64
+"""NumPy's own limit."""
+
+MOST_HEADER = 100_000_000
+"""Bytes of a header, an index or a pickle beyond which it is refused unread."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that can't be read, converted or written, in one line that names the file and the reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorInfo:
+    """What a header says of a tensor.
+
+    Attributes:
+        name: dotted name.
+        dtype: NumPy name of its dtype.
+        shape: its shape.
+        file: the file of the checkpoint that holds it, relative to its folder; "" where there is but one.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str = ""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return numpy_dtype(self.dtype).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * self.itemsize
+
+
+class Reader(abc.ABC):
+    """An open checkpoint. Opening reads headers alone, refuses what is malformed, and allocates little.
+
+    Attributes:
+        format: name of the container.
+        path: file or folder.
+        tensors: name -> what is known of it, in the container's order.
+        metadata: what the container says beside its tensors, as JSON has it.
+        random_access: whether `read_range` costs no more than the bytes it returns.
+    """
+
+    format: ClassVar[str]
+    random_access: ClassVar[bool] = True
+    path: Path
+    tensors: dict[str, TensorInfo]
+    metadata: dict[str, Any]
+
+    @abc.abstractmethod
+    def files(self) -> list[Path]:
+        """Return every file that holds tensors or says where they are."""
+
+    @abc.abstractmethod
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes ``start:stop`` of a tensor's elements in C order, little-endian.
+
+        Raises:
+            CheckpointError: the file ends before, or can't be read.
+        """
+
+    def read(self, name: str) -> Array:
+        """Return a whole tensor, C-contiguous."""
+        info = self.tensors[name]
+        data = self.read_range(name, 0, info.nbytes)
+        return np.frombuffer(data, numpy_dtype(info.dtype)).reshape(info.shape)
+
+    def close(self) -> None:
+        """Close its files."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Writer(abc.ABC):
+    """Writes a checkpoint whose tensors are all known beforehand, in their order, to a place that does not exist yet.
+
+    Whoever uses it writes to a temporary place and renames that; the bytes depend on the arguments alone.
+
+    Args:
+        path: file or folder to write.
+        tensors: all of them, in the order in which they are written; `TensorInfo.file` is the shard.
+        metadata: what a reader's `metadata` gives.
+
+    Attributes:
+        random_access: whether tensors and parts of them can be written in any order, also after a restart.
+    """
+
+    format: ClassVar[str]
+    random_access: ClassVar[bool] = False
+
+    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]):
+        self.path = path
+        self.tensors = {one.name: one for one in tensors}
+        self.metadata = dict(metadata)
+
+    @abc.abstractmethod
+    def write_range(self, name: str, start: int, data: Any) -> None:
+        """Write bytes (anything with the buffer protocol) of a tensor's elements from byte `start` on.
+
+        Without random access: tensors in their order, and their bytes from first to last.
+        """
+
+    def write(self, name: str, array: Array) -> None:
+        """Write a whole tensor."""
+        self.write_range(name, 0, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    @abc.abstractmethod
+    def finish(self) -> None:
+        """Write what comes last (an index, a directory of a zip), flush everything to disk, and close."""
+
+    @abc.abstractmethod
+    def abort(self) -> None:
+        """Close without finishing; what is there stays for whoever cleans up or resumes."""
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of that name.
+
+    Raises:
+        CheckpointError: NumPy and ml_dtypes have none.
+    """
+    try:
+        return np.dtype(name)
+    except TypeError:
+        pass
+    try:
+        return np.dtype(getattr(ml_dtypes, name))
+    except (AttributeError, TypeError):
+        raise CheckpointError(f"dtype {printable(name)} is unknown here") from None
+
+
+def printable(text: object, most: int = 120) -> str:
+    """Return a name from outside as it may be printed: escaped, and cut where it is long."""
+    shown = str(text)
+    shown = shown if len(shown) <= most else f"{shown[:most]}... ({len(shown)} characters)"
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in shown)
