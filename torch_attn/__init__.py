@@ -1,7 +1,9 @@
 """Attention in PyTorch: the twin of `jax_attn`, with the same classes, arguments and numbers."""
 
 from . import functional, steps
+from .bert_encoder import BertEncoder
 from .causal_attention import CausalAttention
+from .gpt_model import GPTModel
 from .layer_norm import LayerNorm
 from .multi_head_attention import MultiHeadAttention
 from .multi_head_attention_wrapper import MultiHeadAttentionWrapper
@@ -10,7 +12,9 @@ from .self_attention_v2 import SelfAttention, SelfAttention_v2
 from .simple_self_attention import simple_self_attention
 
 __all__ = [
+    "BertEncoder",
     "CausalAttention",
+    "GPTModel",
     "LayerNorm",
     "MultiHeadAttention",
     "MultiHeadAttentionWrapper",

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attn_bridge.parity.subjects import (
     Arguments,
@@ -144,7 +145,7 @@ class Harness:
         """
         module = self.module.get_submodule(path)
         call = self._call(module, path, mode, dtype)
-        jitter = Jitter(seed) if mode == "jitter" else contextlib.nullcontext()
+        jitter = _Rounding(seed) if mode == "jitter" else contextlib.nullcontext()
         with _undisturbed(self.module, seed), _precision(dtype), torch.enable_grad():
             canonical = _canonical(self.module, path)
             given = {name: weights[whole] for name, whole in canonical.items() if whole in weights}
@@ -323,6 +324,18 @@ class Harness:
             )
         found = iter(gradients)
         return [_zeros(_numpy_or_none(next(found)), source) if source.requires_grad else None for source in sources]
+
+
+class _Rounding(TorchDispatchMode):
+    """While it is entered, operations, those of the backward pass included, round at random."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self._jitter = Jitter(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result if func.is_view else self._jitter.moved(func.overloadpacket.__name__, result)
 
 
 @contextlib.contextmanager

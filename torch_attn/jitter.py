@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 _EXACT = """
 _local_scalar_dense _to_copy _unsafe_view abs amax amin arange argmax argmin bernoulli bernoulli_ cat ceil
@@ -25,24 +24,23 @@ EXACT = frozenset(_EXACT.split())
 """Operations that round nothing of their own: they move, choose, fill or draw."""
 
 
-class Jitter(TorchDispatchMode):
-    """While it is entered, operations, those of the backward pass included, round at random.
+class Jitter:
+    """Moves what operations return.
 
     Args:
         seed: of the random numbers.
     """
 
     def __init__(self, seed: int):
-        super().__init__()
         self._generator = torch.Generator().manual_seed(seed)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in EXACT or func.is_view:
-            return result
-        if isinstance(result, (tuple, list)):
-            return type(result)([self._moved(one) for one in result])
-        return self._moved(result)
+    def moved(self, name: str, results: Any) -> Any:
+        """Return the results of the operation `name`, moved unless it rounds nothing."""
+        if name in EXACT:
+            return results
+        if isinstance(results, (tuple, list)):
+            return type(results)([self._moved(one) for one in results])
+        return self._moved(results)
 
     def _moved(self, value: Any) -> Any:
         """Move the numbers of a tensor in place: it is new, or it was just written to."""

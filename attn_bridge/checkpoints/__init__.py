@@ -1,38 +1,328 @@
-"""Containers of weights, read as NumPy arrays: ``.safetensors`` so far."""
+"""Checkpoints: convert, inspect and verify them in any container and layout, without a framework.
+
+convert("gpt2/", "gpt2-flax/")        to the twin, in bounded memory, without losing a bit
+inspect("model.safetensors")          names, shapes, dtypes and layout, from headers alone
+verify("gpt2/", "gpt2-flax/")         every byte against digests, and against the source converted again
+open("model.safetensors")             a mapping of names to arrays, read when they are asked for
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import os
-
     import numpy as np
 
-__all__ = ["read"]
+    from .containers.base import Reader, TensorInfo
+    from .execution import Progress, Result
+    from .planning import Plan
+    from .verification import Verification
+
+__all__ = ["Checkpoint", "Inspection", "convert", "inspect", "open", "plan", "read", "verify"]
+
+PathLike = str | os.PathLike[str]
 
 
-def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
-    """Return all tensors of a ``.safetensors`` file by name; bfloat16 comes as `ml_dtypes.bfloat16`.
+class Checkpoint(Mapping[str, "np.ndarray[Any, Any]"]):
+    """The tensors of a checkpoint by name; each is read from the file when it is asked for.
+
+    Args:
+        reader: the open container.
+
+    Attributes:
+        tensors: name -> shape, dtype and file, from headers alone.
+        metadata: what the container says beside its tensors.
+    """
+
+    def __init__(self, reader: Reader):
+        self._reader = reader
+        self.tensors: dict[str, TensorInfo] = reader.tensors
+        self.metadata: dict[str, Any] = reader.metadata
+
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        return self._reader.read(name).copy()  # the bytes of a file can't be written to
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def __repr__(self) -> str:
+        return f"<{self._reader.format} checkpoint {self._reader.path}: {len(self)} tensors>"
+
+    def close(self) -> None:
+        """Close its files."""
+        self._reader.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def open(path: PathLike, *, format: str | None = None) -> Checkpoint:
+    """Open a checkpoint in any container as a mapping of names to arrays.
 
     Raises:
-        ValueError: another kind of file, no file, a corrupt one, or a dtype that NumPy lacks; the message names the
-            path.
+        CheckpointError: (a ValueError) it is absent, malformed, or no container that is known.
     """
-    import ml_dtypes  # noqa: F401 - registers bfloat16 with NumPy, which safetensors then finds
-    import safetensors
-    import safetensors.numpy
+    from . import containers
+
+    return Checkpoint(containers.open_reader(Path(path), format))
+
+
+def read(path: PathLike) -> dict[str, np.ndarray[Any, Any]]:
+    """Return all tensors of a checkpoint by name; bfloat16 comes as `ml_dtypes.bfloat16`.
+
+    Raises:
+        CheckpointError: (a ValueError) it is absent, malformed, or no container that is known.
+    """
+    with open(path) as checkpoint:
+        return dict(checkpoint)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspection:
+    """What headers say of a checkpoint.
+
+    Attributes:
+        path: where it is.
+        format: its container.
+        layout: its layout; "" if its names fit none.
+        why: why they fit none.
+        tensors: name -> shape, dtype, file.
+        metadata: what the container says beside its tensors.
+        has_manifest: whether there are digests beside it.
+    """
+
+    path: Path
+    format: str
+    layout: str
+    why: str
+    tensors: dict[str, TensorInfo]
+    metadata: dict[str, Any]
+    has_manifest: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(info.nbytes for info in self.tensors.values())
+
+    @property
+    def dtypes(self) -> dict[str, int]:
+        """Dtype -> number of elements."""
+        found: dict[str, int] = {}
+        for info in self.tensors.values():
+            found[info.dtype] = found.get(info.dtype, 0) + info.nbytes // info.itemsize
+        return found
+
+
+def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
+    """Say what a checkpoint holds, from headers alone.
+
+    Raises:
+        CheckpointError: (a ValueError) it is absent, malformed, or no container that is known.
+    """
+    from .. import layouts
+    from . import containers, manifest
 
     path = Path(path)
-    if path.suffix != ".safetensors" or path.is_dir():
-        raise ValueError(f"{path} is not a .safetensors file")
-    if not path.exists():
-        raise ValueError(f"{path} does not exist")
+    with containers.open_reader(path, format) as reader:
+        layout, why = "", ""
+        try:
+            layout = layouts.detect(reader.tensors).name
+        except layouts.LayoutError as error:
+            why = str(error)
+        return Inspection(
+            path, reader.format, layout, why, reader.tensors, reader.metadata, manifest.read(path) is not None
+        )
+
+
+def plan(
+    source: PathLike,
+    target: PathLike,
+    *,
+    from_layout: str | None = None,
+    to_layout: str | None = None,
+    format: str | None = None,
+    rules: PathLike | None = None,
+    dtype: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Return what `convert` would do with the same arguments, from headers alone."""
+    from . import containers, manifest
+
+    with containers.open_reader(Path(source)) as reader:
+        before = manifest.read(Path(source))
+        return _plan(reader, before, Path(target), from_layout, to_layout, format, rules, dtype, settings)
+
+
+def convert(
+    source: PathLike,
+    target: PathLike,
+    *,
+    from_layout: str | None = None,
+    to_layout: str | None = None,
+    format: str | None = None,
+    rules: PathLike | None = None,
+    dtype: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    max_memory: int | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Convert a checkpoint from one layout and container to another, tensor by tensor, bit for bit.
+
+    Nothing stands in the target's place until all of it is written and on disk. What the target's layout has no place
+    for is kept beside it, so that the way back restores it.
+
+    Args:
+        source: file or folder.
+        target: file (its extension names the container) or folder.
+        from_layout: layout of the source; None detects it from the names.
+        to_layout: layout of the target; None is the twin (flax, or torch for what is Flax's); ``same`` leaves it.
+        format: container of the target: ``safetensors``, ``torch``, ``npz``, ``msgpack`` or ``orbax``.
+        rules: a TOML file of a user's own rules, in place of the layouts.
+        dtype: cast floating-point tensors: ``bf16``, ``f16``, ``f32`` or ``f64``; None never casts.
+        settings: what names and shapes don't tell, such as ``{"num_heads": 12}``; ``config.json`` may say it, too.
+        resume: go on where an interrupted run stopped.
+        overwrite: replace an existing target.
+        max_memory: bytes of memory to stay within; None takes about three times the largest tensor.
+        progress: called with the bytes done, all bytes, and the tensor at hand.
+
+    Returns:
+        Digests of what was written, and how many elements a cast changed.
+
+    Raises:
+        CheckpointError: (a ValueError) the source is malformed or changed, or the target can't be written.
+        LayoutError: (a ValueError) names, shapes or settings that don't fit; `WeightsMismatchError` lists names.
+    """
+    from . import containers, execution, manifest
+
+    target = Path(target)
+    with containers.open_reader(Path(source)) as reader:
+        before = manifest.read(Path(source))
+        planned = _plan(reader, before, target, from_layout, to_layout, format, rules, dtype, settings)
+        kind = containers.format_of(target, format)
+        return execution.carry_out(
+            planned,
+            reader,
+            target,
+            kind,
+            before=before,
+            is_folder=_is_folder(target, kind),
+            resume=resume,
+            overwrite=overwrite,
+            max_memory=max_memory,
+            progress=progress or (lambda done, total, name: None),
+        )
+
+
+def verify(
+    source: PathLike | None,
+    target: PathLike,
+    *,
+    from_layout: str | None = None,
+    to_layout: str | None = None,
+    rules: PathLike | None = None,
+    settings: Mapping[str, Any] | None = None,
+    max_memory: int | None = None,
+    progress: Progress | None = None,
+) -> Verification:
+    """Check a checkpoint bit by bit: by the digests beside it, and by converting its source again in memory.
+
+    Args:
+        source: what it was made of; None checks the digests alone.
+        target: the checkpoint to check.
+        from_layout: layout of the source; None is what the manifest says, or detected.
+        to_layout: layout of the target; None is what the manifest says, or detected.
+        rules: the rules file it was converted with.
+        settings: the settings it was converted with.
+        max_memory: bytes of memory to stay within.
+        progress: called with the bytes done, all bytes, and the tensor at hand.
+
+    Raises:
+        CheckpointError: (a ValueError) one of them is malformed, or there is nothing to check by.
+    """
+    from .. import layouts
+    from . import containers, manifest, verification
+    from .containers.base import CheckpointError
+
+    progress = progress or (lambda done, total, name: None)
+    target = Path(target)
+    with containers.open_reader(target) as there:
+        known = manifest.read(target)
+        problems: dict[str, str] = {}
+        if known is not None:
+            problems |= verification.by_digests(there, known, progress)
+        elif source is None:
+            raise CheckpointError(f"{target} has no manifest beside it; give its source to hold it against")
+        if source is not None:
+            if rules is None and known is not None:
+                from_layout = from_layout or known.source.get("layout") or None
+                to_layout = to_layout or known.layout or "same"
+            elif rules is None and to_layout is None:
+                to_layout = layouts.detect(there.tensors).name
+            with containers.open_reader(Path(source)) as reader:
+                before = manifest.read(Path(source))
+                dtype = known.dtype if known is not None and known.dtype else None
+                planned = _plan(reader, before, target, from_layout, to_layout, there.format, rules, dtype, settings)
+                found = verification.by_source(planned, reader, before, there, max_memory, progress)
+            problems = {**found, **problems}
+    return verification.Verification(not problems, len(there.tensors), problems, known is not None, source is not None)
+
+
+def _plan(
+    reader: Reader,
+    before: Any,
+    target: Path,
+    from_layout: str | None,
+    to_layout: str | None,
+    format: str | None,
+    rules: PathLike | None,
+    dtype: str | None,
+    settings: Mapping[str, Any] | None,
+) -> Plan:
+    from ..layouts import rules_file
+    from . import containers, planning
+
+    kind = containers.format_of(target, format)
+    table = None if rules is None else rules_file.read(Path(rules), reader.tensors)
+    return planning.make(
+        reader,
+        source_layout=from_layout,
+        target_layout=to_layout,
+        target_format=kind,
+        is_folder=_is_folder(target, kind),
+        dtype=dtype,
+        settings=settings,
+        config=_config(reader.path),
+        table=table,
+        manifest=before,
+    )
+
+
+def _is_folder(target: Path, format: str) -> bool:
+    """Whether a target is a folder with room for a config; an Orbax folder is a container of its own."""
+    return format == "safetensors" and target.suffix != ".safetensors"
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """Return the config.json of a folder, or beside a file; {} where there is none that can be read."""
+    file = (path if path.is_dir() else path.parent) / "config.json"
     try:
-        arrays: dict[str, np.ndarray[Any, Any]] = safetensors.numpy.load_file(path)
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is corrupt: {error}") from error
-    except (AttributeError, ValueError) as error:
-        raise ValueError(f"{path} holds a tensor that NumPy cannot represent: {error}") from error
-    return arrays
+        document = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}

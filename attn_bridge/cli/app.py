@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from .. import __version__
 from .check import check
+from .checkpoint import convert, inspect, verify
 from .compare import compare
 from .doctor import doctor
 from .dump import compare_dumps, dump
@@ -31,6 +32,9 @@ app.command("check")(check)
 app.command("compare")(compare)
 app.command("dump")(dump)
 app.command("compare-dumps")(compare_dumps)
+app.command("convert")(convert)
+app.command("inspect")(inspect)
+app.command("verify")(verify)
 app.command("doctor")(doctor)
 app.command("mutate")(mutate)
 

@@ -1,78 +1,33 @@
 """Outside layouts as data: how other libraries name and shape the weights that we call by our torch names.
 
-A layout is a table of rules. Its first column is our torch name, below ``layers.{i}`` for a stack of layers; the second
-column of a layout's table is the outside name.
+A layout is a table of rows (`Row`), each an outside tensor in terms of ours; one layout to another goes through ours.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
+from . import chapter3, hf_bert, hf_gpt2, hf_llama
+from .layout import Decoded, Encoded, Layout
+from .table import LayoutError, Placement, Row, SettingError
 
-from ..weights import Rules
-from . import hf_bert
+__all__ = [
+    "Decoded",
+    "Encoded",
+    "Layout",
+    "LayoutError",
+    "Placement",
+    "Row",
+    "SettingError",
+    "attention_layers",
+    "detect",
+    "find",
+    "names",
+]
 
-Arrays = dict[str, np.ndarray[Any, Any]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """A named table of rules; ``rule.torch`` is our name, ``rule.flax`` the outside one."""
-
-    name: str
-    rules: Rules
-
-    def select(self, names: Iterable[str]) -> list[str]:
-        """Return the names that the layout covers, bare or below any prefix, in the order given.
-
-        The rest is what the layout leaves out; report it.
-        """
-        return list(self._prefixes(names))
-
-    def find_prefix(self, names: Iterable[str]) -> str:
-        """Return the one prefix that the covered names stand below, such as ``"bert"``; empty if there is none.
-
-        Raises:
-            ValueError: they stand below several.
-        """
-        prefixes = sorted(set(self._prefixes(names).values()))
-        if len(prefixes) > 1:
-            found = ", ".join(repr(prefix) for prefix in prefixes)
-            raise ValueError(f"{self.name} tensors must stand below one prefix, got {found}; convert one at a time")
-        return prefixes[0] if prefixes else ""
-
-    def to_canonical(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
-        """Convert arrays under outside names, bare or below one prefix, to arrays under our torch names.
-
-        Raises:
-            ValueError: the names stand below several prefixes.
-            WeightsMismatchError: (a ValueError) lists every missing, unexpected and misshapen name; what is no part of
-                the layout has to be left out with `select` first.
-        """
-        return self.rules.prefixed("", self.find_prefix(arrays)).convert(arrays, "flax")
-
-    def from_canonical(self, arrays: Mapping[str, np.ndarray[Any, Any]], *, prefix: str = "") -> Arrays:
-        """Convert arrays under our torch names to arrays under outside names, below `prefix`.
-
-        Raises:
-            WeightsMismatchError: (a ValueError) lists every missing, unexpected and misshapen name.
-        """
-        return self.rules.prefixed("", prefix).convert(arrays, "torch")
-
-    def _prefixes(self, names: Iterable[str]) -> dict[str, str]:
-        """Return covered name -> prefix in front of the part that a rule names."""
-        splits = {name: list(_splits(name)) for name in names}
-        endings = {ending for split in splits.values() for _, ending in split}
-        known, _, _ = self.rules.pair(endings, "flax")
-        covered: dict[str, str] = {}
-        for name, split in splits.items():
-            for prefix, ending in split:
-                if ending in known:
-                    covered.setdefault(name, prefix)
-        return covered
+_LAYOUTS = {one.name: one for one in (*chapter3.LAYOUTS, hf_gpt2.LAYOUT, hf_bert.LAYOUT, hf_llama.LAYOUT)}
 
 
 def find(name: str) -> Layout:
@@ -82,7 +37,7 @@ def find(name: str) -> Layout:
         ValueError: there is none; the message names those there are.
     """
     if name not in _LAYOUTS:
-        raise ValueError(f"layout ({name}) must be one of {', '.join(_LAYOUTS)}")
+        raise LayoutError(f"layout ({name}) must be one of {', '.join(_LAYOUTS)}")
     return _LAYOUTS[name]
 
 
@@ -91,11 +46,44 @@ def names() -> tuple[str, ...]:
     return tuple(_LAYOUTS)
 
 
-def _splits(name: str) -> Iterator[tuple[str, str]]:
-    """Split a dotted name into prefix and ending at every dot, the longest ending first."""
-    parts = name.split(".")
-    for position in range(len(parts)):
-        yield ".".join(parts[:position]), ".".join(parts[position:])
+def detect(names: Iterable[str]) -> Layout:
+    """Return the layout that covers all the names.
+
+    Raises:
+        LayoutError: none does, or several do; the message says which come closest.
+    """
+    names = list(names)
+    covered = {}
+    for layout in _LAYOUTS.values():
+        prefix, found = layout.match(names)
+        if any(row.ours for row, _ in found.values()):
+            covered[layout.name] = prefix, found
+    full = [name for name, (_, found) in covered.items() if len(found) == len(names)]
+    if "linen-mha" in full:  # the names of NNX, below params
+        full.remove("nnx-mha" if covered["linen-mha"][0] else "linen-mha")
+    # Where the names are ours, nothing in them is particular to a layout that only adds to ours.
+    full = next(([name] for name in ("torch", "flax") if name in full), full)
+    if len(full) == 1:
+        return _LAYOUTS[full[0]]
+    if full:
+        raise LayoutError(f"the names fit the layouts {', '.join(full)}; say which with --from")
+    if not covered:
+        raise LayoutError(f"no tensor has a name that a layout knows ({', '.join(_LAYOUTS)}), such as {names[0]}")
+    closest = max(covered, key=lambda name: len(covered[name][1]))
+    rest = [name for name in names if name not in covered[closest][1]]
+    shown = ", ".join(rest[:3]) + (f" and {len(rest) - 3} more" if len(rest) > 3 else "")
+    raise LayoutError(f"the names fit no layout; {closest} comes closest, but does not know {shown}")
 
 
-_LAYOUTS = {module.NAME: Layout(module.NAME, module.RULES) for module in (hf_bert,)}
+def attention_layers(arrays: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return layer -> its attention's arrays, by the names that `MultiHeadAttention` has for them.
+
+    Args:
+        arrays: a whole model under our names; what is no attention is left out.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for name, array in arrays.items():
+        hit = re.fullmatch(r"(?:layers|trf_blocks)\.([0-9]+)\.att\.(.+)", name)
+        if hit is not None:
+            found.setdefault(int(hit[1]), {})[hit[2]] = array
+    return dict(sorted(found.items()))

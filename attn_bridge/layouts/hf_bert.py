@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from ..weights import Rule, Rules
+from .layout import Layout
+from .table import Row
 
-NAME = "hf-bert"
+LAYER, OURS = "{prefix}encoder.layer.{i}.", "layers.{i}."
 
-RULES = Rules(
+
+def _both(theirs: str, ours: str, leaves: tuple[str, str] = ("weight", "bias")) -> list[Row]:
+    return [Row(f"{theirs}.{one}", (f"{ours}.{leaf}",)) for one, leaf in zip(("weight", "bias"), leaves, strict=True)]
+
+
+def _norm(theirs: str, ours: str) -> list[Row]:
+    return _both(theirs, ours, ("scale", "shift"))
+
+
+LAYOUT = Layout(
+    "hf-bert",
+    "transformers BERT",
     [
-        Rule("layers.{i}.W_query.weight", "encoder.layer.{i}.attention.self.query.weight", "o i -> o i"),
-        Rule("layers.{i}.W_query.bias", "encoder.layer.{i}.attention.self.query.bias", "o -> o"),
-        Rule("layers.{i}.W_key.weight", "encoder.layer.{i}.attention.self.key.weight", "o i -> o i"),
-        Rule("layers.{i}.W_key.bias", "encoder.layer.{i}.attention.self.key.bias", "o -> o"),
-        Rule("layers.{i}.W_value.weight", "encoder.layer.{i}.attention.self.value.weight", "o i -> o i"),
-        Rule("layers.{i}.W_value.bias", "encoder.layer.{i}.attention.self.value.bias", "o -> o"),
-        Rule("layers.{i}.out_proj.weight", "encoder.layer.{i}.attention.output.dense.weight", "o i -> o i"),
-        Rule("layers.{i}.out_proj.bias", "encoder.layer.{i}.attention.output.dense.bias", "o -> o"),
-    ]
-)
+        *(Row(f"{{prefix}}embeddings.{theirs}_embeddings.weight", (f"{ours}_emb.weight",))
+          for theirs, ours in (("word", "tok"), ("position", "pos"), ("token_type", "type"))),
+        *_norm("{prefix}embeddings.LayerNorm", "emb_norm"),
+        *(row for name in ("query", "key", "value")
+          for row in _both(f"{LAYER}attention.self.{name}", f"{OURS}att.W_{name}")),
+        *_both(f"{LAYER}attention.output.dense", f"{OURS}att.out_proj"),
+        *_norm(f"{LAYER}attention.output.LayerNorm", f"{OURS}norm1"),
+        *_both(f"{LAYER}intermediate.dense", f"{OURS}ff.layers.0"),
+        *_both(f"{LAYER}output.dense", f"{OURS}ff.layers.2"),
+        *_norm(f"{LAYER}output.LayerNorm", f"{OURS}norm2"),
+        Row("{prefix}embeddings.position_ids", reason="the numbers from 0 on"),
+        Row("{prefix}embeddings.token_type_ids", reason="a buffer of zeros"),
+        Row("{prefix}pooler.dense.weight", reason="the pooler is no part of the encoder"),
+        Row("{prefix}pooler.dense.bias", reason="the pooler is no part of the encoder"),
+        Row("cls.{rest}", reason="heads of pretraining are no part of the encoder"),
+    ],
+    prefixes=("", "bert."),
+    whole=True,
+)  # fmt: skip

@@ -70,8 +70,8 @@ def compare(
         modes: ``eager``, and ``jit`` for torch.compile and jax.jit.
         dtypes: precisions to judge in, such as ``("float32", "bfloat16")``; None is the modules' own.
         device: ``cpu``, ``gpu`` or ``tpu``, or a pair (torch's, Flax's); None is where each module is.
-        flax_inputs: the Flax side's call, where it takes its arguments in another way; arrays that are equal to one
-            of `inputs` are drawn with it.
+        flax_inputs: the Flax side's call, where it takes its arguments in another way. An array that holds the numbers
+            of one of `inputs`, also transposed or reshaped, is drawn with it; every other array is taken as given.
         strict: pin every precision switch for the time of the comparison (see `attn_bridge.parity.strict`).
         localise: look for the first divergence; None looks unless the two are equal.
         command: the command that runs it again, for the report.
@@ -86,7 +86,10 @@ def compare(
             parameters can't be paired (`WeightsMismatchError` lists them), or an argument is wrong.
     """
     started = time.perf_counter()
+    if type(torch_module).__name__ == "OptimizedModule":  # torch.compile made it; modes says what is compiled here
+        torch_module = torch_module._orig_mod
     _check_modules(torch_module, flax_module)
+    device = _devices(device)
     modes, wanted = _choose("modes", modes, MODES), None if dtypes is None else _choose("dtypes", dtypes, DTYPES)
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise ValueError(f"seeds ({seeds}) must be a whole number of at least 1")
@@ -147,6 +150,9 @@ class Comparison:
     can_run = True
     """Whether it can run numbers of its own; results that were written down before can't."""
 
+    _converted: tuple[Arrays, Arrays] | None = None
+    """The last weights of the torch side that were converted, and what they are on the Flax side."""
+
     def __init__(
         self,
         torch_module: Any,
@@ -167,18 +173,20 @@ class Comparison:
         self.transfer = transfer
         self.notes: list[str] = []
         self.lacks: dict[Side, str] = {}
-        self.held: Arrays = self.torch.weights()
-        self.held_flax: Arrays = self.flax.weights()
+        self.held: Arrays = _weights(self.torch, "torch")
+        self.held_flax: Arrays = _weights(self.flax, "Flax")
         self.dtype = numbers.common_dtype(self.held) or numbers.common_dtype(self.held_flax)
-        self.arguments = numbers.in_dtype(numbers.as_arguments(inputs), self.dtype)
-        given = numbers.as_arguments(inputs if flax_inputs is None else flax_inputs)
-        self.flax_arguments = numbers.in_dtype(given, numbers.common_dtype(self.held_flax) or self.dtype)
+        given = numbers.as_arguments(inputs)
+        flax_given = given if flax_inputs is None else numbers.as_arguments(flax_inputs)
+        self.arguments = numbers.in_dtype(given, self.dtype)
+        self.flax_arguments = numbers.in_dtype(flax_given, numbers.common_dtype(self.held_flax) or self.dtype)
         self.dtype = self.dtype or next((one.dtype.name for one in self.arguments.leaves if is_float(one)), "float32")
         self.large = self.work() > SLOW
         self.before: dict[Side, list[Array]] = {}
-        self._converted: tuple[Arrays, Arrays] | None = None
-        self.same_inputs = numbers.alike(self.arguments, self.flax_arguments)
+        self.same_inputs = numbers.alike(given, flax_given)
         self.structure = self._structure()
+        self.flax_arguments = numbers.like(self.flax_arguments, self.arguments, self.same_inputs)
+        self._note_inputs()
         self.pairing = self._pair(rules)
 
     # ---- preparation
@@ -193,6 +201,11 @@ class Comparison:
             self.notes.append("attention weights of torch's MultiheadAttention: not compared, Flax returns none")
             ours = ours[:1]
         check_outputs(ours, theirs)
+        for (place, _, dtype), (_, _, other) in zip(ours, theirs, strict=True):
+            if _class_of(dtype) != _class_of(other):
+                self.notes.append(
+                    f"output{place} is {dtype} in torch and {other} in Flax; only its values are compared"
+                )
         self.outputs = ours
         return [place for place, _, _ in ours]
 
@@ -470,8 +483,41 @@ class Comparison:
         if copy:
             weights = numbers.moved(weights, (abs(seed), group, copy))
             arguments = numbers.moved_inputs(arguments, (abs(seed), group, copy))
+        arguments = self._as_given(arguments)
         flax = numbers.like(self.flax_arguments, arguments, self.same_inputs)
         return Sample(weights, arguments, flax, kind, group, (seed, group, copy), stress)
+
+    def _as_given(self, arguments: Arguments) -> Arguments:
+        """Return the arguments with what the Flax side does not hold, too, as it was given; it could not follow."""
+        shared = set(map(numbers.place_index, self.same_inputs))
+        pairs = zip(self.arguments.leaves, arguments.leaves, strict=True)
+        return arguments.with_leaves([new if i in shared else given for i, (given, new) in enumerate(pairs)])
+
+    def _note_inputs(self) -> None:
+        """Say which floating-point inputs are taken as given in every sample, and which hold NaN."""
+        shared = set(map(numbers.place_index, self.same_inputs))
+        ours = zip(self.arguments.named(self.torch.argument_names), self.arguments.leaves, strict=True)
+        theirs = zip(self.flax_arguments.named(self.flax.argument_names), self.flax_arguments.leaves, strict=True)
+        own = [f"{name} of torch" for i, (name, leaf) in enumerate(ours) if i not in shared and _is_plain(leaf)]
+        for place, (name, leaf) in zip(self.same_inputs, theirs, strict=True):
+            own += [f"{name} of Flax"] if place is None and _is_plain(leaf) else []
+        if own:
+            self.notes.append(
+                f"inputs that the other side does not hold, too: {', '.join(own)}; taken as given in every sample, "
+                "and their gradients are not compared"
+            )
+        names = self.arguments.named(self.torch.argument_names)
+        for name, leaf, mask in zip(names, self.arguments.leaves, numbers.masks(self.arguments), strict=True):
+            unknown = int(np.isnan(leaf.astype(np.float64)).sum()) if is_float(leaf) else 0
+            if unknown and unknown == leaf.size:
+                raise ModuleFailedError(f"input {name} holds nothing but NaN")
+            if unknown:
+                self.notes.append(f"input {name}: {unknown} of {leaf.size} elements are NaN; drawn inputs hold none")
+            if mask and is_float(leaf) and leaf.size > 1 and bool((leaf == leaf.flat[0]).all()):
+                self.notes.append(
+                    f"input {name} is {float(leaf.flat[0]):g} everywhere: taken for a mask and so as given in every "
+                    "sample; give other numbers if it is none, or one that masks something"
+                )
 
     def flax_weights(self, sample: Sample) -> Arrays:
         """Return the sample's weights for the Flax side."""
@@ -507,22 +553,38 @@ class Comparison:
         found: dict[str, tuple[str, Array]] = {}
         for place, output in zip(self.structure, run.outputs, strict=True):
             found["output" if len(self.structure) == 1 else f"output{place}"] = ("output", output)
-        names = self.arguments.named(self.torch.argument_names)
-        for j, i in enumerate(self.same_inputs):
-            gradient = (
-                None if i is None or not run.input_gradients else run.input_gradients[i if side == "torch" else j]
-            )
-            if i is not None and gradient is not None:
+        names = self._input_names("torch")
+        for j, same in enumerate(self.same_inputs):
+            i = numbers.place_index(same)
+            if i is None or not run.input_gradients:
+                continue
+            gradient = run.input_gradients[i if side == "torch" else j]
+            if gradient is not None:
+                if side == "flax" and isinstance(same, numbers.Rearranged):
+                    gradient = same.to_torch(gradient)
                 found[f"grad {names[i]}"] = ("input gradient", gradient)
         for name, gradient in self.pairing.aligned(run.parameter_gradients, side).items():
             found[f"grad {name}"] = ("matrix gradient" if gradient.ndim > 1 else "vector gradient", gradient)
         return found
 
+    def _input_names(self, side: Side) -> list[str]:
+        """Return a name for each input array; one that a parameter has, too, says that it is the input's."""
+        if side == "torch":
+            names = self.arguments.named(self.torch.argument_names)
+            taken = {match.torch.name for match in self.pairing.matches}
+        else:
+            names = self.flax_arguments.named(self.flax.argument_names)
+            taken = {match.flax.name for match in self.pairing.matches}
+        return [f"{name} (input)" if name in taken else name for name in names]
+
     def flax_names(self) -> dict[str, str]:
         """Return torch name -> Flax name of inputs and parameters, as they stand in results."""
-        names = self.arguments.named(self.torch.argument_names)
-        flax_names = self.flax_arguments.named(self.flax.argument_names)
-        found = {f"grad {names[i]}": f"grad {flax_names[j]}" for j, i in enumerate(self.same_inputs) if i is not None}
+        names, flax_names = self._input_names("torch"), self._input_names("flax")
+        found = {
+            f"grad {names[i]}": f"grad {flax_names[j]}"
+            for j, place in enumerate(self.same_inputs)
+            if (i := numbers.place_index(place)) is not None
+        }
         return found | {f"grad {match.torch.name}": f"grad {match.flax.name}" for match in self.pairing.matches}
 
     def tensors(self, torch: Run, flax: Run) -> dict[str, Tensor]:
@@ -551,6 +613,18 @@ def _check_modules(torch_module: Any, flax_module: Any) -> None:
         raise TypeError(f"compare takes a {what} as its {position} argument, got {type(module).__name__}")
 
 
+def _weights(harness: Any, what: str) -> Arrays:
+    try:
+        held: Arrays = harness.weights()
+    except Exception as error:  # uninitialised, abstract, on the meta device
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModuleFailedError(f"the weights of the {what} module {harness.name} cannot be read: {reason}") from error
+    for name, array in held.items():
+        if array.dtype == np.object_:
+            raise ModuleFailedError(f"{name} of the {what} module {harness.name} holds no numbers; initialise it first")
+    return held
+
+
 def _strict() -> contextlib.AbstractContextManager[Any]:
     from .precision import strict
 
@@ -561,6 +635,15 @@ def _precision_record() -> dict[str, str]:
     from .precision import record
 
     return record()
+
+
+def _devices(device: Any) -> tuple[str, str] | None:
+    if device is None:
+        return None
+    pair = (device, device) if isinstance(device, str) else tuple(device)
+    if len(pair) != 2 or not all(isinstance(one, str) for one in pair):
+        raise ValueError(f"device ({device}) must be one of cpu, gpu, tpu, or a pair of them: torch's, Flax's")
+    return pair
 
 
 def _choose(what: str, names: Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:
@@ -587,6 +670,14 @@ def _own_rules(modules: tuple[Any, Any]) -> Rules | None:
     return None
 
 
+def _is_plain(leaf: Array) -> bool:
+    return is_float(leaf) and not numbers.is_mask(leaf)
+
+
+def _class_of(dtype: str) -> str:
+    return "bool" if dtype == "bool" else "whole" if "int" in dtype else "float"
+
+
 def _bits(array: Array) -> Array:
     """Return the bytes of every element."""
     return np.ascontiguousarray(array).reshape(-1, 1).view(np.uint8)
@@ -599,17 +690,27 @@ def check_outputs(torch: Outputs, flax: Outputs) -> None:
         ModuleFailedError: they don't.
     """
     places, other_places = [one[0] for one in torch], [one[0] for one in flax]
-    named = any("['" in place for place in (*places, *other_places))
-    if len(places) != len(other_places) or (named and places != other_places):
+    named = any("['" in place or '["' in place for place in (*places, *other_places))
+    reordered = places != other_places and sorted(places) == sorted(other_places)
+    if len(places) != len(other_places) or (named and places != other_places) or reordered:
         raise ModuleFailedError(
             f"the outputs differ in structure: torch returns {_listed(torch)}, Flax returns {_listed(flax)}; "
             "compare modules (or wrappers of them) that return the same"
         )
+    for side, outputs in (("torch", torch), ("Flax", flax)):
+        for place, _, dtype in outputs:
+            if dtype.startswith("complex"):
+                raise ModuleFailedError(
+                    f"output{place} of {side} is {dtype}; complex numbers are not judged, return their real and "
+                    "imaginary parts"
+                )
     for (place, shape, _), (_, other, _) in zip(torch, flax, strict=True):
         if shape != other:
             raise ModuleFailedError(
                 f"the outputs differ in shape: output{place} is {shape} in torch and {other} in Flax"
             )
+    if all(0 in shape for _, shape, _ in torch):
+        raise ModuleFailedError(f"there is nothing to compare: the outputs are empty ({_listed(torch)})")
 
 
 def apart(one: Run, two: Run) -> float:

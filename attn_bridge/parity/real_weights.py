@@ -41,14 +41,19 @@ def subjects_from_file(path: str | Path, layout: str, settings: Mapping[str, int
     canonical = table.to_canonical({name: arrays[name] for name in covered})
     num_heads = _read_num_heads(path.parent / "config.json") if num_heads is None else num_heads
     variant = find_variant("MultiHeadAttention")
+    found = layouts.attention_layers(canonical)
+    if not found:
+        raise ValueError(f"{path} holds no attention layers of the layout {layout}")
     for name, array in canonical.items():
         if not np.isfinite(array.astype(np.float64)).all():
             raise ValueError(f"{path}: {name} holds NaN or infinity, and nothing can be proven with it")
+    # float64 holds every lower precision exactly.
+    layers = {
+        f"layer-{index}": {name: array.astype(np.float64) for name, array in weights.items()}
+        for index, weights in found.items()
+    }
     options = ("--weights", str(path), "--layout", layout, "--set", f"num_heads={num_heads}")
-    subjects = [
-        Subject(variant, _case(name, weights, num_heads), weights, options)
-        for name, weights in _layers(canonical).items()
-    ]
+    subjects = [Subject(variant, _case(name, weights, num_heads), weights, options) for name, weights in layers.items()]
     for subject in subjects:
         _check_shapes(path, subject)
     return subjects
@@ -67,15 +72,6 @@ def _check_shapes(path: Path, subject: Subject) -> None:
     if wrong or found.keys() - wanted.keys():
         wrong += [f"{name} unexpected" for name in sorted(found.keys() - wanted.keys())]
         raise ValueError(f"{path}, {subject.case.name}: {'; '.join(wrong)}")
-
-
-def _layers(canonical: Arrays) -> dict[str, Arrays]:
-    """Group ``layers.{i}.name`` by layer, in order; float64 holds every lower precision exactly."""
-    layers: dict[int, Arrays] = {}
-    for name, array in canonical.items():
-        _, index, rest = name.split(".", 2)
-        layers.setdefault(int(index), {})[rest] = array.astype(np.float64)
-    return {f"layer-{index}": layers[index] for index in sorted(layers)}
 
 
 def _case(name: str, weights: Arrays, num_heads: int) -> Case:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ Outputs = list[tuple[str, tuple[int, ...], str]]
 
 MOVE = 2.0**-10
 """By how much of itself every number of a copy is moved: enough to redraw every rounding, too little to change more."""
+
+MOST_AXES = 6
+"""Most axes of an input that is looked for with its axes in another order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +59,10 @@ def as_arguments(inputs: Any) -> Arguments:
             "inputs must be an array, a tuple of positional ones or a dict of keyword ones, "
             f"got {type(inputs).__name__}"
         )
+    for leaf in found.leaves:
+        if not is_float(leaf) and leaf.dtype.kind not in "biu":
+            hint = "; give real and imaginary parts as two" if leaf.dtype.kind == "c" else ""
+            raise ModuleFailedError(f"inputs must hold numbers or bools, one has dtype {leaf.dtype}{hint}")
     return found
 
 
@@ -94,13 +102,104 @@ def in_dtype(arguments: Arguments, dtype: str | None) -> Arguments:
     return arguments.with_leaves([cast(leaf) for leaf in arguments.leaves])
 
 
-def alike(torch: Arguments, flax: Arguments) -> list[int | None]:
-    """Return, per Flax array, the torch array that holds the same numbers; None for one of its own."""
-    found: list[int | None] = []
-    for leaf in flax.leaves:
-        same = (i for i, one in enumerate(torch.leaves) if one.shape == leaf.shape and np.array_equal(one, leaf))
-        found.append(next((i for i in same if i not in found), None))
+@dataclasses.dataclass(frozen=True)
+class Rearranged:
+    """A Flax array that holds a torch array's numbers in another shape: its axes in another order, or merged or split.
+
+    Attributes:
+        index: position of the torch array.
+        axes: the order of its axes.
+        torch_shape: its shape.
+        shape: the shape that its numbers then take.
+    """
+
+    index: int
+    axes: tuple[int, ...]
+    torch_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def to_flax(self, array: Array) -> Array:
+        """Bring a torch array into the Flax shape."""
+        return np.ascontiguousarray(array.transpose(self.axes)).reshape(self.shape)
+
+    def to_torch(self, array: Array) -> Array:
+        """Bring a Flax array into the torch shape."""
+        moved = array.reshape(tuple(self.torch_shape[axis] for axis in self.axes))
+        return np.ascontiguousarray(moved.transpose(np.argsort(self.axes)))
+
+
+Place = int | Rearranged | None
+"""The torch array whose numbers a Flax array holds, rearranged or not; None where there is none."""
+
+
+def place_index(place: Place) -> int | None:
+    """Return the position of the torch array that a Flax array holds."""
+    return place.index if isinstance(place, Rearranged) else place
+
+
+def alike(torch: Arguments, flax: Arguments) -> list[Place]:
+    """Return, per Flax array, the torch array that holds the same numbers; None for one of its own.
+
+    Numbers are the same if they are once both are rounded to the coarser of the two dtypes. One that stands in the same
+    place goes before others, one of the same shape before one that is rearranged.
+    """
+    ours, theirs = torch.leaves, flax.leaves
+    found: list[Place] = [None] * len(theirs)
+    free = list(range(len(ours)))
+    own_paths, paths = torch.paths, flax.paths
+    for j, leaf in enumerate(theirs):
+        if paths[j] in own_paths and _same(ours[i := own_paths.index(paths[j])], leaf):
+            found[j] = i
+            free.remove(i)
+    for look in (_in_place, _rearranged):
+        for j, leaf in enumerate(theirs):
+            if found[j] is None:
+                place = next((place for i in free if (place := look(i, ours[i], leaf)) is not None), None)
+                found[j], index = place, place_index(place)
+                if index is not None:
+                    free.remove(index)
     return found
+
+
+def _in_place(index: int, torch: Array, flax: Array) -> Place:
+    return index if _same(torch, flax) else None
+
+
+def _rearranged(index: int, torch: Array, flax: Array) -> Place:
+    if torch.size != flax.size or torch.size < 2 or _class_of(torch) != _class_of(flax):
+        return None
+    orders = [tuple(range(torch.ndim))]
+    if torch.ndim <= MOST_AXES:
+        wanted = [size for size in flax.shape if size != 1]
+        orders += [
+            order
+            for order in itertools.permutations(range(torch.ndim))
+            if [torch.shape[axis] for axis in order if torch.shape[axis] != 1] == wanted
+        ]
+    places = [Rearranged(index, order, torch.shape, flax.shape) for order in orders]
+    found = [place for place in places if _same(place.to_flax(torch), flax)]
+    if len(found) > 1:
+        positions = np.arange(torch.size).reshape(torch.shape)
+        first = found[0].to_flax(positions)
+        if any(not np.array_equal(first, one.to_flax(positions)) for one in found[1:]):
+            return None  # numbers that repeat: it can't be told which way it is turned
+    return found[0] if found else None
+
+
+def _same(one: Array, two: Array) -> bool:
+    if one.shape != two.shape or _class_of(one) != _class_of(two):
+        return False
+    if not is_float(one):
+        return bool(np.array_equal(one, two))
+    for dtype in dict.fromkeys((one.dtype, two.dtype)):
+        # the coarser dtype is the one in which both agree
+        if np.array_equal(one.astype(dtype).astype(np.float64), two.astype(dtype).astype(np.float64), equal_nan=True):
+            return True
+    return False
+
+
+def _class_of(array: Array) -> str:
+    return "float" if is_float(array) else "whole" if array.dtype.kind in "iu" else array.dtype.kind
 
 
 def draw_inputs(arguments: Arguments, seed: tuple[int, ...], *, stress: bool = False) -> Arguments:
@@ -108,11 +207,20 @@ def draw_inputs(arguments: Arguments, seed: tuple[int, ...], *, stress: bool = F
 
     Floating-point arrays keep their mean and spread; under `stress` their vectors (along the last axis) differ in size
     by two orders of magnitude and some are nearly constant with a mean far from zero. What was nowhere negative stays
-    so. Integers are shuffled unless they are in order (as positions are). Masks, bool or of zeros, ones and
-    infinities, stay as they are.
+    so. Integers are shuffled unless they are in order (as positions are). Masks (see `masks`) stay as they are.
     """
     random = np.random.default_rng([*seed, 7])
-    return arguments.with_leaves([_draw_like(leaf, random, stress) for leaf in arguments.leaves])
+    pairs = zip(arguments.leaves, masks(arguments), strict=True)
+    return arguments.with_leaves([leaf if mask else _draw_like(leaf, random, stress) for leaf, mask in pairs])
+
+
+def masks(arguments: Arguments) -> list[bool]:
+    """Tell which arrays are masks; where nothing else is given, floating-point zeros and ones are plain inputs."""
+    leaves = arguments.leaves
+    found = [is_mask(leaf) for leaf in leaves]
+    if all(found):
+        return [not is_float(leaf) or bool((leaf.astype(np.float64) < 0).any()) for leaf in leaves]
+    return found
 
 
 def is_mask(leaf: Array) -> bool:
@@ -126,7 +234,7 @@ def is_mask(leaf: Array) -> bool:
 
 
 def _draw_like(leaf: Array, random: np.random.Generator, stress: bool) -> Array:
-    if is_mask(leaf) or leaf.size == 0:
+    if leaf.size == 0:
         return leaf
     if not is_float(leaf):
         in_order = leaf.ndim == 0 or bool(np.all(np.diff(leaf, axis=-1) >= 0))
@@ -184,7 +292,8 @@ def moved(arrays: Mapping[str, Array], seed: tuple[int, ...], by: float = MOVE) 
 def moved_inputs(arguments: Arguments, seed: tuple[int, ...], by: float = MOVE) -> Arguments:
     """Return the arguments with every floating-point number that is in no mask moved by a small part of itself."""
     random = np.random.default_rng([*seed, 2])
-    return arguments.with_leaves([leaf if is_mask(leaf) else _moved(leaf, random, by) for leaf in arguments.leaves])
+    pairs = zip(arguments.leaves, masks(arguments), strict=True)
+    return arguments.with_leaves([leaf if mask else _moved(leaf, random, by) for leaf, mask in pairs])
 
 
 def _moved(array: Array, random: np.random.Generator, by: float) -> Array:
@@ -195,12 +304,16 @@ def _moved(array: Array, random: np.random.Generator, by: float) -> Array:
     return result
 
 
-def like(arguments: Arguments, source: Arguments, matches: list[int | None]) -> Arguments:
+def like(arguments: Arguments, source: Arguments, matches: Sequence[Place]) -> Arguments:
     """Return the arguments with the arrays that `source` has, too, taken from there."""
-    leaves = [
-        leaf if match is None else source.leaves[match] for leaf, match in zip(arguments.leaves, matches, strict=True)
-    ]
-    return arguments.with_leaves(leaves)
+    leaves = source.leaves
+    found = []
+    for leaf, place in zip(arguments.leaves, matches, strict=True):
+        if place is None:
+            found.append(leaf)
+        else:
+            found.append(place.to_flax(leaves[place.index]) if isinstance(place, Rearranged) else leaves[place])
+    return arguments.with_leaves(found)
 
 
 def common_dtype(arrays: Arrays) -> str | None:

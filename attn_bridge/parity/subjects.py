@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -39,7 +39,10 @@ def wide(array: Array) -> Array:
 
 
 def flatten(tree: Any, is_leaf: Callable[[Any], bool], path: str = "") -> list[tuple[str, Any]]:
-    """Return ``(path, leaf)`` of every leaf in tuples, lists, mappings and dataclasses; None holds nothing."""
+    """Return ``(path, leaf)`` of every leaf in tuples, lists, mappings and dataclasses; None holds nothing.
+
+    Mappings are walked in the order of their sorted keys, as JAX does, so that two that hold the same are walked alike.
+    """
     if is_leaf(tree):
         return [(path, tree)]
     return [leaf for key, child in _children(tree) for leaf in flatten(child, is_leaf, path + key)]
@@ -53,7 +56,8 @@ def replace(tree: Any, is_leaf: Callable[[Any], bool], leaves: Sequence[Any]) ->
         if is_leaf(node):
             return rest.pop(0)
         if isinstance(node, Mapping):
-            changed = {key: walk(child) for key, child in node.items()}
+            walked = {key: walk(node[key]) for key in _sorted(node)}
+            changed = {key: walked[key] for key in node}
             return changed if type(node) is dict else _like_mapping(node, changed)
         if isinstance(node, tuple) and hasattr(node, "_fields"):
             return type(node)(*map(walk, node))
@@ -75,9 +79,17 @@ def _like_mapping(node: Any, changed: dict[Any, Any]) -> Any:
         return changed
 
 
+def _sorted(keys: Iterable[Any]) -> list[Any]:
+    found = list(keys)
+    try:
+        return sorted(found)
+    except TypeError:  # of several types
+        return sorted(found, key=lambda key: (type(key).__name__, repr(key)))
+
+
 def _children(node: Any) -> list[tuple[str, Any]]:
     if isinstance(node, Mapping):
-        return [(f"[{key!r}]", child) for key, child in node.items()]
+        return [(f"[{key!r}]", node[key]) for key in _sorted(node)]
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return [(f".{key}", child) for key, child in zip(node._fields, node, strict=True)]
     if isinstance(node, (tuple, list)):
@@ -101,19 +113,25 @@ class Arguments:
 
     @property
     def leaves(self) -> list[Array]:
-        """All arrays, in order."""
-        return [leaf for _, leaf in flatten((self.args, dict(self.kwargs)), is_array)]
+        """All arrays, in order: of positional arguments, then of keywords as they were given."""
+        return [leaf for _, leaf in self._flat]
 
     @property
     def paths(self) -> list[str]:
         """Where each array stands: ``[0]``, ``['x']``, ``[1][0]``."""
-        positional = [path for path, _ in flatten(self.args, is_array)]
-        return positional + [path for path, _ in flatten(dict(self.kwargs), is_array)]
+        return [path for path, _ in self._flat]
+
+    @property
+    def _flat(self) -> list[tuple[str, Array]]:
+        found = flatten(self.args, is_array)
+        for key, value in self.kwargs.items():
+            found += flatten(value, is_array, f"[{key!r}]")
+        return found
 
     def with_leaves(self, leaves: Sequence[Any]) -> Arguments:
         """Return the same call with other arrays (of any framework)."""
-        args, kwargs = replace((self.args, dict(self.kwargs)), is_array, leaves)
-        return Arguments(args, kwargs)
+        args, values = replace((self.args, list(self.kwargs.values())), is_array, leaves)
+        return Arguments(args, dict(zip(self.kwargs, values, strict=True)))
 
     def named(self, names: Sequence[str]) -> list[str]:
         """Return a name for each array, given the names of positional arguments."""
@@ -121,9 +139,8 @@ class Arguments:
         for path, _ in flatten(self.args, is_array):
             position, _, rest = path[1:].partition("]")
             found.append((names[int(position)] if int(position) < len(names) else f"inputs[{position}]") + rest)
-        for path, _ in flatten(dict(self.kwargs), is_array):
-            key, _, rest = path[1:].partition("]")
-            found.append(key.strip("'") + rest)
+        for key, value in self.kwargs.items():
+            found += [f"{key}{path}" for path, _ in flatten(value, is_array)]
         return found
 
 

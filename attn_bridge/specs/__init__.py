@@ -16,7 +16,9 @@ from . import (
     simple_self_attention,
 )
 from .base import Config, Parameter, Variant
+from .bert_encoder import BertEncoderConfig
 from .causal_attention import CausalAttentionConfig
+from .gpt_model import GPTModelConfig
 from .layer_norm import LayerNormConfig
 from .multi_head_attention import MultiHeadAttentionConfig
 from .multi_head_attention_wrapper import MultiHeadAttentionWrapperConfig
@@ -26,8 +28,10 @@ from .simple_self_attention import SimpleSelfAttentionConfig
 
 __all__ = [
     "VARIANTS",
+    "BertEncoderConfig",
     "CausalAttentionConfig",
     "Config",
+    "GPTModelConfig",
     "LayerNormConfig",
     "MultiHeadAttentionConfig",
     "MultiHeadAttentionWrapperConfig",

@@ -21,9 +21,9 @@ USAGE_ERRORS = [
     (["check", "--dtype", "int8"], "error: dtype (int8) must be one of float64, float32, bfloat16, float16\n"),
     (["check", "--seeds", "0"], "error: seeds (0) must be at least 1\n"),
     (["check", "--seeds", "many"], "error: Invalid value for '--seeds': "),
-    (["check", "--weights", "x.safetensors"], "error: --weights and --layout go together; layouts: hf-bert\n"),
-    (["check", "--weights", "x", "--layout", "y"], "error: layout (y) must be one of hf-bert\n"),
-    (["check", "--weights", "x", "--layout", "hf-bert"], "error: x is not a .safetensors file\n"),
+    (["check", "--weights", "x.safetensors"], "error: --weights and --layout go together; layouts: torch, flax, "),
+    (["check", "--weights", "x", "--layout", "y"], "error: layout (y) must be one of torch, flax, book, "),
+    (["check", "--weights", "x", "--layout", "hf-bert"], "error: x: does not exist\n"),
     (
         ["check", "--weights", "x", "--layout", "hf-bert", "--set", "a"],
         "error: --set takes KEY=VALUE with a whole number",

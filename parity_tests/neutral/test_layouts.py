@@ -1,183 +1,245 @@
-"""The layout tables, and reading the files they are applied to."""
+"""The layout tables: every one there and back, what they say about names and shapes, and how they are told apart."""
 
-import subprocess
-import sys
+import itertools
+import math
 
 import ml_dtypes
 import numpy as np
 import pytest
-import safetensors.numpy
 
-from attn_bridge import WeightsMismatchError, checkpoints, layouts
+from attn_bridge import WeightsMismatchError, layouts
+from attn_bridge.layouts import LayoutError, Row, SettingError
+from attn_bridge.layouts.layout import lacking
+from attn_bridge.layouts.table import refined
+from parity_tests.neutral.checkpoints import attention, bert, gpt, llama
 
-HF_BERT = layouts.find("hf-bert")
-WIDTH = 6
-OUTSIDE = {
-    "attention.self.query": "W_query",
-    "attention.self.key": "W_key",
-    "attention.self.value": "W_value",
-    "attention.output.dense": "out_proj",
-}
+SINGLE = ["torch", "flax", "book", "fused-qkv", "torch-mha", "nnx-mha", "linen-mha"]
+DTYPES = [np.float32, np.float64, ml_dtypes.bfloat16, np.float16, np.int8]
 
 
-def bert_attention(num_layers: int = 2, prefix: str = "") -> dict[str, np.ndarray]:
-    """Attention tensors under their Hugging Face names, every element of its own value."""
-    sizes = {"weight": (WIDTH, WIDTH), "bias": (WIDTH,)}
-    names = [
-        (f"{prefix}encoder.layer.{i}.{module}.{kind}", shape)
-        for i in range(num_layers)
-        for module in OUTSIDE
-        for kind, shape in sizes.items()
-    ]
-    values = np.random.default_rng(0)
-    return {name: values.standard_normal(shape, dtype=np.float32) for name, shape in names}
-
-
-REST = [
-    "embeddings.word_embeddings.weight",
-    "embeddings.LayerNorm.weight",
-    "encoder.layer.0.attention.output.LayerNorm.weight",
-    "encoder.layer.0.intermediate.dense.weight",
-    "encoder.layer.0.output.dense.weight",
-    "encoder.layer.0.crossattention.self.query.weight",
-    "encoder.layer.00.attention.self.query.weight",
-    "encoder.layer.0.attention.self.query.weight.quantized",
-    "notencoder.layer.0.attention.self.query.weight",
-    "pooler.dense.weight",
-]
-
-
-def assert_same_bits(result: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+def assert_same_bits(result, expected):
     assert result.keys() == expected.keys()
     for name, array in expected.items():
-        assert result[name].dtype == array.dtype, name
-        assert result[name].shape == array.shape, name
+        assert (result[name].dtype, result[name].shape) == (array.dtype, array.shape), name
         assert result[name].tobytes() == array.tobytes(), name
 
 
-def test_find_names_the_known_layouts() -> None:
-    with pytest.raises(ValueError, match=r"^layout \(foo\) must be one of hf-bert$"):
+def shapes(arrays):
+    return {name: array.shape for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("path", ["", "model.blocks.11.att."])
+@pytest.mark.parametrize("name", SINGLE)
+def test_single_modules_go_there_and_back(name, path, dtype):
+    layout = layouts.find(name)
+    canonical = {key: array.astype(dtype) for key, array in attention(path, seed=3).items()}
+    theirs = layout.from_canonical(canonical, num_heads=4)
+    assert_same_bits(layout.to_canonical(theirs), canonical)
+    assert layouts.detect(theirs).name == ("torch" if name == "book" else name)
+
+
+@pytest.mark.parametrize(("name", "make"), [("hf-gpt2", gpt), ("hf-bert", bert), ("hf-llama", llama)])
+@pytest.mark.parametrize("prefix", [0, 1])
+def test_whole_models_go_there_and_back(name, make, prefix):
+    layout = layouts.find(name)
+    canonical = make(3, seed=prefix)
+    theirs = layout.from_canonical(canonical, prefix=layout.prefixes[prefix])
+    assert all(key.startswith(("lm_head", layout.prefixes[prefix])) for key in theirs)
+    assert_same_bits(layout.to_canonical(theirs), canonical)
+    assert layouts.detect(theirs).name == name
+    decoded = layout.decode(shapes(theirs))
+    assert decoded.restore["prefix"] == layout.prefixes[prefix]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fused-qkv", {"qkv.weight": lambda q, k, v: np.concatenate([q, k, v])}),
+        ("torch-mha", {"in_proj_weight": lambda q, k, v: np.concatenate([q, k, v])}),
+        ("nnx-mha", {"value.kernel": lambda q, k, v: v.T.reshape(6, 4, 2)}),
+        ("flax", {"W_key.kernel": lambda q, k, v: k.T}),
+    ],
+)  # fmt: skip
+def test_the_elements_are_where_the_library_has_them(name, expected):
+    canonical = attention(seed=5)
+    theirs = layouts.find(name).from_canonical(canonical, num_heads=4)
+    weights = [canonical[f"W_{one}.weight"] for one in ("query", "key", "value")]
+    for key, compute in expected.items():
+        assert np.array_equal(theirs[key], compute(*weights))
+
+
+def test_gpt2_has_its_projections_side_by_side_and_its_head_tied():
+    canonical = gpt(2)
+    theirs = layouts.find("hf-gpt2").from_canonical(canonical)
+    block = "trf_blocks.1.att.W_"
+    side_by_side = np.concatenate([canonical[f"{block}{one}.weight"].T for one in ("query", "key", "value")], axis=1)
+    assert np.array_equal(theirs["transformer.h.1.attn.c_attn.weight"], side_by_side)
+    assert "lm_head.weight" not in theirs
+    apart = layouts.find("hf-gpt2").from_canonical(canonical, tie=0)
+    assert np.array_equal(apart["lm_head.weight"], canonical["out_head.weight"])
+    assert layouts.find("hf-gpt2").decode(shapes(apart)).restore["tie"] == 0
+
+
+def test_what_is_missing_and_what_is_unknown_is_listed():
+    layout = layouts.find("hf-gpt2")
+    theirs = layout.from_canonical(gpt(3))
+    del theirs["transformer.h.1.attn.c_attn.weight"], theirs["transformer.wpe.weight"]
+    theirs["transformer.extra"] = np.zeros(3)
+    with pytest.raises(WeightsMismatchError) as caught:
+        layout.decode(shapes(theirs))
+    assert caught.value.missing == ["transformer.h.1.attn.c_attn.weight", "transformer.wpe.weight"]
+    assert caught.value.unexpected == ["transformer.extra"]
+
+
+def test_queries_without_keys_and_a_gap_in_the_blocks_are_missing():
+    canonical = gpt(4)
+    del canonical["trf_blocks.3.att.W_key.weight"]
+    names = [name for name in canonical if not name.startswith("trf_blocks.2.")]
+    assert sorted(lacking(names)) == ["trf_blocks.2", "trf_blocks.3.att.W_key.weight"]
+    assert lacking(gpt(2)) == []
+
+
+@pytest.mark.parametrize("setting", [None, 5])
+def test_heads_have_to_be_known_and_to_fit(setting):
+    settings = {} if setting is None else {"num_heads": setting}
+    error, message = (SettingError, "needs --set num_heads=N") if setting is None else (LayoutError, "8 is not h=5 x c")
+    with pytest.raises(error, match=message):
+        layouts.find("nnx-mha").encode(shapes(attention()), settings)
+
+
+def test_masks_are_dropped_for_a_reason():
+    names = {**shapes(attention("a.")), "a.mask": (7, 7)}
+    decoded = layouts.find("book").decode(names)
+    assert decoded.dropped == {"a.mask": "a causal mask, which our modules compute"}
+    assert layouts.detect(names).name == "book"
+
+
+def test_shapes_that_are_no_parts_of_one_tensor_are_refused():
+    canonical = attention()
+    canonical["W_key.weight"] = np.zeros((8, 7), np.float32)
+    with pytest.raises(LayoutError, match=r"W_query\.weight \(8, 6\) and W_key\.weight \(8, 7\) are no parts of one"):
+        layouts.find("fused-qkv").encode(shapes(canonical))
+
+
+def test_a_fused_tensor_of_another_size_is_refused():
+    theirs = layouts.find("fused-qkv").from_canonical(attention())
+    theirs["qkv.weight"] = theirs["qkv.weight"][:-1]
+    with pytest.raises(LayoutError, match=r"qkv\.weight \(23, 6\): 23 is not part=3 x o"):
+        layouts.find("fused-qkv").decode(shapes(theirs))
+
+
+@pytest.mark.parametrize("prefix", ["params.", ""])
+def test_linen_is_told_from_nnx_by_params(prefix):
+    theirs = layouts.find("linen-mha").from_canonical(attention("x."), num_heads=2, prefix=prefix)
+    assert layouts.detect(theirs).name == ("linen-mha" if prefix else "nnx-mha")
+
+
+def test_names_that_fit_nothing_say_what_comes_closest():
+    theirs = layouts.find("hf-gpt2").from_canonical(gpt(2))
+    with pytest.raises(LayoutError, match=r"hf-gpt2 comes closest, but does not know foo$"):
+        layouts.detect([*theirs, "foo"])
+    with pytest.raises(LayoutError, match="no tensor has a name that a layout knows"):
+        layouts.detect(["foo", "bar.baz"])
+    with pytest.raises(LayoutError, match=r"^layout \(foo\) must be one of torch, flax, book, "):
         layouts.find("foo")
 
 
-def test_hf_bert_renames_every_attention_tensor_and_leaves_its_axes() -> None:
-    arrays = bert_attention(num_layers=12)
-    expected = {
-        f"layers.{i}.{ours}.{kind}": arrays[f"encoder.layer.{i}.{theirs}.{kind}"]
-        for i in range(12)
-        for theirs, ours in OUTSIDE.items()
-        for kind in ("weight", "bias")
+GROUPED = Row(
+    "{path}qkv.weight",
+    tuple(f"{{path}}W_{name}.weight" for name in ("query", "key", "value")),
+    "o i -> o i",
+    along="o",
+    split=("q", "kv", "kv"),
+)
+PER_HEAD = Row(
+    "qkv.weight",
+    tuple(f"W_{name}.weight" for name in ("query", "key", "value")),
+    "(h d) i -> (h part d) i",
+    part="part",
+    sizes={"h": "num_heads"},
+)
+SCANNED = Row("blocks.weight", ("layers.{i}.weight",), "o i -> i l o", stack="l")
+
+
+def test_parts_of_several_sizes_lie_along_an_axis():
+    layout = layouts.Layout("grouped", "", [GROUPED])
+    random = np.random.default_rng(0)
+    canonical = {
+        f"a.W_{name}.weight": random.normal(size=(size, 5)) for name, size in (("query", 8), ("key", 2), ("value", 2))
     }
-    assert_same_bits(HF_BERT.to_canonical(arrays), expected)
+    theirs = layout.from_canonical(canonical)
+    assert np.array_equal(theirs["a.qkv.weight"], np.concatenate(list(canonical.values())))
+    assert_same_bits(layout.to_canonical(theirs, q=8, kv=2), canonical)
+    with pytest.raises(SettingError, match="--set q=N and --set kv=N"):
+        layout.to_canonical(theirs)
+    with pytest.raises(LayoutError, match=r"parts of 6 \+ 2 \+ 2 rows are not its 12"):
+        layout.to_canonical(theirs, q=6, kv=2)
 
 
-@pytest.mark.parametrize("prefix", ["", "bert", "model.bert"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_round_trip_is_bit_exact_below_any_prefix(prefix: str, dtype: str) -> None:
-    arrays = bert_attention(prefix=f"{prefix}." if prefix else "")
-    arrays = {name: array.astype(np.dtype(dtype)) for name, array in arrays.items()}
-    assert HF_BERT.find_prefix(arrays) == prefix
-    assert_same_bits(HF_BERT.from_canonical(HF_BERT.to_canonical(arrays), prefix=prefix), arrays)
+def test_parts_may_alternate_from_head_to_head():
+    layout = layouts.Layout("per head", "", [PER_HEAD])
+    canonical = attention(out=False, bias=False)
+    fused = layout.from_canonical(canonical, num_heads=4)["qkv.weight"].reshape(4, 3, 2, 6)
+    for part, array in enumerate(canonical.values()):
+        assert np.array_equal(fused[:, part].reshape(8, 6), array)
+    assert_same_bits(layout.to_canonical({"qkv.weight": fused.reshape(24, 6)}, num_heads=4), canonical)
 
 
-@pytest.mark.parametrize("prefix", ["", "bert."])
-def test_select_keeps_the_order_and_leaves_out_all_but_attention(prefix: str) -> None:
-    covered = list(bert_attention(prefix=prefix))
-    rest = [prefix + name for name in REST]
-    names = [name for pair in zip(rest, covered, strict=False) for name in pair] + covered[len(rest) :]
-    assert HF_BERT.select(names) == covered
+def test_layers_may_be_stacked():
+    layout = layouts.Layout("scanned", "", [SCANNED])
+    canonical = {f"layers.{i}.weight": np.random.default_rng(i).normal(size=(3, 4)) for i in range(12)}
+    theirs = layout.from_canonical(canonical)
+    assert np.array_equal(theirs["blocks.weight"], np.stack([array.T for array in canonical.values()], axis=1))
+    assert_same_bits(layout.to_canonical(theirs), canonical)
+    del canonical["layers.5.weight"]
+    with pytest.raises(WeightsMismatchError, match=r"missing: layers\.5\.weight"):
+        layout.from_canonical(canonical)
 
 
-def test_what_is_not_attention_is_refused_unless_it_was_left_out() -> None:
-    arrays = bert_attention() | {"pooler.dense.weight": np.zeros((WIDTH, WIDTH), np.float32)}
-    with pytest.raises(WeightsMismatchError, match=r"^weights do not match: unexpected: pooler\.dense\.weight$"):
-        HF_BERT.to_canonical(arrays)
-    HF_BERT.to_canonical({name: arrays[name] for name in HF_BERT.select(arrays)})
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"ours": ("a",), "pattern": "o i -> o"}, "must hold the same axes"),
+        ({"ours": ("a",), "pattern": "o i"}, "must read"),
+        ({"ours": ("a",), "pattern": "o o -> o o"}, "each axis once"),
+        ({"ours": ("a", "b"), "pattern": "o i -> o i"}, "either the axis that counts them or one they lie along"),
+        ({"ours": ("a",), "pattern": "o -> (p o)", "part": "p"}, "no several"),
+        ({"ours": ("a",), "sizes": {"x": 3}}, "no axis of the pattern"),
+        ({}, "names either tensors of ours or a reason"),
+        ({"ours": ("a",), "reason": "b"}, "names either tensors of ours or a reason"),
+    ],
+)  # fmt: skip
+def test_a_row_that_is_no_bijection_is_refused(row, message):
+    with pytest.raises(LayoutError, match=message):
+        Row("theirs", **row)
 
 
-def test_a_missing_tensor_is_named_with_its_prefix() -> None:
-    arrays = bert_attention(prefix="bert.")
-    del arrays["bert.encoder.layer.1.attention.self.key.bias"]
-    message = r"^weights do not match: missing: bert\.encoder\.layer\.1\.attention\.self\.key\.bias$"
-    with pytest.raises(WeightsMismatchError, match=message):
-        HF_BERT.to_canonical(arrays)
+def test_every_row_of_every_layout_places_every_element_once():
+    every = [(name, row) for name in layouts.names() for row in layouts.find(name).rows if row.ours]
+    for name, row in every:
+        values = {"i": "0", "path": "", "prefix": ""}
+        of_ours = row.pattern.partition("->")[0].strip()
+        left, _ = row._sides(2, of_theirs=False) if of_ours == "..." else (of_ours.replace("(h c)", "o").split(), None)
+        shape = tuple(12 + 6 * position for position in range(len(left)))
+        keys = {(number, 0): shape for number in range(len(row.ours))}
+        names = {(number, 0): str(number) for number in range(len(row.ours))}
+        whole, placed = row.encode(row.theirs, keys, names, {"num_heads": 3})
+        taken = []
+        for placement in placed.values():
+            steps = [
+                range(0, size * stride, stride) if stride else [0] for axis in placement.axes for size, stride in axis
+            ]
+            taken += [placement.offset + sum(place) for place in itertools.product(*steps)]
+        assert sorted(taken) == list(range(math.prod(whole))), (name, row)
+        assert set(row.decode(row.theirs, whole, values, {"num_heads": 3})) == {
+            template.format(**values) for template in row.ours
+        }
 
 
-def test_a_tensor_of_another_rank_is_named() -> None:
-    arrays = bert_attention()
-    arrays["encoder.layer.0.attention.self.key.bias"] = np.zeros((WIDTH, 1), np.float32)
-    message = r"misshapen: encoder\.layer\.0\.attention\.self\.key\.bias: shape \(6, 1\) does not fit 'o -> o'$"
-    with pytest.raises(WeightsMismatchError, match=message):
-        HF_BERT.to_canonical(arrays)
-
-
-def test_two_models_in_one_file_are_refused() -> None:
-    arrays = bert_attention(prefix="question.") | bert_attention(prefix="passage.")
-    message = r"^hf-bert tensors must stand below one prefix, got 'passage', 'question'; convert one at a time$"
-    with pytest.raises(ValueError, match=message):
-        HF_BERT.to_canonical(arrays)
-
-
-def test_a_file_without_attention_is_refused() -> None:
-    assert HF_BERT.select(REST) == []
-    assert HF_BERT.find_prefix(REST) == ""
-    with pytest.raises(WeightsMismatchError, match=r"missing: encoder\.layer\.\{i\}\.attention\.output\.dense\.bias"):
-        HF_BERT.to_canonical({})
-
-
-def test_the_result_shares_no_memory_with_the_source() -> None:
-    arrays = bert_attention()
-    for name, array in HF_BERT.to_canonical(arrays).items():
-        assert not any(np.shares_memory(array, source) for source in arrays.values()), name
-
-
-def test_read_returns_what_was_saved(tmp_path) -> None:
-    arrays = bert_attention() | {
-        "half": np.array([1.5, -0.0, np.nan], ml_dtypes.bfloat16),
-        "index": np.arange(3),
-        "empty": np.zeros((0, 2), np.float16),
-    }
-    safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
-    assert_same_bits(checkpoints.read(tmp_path / "model.safetensors"), arrays)
-    assert_same_bits(checkpoints.read(str(tmp_path / "model.safetensors")), arrays)
-
-
-def test_read_takes_bfloat16_with_nothing_imported_before(tmp_path) -> None:
-    safetensors.numpy.save_file({"a": np.array([1.5], ml_dtypes.bfloat16)}, tmp_path / "model.safetensors")
-    code = (
-        "import sys; from attn_bridge import checkpoints; early = {'safetensors', 'ml_dtypes'} & sys.modules.keys(); "
-        f"print(sorted(early), checkpoints.read({str(tmp_path / 'model.safetensors')!r})['a'].dtype)"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout == "[] bfloat16\n"
-
-
-def test_read_refuses_another_kind_of_file(tmp_path) -> None:
-    (tmp_path / "model.pt").touch()
-    (tmp_path / "folder.safetensors").mkdir()
-    with pytest.raises(ValueError, match=r"^\S*model\.pt is not a \.safetensors file$"):
-        checkpoints.read(tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"^\S*folder\.safetensors is not a \.safetensors file$"):
-        checkpoints.read(tmp_path / "folder.safetensors")
-
-
-def test_read_refuses_a_missing_file(tmp_path) -> None:
-    with pytest.raises(ValueError, match=r"^\S*model\.safetensors does not exist$"):
-        checkpoints.read(tmp_path / "model.safetensors")
-
-
-@pytest.mark.parametrize("kept", [0, 8, 100, -1])
-def test_read_refuses_a_truncated_file(tmp_path, kept: int) -> None:
-    path = tmp_path / "model.safetensors"
-    safetensors.numpy.save_file(bert_attention(), path)
-    path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(ValueError, match=r"^\S*model\.safetensors is corrupt: [^\n]+$"):
-        checkpoints.read(path)
-
-
-def test_read_refuses_a_dtype_that_numpy_lacks(tmp_path) -> None:
-    header = b'{"a":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,2]}}'
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\x00\x00")
-    message = r"^\S*model\.safetensors holds a tensor that NumPy cannot represent: [^\n]*float8_e4m3fn[^\n]*$"
-    with pytest.raises(ValueError, match=message):
-        checkpoints.read(tmp_path / "model.safetensors")
+def test_axes_that_two_layouts_cut_in_different_places_meet():
+    one = [((4, 10), (6, 1))]
+    two = [((8, 3), (3, 100))]
+    assert refined(one, two) == [(4, 10, 6), (2, 3, 3), (3, 1, 100)]
+    with pytest.raises(LayoutError, match="cut into pieces"):
+        refined([((4, 6), (6, 1))], [((6, 4), (4, 1))])

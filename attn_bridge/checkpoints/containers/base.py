@@ -1,7 +1,7 @@
 """What every container offers: tensors by name from headers alone, their bytes, and a writer that knows all of them.
 
-Tensors are named by dots; a container of nested dicts (msgpack, Orbax) has a name's parts as its keys. Dtypes go by their
-NumPy name (``bfloat16``, ``float8_e4m3fn``).
+Tensors are named by dots; a container of nested dicts (msgpack, Orbax) has a name's parts as its keys. Dtypes go by
+their NumPy name (``bfloat16``, ``float8_e4m3fn``).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Reader(abc.ABC):
         data = self.read_range(name, 0, info.nbytes)
         return np.frombuffer(data, numpy_dtype(info.dtype)).reshape(info.shape)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - one that keeps nothing open need not say so
         """Close its files."""
 
     def __enter__(self) -> Self:
@@ -157,7 +157,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     except TypeError:
         pass
     try:
-        return np.dtype(getattr(ml_dtypes, name))
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype
     except (AttributeError, TypeError):
         raise CheckpointError(f"dtype {printable(name)} is unknown here") from None
 

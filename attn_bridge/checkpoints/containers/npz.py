@@ -1,0 +1,215 @@
+"""NumPy's archives of arrays, ``.npz``, as ``np.load`` reads them."""
+
+from __future__ import annotations
+
+import ast
+import io
+import math
+import re
+import struct
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .base import MOST_HEADER, Reader, TensorInfo, Writer, numpy_dtype, printable
+from .files import (
+    DTYPES,
+    File,
+    InOrder,
+    bad,
+    check_count,
+    check_dtype,
+    check_infos,
+    check_name,
+    check_range,
+    check_shape,
+    dump_json,
+    parse_json,
+    sync_folder,
+)
+from .strided import gather
+from .zips import Archive, Member, members
+
+EXTRA = "attn_bridge.json"
+"""Member that names dtypes which NumPy has not, and holds the metadata; written where there is something to say."""
+
+MAGIC = b"\x93NUMPY"
+MOST_TEXT = 10_000
+"""Bytes of an array's header; NumPy's own limit."""
+
+
+class NpzReader(Reader):
+    """One file; arrays in Fortran's order or big-endian come out in C's order and little-endian."""
+
+    format: ClassVar[str] = "npz"
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file = File(path)
+        found = members(self._file)
+        said = self._read_extra(found.pop(EXTRA, None))
+        self.metadata = said.get("metadata", {})
+        dtypes = said.get("dtypes", {})
+        if not isinstance(self.metadata, dict) or not isinstance(dtypes, dict):
+            raise bad(path, f"{EXTRA} in it has no objects")
+        check_count(path, len(found))
+        self.tensors = {}
+        self._places: dict[str, tuple[Member, int, bool, bool]] = {}
+        for file, member in found.items():
+            if not file.endswith(".npy"):
+                raise bad(path, f"{printable(file)} in it is no array")
+            self._place(file.removesuffix(".npy"), member, dtypes)
+        wrong = [printable(name) for name in dtypes if name not in self.tensors]
+        if wrong:
+            raise bad(path, f"{EXTRA} in it names arrays that are not there: {', '.join(wrong[:9])}")
+        self._gathered: tuple[str, memoryview] = ("", memoryview(b""))
+
+    def _read_extra(self, member: Member | None) -> dict[str, Any]:
+        if member is None:
+            return {}
+        if member.size > MOST_HEADER:
+            raise bad(self.path, f"{EXTRA} in it has {member.size} bytes; more than {MOST_HEADER} are not read")
+        said = parse_json(member.read(0, member.size), self.path, EXTRA)
+        if not isinstance(said, dict):
+            raise bad(self.path, f"{EXTRA} in it is no object")
+        return said
+
+    def _place(self, name: str, member: Member, dtypes: Mapping[str, Any]) -> None:
+        """Read the header of an array and check it against its member."""
+        shown = printable(check_name(self.path, name))
+        shape, fortran, dtype, begin = self._read_header(shown, member)
+        if name in dtypes:
+            given = check_dtype(self.path, name, dtypes[name])
+            if dtype.kind != "V" or dtype.itemsize != numpy_dtype(given).itemsize:
+                raise bad(self.path, f"{shown} is {printable(dtype)}, which can't be {given}")
+        else:
+            given = dtype.name
+            if dtype.hasobject or dtype.names or dtype.subdtype or given not in DTYPES:
+                kind = "objects" if dtype.hasobject else f"{printable(dtype.str, 40)}, which is no dtype of a tensor"
+                raise bad(self.path, f"{shown} is an array of {kind}")
+        info = TensorInfo(name, given, check_shape(self.path, name, shape))
+        if begin + info.nbytes != member.size:
+            raise bad(self.path, f"{shown} claims {info.nbytes} bytes; its member has {member.size - begin}")
+        self.tensors[name] = info
+        swapped = dtype.byteorder == ">"
+        self._places[name] = member, begin, fortran and math.prod(shape) > 1 and len(shape) > 1, swapped
+
+    def _read_header(self, shown: str, member: Member) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+        """Return an array's shape, whether in Fortran's order, dtype, and where its elements begin."""
+        start = bytes(member.read(0, min(12, member.size)))
+        version = tuple(start[6:8])
+        if start[:6] != MAGIC or version not in ((1, 0), (2, 0)) or len(start) < 12:
+            raise bad(self.path, f"{shown} is no array of NumPy's format 1.0 or 2.0")
+        wide = version == (2, 0)
+        (length,) = struct.unpack_from("<I" if wide else "<H", start, 8)
+        begin = (12 if wide else 10) + length
+        if length > MOST_TEXT or begin > member.size:
+            raise bad(self.path, f"the header of {shown} claims {length} bytes")
+        text = bytes(member.read(0, begin))[12 if wide else 10 :].decode("latin-1")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                said = ast.literal_eval(text.strip())
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+            raise bad(self.path, f"the header of {shown} is damaged: {printable(error)}") from None
+        if not isinstance(said, dict) or set(said) != {"descr", "fortran_order", "shape"}:
+            raise bad(self.path, f"the header of {shown} is not descr, fortran_order and shape")
+        if not isinstance(said["descr"], str) or not isinstance(said["fortran_order"], bool):
+            raise bad(self.path, f"{shown} is an array of records, or its order is not said")
+        if not re.fullmatch(r"[<>|=]?[a-zA-Z?][0-9]*(\[[0-9a-z]+\])?", said["descr"]):
+            raise bad(
+                self.path, f"{shown} is an array of {printable(said['descr'], 40)}, which is no dtype of a tensor"
+            )
+        try:
+            dtype = np.dtype(said["descr"])
+        except (TypeError, ValueError, SyntaxError) as error:
+            raise bad(self.path, f"the header of {shown} is damaged: {printable(error)}") from None
+        return check_shape(self.path, shown, said["shape"]), said["fortran_order"], dtype, begin
+
+    def files(self) -> list[Path]:
+        """Return the file."""
+        return [self.path]
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of an array."""
+        info = self.tensors[name]
+        check_range(self.path, info, start, stop)
+        member, begin, fortran, swapped = self._places[name]
+        if not fortran and not swapped:
+            if not start and stop:
+                member.read(0, begin)
+            return member.read(begin + start, stop - start)
+        if self._gathered[0] != name:
+            self._gathered = ("", memoryview(b""))
+            dtype = numpy_dtype(info.dtype)
+            shape = info.shape[::-1] if fortran else info.shape
+            strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+            order = dtype.newbyteorder(">") if swapped else dtype
+            turned = (info.shape, strides[::-1]) if fortran else (info.shape, strides)
+            whole = gather(lambda at, count: member.read(begin + at, count), order, *turned)
+            plain = whole.astype(dtype, copy=False) if dtype.kind in "bui" else whole.view(f"V{dtype.itemsize}")
+            if swapped and dtype.kind not in "bui":
+                plain = whole.byteswap().view(f"V{dtype.itemsize}")
+            self._gathered = name, plain.reshape(-1).view("uint8").data
+        return self._gathered[1][start:stop]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._gathered = ("", memoryview(b""))
+        self._file.close()
+
+
+class NpzWriter(Writer):
+    """One file, of stored members, that ``np.load`` reads.
+
+    What NumPy has no dtype for (bfloat16, float8) is written as NumPy itself would: as void of that size. The member
+    ``attn_bridge.json`` then names the dtypes: {"dtypes": {name: dtype}, "metadata": metadata}. It is left out where
+    both are empty.
+    """
+
+    format: ClassVar[str] = "npz"
+
+    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]):
+        super().__init__(path, tensors, metadata)
+        check_infos(path, tensors)
+        for info in tensors:
+            if info.file:
+                raise bad(path, "an .npz is one file; choose safetensors for several")
+            if f"{info.name}.npy" == EXTRA or info.name.endswith(".npy"):
+                raise bad(path, f"no array of an .npz can be named {printable(info.name)}")
+        foreign = {info.name: info.dtype for info in tensors if numpy_dtype(info.dtype).isbuiltin != 1}
+        said = {key: value for key, value in (("dtypes", foreign), ("metadata", self.metadata)) if value}
+        extra = dump_json(path, said, sort_keys=True) if said else b""
+        self._order = InOrder(path, self.tensors)
+        self._zip = Archive(path, align=1)
+        if extra:
+            self._zip.add(EXTRA, extra)
+
+    def _begin(self, info: TensorInfo) -> None:
+        head = io.BytesIO()
+        dtype = numpy_dtype(info.dtype)
+        code = dtype.str if dtype.isbuiltin == 1 else f"<V{dtype.itemsize}"
+        descr = {"descr": code, "fortran_order": False, "shape": info.shape}
+        np.lib.format.write_array_header_1_0(head, descr)
+        self._zip.begin(f"{info.name}.npy", len(head.getvalue()) + info.nbytes)
+        self._zip.append(head.getvalue())
+
+    def write_range(self, name: str, start: int, data: Any) -> None:
+        """Write the next bytes of an array."""
+        for info in self._order.take(name, start, memoryview(data).nbytes):
+            self._begin(info)
+        self._zip.append(data)
+
+    def finish(self) -> None:
+        """Write the directory, flush and close."""
+        for info in self._order.rest():
+            self._begin(info)
+        self._zip.finish()
+        sync_folder(self.path.parent)
+
+    def abort(self) -> None:
+        """Close without finishing."""
+        self._zip.abort()

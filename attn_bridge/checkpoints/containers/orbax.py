@@ -1,0 +1,441 @@
+"""Folders of Orbax: any are read, through TensorStore; ours are written without it, as Zarr arrays as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .base import MOST_HEADER, Array, CheckpointError, Reader, TensorInfo, Writer, numpy_dtype, printable
+from .files import (
+    File,
+    Target,
+    as_bytes,
+    bad,
+    boxes,
+    check_count,
+    check_dtype,
+    check_infos,
+    check_name,
+    check_range,
+    check_shape,
+    dump_json,
+    parse_json,
+    reason,
+    sync_folder,
+)
+from .shards import inside
+
+METADATA = "_METADATA"
+EXTRA = "attn_bridge.json"
+"""File with the metadata, which Orbax does not look at; written where there is some."""
+
+HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
+
+MOST_CHUNK = 1 << 35
+"""Bytes of a chunk, which has to be read whole."""
+
+MOST_CLAIM = 1 << 42
+"""Bytes of a tensor: zeros need no room on disk, so that the folder's size is no bound."""
+
+CHUNK = 1 << 28
+"""Bytes of a chunk that we write, where a single row has no more."""
+
+BATCH = 256
+"""Tensors that are looked up at a time."""
+
+FOREIGN = frozenset(
+    {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz"}
+)
+"""What TensorStore adds to the dtypes of Zarr, by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """An array whose chunks lie one after the other in C order, not compressed: one file per chunk."""
+
+    folder: Path
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    size: int
+
+
+class OrbaxReader(Reader):
+    """A folder that StandardCheckpointer or PyTreeCheckpointer wrote, or one of a CheckpointManager's steps.
+
+    Names are the keys of the tree joined by dots. `metadata` is what we wrote there, or else what Orbax has beside
+    arrays: {"custom": its custom metadata, "empty": {name: kind of an empty node}}, each where there is some.
+    """
+
+    format: ClassVar[str] = "orbax"
+    random_access: ClassVar[bool] = False
+
+    def __init__(self, path: Path):
+        self.path = path
+        if not path.is_dir():
+            raise bad(path, "is not a folder, as Orbax writes it")
+        if not (path / METADATA).is_file() and (path / "default" / METADATA).is_file():
+            path = path / "default"
+        self._folder = path
+        said = self._read_json(METADATA)
+        if not isinstance(said, dict) or not isinstance(said.get("tree_metadata"), dict):
+            raise bad(path / METADATA, "has no tree_metadata")
+        self._ocdbt = said.get("use_ocdbt", True) is True
+        self._zarr3 = said.get("use_zarr3", False) is True
+        self._stores: dict[str, Any] = {}
+        self._plain: dict[str, Plain] = {}
+        self._files: dict[Path, File] = {}
+        self._used = {path / METADATA}
+        self._tensorstore: Any = None
+        self.tensors = {}
+        self.metadata = {"custom": said["custom_metadata"]} if said.get("custom_metadata") else {}
+        check_count(path, len(said["tree_metadata"]))
+        names = self._names(said["tree_metadata"])
+        if (path / EXTRA).is_file():
+            own = self._read_json(EXTRA)
+            if not isinstance(own, dict):
+                raise bad(path / EXTRA, "is no object")
+            self.metadata = own
+            self._used.add(path / EXTRA)
+        left = [name for name in names if not self._open_plain(name)]
+        for begin in range(0, len(left), BATCH):
+            self._open(left[begin : begin + BATCH])
+        self.tensors = {name: self.tensors[name] for name in names}
+
+    def _read_json(self, name: str) -> Any:
+        file = File(inside(self._folder, name, self._folder))
+        if file.size > MOST_HEADER:
+            raise bad(file.path, f"has {file.size} bytes; more than {MOST_HEADER} are not read")
+        return parse_json(file.read(0, file.size), file.path, "file")
+
+    def _names(self, tree: dict[str, Any]) -> list[str]:
+        """Return the names of all arrays, and note the empty nodes."""
+        path = self._folder / METADATA
+        names: dict[str, None] = {}
+        empty = {}
+        for entry in tree.values():
+            keys = entry.get("key_metadata") if isinstance(entry, dict) else None
+            value = entry.get("value_metadata") if isinstance(entry, dict) else None
+            if (
+                not isinstance(keys, list)
+                or not isinstance(value, dict)
+                or not all(isinstance(one, dict) and isinstance(one.get("key"), str) for one in keys)
+            ):
+                raise bad(path, "has an entry without key_metadata and value_metadata")
+            parts = [one["key"] for one in keys]
+            wrong = [part for part in parts if not part or "." in part]
+            if wrong or not parts:
+                raise bad(path, f"the key {printable(repr(parts))} is empty or has a dot")
+            name = check_name(path, ".".join(parts))
+            kind = value.get("value_type")
+            if name in names or name in empty:
+                raise bad(path, f"{printable(name)} comes twice")
+            if value.get("skip_deserialize") is True:
+                empty[name] = kind if isinstance(kind, str) else ""
+            elif kind == "string":
+                raise bad(path, f"{printable(name)} is a text, which is no tensor")
+            else:
+                names[name] = None
+        if empty:
+            self.metadata["empty"] = empty
+        return list(names)
+
+    def _open_plain(self, name: str) -> bool:
+        """Note an array that can be read without TensorStore, and return whether it is one."""
+        if self._ocdbt or self._zarr3 or "/" in name:
+            return False
+        path = inside(self._folder, f"{name}/.zarray", self._folder)
+        if not path.is_file():
+            return False
+        file = File(path)
+        if file.size > 1 << 16:
+            raise bad(path, f"has {file.size} bytes; more than {1 << 16} are not read")
+        said = parse_json(file.read(0, file.size), path, "file")
+        file.close()
+        if not isinstance(said, dict) or said.get("compressor") or said.get("filters") or said.get("order") != "C":
+            return False
+        dtype = said.get("dtype")
+        if not isinstance(dtype, str) or said.get("zarr_format") != 2 or said.get("dimension_separator", ".") != ".":
+            return False
+        if re.fullmatch(r"[<|][biufc][0-9]{1,2}", dtype):
+            try:
+                dtype = np.dtype(dtype).name
+            except TypeError:
+                return False
+        elif dtype not in FOREIGN:
+            return False
+        shape = check_shape(path, name, said.get("shape"))
+        chunks = check_shape(path, name, said.get("chunks"))
+        if len(chunks) != len(shape) or 0 in chunks:
+            raise bad(path, f"has chunks {printable(list(chunks))} for the shape {printable(list(shape))}")
+        split = next((axis for axis, size in enumerate(chunks) if size > 1), len(chunks))
+        if (
+            any(size != whole for size, whole in zip(chunks[split + 1 :], shape[split + 1 :], strict=True))
+            and 0 not in shape
+        ):
+            return False
+        info = TensorInfo(name, check_dtype(path, name, dtype), shape)
+        plain = Plain(path.parent, shape, chunks, math.prod(chunks) * info.itemsize)
+        if info.nbytes:
+            count = math.prod(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True))
+            held = sum(1 for one in path.parent.iterdir() if one.name != ".zarray")
+            if count > held:
+                raise bad(path.parent, f"has {held} chunks; its shape {printable(list(shape))} needs {count}")
+        self.tensors[name] = info
+        self._plain[name] = plain
+        self._used.add(path)
+        return True
+
+    def _open(self, names: list[str]) -> None:
+        """Open arrays through TensorStore and check what they claim."""
+        ts = self._tensorstore = tensorstore(self._folder)
+        context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+        base = str(self._folder.resolve()) + "/"
+        opening = []
+        for name in names:
+            if self._ocdbt:
+                where = {"driver": "ocdbt", "base": {"driver": "file", "path": base}, "path": f"{name}/"}
+            else:
+                inside(self._folder, name, self._folder)
+                where = {"driver": "file", "path": f"{base}{name}/"}
+            spec = {"driver": "zarr3" if self._zarr3 else "zarr", "kvstore": where, "recheck_cached_metadata": "open"}
+            opening.append((name, self._ask(ts.open, spec, open=True, read=True, context=context)))
+        for name, future in opening:
+            try:
+                store = future.result()
+            except Exception as error:
+                raise bad(self._folder, f"{printable(name)} can't be opened: {_first_line(error)}") from None
+            info = TensorInfo(
+                name,
+                check_dtype(self._folder, name, str(store.dtype.name)),
+                check_shape(self._folder, name, list(store.shape)),
+            )
+            chunk = math.prod(store.chunk_layout.read_chunk.shape or ()) * info.itemsize
+            if chunk > MOST_CHUNK or info.nbytes > MOST_CLAIM:
+                raise bad(self._folder, f"{printable(name)} claims {info.nbytes} bytes in chunks of {chunk}")
+            self.tensors[name] = info
+            self._stores[name] = store
+
+    def _ask(self, function: Any, *arguments: Any, **options: Any) -> Any:
+        """Call TensorStore, whose errors are of several kinds."""
+        try:
+            return function(*arguments, **options)
+        except Exception as error:
+            raise bad(self._folder, f"can't be read: {_first_line(error)}") from None
+
+    def files(self) -> list[Path]:
+        """Return all files of the folder: in most layouts nothing says which holds what."""
+        if not self._stores:
+            chunks = [one for plain in self._plain.values() for one in plain.folder.iterdir()]
+            return sorted({*self._used, *chunks})
+        return sorted(one for one in self._folder.rglob("*") if one.is_file())
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of an array; whole chunks are read for them, unless these are not compressed."""
+        info = self.tensors[name]
+        check_range(self._folder, info, start, stop)
+        if start == stop:
+            return b""
+        if name in self._plain:
+            return self._read_plain(self._plain[name], start, stop)
+        first, last = start // info.itemsize, -(-stop // info.itemsize)
+        parts: list[memoryview] = []
+        for box in boxes(info.shape, first, last):
+            got: Array = self._ask(lambda box=box: self._stores[name][box].read(order="C").result())
+            parts.append(np.ascontiguousarray(got).reshape(-1).view(np.uint8).data)
+        data = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+        return data[start - first * info.itemsize : stop - first * info.itemsize]
+
+    def _read_plain(self, plain: Plain, start: int, stop: int) -> bytes | memoryview:
+        parts: list[bytes | memoryview] = []
+        for file, begin, end in chunk_ranges(plain, start, stop):
+            path = plain.folder / file
+            if path not in self._files:
+                self._files[path] = File(inside(plain.folder, file, plain.folder))
+            if self._files[path].size != plain.size:
+                raise bad(path, f"has {self._files[path].size} bytes; a chunk has {plain.size}")
+            parts.append(self._files[path].read(begin, end - begin))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._stores.clear()
+        for file in self._files.values():
+            file.close()
+
+
+def chunk_ranges(plain: Plain, start: int, stop: int) -> list[tuple[str, int, int]]:
+    """Return which bytes of which chunks are bytes ``start:stop`` of an array, in their order."""
+    if not plain.shape:
+        return [("0", start, stop)]
+    split = next((axis for axis, size in enumerate(plain.chunks) if size > 1), len(plain.chunks) - 1)
+    item = plain.size // math.prod(plain.chunks)
+    row = math.prod(plain.shape[split + 1 :]) * item
+    block = plain.shape[split] * row
+    found = []
+    while start < stop:
+        outer, within = divmod(start, block)
+        number, offset = divmod(within, plain.chunks[split] * row)
+        end = min(stop, outer * block + min((number + 1) * plain.chunks[split] * row, block))
+        index = [int(one) for one in np.unravel_index(outer, plain.shape[:split])] if split else []
+        name = ".".join(str(one) for one in (*index, number, *[0] * (len(plain.shape) - split - 1)))
+        found.append((name, offset, offset + end - start))
+        start = end
+    return found
+
+
+def tensorstore(path: Path) -> Any:
+    """Import TensorStore.
+
+    Raises:
+        CheckpointError: it is not installed.
+    """
+    try:
+        return importlib.import_module("tensorstore")
+    except ImportError:
+        raise bad(path, "reading Orbax's folders needs TensorStore: pip install orbax-checkpoint") from None
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, CheckpointError):
+        return str(error)
+    return printable(str(error).partition(" [tensorstore_spec")[0].partition("\n")[0], 300)
+
+
+# ---- writing
+
+
+class OrbaxWriter(Writer):
+    """A folder that ``StandardCheckpointer().restore`` and ``PyTreeCheckpointer().restore`` read: nested dicts.
+
+    It is of the layout without OCDBT: a folder per tensor, and its elements as they are in one file per chunk of at
+    most 256 MiB. So the bytes depend on the arguments alone (those of an OCDBT would not: its files have random names
+    and its manifest the time), and nothing but Python is needed. `metadata` goes into a file of ours.
+    """
+
+    format: ClassVar[str] = "orbax"
+    random_access: ClassVar[bool] = True
+
+    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]):
+        super().__init__(path, tensors, metadata)
+        check_infos(path, tensors)
+        self._extra = dump_json(path, self.metadata, sort_keys=True) if metadata else b""
+        self._plain: dict[str, Plain] = {}
+        inner: set[str] = set()
+        for info in tensors:
+            self._plain[info.name] = self._plan(info)
+            parts = info.name.split(".")
+            inner.update(".".join(parts[:count]) for count in range(1, len(parts)))
+        both = [printable(name) for name in self._plain if name in inner]
+        if both:
+            raise bad(path, f"can't be tensors and have others below them: {', '.join(both[:9])}")
+        self._open: tuple[Path, Target] | None = None
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            for plain in self._plain.values():
+                plain.folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise bad(path, f"can't be written: {reason(error)}") from None
+
+    def _plan(self, info: TensorInfo) -> Plain:
+        """Return where an array goes, after checks of its name and dtype."""
+        path, shown = self.path, printable(info.name)
+        if info.file:
+            raise bad(path, "a folder of Orbax has files of its own; tensors can't name one")
+        if numpy_dtype(info.dtype).isbuiltin != 1 and info.dtype not in FOREIGN:
+            raise bad(path, f"Orbax has no {info.dtype} ({shown})")
+        if len(info.shape) > 32:
+            raise bad(path, f"{shown} has {len(info.shape)} axes; Orbax holds 32")
+        parts = info.name.split(".")
+        if not all(parts) or "/" in info.name or len(info.name.encode("utf-8")) > 255:
+            raise bad(path, f"{shown} can't be the name of a folder: a part is empty, it has a slash, or is too long")
+        if info.name in ("manifest", "d", "ocdbt", METADATA, "_CHECKPOINT_METADATA", "_sharding"):
+            raise bad(path, f"{shown} is a name that Orbax keeps for itself")
+        chunks = [max(size, 1) for size in info.shape]
+        for axis in range(len(chunks)):
+            row = math.prod(chunks[axis + 1 :]) * info.itemsize
+            chunks[axis] = max(1, min(chunks[axis], CHUNK // row))
+            if chunks[axis] > 1:
+                break
+        return Plain(path / info.name, info.shape, tuple(chunks), math.prod(chunks) * info.itemsize)
+
+    def _put(self, path: Path, data: bytes) -> None:
+        target = Target(path)
+        target.write(0, data)
+        target.sync()
+        target.close()
+
+    def write_range(self, name: str, start: int, data: Any) -> None:
+        """Write bytes of a tensor, in any order."""
+        view = as_bytes(data)
+        check_range(self.path, self.tensors[name], start, start + len(view))
+        if self.tensors[name].dtype == "bool" and len(view) and np.frombuffer(view, np.uint8).max() > 1:
+            raise bad(self.path, f"{printable(name)} has bools that are neither 0 nor 1, which Orbax would not read")
+        plain, done = self._plain[name], 0
+        for file, begin, end in chunk_ranges(plain, start, start + len(view)) if len(view) else []:
+            path = plain.folder / file
+            if self._open is None or self._open[0] != path:
+                self.abort()
+                self._open = path, Target(path, plain.size)
+            self._open[1].write(begin, view[done : done + end - begin])
+            done += end - begin
+
+    def finish(self) -> None:
+        """Write what says where everything is, and flush."""
+        self.abort()
+        tree = {}
+        for name, plain in self._plain.items():
+            dtype = numpy_dtype(self.tensors[name].dtype)
+            array = {
+                "chunks": list(plain.chunks),
+                "compressor": None,
+                "dimension_separator": ".",
+                "dtype": dtype.str if dtype.isbuiltin == 1 else dtype.name,
+                "fill_value": None,
+                "filters": None,
+                "order": "C",
+                "shape": list(plain.shape),
+                "zarr_format": 2,
+            }
+            self._put(plain.folder / ".zarray", json.dumps(array).encode())
+            sync_folder(plain.folder)
+            parts = name.split(".")
+            tree[str(tuple(parts))] = {
+                "key_metadata": [{"key": part, "key_type": 2} for part in parts],
+                "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
+            }
+        if self._extra:
+            self._put(self.path / EXTRA, self._extra)
+        found = {
+            "tree_metadata": tree,
+            "use_ocdbt": False,
+            "use_zarr3": False,
+            "store_array_data_equal_to_fill_value": True,
+            "custom_metadata": None,
+        }
+        self._put(self.path / METADATA, json.dumps(found).encode())
+        step: dict[str, Any] = {
+            "item_handlers": HANDLER,
+            "metrics": {},
+            "performance_metrics": {},
+            "init_timestamp_nsecs": None,
+            "commit_timestamp_nsecs": None,
+            "custom_metadata": {},
+        }
+        self._put(self.path / "_CHECKPOINT_METADATA", json.dumps(step).encode())
+        sync_folder(self.path)
+        sync_folder(self.path.parent)
+
+    def abort(self) -> None:
+        """Close what is open."""
+        if self._open is not None:
+            self._open[1].sync()
+            self._open[1].close()
+            self._open = None

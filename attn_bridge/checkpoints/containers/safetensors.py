@@ -1,0 +1,272 @@
+"""safetensors: a JSON header and packed bytes; one file, or a folder of them with an index."""
+
+from __future__ import annotations
+
+import collections
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from .base import MOST_HEADER, Reader, TensorInfo, Writer, printable
+from .files import (
+    File,
+    Target,
+    bad,
+    check_count,
+    check_infos,
+    check_name,
+    check_range,
+    check_shape,
+    dump_json,
+    parse_json,
+    sync_folder,
+)
+from .shards import ShardedReader, index_of, inside
+
+NAMES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "C64": "complex64",
+}
+"""Name in a header -> NumPy name."""
+
+CODES = {name: code for code, name in NAMES.items()}
+
+INDEX = "model.safetensors.index.json"
+ENDING = ".safetensors"
+
+
+class SafetensorsReader(Reader):
+    """One file; `tensors` are in the order of their bytes, `metadata` is its ``__metadata__``."""
+
+    format: ClassVar[str] = "safetensors"
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file = File(path)
+        self.tensors = {}
+        self._starts: dict[str, int] = {}
+        if self._file.size < 8:
+            raise bad(path, f"is no safetensors file: it has {self._file.size} bytes")
+        (length,) = struct.unpack("<Q", self._file.read(0, 8))
+        if length > MOST_HEADER:
+            raise bad(path, f"its header claims {length} bytes; more than {MOST_HEADER} are not read")
+        if 8 + length > self._file.size:
+            raise bad(path, f"its header claims {length} bytes; the file has {self._file.size}")
+        header = parse_json(self._file.read(8, length), path, "header")
+        if not isinstance(header, dict):
+            raise bad(path, "its header is no object")
+        self.metadata = header.pop("__metadata__", {})
+        if not isinstance(self.metadata, dict) or not all(isinstance(one, str) for one in self.metadata.values()):
+            raise bad(path, "__metadata__ of its header is no object of texts")
+        check_count(path, len(header))
+        self._place(header, 8 + length)
+
+    def _place(self, header: dict[str, Any], begin: int) -> None:
+        """Check every entry, and that together they cover the rest of the file."""
+        found: list[tuple[int, int, TensorInfo]] = []
+        for name, entry in header.items():
+            check_name(self.path, name)
+            if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+                raise bad(self.path, f"the entry of {printable(name)} is not dtype, shape and data_offsets")
+            code = entry["dtype"]
+            if not isinstance(code, str) or code not in NAMES:
+                raise bad(self.path, f"{printable(name)} has the unknown dtype {printable(code)}")
+            info = TensorInfo(name, NAMES[code], check_shape(self.path, name, entry["shape"]))
+            offsets = entry["data_offsets"]
+            if not isinstance(offsets, list) or [type(one) for one in offsets] != [int, int]:
+                raise bad(self.path, f"the data_offsets of {printable(name)} are not two integers")
+            start, stop = offsets
+            if stop - start != info.nbytes:
+                raise bad(self.path, f"{printable(name)} needs {info.nbytes} bytes; its offsets hold {stop - start}")
+            found.append((start, stop, info))
+        found.sort(key=lambda one: one[:2])
+        end, before = 0, "the header"
+        for start, stop, info in found:
+            if start != end:
+                how = "overlap" if start < end else f"leave a hole of {start - end} bytes"
+                raise bad(self.path, f"{printable(before)} and {printable(info.name)} {how}")
+            self.tensors[info.name] = info
+            self._starts[info.name] = begin + start
+            end, before = stop, info.name
+        if begin + end != self._file.size:
+            raise bad(self.path, f"its tensors end at byte {begin + end}; the file has {self._file.size}")
+
+    def files(self) -> list[Path]:
+        """Return the file."""
+        return [self.path]
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of a tensor."""
+        check_range(self.path, self.tensors[name], start, stop)
+        return self._file.read(self._starts[name] + start, stop - start)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class ShardedSafetensorsReader(ShardedReader):
+    """A folder; without an index, all of its ``.safetensors`` files."""
+
+    format: ClassVar[str] = "safetensors"
+
+
+def open_safetensors(path: Path) -> Reader:
+    """Open a file, an index, or a folder.
+
+    Raises:
+        CheckpointError: it is none of them, or malformed.
+    """
+    if not path.is_dir():
+        if path.name.endswith(".index.json"):
+            return ShardedSafetensorsReader(path.parent, path, SafetensorsReader)
+        return SafetensorsReader(path)
+    index = index_of(path, ".safetensors.index.json", "model")
+    names = tuple(sorted(one.name for one in path.iterdir() if one.suffix == ENDING and not one.name.startswith(".")))
+    if index is None:
+        if not names:
+            raise bad(path, "has no .safetensors files")
+        return ShardedSafetensorsReader(path, None, SafetensorsReader, names)
+    reader = ShardedSafetensorsReader(path, index, SafetensorsReader)
+    whole = index.name.removesuffix(".index.json")
+    if whole in names and whole not in reader.metadata["files"]:
+        raise bad(path, f"has both {printable(whole)} and {printable(index.name)}; name one of them")
+    return reader
+
+
+class SafetensorsWriter(Writer):
+    """One file where no tensor names one, else a folder of the files they name and an index.
+
+    Tensors lie in the order given, or, where that would put one at a place that its dtype can't be read from, by the
+    size of their dtype, largest first, which is the official library's order but for names. A folder gets an index
+    where it has several files or `metadata` has ``"index"``. `metadata` is as the readers give it, so that files
+    which the official library wrote with at most one key of metadata, and indexes as the hub's libraries write them,
+    come out byte for byte.
+    """
+
+    format: ClassVar[str] = "safetensors"
+    random_access: ClassVar[bool] = True
+
+    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]):
+        super().__init__(path, tensors, metadata)
+        check_infos(path, tensors)
+        groups: dict[str, list[TensorInfo]] = {}
+        for info in tensors:
+            if info.dtype not in CODES:
+                raise bad(path, f"safetensors has no {info.dtype} ({printable(info.name)})")
+            groups.setdefault(info.file, []).append(info)
+        self._folder = bool(groups) and "" not in groups
+        if not self._folder and set(groups) > {""}:
+            raise bad(path, "some tensors name a file and some don't")
+        own = metadata.get("files", {}) if self._folder else {"": metadata}
+        if self._folder:
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise bad(path, f"can't be written: {error.strerror}") from None
+        self._layouts: dict[str, tuple[bytes, int]] = {}
+        self._starts: dict[str, int] = {}
+        for file, infos in (groups or {"": []}).items():
+            if file:
+                inside(path, file, path)
+                if not file.endswith(ENDING):
+                    raise bad(path, f"the file {printable(file)} has to end with {ENDING}")
+            self._layouts[file] = self._lay_out(infos, own.get(file, {}))
+        self._index = self._folder and (len(groups) > 1 or "index" in metadata)
+        self._begun: set[str] = set()
+        self._open: collections.OrderedDict[str, Target] = collections.OrderedDict()
+        for file in self._layouts:
+            self._target(file)
+
+    def _lay_out(self, infos: list[TensorInfo], metadata: Mapping[str, Any]) -> tuple[bytes, int]:
+        """Return a file's header and its size, and note where its tensors begin."""
+        if not all(isinstance(key, str) and isinstance(value, str) for key, value in metadata.items()):
+            raise bad(self.path, "the metadata of a safetensors file has to be texts by name")
+        end = 0
+        for info in infos:
+            if end % min(info.itemsize, 8):
+                infos = sorted(infos, key=lambda one: -one.itemsize)
+                break
+            end += info.nbytes
+        header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+        end = 0
+        for info in infos:
+            if info.name == "__metadata__":
+                raise bad(self.path, "no tensor of a safetensors file can be named __metadata__")
+            header[info.name] = {
+                "dtype": CODES[info.dtype],
+                "shape": list(info.shape),
+                "data_offsets": [end, end + info.nbytes],
+            }
+            self._starts[info.name] = end
+            end += info.nbytes
+        text = dump_json(self.path, header, ensure_ascii=False, separators=(",", ":"))
+        text += b" " * (-len(text) % 8)
+        if len(text) > MOST_HEADER:
+            raise bad(self.path, f"a header would have {len(text)} bytes; more than {MOST_HEADER} are not read")
+        begin = 8 + len(text)
+        for info in infos:
+            self._starts[info.name] += begin
+        return struct.pack("<Q", len(text)) + text, begin + end
+
+    def _target(self, file: str) -> Target:
+        if file in self._open:
+            self._open.move_to_end(file)
+            return self._open[file]
+        header, size = self._layouts[file]
+        target = Target(self.path / file if file else self.path, size)
+        if file not in self._begun:
+            target.write(0, header)
+            self._begun.add(file)
+        self._open[file] = target
+        while len(self._open) > 32:
+            oldest = next(iter(self._open))
+            self._open[oldest].sync()
+            self._open.pop(oldest).close()
+        return target
+
+    def write_range(self, name: str, start: int, data: Any) -> None:
+        """Write bytes of a tensor, in any order."""
+        info = self.tensors[name]
+        check_range(self.path, info, start, start + memoryview(data).nbytes)
+        self._target(info.file).write(self._starts[name] + start, data)
+
+    def finish(self) -> None:
+        """Flush all files, then write the index."""
+        for target in self._open.values():
+            target.sync()
+        self.abort()
+        if self._index:
+            weights = {name: info.file for name, info in self.tensors.items()}
+            size = sum(info.nbytes for info in self.tensors.values())
+            index = {"metadata": {**self.metadata.get("index", {}), "total_size": size}, "weight_map": weights}
+            target = Target(self.path / INDEX)
+            target.write(0, dump_json(self.path, index, indent=2, sort_keys=True) + b"\n")
+            target.sync()
+            target.close()
+        folders = {(self.path / file).parent for file in self._layouts}
+        for folder in sorted({*folders, self.path.parent}):
+            sync_folder(folder)
+
+    def abort(self) -> None:
+        """Close all files."""
+        while self._open:
+            self._open.popitem()[1].close()

@@ -1,0 +1,138 @@
+"""Checkpoints of several files: an index that says which tensor is where, and readers of the files as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .base import MOST_HEADER, Reader, TensorInfo, printable
+from .files import File, bad, check_count, check_name, listed, parse_json
+
+
+def inside(folder: Path, name: object, named_by: object) -> Path:
+    """Return a file of a folder.
+
+    The hub's cache is the one place where a link may lead out: from ``snapshots/<revision>`` to ``blobs`` beside it.
+
+    Raises:
+        CheckpointError: it is somewhere else, after links were followed, or not there.
+    """
+    name = check_name(named_by, name)
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or path.as_posix() != name:
+        raise bad(named_by, f"the file {printable(name)} is not named as one of its folder")
+    try:
+        root, found = folder.resolve(), (folder / path).resolve()
+    except (OSError, RuntimeError):
+        raise bad(named_by, f"the file {printable(name)} is a link to itself") from None
+    if found.is_relative_to(root):
+        return folder / path
+    for one in root.parents:
+        if one.name == "snapshots" and found.parent == (one.parent / "blobs"):
+            return folder / path
+    raise bad(named_by, f"the file {printable(name)} is a link out of its folder")
+
+
+class ShardedReader(Reader):
+    """Several files as one checkpoint; `metadata` is {"files": {file: its metadata}, "index": the index's own}.
+
+    ``index`` is missing where the folder has no index. The index's ``total_size`` is left out: writers count anew.
+
+    Args:
+        folder: where the files are.
+        index: the index, or None for those of `names` alone.
+        open_one: opens a file.
+        names: the files, where there is no index.
+    """
+
+    def __init__(
+        self, folder: Path, index: Path | None, open_one: Callable[[Path], Reader], names: tuple[str, ...] = ()
+    ):
+        self.path = folder
+        self._index = index
+        weight_map: dict[str, Any] | None = None
+        own: dict[str, Any] = {}
+        if index is not None:
+            weight_map, own = self._read_index(folder, index)
+            kinds = {type(name) for name in weight_map.values()}
+            if kinds - {str}:
+                raise bad(index, "the weight_map of the index names a file by something that is not text")
+            names = tuple(sorted(set(weight_map.values())))
+        said_by = folder if index is None else index
+        paths = {name: inside(folder, name, said_by) for name in names}
+        missing = [printable(name) for name, path in paths.items() if not path.is_file()]
+        if missing:
+            raise bad(said_by, f"these files of it are missing: {listed(missing)}")
+        self._parts = {name: open_one(path) for name, path in paths.items()}
+        self.tensors = {}
+        twice = []
+        for file, part in self._parts.items():
+            for name, info in part.tensors.items():
+                if name in self.tensors:
+                    twice.append(f"{printable(name)} is in {printable(self.tensors[name].file)} and {printable(file)}")
+                self.tensors[name] = TensorInfo(name, info.dtype, info.shape, file)
+            check_count(folder, len(self.tensors))
+        if twice:
+            raise bad(folder, f"tensors come twice: {listed(twice)}")
+        if weight_map is not None:
+            self._compare(weight_map)
+        self.metadata = {"files": {file: part.metadata for file, part in self._parts.items()}}
+        if index is not None:
+            self.metadata["index"] = own
+
+    @staticmethod
+    def _read_index(folder: Path, index: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+        inside(folder, index.name, index)
+        file = File(index)
+        if file.size > MOST_HEADER:
+            raise bad(index, f"the index has {file.size} bytes; more than {MOST_HEADER} are not read")
+        found = parse_json(file.read(0, file.size), index, "index")
+        file.close()
+        if not isinstance(found, dict) or not isinstance(found.get("weight_map"), dict):
+            raise bad(index, "the index has no weight_map")
+        own = found.get("metadata", {})
+        if not isinstance(own, dict):
+            raise bad(index, "the metadata of the index is no object")
+        check_count(index, len(found["weight_map"]))
+        return found["weight_map"], {key: value for key, value in own.items() if key != "total_size"}
+
+    def _compare(self, weight_map: dict[str, Any]) -> None:
+        """Refuse an index that says something else than its files."""
+        wrong = []
+        for name, file in weight_map.items():
+            if name not in self.tensors:
+                wrong.append(f"{printable(name)} is not in {printable(file)}")
+            elif self.tensors[name].file != file:
+                wrong.append(f"{printable(name)} is in {printable(self.tensors[name].file)}, not in {printable(file)}")
+        for name, info in self.tensors.items():
+            if name not in weight_map:
+                wrong.append(f"{printable(name)} of {printable(info.file)} is not in the index")
+        if wrong:
+            raise bad(self._index, f"index and files differ: {listed(wrong)}")
+
+    def files(self) -> list[Path]:
+        """Return the index and the files it names."""
+        return [
+            *([self._index] if self._index else []),
+            *(path for one in self._parts.values() for path in one.files()),
+        ]
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of a tensor from its file."""
+        return self._parts[self.tensors[name].file].read_range(name, start, stop)
+
+    def close(self) -> None:
+        """Close all files."""
+        for one in self._parts.values():
+            one.close()
+
+
+def index_of(folder: Path, ending: str, usual: str) -> Path | None:
+    """Return a folder's index, where it has one: the usual name, or the only one of that ending."""
+    if (folder / (usual + ending)).is_file():
+        return folder / (usual + ending)
+    found = sorted(path for path in folder.iterdir() if path.name.endswith(ending))
+    if len(found) > 1:
+        raise bad(folder, f"has several indexes: {listed([printable(one.name) for one in found])}; name one")
+    return found[0] if found else None

@@ -1,0 +1,191 @@
+"""Moving the elements of tensors from one memory order to another, fast and a piece at a time.
+
+A `Move` is a box of elements with two strides for each axis, in the source and in the target: transposing, splitting,
+fusing and stacking are all boxes.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import itertools
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Axis = tuple[int, int, int]
+"""(size, stride in the source, stride in the target), in elements."""
+
+LINE = 64
+"""Bytes of a cache line."""
+
+ROWS = 16
+"""Rows that are transposed at a time where they can't be packed."""
+
+_WIDER: dict[int, Any] = {1: np.uint16, 2: np.uint32, 4: np.uint64}
+
+WORTH_THREADS = 1 << 20
+"""Bytes from which on a copy is cut for several threads."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """Where a box of elements lies in a source tensor, and where it goes in a target tensor.
+
+    Attributes:
+        source: name of the source tensor.
+        source_offset: place of the first element there.
+        target_offset: place of the first element in the target.
+        axes: axes of the box, outermost in the target first.
+    """
+
+    source: str
+    source_offset: int
+    target_offset: int
+    axes: tuple[Axis, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(size for size, _, _ in self.axes)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the elements are in the same order on both sides, without gaps."""
+        step = 1
+        for size, source, target in reversed(self.axes):
+            if (source, target) != (step, step):
+                return False
+            step *= size
+        return True
+
+
+def move_of(source: str, source_offset: int, target_offset: int, axes: list[Axis]) -> Move:
+    """Return the move with its axes in the target's order, those that belong together merged."""
+    ordered = sorted((axis for axis in axes if axis[0] != 1), key=lambda axis: -axis[2])
+    merged: list[Axis] = []
+    for size, here, there in ordered:
+        if merged and merged[-1][1] == here * size and merged[-1][2] == there * size:
+            merged[-1] = merged[-1][0] * size, here, there
+        else:
+            merged.append((size, here, there))
+    return Move(source, source_offset, target_offset, tuple(merged))
+
+
+def apply(move: Move, source: Array, target: Array) -> None:
+    """Move the elements between two flat arrays of one dtype."""
+    if not move.size:
+        return
+    shape = [size for size, _, _ in move.axes]
+    width = source.itemsize
+    if width <= 8:  # bits, whatever they mean
+        source, target = source.view(f"u{width}"), target.view(f"u{width}")
+    one = np.lib.stride_tricks.as_strided(
+        source[move.source_offset :], shape, [here * width for _, here, _ in move.axes], writeable=False
+    )
+    two = np.lib.stride_tricks.as_strided(
+        target[move.target_offset :], shape, [there * width for _, _, there in move.axes]
+    )
+    copy(one, two)
+
+
+def copy(source: Array, target: Array) -> None:
+    """Copy between arrays of one shape and any strides, target axes outermost first."""
+    if source.nbytes < WORTH_THREADS or source.ndim == 0:
+        _copy_tiles(source, target)
+        return
+    pool, last = _pool(), source.ndim - 1
+    axis = max(range(source.ndim), key=lambda axis: (axis != last or not last, source.shape[axis]))
+    cuts = np.linspace(0, source.shape[axis], _threads() + 1).astype(int)
+    jobs = []
+    for start, stop in itertools.pairwise(cuts):
+        place = (*([slice(None)] * axis), slice(int(start), int(stop)))
+        jobs.append(pool.submit(_copy_tiles, source[place], target[place]))
+    for job in jobs:
+        job.result()
+
+
+def _copy_tiles(source: Array, target: Array) -> None:
+    """Copy, and transpose where the axis that is fastest in the source is not the one that is fastest in the target."""
+    if source.ndim < 2 or source.strides[-1] == source.itemsize:
+        np.copyto(target, source)
+        return
+    fast, last = int(np.argmin(np.abs(source.strides))), source.ndim - 1
+    for outer in np.ndindex(*(size for axis, size in enumerate(source.shape) if axis not in (fast, last))):
+        rest = iter(outer)
+        place = tuple([slice(None) if axis in (fast, last) else next(rest) for axis in range(source.ndim)])
+        _transpose(source[place].T, target[place])
+
+
+def _transpose(source: Array, target: Array) -> None:
+    """Transpose a matrix, a cache line of the target at a time.
+
+    NumPy moves element by element, so narrow ones are packed first: rows become the halves of words twice as wide,
+    which whole rows do at once.
+    """
+    width = source.itemsize
+    line = LINE // width if width in _WIDER and source.strides[1] == width == target.strides[1] else 0
+    done = 0
+    if line:
+        done = source.shape[0] - source.shape[0] % line
+        for row in range(0, done, line):
+            words = source[row : row + line]
+            while words.itemsize < 8:
+                wider = _WIDER[words.itemsize]
+                packed, high = words[0::2].astype(wider), words[1::2].astype(wider)
+                high <<= wider(8 * words.itemsize)
+                packed |= high
+                words = packed
+            target[:, row : row + line].view(np.uint64)[...] = words.T
+    for row in range(done, source.shape[0], ROWS):
+        target[:, row : row + ROWS] = source[row : row + ROWS].T
+
+
+def pieces(move: Move, start: int, stop: int) -> Iterator[Move]:
+    """Yield the parts of a move that go to the target's elements ``start:stop``."""
+    yield from _pieces(move.source, move.source_offset, move.target_offset, move.axes, start, stop)
+
+
+def _pieces(source: str, here: int, there: int, axes: tuple[Axis, ...], start: int, stop: int) -> Iterator[Move]:
+    reach = sum((size - 1) * step for size, _, step in axes)
+    if there >= stop or there + reach < start:
+        return
+    if start <= there and there + reach < stop:
+        yield Move(source, here, there, axes)
+        return
+    (size, from_step, to_step), rest = axes[0], axes[1:]
+    inner = sum((one - 1) * step for one, _, step in rest)
+    first = max(0, -((there - start) // to_step) if there < start else 0)  # the first that begins inside
+    last = min(size, (stop - 1 - inner - there) // to_step + 1)  # the first that no longer ends inside
+    if last > first:
+        kept = ((last - first, from_step, to_step), *rest)
+        yield Move(source, here + first * from_step, there + first * to_step, kept)
+    for index in (
+        *range(max(0, first - 1), min(first, size)),
+        *range(max(last, first), min(size, max(last, first) + 1)),
+    ):
+        yield from _pieces(source, here + index * from_step, there + index * to_step, rest, start, stop)
+
+
+def source_runs(move: Move) -> tuple[int, list[Axis]]:
+    """Return how many elements lie one after the other in the source, and the axes around such runs."""
+    ordered = sorted(move.axes, key=lambda axis: axis[1])
+    run = 1
+    while ordered and ordered[0][1] == run:
+        run *= ordered.pop(0)[0]
+    return run, ordered[::-1]
+
+
+@functools.cache
+def _threads() -> int:
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+
+
+@functools.cache
+def _pool() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(_threads(), "attn-bridge-copy")

@@ -1,0 +1,78 @@
+"""The elements of a target tensor, read from the source as the plan says: whole, or a range at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .containers.base import Reader, numpy_dtype
+from .copying import Move, apply, pieces, source_runs
+from .planning import Target
+
+Array = np.ndarray[Any, Any]
+
+DENSE = 1.5
+"""A box is read at once if the bytes between its first and last element are at most this many times its own."""
+
+
+class Elements:
+    """Reads what targets are made of.
+
+    Args:
+        reader: the source.
+        kept: what an earlier conversion kept aside.
+        most: largest source tensor that is held as a whole, in bytes.
+    """
+
+    def __init__(self, reader: Reader, kept: Reader | None, most: int):
+        self._reader, self._kept, self._most = reader, kept, most
+        self._held: tuple[str, Array] | None = None
+
+    def read(self, target: Target, start: int = 0, stop: int | None = None) -> tuple[Array, int]:
+        """Return elements ``start:stop`` of a target in C order, and how many of them a cast changed."""
+        stop = target.info.nbytes // target.info.itemsize if stop is None else stop
+        reader = self._kept if target.kept and self._kept is not None else self._reader
+        dtype = numpy_dtype(target.source_dtype)
+        if len(target.moves) == 1 and target.moves[0].is_plain:
+            move = target.moves[0]
+            found = _range(reader, move.source, move.source_offset + start, move.source_offset + stop, dtype)
+        else:
+            found = np.empty(stop - start, dtype)
+            for move in target.moves:
+                for piece in pieces(move, start, stop):
+                    self._gather(reader, piece, found, start)
+        if target.info.dtype == target.source_dtype:
+            return found, 0
+        cast = found.astype(numpy_dtype(target.info.dtype))
+        same = (cast.astype(dtype) == found) | (found != found)
+        return cast, int(found.size - np.count_nonzero(same))
+
+    def _gather(self, reader: Reader, piece: Move, into: Array, base: int) -> None:
+        moved = Move(piece.source, 0, piece.target_offset - base, piece.axes)
+        first = piece.source_offset
+        extent = 1 + sum((size - 1) * here for size, here, _ in piece.axes)
+        info = reader.tensors[piece.source]
+        if extent <= DENSE * piece.size:
+            apply(moved, _range(reader, piece.source, first, first + extent, into.dtype), into)
+            return
+        if info.nbytes <= self._most:
+            if self._held is None or self._held[0] != piece.source:
+                self._held = None  # freed before the next is read
+                size = info.nbytes // info.itemsize
+                self._held = piece.source, _range(reader, piece.source, 0, size, into.dtype)
+            apply(Move(piece.source, first, moved.target_offset, piece.axes), self._held[1], into)
+            return
+        run, around = source_runs(piece)
+        inner = np.empty(run, into.dtype)
+        kept = [axis for axis in piece.axes if axis not in around]
+        for index in np.ndindex(*(size for size, _, _ in around)):
+            here = first + sum(at * axis[1] for at, axis in zip(index, around, strict=True))
+            there = moved.target_offset + sum(at * axis[2] for at, axis in zip(index, around, strict=True))
+            inner = _range(reader, piece.source, here, here + run, into.dtype)
+            apply(Move(piece.source, 0, there, tuple(kept)), inner, into)
+
+
+def _range(reader: Reader, name: str, start: int, stop: int, dtype: np.dtype[Any]) -> Array:
+    data = reader.read_range(name, start * dtype.itemsize, stop * dtype.itemsize)
+    return np.frombuffer(data, dtype)

@@ -1,0 +1,369 @@
+"""Carrying out a plan: tensor by tensor into a place nobody reads, and then all at once into the target's."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import containers, manifest
+from .containers.base import CheckpointError, Reader, TensorInfo, Writer
+from .elements import Elements
+from .planning import IDLE, Plan, Target, kept_name
+
+Progress = Callable[[int, int, str], None]
+"""Called with the bytes done, all bytes, and the tensor at hand."""
+
+LEAST = 8 << 20
+"""Bytes of a piece of a tensor that is too large for the budget, at least."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a conversion did.
+
+    Attributes:
+        target: path of what was written.
+        digests: name -> SHA-256 of its bytes.
+        changed: name -> how many of its elements a cast changed.
+        resumed: how many tensors an earlier, interrupted run had written.
+    """
+
+    target: Path
+    digests: dict[str, str]
+    changed: dict[str, int]
+    resumed: int
+
+
+def carry_out(
+    plan: Plan,
+    reader: Reader,
+    target: Path,
+    target_format: str,
+    *,
+    before: manifest.Manifest | None = None,
+    is_folder: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    max_memory: int | None = None,
+    progress: Progress = lambda done, total, name: None,
+) -> Result:
+    """Write the target; until all of it is written and on disk, nothing stands in its place.
+
+    Args:
+        plan: what to write.
+        reader: the open source.
+        target: file or folder.
+        target_format: its container.
+        before: the manifest beside the source.
+        is_folder: whether the target is a folder.
+        resume: go on where an interrupted run of the same plan stopped.
+        overwrite: replace what is there.
+        max_memory: bytes of memory to stay within; None takes what the largest tensors need.
+        progress: called as bytes are written.
+
+    Raises:
+        CheckpointError: the target exists or can't be written, the source changed under way, or tied tensors differ.
+    """
+    _check_place(reader, target, overwrite)
+    staging = target.parent / f".{target.name}.partial"
+    with _locked(staging):
+        _put_back(staging, target)
+        payload = staging / "payload"
+        identity = plan.identity(reader)
+        done = _journal(staging, identity) if resume else {}
+        if not done:
+            _empty(staging)
+            _note(staging, {"plan": identity})
+        files = _stamps(reader)
+        budget = _budget(plan, max_memory)
+        elements = Elements(reader, None if before is None else before.kept, budget)
+        _check_ties(plan, reader, budget)
+        infos = [one.info for one in plan.targets]
+        writer = containers.make_writer(target_format, payload, infos, plan.metadata)
+        try:
+            done = _intact(payload, infos, done) if done and writer.random_access else {}
+            digests, changed = _write(plan, elements, writer, staging, done, budget, progress)
+            if _stamps(reader) != files:
+                raise CheckpointError(f"{reader.path} changed while it was read; convert it again")
+            writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+        _accompany(plan, reader, before, payload, staging, digests, is_folder)
+        _publish(staging, payload, target, is_folder)
+    shutil.rmtree(staging, ignore_errors=True)
+    return Result(target, digests, changed, len(done))
+
+
+def _write(
+    plan: Plan,
+    elements: Elements,
+    writer: Writer,
+    staging: Path,
+    done: dict[str, str],
+    budget: int,
+    progress: Progress,
+) -> tuple[dict[str, str], dict[str, int]]:
+    """Write all tensors; the next one is made ready while one is hashed and written."""
+    digests: dict[str, str] = {}
+    changed: dict[str, int] = {}
+    total, written = plan.nbytes, 0
+    chunks = ((one, *bounds) for one in plan.targets if one.info.name not in done for bounds in _bounds(one, budget))
+    digest = hashlib.sha256()
+    pending: Future[tuple[Any, int]] | None = None
+    now = next(chunks, None)
+    for one in plan.targets:
+        if one.info.name in done:
+            digests[one.info.name] = done[one.info.name]
+            written += one.info.nbytes
+    progress(written, total, "")
+    with ThreadPoolExecutor(1, "attn-bridge-read") as ahead:
+        if now is not None:
+            pending = ahead.submit(elements.read, *now)
+        while now is not None and pending is not None:
+            target, start, stop = now
+            array, count = pending.result()
+            now = next(chunks, None)
+            pending = None if now is None else ahead.submit(elements.read, *now)
+            name, width = target.info.name, target.info.itemsize
+            data = array.reshape(-1).view(np.uint8).data
+            if start == 0:
+                digest = hashlib.sha256()
+            hashing = _hasher.submit(digest.update, data)
+            writer.write_range(name, start * width, data)
+            hashing.result()
+            changed[name] = changed.get(name, 0) + count
+            written += (stop - start) * width
+            del array, data
+            if stop * width == target.info.nbytes:
+                digests[name] = digest.hexdigest()
+                _note(staging, {"name": name, "sha256": digests[name]})
+            progress(written, total, name)
+    return digests, {name: count for name, count in changed.items() if count}
+
+
+_hasher = ThreadPoolExecutor(1, "attn-bridge-hash")
+
+
+def _bounds(target: Target, budget: int) -> Iterator[tuple[int, int]]:
+    """Cut a target that is too large for the budget into ranges of elements."""
+    size = target.info.nbytes // target.info.itemsize
+    width = max(target.info.itemsize, 1)
+    if 3 * target.info.nbytes <= budget or not size:
+        yield 0, size
+        return
+    step = max(budget // 6, LEAST) // width
+    for start in range(0, size, step):
+        yield start, min(size, start + step)
+
+
+def _budget(plan: Plan, max_memory: int | None) -> int:
+    largest = max((one.info.nbytes for one in plan.targets), default=0)
+    if max_memory is None:
+        return 3 * max(largest, LEAST)
+    if max_memory < IDLE + 4 * LEAST:
+        raise CheckpointError(f"max-memory ({max_memory}) must be at least {IDLE + 4 * LEAST} bytes")
+    return max_memory - IDLE
+
+
+def _check_place(reader: Reader, target: Path, overwrite: bool) -> None:
+    if not target.name or target.name in (".", ".."):
+        raise CheckpointError(f"{target} is no name for a checkpoint")
+    if not target.parent.is_dir():
+        raise CheckpointError(f"{target.parent} is no folder to write {target.name} to")
+    source, here = reader.path.resolve(), target.resolve()
+    if here == source or source in here.parents or here in source.parents:
+        raise CheckpointError(f"{target} and the source {reader.path} must not be in one another")
+    if (target.exists() or target.is_symlink()) and not overwrite:
+        raise CheckpointError(f"{target} exists; --overwrite replaces it")
+
+
+@contextlib.contextmanager
+def _locked(staging: Path) -> Iterator[None]:
+    """Hold the staging folder alone."""
+    try:
+        staging.mkdir(exist_ok=True)
+        handle = (staging / "lock").open("w")
+    except OSError as error:
+        raise CheckpointError(f"{staging.parent} can't be written to: {error.strerror}") from None
+    with handle:
+        try:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # not a Unix
+            pass
+        except OSError:
+            raise CheckpointError(f"another conversion is writing to {staging}") from None
+        yield
+
+
+def _put_back(staging: Path, target: Path) -> None:
+    """Put a replaced target back, if a run was killed between taking it away and putting the new one there."""
+    old = staging / "replaced"
+    if old.exists() and not target.exists():
+        old.replace(target)
+    elif old.is_dir():
+        shutil.rmtree(old)
+    else:
+        old.unlink(missing_ok=True)
+
+
+def _empty(staging: Path) -> None:
+    for path in staging.iterdir():
+        if path.name != "lock":
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _note(staging: Path, entry: dict[str, str]) -> None:
+    try:
+        with (staging / "journal").open("a", encoding="utf-8") as handle:
+            handle.write(json.dumps(entry) + "\n")
+    except OSError as error:
+        raise CheckpointError(f"{staging} can't be written: {error.strerror}") from None
+
+
+def _journal(staging: Path, identity: str) -> dict[str, str]:
+    """Return name -> digest of what an earlier run of the same plan wrote."""
+    try:
+        lines = (staging / "journal").read_text(encoding="utf-8").splitlines()
+        entries = []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # the line that the kill cut short
+                entries.append(json.loads(line))
+    except (OSError, UnicodeDecodeError):
+        return {}
+    if not entries or entries[0].get("plan") != identity:
+        return {}
+    return {entry["name"]: entry["sha256"] for entry in entries[1:] if "name" in entry and "sha256" in entry}
+
+
+def _intact(payload: Path, infos: list[TensorInfo], done: dict[str, str]) -> dict[str, str]:
+    """Return what is still as it was written, by its digest."""
+    files = {info.file for info in infos}
+    found = {}
+    for file in files:
+        with (
+            contextlib.suppress(CheckpointError),
+            containers.open_reader(payload / file if file else payload) as reader,
+        ):
+            for name in reader.tensors.keys() & done.keys():
+                if digest_of(reader, name) == done[name]:
+                    found[name] = done[name]
+    return found
+
+
+def digest_of(reader: Reader, name: str) -> str:
+    """Return the SHA-256 of a tensor's bytes."""
+    digest, size = hashlib.sha256(), reader.tensors[name].nbytes
+    for start in range(0, size, 2 * LEAST):
+        digest.update(reader.read_range(name, start, min(size, start + 2 * LEAST)))
+    return digest.hexdigest()
+
+
+def _check_ties(plan: Plan, reader: Reader, budget: int) -> None:
+    for one, two, kept, left_out in plan.ties:
+        info = reader.tensors[one.source]
+        pair = []
+        for move in (one, two):
+            own = reader.tensors[move.source]
+            target = TensorInfo(left_out, own.dtype, (move.size,))
+            pair.append(Target(target, own.dtype, (move,), ""))
+        reading = Elements(reader, None, budget)
+        for bounds in _bounds(pair[0], budget):
+            first, second = (reading.read(part, *bounds)[0] for part in pair)
+            if first.dtype != second.dtype or first.tobytes() != second.tobytes():
+                raise CheckpointError(
+                    f"{left_out} is not the same as {kept} ({info.dtype}), so it can't be tied to it; "
+                    "--set tie=0 writes both"
+                )
+
+
+def _stamps(reader: Reader) -> list[tuple[str, int, int]]:
+    try:
+        return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in reader.files()]
+    except OSError as error:
+        raise CheckpointError(f"{reader.path} changed while it was read: {error.strerror}") from None
+
+
+def _accompany(
+    plan: Plan,
+    reader: Reader,
+    before: manifest.Manifest | None,
+    payload: Path,
+    staging: Path,
+    digests: dict[str, str],
+    is_folder: bool,
+) -> None:
+    """Write what goes with the target: what was dropped, the manifest, the model's config."""
+    beside = (payload / manifest.IN_FOLDER, payload / manifest.KEPT_IN_FOLDER)
+    where, kept = beside if is_folder else (staging / "manifest", staging / "kept")
+    aside: list[tuple[TensorInfo, Reader, str]] = []
+    if before is not None and before.kept is not None:
+        left = {name.partition("/")[0] for name in before.kept.tensors} & plan.restore.keys()
+        aside += [
+            (info, before.kept, name) for name, info in before.kept.tensors.items() if name.partition("/")[0] in left
+        ]
+    for name in plan.dropped:
+        info = reader.tensors[name]
+        aside.append((TensorInfo(kept_name(plan.source_layout, name), info.dtype, info.shape), reader, name))
+    kept.unlink(missing_ok=True)
+    if aside:
+        writer = containers.make_writer("safetensors", kept, [info for info, _, _ in aside], {})
+        for info, source, name in aside:
+            for start in range(0, info.nbytes, LEAST):
+                data = source.read_range(name, start, min(info.nbytes, start + LEAST))
+                writer.write_range(info.name, start, data)
+        writer.finish()
+    tensors = {
+        one.info.name: {"dtype": one.info.dtype, "shape": list(one.info.shape), "sha256": digests[one.info.name]}
+        for one in plan.targets
+    }
+    made_of = {"layout": plan.source_layout, "format": plan.source_format}
+    text = manifest.text(plan.target_layout, plan.dtype, made_of, tensors, plan.restore)
+    _put(where, text.encode("ascii"))
+    config = reader.path / "config.json"
+    if is_folder and reader.path.is_dir() and config.is_file():
+        _put(payload / "config.json", config.read_bytes())
+
+
+def _put(path: Path, data: bytes) -> None:
+    try:
+        with path.open("wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be written: {error.strerror}") from None
+
+
+def _publish(staging: Path, payload: Path, target: Path, is_folder: bool) -> None:
+    """Rename everything to where it belongs, the target first and what speaks about it last."""
+    own, kept = manifest.places(target, False)
+    try:
+        for path in (own, kept):
+            path.unlink(missing_ok=True)  # those of an earlier target say nothing about the new one
+        if target.exists() and (target.is_dir() or payload.is_dir()):
+            target.replace(staging / "replaced")
+        payload.replace(target)
+        if not is_folder:
+            if (staging / "kept").exists():
+                (staging / "kept").replace(kept)
+            (staging / "manifest").replace(own)
+        handle = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise CheckpointError(f"{target} can't be written: {error.strerror}") from None

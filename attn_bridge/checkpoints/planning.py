@@ -1,0 +1,359 @@
+"""What a conversion will do, from headers alone: every target tensor, where its elements come from, and the memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .. import layouts
+from ..layouts.table import refined
+from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype, printable
+from .copying import Move, move_of
+from .manifest import Manifest
+
+DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
+"""Short names of the dtypes that floating-point tensors can be cast to."""
+
+TWINS = {"flax": "torch", "nnx-mha": "torch", "linen-mha": "torch"}
+"""Layout -> what it is converted to where nobody says; every other one becomes flax."""
+
+IDLE = 128 << 20
+"""Bytes that Python and its libraries take by themselves."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """One tensor to be written.
+
+    Attributes:
+        info: name, dtype, shape and file of the target.
+        source_dtype: dtype of the tensors that it is made of.
+        moves: where its elements come from.
+        operation: what is done to them, in words.
+        kept: whether it comes from what an earlier conversion kept aside, not from the source.
+    """
+
+    info: TensorInfo
+    source_dtype: str
+    moves: tuple[Move, ...]
+    operation: str
+    kept: bool = False
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the source tensors."""
+        return list(dict.fromkeys(move.source for move in self.moves))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A conversion before it is done.
+
+    Attributes:
+        source: path of the source.
+        source_format: its container.
+        source_layout: its layout; "" if it only changes its container.
+        target_layout: the same of the target.
+        targets: all tensors to be written, in order.
+        dropped: source tensor -> why it has no place in the target; kept aside.
+        ties: pairs of targets' names ... that must hold the same numbers, as (kept, left out).
+        metadata: the target container's.
+        restore: what leads back, for the manifest.
+        dtype: what floating-point tensors are cast to; "" leaves them.
+        notes: what the user should know.
+    """
+
+    source: Path
+    source_format: str
+    source_layout: str
+    target_layout: str
+    targets: tuple[Target, ...]
+    dropped: dict[str, str]
+    ties: tuple[tuple[Move, Move, str, str], ...]
+    metadata: dict[str, Any]
+    restore: dict[str, Any]
+    dtype: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all target tensors."""
+        return sum(target.info.nbytes for target in self.targets)
+
+    @property
+    def peak(self) -> int:
+        """About how much memory the conversion takes without a bound, in bytes."""
+        return IDLE + 3 * max((target.info.nbytes for target in self.targets), default=0)
+
+    def identity(self, reader: Reader) -> str:
+        """Return a digest of what will be written, and of the files it is read from."""
+        files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in reader.files()]
+        parts = [dataclasses.asdict(target) for target in self.targets]
+        text = json.dumps([parts, self.dropped, self.metadata, self.restore, files], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def make(
+    reader: Reader,
+    *,
+    source_layout: str | None = None,
+    target_layout: str | None = None,
+    target_format: str = "safetensors",
+    is_folder: bool = False,
+    dtype: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+    table: tuple[layouts.Layout, layouts.Layout] | None = None,
+    manifest: Manifest | None = None,
+) -> Plan:
+    """Plan a conversion.
+
+    Args:
+        reader: the open source.
+        source_layout: layout of the source; None detects it.
+        target_layout: layout of the target; None is the twin of the source's.
+        target_format: container of the target.
+        is_folder: whether the target is a folder, which may hold several files.
+        dtype: what floating-point tensors are cast to; None leaves them.
+        settings: what names and shapes don't tell.
+        config: the model's config.json.
+        table: a user's own pair of layouts, source and target, in place of named ones.
+        manifest: what an earlier conversion wrote beside the source.
+
+    Raises:
+        LayoutError: names, shapes or settings that do not fit.
+        WeightsMismatchError: names that are missing, and names that no row covers.
+        CheckpointError: tensors that can't be combined or cast.
+    """
+    if not reader.tensors:
+        raise CheckpointError(f"{reader.path} holds no tensor")
+    wide = _dtype(dtype)
+    theirs = None
+    if table is not None:
+        ours, theirs = table
+    elif source_layout is not None or target_layout != "same":
+        ours = layouts.find(source_layout) if source_layout else layouts.detect(reader.tensors)
+        theirs = layouts.find(target_layout or TWINS.get(ours.name, "flax")) if target_layout != "same" else ours
+    if theirs is None or (theirs is ours and table is None):
+        return _same(reader, "" if theirs is None else theirs.name, target_format, is_folder, wide, manifest)
+    back = manifest.restore.get(theirs.name, {}) if manifest else {}
+    _check_settings(settings or {}, ours, theirs)
+    known = {**ours.read_settings(config or {}), **(settings or {})}
+    shapes = {name: info.shape for name, info in reader.tensors.items()}
+    decoded = ours.decode(shapes, known)
+    wanted = {**theirs.read_settings(config or {}), **back.get("settings", {}), **(settings or {})}
+    encoded = theirs.encode({name: placed.shape for name, placed in decoded.placements.items()}, wanted)
+    order = {name: position for position, name in enumerate(reader.tensors)}
+    targets = []
+    for name, parts in encoded.parts.items():
+        moves = []
+        for part, there in parts.items():
+            here = decoded.placements[part]
+            axes = refined(here.axes, there.axes)
+            moves.append(move_of(here.theirs, here.offset, there.offset, axes))
+        moves.sort(key=lambda move: move.target_offset)
+        found = {reader.tensors[move.source].dtype for move in moves}
+        if len(found) > 1:
+            raise CheckpointError(f"{name} would be made of tensors of several dtypes: {', '.join(sorted(found))}")
+        own = found.pop()
+        info = TensorInfo(name, _cast(own, wide), encoded.shapes[name])
+        targets.append(Target(info, own, tuple(moves), _words(moves, own, info.dtype)))
+    targets.sort(key=lambda target: min(order[move.source] for move in target.moves))
+    ties = []
+    for kept, left_out in encoded.ties:
+        one, two = decoded.placements[kept], decoded.placements[left_out]
+        if one != two:
+            first, second = (
+                move_of(placed.theirs, placed.offset, 0, refined(placed.axes, _dense(placed.shape)))
+                for placed in (one, two)
+            )
+            ties.append((first, second, kept, left_out))
+    restore: dict[str, Any] = dict(manifest.restore) if manifest else {}
+    consumed = restore.pop(theirs.name, {})
+    restore[ours.name] = {
+        "settings": decoded.restore,
+        "dropped": sorted(decoded.dropped),
+        "format": reader.format,
+        "metadata": reader.metadata,
+        "order": list(reader.tensors),
+        "files": {name: info.file for name, info in reader.tensors.items() if info.file},
+    }
+    targets += _kept_targets(manifest, theirs.name, consumed, {target.info.name for target in targets})
+    metadata = consumed.get("metadata", {}) if consumed.get("format") == target_format else {}
+    if not consumed and target_format == "safetensors":
+        metadata = {"format": "flax" if theirs.name in ("flax", *TWINS) else "pt"}
+    targets = _in_files(targets, reader, consumed, target_format, is_folder)
+    return Plan(
+        reader.path,
+        reader.format,
+        ours.name,
+        theirs.name,
+        tuple(targets),
+        decoded.dropped,
+        tuple(ties),
+        _in_container(metadata, targets, target_format),
+        restore,
+        wide,
+        tuple(_notes(reader, wide)),
+    )
+
+
+def _check_settings(settings: Mapping[str, Any], *pair: layouts.Layout) -> None:
+    known = {name for layout in pair for name in (*layout.settings, *layout.sizes)}
+    known |= {"prefix"} if any(len(layout.prefixes) > 1 for layout in pair) else set()
+    for name, value in settings.items():
+        if name not in known:
+            raise layouts.LayoutError(
+                f"--set {printable(name)}: {pair[0].name} and {pair[1].name} take "
+                + (", ".join(sorted(known)) or "no settings")
+            )
+        if name == "prefix":
+            if not any(value in layout.prefixes for layout in pair):
+                choices = [repr(one) for layout in pair if len(layout.prefixes) > 1 for one in layout.prefixes]
+                raise layouts.LayoutError(f"prefix ({printable(value)}) must be one of {', '.join(choices)}")
+        elif isinstance(value, bool) or not isinstance(value, int) or value < (name != "tie"):
+            raise layouts.LayoutError(f"{name} ({printable(value)}) must be a whole number of at least 1")
+
+
+def _same(
+    reader: Reader, layout: str, target_format: str, is_folder: bool, wide: str, manifest: Manifest | None
+) -> Plan:
+    """Plan a change of container, with every tensor as it is."""
+    targets = []
+    for name, info in reader.tensors.items():
+        move = move_of(name, 0, 0, [(info.nbytes // info.itemsize, 1, 1)])
+        there = TensorInfo(name, _cast(info.dtype, wide), info.shape)
+        targets.append(Target(there, info.dtype, (move,), _words([move], info.dtype, there.dtype)))
+    files = {name: info.file for name, info in reader.tensors.items() if info.file}
+    restore = dict(manifest.restore) if manifest else {}
+    key = f"container {reader.format}"
+    consumed = restore.pop(f"container {target_format}", {})
+    restore[key] = {"metadata": reader.metadata, "files": files, "order": list(reader.tensors)}
+    metadata = reader.metadata if reader.format == target_format else consumed.get("metadata", {})
+    arranged = _in_files(targets, reader, consumed, target_format, is_folder)
+    return Plan(
+        reader.path,
+        reader.format,
+        layout,
+        layout,
+        tuple(arranged),
+        {},
+        (),
+        _in_container(metadata, arranged, target_format),
+        restore,
+        wide,
+        tuple(_notes(reader, wide)),
+    )
+
+
+def kept_name(layout: str, name: str) -> str:
+    """Return the name under which a dropped tensor is kept aside."""
+    return f"{layout}/{name}"
+
+
+def _kept_targets(manifest: Manifest | None, layout: str, consumed: Mapping[str, Any], there: set[str]) -> list[Target]:
+    """Return what an earlier conversion kept aside and this one brings back."""
+    if manifest is None or manifest.kept is None:
+        return []
+    found = []
+    for name in consumed.get("dropped", []):
+        info = manifest.kept.tensors.get(kept_name(layout, name))
+        if info is not None and name not in there:
+            move = move_of(info.name, 0, 0, [(info.nbytes // info.itemsize, 1, 1)])
+            found.append(Target(TensorInfo(name, info.dtype, info.shape), info.dtype, (move,), "restore", kept=True))
+    return found
+
+
+WHOLE = "model.safetensors"
+
+
+def _in_files(
+    targets: Sequence[Target], reader: Reader, consumed: Mapping[str, Any], target_format: str, is_folder: bool
+) -> list[Target]:
+    """Put the targets in order, and each in the file that its source has, where both have several."""
+    rank = {name: position for position, name in enumerate(consumed.get("order", []))}
+    ordered = sorted(targets, key=lambda target: rank.get(target.info.name, len(rank)))
+    if not is_folder or target_format != "safetensors":
+        return ordered
+    known = sorted({info.file for info in reader.tensors.values() if info.file})
+    if len(known) > 1 and not all(file.endswith(".safetensors") for file in known):
+        names = {file: f"model-{number:05d}-of-{len(known):05d}.safetensors" for number, file in enumerate(known, 1)}
+    else:
+        names = {file: file if file.endswith(".safetensors") else WHOLE for file in known}
+    before = consumed.get("files", {})
+    files: list[str] = []
+    for target in ordered:
+        own = "" if target.kept else reader.tensors[target.moves[0].source].file
+        files.append(before.get(target.info.name) or (files[-1] if target.kept and files else names.get(own, WHOLE)))
+    first = {file: position for position, file in reversed(list(enumerate(files)))}
+    found = [
+        dataclasses.replace(target, info=dataclasses.replace(target.info, file=file))
+        for target, file in zip(ordered, files, strict=True)
+    ]
+    return sorted(found, key=lambda target: first[target.info.file])
+
+
+def _in_container(metadata: Mapping[str, Any], targets: Sequence[Target], target_format: str) -> dict[str, Any]:
+    """Return metadata in the form that the target's container has: one for all, or one for each file."""
+    files = list(dict.fromkeys(target.info.file for target in targets if target.info.file))
+    if target_format != "safetensors":
+        return dict(metadata)
+    if files and "files" not in metadata:
+        return {"files": {file: dict(metadata) for file in files}} if metadata else {}
+    if not files and "files" in metadata:
+        every = list(metadata["files"].values())
+        return dict(every[0]) if every and all(one == every[0] for one in every) else {}
+    return dict(metadata)
+
+
+def _dense(shape: tuple[int, ...]) -> list[tuple[tuple[int, int], ...]]:
+    strides: list[tuple[tuple[int, int], ...]] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(((size, step),))
+        step *= size
+    return strides[::-1]
+
+
+def _dtype(dtype: str | None) -> str:
+    wide = DTYPES.get(dtype or "", dtype or "")
+    if wide and wide not in DTYPES.values():
+        raise CheckpointError(f"dtype ({printable(dtype)}) must be one of {', '.join(DTYPES)}")
+    return wide
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype in DTYPES.values()
+
+
+def _cast(dtype: str, wanted: str) -> str:
+    return wanted if wanted and _is_float(dtype) else dtype
+
+
+def _words(moves: Sequence[Move], own: str, there: str) -> str:
+    words = [] if all(move.is_plain for move in moves) else ["rearrange"]
+    if len(moves) > 1:
+        words.append(f"fuse {len(moves)}")
+    words += [f"{own} to {there}"] if own != there else []
+    return ", ".join(words) or "copy"
+
+
+def _notes(reader: Reader, wide: str) -> list[str]:
+    """Say what a cast loses."""
+    notes = []
+    for dtype in sorted({info.dtype for info in reader.tensors.values()}):
+        if wide and _is_float(dtype) and dtype != wide:
+            one, two = (ml_dtypes.finfo(numpy_dtype(name)) for name in (dtype, wide))  # type: ignore[no-untyped-call]
+            bits = int(one.nmant) - int(two.nmant)
+            lost = [f"{bits} bits of every number"] if bits > 0 else []
+            if float(np.log2(float(one.max))) > float(np.log2(float(two.max))) + 1:
+                lost.append(f"what is beyond {float(two.max):.3g}")
+            notes.append(f"{dtype} to {wide} " + (f"loses {' and '.join(lost)}" if lost else "loses nothing"))
+    return notes

@@ -1,0 +1,98 @@
+"""Whether a checkpoint holds what it should: by the digests beside it, and by converting its source again in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from .containers.base import CheckpointError, Reader
+from .elements import Elements
+from .execution import LEAST, _bounds, _budget, digest_of
+from .manifest import Manifest
+from .planning import Plan, Target
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """What a check found.
+
+    Attributes:
+        passed: whether nothing is wrong.
+        tensors: number of tensors looked at.
+        problems: name -> what is wrong with it.
+        by_digest: whether there was a manifest to hold the tensors against.
+        by_source: whether there was a source to convert again.
+    """
+
+    passed: bool
+    tensors: int
+    problems: dict[str, str]
+    by_digest: bool
+    by_source: bool
+
+
+def by_digests(reader: Reader, manifest: Manifest, progress: Progress) -> dict[str, str]:
+    """Hold every tensor against its digest; return name -> what is wrong."""
+    problems = {name: "is not in the manifest" for name in reader.tensors if name not in manifest.tensors}
+    total, done = sum(info.nbytes for info in reader.tensors.values()), 0
+    for name, known in manifest.tensors.items():
+        info = reader.tensors.get(name)
+        if info is None:
+            problems[name] = "is in the manifest and not in the checkpoint"
+            continue
+        if (info.dtype, list(info.shape)) != (known.get("dtype"), known.get("shape")):
+            problems[name] = f"is {info.dtype} {info.shape}, and was {known.get('dtype')} {known.get('shape')}"
+        else:
+            try:
+                if digest_of(reader, name) != known["sha256"]:
+                    problems[name] = "has other bytes than when it was written"
+            except CheckpointError as error:
+                problems[name] = f"can't be read: {error}"
+        done += info.nbytes
+        progress(done, total, name)
+    return problems
+
+
+def by_source(
+    plan: Plan, source: Reader, before: Manifest | None, target: Reader, max_memory: int | None, progress: Progress
+) -> dict[str, str]:
+    """Convert the source again in memory and hold every byte against the target's; return name -> what is wrong."""
+    wanted = {one.info.name: one for one in plan.targets}
+    problems = {name: "does not come from the source" for name in target.tensors if name not in wanted}
+    budget = _budget(plan, max_memory)
+    elements = Elements(source, None if before is None else before.kept, budget)
+    done = 0
+    for name, one in wanted.items():
+        info = target.tensors.get(name)
+        if info is None:
+            problems[name] = "is missing"
+        elif (info.dtype, info.shape) != (one.info.dtype, one.info.shape):
+            problems[name] = f"is {info.dtype} {info.shape}, and the source gives {one.info.dtype} {one.info.shape}"
+        else:
+            problem = _compare(elements, one, target, min(budget, 12 * LEAST))
+            if problem:
+                problems[name] = problem
+        done += one.info.nbytes
+        progress(done, plan.nbytes, name)
+    return problems
+
+
+def _compare(elements: Elements, one: Target, there: Reader, budget: int) -> str:
+    """Say where a tensor differs from what the source gives, or nothing."""
+    info = one.info
+    for start, stop in _bounds(one, budget):
+        found, _ = elements.read(one, start, stop)
+        try:
+            data = there.read_range(info.name, start * info.itemsize, stop * info.itemsize)
+        except CheckpointError as error:
+            return f"can't be read: {error}"
+        bits, other = found.reshape(-1).view(np.uint8), np.frombuffer(data, np.uint8)
+        if not np.array_equal(bits, other):
+            place = start + int(np.argmax(bits != other)) // info.itemsize
+            index = tuple(int(at) for at in np.unravel_index(place, info.shape))
+            return f"has other bits than the source, first at {index}"
+    return ""

@@ -1,0 +1,303 @@
+"""A layout: a table of rows, what names alone don't tell, and both ways through the table."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..weights import WeightsMismatchError
+from .ours import TOGETHER
+from .table import LayoutError, Placement, Row, Shape, fill, placeholders
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+Settings = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoded:
+    """Outside tensors in terms of ours.
+
+    Attributes:
+        placements: our name -> where its elements lie.
+        dropped: outside name -> why it has no place among ours.
+        restore: settings that lead back to the same outside names.
+    """
+
+    placements: dict[str, Placement]
+    dropped: dict[str, str]
+    restore: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """Our tensors in terms of outside ones.
+
+    Attributes:
+        shapes: outside name -> shape.
+        parts: outside name -> (our name -> where its elements go).
+        ties: (our name, another name of ours that must hold the same numbers and is left out).
+    """
+
+    shapes: dict[str, Shape]
+    parts: dict[str, dict[str, Placement]]
+    ties: list[tuple[str, str]]
+
+
+class Layout:
+    """How one library names and shapes what we call by our torch names.
+
+    Args:
+        name: name on the command line.
+        title: what it is.
+        rows: its table.
+        prefixes: what ``{prefix}`` may stand for, the usual one first; one for all tensors of a checkpoint.
+        settings: setting -> the keys of a config.json that may hold it.
+        defaults: setting -> its value where nobody gives one.
+        whole: whether it describes a whole model, so that a row without a tensor is an error.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        rows: Iterable[Row],
+        *,
+        prefixes: tuple[str, ...] = ("",),
+        settings: Mapping[str, tuple[str, ...]] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        whole: bool = False,
+    ):
+        self.name, self.title, self.rows = name, title, tuple(rows)
+        self.prefixes, self.settings, self.defaults = prefixes, dict(settings or {}), dict(defaults or {})
+        self.whole = whole
+        self._exact = {prefix: _index(self.rows, prefix) for prefix in prefixes}
+
+    def __repr__(self) -> str:
+        return f"Layout({self.name!r})"
+
+    @property
+    def sizes(self) -> set[str]:
+        """Settings that sizes in its rows are named after."""
+        return {size for row in self.rows for size in (*row.sizes.values(), *row.split) if isinstance(size, str)}
+
+    # ---- names
+
+    def match(self, names: Iterable[str]) -> tuple[str, dict[str, tuple[Row, dict[str, str]]]]:
+        """Return the prefix that most names stand below, and name -> row and placeholders of those that it covers.
+
+        Raises:
+            LayoutError: two rows cover a name.
+        """
+        names = list(names)
+        best: tuple[str, dict[str, tuple[Row, dict[str, str]]]] = (self.prefixes[0], {})
+        for prefix in self.prefixes:
+            found = {}
+            for name in names:
+                hits = [
+                    (row, values)
+                    for row in self._candidates(name, prefix)
+                    if (values := row.match_theirs(name, (prefix,))) is not None
+                ]
+                if len(hits) > 1:
+                    raise LayoutError(f"{name}: more than one row of {self.name} covers it")
+                if hits:
+                    found[name] = hits[0]
+            if len(found) > len(best[1]):
+                best = prefix, found
+        return best
+
+    def select(self, names: Iterable[str]) -> list[str]:
+        """Return the names that the layout holds a place for, in the order given; what it drops is not among them."""
+        _, found = self.match(names)
+        return [name for name, (row, _) in found.items() if row.ours]
+
+    def read_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that a config.json gives."""
+        found = {}
+        for setting, keys in self.settings.items():
+            value = next((config[key] for key in keys if isinstance(config.get(key), int)), None)
+            if value is not None:
+                found[setting] = int(value)
+        return found
+
+    # ---- both ways
+
+    def decode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Decoded:
+        """Say where each of our tensors lies among outside ones.
+
+        Args:
+            shapes: outside name -> shape.
+            settings: what names and shapes don't tell, such as ``num_heads``.
+            part: whether some of a model's tensors may be absent.
+
+        Raises:
+            LayoutError: a shape that does not fit, or a setting that is missing.
+            WeightsMismatchError: names that are missing, and names that no row covers.
+        """
+        given = {**self.defaults, **(settings or {})}
+        prefix, found = self.match(shapes)
+        unexpected = [name for name in shapes if name not in found]
+        placements: dict[str, Placement] = {}
+        dropped: dict[str, str] = {}
+        tied: dict[str, Placement] = {}
+        for name, (row, values) in found.items():
+            if row.reason:
+                dropped[name] = row.reason
+                continue
+            placed = row.decode(name, shapes[name], values, given)
+            for ours in placed:
+                if ours in placements:
+                    raise LayoutError(f"{placements[ours].theirs} and {name} both hold {ours}")
+            placements |= placed
+            tied |= {fill(one, values): placed[fill(row.ours[0], values)] for one in row.tied}
+        restore: dict[str, Any] = {"prefix": prefix} if len(self.prefixes) > 1 else {}
+        if tied:
+            restore["tie"] = int(not tied.keys() & placements.keys())
+        placements |= {name: placed for name, placed in tied.items() if name not in placements}
+        missing = [] if part else self._missing(found.values(), prefix) + lacking(placements)
+        if unexpected or missing:
+            raise WeightsMismatchError(missing, unexpected)
+        return Decoded(placements, dropped, restore)
+
+    def encode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Encoded:
+        """Say where in outside tensors each of ours goes.
+
+        Args:
+            shapes: our name -> shape.
+            settings: what names and shapes don't tell; ``prefix`` among them.
+            part: whether some of a model's tensors may be absent.
+
+        Raises:
+            LayoutError: a shape that does not fit, or a setting that is missing.
+            WeightsMismatchError: names that are missing, and names that no row covers.
+        """
+        given = {**self.defaults, **(settings or {})}
+        prefix = given.get("prefix", self.prefixes[0])
+        grouped: dict[str, dict[tuple[int, int], str]] = collections.defaultdict(dict)
+        rows: dict[str, tuple[Row, dict[str, str]]] = {}
+        ties: list[tuple[str, str]] = []
+        unexpected = []
+        for name in shapes:
+            hits = [(row, *hit) for row in self.rows if (hit := row.match_ours(name)) is not None]
+            tying = [(row, values) for row, number, values in hits if number >= len(row.ours)]
+            plain = [(row, number, values) for row, number, values in hits if number < len(row.ours)]
+            kept = [fill(row.ours[0], values) for row, values in tying]
+            if kept and kept[0] in shapes and (given.get("tie", 1) or not plain):
+                ties.append((kept[0], name))
+                continue
+            if len(plain) > 1:
+                raise LayoutError(f"{name}: more than one row of {self.name} covers it")
+            if not plain:
+                unexpected.append(name)
+                continue
+            row, number, values = plain[0]
+            position = int(values["i"]) if row.stack else 0
+            theirs = fill(row.theirs, {**values, "prefix": prefix})
+            grouped[theirs][number, position] = name
+            rows[theirs] = row, {key: value for key, value in values.items() if not row.stack or key != "i"}
+        missing = [] if part else self._missing(rows.values(), prefix)
+        for theirs, names in grouped.items():
+            row, values = rows[theirs]
+            depth = 1 + max(position for _, position in names)
+            for number, template in enumerate(row.ours):
+                for position in range(depth):
+                    if (number, position) not in names:
+                        missing.append(fill(template, {**values, "i": str(position)} if row.stack else values))
+        if not part:
+            missing += lacking(shapes)
+        if unexpected or missing:
+            raise WeightsMismatchError(set(missing), unexpected)
+        result: dict[str, Shape] = {}
+        parts = {}
+        for theirs, names in grouped.items():
+            of_parts = {key: tuple(shapes[name]) for key, name in names.items()}
+            result[theirs], parts[theirs] = rows[theirs][0].encode(theirs, of_parts, names, given)
+        return Encoded(result, parts, ties)
+
+    def to_canonical(self, arrays: Mapping[str, np.ndarray[Any, Any]], **settings: Any) -> Arrays:
+        """Convert arrays under outside names to arrays under our torch names; a part of a model will do.
+
+        What the layout drops, or does not know, has to be left out with `select` first.
+        """
+        decoded = self.decode({name: array.shape for name, array in arrays.items()}, settings, part=True)
+        if decoded.dropped:
+            raise WeightsMismatchError(unexpected=decoded.dropped)
+        return {name: _view(arrays[one.theirs], one).copy() for name, one in decoded.placements.items()}
+
+    def from_canonical(self, arrays: Mapping[str, np.ndarray[Any, Any]], **settings: Any) -> Arrays:
+        """Convert arrays under our torch names to arrays under outside ones; a part of a model will do."""
+        encoded = self.encode({name: array.shape for name, array in arrays.items()}, settings, part=True)
+        found = {}
+        for theirs, parts in encoded.parts.items():
+            result = np.empty(encoded.shapes[theirs], next(arrays[name].dtype for name in parts))
+            for name, placement in parts.items():
+                atoms = [size for axis in placement.axes for size, _ in axis]
+                _strided(result, placement)[...] = arrays[name].reshape(atoms)
+            found[theirs] = result
+        return found
+
+    def _missing(self, found: Iterable[tuple[Row, Mapping[str, str]]], prefix: str) -> list[str]:
+        """Return the names of a whole model that are not there."""
+        if not self.whole:
+            return []
+        seen: dict[int, set[str]] = collections.defaultdict(set)
+        for row, values in found:
+            seen[id(row)].add(values.get("i", ""))
+        depth = 1 + max((int(i) for numbers in seen.values() for i in numbers if i), default=-1)
+        missing = []
+        for row in self.rows:
+            if row.optional or row.reason:
+                continue
+            wanted = {str(i) for i in range(depth)} if "i" in placeholders(row.theirs) else {""}
+            for i in sorted(wanted - seen[id(row)], key=lambda one: int(one or 0)):
+                missing.append(fill(row.theirs, {"prefix": prefix, "i": i}))
+        return missing
+
+    def _candidates(self, name: str, prefix: str) -> list[Row]:
+        exact, others = self._exact[prefix]
+        return [*exact.get(name.rpartition(".")[2], ()), *others]
+
+
+def lacking(names: Iterable[str]) -> list[str]:
+    """Return the names of ours that go with the given ones and are not there: queries without keys, a block's gap."""
+    names = set(names)
+    missing = []
+    for endings in TOGETHER:
+        stems = {name.removesuffix(ending) for name in names for ending in endings if name.endswith(ending)}
+        missing += [stem + ending for stem in stems for ending in endings if stem + ending not in names]
+    numbers: dict[str, set[int]] = collections.defaultdict(set)
+    for name in names:
+        parts = name.split(".")
+        for position, part in enumerate(parts):
+            stem = ".".join(parts[:position])
+            if part.isdecimal() and not stem.endswith("ff.layers"):  # nn.Sequential counts activations, too
+                numbers[stem].add(int(part))
+    return missing + [f"{stem}.{i}" for stem, found in numbers.items() for i in range(max(found)) if i not in found]
+
+
+def _index(rows: tuple[Row, ...], prefix: str) -> tuple[dict[str, list[Row]], list[Row]]:
+    """Sort the rows by the last part of their names, so that a name is held against few of them."""
+    exact: dict[str, list[Row]] = collections.defaultdict(list)
+    others: list[Row] = []
+    for row in rows:
+        last = row.theirs.rpartition(".")[2]
+        for known in (prefix, ""):
+            last = last.replace("{prefix}", known)
+        (others if "{" in last else exact[last]).append(row)
+    return exact, others
+
+
+def _strided(array: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[Any, Any]:
+    flat = array.reshape(-1)[placement.offset :]
+    atoms = [atom for axis in placement.axes for atom in axis]
+    return np.lib.stride_tricks.as_strided(
+        flat, [size for size, _ in atoms], [stride * array.itemsize for _, stride in atoms]
+    )
+
+
+def _view(array: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[Any, Any]:
+    return _strided(np.ascontiguousarray(array), placement).reshape(placement.shape)

@@ -1,0 +1,91 @@
+"""A user's own layout: a TOML file of ``[[rule]]`` tables, read into the two layouts that it leads between.
+
+Keys: ``torch`` and ``flax`` (names; ``torch`` may be a list of parts), ``pattern`` and sizes by letter as in `Rule`,
+``part`` (axis of the Flax tensor that counts the parts), or ``along`` (the axis they lie along) and ``split`` (sizes),
+``stack`` (axis of the Flax tensor that counts ``{i}``), ``optional``, and ``drop`` (the reason; then one name only).
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .layout import Layout
+from .table import LayoutError, Row
+
+_KEYS = {"torch", "flax", "pattern", "part", "along", "split", "stack", "optional", "drop"}
+
+
+def read(path: Path, names: Iterable[str]) -> tuple[Layout, Layout]:
+    """Return the layout of a checkpoint with those names, and the one that the rules turn it into.
+
+    Raises:
+        LayoutError: not TOML, a table that is no rule, or rules that fit neither way; the message names the line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = tomllib.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise LayoutError(f"{path}: {reason}") from None
+    tables = document.pop("rule", [])
+    if document:
+        raise LayoutError(f"{path}: a rules file holds [[rule]] tables and nothing else, got {', '.join(document)}")
+    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+        raise LayoutError(f"{path}: rule must be tables, each headed [[rule]]")
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*rule\s*\]\]", line)]
+    places = [f"{path}, line {line}" for line in lines] if len(lines) == len(tables) else [str(path)] * len(tables)
+    flax_rows, torch_rows = [], []
+    for table, place in zip(tables, places, strict=True):
+        try:
+            of_flax, of_torch = _rows(table)
+        except (LayoutError, TypeError) as error:
+            raise LayoutError(f"{place}: {error}") from None
+        flax_rows += of_flax
+        torch_rows += of_torch
+    torch, flax = Layout(f"{path.name} torch", "", torch_rows), Layout(f"{path.name} flax", "", flax_rows)
+    names = list(names)
+    fits = [layout for layout in (torch, flax) if len(layout.match(names)[1]) == len(names)]
+    if not fits:
+        closest = max((torch, flax), key=lambda layout: len(layout.match(names)[1]))
+        known = closest.match(names)[1]
+        rest = [name for name in names if name not in known]
+        raise LayoutError(f"{path}: no rule covers {', '.join(rest[:3])}{' ...' if len(rest) > 3 else ''}")
+    return (torch, flax) if fits[0] is torch else (flax, torch)
+
+
+def _rows(table: dict[str, Any]) -> tuple[list[Row], list[Row]]:
+    """Return the rows of one rule for the Flax side and for the torch side."""
+    sizes = {key: value for key, value in table.items() if key not in _KEYS}
+    for axis, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, (int, str)) or (isinstance(size, int) and size < 1):
+            raise LayoutError(f"{axis} must be a size, a whole number of at least 1 or a setting's name, got {size!r}")
+    torch, flax, reason = table.get("torch", []), table.get("flax", ""), table.get("drop", "")
+    ours = tuple([torch] if isinstance(torch, str) else torch)
+    for key, kind in (("flax", str), ("pattern", str), ("part", str), ("along", str), ("stack", str), ("drop", str)):
+        if not isinstance(table.get(key, ""), kind):
+            raise LayoutError(f"{key} must be a text, got {table[key]!r}")
+    if not all(isinstance(name, str) for name in ours) or not isinstance(table.get("optional", False), bool):
+        raise LayoutError("torch must be a name or a list of names, optional true or false")
+    if reason:
+        if bool(flax) == bool(ours) or sizes or table.keys() - {"torch", "flax", "drop"}:
+            raise LayoutError("a rule that drops has one name, torch or flax, and the reason")
+        return ([Row(flax, reason=reason)], []) if flax else ([], [Row(name, reason=reason) for name in ours])
+    if not ours or not flax:
+        raise LayoutError(f"a rule needs the keys torch and flax, got {', '.join(table) or 'none'}")
+    optional = table.get("optional", False)
+    row = Row(
+        flax,
+        ours,
+        table.get("pattern", "... -> ..."),
+        table.get("part", ""),
+        table.get("along", ""),
+        tuple(table.get("split", ())),
+        table.get("stack", ""),
+        sizes,
+        optional=optional,
+    )
+    return [row], [Row(name, (name,), optional=optional) for name in ours]

@@ -1,0 +1,356 @@
+"""One row of a layout: which of our tensors an outside tensor holds, and where in it each of their elements lies.
+
+Everything a row can say is one `Placement` per tensor of ours: an offset and strides into the outside tensor. So
+splitting, fusing, transposing and stacking are one thing, read from either side, and no direction is written twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+Shape = tuple[int, ...]
+Axes = tuple[tuple[int, int], ...]
+"""(size, stride in elements of the outside tensor), outermost first."""
+
+PLACEHOLDERS = {"i": r"(0|[1-9][0-9]*)", "path": r"((?:[^.]+\.)*?)", "rest": r"(.+)"}
+"""``{i}`` is an integer; ``{path}`` any prefix, none included, with its dot; ``{rest}`` whatever follows."""
+
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_AXIS = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
+_SIDE = re.compile(r"\s*(?:(?:[a-zA-Z]\w*|\((?:\s*[a-zA-Z]\w*)+\s*\)|\.\.\.)\s*)*")
+
+
+class LayoutError(ValueError):
+    """Names, shapes or settings that do not fit a layout, in one line."""
+
+
+class SettingError(LayoutError):
+    """A number that names and shapes can't tell, and that nobody gave."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where the elements of one of our tensors lie in an outside tensor.
+
+    Attributes:
+        theirs: name of the outside tensor.
+        offset: the first element's place.
+        axes: per axis of ours, what it is made of.
+    """
+
+    theirs: str
+    offset: int
+    axes: tuple[Axes, ...]
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of our tensor."""
+        return tuple(math.prod(size for size, _ in axis) for axis in self.axes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One outside tensor in terms of ours.
+
+    Attributes:
+        theirs: its name, with placeholders.
+        ours: our names; several are parts of it; none is a tensor that is dropped, for a `reason`.
+        pattern: axes of each of ours ``->`` axes of theirs, as einops has it; "..." is any axes, unchanged.
+        part: the axis of theirs that counts the parts, where they are of one size.
+        along: the axis along which parts of different sizes lie one after the other.
+        split: their sizes along it: numbers or names of settings.
+        stack: the axis of theirs that counts ``{i}``, which only our names hold.
+        sizes: axis -> its size, a number or the name of a setting.
+        tied: names of ours that hold the same numbers as the first.
+        optional: whether a block is complete without it.
+        reason: why it is dropped.
+    """
+
+    theirs: str
+    ours: tuple[str, ...] = ()
+    pattern: str = "... -> ..."
+    part: str = ""
+    along: str = ""
+    split: tuple[int | str, ...] = ()
+    stack: str = ""
+    sizes: Mapping[str, int | str] = dataclasses.field(default_factory=dict)
+    tied: tuple[str, ...] = ()
+    optional: bool = False
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.ours) == bool(self.reason):
+            raise LayoutError(f"{self.theirs}: a row names either tensors of ours or a reason to drop theirs")
+        for name in (self.theirs, *self.ours, *self.tied):
+            _compile(name, ("",))
+        left, arrow, right = self.pattern.partition("->")
+        if not arrow or "->" in right or not _SIDE.fullmatch(left) or not _SIDE.fullmatch(right):
+            raise LayoutError(f"{self.theirs}: pattern {self.pattern!r} must read 'axes of ours -> axes of theirs'")
+        ours, theirs = _AXIS.findall(left), _AXIS.findall(right)
+        if ("..." in left) != ("..." in right) or len(set(theirs)) != len(theirs) or len(set(ours)) != len(ours):
+            raise LayoutError(f"{self.theirs}: pattern {self.pattern!r} must hold each axis once on each side")
+        extra = {letter for letter in (self.part, self.stack) if letter}
+        if set(theirs) - set(ours) != extra or set(ours) - set(theirs):
+            raise LayoutError(
+                f"{self.theirs}: pattern {self.pattern!r} must hold the same axes on both sides"
+                + (f", and {' and '.join(sorted(extra))} in theirs" if extra else "")
+            )
+        if self.along and self.along not in theirs:
+            raise LayoutError(f"{self.theirs}: {self.along!r} is no axis of the pattern {self.pattern!r}")
+        if len(self.ours) > 1 and bool(self.part) == bool(self.along):
+            raise LayoutError(
+                f"{self.theirs}: several parts need either the axis that counts them or one they lie along"
+            )
+        if len(self.ours) <= 1 and (self.part or self.along):
+            raise LayoutError(f"{self.theirs}: {self.part or self.along!r} counts parts, and there are no several")
+        if self.along and len(self.split) not in (0, len(self.ours)):
+            raise LayoutError(f"{self.theirs}: {len(self.split)} sizes for {len(self.ours)} parts")
+        for axis in self.sizes:
+            if axis not in theirs:
+                raise LayoutError(f"{self.theirs}: size given for {axis!r}, which is no axis of the pattern")
+
+    def match_theirs(self, name: str, prefixes: Sequence[str]) -> dict[str, str] | None:
+        """Return what the placeholders stand for in an outside name, or None if it is another one."""
+        return _match(self.theirs, name, prefixes)
+
+    def match_ours(self, name: str) -> tuple[int, dict[str, str]] | None:
+        """Return which part a name of ours is, and what the placeholders stand for, or None."""
+        for number, template in enumerate((*self.ours, *self.tied)):
+            values = _match(template, name, ("",))
+            if values is not None:
+                return number, values
+        return None
+
+    def decode(
+        self, theirs: str, shape: Shape, values: Mapping[str, str], settings: Mapping[str, int]
+    ) -> dict[str, Placement]:
+        """Return our names -> where they lie in one outside tensor of that shape.
+
+        Raises:
+            LayoutError: the shape does not fit.
+            SettingError: a size that the shape does not tell.
+        """
+        sizes = self._known(settings)
+        if self.part:
+            sizes[self.part] = len(self.ours)
+        left, right = self._sides(len(shape), of_theirs=True)
+        sizes = _solve(right, shape, sizes, f"{theirs} {shape}", self._settings())
+        splits = self._splits(sizes, settings, theirs)
+        found = {}
+        for number, template in enumerate(self.ours):
+            start = sum(splits[:number]) if self.along else 0
+            for position in range(sizes[self.stack] if self.stack else 1):
+                bound = {**values, "i": str(position)} if self.stack else dict(values)
+                mine = {**sizes, self.along: splits[number]} if self.along else sizes
+                found[fill(template, bound)] = _place(
+                    theirs,
+                    left,
+                    right,
+                    sizes,
+                    mine,
+                    self._index(number, position),
+                    {self.along: start} if self.along else {},
+                )
+        return found
+
+    def encode(
+        self,
+        theirs: str,
+        shapes: Mapping[tuple[int, int], Shape],
+        names: Mapping[tuple[int, int], str],
+        settings: Mapping[str, int],
+    ) -> tuple[Shape, dict[str, Placement]]:
+        """Return the shape of an outside tensor, and where each of ours goes in it.
+
+        Args:
+            theirs: its name.
+            shapes: (number of the part, position in the stack) -> shape of ours.
+            names: the same -> its name.
+            settings: settings by name.
+
+        Raises:
+            LayoutError: the shapes do not fit the pattern or one another.
+            SettingError: a size that the shapes do not tell.
+        """
+        rank = len(next(iter(shapes.values())))
+        left, right = self._sides(rank, of_theirs=False)
+        solved: dict[tuple[int, int], dict[str, int]] = {}
+        for key, shape in shapes.items():
+            solved[key] = _solve(left, shape, self._known(settings), f"{names[key]} {shape}", self._settings())
+        first = next(iter(solved))
+        for key, sizes in solved.items():
+            unlike = [axis for axis in sizes if axis != self.along and sizes[axis] != solved[first][axis]]
+            if unlike:
+                raise LayoutError(
+                    f"{names[first]} {shapes[first]} and {names[key]} {shapes[key]} are no parts of one tensor {theirs}"
+                )
+        splits = [solved[number, 0][self.along] for number in range(len(self.ours))] if self.along else []
+        total = dict(solved[first])
+        if self.along:
+            total[self.along] = sum(splits)
+        if self.part:
+            total[self.part] = len(self.ours)
+        if self.stack:
+            total[self.stack] = 1 + max(position for _, position in shapes)
+        shape = tuple(math.prod(total[axis] for axis in group) for group in right)
+        placed = {}
+        for (number, position), sizes in solved.items():
+            start = {self.along: sum(splits[:number])} if self.along else {}
+            placed[names[number, position]] = _place(
+                theirs, left, right, total, sizes, self._index(number, position), start
+            )
+        return shape, placed
+
+    def _index(self, number: int, position: int) -> dict[str, int]:
+        return {axis: at for axis, at in ((self.part, number), (self.stack, position)) if axis}
+
+    def _known(self, settings: Mapping[str, int]) -> dict[str, int]:
+        return {
+            axis: settings[size] if isinstance(size, str) else size
+            for axis, size in self.sizes.items()
+            if not isinstance(size, str) or size in settings
+        }
+
+    def _settings(self) -> dict[str, str]:
+        return {axis: size for axis, size in self.sizes.items() if isinstance(size, str)}
+
+    def _splits(self, sizes: Mapping[str, int], settings: Mapping[str, int], theirs: str) -> list[int]:
+        if not self.along:
+            return []
+        total = sizes[self.along]
+        if not self.split:
+            if total % len(self.ours):
+                raise LayoutError(f"{theirs}: {total} is not {len(self.ours)} equal parts")
+            return [total // len(self.ours)] * len(self.ours)
+        missing = [size for size in self.split if isinstance(size, str) and size not in settings]
+        if missing:
+            raise SettingError(f"{theirs}: the sizes of its parts need {_wanted(missing)}")
+        found = [settings[size] if isinstance(size, str) else size for size in self.split]
+        if sum(found) != total:
+            raise LayoutError(f"{theirs}: parts of {' + '.join(map(str, found))} rows are not its {total}")
+        return found
+
+    def _sides(self, rank: int, *, of_theirs: bool) -> tuple[list[list[str]], list[list[str]]]:
+        left, _, right = self.pattern.partition("->")
+        given = right if of_theirs else left
+        free = rank - len(_groups(given.replace("...", " ")))
+        if "..." not in given:
+            free = 0
+        rest = " ".join(f"rest{number}" for number in range(max(free, 0)))
+        return _groups(left.replace("...", rest)), _groups(right.replace("...", rest))
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """Return a name with its placeholders filled in."""
+    return _PLACEHOLDER.sub(lambda found: values[found.group(1)], template)
+
+
+def placeholders(template: str) -> set[str]:
+    """Return the placeholders of a name."""
+    return set(_PLACEHOLDER.findall(template))
+
+
+def _match(template: str, name: str, prefixes: Iterable[str]) -> dict[str, str] | None:
+    expression, keys = _compile(template, tuple(prefixes))
+    hit = expression.fullmatch(name)
+    return None if hit is None else dict(zip(keys, hit.groups(), strict=True))
+
+
+_COMPILED: dict[tuple[str, tuple[str, ...]], tuple[re.Pattern[str], list[str]]] = {}
+
+
+def _compile(template: str, prefixes: tuple[str, ...]) -> tuple[re.Pattern[str], list[str]]:
+    key = template, prefixes
+    if key not in _COMPILED:
+        pieces: list[str] = []
+        keys: list[str] = []
+        end = 0
+        for found in _PLACEHOLDER.finditer(template):
+            name = found.group(1)
+            pieces.append(re.escape(template[end : found.start()]))
+            known = "(" + "|".join(map(re.escape, prefixes)) + ")" if name == "prefix" else PLACEHOLDERS.get(name)
+            if known is None:
+                raise LayoutError(f"{template}: a placeholder is {{i}} or {{path}}, not {{{name}}}")
+            pieces.append(known if name not in keys else f"\\{keys.index(name) + 1}")
+            if name not in keys:
+                keys.append(name)
+            end = found.end()
+        pieces.append(re.escape(template[end:]))
+        _COMPILED[key] = re.compile("".join(pieces)), keys
+    return _COMPILED[key]
+
+
+def _groups(side: str) -> list[list[str]]:
+    return [_AXIS.findall(group) for group in re.findall(r"\([^()]*\)|[a-zA-Z]\w*", side)]
+
+
+def _solve(
+    groups: list[list[str]], shape: Shape, known: dict[str, int], what: str, settings: Mapping[str, str]
+) -> dict[str, int]:
+    """Return the size of every axis."""
+    if len(groups) != len(shape):
+        raise LayoutError(f"{what} has {len(shape)} axes, expected {len(groups)}")
+    sizes = dict(known)
+    for group, size in zip(groups, shape, strict=True):
+        unknown = [axis for axis in group if axis not in sizes]
+        rest = math.prod(sizes[axis] for axis in group if axis in sizes)
+        if len(unknown) > 1:
+            wanted = [settings[axis] for axis in unknown if axis in settings]
+            raise SettingError(f"{what}: {size} = {' x '.join(group)} needs {_wanted(wanted or unknown)}")
+        if unknown and rest and size % rest == 0:
+            sizes[unknown[0]] = size // rest
+        elif unknown or rest != size:
+            shown = " x ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in group)
+            raise LayoutError(f"{what}: {size} is not {shown}")
+    return sizes
+
+
+def _wanted(names: Iterable[str]) -> str:
+    return " and ".join(f"--set {name}=N" for name in dict.fromkeys(names))
+
+
+def _place(
+    theirs: str,
+    left: list[list[str]],
+    right: list[list[str]],
+    total: Mapping[str, int],
+    mine: Mapping[str, int],
+    index: Mapping[str, int],
+    start: Mapping[str, int],
+) -> Placement:
+    strides: dict[str, int] = {}
+    step = 1
+    for axis in reversed([axis for group in right for axis in group]):
+        strides[axis] = step
+        step *= total[axis]
+    offset = sum(strides[axis] * at for at_of in (index, start) for axis, at in at_of.items())
+    return Placement(theirs, offset, tuple(tuple((mine[axis], strides[axis]) for axis in group) for group in left))
+
+
+def refined(one: Sequence[Axes], two: Sequence[Axes]) -> list[tuple[int, int, int]]:
+    """Return (size, stride in one, stride in the other) of the axes that two placements of a tensor have in common.
+
+    Raises:
+        LayoutError: they cut an axis at places that do not fit, so that they are not of the same heads.
+    """
+    found: list[tuple[int, int, int]] = []
+    for first, second in zip(one, two, strict=True):
+        mine, its = [*first], [*second]
+        pieces: list[tuple[int, int, int]] = []
+        while mine and its:
+            (size, stride), (other, other_stride) = mine.pop(), its.pop()
+            step = min(size, other)
+            if max(size, other) % step if step else size != other:
+                raise LayoutError(f"an axis is cut into pieces of {size} on one side and of {other} on the other")
+            pieces.append((step, stride, other_stride))
+            if step and size > step:
+                mine.append((size // step, stride * step))
+            if step and other > step:
+                its.append((other // step, other_stride * step))
+        pieces += [(size, stride, 0) for size, stride in reversed(mine)]
+        pieces += [(size, 0, stride) for size, stride in reversed(its)]
+        found += reversed(pieces)
+    return [piece for piece in found if piece[0] != 1]

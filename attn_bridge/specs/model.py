@@ -1,0 +1,113 @@
+"""What the specs of whole models share: configs that come as a dict, tables made of tables, checks of token ids."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Self
+
+from ..weights import Rule
+from .base import Config, Parameter
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(Config):
+    """Base of the configs of whole models, which outside code holds as a dict."""
+
+    takes_foreign_keys: ClassVar[bool] = False
+    """Whether a dict may hold keys that say nothing about the model's computation."""
+
+    @classmethod
+    def read(cls, config: Self | Mapping[str, Any]) -> Self:
+        """Return a config as it is, and a dict as one.
+
+        Raises:
+            TypeError: `config` is neither.
+            ValueError: keys that are missing or unknown, all of them named, or a value that does not fit.
+        """
+        if isinstance(config, cls):
+            return config
+        if not isinstance(config, Mapping):
+            raise TypeError(f"config must be a dict or a {cls.__name__}, got {type(config).__name__}")
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        missing = [name for name in fields if name not in config and fields[name].default is dataclasses.MISSING]
+        unknown = [str(key) for key in config if key not in fields]
+        found = (("missing", missing), ("unknown", [] if cls.takes_foreign_keys else unknown))
+        parts = [f"{kind} keys: {', '.join(names)}" for kind, names in found if names]
+        if parts:
+            raise ValueError(f"config does not fit {cls.__name__}: {'; '.join(parts)}")
+        return cls(**{key: value for key, value in config.items() if key in fields})
+
+
+def table(name: str, size: int, width: int) -> Parameter:
+    """Row of an embedding table: torch ``weight``, Flax ``embedding``, ``[size, width]`` on both sides."""
+    return Parameter(Rule(f"{name}.weight", f"{name}.embedding", "n d -> n d"), (size, width))
+
+
+def below(prefix: str, rows: Iterable[Parameter]) -> tuple[Parameter, ...]:
+    """Return the rows of a part of the model, below its path."""
+    return tuple(Parameter(row.rule.prefixed(prefix, prefix), row.shape) for row in rows)
+
+
+def check_ids(dtype: str, shape: Shape, *, longest: int | None = None, longest_name: str = "context_length") -> None:
+    """Check token ids: integers of shape ``(B, T)``.
+
+    Raises:
+        TypeError: `dtype` is not an integer one.
+        ValueError: `shape` is not ``(B, T)``, holds no token, or T exceeds `longest`.
+    """
+    if not is_integer(dtype):
+        raise TypeError(f"ids must have an integer dtype, got {dtype}")
+    if len(shape) != 2:
+        raise ValueError(f"ids must have shape (B, T), got {_show(shape)}")
+    if shape[0] < 1 or shape[1] < 1:
+        raise ValueError(f"ids must hold at least 1 token, got shape {_show(shape)}")
+    if longest is not None and shape[1] > longest:
+        raise ValueError(f"number of tokens ({shape[1]}) must be at most {longest_name} ({longest})")
+
+
+def check_beside_ids(name: str, dtype: str, shape: Shape, ids_shape: Shape, *, may_be_bool: bool = False) -> None:
+    """Check integers (or bools) that stand beside the token ids, one per token.
+
+    Raises:
+        TypeError: `dtype` is neither an integer one nor an allowed bool.
+        ValueError: `shape` is not that of the ids.
+    """
+    if not (is_integer(dtype) or (may_be_bool and dtype == "bool")):
+        raise TypeError(f"{name} must have {'dtype bool or ' if may_be_bool else ''}an integer dtype, got {dtype}")
+    if shape != ids_shape:
+        raise ValueError(f"{name} must have the shape of ids {_show(ids_shape)}, got {_show(shape)}")
+
+
+def check_range(name: str, lowest: int, highest: int, size: int) -> None:
+    """Check that ids lie in a table of `size` rows.
+
+    Raises:
+        ValueError: one does not; the message shows it.
+    """
+    if lowest < 0 or highest >= size:
+        raise ValueError(f"{name} ({lowest if lowest < 0 else highest}) must be at least 0 and below {size}")
+
+
+def check_max_new_tokens(value: object) -> None:
+    """Check a number of tokens to generate: an integer, at least 1.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: below 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"max_new_tokens must be an integer, got {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"max_new_tokens ({value}) must be at least 1")
+
+
+def is_integer(dtype: str) -> bool:
+    """Tell whether a dtype name is one of whole numbers; bool is not."""
+    return dtype.startswith(("int", "uint"))
+
+
+def _show(shape: Shape) -> str:
+    return str(tuple(int(size) for size in shape))

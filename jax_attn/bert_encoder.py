@@ -1,0 +1,159 @@
+"""BERT's encoder (Devlin et al., arXiv 1810.04805): post-norm layers of attention to every token, no pooler.
+
+The twin is `torch_attn.bert_encoder`. Letters: b batch, t position, h head, c channel of a head; in shapes B batch,
+T position, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from attn_bridge.specs import BertEncoderConfig
+from attn_bridge.specs.model import check_beside_ids, check_ids
+
+from . import functional
+from .embedding import Embedding
+from .gpt_model import FeedForward
+from .layer_norm import LayerNorm
+from .linear import Linear
+
+
+class BertEncoder(nnx.Module):
+    """BERT without its pooler: embeddings of tokens, positions and segments, and layers of attention.
+
+    Position ``t`` of a sequence has position embedding ``t``, padding on the left included, as in `transformers`.
+
+    Args:
+        config: the dict of a Hugging Face ``BertConfig``, of which other keys are left out, or a `BertEncoderConfig`;
+            ``train()``, ``eval()`` and ``nnx.view`` switch the dropout.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None takes that of the parameters.
+
+    Raises:
+        TypeError: `config` is neither, or a value in it has the wrong type.
+        ValueError: missing keys, a value that does not fit, or a config of another model.
+    """
+
+    def __init__(
+        self,
+        config: BertEncoderConfig | Mapping[str, Any],
+        *,
+        rngs: nnx.Rngs,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
+    ):
+        self.config = BertEncoderConfig.read(config)
+        width, eps, rate = self.config.hidden_size, self.config.layer_norm_eps, self.config.hidden_dropout_prob
+        self.tok_emb = Embedding(self.config.vocab_size, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        longest = self.config.max_position_embeddings
+        self.pos_emb = Embedding(longest, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.type_emb = Embedding(self.config.type_vocab_size, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.emb_norm = LayerNorm(width, eps, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.drop_emb = nnx.Dropout(rate, rngs=rngs if rate > 0 else None)
+        self.layers = nnx.List(
+            BertLayer(self.config, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+            for _ in range(self.config.num_hidden_layers)
+        )
+
+    def __call__(
+        self,
+        ids: Int[Array, "B T"],
+        attention_mask: Bool[Array, "B T"] | Int[Array, "B T"] | None = None,
+        token_type_ids: Int[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Return the last hidden state ``(B, T, D)``.
+
+        Args:
+            ids: token ids ``(B, T)``, with T at most `max_position_embeddings`.
+            attention_mask: ``(B, T)``, bool or integers; False or 0 is padding, which no token attends to.
+            token_type_ids: ``(B, T)``, the segment of each token; 0 by default.
+
+        Raises:
+            ValueError: shapes that do not fit, more tokens than `max_position_embeddings`, or an id that is none.
+            TypeError: ids that are not integers, or a mask that is neither bool nor integers.
+        """
+        dtype, shape, longest = functional.dtype_name(ids), jnp.shape(ids), self.config.max_position_embeddings
+        check_ids(dtype, shape, longest=longest, longest_name="max_position_embeddings")
+        if attention_mask is not None:
+            mask_dtype = functional.dtype_name(attention_mask)
+            check_beside_ids("attention_mask", mask_dtype, jnp.shape(attention_mask), shape, may_be_bool=True)
+            attention_mask = jnp.asarray(attention_mask) != 0
+        if token_type_ids is None:
+            token_type_ids = np.zeros(shape, np.int32)
+        check_beside_ids("token_type_ids", functional.dtype_name(token_type_ids), jnp.shape(token_type_ids), shape)
+        x = self.tok_emb(ids) + self.type_emb(token_type_ids, "token_type_ids")
+        x = x + self.pos_emb(np.arange(shape[1]))
+        x = self.drop_emb(self.emb_norm(x))
+        for layer in self.layers:
+            x = layer(x, attention_mask)
+        return x
+
+
+class BertLayer(nnx.Module):
+    """Attention and feed-forward layers, each added to what it is given, and the sum normalised.
+
+    Args:
+        config: of the model.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+    """
+
+    def __init__(self, config: BertEncoderConfig, *, rngs: nnx.Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+        width, eps, rate = config.hidden_size, config.layer_norm_eps, config.hidden_dropout_prob
+        self.att = BertAttention(config, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.norm1 = LayerNorm(width, eps, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.ff = FeedForward(
+            width, config.intermediate_size, approximate=False, rngs=rngs, param_dtype=param_dtype, dtype=dtype
+        )
+        self.norm2 = LayerNorm(width, eps, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.drop_shortcut = nnx.Dropout(rate, rngs=rngs if rate > 0 else None)
+
+    def __call__(
+        self, x: Float[Array, "B T D"], attention_mask: Bool[Array, "B T"] | None = None
+    ) -> Float[Array, "B T D"]:
+        """Return the new hidden state ``(B, T, D)``; `attention_mask` is True where a token may be attended."""
+        x = self.norm1(x + self.drop_shortcut(self.att(x, attention_mask)))
+        return self.norm2(x + self.drop_shortcut(self.ff(x)))
+
+
+class BertAttention(nnx.Module):
+    """Multi-head attention to every token that is no padding.
+
+    Args:
+        config: of the model.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+    """
+
+    def __init__(self, config: BertEncoderConfig, *, rngs: nnx.Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+        width, rate = config.hidden_size, config.attention_probs_dropout_prob
+        self.num_heads = config.num_attention_heads
+        self.W_query = Linear(width, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.W_key = Linear(width, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.W_value = Linear(width, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.out_proj = Linear(width, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.dropout = nnx.Dropout(rate, rngs=rngs if rate > 0 else None)
+
+    def __call__(
+        self, x: Float[Array, "B T D"], attention_mask: Bool[Array, "B T"] | None = None
+    ) -> Float[Array, "B T D"]:
+        """Return the context ``(B, T, D)``; `attention_mask` is True where a token may be attended."""
+        query, key, value = (
+            rearrange(project(x), "b t (h c) -> b t h c", h=self.num_heads)
+            for project in (self.W_query, self.W_key, self.W_value)
+        )
+        context = functional.dot_product_attention(
+            query, key, value, mask=attention_mask, **functional.dropout_arguments(self.dropout)
+        )
+        return self.out_proj(rearrange(context, "b t h c -> b t (h c)"))

@@ -1,0 +1,47 @@
+"""A table of vectors, looked up by id, that says which id is not in it.
+
+The twin is `torch_attn.embedding`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int
+
+from attn_bridge.specs.model import check_range
+
+_STANDARD_NORMAL = jax.nn.initializers.normal(1.0)  # one object, so that two like modules share one jit cache
+
+
+class Embedding(nnx.Embed):
+    """`nnx.Embed`, whose rows start from a normal distribution of mean 0 and variance 1, as torch's do.
+
+    Args:
+        size: number of ids.
+        emb_dim: width of a row.
+        rngs: source of the initial weights (stream ``params``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the rows that come out; None leaves them as the table holds them.
+    """
+
+    def __init__(self, size: int, emb_dim: int, *, rngs: nnx.Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+        super().__init__(size, emb_dim, embedding_init=_STANDARD_NORMAL, rngs=rngs, param_dtype=param_dtype)
+        self.dtype = dtype  # nnx.Embed would keep the dtype it was made with, and round later weights to it
+
+    def __call__(self, ids: Int[Array, "..."], name: str = "ids") -> Float[Array, "... d"]:
+        """Look up ``ids`` of any shape ``(...)``; gives ``(..., emb_dim)``.
+
+        Raises:
+            ValueError: an id that is not in the table; `name` is what the message calls it. Not inside ``jax.jit``,
+                where one beyond the end gives NaN and a negative one counts from the end.
+        """
+        if not isinstance(ids, jax.core.Tracer) and getattr(ids, "is_fully_addressable", True) and np.size(ids):
+            values = np.asarray(ids)
+            check_range(name, int(values.min()), int(values.max()), self.num_embeddings)
+        return super().__call__(jnp.asarray(ids))

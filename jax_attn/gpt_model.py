@@ -1,0 +1,201 @@
+"""GPT-2 as the book builds it (section 4.6; Radford et al. 2019): pre-norm blocks of causal attention.
+
+The twin is `torch_attn.gpt_model`. Shapes: B batch, T position, D model width, V size of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int
+
+from attn_bridge.specs import GPTModelConfig
+from attn_bridge.specs.model import check_ids, check_max_new_tokens, check_range
+
+from . import functional
+from .embedding import Embedding
+from .layer_norm import LayerNorm
+from .linear import Linear
+from .multi_head_attention import MultiHeadAttention
+
+
+class GPTModel(nnx.Module):
+    """A GPT: embeddings of tokens and positions, blocks of attention and feed-forward layers, and logits.
+
+    Args:
+        config: the book's dict, ``vocab_size context_length emb_dim n_heads n_layers drop_rate qkv_bias``, or a
+            `GPTModelConfig`; ``train()``, ``eval()`` and ``nnx.view`` switch the dropout.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None takes that of the parameters.
+
+    Raises:
+        TypeError: `config` is neither, or a value in it has the wrong type.
+        ValueError: missing or unknown keys, or a value that does not fit.
+    """
+
+    def __init__(
+        self,
+        config: GPTModelConfig | Mapping[str, Any],
+        *,
+        rngs: nnx.Rngs,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
+    ):
+        self.config = GPTModelConfig.read(config)
+        vocab_size, emb_dim = self.config.vocab_size, self.config.emb_dim
+        self.tok_emb = Embedding(vocab_size, emb_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.pos_emb = Embedding(self.config.context_length, emb_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.drop_emb = nnx.Dropout(self.config.drop_rate, rngs=rngs if self.config.drop_rate > 0 else None)
+        self.trf_blocks = nnx.List(
+            TransformerBlock(self.config, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+            for _ in range(self.config.n_layers)
+        )
+        self.final_norm = LayerNorm(emb_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.out_head = Linear(emb_dim, vocab_size, bias=False, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+
+    def __call__(self, ids: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        """Return the logits ``(B, T, V)`` of the token that follows each position.
+
+        Args:
+            ids: token ids ``(B, T)``, with T at most `context_length`.
+
+        Raises:
+            ValueError: a shape that does not fit, more tokens than `context_length`, or an id that is none.
+            TypeError: ids that are not integers.
+        """
+        check_ids(functional.dtype_name(ids), jnp.shape(ids), longest=self.config.context_length)
+        x = self.tok_emb(ids) + self.pos_emb(np.arange(jnp.shape(ids)[1]))
+        x = self.drop_emb(x)
+        for block in self.trf_blocks:
+            x = block(x)
+        return self.out_head(self.final_norm(x))
+
+    def generate_greedy(self, ids: Int[Array, "B T"], max_new_tokens: int) -> Int[Array, "B N"]:
+        """Append `max_new_tokens` tokens, each the likeliest after the last `context_length` ones.
+
+        Dropout acts as the model's mode says: call ``eval()`` first.
+
+        Args:
+            ids: token ids ``(B, T)``, with any T.
+            max_new_tokens: how many to append.
+
+        Returns:
+            Token ids ``(B, T + max_new_tokens)`` in JAX's widest integers, those given first.
+
+        Raises:
+            ValueError: a shape that does not fit, an id that is none, or `max_new_tokens` below 1.
+            TypeError: ids, or a number of tokens, that are not integers.
+        """
+        check_ids(functional.dtype_name(ids), jnp.shape(ids))
+        check_max_new_tokens(max_new_tokens)
+        given = np.asarray(ids).astype(np.int64)
+        check_range("ids", int(given.min()), int(given.max()), self.config.vocab_size)
+        # Windows of one length compile once; what stands after the last token, a causal model does not see.
+        tokens = np.pad(given, ((0, 0), (0, max_new_tokens)))
+        window = min(self.config.context_length, tokens.shape[1])
+        for length in range(given.shape[1], tokens.shape[1]):
+            start = max(0, length - window)
+            tokens[:, length] = _next_token(self, tokens[:, start : start + window], length - start - 1)
+        return jnp.asarray(tokens)
+
+
+class TransformerBlock(nnx.Module):
+    """Attention and feed-forward layers, each on the norm of what it is added to.
+
+    Args:
+        config: of the model.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+    """
+
+    def __init__(self, config: GPTModelConfig, *, rngs: nnx.Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+        emb_dim, rate = config.emb_dim, config.drop_rate
+        self.att = MultiHeadAttention(
+            emb_dim,
+            emb_dim,
+            config.context_length,
+            rate,
+            config.n_heads,
+            config.qkv_bias,
+            rngs=rngs,
+            param_dtype=param_dtype,
+            dtype=dtype,
+        )
+        self.ff = FeedForward(
+            emb_dim, config.hidden_dim, approximate=True, rngs=rngs, param_dtype=param_dtype, dtype=dtype
+        )
+        self.norm1 = LayerNorm(emb_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.norm2 = LayerNorm(emb_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.drop_shortcut = nnx.Dropout(rate, rngs=rngs if rate > 0 else None)
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Return ``x`` of shape ``(B, T, D)`` with what attention and feed-forward layers add to it."""
+        x = x + self.drop_shortcut(self.att(self.norm1(x)))
+        return x + self.drop_shortcut(self.ff(self.norm2(x)))
+
+
+class FeedForward(nnx.Module):
+    """Two linear layers with a GELU between them.
+
+    Args:
+        emb_dim: width of input and output.
+        hidden_dim: width between the two.
+        approximate: which GELU.
+        rngs: source of the initial weights (stream ``params``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+    """
+
+    def __init__(
+        self,
+        emb_dim: int,
+        hidden_dim: int,
+        *,
+        approximate: bool,
+        rngs: nnx.Rngs,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
+    ):
+        self.layers = nnx.List(
+            [
+                Linear(emb_dim, hidden_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype),
+                GELU(approximate),
+                Linear(hidden_dim, emb_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype),
+            ]
+        )
+
+    def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
+        """Apply the layers to ``x`` of shape ``(..., emb_dim)``, each token on its own."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class GELU(nnx.Module):
+    """``x * Phi(x)``, with Phi the normal distribution function, or its approximation by tanh (arXiv 1606.08415).
+
+    Args:
+        approximate: whether to take the approximation, which is GPT-2's and the book's.
+    """
+
+    def __init__(self, approximate: bool):
+        self.approximate = approximate
+
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Apply it to every element; inside in float32, in float64 for float64 input."""
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        return jax.nn.gelu(wide, approximate=self.approximate).astype(x.dtype)
+
+
+@jax.jit
+def _next_token(model: GPTModel, ids: Int[Array, "B T"], index: int) -> Int[Array, "B"]:
+    """Return the likeliest token after position `index`."""
+    return model(ids)[:, index].argmax(-1)

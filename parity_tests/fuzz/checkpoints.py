@@ -1,0 +1,182 @@
+"""Damages valid checkpoints: each is either read or refused in one line, within bounded memory.
+
+    python -m parity_tests.fuzz.checkpoints --minutes 10
+
+prints the seed of what fails, and keeps its file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import random
+import shutil
+import struct
+import sys
+import tempfile
+import time
+import traceback
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from attn_bridge.checkpoints.containers import CheckpointError, open_reader
+
+from . import samples
+
+MOST_MEMORY = 1 << 26
+"""Bytes that a damaged file of some thousand bytes may cost."""
+
+FORMATS = ("safetensors", "sharded", "torch", "npz", "msgpack", "orbax")
+
+NUMBERS = (0, 1, 7, 127, 128, 255, 256, 65535, 1 << 31, (1 << 32) - 1, 1 << 36, 1 << 62, (1 << 63) - 1, (1 << 64) - 1)
+
+WORDS = (b"-1", b"1e999", b"NaN", b"{", b"}", b"[[[[", b'"', b"\\u0000", b"\x00", b"..", b"/", b"\xff", b"9" * 40)
+
+
+def build(format: str, folder: Path) -> Path:
+    """Write a small valid checkpoint."""
+    held = {"float32", "bfloat16", "bool", "int64"}
+    arrays = samples.random_arrays(held, shapes=((2, 3), (), (0,)), format=format)
+    path = folder / f"valid{samples.ENDINGS.get(format, '')}"
+    if format == "sharded":
+        files = {name: f"model-{index % 2}.safetensors" for index, name in enumerate(arrays)}
+        return samples.write("safetensors", path, arrays, files=files)
+    return samples.write(format, path, arrays, {"kind": "test"})
+
+
+def mutate(data: bytes, rng: random.Random) -> bytes:
+    """Return bytes with a few changes: bits, numbers, words, cuts, and parts twice or moved."""
+    out = bytearray(data)
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        at = rng.randrange(len(out) + 1)
+        how = rng.randrange(8)
+        if how == 0 and at < len(out):
+            out[at] ^= 1 << rng.randrange(8)
+        elif how == 1 and at < len(out):
+            out[at] = rng.randrange(256)
+        elif how == 2:
+            del out[at:]
+        elif how == 3:
+            del out[at : at + rng.randrange(1, 16)]
+        elif how == 4:
+            out[at:at] = out[at : at + rng.randrange(1, 64)]
+        elif how == 5:
+            size = rng.choice("BHIQ")
+            number = rng.choice(NUMBERS) & ((1 << 8 * struct.calcsize("<" + size)) - 1)
+            packed = struct.pack(rng.choice("<>") + size, number)
+            out[at : at + len(packed)] = packed
+        elif how == 6:
+            word = rng.choice(WORDS)
+            out[at : at + rng.choice((0, len(word)))] = word
+        else:
+            other = rng.randrange(len(out) + 1)
+            length = rng.randrange(1, 32)
+            out[at : at + length] = out[other : other + length]
+    return bytes(out)
+
+
+def mutate_inside(format: str, data: bytes, rng: random.Random) -> bytes:
+    """Damage what the parser reads after its outer shell was found whole: header, pickle or member."""
+    if format == "safetensors":
+        (length,) = struct.unpack_from("<Q", data)
+        header = mutate(data[8 : 8 + length], rng)
+        return struct.pack("<Q", len(header)) + header + data[8 + length :]
+    if format in ("torch", "npz"):
+        out = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
+            names = old.namelist()
+            victim = rng.choice([name for name in names if name.endswith(".pkl")] or names)
+            for name in names:
+                held = old.read(name)
+                new.writestr(name, mutate(held, rng) if name == victim else held)
+        return out.getvalue()
+    return mutate(data, rng)
+
+
+def damage(format: str, valid: Path, target: Path, seed: int) -> None:
+    """Write a damaged copy, which depends on the seed alone."""
+    rng = random.Random(seed)
+    if valid.is_dir():
+        shutil.copytree(valid, target)
+        files = sorted(path for path in target.rglob("*") if path.is_file())
+        named = [path for path in files if path.name in ("_METADATA", ".zarray") or path.name.endswith(".json")]
+        victim = rng.choice(named if rng.random() < 0.7 else files)
+        if rng.random() < 0.1:
+            victim.unlink()
+        else:
+            victim.write_bytes(mutate(victim.read_bytes(), rng))
+        return
+    how: Callable[[bytes], bytes] = lambda data: mutate(data, rng)  # noqa: E731
+    if rng.random() < 0.6:
+        how = lambda data: mutate_inside(format, data, rng)  # noqa: E731
+    target.write_bytes(how(valid.read_bytes()))
+
+
+def outcome(path: Path, format: str) -> str:
+    """Return "read" or "refused"; anything else raises.
+
+    Raises:
+        AssertionError: the refusal is not one printable line, or it cost too much memory.
+    """
+    tracemalloc.start()
+    said = ""
+    try:
+        with open_reader(path, "safetensors" if format == "sharded" else format) as reader:
+            for name, info in reader.tensors.items():
+                assert reader.read(name).nbytes == info.nbytes
+    except CheckpointError as error:
+        said = str(error)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert said.isprintable(), f"not one line: {said!r}"
+    assert peak < MOST_MEMORY, f"took {peak} bytes"
+    return "refused" if said else "read"
+
+
+def try_one(format: str, valid: Path, folder: Path, seed: int) -> str:
+    """Damage, read, clean up; a file that fails stays."""
+    target = folder / f"{format}-{seed}{valid.suffix}"
+    damage(format, valid, target, seed)
+    result = outcome(target, format)
+    shutil.rmtree(target) if target.is_dir() else target.unlink()
+    return result
+
+
+def main() -> int:
+    """Run for a time, over all formats in turn."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--formats", nargs="*", choices=FORMATS, default=FORMATS)
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-checkpoints-"))
+    valid = {}
+    for format in arguments.formats:
+        (folder / format).mkdir()
+        valid[format] = build(format, folder / format)
+    until = time.monotonic() + 60 * arguments.minutes
+    counts: dict[tuple[str, str], int] = {}
+    seed = arguments.seed << 20
+    while time.monotonic() < until:
+        seed += 1
+        for format in arguments.formats:
+            try:
+                result = try_one(format, valid[format], folder, seed)
+            except Exception:
+                traceback.print_exc()
+                print(f"FAILED: {format} with seed {seed}; the file is in {folder}")
+                result = "FAILED"
+            counts[format, result] = counts.get((format, result), 0) + 1
+    for (format, result), count in sorted(counts.items()):
+        print(f"{format:12} {result:8} {count}")
+    failed = any(result == "FAILED" for _, result in counts)
+    if not failed:
+        shutil.rmtree(folder)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""Containers of weights against Flax and Orbax: what they save is read, what we write they restore, bit for bit."""
+
+from __future__ import annotations
+
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from attn_bridge.checkpoints.containers import CheckpointError, TensorInfo, make_writer, open_reader, orbax
+
+from ..fuzz.checkpoints import outcome
+from ..fuzz.samples import HELD, assert_same, random_array, random_arrays, read, write
+
+
+def nested(flat):
+    """Return nested dicts of dotted names."""
+    tree = {}
+    for name, value in flat.items():
+        *parts, last = name.split(".")
+        into = tree
+        for part in parts:
+            into = into.setdefault(part, {})
+        into[last] = value
+    return tree
+
+
+def flat(tree, prefix=""):
+    """Return the leaves of nested dicts and lists by dotted name."""
+    found = {}
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        name = f"{prefix}{key}"
+        found |= flat(value, f"{name}.") if isinstance(value, dict | list | tuple) else {name: value}
+    return found
+
+
+# ---- msgpack
+
+
+def test_flax_restores_our_msgpack(tmp_path):
+    arrays = random_arrays(HELD["msgpack"])
+    path = write("msgpack", tmp_path / "x.msgpack", arrays, {"float32.step": 3, "lr": 0.5, "name": "x", "none": {}})
+    found = flax.serialization.msgpack_restore(path.read_bytes())
+    assert (found.pop("lr"), found.pop("name"), found.pop("none"), found["float32"].pop("step")) == (0.5, "x", {}, 3)
+    assert_same(flat(found), arrays)
+
+
+def test_msgpack_of_flax_is_read_and_written_again_byte_for_byte(tmp_path):
+    arrays = random_arrays(HELD["msgpack"])
+    tree = nested(arrays) | {"step": 3, "lr": 0.5, "none": None, "empty": {}, "a text": "x" * 300, "ok": True}
+    data = flax.serialization.msgpack_serialize(tree)
+    (tmp_path / "x.msgpack").write_bytes(data)
+    assert_same(read(tmp_path / "x.msgpack"), arrays)
+    with open_reader(tmp_path / "x.msgpack") as reader:
+        assert reader.metadata == {key: tree[key] for key in sorted({"step", "lr", "none", "empty", "a text", "ok"})}
+        writer = make_writer("msgpack", tmp_path / "y.msgpack", list(reader.tensors.values()), reader.metadata)
+        for name in reader.tensors:
+            writer.write(name, reader.read(name))
+        writer.finish()
+    assert (tmp_path / "y.msgpack").read_bytes() == data
+
+
+def test_msgpack_of_jax_arrays_lists_numbers_as_keys_and_scalars_is_read(tmp_path):
+    tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": [np.ones(2), {"c": np.zeros(1)}], "d": {0: np.ones(1)}}
+    (tmp_path / "x.msgpack").write_bytes(flax.serialization.msgpack_serialize(tree | {"e": np.float32(2.5)}))
+    wanted = {name: np.asarray(value) for name, value in flat(tree).items()} | {"e": np.float32(2.5).reshape(())}
+    assert_same(read(tmp_path / "x.msgpack"), wanted)
+
+
+def test_msgpack_of_flax_in_pieces_is_read_and_written_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(flax.serialization, "MAX_CHUNK_SIZE", 100)
+    monkeypatch.setattr("attn_bridge.checkpoints.containers.msgpack.CHUNK", 100)
+    arrays = random_arrays({"float32", "complex128"}, shapes=[(3, 50), (25,), ()])
+    data = flax.serialization.msgpack_serialize(nested(arrays))
+    (tmp_path / "x.msgpack").write_bytes(data)
+    assert_same(read(tmp_path / "x.msgpack"), arrays)
+    assert write("msgpack", tmp_path / "y.msgpack", arrays).read_bytes() == data
+    assert_same(flat(flax.serialization.msgpack_restore(data)), arrays)
+
+
+def test_a_python_complex_in_msgpack_is_refused(tmp_path):
+    (tmp_path / "x.msgpack").write_bytes(flax.serialization.msgpack_serialize({"a": 1j}))
+    with pytest.raises(CheckpointError, match="a is an extension of type 2; only arrays, 1, are read"):
+        open_reader(tmp_path / "x.msgpack")
+
+
+# ---- Orbax
+
+
+@pytest.mark.parametrize("checkpointer", [ocp.StandardCheckpointer, ocp.PyTreeCheckpointer])
+@pytest.mark.parametrize("chunk", [1 << 28, 16])
+def test_orbax_restores_our_folder(checkpointer, chunk, tmp_path, monkeypatch):
+    monkeypatch.setattr(orbax, "CHUNK", chunk)
+    arrays = random_arrays(HELD["orbax"], format="orbax")
+    path = write("orbax", tmp_path / "x", arrays, {"kind": "test"})
+    with checkpointer() as one:
+        assert_same(flat(one.restore(path)), arrays)
+    assert_same(read(path), arrays)
+
+
+def test_orbax_restores_our_folder_into_arrays_of_jax(tmp_path):
+    arrays = random_arrays({"float32", "bfloat16", "int32", "bool"}, shapes=[(4, 3), ()], format="orbax")
+    path = write("orbax", tmp_path / "x", arrays)
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    target = nested({name: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=place) for name, one in arrays.items()})
+    with ocp.StandardCheckpointer() as one:
+        found = flat(one.restore(path, target))
+    assert all(isinstance(value, jax.Array) for value in found.values())
+    assert_same(found, arrays)
+
+
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+@pytest.mark.parametrize("use_zarr3", [True, False])
+def test_we_read_what_orbax_saves(use_ocdbt, use_zarr3, tmp_path):
+    wanted = random_arrays(HELD["orbax"] - {"bool"}, shapes=[(5, 3), (7,), (2, 1, 3)])
+    wanted["bool.s0"] = np.array([True, False])
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
+    with ocp.Checkpointer(handler) as one:
+        one.save(tmp_path / "x", nested(wanted))
+    with open_reader(tmp_path / "x") as reader:
+        assert_same({name: reader.read(name) for name in reader.tensors}, wanted)
+        data = wanted["float32.s0"].tobytes()
+        for start in range(0, 60, 7):
+            for stop in range(start, 61, 9):
+                assert bytes(reader.read_range("float32.s0", start, stop)) == data[start:stop]
+        assert len(reader.files()) > 2
+
+
+def test_scalars_lists_empty_nodes_and_jax_arrays_of_orbax_are_read(tmp_path):
+    tree = {
+        "a": {"k": jnp.ones((3, 2), jnp.bfloat16)},
+        "l": [np.ones(2), {"x": np.ones(3)}],
+        "n": None,
+        "e": {},
+        "s": 3,
+    }
+    with ocp.StandardCheckpointer() as one:
+        one.save(tmp_path / "x", tree)
+    wanted = {name: np.asarray(value) for name, value in flat(tree).items() if value is not None}
+    assert_same(read(tmp_path / "x"), wanted)
+    assert open_reader(tmp_path / "x").metadata == {"empty": {"e": "Dict", "n": "None"}}
+
+
+def test_a_step_of_a_checkpoint_manager_is_read(tmp_path):
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(7, args=ocp.args.StandardSave({"a": {"b": np.arange(3.0)}}))
+        manager.wait_until_finished()
+    assert_same(read(tmp_path / "run" / "7"), {"a.b": np.arange(3.0)})
+
+
+def test_a_large_array_of_orbax_is_read_a_part_at_a_time(tmp_path):
+    array = random_array("float32", (300, 200), np.random.default_rng(0))
+    save_args = {"a": ocp.SaveArgs(chunk_byte_size=10_000)}
+    with ocp.PyTreeCheckpointer() as one:
+        one.save(tmp_path / "x", {"a": jax.device_put(array)}, save_args=save_args)
+    with open_reader(tmp_path / "x") as reader:
+        step = 12_347
+        parts = [reader.read_range("a", at, min(at + step, array.nbytes)) for at in range(0, array.nbytes, step)]
+    assert b"".join(parts) == array.tobytes()
+
+
+def test_orbax_without_tensorstore_is_refused_with_what_to_install(tmp_path, monkeypatch):
+    with ocp.StandardCheckpointer() as one:
+        one.save(tmp_path / "x", {"a": np.ones(1)})
+    monkeypatch.setitem(__import__("sys").modules, "tensorstore", None)
+    with pytest.raises(CheckpointError, match=r"needs TensorStore: pip install orbax-checkpoint$"):
+        open_reader(tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", ["_METADATA", "manifest", "a/b", "n" * 256])
+def test_names_that_can_be_no_folders_of_orbax_are_refused(name, tmp_path):
+    with pytest.raises(CheckpointError, match="name"):
+        make_writer("orbax", tmp_path / "x", [TensorInfo(name, "int8", (1,))], {})
+
+
+def test_a_damaged_folder_of_orbax_is_refused_in_one_line(tmp_path):
+    with ocp.StandardCheckpointer() as one:
+        one.save(tmp_path / "x", {"a": np.arange(100.0), "b": {"c": np.ones(3)}})
+    refused = 0
+    for file in sorted(path for path in (tmp_path / "x").rglob("*") if path.is_file()):
+        whole = file.read_bytes()
+        for cut in sorted({0, len(whole) // 2, len(whole) - 1}):
+            file.write_bytes(whole[:cut])
+            refused += outcome(tmp_path / "x", "orbax") == "refused"
+        file.write_bytes(whole)
+    assert refused > 8

@@ -1,0 +1,484 @@
+"""Checkpoints converted, verified, interrupted, resumed and damaged; `test_containers*` has the containers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from attn_bridge import WeightsMismatchError, checkpoints, layouts
+from attn_bridge.checkpoints.containers.base import CheckpointError
+from attn_bridge.cli.app import run
+from attn_bridge.layouts import LayoutError, SettingError
+from parity_tests.neutral.checkpoints import attention, bert, gpt, llama
+
+FILES = ["x.safetensors", "x.pt", "x.npz", "x.msgpack"]
+"""One name per container that needs no framework."""
+
+WHOLE = {"hf-gpt2": gpt, "hf-bert": bert, "hf-llama": llama}
+LAYOUTS = [name for name in layouts.names() if name != "flax"]
+DTYPES = ["float64", "float32", "float16", "bfloat16"]
+
+
+def made(name, dtype="float32", seed=0):
+    """Return tensors of that layout, what it drops among them."""
+    canonical = WHOLE[name](2, seed=seed) if name in WHOLE else attention("net.att.", seed=seed)
+    theirs = layouts.find(name).from_canonical(canonical, num_heads=4)
+    theirs = {key: array.astype(np.dtype(dtype)) for key, array in theirs.items()}
+    extra = {
+        "hf-gpt2": {"transformer.h.0.attn.bias": np.tri(7, dtype=np.uint8)[None, None]},
+        "hf-bert": {"embeddings.position_ids": np.arange(9)[None], "pooler.dense.bias": np.float32([1, 2])},
+        "hf-llama": {"model.layers.0.self_attn.rotary_emb.inv_freq": np.float32([0.5, 0.25])},
+        "book": {"net.att.mask": np.triu(np.ones((5, 5), np.float32), 1)},
+        "fused-qkv": {"net.att.mask": np.triu(np.ones((5, 5), bool), 1)},
+    }
+    return theirs | extra.get(name, {})
+
+
+def write(path, arrays, metadata=None):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    safetensors.numpy.save_file(arrays, path, metadata)
+    return path
+
+
+def folder(path, name="hf-gpt2", dtype="float32", seed=0):
+    write(path / "model.safetensors", made(name, dtype, seed), {"format": "pt"})
+    (path / "config.json").write_text('{"n_head": 3, "num_attention_heads": 2}')
+    return path
+
+
+def sharded(path, count=4, seed=0, layers=4, width=6):
+    """Write a GPT-2 in several files with an index, as the hub has it."""
+    arrays = layouts.find("hf-gpt2").from_canonical(gpt(layers, seed=seed, width=width))
+    weights = {
+        name: f"model-{i * count // len(arrays) + 1:05d}-of-{count:05d}.safetensors" for i, name in enumerate(arrays)
+    }
+    for file in set(weights.values()):
+        write(path / file, {name: arrays[name] for name in arrays if weights[name] == file}, {"format": "pt"})
+    total = sum(array.nbytes for array in arrays.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weights}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    return path
+
+
+def bits(arrays):
+    return {name: (array.dtype.name, array.shape, array.tobytes()) for name, array in arrays.items()}
+
+
+def tree(path):
+    return {str(one.relative_to(path)): one.read_bytes() for one in sorted(path.rglob("*")) if one.is_file()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_and_container_goes_to_its_twin_and_back_byte_for_byte(tmp_path, name, file, dtype):
+    source = write(tmp_path / "source.safetensors", made(name, dtype), {"format": "pt"})
+    there = checkpoints.convert(source, tmp_path / file, from_layout=name).target
+    assert checkpoints.inspect(there).layout == ("torch" if name in ("nnx-mha", "linen-mha") else "flax")
+    assert checkpoints.verify(source, there).passed
+    back = checkpoints.convert(there, tmp_path / "back.safetensors", to_layout=name, settings=heads(name)).target
+    assert bits(checkpoints.read(back)) == bits(checkpoints.read(source))
+    assert checkpoints.open(back).metadata == {"format": "pt"}
+    assert back.read_bytes() == source.read_bytes()
+
+
+def heads(name):
+    return {"num_heads": 4} if name in ("nnx-mha", "linen-mha") else {}
+
+
+@pytest.mark.parametrize("other", ["fused-qkv", "torch-mha", "nnx-mha", "book", "torch"])
+def test_one_outside_layout_becomes_another(tmp_path, other):
+    source = write(tmp_path / "source.safetensors", made("linen-mha"))
+    there = checkpoints.convert(source, tmp_path / "there.npz", to_layout=other, settings={"num_heads": 4}).target
+    wanted = layouts.find(other).from_canonical(attention("net.att."), num_heads=4)
+    assert bits(checkpoints.read(there)) == bits(wanted)
+
+
+def test_whatever_is_not_a_float_passes_through_and_a_cast_leaves_it(tmp_path):
+    arrays = made("book") | {"net.att.mask": np.triu(np.ones((5, 5), bool), 1)}
+    arrays["scale"] = np.arange(6, dtype=np.int64) << 40
+    arrays["shift"] = np.arange(6).astype(ml_dtypes.float8_e4m3fn)
+    from attn_bridge.checkpoints import containers
+    from attn_bridge.checkpoints.containers.base import TensorInfo
+
+    source = tmp_path / "source.safetensors"
+    infos = [TensorInfo(name, array.dtype.name, array.shape) for name, array in arrays.items()]
+    writer = containers.make_writer("safetensors", source, infos, {})
+    for name, array in arrays.items():
+        writer.write(name, array)
+    writer.finish()
+    result = checkpoints.convert(source, tmp_path / "there.safetensors", dtype="bf16")
+    found = checkpoints.read(result.target)
+    assert found["scale"].dtype == np.int64
+    assert np.array_equal(found["scale"], arrays["scale"])
+    assert found["shift"].dtype == ml_dtypes.float8_e4m3fn
+    assert found["net.att.W_query.kernel"].dtype == ml_dtypes.bfloat16
+    assert result.changed["net.att.W_query.kernel"] == 48
+    assert checkpoints.verify(source, result.target).passed
+
+
+def test_a_folder_goes_to_flax_and_back_file_by_file(tmp_path):
+    source = sharded(tmp_path / "hf")
+    (source / "config.json").write_text('{"n_head": 2}')
+    there = checkpoints.convert(source, tmp_path / "flax").target
+    assert sorted(tree(there)) == sorted([*tree(source), "attn-bridge.json"])
+    back = checkpoints.convert(there, tmp_path / "back", to_layout="hf-gpt2").target
+    found = tree(back)
+    assert found.pop("attn-bridge.json")
+    assert found == tree(source)
+
+
+def test_the_same_source_and_options_give_the_same_bytes(tmp_path):
+    source = sharded(tmp_path / "hf")
+    first, second = (tree(checkpoints.convert(source, tmp_path / name).target) for name in ("one", "two"))
+    assert first == second
+    assert str(tmp_path).encode() not in first["attn-bridge.json"]
+
+
+@pytest.mark.parametrize("memory", [None, 128 << 20 | 32 << 20])
+def test_a_piece_at_a_time_gives_the_same_bytes(tmp_path, monkeypatch, memory):
+    from attn_bridge.checkpoints import execution
+
+    source = sharded(tmp_path / "hf", width=64)
+    whole = tree(checkpoints.convert(source, tmp_path / "whole").target)
+    monkeypatch.setattr(execution, "LEAST", 64)
+    monkeypatch.setattr(execution, "_budget", lambda plan, most: 500 if memory else 3000)
+    assert tree(checkpoints.convert(source, tmp_path / "pieces", max_memory=memory).target) == whole
+    for file in FILES[1:]:
+        there = checkpoints.convert(source, tmp_path / file).target
+        assert checkpoints.verify(source, there).passed
+
+
+def test_tied_weights_that_differ_are_not_dropped(tmp_path):
+    arrays = {**gpt(1, tied=False), "tok_emb.weight": gpt(1)["tok_emb.weight"] + 1}
+    source = write(tmp_path / "source.safetensors", arrays)
+    with pytest.raises(CheckpointError, match=r"out_head\.weight is not the same as tok_emb\.weight .*--set tie=0"):
+        checkpoints.convert(source, tmp_path / "hf", to_layout="hf-gpt2")
+    assert not (tmp_path / "hf").exists()
+    there = checkpoints.convert(source, tmp_path / "hf", to_layout="hf-gpt2", settings={"tie": 0}).target
+    assert np.array_equal(checkpoints.read(there)["lm_head.weight"], arrays["out_head.weight"])
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_flipped_bit_is_found(tmp_path, file):
+    source = folder(tmp_path / "hf")
+    there = checkpoints.convert(source, tmp_path / file).target
+    assert run(["verify", str(there)]) == 0
+    data = bytearray(there.read_bytes())
+    wanted = checkpoints.read(source)["transformer.h.1.mlp.c_fc.weight"].tobytes()
+    place = bytes(data).index(wanted) + 37
+    data[place] ^= 4
+    there.write_bytes(data)
+    for paths in ([there], [source, there]):
+        assert run(["verify", *map(str, paths)]) == 1
+    found = checkpoints.verify(None, there)
+    assert list(found.problems) == ["trf_blocks.1.ff.layers.0.kernel"]
+
+
+def test_a_target_without_digests_is_held_against_its_source(tmp_path, capsys):
+    source = folder(tmp_path / "hf")
+    there = checkpoints.convert(source, tmp_path / "x.npz").target
+    (tmp_path / "x.npz.attn-bridge.json").unlink()
+    assert run(["verify", str(there)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {there} has no manifest beside it")
+    assert checkpoints.verify(source, there).passed
+    assert not checkpoints.verify(folder(tmp_path / "other", seed=1), there).passed
+
+
+def test_an_existing_target_stays_unless_it_may_go(tmp_path):
+    one, two = folder(tmp_path / "one"), folder(tmp_path / "two", seed=1)
+    for name in ("flax", "flax.npz"):
+        there = checkpoints.convert(one, tmp_path / name).target
+        before = tree(tmp_path)
+        with pytest.raises(CheckpointError, match=r"exists; --overwrite replaces it$"):
+            checkpoints.convert(two, there)
+        assert tree(tmp_path) == before
+        checkpoints.convert(two, there, overwrite=True)
+        assert checkpoints.verify(two, there).passed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.safetensors", "x"], "missing.safetensors"),
+        (["hf", "no/such/folder/x"], "no/such/folder"),
+        (["hf", "hf"], "must not be in one another"),
+        (["hf", "hf/inside"], "must not be in one another"),
+        (["hf", "x", "--to", "foo"], "layout (foo) must be one of torch"),
+        (["hf", "x", "--format", "foo"], "foo"),
+        (["hf", "x", "--dtype", "int8"], "dtype (int8) must be one of bf16, f16, f32, f64"),
+        (["hf", "x", "--to", "nnx-mha", "--set", "num_heads=0"], "num_heads (0) must be a whole number of at least 1"),
+        (["hf", "x", "--set", "foo=1"], "--set foo: hf-gpt2 and flax take"),
+        (["hf", "x", "--set", "foo"], "--set takes KEY=VALUE"),
+        (["hf", "x", "--max-memory", "much"], "--max-memory (much) must be a size"),
+        (["hf", "x", "--max-memory", "1MiB"], "max-memory (1048576) must be at least"),
+        (["hf", "x", "--rules", "none.toml"], "none.toml"),
+    ],
+)  # fmt: skip
+def test_bad_usage_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, capsys, arguments, message):
+    folder(tmp_path / "hf")
+    monkeypatch.chdir(tmp_path)
+    before = tree(tmp_path)
+    assert run(["convert", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert {path: data for path, data in tree(tmp_path).items() if ".partial" not in path} == before
+
+
+def test_missing_and_unknown_tensors_are_refused(tmp_path):
+    arrays = made("hf-gpt2")
+    del arrays["transformer.ln_f.bias"]
+    with pytest.raises(WeightsMismatchError, match=r"missing: transformer\.ln_f\.bias"):
+        checkpoints.convert(write(tmp_path / "a.safetensors", arrays), tmp_path / "x.npz")
+    arrays = made("hf-gpt2") | {"surprise": np.ones(3, np.float32)}
+    source = write(tmp_path / "b.safetensors", arrays)
+    with pytest.raises(LayoutError, match="does not know surprise"):
+        checkpoints.convert(source, tmp_path / "x.npz")
+    with pytest.raises(WeightsMismatchError, match="unexpected: surprise"):
+        checkpoints.convert(source, tmp_path / "x.npz", from_layout="hf-gpt2")
+    there = checkpoints.convert(source, tmp_path / "x.npz", to_layout="same").target
+    assert bits(checkpoints.read(there)) == bits(arrays)
+
+
+def test_heads_are_read_from_the_config(tmp_path):
+    source = folder(tmp_path / "hf", "hf-bert")
+    there = checkpoints.convert(source, tmp_path / "x.npz", to_layout="nnx-mha").target
+    assert checkpoints.read(there)["layers.0.att.query.kernel"].shape == (6, 2, 3)
+    (source / "config.json").unlink()
+    with pytest.raises(SettingError, match="--set num_heads=N"):
+        checkpoints.convert(source, tmp_path / "y.npz", to_layout="nnx-mha")
+
+
+def test_a_dry_run_reads_no_data_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    from attn_bridge.checkpoints.containers.safetensors import SafetensorsReader
+
+    source = folder(tmp_path / "hf")
+    before = tree(tmp_path)
+    monkeypatch.setattr(SafetensorsReader, "read_range", None)
+    assert run(["convert", str(source), str(tmp_path / "x"), "--dry-run"]) == 0
+    table = capsys.readouterr().out
+    assert "trf_blocks.1.att.W_query.kernel" in table
+    assert "would write 37 tensors" in table
+    assert tree(tmp_path) == before
+    assert run(["convert", str(source), str(tmp_path / "x"), "--dry-run", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["tensors"]) == 37
+
+
+def test_inspect_says_what_is_there(tmp_path, capsys):
+    assert run(["inspect", str(sharded(tmp_path / "hf"))]) == 0
+    shown = capsys.readouterr().out
+    assert "transformer.h.{i}.attn.c_attn.weight (x 4)" in shown
+    assert "safetensors, layout hf-gpt2, 52 tensors" in shown
+    assert run(["inspect", str(tmp_path / "hf"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["layout"] == "hf-gpt2"
+
+
+RULES = """
+[[rule]]
+torch = ["enc.{i}.q", "enc.{i}.k"]
+flax = "encoder.{i}.qk"
+pattern = "(h d) e -> e (h p d)"
+part = "p"
+h = 2
+
+[[rule]]
+torch = "enc.{i}.scale"
+flax = "scales"
+pattern = "d -> l d"
+stack = "l"
+
+[[rule]]
+torch = "enc.{i}.mask"
+drop = "it is computed"
+"""
+
+
+def test_rules_of_ones_own_lead_there_and_back(tmp_path):
+    rules = tmp_path / "rules.toml"
+    rules.write_text(RULES)
+    random_ = np.random.default_rng(0)
+    arrays = {f"enc.{i}.{name}": random_.normal(size=(4, 3)) for i in range(2) for name in ("q", "k")}
+    arrays |= {f"enc.{i}.scale": random_.normal(size=5) for i in range(2)} | {"enc.0.mask": np.ones(3)}
+    source = write(tmp_path / "a.safetensors", arrays)
+    there = checkpoints.convert(source, tmp_path / "b.npz", rules=rules).target
+    found = checkpoints.read(there)
+    assert {name: array.shape for name, array in found.items()} == {
+        "encoder.0.qk": (3, 8),
+        "encoder.1.qk": (3, 8),
+        "scales": (2, 5),
+    }
+    assert np.array_equal(found["encoder.1.qk"].reshape(3, 2, 2, 2)[:, :, 1], arrays["enc.1.k"].T.reshape(3, 2, 2))
+    assert checkpoints.verify(source, there, rules=rules).passed
+    back = checkpoints.convert(there, tmp_path / "c.safetensors", rules=rules).target
+    assert bits(checkpoints.read(back)) == bits(arrays)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("pattern =", "pattern = 3 #"), "line 2: pattern must be a text"),
+        (("(h p d)", "(h p e)"), "line 2: encoder"),
+        (("h = 2", "h = 0"), "line 2: h must be a size"),
+        (('flax = "scales"', ""), "line 9: a rule needs the keys torch and flax"),
+        (("enc.{i}.q", "enc.{j}.q"), "{j}"),
+        (("[[rule]]\ntorch = [", "[rule\ntorch = ["), "rules.toml"),
+    ],
+)  # fmt: skip
+def test_errors_in_rules_point_at_the_line(tmp_path, change, message):
+    rules = tmp_path / "rules.toml"
+    rules.write_text(RULES.replace(*change))
+    source = write(tmp_path / "a.safetensors", {"enc.0.q": np.ones((4, 3))})
+    with pytest.raises(ValueError, match=r"rules\.toml") as caught:
+        checkpoints.convert(source, tmp_path / "b.npz", rules=rules)
+    assert message in str(caught.value)
+
+
+def test_a_source_that_changes_under_way_is_noticed(tmp_path):
+    source = sharded(tmp_path / "hf")
+    touched = []
+
+    def touch(done, total, name):
+        if name and not touched:
+            touched.append(name)
+            file = source / "model-00004-of-00004.safetensors"
+            data = bytearray(file.read_bytes())
+            data[-1] ^= 1
+            file.write_bytes(data)
+
+    with pytest.raises(CheckpointError, match="changed while it was read"):
+        checkpoints.convert(source, tmp_path / "flax", progress=touch)
+    assert not (tmp_path / "flax").exists()
+
+
+def test_a_full_disk_leaves_nothing_and_can_be_resumed_from(tmp_path):
+    source = sharded(tmp_path / "hf", width=64)
+    undisturbed = tree(checkpoints.convert(source, tmp_path / "whole").target)
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000));"
+        f"from attn_bridge.cli.app import run; sys.exit(run(['convert', {str(source)!r}, {str(tmp_path / 'flax')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "flax").exists()
+    checkpoints.convert(source, tmp_path / "flax", resume=True)
+    assert tree(tmp_path / "flax") == undisturbed
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_target_that_may_not_be_written_to_is_one_line(tmp_path, capsys):
+    source = folder(tmp_path / "hf")
+    (tmp_path / "locked").mkdir(mode=0o555)
+    assert run(["convert", str(source), str(tmp_path / "locked" / "x")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'locked'} can't be written to")
+
+
+SLOW = """
+import sys, time
+from attn_bridge import checkpoints
+checkpoints.convert(sys.argv[1], sys.argv[2], resume=True, progress=lambda done, total, name: time.sleep(0.004))
+"""
+
+
+@pytest.mark.parametrize("target", ["flax", "flax.npz"])
+def test_kills_at_any_moment_leave_all_or_nothing_and_resuming_ends_alike(tmp_path, target):
+    source = sharded(tmp_path / "hf", width=32)
+    undisturbed = checkpoints.convert(source, tmp_path / f"whole{target}").target
+    wanted = tree(undisturbed) if undisturbed.is_dir() else undisturbed.read_bytes()
+    moments, there = random.Random(7), tmp_path / target
+    for _ in range(15):
+        process = subprocess.Popen([sys.executable, "-c", SLOW, str(source), str(there)], stderr=subprocess.DEVNULL)
+        time.sleep(moments.uniform(0.1, 0.9))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if there.exists():
+            break
+    assert not there.exists() or (tree(there) if there.is_dir() else there.read_bytes()) == wanted
+    if not there.exists():
+        checkpoints.convert(source, there, resume=True)
+    assert (tree(there) if there.is_dir() else there.read_bytes()) == wanted
+    assert checkpoints.verify(source, there).passed
+
+
+def test_resuming_skips_what_is_there_and_redoes_what_was_damaged(tmp_path):
+    source = sharded(tmp_path / "hf", width=32)
+    undisturbed = tree(checkpoints.convert(source, tmp_path / "whole").target)
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(done, total, name):
+        if done > total * 0.6:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        checkpoints.convert(source, tmp_path / "flax", progress=stop)
+    staging = tmp_path / ".flax.partial"
+    written = len((staging / "journal").read_text().splitlines()) - 1
+    file = staging / "payload" / "model-00001-of-00004.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    result = checkpoints.convert(source, tmp_path / "flax", resume=True)
+    assert 5 < result.resumed == written - 1
+    assert tree(tmp_path / "flax") == undisturbed
+    assert not staging.exists()
+
+
+def test_two_conversions_to_one_place_do_not_meet(tmp_path):
+    source = folder(tmp_path / "hf")
+
+    def again(done, total, name):
+        with pytest.raises(CheckpointError, match="another conversion is writing"):
+            checkpoints.convert(source, tmp_path / "x")
+
+    checkpoints.convert(source, tmp_path / "x", progress=again)
+
+
+@pytest.mark.parametrize("damage", ['{"attn-bridge": 9}', "[", '{"attn-bridge": 1, "layout": 3}', "null"])
+def test_a_damaged_manifest_is_named(tmp_path, damage):
+    there = checkpoints.convert(folder(tmp_path / "hf"), tmp_path / "x.npz").target
+    (tmp_path / "x.npz.attn-bridge.json").write_text(damage)
+    with pytest.raises(CheckpointError, match=r"x\.npz\.attn-bridge\.json can't be used: .*; remove it"):
+        checkpoints.verify(None, there)
+
+
+MEMORY = """
+import resource, sys
+import numpy as np
+from attn_bridge import checkpoints
+import attn_bridge.checkpoints.execution, attn_bridge.layouts
+idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+checkpoints.convert(sys.argv[1], sys.argv[2], max_memory=int(sys.argv[3]) or None)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - idle)
+"""
+
+
+@pytest.mark.parametrize(("most", "file"), [(0, "x.safetensors"), (200 << 20, "x.safetensors"), (200 << 20, "x.npz")])
+def test_memory_stays_within_bounds(tmp_path, most, file):
+    size = 4096 + 512  # 81 MiB in float32
+    canonical = {"tok_emb.weight": np.ones((3, 4), np.float32)}
+    for name in ("W_query", "W_key", "W_value"):
+        canonical[f"{name}.weight"] = np.full((size, size), 2.5, np.float32)
+    source = write(tmp_path / "source.safetensors", canonical)
+    del canonical
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(source), str(tmp_path / file), str(most)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    used = int(done.stdout) * 1024
+    assert used < ((most - (64 << 20)) if most else 3 * size * size * 4 + (200 << 20))

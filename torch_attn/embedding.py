@@ -1,0 +1,42 @@
+"""A table of vectors, looked up by id, that says which id is not in it.
+
+The twin is `jax_attn.embedding`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from attn_bridge.specs.model import check_range
+
+
+class Embedding(nn.Embedding):
+    """`nn.Embedding`, whose rows start from a normal distribution of mean 0 and variance 1.
+
+    Args:
+        size: number of ids.
+        emb_dim: width of a row.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation.
+    """
+
+    def __init__(self, size: int, emb_dim: int, *, device: Any = None, dtype: Any = None):
+        super().__init__(size, emb_dim, device=device, dtype=dtype)
+
+    def forward(self, ids: Int[Tensor, "..."], name: str = "ids") -> Float[Tensor, "... d"]:
+        """Look up ``ids`` of any shape ``(...)``; gives ``(..., emb_dim)``.
+
+        Raises:
+            ValueError: an id that is not in the table; `name` is what the message calls it. Not on a GPU, where that
+                stops the program.
+        """
+        ids = ids if ids.dtype in (torch.int32, torch.int64) else ids.long()
+        try:
+            return super().forward(ids)
+        except IndexError:
+            check_range(name, int(ids.min()), int(ids.max()), self.num_embeddings)
+            raise

@@ -1,0 +1,169 @@
+"""GPT-2 as the book builds it (section 4.6; Radford et al. 2019): pre-norm blocks of causal attention.
+
+The twin is `jax_attn.gpt_model`. Shapes: B batch, T position, D model width, V size of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from attn_bridge.specs import GPTModelConfig
+from attn_bridge.specs.model import check_ids, check_max_new_tokens, check_range
+
+from . import functional
+from .embedding import Embedding
+from .layer_norm import LayerNorm
+from .multi_head_attention import MultiHeadAttention
+
+
+class GPTModel(nn.Module):
+    """A GPT: embeddings of tokens and positions, blocks of attention and feed-forward layers, and logits.
+
+    Args:
+        config: the book's dict, ``vocab_size context_length emb_dim n_heads n_layers drop_rate qkv_bias``, or a
+            `GPTModelConfig`; ``train()`` and ``eval()`` switch the dropout.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation.
+
+    Raises:
+        TypeError: `config` is neither, or a value in it has the wrong type.
+        ValueError: missing or unknown keys, or a value that does not fit.
+    """
+
+    def __init__(self, config: GPTModelConfig | Mapping[str, Any], *, device: Any = None, dtype: Any = None):
+        super().__init__()
+        self.config = GPTModelConfig.read(config)
+        vocab_size, emb_dim = self.config.vocab_size, self.config.emb_dim
+        self.tok_emb = Embedding(vocab_size, emb_dim, device=device, dtype=dtype)
+        self.pos_emb = Embedding(self.config.context_length, emb_dim, device=device, dtype=dtype)
+        self.drop_emb = nn.Dropout(self.config.drop_rate)
+        self.trf_blocks = nn.ModuleList(
+            TransformerBlock(self.config, device=device, dtype=dtype) for _ in range(self.config.n_layers)
+        )
+        self.final_norm = LayerNorm(emb_dim, device=device, dtype=dtype)
+        self.out_head = nn.Linear(emb_dim, vocab_size, bias=False, device=device, dtype=dtype)
+
+    def forward(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
+        """Return the logits ``(B, T, V)`` of the token that follows each position.
+
+        Args:
+            ids: token ids ``(B, T)``, with T at most `context_length`.
+
+        Raises:
+            ValueError: a shape that does not fit, more tokens than `context_length`, or an id that is none.
+            TypeError: ids that are not integers.
+        """
+        check_ids(functional.dtype_name(ids), tuple(ids.shape), longest=self.config.context_length)
+        x = self.tok_emb(ids) + self.pos_emb(torch.arange(ids.shape[1], device=ids.device))
+        x = self.drop_emb(x)
+        for block in self.trf_blocks:
+            x = block(x)
+        return self.out_head(self.final_norm(x))
+
+    @torch.no_grad()
+    def generate_greedy(self, ids: Int[Tensor, "B T"], max_new_tokens: int) -> Int[Tensor, "B N"]:
+        """Append `max_new_tokens` tokens, each the likeliest after the last `context_length` ones.
+
+        Dropout acts as the model's mode says: call ``eval()`` first.
+
+        Args:
+            ids: token ids ``(B, T)``, with any T.
+            max_new_tokens: how many to append.
+
+        Returns:
+            Token ids ``(B, T + max_new_tokens)`` in int64, those given first.
+
+        Raises:
+            ValueError: a shape that does not fit, an id that is none, or `max_new_tokens` below 1.
+            TypeError: ids, or a number of tokens, that are not integers.
+        """
+        check_ids(functional.dtype_name(ids), tuple(ids.shape))
+        check_max_new_tokens(max_new_tokens)
+        check_range("ids", int(ids.min()), int(ids.max()), self.config.vocab_size)
+        tokens = ids.long()
+        for _ in range(max_new_tokens):
+            logits = self(tokens[:, -self.config.context_length :])[:, -1]
+            tokens = torch.cat([tokens, logits.argmax(-1, keepdim=True)], dim=1)
+        return tokens
+
+
+class TransformerBlock(nn.Module):
+    """Attention and feed-forward layers, each on the norm of what it is added to.
+
+    Args:
+        config: of the model.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation.
+    """
+
+    def __init__(self, config: GPTModelConfig, *, device: Any = None, dtype: Any = None):
+        super().__init__()
+        emb_dim, rate = config.emb_dim, config.drop_rate
+        self.att = MultiHeadAttention(
+            emb_dim,
+            emb_dim,
+            config.context_length,
+            rate,
+            config.n_heads,
+            config.qkv_bias,
+            device=device,
+            dtype=dtype,
+        )
+        self.ff = FeedForward(emb_dim, config.hidden_dim, approximate=True, device=device, dtype=dtype)
+        self.norm1 = LayerNorm(emb_dim, device=device, dtype=dtype)
+        self.norm2 = LayerNorm(emb_dim, device=device, dtype=dtype)
+        self.drop_shortcut = nn.Dropout(rate)
+
+    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Return ``x`` of shape ``(B, T, D)`` with what attention and feed-forward layers add to it."""
+        x = x + self.drop_shortcut(self.att(self.norm1(x)))
+        return x + self.drop_shortcut(self.ff(self.norm2(x)))
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with a GELU between them.
+
+    Args:
+        emb_dim: width of input and output.
+        hidden_dim: width between the two.
+        approximate: which GELU.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation.
+    """
+
+    def __init__(self, emb_dim: int, hidden_dim: int, *, approximate: bool, device: Any = None, dtype: Any = None):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            [
+                nn.Linear(emb_dim, hidden_dim, device=device, dtype=dtype),
+                GELU(approximate),
+                nn.Linear(hidden_dim, emb_dim, device=device, dtype=dtype),
+            ]
+        )
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Apply the layers to ``x`` of shape ``(..., emb_dim)``, each token on its own."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class GELU(nn.Module):
+    """``x * Phi(x)``, with Phi the normal distribution function, or its approximation by tanh (arXiv 1606.08415).
+
+    Args:
+        approximate: whether to take the approximation, which is GPT-2's and the book's.
+    """
+
+    def __init__(self, approximate: bool):
+        super().__init__()
+        self.approximate = approximate
+
+    def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Apply it to every element; inside in float32, in float64 for float64 input."""
+        return nn.functional.gelu(x, approximate="tanh" if self.approximate else "none")
