@@ -20,13 +20,14 @@ from attn_bridge.specs import BertEncoderConfig
 from attn_bridge.specs.model import check_beside_ids, check_ids
 
 from . import functional
+from .checkpoints import Pretrained
 from .embedding import Embedding
 from .gpt_model import FeedForward
 from .layer_norm import LayerNorm
 from .linear import Linear
 
 
-class BertEncoder(nnx.Module):
+class BertEncoder(Pretrained, nnx.Module):
     """BERT without its pooler: embeddings of tokens, positions and segments, and layers of attention.
 
     Position ``t`` of a sequence has position embedding ``t``, padding on the left included, as in `transformers`.

@@ -3,6 +3,7 @@
 from . import functional, steps
 from .bert_encoder import BertEncoder
 from .causal_attention import CausalAttention
+from .checkpoints import load, save
 from .gpt_model import GPTModel
 from .layer_norm import LayerNorm
 from .multi_head_attention import MultiHeadAttention
@@ -22,6 +23,8 @@ __all__ = [
     "SelfAttention_v1",
     "SelfAttention_v2",
     "functional",
+    "load",
+    "save",
     "simple_self_attention",
     "steps",
 ]

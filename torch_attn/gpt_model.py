@@ -16,12 +16,13 @@ from attn_bridge.specs import GPTModelConfig
 from attn_bridge.specs.model import check_ids, check_max_new_tokens, check_range
 
 from . import functional
+from .checkpoints import Pretrained
 from .embedding import Embedding
 from .layer_norm import LayerNorm
 from .multi_head_attention import MultiHeadAttention
 
 
-class GPTModel(nn.Module):
+class GPTModel(Pretrained, nn.Module):
     """A GPT: embeddings of tokens and positions, blocks of attention and feed-forward layers, and logits.
 
     Args:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ def carry_out(
     resume: bool = False,
     overwrite: bool = False,
     max_memory: int | None = None,
+    config: Mapping[str, Any] | None = None,
     progress: Progress = lambda done, total, name: None,
 ) -> Result:
     """Write the target; until all of it is written and on disk, nothing stands in its place.
@@ -69,6 +70,7 @@ def carry_out(
         resume: go on where an interrupted run of the same plan stopped.
         overwrite: replace what is there.
         max_memory: bytes of memory to stay within; None takes what the largest tensors need.
+        config: a model's config.json for a folder; None takes along the source's.
         progress: called as bytes are written.
 
     Raises:
@@ -99,7 +101,7 @@ def carry_out(
         except BaseException:
             writer.abort()
             raise
-        _accompany(plan, reader, before, payload, staging, digests, is_folder)
+        _accompany(plan, reader, before, payload, staging, digests, is_folder, config)
         _publish(staging, payload, target, is_folder)
     shutil.rmtree(staging, ignore_errors=True)
     return Result(target, digests, changed, len(done))
@@ -304,6 +306,7 @@ def _accompany(
     staging: Path,
     digests: dict[str, str],
     is_folder: bool,
+    config: Mapping[str, Any] | None,
 ) -> None:
     """Write what goes with the target: what was dropped, the manifest, the model's config."""
     beside = (payload / manifest.IN_FOLDER, payload / manifest.KEPT_IN_FOLDER)
@@ -332,9 +335,11 @@ def _accompany(
     made_of = {"layout": plan.source_layout, "format": plan.source_format}
     text = manifest.text(plan.target_layout, plan.dtype, made_of, tensors, plan.restore)
     _put(where, text.encode("ascii"))
-    config = reader.path / "config.json"
-    if is_folder and reader.path.is_dir() and config.is_file():
-        _put(payload / "config.json", config.read_bytes())
+    own = reader.path / "config.json"
+    if is_folder and config is not None:
+        _put(payload / "config.json", (json.dumps(config, indent=2, sort_keys=True) + "\n").encode("ascii"))
+    elif is_folder and reader.path.is_dir() and own.is_file():
+        _put(payload / "config.json", own.read_bytes())
 
 
 def _put(path: Path, data: bytes) -> None:

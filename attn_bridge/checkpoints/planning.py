@@ -188,7 +188,7 @@ def make(
     targets += _kept_targets(manifest, theirs.name, consumed, {target.info.name for target in targets})
     metadata = consumed.get("metadata", {}) if consumed.get("format") == target_format else {}
     if not consumed and target_format == "safetensors":
-        metadata = {"format": "flax" if theirs.name in ("flax", *TWINS) else "pt"}
+        metadata = _written_for(theirs.name)
     targets = _in_files(targets, reader, consumed, target_format, is_folder)
     return Plan(
         reader.path,
@@ -237,6 +237,8 @@ def _same(
     consumed = restore.pop(f"container {target_format}", {})
     restore[key] = {"metadata": reader.metadata, "files": files, "order": list(reader.tensors)}
     metadata = reader.metadata if reader.format == target_format else consumed.get("metadata", {})
+    if layout and target_format == "safetensors" and not consumed and reader.format != target_format:
+        metadata = _written_for(layout)
     arranged = _in_files(targets, reader, consumed, target_format, is_folder)
     return Plan(
         reader.path,
@@ -251,6 +253,11 @@ def _same(
         wide,
         tuple(_notes(reader, wide)),
     )
+
+
+def _written_for(layout: str) -> dict[str, Any]:
+    """Return the metadata that says which framework a safetensors file is for; transformers refuses one without."""
+    return {"format": "flax" if layout in TWINS else "pt"}
 
 
 def kept_name(layout: str, name: str) -> str:

@@ -26,10 +26,15 @@ def read_npz(path: Path) -> Arguments:
     if not path.is_file():
         raise ValueError(f"{path} does not exist")
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ValueError("one bare array")
-            arrays = {name: file[name] for name in file.files}
+        with path.open("rb") as stream:
+            if stream.read(6) == b"\x93NUMPY":
+                raise ValueError("it holds one bare array; np.savez writes one")
+            stream.seek(0)
+            if not zipfile.is_zipfile(stream):
+                raise ValueError("it is no archive")
+            stream.seek(0)
+            with np.load(stream, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{path} is no .npz file of plain arrays: {reason}") from error

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ml_dtypes
@@ -320,7 +321,7 @@ def test_what_has_no_known_format_is_refused(tmp_path):
     for format in ("npz", "msgpack"):
         with pytest.raises(CheckpointError, match=f"is a folder, which no {format} is"):
             open_reader(tmp_path, format)
-    assert format_of(tmp_path / "new") == "safetensors"
+    assert format_of(tmp_path / "new") == format_of(tmp_path / "Llama-3.2-1B") == "safetensors"
     assert format_of(tmp_path / "new", "orbax") == "orbax"
 
 
@@ -529,6 +530,18 @@ def test_a_flipped_bit_in_a_zip_is_found_when_the_tensor_is_read_whole(format, t
         reader.read_range("a", 0, 100)
         with pytest.raises(CheckpointError, match=r"is damaged: its checksum is another$"):
             reader.read_range("a", 100, 400)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_threads_may_read_the_same_tensor(format, tmp_path):
+    arrays = {"a": random_array("int8", (100_000,), np.random.default_rng(0))}
+    path = write(format, place(tmp_path, format), arrays)
+    with open_reader(path, format) as reader, ThreadPoolExecutor(4) as pool:
+
+        def read_in_parts(_):
+            return b"".join(bytes(reader.read_range("a", at, at + 1000)) for at in range(0, 100_000, 1000))
+
+        assert set(pool.map(read_in_parts, range(8))) == {arrays["a"].tobytes()}
 
 
 @pytest.mark.parametrize("format", ["npz", "torch"])

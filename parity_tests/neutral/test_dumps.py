@@ -271,7 +271,7 @@ HOSTILE = {
         lambda folder: shutil.copy(folder / "float32/0001.safetensors", folder / RESULTS),
         f"{RESULTS} is not what was written",
     ),
-    "no safetensors": (lambda folder: replace_file(folder, RESULTS, b"\0" * 64), "is corrupt"),
+    "no safetensors": (lambda folder: replace_file(folder, RESULTS, b"\0" * 64), "header"),
     "a gradient is missing": (
         edit_arrays(RESULTS, lambda arrays: arrays.pop("eager/weights/fc.bias")),
         "a file of it holds no eager/weights/fc.bias",

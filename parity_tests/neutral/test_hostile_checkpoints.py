@@ -557,6 +557,18 @@ def test_members_that_share_their_bytes_are_refused(tmp_path):
     assert "is another one than its directory says" in refusal(tmp_path / "x.npz")
 
 
+def test_a_member_within_another_is_refused(tmp_path):
+    path = write("npz", tmp_path / "x.npz", {"a": np.arange(3), "b": np.arange(3)})
+    data = bytearray(path.read_bytes())
+    second = data.index(b"PK\3\4", 4)
+    directory = data.index(b"PK\1\2")
+    size = struct.pack("<I", directory - 30 - len("a.npy"))
+    data[18:26] = data[directory + 20 : directory + 28] = size * 2
+    path.write_bytes(data)
+    assert 0 < second < directory
+    assert ": the members a.npy and b.npy of the zip overlap" in refusal(path)
+
+
 # ---- npz
 
 

