@@ -12,6 +12,7 @@ import functools
 import itertools
 import math
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,9 @@ Axis = tuple[int, int, int]
 
 LINE = 64
 """Bytes of a cache line."""
+
+COLUMNS = 4096
+"""Columns that are packed at a time, so that they stay in the second-level cache."""
 
 ROWS = 16
 """Rows that are transposed at a time where they can't be packed."""
@@ -96,7 +100,7 @@ def apply(move: Move, source: Array, target: Array) -> None:
 
 def copy(source: Array, target: Array) -> None:
     """Copy between arrays of one shape and any strides, target axes outermost first."""
-    if source.nbytes < WORTH_THREADS or source.ndim == 0:
+    if source.nbytes < WORTH_THREADS or source.ndim == 0 or _threads() == 1:
         _copy_tiles(source, target)
         return
     pool, last = _pool(), source.ndim - 1
@@ -123,27 +127,42 @@ def _copy_tiles(source: Array, target: Array) -> None:
 
 
 def _transpose(source: Array, target: Array) -> None:
-    """Transpose a matrix, a cache line of the target at a time.
+    """Transpose a matrix, two cache lines of the target at a time.
 
     NumPy moves element by element, so narrow ones are packed first: rows become the halves of words twice as wide,
     which whole rows do at once.
     """
     width = source.itemsize
-    line = LINE // width if width in _WIDER and source.strides[1] == width == target.strides[1] else 0
-    done = 0
-    if line:
-        done = source.shape[0] - source.shape[0] % line
-        for row in range(0, done, line):
-            words = source[row : row + line]
+    is_packed = width in _WIDER and source.strides[1] == width == target.strides[1]
+    rows = 2 * LINE // width
+    done = source.shape[0] - source.shape[0] % rows if is_packed else 0
+    for row in range(0, done, rows):
+        for column in range(0, source.shape[1], COLUMNS):
+            words = source[row : row + rows, column : column + COLUMNS]
             while words.itemsize < 8:
-                wider = _WIDER[words.itemsize]
-                packed, high = words[0::2].astype(wider), words[1::2].astype(wider)
-                high <<= wider(8 * words.itemsize)
-                packed |= high
-                words = packed
-            target[:, row : row + line].view(np.uint64)[...] = words.T
+                words = _packed(words)
+            target[column : column + COLUMNS, row : row + rows].view(np.uint64)[...] = words.T
     for row in range(done, source.shape[0], ROWS):
         target[:, row : row + ROWS] = source[row : row + ROWS].T
+
+
+_scratch = threading.local()
+
+
+def _packed(words: Array) -> Array:
+    """Return every other row as the low half of words twice as wide, and the rows after them as the high half."""
+    size, kind = (words.shape[0] // 2) * words.shape[1], _WIDER[words.itemsize]
+    kept = _scratch.__dict__
+    if kind not in kept or kept[kind].shape[1] < size:  # fresh memory costs more than the work
+        kept[kind] = np.empty((2, size), kind)
+    low: Array
+    high: Array
+    low, high = (one[:size].reshape(words.shape[0] // 2, words.shape[1]) for one in kept[kind])
+    np.copyto(low, words[0::2])
+    np.copyto(high, words[1::2])
+    np.left_shift(high, 8 * words.itemsize, out=high)
+    np.bitwise_or(low, high, out=low)
+    return low
 
 
 def pieces(move: Move, start: int, stop: int) -> Iterator[Move]:
@@ -183,7 +202,9 @@ def source_runs(move: Move) -> tuple[int, list[Axis]]:
 
 @functools.cache
 def _threads() -> int:
-    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+    """Return how many threads copy: beside them, one hashes and one writes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores - 1, 8))
 
 
 @functools.cache

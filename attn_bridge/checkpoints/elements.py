@@ -12,6 +12,9 @@ from .planning import Target
 
 Array = np.ndarray[Any, Any]
 
+MOST_FREE = 3
+"""How many pieces of memory wait to be used again."""
+
 DENSE = 1.5
 """A box is read at once if the bytes between its first and last element are at most this many times its own."""
 
@@ -28,6 +31,28 @@ class Elements:
     def __init__(self, reader: Reader, kept: Reader | None, most: int):
         self._reader, self._kept, self._most = reader, kept, most
         self._held: tuple[str, Array] | None = None
+        self._source = np.empty(0, np.uint8)
+        self._free: list[Array] = []
+        self._lent: dict[int, Array] = {}
+
+    def release(self, array: Array) -> None:
+        """Take an array back that `read` gave, for its memory to be used again; fresh memory is slow."""
+        memory = self._lent.pop(array.__array_interface__["data"][0], None)
+        if memory is not None and len(self._free) < MOST_FREE:
+            self._free.append(memory)
+
+    def _take(self, count: int, dtype: np.dtype[Any]) -> Array:
+        size = count * dtype.itemsize
+        fitting = [one for one in self._free if one.nbytes >= size]
+        memory = min(fitting, key=lambda one: one.nbytes) if fitting else None
+        if memory is None:
+            if self._free:
+                self._free.pop(0)
+            memory = np.empty(max(size, 1), np.uint8)
+        else:
+            self._free = [one for one in self._free if one is not memory]
+        self._lent[memory.__array_interface__["data"][0]] = memory
+        return memory[:size].view(dtype)
 
     def read(self, target: Target, start: int = 0, stop: int | None = None) -> tuple[Array, int]:
         """Return elements ``start:stop`` of a target in C order, and how many of them a cast changed."""
@@ -36,9 +61,10 @@ class Elements:
         dtype = numpy_dtype(target.source_dtype)
         if len(target.moves) == 1 and target.moves[0].is_plain:
             move = target.moves[0]
-            found = _range(reader, move.source, move.source_offset + start, move.source_offset + stop, dtype)
+            found = self._take(stop - start, dtype)
+            _read_into(reader, move.source, move.source_offset + start, found)
         else:
-            found = np.empty(stop - start, dtype)
+            found = self._take(stop - start, dtype)
             for move in target.moves:
                 for piece in pieces(move, start, stop):
                     self._gather(reader, piece, found, start)
@@ -46,7 +72,9 @@ class Elements:
             return found, 0
         cast = found.astype(numpy_dtype(target.info.dtype))
         same = (cast.astype(dtype) == found) | (found != found)
-        return cast, int(found.size - np.count_nonzero(same))
+        changed = int(found.size - np.count_nonzero(same))
+        self.release(found)
+        return cast, changed
 
     def _gather(self, reader: Reader, piece: Move, into: Array, base: int) -> None:
         moved = Move(piece.source, 0, piece.target_offset - base, piece.axes)
@@ -54,7 +82,13 @@ class Elements:
         extent = 1 + sum((size - 1) * here for size, here, _ in piece.axes)
         info = reader.tensors[piece.source]
         if extent <= DENSE * piece.size:
-            apply(moved, _range(reader, piece.source, first, first + extent, into.dtype), into)
+            size = extent * into.dtype.itemsize
+            if self._source.nbytes < size:
+                self._source = np.empty(0, np.uint8)  # freed before there is a larger one
+                self._source = np.empty(size, np.uint8)
+            source = self._source[:size].view(into.dtype)
+            _read_into(reader, piece.source, first, source)
+            apply(moved, source, into)
             return
         if info.nbytes <= self._most:
             if self._held is None or self._held[0] != piece.source:
@@ -64,7 +98,6 @@ class Elements:
             apply(Move(piece.source, first, moved.target_offset, piece.axes), self._held[1], into)
             return
         run, around = source_runs(piece)
-        inner = np.empty(run, into.dtype)
         kept = [axis for axis in piece.axes if axis not in around]
         for index in np.ndindex(*(size for size, _, _ in around)):
             here = first + sum(at * axis[1] for at, axis in zip(index, around, strict=True))
@@ -76,3 +109,8 @@ class Elements:
 def _range(reader: Reader, name: str, start: int, stop: int, dtype: np.dtype[Any]) -> Array:
     data = reader.read_range(name, start * dtype.itemsize, stop * dtype.itemsize)
     return np.frombuffer(data, dtype)
+
+
+def _read_into(reader: Reader, name: str, start: int, into: Array) -> None:
+    if into.size:
+        reader.read_into(name, start * into.dtype.itemsize, into.view(np.uint8).data)

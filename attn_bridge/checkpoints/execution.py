@@ -17,6 +17,7 @@ import numpy as np
 
 from . import containers, manifest
 from .containers.base import CheckpointError, Reader, TensorInfo, Writer
+from .containers.orbax import METADATA as ORBAX_METADATA
 from .elements import Elements
 from .planning import IDLE, Plan, Target, kept_name
 
@@ -76,34 +77,46 @@ def carry_out(
     Raises:
         CheckpointError: the target exists or can't be written, the source changed under way, or tied tensors differ.
     """
-    _check_place(reader, target, overwrite)
     staging = target.parent / f".{target.name}.partial"
+    _check_place(reader, target, staging)
+    if not staging.exists():
+        _check_free(target, overwrite)
     with _locked(staging):
-        _put_back(staging, target)
-        payload = staging / "payload"
-        identity = plan.identity(reader)
+        identity = f"{plan.identity(reader)} {target_format}"
         done = _journal(staging, identity) if resume else {}
+        infos = [one.info for one in plan.targets]
+        if _recover(staging, target) and done and len(_intact(target, infos, done, target_format)) == len(infos):
+            shutil.rmtree(staging, ignore_errors=True)
+            return Result(target, done, {}, len(done))
+        _check_free(target, overwrite)
+        payload = staging / "payload"
         if not done:
             _empty(staging)
             _note(staging, {"plan": identity})
-        files = _stamps(reader)
-        budget = _budget(plan, max_memory)
-        elements = Elements(reader, None if before is None else before.kept, budget)
-        _check_ties(plan, reader, budget)
-        infos = [one.info for one in plan.targets]
-        writer = containers.make_writer(target_format, payload, infos, plan.metadata)
         try:
-            done = _intact(payload, infos, done) if done and writer.random_access else {}
-            digests, changed = _write(plan, elements, writer, staging, done, budget, progress)
-            if _stamps(reader) != files:
-                raise CheckpointError(f"{reader.path} changed while it was read; convert it again")
-            writer.finish()
-        except BaseException:
-            writer.abort()
+            files = _stamps(reader)
+            budget = _budget(plan, max_memory)
+            elements = Elements(reader, None if before is None else before.kept, budget)
+            _check_ties(plan, reader, budget)
+            _check_kept(before)
+            writer = containers.make_writer(target_format, payload, infos, plan.metadata)
+            try:
+                done = _intact(payload, infos, done, target_format) if done and writer.random_access else {}
+                digests, changed = _write(plan, elements, writer, staging, done, budget, progress)
+                if _stamps(reader) != files:
+                    raise CheckpointError(f"{reader.path} changed while it was read; convert it again")
+                writer.finish()
+            except BaseException:
+                writer.abort()
+                raise
+            _accompany(plan, reader, before, payload, staging, digests, is_folder, config)
+            _check_free(target, overwrite)
+            _publish(staging, payload, target, is_folder)
+        except ValueError:
+            if not _journal(staging, identity):  # nothing to go on from
+                shutil.rmtree(staging, ignore_errors=True)
             raise
-        _accompany(plan, reader, before, payload, staging, digests, is_folder, config)
-        _publish(staging, payload, target, is_folder)
-    shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
     return Result(target, digests, changed, len(done))
 
 
@@ -146,7 +159,8 @@ def _write(
             hashing.result()
             changed[name] = changed.get(name, 0) + count
             written += (stop - start) * width
-            del array, data
+            del data
+            elements.release(array)
             if stop * width == target.info.nbytes:
                 digests[name] = digest.hexdigest()
                 _note(staging, {"name": name, "sha256": digests[name]})
@@ -178,16 +192,42 @@ def _budget(plan: Plan, max_memory: int | None) -> int:
     return max_memory - IDLE
 
 
-def _check_place(reader: Reader, target: Path, overwrite: bool) -> None:
+def _check_place(reader: Reader, target: Path, staging: Path) -> None:
     if not target.name or target.name in (".", ".."):
         raise CheckpointError(f"{target} is no name for a checkpoint")
     if not target.parent.is_dir():
         raise CheckpointError(f"{target.parent} is no folder to write {target.name} to")
-    source, here = reader.path.resolve(), target.resolve()
-    if here == source or source in here.parents or here in source.parents:
-        raise CheckpointError(f"{target} and the source {reader.path} must not be in one another")
-    if (target.exists() or target.is_symlink()) and not overwrite:
+    try:
+        source, places = reader.path.resolve(), [target.resolve(), staging.resolve()]
+    except (OSError, RuntimeError):
+        raise CheckpointError(f"{target} is a link to itself") from None
+    for here in places:
+        if here == source or source in here.parents or here in source.parents:
+            shown = target if here == places[0] else staging
+            raise CheckpointError(f"{shown} and the source {reader.path} must not be in one another")
+    own = staging.is_dir() and ((staging / "lock").is_file() or not any(staging.iterdir()))
+    if os.path.lexists(staging) and (staging.is_symlink() or not own):
+        raise CheckpointError(f"{staging} is in the way: it is no folder of an interrupted conversion")
+
+
+def _check_free(target: Path, overwrite: bool) -> None:
+    if not os.path.lexists(target):
+        return
+    if not overwrite:
         raise CheckpointError(f"{target} exists; --overwrite replaces it")
+    if target.is_dir() and not target.is_symlink() and not _is_checkpoint(target):
+        raise CheckpointError(
+            f"{target} is a folder of other things than a checkpoint; --overwrite does not replace it"
+        )
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is empty, Orbax's, or one of a checkpoint's files without folders among them."""
+    inside = {one.name: one.is_dir() and not one.is_symlink() for one in folder.iterdir()}
+    if not inside or {ORBAX_METADATA, "_CHECKPOINT_METADATA"} & inside.keys():
+        return True
+    endings = (*containers.ENDINGS, *containers.INDEXES)
+    return not any(inside.values()) and any(name.endswith(endings) for name in inside)
 
 
 @contextlib.contextmanager
@@ -207,24 +247,43 @@ def _locked(staging: Path) -> Iterator[None]:
             pass
         except OSError:
             raise CheckpointError(f"another conversion is writing to {staging}") from None
+        try:
+            is_there = os.path.samestat(os.fstat(handle.fileno()), (staging / "lock").stat())
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:  # whoever held it took it away at the end
+            raise CheckpointError(f"another conversion has just written {staging.name[1:].removesuffix('.partial')}")
         yield
 
 
-def _put_back(staging: Path, target: Path) -> None:
-    """Put a replaced target back, if a run was killed between taking it away and putting the new one there."""
-    old = staging / "replaced"
-    if old.exists() and not target.exists():
-        old.replace(target)
-    elif old.is_dir():
-        shutil.rmtree(old)
+def _recover(staging: Path, target: Path) -> bool:
+    """Undo or finish what a run was killed at while it put the target in its place; return whether it is there."""
+    own, kept = manifest.places(target, False)
+    is_there = os.path.lexists(target) and not (staging / "payload").exists()
+    for name, place in (("", target), ("-kept", kept), ("-manifest", own)):
+        old = staging / f"replaced{name}"
+        if os.path.lexists(old) and not is_there and not os.path.lexists(place):
+            old.replace(place)
+        else:
+            _remove(old)
+    if is_there and (staging / "manifest").exists():
+        if (staging / "kept").exists():
+            (staging / "kept").replace(kept)
+        (staging / "manifest").replace(own)
+    return is_there
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
     else:
-        old.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def _empty(staging: Path) -> None:
     for path in staging.iterdir():
         if path.name != "lock":
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            _remove(path)
 
 
 def _note(staging: Path, entry: dict[str, str]) -> None:
@@ -250,14 +309,14 @@ def _journal(staging: Path, identity: str) -> dict[str, str]:
     return {entry["name"]: entry["sha256"] for entry in entries[1:] if "name" in entry and "sha256" in entry}
 
 
-def _intact(payload: Path, infos: list[TensorInfo], done: dict[str, str]) -> dict[str, str]:
+def _intact(payload: Path, infos: list[TensorInfo], done: dict[str, str], format: str) -> dict[str, str]:
     """Return what is still as it was written, by its digest."""
     files = {info.file for info in infos}
     found = {}
     for file in files:
         with (
             contextlib.suppress(CheckpointError),
-            containers.open_reader(payload / file if file else payload) as reader,
+            containers.open_reader(payload / file if file else payload, format) as reader,
         ):
             for name in reader.tensors.keys() & done.keys():
                 if digest_of(reader, name) == done[name]:
@@ -291,6 +350,23 @@ def _check_ties(plan: Plan, reader: Reader, budget: int) -> None:
                 )
 
 
+def _check_kept(before: manifest.Manifest | None) -> None:
+    """Refuse to bring back, or to take along, what is no longer as it was kept."""
+    for name, problem in ({} if before is None else kept_problems(before)).items():
+        raise CheckpointError(f"{name}, which was kept aside, {problem}; remove the manifest to go on without")
+
+
+def kept_problems(known: manifest.Manifest) -> dict[str, str]:
+    """Return what was kept aside -> what is wrong with it."""
+    problems = {}
+    for name, digest in known.kept_digests.items():
+        if known.kept is None or name not in known.kept.tensors:
+            problems[name] = "is missing"
+        elif digest_of(known.kept, name) != digest:
+            problems[name] = "has other bytes than when it was written"
+    return problems
+
+
 def _stamps(reader: Reader) -> list[tuple[str, int, int]]:
     try:
         return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in reader.files()]
@@ -321,9 +397,11 @@ def _accompany(
         info = reader.tensors[name]
         aside.append((TensorInfo(kept_name(plan.source_layout, name), info.dtype, info.shape), reader, name))
     kept.unlink(missing_ok=True)
+    kept_digests = {}
     if aside:
         writer = containers.make_writer("safetensors", kept, [info for info, _, _ in aside], {})
         for info, source, name in aside:
+            kept_digests[info.name] = digest_of(source, name)
             for start in range(0, info.nbytes, LEAST):
                 data = source.read_range(name, start, min(info.nbytes, start + LEAST))
                 writer.write_range(info.name, start, data)
@@ -333,7 +411,7 @@ def _accompany(
         for one in plan.targets
     }
     made_of = {"layout": plan.source_layout, "format": plan.source_format}
-    text = manifest.text(plan.target_layout, plan.dtype, made_of, tensors, plan.restore)
+    text = manifest.text(plan.target_layout, plan.dtype, made_of, tensors, plan.restore, kept_digests)
     _put(where, text.encode("ascii"))
     own = reader.path / "config.json"
     if is_folder and config is not None:
@@ -356,9 +434,10 @@ def _publish(staging: Path, payload: Path, target: Path, is_folder: bool) -> Non
     """Rename everything to where it belongs, the target first and what speaks about it last."""
     own, kept = manifest.places(target, False)
     try:
-        for path in (own, kept):
-            path.unlink(missing_ok=True)  # those of an earlier target say nothing about the new one
-        if target.exists() and (target.is_dir() or payload.is_dir()):
+        for path, name in ((own, "-manifest"), (kept, "-kept")):
+            if os.path.lexists(path):  # those of an earlier target say nothing about the new one
+                path.replace(staging / f"replaced{name}")
+        if os.path.lexists(target) and (target.is_dir() or payload.is_dir()):
             target.replace(staging / "replaced")
         payload.replace(target)
         if not is_folder:
@@ -371,4 +450,6 @@ def _publish(staging: Path, payload: Path, target: Path, is_folder: bool) -> Non
         finally:
             os.close(handle)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            _recover(staging, target)
         raise CheckpointError(f"{target} can't be written: {error.strerror}") from None

@@ -26,6 +26,7 @@ class Manifest:
         tensors: name -> ``{"dtype", "shape", "sha256"}``.
         restore: layout -> what leads back to it.
         kept: what its conversion dropped from the source, if anything.
+        kept_digests: name there -> SHA-256 of its bytes.
     """
 
     layout: str
@@ -34,6 +35,7 @@ class Manifest:
     tensors: dict[str, dict[str, Any]]
     restore: dict[str, Any]
     kept: Reader | None = None
+    kept_digests: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def places(target: Path, is_folder: bool) -> tuple[Path, Path]:
@@ -44,7 +46,12 @@ def places(target: Path, is_folder: bool) -> tuple[Path, Path]:
 
 
 def text(
-    layout: str, dtype: str, source: dict[str, str], tensors: dict[str, dict[str, Any]], restore: dict[str, Any]
+    layout: str,
+    dtype: str,
+    source: dict[str, str],
+    tensors: dict[str, dict[str, Any]],
+    restore: dict[str, Any],
+    kept_digests: dict[str, str],
 ) -> str:
     """Return the manifest as it is written: the same for the same source and options."""
     document = {
@@ -54,8 +61,29 @@ def text(
         "source": source,
         "tensors": tensors,
         "restore": restore,
+        **({"kept": kept_digests} if kept_digests else {}),
     }
     return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
+
+
+def _leads_back(one: Any) -> bool:
+    """Whether what a manifest holds of a layout is what a conversion writes."""
+    if not isinstance(one, dict):
+        return False
+    settings, files, metadata = (one.get(name, {}) for name in ("settings", "files", "metadata"))
+    if not all(isinstance(part, dict) for part in (settings, files, metadata)):
+        return False
+    per_file, index = (metadata.get(name, {}) if files else {} for name in ("files", "index"))
+    lists = (one.get(name, []) for name in ("dropped", "order"))
+    return (
+        all(type(value) in (int, str) for value in settings.values())
+        and all(isinstance(part, list) and all(isinstance(name, str) for name in part) for part in lists)
+        and all(isinstance(file, str) for file in files.values())
+        and isinstance(per_file, dict)
+        and all(isinstance(part, dict) for part in per_file.values())
+        and isinstance(index, dict)
+        and isinstance(one.get("format", ""), str)
+    )
 
 
 def read(checkpoint: Path) -> Manifest | None:
@@ -64,7 +92,9 @@ def read(checkpoint: Path) -> Manifest | None:
     Raises:
         CheckpointError: it is there, and malformed.
     """
-    found = [pair for pair in (places(checkpoint, True), places(checkpoint, False)) if pair[0].is_file()]
+    checkpoint = checkpoint if checkpoint.name else checkpoint.absolute()  # "." has no name to put anything behind
+    ways = (True, False) if checkpoint.name else (True,)
+    found = [pair for pair in (places(checkpoint, way) for way in ways) if pair[0].is_file()]
     if not found:
         return None
     path, kept = found[0]
@@ -82,8 +112,11 @@ def read(checkpoint: Path) -> Manifest | None:
         for one in fields["tensors"].values():
             if not isinstance(one, dict) or not isinstance(one.get("sha256"), str):
                 raise ValueError("tensors is malformed")
-        if not all(isinstance(one, dict) for one in fields["restore"].values()):
+        if not all(_leads_back(one) for one in fields["restore"].values()):
             raise ValueError("restore is malformed")
+        digests = document.get("kept", {})
+        if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
+            raise ValueError("kept is malformed")
     except (OSError, ValueError, KeyError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"{path} can't be used: {reason}; remove it to go on without") from None
@@ -92,4 +125,4 @@ def read(checkpoint: Path) -> Manifest | None:
         from .containers.safetensors import SafetensorsReader
 
         reader = SafetensorsReader(kept)
-    return Manifest(**fields, kept=reader)
+    return Manifest(**fields, kept=reader, kept_digests=digests)

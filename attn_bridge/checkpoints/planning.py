@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 
 from .. import layouts
 from ..layouts.table import refined
+from ..weights import WeightsMismatchError
 from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype, printable
 from .copying import Move, move_of
 from .manifest import Manifest
@@ -142,9 +145,17 @@ def make(
         ours = layouts.find(source_layout) if source_layout else layouts.detect(reader.tensors)
         theirs = layouts.find(target_layout or TWINS.get(ours.name, "flax")) if target_layout != "same" else ours
     if theirs is None or (theirs is ours and table is None):
+        if settings:
+            raise layouts.LayoutError(
+                f"--set {printable(next(iter(settings)))}: the layout stays, which takes no settings"
+            )
+        unexpected = set() if theirs is None else reader.tensors.keys() - theirs.match(reader.tensors)[1].keys()
+        if theirs is not None and unexpected:
+            raise WeightsMismatchError(unexpected=unexpected)
         return _same(reader, "" if theirs is None else theirs.name, target_format, is_folder, wide, manifest)
     back = manifest.restore.get(theirs.name, {}) if manifest else {}
     _check_settings(settings or {}, ours, theirs)
+    _check_settings(back.get("settings", {}), theirs)
     known = {**ours.read_settings(config or {}), **(settings or {})}
     shapes = {name: info.shape for name, info in reader.tensors.items()}
     decoded = ours.decode(shapes, known)
@@ -163,8 +174,11 @@ def make(
         if len(found) > 1:
             raise CheckpointError(f"{name} would be made of tensors of several dtypes: {', '.join(sorted(found))}")
         own = found.pop()
+        if sum(move.size for move in moves) != math.prod(encoded.shapes[name]):
+            raise CheckpointError(f"{name} would not be filled by {', '.join(sorted(parts))}")
         info = TensorInfo(name, _cast(own, wide), encoded.shapes[name])
         targets.append(Target(info, own, tuple(moves), _words(moves, own, info.dtype)))
+    _check_nothing_lost(reader, decoded, targets, [left_out for _, left_out in encoded.ties])
     targets.sort(key=lambda target: min(order[move.source] for move in target.moves))
     ties = []
     for kept, left_out in encoded.ties:
@@ -185,7 +199,7 @@ def make(
         "order": list(reader.tensors),
         "files": {name: info.file for name, info in reader.tensors.items() if info.file},
     }
-    targets += _kept_targets(manifest, theirs.name, consumed, {target.info.name for target in targets})
+    targets += _kept_targets(manifest, theirs.name, consumed, {target.info.name for target in targets}, wide)
     metadata = consumed.get("metadata", {}) if consumed.get("format") == target_format else {}
     if not consumed and target_format == "safetensors":
         metadata = _written_for(theirs.name)
@@ -205,13 +219,27 @@ def make(
     )
 
 
+def _check_nothing_lost(
+    reader: Reader, decoded: layouts.Decoded, targets: Sequence[Target], tied: Sequence[str]
+) -> None:
+    """Refuse a plan that leaves out elements of a source tensor, whatever the rows say."""
+    taken = collections.Counter(decoded.placements[name].theirs for name in tied)
+    moved = collections.Counter[str]()
+    for target in targets:
+        for move in target.moves:
+            moved[move.source] += move.size
+    for name, info in reader.tensors.items():
+        if name not in decoded.dropped and not taken[name] and moved[name] < math.prod(info.shape):
+            raise CheckpointError(f"{printable(name)} {info.shape} would lose elements")
+
+
 def _check_settings(settings: Mapping[str, Any], *pair: layouts.Layout) -> None:
     known = {name for layout in pair for name in (*layout.settings, *layout.sizes)}
     known |= {"prefix"} if any(len(layout.prefixes) > 1 for layout in pair) else set()
     for name, value in settings.items():
         if name not in known:
             raise layouts.LayoutError(
-                f"--set {printable(name)}: {pair[0].name} and {pair[1].name} take "
+                f"--set {printable(name)}: {' and '.join(layout.name for layout in pair)} take "
                 + (", ".join(sorted(known)) or "no settings")
             )
         if name == "prefix":
@@ -265,16 +293,19 @@ def kept_name(layout: str, name: str) -> str:
     return f"{layout}/{name}"
 
 
-def _kept_targets(manifest: Manifest | None, layout: str, consumed: Mapping[str, Any], there: set[str]) -> list[Target]:
+def _kept_targets(
+    manifest: Manifest | None, layout: str, consumed: Mapping[str, Any], others: set[str], wide: str
+) -> list[Target]:
     """Return what an earlier conversion kept aside and this one brings back."""
     if manifest is None or manifest.kept is None:
         return []
     found = []
     for name in consumed.get("dropped", []):
         info = manifest.kept.tensors.get(kept_name(layout, name))
-        if info is not None and name not in there:
+        if info is not None and name not in others:
             move = move_of(info.name, 0, 0, [(info.nbytes // info.itemsize, 1, 1)])
-            found.append(Target(TensorInfo(name, info.dtype, info.shape), info.dtype, (move,), "restore", kept=True))
+            there = TensorInfo(name, _cast(info.dtype, wide), info.shape)
+            found.append(Target(there, info.dtype, (move,), "restore", kept=True))
     return found
 
 
@@ -310,11 +341,12 @@ def _in_files(
 def _in_container(metadata: Mapping[str, Any], targets: Sequence[Target], target_format: str) -> dict[str, Any]:
     """Return metadata in the form that the target's container has: one for all, or one for each file."""
     files = list(dict.fromkeys(target.info.file for target in targets if target.info.file))
+    per_file = isinstance(metadata.get("files"), Mapping)  # a text of that name is a single file's own
     if target_format != "safetensors":
         return dict(metadata)
-    if files and "files" not in metadata:
+    if files and not per_file:
         return {"files": {file: dict(metadata) for file in files}} if metadata else {}
-    if not files and "files" in metadata:
+    if not files and per_file:
         every = list(metadata["files"].values())
         return dict(every[0]) if every and all(one == every[0] for one in every) else {}
     return dict(metadata)

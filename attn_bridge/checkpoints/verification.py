@@ -9,7 +9,7 @@ import numpy as np
 
 from .containers.base import CheckpointError, Reader
 from .elements import Elements
-from .execution import LEAST, _bounds, _budget, digest_of
+from .execution import LEAST, _bounds, _budget, digest_of, kept_problems
 from .manifest import Manifest
 from .planning import Plan, Target
 
@@ -54,7 +54,7 @@ def by_digests(reader: Reader, manifest: Manifest, progress: Progress) -> dict[s
                 problems[name] = f"can't be read: {error}"
         done += info.nbytes
         progress(done, total, name)
-    return problems
+    return problems | {f"{name} (kept aside)": problem for name, problem in kept_problems(manifest).items()}
 
 
 def by_source(

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,8 +87,7 @@ def convert(
     """
     from .. import checkpoints
 
-    if json_file is not None:
-        check_writable(json_file)
+    _check_report(json_file, source, target)
     given = parse_settings(settings or [])
     memory = None if max_memory is None else parse_size(max_memory)
     layouts: dict[str, Any] = {"from_layout": from_layout, "to_layout": to_layout, "format": format, "rules": rules}
@@ -144,8 +144,7 @@ def inspect(
 
     from .. import checkpoints
 
-    if json_file is not None:
-        check_writable(json_file)
+    _check_report(json_file, path)
     found = checkpoints.inspect(path)
     if json_file is not None:
         tensors = {
@@ -215,8 +214,7 @@ def verify(
 
     if len(paths) > 2:
         raise ValueError(f"verify takes [SRC] DST, got {len(paths)} paths")
-    if json_file is not None:
-        check_writable(json_file)
+    _check_report(json_file, *paths)
     memory = None if max_memory is None else parse_size(max_memory)
     source = paths[0] if len(paths) == 2 else None
     with _bytes_bar() as advance:
@@ -249,6 +247,26 @@ def verify(
     return 0 if found.passed else 1
 
 
+def _check_report(json_file: str | None, *paths: Path) -> None:
+    """Refuse a report that can't be written, or that would be written over a checkpoint.
+
+    Raises:
+        ValueError: it is one of the paths, in one of them, beside one of them, or named as a checkpoint is.
+    """
+    from ..checkpoints.containers import ENDINGS
+
+    if json_file in (None, "-"):
+        return
+    assert json_file is not None
+    check_writable(json_file)
+    report = Path(os.path.realpath(json_file))
+    for path in (Path(os.path.realpath(one)) for one in paths):
+        if path in (report, *report.parents) or report.name.startswith(f"{path.name}.attn-bridge."):
+            raise ValueError(f"--json {json_file} must not be part of {path}")
+    if report.suffix in ENDINGS:
+        raise ValueError(f"--json {json_file} is named as a checkpoint is; choose another name")
+
+
 def parse_settings(settings: list[str]) -> dict[str, Any]:
     """Return settings by name; whole numbers as such."""
     found: dict[str, Any] = {}
@@ -265,7 +283,7 @@ def parse_size(text: str) -> int:
     hit = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
     if hit is None:
         raise ValueError(f"--max-memory ({text}) must be a size such as 512MiB or 2GB")
-    return int(float(hit.group(1)) * _UNITS[(hit.group(2) or "").lower()])
+    return int(Decimal(hit.group(1)) * _UNITS[(hit.group(2) or "").lower()])
 
 
 def _size(count: int) -> str:
@@ -278,7 +296,7 @@ def _size(count: int) -> str:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 140)
 
 
 def _plan_json(plan: Plan) -> dict[str, Any]:

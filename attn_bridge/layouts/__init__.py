@@ -67,6 +67,8 @@ def detect(names: Iterable[str]) -> Layout:
         return _LAYOUTS[full[0]]
     if full:
         raise LayoutError(f"the names fit the layouts {', '.join(full)}; say which with --from")
+    if not names:
+        raise LayoutError("it holds no tensor")
     if not covered:
         raise LayoutError(f"no tensor has a name that a layout knows ({', '.join(_LAYOUTS)}), such as {names[0]}")
     closest = max(covered, key=lambda name: len(covered[name][1]))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,7 @@ class Layout:
         """Return the settings that a config.json gives."""
         found = {}
         for setting, keys in self.settings.items():
-            value = next((config[key] for key in keys if isinstance(config.get(key), int)), None)
+            value = next((config[key] for key in keys if isinstance(config.get(key), int) and config[key] >= 0), None)
             if value is not None:
                 found[setting] = int(value)
         return found
@@ -187,6 +188,11 @@ class Layout:
             plain = [(row, number, values) for row, number, values in hits if number < len(row.ours)]
             kept = [fill(row.ours[0], values) for row, values in tying]
             if kept and kept[0] in shapes and (given.get("tie", 1) or not plain):
+                if tuple(shapes[name]) != tuple(shapes[kept[0]]):
+                    raise LayoutError(
+                        f"{name} {tuple(shapes[name])} can't be tied to {kept[0]} {tuple(shapes[kept[0]])}; "
+                        "--set tie=0 writes both"
+                    )
                 ties.append((kept[0], name))
                 continue
             if len(plain) > 1:
@@ -197,6 +203,8 @@ class Layout:
             row, number, values = plain[0]
             position = int(values["i"]) if row.stack else 0
             theirs = fill(row.theirs, {**values, "prefix": prefix})
+            if (number, position) in grouped[theirs] or rows.get(theirs, (row,))[0] is not row:
+                raise LayoutError(f"{next(iter(grouped[theirs].values()))} and {name} would both be {theirs}")
             grouped[theirs][number, position] = name
             rows[theirs] = row, {key: value for key, value in values.items() if not row.stack or key != "i"}
         missing = [] if part else self._missing(rows.values(), prefix)
@@ -204,9 +212,8 @@ class Layout:
             row, values = rows[theirs]
             depth = 1 + max(position for _, position in names)
             for number, template in enumerate(row.ours):
-                for position in range(depth):
-                    if (number, position) not in names:
-                        missing.append(fill(template, {**values, "i": str(position)} if row.stack else values))
+                for position in _gaps({at for one, at in names if one == number}, depth):
+                    missing.append(fill(template, {**values, "i": str(position)} if row.stack else values))
         if not part:
             missing += lacking(shapes)
         if unexpected or missing:
@@ -247,12 +254,13 @@ class Layout:
         seen: dict[int, set[str]] = collections.defaultdict(set)
         for row, values in found:
             seen[id(row)].add(values.get("i", ""))
-        depth = 1 + max((int(i) for numbers in seen.values() for i in numbers if i), default=-1)
+        layers = {int(i) for numbers in seen.values() for i in numbers if i}
+        layers |= set(_gaps(layers, max(layers, default=0)))
         missing = []
         for row in self.rows:
             if row.optional or row.reason:
                 continue
-            wanted = {str(i) for i in range(depth)} if "i" in placeholders(row.theirs) else {""}
+            wanted = {str(i) for i in layers} if "i" in placeholders(row.theirs) else {""}
             for i in sorted(wanted - seen[id(row)], key=lambda one: int(one or 0)):
                 missing.append(fill(row.theirs, {"prefix": prefix, "i": i}))
         return missing
@@ -276,7 +284,12 @@ def lacking(names: Iterable[str]) -> list[str]:
             stem = ".".join(parts[:position])
             if part.isdecimal() and not stem.endswith("ff.layers"):  # nn.Sequential counts activations, too
                 numbers[stem].add(int(part))
-    return missing + [f"{stem}.{i}" for stem, found in numbers.items() for i in range(max(found)) if i not in found]
+    return missing + [f"{stem}.{i}" for stem, found in numbers.items() for i in _gaps(found, max(found))]
+
+
+def _gaps(numbers: Collection[int], stop: int) -> Iterable[int]:
+    """Return the first numbers below `stop` that are not there; a name may hold any number, so not all of them."""
+    return itertools.islice((i for i in range(stop) if i not in numbers), 100)
 
 
 def _index(rows: tuple[Row, ...], prefix: str) -> tuple[dict[str, list[Row]], list[Row]]:

@@ -19,8 +19,13 @@ from .table import LayoutError, Row
 _KEYS = {"torch", "flax", "pattern", "part", "along", "split", "stack", "optional", "drop"}
 
 
-def read(path: Path, names: Iterable[str]) -> tuple[Layout, Layout]:
+def read(path: Path, names: Iterable[str], layout: str = "") -> tuple[Layout, Layout]:
     """Return the layout of a checkpoint with those names, and the one that the rules turn it into.
+
+    Args:
+        path: the file.
+        names: the tensors' names.
+        layout: name of the layout that the checkpoint is said to have, for names that both sides cover.
 
     Raises:
         LayoutError: not TOML, a table that is no rule, or rules that fit neither way; the message names the line.
@@ -54,7 +59,7 @@ def read(path: Path, names: Iterable[str]) -> tuple[Layout, Layout]:
         known = closest.match(names)[1]
         rest = [name for name in names if name not in known]
         raise LayoutError(f"{path}: no rule covers {', '.join(rest[:3])}{' ...' if len(rest) > 3 else ''}")
-    return (torch, flax) if fits[0] is torch else (flax, torch)
+    return (torch, flax) if torch in fits and (flax not in fits or layout != flax.name) else (flax, torch)
 
 
 def _rows(table: dict[str, Any]) -> tuple[list[Row], list[Row]]:
@@ -76,14 +81,16 @@ def _rows(table: dict[str, Any]) -> tuple[list[Row], list[Row]]:
         return ([Row(flax, reason=reason)], []) if flax else ([], [Row(name, reason=reason) for name in ours])
     if not ours or not flax:
         raise LayoutError(f"a rule needs the keys torch and flax, got {', '.join(table) or 'none'}")
-    optional = table.get("optional", False)
+    optional, split = table.get("optional", False), table.get("split", [])
+    if not isinstance(split, list) or not all(isinstance(size, (int, str)) for size in split):
+        raise LayoutError(f"split must be a list of sizes or settings' names, got {split!r}")
     row = Row(
         flax,
         ours,
         table.get("pattern", "... -> ..."),
         table.get("part", ""),
         table.get("along", ""),
-        tuple(table.get("split", ())),
+        tuple(split),
         table.get("stack", ""),
         sizes,
         optional=optional,

@@ -86,6 +86,13 @@ class Row:
             raise LayoutError(f"{self.theirs}: a row names either tensors of ours or a reason to drop theirs")
         for name in (self.theirs, *self.ours, *self.tied):
             _compile(name, ("",))
+        counted = {"i"} if self.stack else set()
+        wanted = placeholders(self.theirs) - {"prefix"}
+        if counted & wanted or any(placeholders(name) != wanted | counted for name in (*self.ours, *self.tied)):
+            rest = ", but for the {i} that stack counts" if counted else ""
+            raise LayoutError(f"{self.theirs}: names on both sides must hold the same placeholders{rest}")
+        if any(isinstance(size, bool) or (isinstance(size, int) and size < 0) for size in self.split):
+            raise LayoutError(f"{self.theirs}: split must hold sizes or names of settings")
         left, arrow, right = self.pattern.partition("->")
         if not arrow or "->" in right or not _SIDE.fullmatch(left) or not _SIDE.fullmatch(right):
             raise LayoutError(f"{self.theirs}: pattern {self.pattern!r} must read 'axes of ours -> axes of theirs'")

@@ -106,9 +106,6 @@ def test_a_folder_of_one_framework_is_read_by_the_other(tmp_path, dtype):
     ours.save_pretrained(tmp_path / "torch")
     flax = jax_attn.GPTModel.from_pretrained(tmp_path / "torch", rngs=nnx.Rngs(1))
     flax.save_pretrained(tmp_path / "flax")
-    assert (tmp_path / "flax" / "model.safetensors").stat().st_size == (
-        tmp_path / "torch" / "model.safetensors"
-    ).stat().st_size
     again = torch_attn.GPTModel.from_pretrained(tmp_path / "flax")
     assert again.config == ours.config
     assert not again.training

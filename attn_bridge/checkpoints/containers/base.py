@@ -88,6 +88,10 @@ class Reader(abc.ABC):
             CheckpointError: the file ends before, or can't be read.
         """
 
+    def read_into(self, name: str, start: int, into: memoryview) -> None:
+        """Read as many bytes as `into` has room for, from byte `start` of a tensor on, into memory that is there."""
+        into[:] = self.read_range(name, start, start + len(into))
+
     def read(self, name: str) -> Array:
         """Return a whole tensor, C-contiguous."""
         info = self.tensors[name]

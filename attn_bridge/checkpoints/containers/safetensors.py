@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
+import contextlib
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .base import MOST_HEADER, Reader, TensorInfo, Writer, printable
+from .base import MOST_HEADER, CheckpointError, Reader, TensorInfo, Writer, printable
 from .files import (
     File,
     Target,
@@ -48,6 +50,8 @@ NAMES = {
 """Name in a header -> NumPy name."""
 
 CODES = {name: code for code, name in NAMES.items()}
+
+_FLUSHER = concurrent.futures.ThreadPoolExecutor(1, "attn-bridge-flush")
 
 INDEX = "model.safetensors.index.json"
 ENDING = ".safetensors"
@@ -117,6 +121,11 @@ class SafetensorsReader(Reader):
         """Return bytes of a tensor."""
         check_range(self.path, self.tensors[name], start, stop)
         return self._file.read(self._starts[name] + start, stop - start)
+
+    def read_into(self, name: str, start: int, into: memoryview) -> None:
+        """Read bytes of a tensor into memory that is there."""
+        check_range(self.path, self.tensors[name], start, start + len(into))
+        self._file.read_into(self._starts[name] + start, into)
 
     def close(self) -> None:
         """Close the file."""
@@ -192,6 +201,8 @@ class SafetensorsWriter(Writer):
             self._layouts[file] = self._lay_out(infos, own.get(file, {}))
         self._index = self._folder and (len(groups) > 1 or "index" in metadata)
         self._begun: set[str] = set()
+        self._last: Target | None = None
+        self._flushed: concurrent.futures.Future[None] | None = None
         self._open: collections.OrderedDict[str, Target] = collections.OrderedDict()
         for file in self._layouts:
             self._target(file)
@@ -238,6 +249,7 @@ class SafetensorsWriter(Writer):
             self._begun.add(file)
         self._open[file] = target
         while len(self._open) > 32:
+            self._wait()
             oldest = next(iter(self._open))
             self._open[oldest].sync()
             self._open.pop(oldest).close()
@@ -247,10 +259,18 @@ class SafetensorsWriter(Writer):
         """Write bytes of a tensor, in any order."""
         info = self.tensors[name]
         check_range(self.path, info, start, start + memoryview(data).nbytes)
-        self._target(info.file).write(self._starts[name] + start, data)
+        target = self._target(info.file)
+        if self._last not in (None, target) and self._flushed is None:  # the disk works while the next file is made
+            self._flushed = _FLUSHER.submit(self._last.sync)
+        if self._flushed is not None and self._flushed.done():
+            self._flushed.result()
+            self._flushed = None
+        self._last = target
+        target.write(self._starts[name] + start, data)
 
     def finish(self) -> None:
         """Flush all files, then write the index."""
+        self._wait()
         for target in self._open.values():
             target.sync()
         self.abort()
@@ -266,7 +286,14 @@ class SafetensorsWriter(Writer):
         for folder in sorted({*folders, self.path.parent}):
             sync_folder(folder)
 
+    def _wait(self) -> None:
+        pending, self._flushed = self._flushed, None
+        if pending is not None:
+            pending.result()
+
     def abort(self) -> None:
         """Close all files."""
+        with contextlib.suppress(CheckpointError):
+            self._wait()
         while self._open:
             self._open.popitem()[1].close()

