@@ -1,8 +1,9 @@
 """Regenerate what was measured in README.md and docs: run the commands in them and write what they print.
 
-Run it as ``make docs``, or for one of the files as ``docs/generate.py README.md``. In README.md and docs/pairs.md a
-block stands between ``<!-- begin: COMMAND -->`` and ``<!-- end -->``; docs/mutants.md as a whole is made by the command
-that it names, and for another size by ``attn-bridge mutate --configs N --markdown docs/mutants.md``.
+Run it as ``make docs``, or for one of the files as ``docs/generate.py README.md``. In Markdown a block stands between
+``<!-- begin: COMMAND -->`` and ``<!-- end -->``; several commands, with ``; `` between them, run one after the other in
+a folder of their own that is thrown away. docs/mutants.md as a whole is made by the command that it names, and for
+another size by ``attn-bridge mutate --configs N --markdown docs/mutants.md``.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- begin: (?P<command>.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 MADE_BY = re.compile(r"<!-- made by: (?P<command>.+?) -->")
-FILES = ("README.md", "docs/pairs.md", "docs/mutants.md")
+FILES = ("README.md", "docs/checkpoints.md", "docs/pairs.md", "docs/mutants.md")
 
 
 def main() -> None:
@@ -40,16 +42,23 @@ def _make_mutants(path: Path) -> None:
 
 
 def _run(match: re.Match[str]) -> str:
-    command = match["command"]
+    commands = match["command"].split("; ")
+    with tempfile.TemporaryDirectory() as work:
+        (Path(work) / "examples").symlink_to(ROOT / "examples")
+        shown = [_output(command, ROOT if len(commands) == 1 else Path(work)) for command in commands]
+    body = "\n".join(line for lines in shown for line in lines)
+    return f"{match[1]}```console\n{body}\n```\n{match[3]}"
+
+
+def _output(command: str, folder: Path) -> list[str]:
     program, *arguments = shlex.split(command)
-    path = Path(sys.executable).parent / program
     print(f"running {command}", file=sys.stderr)
-    done = subprocess.run([path, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
+    path = Path(sys.executable).parent / program
+    done = subprocess.run([path, *arguments], capture_output=True, text=True, check=False, cwd=folder)
     if done.returncode > 1:  # 1 says that a check failed, which an example may show
         sys.exit(done.stderr)
     lines = [line.rstrip() for line in done.stdout.strip("\n").splitlines()]
-    body = "\n".join(lines).strip("\n")
-    return f"{match[1]}```console\n$ {command}\n{body}\n```\n{match[3]}"
+    return [f"$ {command}", *"\n".join(lines).strip("\n").splitlines()]
 
 
 if __name__ == "__main__":
