@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .containers.base import Reader, numpy_dtype
-from .copying import Move, apply, pieces, source_runs
+from .copying import Move, apply, move_of, pieces, source_runs
 from .planning import Target
 
 Array = np.ndarray[Any, Any]
@@ -82,11 +82,7 @@ class Elements:
         extent = 1 + sum((size - 1) * here for size, here, _ in piece.axes)
         info = reader.tensors[piece.source]
         if extent <= DENSE * piece.size:
-            size = extent * into.dtype.itemsize
-            if self._source.nbytes < size:
-                self._source = np.empty(0, np.uint8)  # freed before there is a larger one
-                self._source = np.empty(size, np.uint8)
-            source = self._source[:size].view(into.dtype)
+            source = self._room(extent, into.dtype)
             _read_into(reader, piece.source, first, source)
             apply(moved, source, into)
             return
@@ -97,13 +93,28 @@ class Elements:
                 self._held = piece.source, _range(reader, piece.source, 0, size, into.dtype)
             apply(Move(piece.source, first, moved.target_offset, piece.axes), self._held[1], into)
             return
+        # Run by run into memory without gaps, and then all of it at once to where it goes.
         run, around = source_runs(piece)
-        kept = [axis for axis in piece.axes if axis not in around]
+        inside = sorted((axis for axis in piece.axes if axis not in around), key=lambda axis: -axis[1])
+        source = self._room(piece.size, into.dtype)
+        position = 0
         for index in np.ndindex(*(size for size, _, _ in around)):
             here = first + sum(at * axis[1] for at, axis in zip(index, around, strict=True))
-            there = moved.target_offset + sum(at * axis[2] for at, axis in zip(index, around, strict=True))
-            inner = _range(reader, piece.source, here, here + run, into.dtype)
-            apply(Move(piece.source, 0, there, tuple(kept)), inner, into)
+            _read_into(reader, piece.source, here, source[position : position + run])
+            position += run
+        step, dense = 1, []
+        for size, _, there in reversed([*around, *inside]):
+            dense.append((size, step, there))
+            step *= size
+        apply(move_of(piece.source, 0, moved.target_offset, dense), source, into)
+
+    def _room(self, count: int, dtype: np.dtype[Any]) -> Array:
+        """Return memory for what is read and used at once."""
+        size = count * dtype.itemsize
+        if self._source.nbytes < size:
+            self._source = np.empty(0, np.uint8)  # freed before there is a larger one
+            self._source = np.empty(size, np.uint8)
+        return self._source[:size].view(dtype)
 
 
 def _range(reader: Reader, name: str, start: int, stop: int, dtype: np.dtype[Any]) -> Array:

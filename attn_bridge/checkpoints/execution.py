@@ -178,7 +178,7 @@ def _bounds(target: Target, budget: int) -> Iterator[tuple[int, int]]:
     if 3 * target.info.nbytes <= budget or not size:
         yield 0, size
         return
-    step = max(budget // 6, LEAST) // width
+    step = max(budget // 5, LEAST) // width
     for start in range(0, size, step):
         yield start, min(size, start + step)
 

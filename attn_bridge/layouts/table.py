@@ -118,6 +118,8 @@ class Row:
         for axis in self.sizes:
             if axis not in theirs:
                 raise LayoutError(f"{self.theirs}: size given for {axis!r}, which is no axis of the pattern")
+            if axis in extra:
+                raise LayoutError(f"{self.theirs}: size given for {axis!r}, which is counted")
 
     def match_theirs(self, name: str, prefixes: Sequence[str]) -> dict[str, str] | None:
         """Return what the placeholders stand for in an outside name, or None if it is another one."""
