@@ -75,7 +75,7 @@ class Pretrained:
 
         Args:
             folder: the folder; the id of a model on the Hugging Face hub is downloaded.
-            **keywords: of the constructor.
+            **keywords: of the constructor; parameters take the dtypes of the files.
 
         Raises:
             CheckpointError: (a ValueError) no such folder, no config, another model, or malformed files.

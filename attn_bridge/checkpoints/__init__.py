@@ -270,6 +270,8 @@ def verify(
         elif source is None:
             raise CheckpointError(f"{target} has no manifest beside it; give its source to hold it against")
         if source is not None:
+            if rules is None and known is not None and known.layout not in ("", *layouts.names()):
+                raise CheckpointError(f"{target} was converted by rules of one's own; give them, too")
             if rules is None and known is not None:
                 from_layout = from_layout or known.source.get("layout") or None
                 to_layout = to_layout or known.layout or "same"

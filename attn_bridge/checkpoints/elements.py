@@ -70,7 +70,7 @@ class Elements:
                     self._gather(reader, piece, found, start)
         if target.info.dtype == target.source_dtype:
             return found, 0
-        cast = found.astype(numpy_dtype(target.info.dtype))
+        cast = rounded(found, numpy_dtype(target.info.dtype))
         same = (cast.astype(dtype) == found) | (found != found)
         changed = int(found.size - np.count_nonzero(same))
         self.release(found)
@@ -115,6 +115,23 @@ class Elements:
             self._source = np.empty(0, np.uint8)  # freed before there is a larger one
             self._source = np.empty(size, np.uint8)
         return self._source[:size].view(dtype)
+
+
+def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Cast to the nearest number, ties to even, in one rounding.
+
+    NumPy's way from float64 to bfloat16 leads through float32 and rounds twice; to odd first, the second one is right
+    (Boldo and Melquiond, 2008).
+    """
+    if array.dtype != np.float64 or dtype.name != "bfloat16":
+        return array.astype(dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = array.astype(np.float32)
+    inexact = np.isfinite(array) & (single != array)
+    bits = single.view(np.uint32)
+    bits -= (inexact & (np.abs(single.astype(np.float64)) > np.abs(array))).astype(np.uint32)  # towards zero
+    bits |= inexact.astype(np.uint32)
+    return single.astype(dtype)
 
 
 def _range(reader: Reader, name: str, start: int, stop: int, dtype: np.dtype[Any]) -> Array:

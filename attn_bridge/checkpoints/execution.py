@@ -417,7 +417,25 @@ def _accompany(
     if is_folder and config is not None:
         _put(payload / "config.json", (json.dumps(config, indent=2, sort_keys=True) + "\n").encode("ascii"))
     elif is_folder and reader.path.is_dir() and own.is_file():
-        _put(payload / "config.json", own.read_bytes())
+        own_data = _config_for(plan, own.read_bytes())
+        if own_data is not None:
+            _put(payload / "config.json", own_data)
+
+
+def _config_for(plan: Plan, data: bytes) -> bytes | None:
+    """Return the source's config.json as it goes with the target: ours says nothing to other libraries."""
+    from .modules import OWN, config_of_layout, is_tied
+
+    try:
+        config = json.loads(data)
+    except (ValueError, RecursionError):
+        return data
+    if not isinstance(config, dict) or not str(config.get("model_type")).startswith(OWN):
+        return data
+    found = config_of_layout(config, plan.target_layout, tied=is_tied(plan))
+    if found is None or found == config:
+        return None if found is None else data
+    return (json.dumps(found, indent=2, sort_keys=True) + "\n").encode("ascii")
 
 
 def _put(path: Path, data: bytes) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -109,7 +110,16 @@ def save(
         is_folder=is_folder,
         settings=settings,
     )
+    own = getattr(module, "config", None)
+    if config is None and is_folder and to_layout != "same" and dataclasses.is_dataclass(own):
+        ours = own_config(type(module).__name__, dataclasses.asdict(own))  # type: ignore[arg-type]
+        config = config_of_layout(ours, to_layout, tied=is_tied(plan))
     execution.carry_out(plan, reader, path, kind, is_folder=is_folder, overwrite=overwrite, config=config)
+
+
+def is_tied(plan: planning.Plan) -> bool:
+    """Return whether the target holds the output head in its token embeddings alone."""
+    return not any(one.info.name == "lm_head.weight" for one in plan.targets)
 
 
 def read_config(model: str, folder: Path) -> dict[str, Any]:
@@ -162,6 +172,28 @@ def _of_gpt2(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         raise CheckpointError(f"{path} lacks {', '.join(missing)}")
     found = {ours: config[theirs] for ours, theirs in names.items()}
     return {**found, "drop_rate": config.get("resid_pdrop", 0.1), "qkv_bias": True}
+
+
+def config_of_layout(config: Mapping[str, Any], layout: str, *, tied: bool) -> dict[str, Any] | None:
+    """Return the config.json that goes with a checkpoint in an outside layout, made from ours; None: there is none."""
+    if not layout.startswith("hf-"):
+        return dict(config)
+    if (config.get("model_type"), layout) != (OWN + "GPTModel", "hf-gpt2"):
+        return None
+    rate = config["drop_rate"]
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": config["vocab_size"],
+        "n_positions": config["context_length"],
+        "n_embd": config["emb_dim"],
+        "n_head": config["n_heads"],
+        "n_layer": config["n_layers"],
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), rate),
+        "tie_word_embeddings": tied,
+    }
 
 
 def own_config(model: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -242,7 +242,7 @@ def verify(
         for name, problem in found.problems.items():
             console.print(f"{name} {problem}", markup=False, soft_wrap=True)
         ways = [way for way, used in (("digests", found.by_digest), ("the source", found.by_source)) if used]
-        verdict = "every bit is right" if found.passed else f"{len(found.problems)} problems"
+        verdict = "every bit is right" if found.passed else f"{len(found.problems)} tensors are wrong"
         console.print(f"{paths[-1]}: {verdict} ({found.tensors} tensors, by {' and '.join(ways)})", markup=False)
     return 0 if found.passed else 1
 

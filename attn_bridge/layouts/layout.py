@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -59,6 +60,7 @@ class Layout:
         settings: setting -> the keys of a config.json that may hold it.
         defaults: setting -> its value where nobody gives one.
         whole: whether it describes a whole model, so that a row without a tensor is an error.
+        ours: whether the names it leads to are ours, of which some go together.
     """
 
     def __init__(
@@ -71,10 +73,11 @@ class Layout:
         settings: Mapping[str, tuple[str, ...]] | None = None,
         defaults: Mapping[str, Any] | None = None,
         whole: bool = False,
+        ours: bool = True,
     ):
         self.name, self.title, self.rows = name, title, tuple(rows)
         self.prefixes, self.settings, self.defaults = prefixes, dict(settings or {}), dict(defaults or {})
-        self.whole = whole
+        self.whole, self.ours = whole, ours
         self._exact = {prefix: _index(self.rows, prefix) for prefix in prefixes}
 
     def __repr__(self) -> str:
@@ -145,6 +148,7 @@ class Layout:
         placements: dict[str, Placement] = {}
         dropped: dict[str, str] = {}
         tied: dict[str, Placement] = {}
+        told: dict[str, int] = {}
         for name, (row, values) in found.items():
             if row.reason:
                 dropped[name] = row.reason
@@ -154,12 +158,13 @@ class Layout:
                 if ours in placements:
                     raise LayoutError(f"{placements[ours].theirs} and {name} both hold {ours}")
             placements |= placed
+            told |= row.settings_of(shapes[name], given)
             tied |= {fill(one, values): placed[fill(row.ours[0], values)] for one in row.tied}
-        restore: dict[str, Any] = {"prefix": prefix} if len(self.prefixes) > 1 else {}
+        restore: dict[str, Any] = {**told, **({"prefix": prefix} if len(self.prefixes) > 1 else {})}
         if tied:
             restore["tie"] = int(not tied.keys() & placements.keys())
         placements |= {name: placed for name, placed in tied.items() if name not in placements}
-        missing = [] if part else self._missing(found.values(), prefix) + lacking(placements)
+        missing = [] if part else self._missing(found.values(), prefix) + self._lacking(placements)
         if unexpected or missing:
             raise WeightsMismatchError(missing, unexpected)
         return Decoded(placements, dropped, restore)
@@ -215,7 +220,7 @@ class Layout:
                 for position in _gaps({at for one, at in names if one == number}, depth):
                     missing.append(fill(template, {**values, "i": str(position)} if row.stack else values))
         if not part:
-            missing += lacking(shapes)
+            missing += self._lacking(shapes)
         if unexpected or missing:
             raise WeightsMismatchError(set(missing), unexpected)
         result: dict[str, Shape] = {}
@@ -265,6 +270,9 @@ class Layout:
                 missing.append(fill(row.theirs, {"prefix": prefix, "i": i}))
         return missing
 
+    def _lacking(self, names: Iterable[str]) -> list[str]:
+        return lacking(names) if self.ours else []
+
     def _candidates(self, name: str, prefix: str) -> list[Row]:
         exact, others = self._exact[prefix]
         return [*exact.get(name.rpartition(".")[2], ()), *others]
@@ -279,12 +287,13 @@ def lacking(names: Iterable[str]) -> list[str]:
         missing += [stem + ending for stem in stems for ending in endings if stem + ending not in names]
     numbers: dict[str, set[int]] = collections.defaultdict(set)
     for name in names:
-        parts = name.split(".")
-        for position, part in enumerate(parts):
-            stem = ".".join(parts[:position])
-            if part.isdecimal() and not stem.endswith("ff.layers"):  # nn.Sequential counts activations, too
-                numbers[stem].add(int(part))
+        for hit in _STACKED.finditer(name):
+            numbers[name[: hit.end() - 1]].add(int(name[hit.end() :].partition(".")[0]))
     return missing + [f"{stem}.{i}" for stem, found in numbers.items() for i in _gaps(found, max(found))]
+
+
+_STACKED = re.compile(r"(?:^|(?<=\.))(?:(?:trf_blocks|heads)\.(?=[0-9]+\.)|layers\.(?=[0-9]+\.att\.))")
+"""What blocks are numbered below; other numbers are somebody's own, and may have gaps."""
 
 
 def _gaps(numbers: Collection[int], stop: int) -> Iterable[int]:

@@ -51,7 +51,8 @@ def read(path: Path, names: Iterable[str], layout: str = "") -> tuple[Layout, La
             raise LayoutError(f"{place}: {error}") from None
         flax_rows += of_flax
         torch_rows += of_torch
-    torch, flax = Layout(f"{path.name} torch", "", torch_rows), Layout(f"{path.name} flax", "", flax_rows)
+    torch = Layout(f"{path.name} torch", "", torch_rows, ours=False)
+    flax = Layout(f"{path.name} flax", "", flax_rows, ours=False)
     names = list(names)
     fits = [layout for layout in (torch, flax) if len(layout.match(names)[1]) == len(names)]
     if not fits:

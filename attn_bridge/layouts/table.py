@@ -213,6 +213,15 @@ class Row:
             )
         return shape, placed
 
+    def settings_of(self, shape: Shape, settings: Mapping[str, int]) -> dict[str, int]:
+        """Return the settings that the shape of an outside tensor tells."""
+        named = self._settings()
+        if not named:
+            return {}
+        sizes = {**self._known(settings), **({self.part: len(self.ours)} if self.part else {})}
+        solved = _solve(self._sides(len(shape), of_theirs=True)[1], shape, sizes, self.theirs, named)
+        return {setting: solved[axis] for axis, setting in named.items()}
+
     def _index(self, number: int, position: int) -> dict[str, int]:
         return {axis: at for axis, at in ((self.part, number), (self.stack, position)) if axis}
 

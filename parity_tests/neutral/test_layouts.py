@@ -100,6 +100,11 @@ def test_queries_without_keys_and_a_gap_in_the_blocks_are_missing():
     assert lacking(gpt(2)) == []
 
 
+def test_numbers_of_others_may_have_gaps():
+    assert lacking(["net.0.W_query", "net.2.W_key", "a.layers.1.weight", "trf_blocks.0.ff.layers.2.bias"]) == []
+    assert sorted(lacking(["layers.1.att.out_proj.bias", "heads.1.scale"]), reverse=True) == ["layers.0", "heads.0"]
+
+
 @pytest.mark.parametrize("setting", [None, 5])
 def test_heads_have_to_be_known_and_to_fit(setting):
     settings = {} if setting is None else {"num_heads": setting}

@@ -68,7 +68,7 @@ def test_a_folder_comes_back_with_the_same_bytes_and_logits(tmp_path, family, sh
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_a_projection_is_where_the_module_has_it(tmp_path, family):
-    layout, kind, config, sizes = FAMILIES[family]
+    _, kind, config, sizes = FAMILIES[family]
     model = saved(tmp_path / "hf", kind, config, sizes, "1GB")
     found = checkpoints.read(checkpoints.convert(tmp_path / "hf", tmp_path / "x.npz").target)
     for ours, theirs in (("W_query", "q_proj"), ("W_key", "k_proj"), ("W_value", "v_proj"), ("out_proj", "o_proj")):

@@ -158,8 +158,15 @@ def test_a_module_is_saved_in_an_outside_layout(tmp_path):
     ours = redrawn(torch_attn.GPTModel(GPT), 1)
     ours.out_head.weight.data = ours.tok_emb.weight.data.clone()
     torch_attn.save(ours, tmp_path / "hf", to_layout="hf-gpt2")
-    sizes = {"vocab_size": 31, "n_positions": 12, "n_embd": 8, "n_head": 2, "n_layer": 2}
-    (tmp_path / "hf" / "config.json").write_text(json.dumps({**sizes, "model_type": "gpt2"}))
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf").eval()
+    with torch.no_grad():
+        close(ours(torch.from_numpy(IDS)), theirs(torch.from_numpy(IDS)).logits)
+
+
+def test_our_own_folder_becomes_one_that_transformers_loads(tmp_path):
+    ours = redrawn(torch_attn.GPTModel(GPT), 4)
+    ours.save_pretrained(tmp_path / "ours")
+    assert run(["convert", str(tmp_path / "ours"), str(tmp_path / "hf"), "--to", "hf-gpt2", "--set", "tie=0"]) == 0
     theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf").eval()
     with torch.no_grad():
         close(ours(torch.from_numpy(IDS)), theirs(torch.from_numpy(IDS)).logits)
