@@ -275,6 +275,7 @@ def verify(
             if rules is None and known is not None:
                 from_layout = from_layout or known.source.get("layout") or None
                 to_layout = to_layout or known.layout or "same"
+                settings = {**known.source.get("settings", {}), **(settings or {})} if to_layout != "same" else settings
             elif rules is None and to_layout is None:
                 to_layout = layouts.detect(there.tensors).name
             with containers.open_reader(Path(source)) as reader:

@@ -123,9 +123,9 @@ def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
     NumPy's way from float64 to bfloat16 leads through float32 and rounds twice; to odd first, the second one is right
     (Boldo and Melquiond, 2008).
     """
-    if array.dtype != np.float64 or dtype.name != "bfloat16":
-        return array.astype(dtype)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        if array.dtype != np.float64 or dtype.name != "bfloat16":
+            return array.astype(dtype)
         single = array.astype(np.float32)
     inexact = np.isfinite(array) & (single != array)
     bits = single.view(np.uint32)

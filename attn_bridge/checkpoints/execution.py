@@ -410,7 +410,7 @@ def _accompany(
         one.info.name: {"dtype": one.info.dtype, "shape": list(one.info.shape), "sha256": digests[one.info.name]}
         for one in plan.targets
     }
-    made_of = {"layout": plan.source_layout, "format": plan.source_format}
+    made_of = {"layout": plan.source_layout, "format": plan.source_format, "settings": plan.settings}
     text = manifest.text(plan.target_layout, plan.dtype, made_of, tensors, plan.restore, kept_digests)
     _put(where, text.encode("ascii"))
     own = reader.path / "config.json"

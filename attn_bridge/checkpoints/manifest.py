@@ -22,7 +22,7 @@ class Manifest:
     Attributes:
         layout: layout of the checkpoint it stands beside.
         dtype: what its conversion cast to; "" is nothing.
-        source: ``{"layout", "format"}`` of what it was made of.
+        source: ``{"layout", "format", "settings"}`` of what it was made of, and how.
         tensors: name -> ``{"dtype", "shape", "sha256"}``.
         restore: layout -> what leads back to it.
         kept: what its conversion dropped from the source, if anything.
@@ -31,7 +31,7 @@ class Manifest:
 
     layout: str
     dtype: str
-    source: dict[str, str]
+    source: dict[str, Any]
     tensors: dict[str, dict[str, Any]]
     restore: dict[str, Any]
     kept: Reader | None = None
@@ -48,7 +48,7 @@ def places(target: Path, is_folder: bool) -> tuple[Path, Path]:
 def text(
     layout: str,
     dtype: str,
-    source: dict[str, str],
+    source: dict[str, Any],
     tensors: dict[str, dict[str, Any]],
     restore: dict[str, Any],
     kept_digests: dict[str, str],
@@ -109,6 +109,8 @@ def read(checkpoint: Path) -> Manifest | None:
         for name, kind in kinds.items():
             if not isinstance(fields[name], kind):
                 raise ValueError(f"{name} is malformed")
+        if not isinstance(fields["source"].get("settings", {}), dict):
+            raise ValueError("source is malformed")
         for one in fields["tensors"].values():
             if not isinstance(one, dict) or not isinstance(one.get("sha256"), str):
                 raise ValueError("tensors is malformed")

@@ -71,6 +71,7 @@ class Plan:
         restore: what leads back, for the manifest.
         dtype: what floating-point tensors are cast to; "" leaves them.
         notes: what the user should know.
+        settings: those that were given.
     """
 
     source: Path
@@ -84,6 +85,7 @@ class Plan:
     restore: dict[str, Any]
     dtype: str
     notes: tuple[str, ...] = ()
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -216,6 +218,7 @@ def make(
         restore,
         wide,
         tuple(_notes(reader, wide)),
+        dict(settings or {}),
     )
 
 

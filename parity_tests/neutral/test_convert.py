@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,6 +182,7 @@ def test_tied_weights_that_differ_are_not_dropped(tmp_path):
     assert not (tmp_path / "hf").exists()
     there = checkpoints.convert(source, tmp_path / "hf", to_layout="hf-gpt2", settings={"tie": 0}).target
     assert np.array_equal(checkpoints.read(there)["lm_head.weight"], arrays["out_head.weight"])
+    assert checkpoints.verify(source, there).passed
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -517,3 +519,277 @@ def test_memory_stays_within_bounds(tmp_path, most, file):
     assert done.returncode == 0, done.stderr
     used = int(done.stdout) * 1024
     assert used < ((most - (64 << 20)) if most else 3 * size * size * 4 + (200 << 20))
+
+
+@pytest.mark.parametrize("shape", [(13, 6), (9, 6), (6, 11), (22, 3)])
+def test_a_head_of_another_shape_is_not_tied_whatever_its_first_bytes_are(tmp_path, shape):
+    arrays = gpt(1, tied=False)
+    embedding = arrays["tok_emb.weight"]
+    arrays["out_head.weight"] = np.resize(embedding, shape)
+    source = write(tmp_path / "source.safetensors", arrays)
+    with pytest.raises(
+        LayoutError, match=r"out_head\.weight .* can't be tied to tok_emb\.weight \(11, 6\); --set tie=0"
+    ):
+        checkpoints.convert(source, tmp_path / "hf", to_layout="hf-gpt2")
+    there = checkpoints.convert(source, tmp_path / "hf", to_layout="hf-gpt2", settings={"tie": 0}).target
+    assert checkpoints.read(there)["lm_head.weight"].shape == shape
+
+
+RULE = "[[rule]]\ntorch = {}\nflax = {}\n"
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (RULE.format('"x.{i}.w"', '"y"'), "must hold the same placeholders"),
+        (RULE.format('"x"', '"y.{i}"'), "must hold the same placeholders"),
+        (RULE.format('"x.w"', '"y"') + 'pattern = "a -> l a"\nstack = "l"', "but for the {i} that stack counts"),
+        (RULE.format('"{prefix}x"', '"y"'), "must hold the same placeholders"),
+        (RULE.format('["x", "y"]', '"z"') + 'pattern = "a -> a"\nalong = "a"\nsplit = [4, -1]', "split must hold"),
+        (RULE.format('["x", "y"]', '"z"') + 'pattern = "a -> a"\nalong = "a"\nsplit = "ab"', "split must be a list"),
+        (RULE.format('"x.{i}"', '"y"') + 'pattern = "a -> l a"\nstack = "l"\nl = 9', "'l', which is counted"),
+        (RULE.format('"x.0.w"', '"y"') + RULE.format('"x.1.w"', '"y"'), "x.0.w and x.1.w would both be y"),
+    ],
+)  # fmt: skip
+def test_rules_that_would_lose_tensors_or_fail_on_the_way_back_are_refused(tmp_path, capsys, rules, message):
+    (tmp_path / "rules.toml").write_text(rules)
+    source = write(tmp_path / "a.safetensors", {"x.0.w": np.ones(3), "x.1.w": np.zeros(3)})
+    assert run(["convert", str(source), str(tmp_path / "b.npz"), "--rules", str(tmp_path / "rules.toml")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "b.npz").exists()
+
+
+def test_rules_whose_two_sides_cover_the_same_names_go_back_by_the_manifest(tmp_path):
+    (tmp_path / "rules.toml").write_text(RULE.format('"x"', '"x"') + 'pattern = "a b c -> c a b"')
+    source = write(tmp_path / "a.safetensors", {"x": np.arange(24.0).reshape(2, 3, 4)})
+    there = checkpoints.convert(source, tmp_path / "b.npz", rules=tmp_path / "rules.toml").target
+    assert checkpoints.read(there)["x"].shape == (4, 2, 3)
+    back = checkpoints.convert(there, tmp_path / "c.safetensors", rules=tmp_path / "rules.toml").target
+    assert bits(checkpoints.read(back)) == bits(checkpoints.read(source))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rules", "rules.toml", "--to", "torch"], "rules stand in place of the layouts"),
+        (["--to", "same", "--set", "foo=1"], "--set foo: the layout stays"),
+        (["--to", "same", "--from", "hf-bert"], "unexpected: "),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(tmp_path, monkeypatch, capsys, arguments, message):
+    folder(tmp_path / "hf")
+    monkeypatch.chdir(tmp_path)
+    assert run(["convert", "hf", "x", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_numbers_in_names_may_be_of_any_size(tmp_path, capsys):
+    for name, layout in (("transformer.h.{}.ln_1.weight", "hf-gpt2"), ("trf_blocks.{}.norm1.scale", "torch")):
+        source = write(tmp_path / f"{layout}.safetensors", {name.format("9" * 300): np.ones(2, np.float32)})
+        assert run(["convert", str(source), str(tmp_path / "x"), "--from", layout]) == 2
+        assert capsys.readouterr().err.startswith("error: weights do not match: missing: ")
+
+
+def test_names_that_look_like_markup_are_printed_as_they_are(tmp_path, capsys):
+    source = write(tmp_path / "a.safetensors", {"a[/x].scale": np.ones(2), ":bomb:.shift": np.ones(3)})
+    assert run(["inspect", str(source)]) == 0
+    assert "a[/x].scale" in (shown := capsys.readouterr().out)
+    assert ":bomb:.shift" in shown
+    assert run(["convert", str(source), str(tmp_path / "x"), "--to", "same", "--dry-run"]) == 0
+    assert "a[/x].scale" in capsys.readouterr().out
+
+
+def test_a_checkpoint_without_tensors_is_one_line(tmp_path, capsys):
+    source = write(tmp_path / "a.safetensors", {})
+    assert run(["inspect", str(source)]) == 0
+    assert "it holds no tensor" in capsys.readouterr().out
+    assert run(["verify", str(source), str(source)]) == 2
+    assert capsys.readouterr().err == "error: it holds no tensor\n"
+
+
+def test_the_folder_one_is_in_is_a_source_like_any_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(folder(tmp_path / "hf"))
+    assert run(["convert", ".", "../flax"]) == 0
+    monkeypatch.chdir(tmp_path / "flax")
+    assert run(["verify", "../hf", "."]) == 0
+
+
+@pytest.mark.parametrize("report", ["hf/model.safetensors", "x.npz", "x.npz.attn-bridge.json", "other.pt", "hf/r.json"])
+def test_a_report_never_goes_over_a_checkpoint(tmp_path, monkeypatch, capsys, report):
+    folder(tmp_path / "hf")
+    write(tmp_path / "other.pt", {})
+    monkeypatch.chdir(tmp_path)
+    before = tree(tmp_path)
+    assert run(["convert", "hf", "x.npz", "--json", report]) == 2
+    assert run(["verify", "--json", "hf/model.safetensors", "x.npz"]) == 2
+    assert all(line.startswith("error: --json") for line in capsys.readouterr().err.splitlines())
+    assert tree(tmp_path) == before
+
+
+def test_a_huge_bound_on_memory_is_none(tmp_path):
+    assert run(["convert", str(folder(tmp_path / "hf")), str(tmp_path / "x"), "--max-memory", "9" * 400]) == 0
+
+
+def test_overwriting_never_takes_a_folder_of_other_things(tmp_path, capsys):
+    source = folder(tmp_path / "hf")
+    write(tmp_path / "home" / "old.safetensors", {"x": np.ones(2)})
+    (tmp_path / "home" / "thesis").mkdir()
+    (tmp_path / "home" / "thesis" / "text").write_text("x")
+    before = tree(tmp_path)
+    assert run(["convert", str(source), str(tmp_path / "home"), "--overwrite"]) == 2
+    assert "is a folder of other things than a checkpoint" in capsys.readouterr().err
+    assert tree(tmp_path) == before
+
+
+def test_a_staging_folder_that_is_a_link_or_someone_elses_is_left_alone(tmp_path):
+    source = folder(tmp_path / "hf")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "text").write_text("x")
+    (tmp_path / ".a.npz.partial").symlink_to(tmp_path / "mine")
+    shared = folder(tmp_path / ".b.npz.partial")
+    before = tree(tmp_path)
+    for name in ("a.npz", "b.npz"):
+        with pytest.raises(CheckpointError, match=r"partial is in the way"):
+            checkpoints.convert(source, tmp_path / name)
+    with pytest.raises(CheckpointError, match="must not be in one another"):
+        checkpoints.convert(shared, tmp_path / "b.npz")
+    assert tree(tmp_path) == before
+
+
+def test_links_are_replaced_and_never_followed(tmp_path):
+    source = folder(tmp_path / "hf")
+    real = tree(folder(tmp_path / "real", seed=1))
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in ("link", "dangling"):
+        there = checkpoints.convert(source, tmp_path / name, overwrite=True).target
+        assert not there.is_symlink()
+        assert checkpoints.verify(source, there).passed
+    assert tree(tmp_path / "real") == real
+    assert not (tmp_path / "nowhere").exists()
+    with pytest.raises(CheckpointError, match="is a link to itself"):
+        checkpoints.convert(source, tmp_path / "loop", overwrite=True)
+
+
+def test_a_refusal_leaves_no_staging_folder(tmp_path):
+    arrays = {**gpt(1, tied=False), "tok_emb.weight": gpt(1)["tok_emb.weight"] + 1}
+    source = write(tmp_path / "source.safetensors", arrays)
+    with pytest.raises(CheckpointError, match="can't be tied"):
+        checkpoints.convert(source, tmp_path / "hf", to_layout="hf-gpt2")
+    assert [path.name for path in tmp_path.iterdir()] == ["source.safetensors"]
+
+
+STOPPED = """
+import os, pathlib, sys
+from attn_bridge.cli.app import run
+left, rename = [int(sys.argv[1])], pathlib.Path.replace
+def replace(self, target):
+    left[0] -= 1
+    if left[0] < 0:
+        os._exit(77)
+    return rename(self, target)
+pathlib.Path.replace = replace
+sys.exit(run(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("old", ["none", "file", "folder"])
+def test_a_kill_between_any_two_renames_is_undone_or_finished(tmp_path, old):
+    source = write(tmp_path / "source.safetensors", made("hf-bert"))
+    wanted, before = tmp_path / "wanted", tmp_path / "before"
+    for path in (wanted, before):
+        path.mkdir()
+    if old != "none":
+        checkpoints.convert(source, before / "x", format="torch" if old == "file" else "safetensors")
+    arguments = ["convert", str(source), "--format", "npz", "--to", "torch", "--overwrite"]
+    assert run([*arguments, str(wanted / "x")]) == 0
+    for stop in range(6):
+        place = tmp_path / f"at {stop}"
+        shutil.copytree(before, place)
+        code = [sys.executable, "-c", STOPPED, str(stop), *arguments, str(place / "x")]
+        done = subprocess.run(code, capture_output=True, text=True)
+        assert done.returncode in (0, 77), done.stderr
+        if done.returncode == 77:  # without --overwrite: what was there is back, or the new one is whole
+            status = run([*arguments[:-1], str(place / "x"), "--resume"])
+            shown = {path: data for path, data in tree(place).items() if ".partial" not in path}
+            assert shown == (tree(wanted) if status == 0 else tree(before))
+            assert run([*arguments, str(place / "x"), "--resume"]) == 0
+        assert tree(place) == tree(wanted)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("change", ["flip", "remove"])
+def test_what_was_kept_aside_is_checked_before_it_comes_back(tmp_path, change):
+    there = checkpoints.convert(write(tmp_path / "a.safetensors", made("hf-bert")), tmp_path / "x.npz").target
+    kept = tmp_path / "x.npz.attn-bridge.kept"
+    data = bytearray(kept.read_bytes())
+    data[-1] ^= 1
+    kept.write_bytes(data)
+    if change == "remove":
+        kept.unlink()
+    found = checkpoints.verify(None, there)
+    assert not found.passed
+    assert all(name.endswith("(kept aside)") for name in found.problems)
+    for layout in ("hf-bert", "torch"):
+        with pytest.raises(CheckpointError, match="which was kept aside"):
+            checkpoints.convert(there, tmp_path / layout, to_layout=layout)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"settings": []},
+        {"settings": {"prefix": []}},
+        {"settings": {"prefix": "../"}},
+        {"order": [[]]},
+        {"dropped": {}},
+        {"files": [1]},
+        {"files": {"wte.weight": "../x.safetensors"}},
+        {"files": {"transformer.wte.weight": "../x.safetensors"}},
+        {"metadata": 3},
+        {"metadata": {"files": 3}, "files": {"a": "b.safetensors"}},
+    ],
+)
+def test_a_hostile_manifest_is_one_line_or_does_no_harm(tmp_path, capsys, part):
+    source = folder(tmp_path / "hf")
+    there = checkpoints.convert(source, tmp_path / "x.npz").target
+    path = tmp_path / "x.npz.attn-bridge.json"
+    document = json.loads(path.read_text())
+    document["restore"]["hf-gpt2"] |= part
+    path.write_text(json.dumps(document))
+    before = tree(tmp_path)
+    status = run(["convert", str(there), str(tmp_path / "back"), "--to", "hf-gpt2"])
+    error = capsys.readouterr().err
+    found = tree(tmp_path)
+    if status:
+        assert status == 2
+        assert error.startswith("error: ")
+        assert error.count("\n") == 1
+        assert found == before
+    else:
+        assert {name: data for name, data in found.items() if not name.startswith("back/")} == before
+        assert bits(checkpoints.read(tmp_path / "back")) == bits(checkpoints.read(source))
+
+
+def test_metadata_of_a_file_may_be_called_files_and_index(tmp_path):
+    source = write(tmp_path / "a.safetensors", made("torch"), {"files": "x"})
+    for name in ("x.npz", "x"):
+        there = checkpoints.convert(source, tmp_path / name).target
+        back = checkpoints.convert(there, tmp_path / f"{name}.safetensors", to_layout="torch").target
+        assert back.read_bytes() == source.read_bytes()
+
+
+def test_a_cast_that_overflows_says_so_in_the_report_alone(tmp_path, capsys, recwarn):
+    source = write(tmp_path / "a.safetensors", {"x.scale": np.array([1e300, 1.0])})
+    assert run(["convert", str(source), str(tmp_path / "b.npz"), "--dtype", "f16"]) == 0
+    assert "the cast changed 1 elements" in capsys.readouterr().out
+    assert not recwarn.list
+
+
+def test_the_folder_of_a_single_file_leads_to_its_manifest(tmp_path):
+    source = write(tmp_path / "a.safetensors", made("hf-bert"))
+    (tmp_path / "there").mkdir()
+    checkpoints.convert(source, tmp_path / "there" / "x.npz")
+    back = checkpoints.convert(tmp_path / "there", tmp_path / "back.safetensors", to_layout="hf-bert").target
+    assert bits(checkpoints.read(back)) == bits(checkpoints.read(source))
