@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import containers, manifest
+from . import digests as digests_of
 from .containers.base import CheckpointError, Reader, TensorInfo, Writer
 from .containers.orbax import METADATA as ORBAX_METADATA
 from .elements import Elements
@@ -34,7 +34,7 @@ class Result:
 
     Attributes:
         target: path of what was written.
-        digests: name -> SHA-256 of its bytes.
+        digests: name -> digest of its bytes.
         changed: name -> how many of its elements a cast changed.
         resumed: how many tensors an earlier, interrupted run had written.
     """
@@ -134,7 +134,7 @@ def _write(
     changed: dict[str, int] = {}
     total, written = plan.nbytes, 0
     chunks = ((one, *bounds) for one in plan.targets if one.info.name not in done for bounds in _bounds(one, budget))
-    digest = hashlib.sha256()
+    digest = digests_of.new()
     pending: Future[tuple[Any, int]] | None = None
     now = next(chunks, None)
     for one in plan.targets:
@@ -153,7 +153,7 @@ def _write(
             name, width = target.info.name, target.info.itemsize
             data = array.reshape(-1).view(np.uint8).data
             if start == 0:
-                digest = hashlib.sha256()
+                digest = digests_of.new()
             hashing = _hasher.submit(digest.update, data)
             writer.write_range(name, start * width, data)
             hashing.result()
@@ -163,7 +163,7 @@ def _write(
             elements.release(array)
             if stop * width == target.info.nbytes:
                 digests[name] = digest.hexdigest()
-                _note(staging, {"name": name, "sha256": digests[name]})
+                _note(staging, {"name": name, digests_of.KEY: digests[name]})
             progress(written, total, name)
     return digests, {name: count for name, count in changed.items() if count}
 
@@ -306,7 +306,9 @@ def _journal(staging: Path, identity: str) -> dict[str, str]:
         return {}
     if not entries or entries[0].get("plan") != identity:
         return {}
-    return {entry["name"]: entry["sha256"] for entry in entries[1:] if "name" in entry and "sha256" in entry}
+    return {
+        entry["name"]: entry[digests_of.KEY] for entry in entries[1:] if "name" in entry and digests_of.KEY in entry
+    }
 
 
 def _intact(payload: Path, infos: list[TensorInfo], done: dict[str, str], format: str) -> dict[str, str]:
@@ -325,8 +327,8 @@ def _intact(payload: Path, infos: list[TensorInfo], done: dict[str, str], format
 
 
 def digest_of(reader: Reader, name: str) -> str:
-    """Return the SHA-256 of a tensor's bytes."""
-    digest, size = hashlib.sha256(), reader.tensors[name].nbytes
+    """Return the digest of a tensor's bytes."""
+    digest, size = digests_of.new(), reader.tensors[name].nbytes
     for start in range(0, size, 2 * LEAST):
         digest.update(reader.read_range(name, start, min(size, start + 2 * LEAST)))
     return digest.hexdigest()
@@ -407,7 +409,7 @@ def _accompany(
                 writer.write_range(info.name, start, data)
         writer.finish()
     tensors = {
-        one.info.name: {"dtype": one.info.dtype, "shape": list(one.info.shape), "sha256": digests[one.info.name]}
+        one.info.name: {"dtype": one.info.dtype, "shape": list(one.info.shape), digests_of.KEY: digests[one.info.name]}
         for one in plan.targets
     }
     made_of = {"layout": plan.source_layout, "format": plan.source_format, "settings": plan.settings}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .containers.base import CheckpointError, Reader
+from .digests import KEY
 
 VERSION = 1
 IN_FOLDER, BESIDE_FILE = "attn-bridge.json", ".attn-bridge.json"
@@ -23,10 +24,10 @@ class Manifest:
         layout: layout of the checkpoint it stands beside.
         dtype: what its conversion cast to; "" is nothing.
         source: ``{"layout", "format", "settings"}`` of what it was made of, and how.
-        tensors: name -> ``{"dtype", "shape", "sha256"}``.
+        tensors: name -> ``{"dtype", "shape", "blake3"}``.
         restore: layout -> what leads back to it.
         kept: what its conversion dropped from the source, if anything.
-        kept_digests: name there -> SHA-256 of its bytes.
+        kept_digests: name there -> digest of its bytes.
     """
 
     layout: str
@@ -112,7 +113,7 @@ def read(checkpoint: Path) -> Manifest | None:
         if not isinstance(fields["source"].get("settings", {}), dict):
             raise ValueError("source is malformed")
         for one in fields["tensors"].values():
-            if not isinstance(one, dict) or not isinstance(one.get("sha256"), str):
+            if not isinstance(one, dict) or not isinstance(one.get(KEY), str):
                 raise ValueError("tensors is malformed")
         if not all(_leads_back(one) for one in fields["restore"].values()):
             raise ValueError("restore is malformed")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .containers.base import CheckpointError, Reader
+from .digests import KEY
 from .elements import Elements
 from .execution import LEAST, _bounds, _budget, digest_of, kept_problems
 from .manifest import Manifest
@@ -48,7 +49,7 @@ def by_digests(reader: Reader, manifest: Manifest, progress: Progress) -> dict[s
             problems[name] = f"is {info.dtype} {info.shape}, and was {known.get('dtype')} {known.get('shape')}"
         else:
             try:
-                if digest_of(reader, name) != known["sha256"]:
+                if digest_of(reader, name) != known[KEY]:
                     problems[name] = "has other bytes than when it was written"
             except CheckpointError as error:
                 problems[name] = f"can't be read: {error}"
