@@ -201,6 +201,20 @@ def test_a_flipped_bit_is_found(tmp_path, file):
     assert list(found.problems) == ["trf_blocks.1.ff.layers.0.kernel"]
 
 
+@pytest.mark.parametrize("target", ["folder", "x.orbax"])
+def test_a_flipped_bit_in_a_folder_is_found(tmp_path, target):
+    source = folder(tmp_path / "hf")
+    there = checkpoints.convert(source, tmp_path / target).target
+    assert checkpoints.verify(source, there).passed
+    wanted = checkpoints.read(source)["transformer.h.1.mlp.c_fc.weight"].tobytes()
+    (file,) = (path for path in there.rglob("*") if path.is_file() and wanted in path.read_bytes())
+    data = bytearray(file.read_bytes())
+    data[data.index(wanted) + 101] ^= 64
+    file.write_bytes(data)
+    assert list(checkpoints.verify(None, there).problems) == ["trf_blocks.1.ff.layers.0.kernel"]
+    assert list(checkpoints.verify(source, there).problems) == ["trf_blocks.1.ff.layers.0.kernel"]
+
+
 def test_a_target_without_digests_is_held_against_its_source(tmp_path, capsys):
     source = folder(tmp_path / "hf")
     there = checkpoints.convert(source, tmp_path / "x.npz").target
