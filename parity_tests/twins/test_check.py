@@ -164,7 +164,7 @@ def test_real_weights_on_the_command_line(capsys, tmp_path):
     assert capsys.readouterr().err.endswith("layer-1: W_key.weight (12, 6), expected (12, 12)\n")
     save_file(arrays | {name: np.full((12, 12), np.nan, np.float32)}, tmp_path / "model.safetensors")
     assert run(command) == 2
-    assert "layers.1.W_key.weight holds NaN or infinity" in capsys.readouterr().err
+    assert "layers.1.att.W_key.weight holds NaN or infinity" in capsys.readouterr().err
 
 
 def test_what_only_the_second_look_finds_is_not_dropped(monkeypatch):
