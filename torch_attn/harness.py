@@ -180,6 +180,7 @@ class Harness:
     ) -> list[tuple[str, tuple[int, ...], str]]:
         """Return place, shape and dtype of every output of a call; a small module simply runs for it."""
         if sum(array.size for array in weights.values()) > LARGE:
+            # Whatever fails without numbers (a branch on a value, an operation without a shape rule) is run with them.
             with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
                 return self._described(weights, arguments)
         run = self.run(weights, arguments)

@@ -116,10 +116,11 @@ def copy(source: Array, target: Array) -> None:
 
 def _copy_tiles(source: Array, target: Array) -> None:
     """Copy, and transpose where the axis that is fastest in the source is not the one that is fastest in the target."""
-    if source.ndim < 2 or source.strides[-1] == source.itemsize:
+    last = source.ndim - 1
+    fast = int(np.argmin(np.abs(source.strides))) if source.ndim else last
+    if fast == last:
         np.copyto(target, source)
         return
-    fast, last = int(np.argmin(np.abs(source.strides))), source.ndim - 1
     for outer in np.ndindex(*(size for axis, size in enumerate(source.shape) if axis not in (fast, last))):
         rest = iter(outer)
         place = tuple([slice(None) if axis in (fast, last) else next(rest) for axis in range(source.ndim)])

@@ -81,8 +81,6 @@ def load(side: Side, path: Path, module: Any, from_layout: str | None, settings:
             raise WeightsMismatchError(missing, unexpected, misshapen)
         elements = Elements(reader, None, max(one.info.nbytes for one in plan.targets))
         arrays = {name: elements.read(one)[0].reshape(one.info.shape) for name, one in found.items()}
-        for tie in plan.ties:
-            del tie  # both are read, and the module says whether they are one
         backend.set_weights(module, arrays)
 
 

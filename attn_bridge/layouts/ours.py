@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .table import Row
 
-MATRIX, VECTOR = "o i -> i o", "... -> ..."
+MATRIX = "o i -> i o"
 
 ATTENTION = [f"{{path}}{name}.{leaf}" for name in ("W_query", "W_key", "W_value") for leaf in ("weight", "bias")]
 OUT = ["{path}out_proj.weight", "{path}out_proj.bias"]

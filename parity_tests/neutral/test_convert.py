@@ -495,7 +495,10 @@ def test_two_conversions_to_one_place_do_not_meet(tmp_path):
     checkpoints.convert(source, tmp_path / "x", progress=again)
 
 
-@pytest.mark.parametrize("damage", ['{"attn-bridge": 9}', "[", '{"attn-bridge": 1, "layout": 3}', "null"])
+NEWER = '{"attn-bridge": 9, "layout": "flax", "dtype": "", "source": {}, "tensors": {}, "restore": {}}'
+
+
+@pytest.mark.parametrize("damage", [NEWER, "[", '{"attn-bridge": 1, "layout": 3}', "null"])
 def test_a_damaged_manifest_is_named(tmp_path, damage):
     there = checkpoints.convert(folder(tmp_path / "hf"), tmp_path / "x.npz").target
     (tmp_path / "x.npz.attn-bridge.json").write_text(damage)
