@@ -35,6 +35,17 @@ class Mask:
         """
         raise NotImplementedError
 
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        """Return whether all queries see all keys (True), none sees any (False), or it takes a look (None).
+
+        Known without arrays, so that a kernel skips the blocks that nobody sees and masks only those that it must.
+
+        Args:
+            queries: positions of a block of queries, not empty, in steps of 1.
+            keys: positions of a block of keys, not empty, in steps of 1.
+        """
+        return None
+
     def arrays(self) -> Iterator[Any]:
         """Yield the bool arrays inside the description, for a backend to check and place on its device."""
         return iter(())
@@ -69,11 +80,17 @@ class _Full(Mask):
     def allowed(self, query_positions: Any, key_positions: Any) -> Any:
         return (query_positions == query_positions) | (key_positions == key_positions)  # all True, of the full shape
 
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        return True
+
 
 @dataclass(frozen=True)
 class _Causal(Mask):
     def allowed(self, query_positions: Any, key_positions: Any) -> Any:
         return key_positions <= query_positions
+
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        return True if keys[-1] <= queries[0] else False if keys[0] > queries[-1] else None
 
 
 @dataclass(frozen=True)
@@ -83,6 +100,12 @@ class _SlidingWindow(Mask):
     def allowed(self, query_positions: Any, key_positions: Any) -> Any:
         distance = query_positions - key_positions
         return (distance >= 0) & (distance < self.size)
+
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        nearest, farthest = queries[0] - keys[-1], queries[-1] - keys[0]
+        if farthest < 0 or nearest >= self.size:
+            return False
+        return True if nearest >= 0 and farthest < self.size else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +145,9 @@ class _Offset(Mask):
     def allowed(self, query_positions: Any, key_positions: Any) -> Any:
         return self.mask.allowed(query_positions + self.n, key_positions)
 
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        return self.mask.visibility(range(queries.start + self.n, queries.stop + self.n), keys)
+
 
 @dataclass(frozen=True)
 class _Combined(Mask):
@@ -151,12 +177,20 @@ class _All(_Combined):
     def _combine(one: Any, two: Any) -> Any:
         return one & two
 
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        answers = {part.visibility(queries, keys) for part in self.parts}
+        return False if False in answers else None if None in answers else True
+
 
 @dataclass(frozen=True)
 class _Any(_Combined):
     @staticmethod
     def _combine(one: Any, two: Any) -> Any:
         return one | two
+
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        answers = {part.visibility(queries, keys) for part in self.parts}
+        return True if True in answers else None if None in answers else False
 
 
 def as_mask(value: Any) -> Mask:

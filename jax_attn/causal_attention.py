@@ -85,13 +85,15 @@ class CausalAttention(nnx.Module):
         query, key, value = (
             rearrange(project(batch), "b t c -> b t 1 c") for project in (self.W_query, self.W_key, self.W_value)
         )
-        context, weights = functional.dot_product_attention(
+        result = functional.dot_product_attention(
             query,
             key,
             value,
             mask=causal().restrict(attention_mask),
-            return_weights=True,
+            return_weights=return_weights,
             **functional.dropout_arguments(self.dropout),
         )
-        context, weights = rearrange(context, "b t 1 c -> b t c"), rearrange(weights, "b 1 t s -> b t s")
-        return functional.as_given(x, context, weights if return_weights else None)
+        context, weights = functional.as_pair(result)
+        context = rearrange(context, "b t 1 c -> b t c")
+        weights = None if weights is None else rearrange(weights, "b 1 t s -> b t s")
+        return functional.as_given(x, context, weights)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from einops import einsum, rearrange
 from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float
@@ -19,8 +17,10 @@ from jaxtyping import Bool, Float
 from attn_bridge import validation
 from attn_bridge.masks import Mask, as_mask
 
-IMPLEMENTATIONS = ("reference",)
-"""Names that ``implementation=`` takes; ``"reference"`` is plain einsum code that supports every call."""
+from . import implementations
+
+IMPLEMENTATIONS = tuple(implementations.IMPLEMENTATIONS)
+"""Names that ``implementation=`` takes, fastest first; ``"reference"`` is plain einsum code and supports every call."""
 
 
 def dot_product_attention(
@@ -62,10 +62,51 @@ def dot_product_attention(
         The context ``(B, T, H, Dv)`` in the dtype of `query`, and the weights if asked for.
 
     Raises:
+        NotImplementedError: the named implementation does not support the call; says why.
         ValueError: shapes, rates or names that do not fit; dropout without `rng`.
         TypeError: dtypes or kinds of objects that do not fit.
     """
     validation.check_implementation(implementation, IMPLEMENTATIONS)
+    call = _checked(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
+    return implementations.choose(call, implementation).attend(call)
+
+
+def explain(
+    query: Float[Array, "B T H D"],
+    key: Float[Array, "B S K D"],
+    value: Float[Array, "B S K Dv"],
+    *,
+    mask: Mask | Bool[Array, "..."] | None = None,
+    bias: Float[Array, "..."] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Float[Array, "H"] | None = None,
+    dropout: float = 0.0,
+    rng: Array | nnx.RngStream | nnx.Rngs | None = None,
+    return_weights: bool = False,
+) -> dict[str, str | None]:
+    """Say why each implementation can't serve a call of `dot_product_attention`; None for those that can.
+
+    Args are those of `dot_product_attention`. The names come fastest first: the first that has None serves the call.
+    """
+    return implementations.explain(
+        _checked(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
+    )
+
+
+def _checked(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    bias: Any,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Any,
+    dropout: float,
+    rng: Any,
+    return_weights: bool,
+) -> implementations.Call:
     dtypes = [dtype_name(array) for array in (query, key, value)]
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     shape = validation.check_attention(
@@ -77,103 +118,12 @@ def dot_product_attention(
     if sinks is not None:
         validation.check_sinks(jnp.shape(sinks), dtype_name(sinks), shape[1])
         sinks = jnp.asarray(sinks)
-    allowed = visible(mask, shape)
+    if mask is not None:
+        mask = as_mask(mask).with_arrays(jnp.asarray)
+        for array in mask.arrays():
+            validation.check_attention_mask(array.shape, dtype_name(array), shape)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-
-    compute_dtype = jnp.promote_types(query.dtype, jnp.float32)
-    query_heads, key_heads = query.shape[2], key.shape[2]
-    q = rearrange(query.astype(compute_dtype), "b t (h g) c -> b t h g c", h=key_heads, g=query_heads // key_heads)
-    k, v = key.astype(compute_dtype), value.astype(compute_dtype)
-    scores = rearrange(einsum(q, k, "b t h g c, b s h c -> b h g t s"), "b h g t s -> b (h g) t s") * scale
-    if softcap is not None:
-        scores = softcap * jnp.tanh(scores / softcap)
-    if bias is not None:
-        scores = scores + bias.astype(compute_dtype)
-    weights = masked_softmax(scores, allowed, sinks)
-    dropped = rearrange(
-        drop(weights, dropout, rng), "b (h g) t s -> b h g t s", h=key_heads, g=query_heads // key_heads
-    )
-    context = rearrange(einsum(dropped, v, "b h g t s, b s h c -> b t h g c"), "b t h g c -> b t (h g) c")
-    context = context.astype(query.dtype)
-    return (context, weights.astype(query.dtype)) if return_weights else context
-
-
-def masked_softmax(
-    scores: Float[Array, "B H T S"],
-    allowed: Bool[Array, "..."] | None = None,
-    sinks: Float[Array, "H"] | None = None,
-) -> Float[Array, "B H T S"]:
-    """Softmax over the allowed keys; a row without any is all zeros, with zero gradient.
-
-    Args:
-        scores: ``(B, H, T, S)``; minus infinity hides a key, too.
-        allowed: bool, broadcastable to `scores`; None allows all.
-        sinks: ``(H,)`` extra logits that take part in the sum only.
-    """
-    if allowed is not None:
-        scores = jnp.where(allowed, scores, -jnp.inf)
-    has_key = (scores != -jnp.inf).any(-1, keepdims=True)
-    # A row of minus infinities would be NaN.
-    scores = jnp.where(has_key, scores, 0.0)
-    if sinks is None:
-        weights = softmax(scores)
-    else:
-        column = jnp.broadcast_to(rearrange(sinks.astype(scores.dtype), "h -> h 1 1"), (*scores.shape[:-1], 1))
-        weights = softmax(jnp.concatenate([scores, column], -1))[..., :-1]
-    return jnp.where(has_key, weights, 0.0)
-
-
-@jax.custom_jvp
-def softmax(scores: Float[Array, "... s"]) -> Float[Array, "... s"]:
-    """Softmax over the last axis, whose gradient is ``weights * (g - sum(weights * g))``.
-
-    That is torch's formula; what `jax.nn.softmax` is transposed to, ``weights * g - weights * sum(weights * g)``,
-    rounds twice more before it cancels.
-    """
-    return jax.nn.softmax(scores, -1)
-
-
-@softmax.defjvp
-def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    weights = jax.nn.softmax(*primals, -1)
-    product = weights * tangents[0]
-    return weights, product - weights * product.sum(-1, keepdims=True)
-
-
-def drop(
-    weights: Float[Array, "B H T S"], rate: float, rng: Array | nnx.RngStream | nnx.Rngs | None = None
-) -> Float[Array, "B H T S"]:
-    """Zero each weight with probability `rate` and scale the rest by ``1 / (1 - rate)``; rate 0 draws nothing."""
-    if rate == 0.0:
-        return weights
-    if rng is None:
-        raise ValueError(f"dropout ({rate}) needs rng: a key, a stream or an nnx.Rngs")
-    if isinstance(rng, nnx.Rngs):
-        rng = rng.dropout
-    if isinstance(rng, nnx.RngStream):
-        rng = rng()
-    if not isinstance(rng, Array):
-        raise TypeError(f"rng must be a key, a stream or an nnx.Rngs, got {type(rng).__name__}")
-    keep = jax.random.bernoulli(rng, 1.0 - rate, weights.shape)
-    return jnp.where(keep, weights / (1.0 - rate), 0.0)
-
-
-def visible(
-    mask: Mask | Bool[Array, "..."] | None, scores_shape: tuple[int, int, int, int]
-) -> Bool[Array, "..."] | None:
-    """Turn a mask into a bool array broadcastable to the scores ``(B, H, T, S)``; None stays None.
-
-    Raises:
-        TypeError: the mask is neither a description nor an array, or an array in it is not bool.
-        ValueError: an array in the mask does not broadcast.
-    """
-    if mask is None:
-        return None
-    mask = as_mask(mask).with_arrays(jnp.asarray)
-    for array in mask.arrays():
-        validation.check_attention_mask(array.shape, dtype_name(array), scores_shape)
-    _, _, queries, keys = scores_shape
-    return mask.allowed(jnp.arange(queries)[:, None], jnp.arange(keys)[None, :])
+    return implementations.Call(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
 
 
 def as_batch(
@@ -196,6 +146,11 @@ def as_batch(
 
 def check_dtype(x: Float[Array, "..."], weight: Array) -> None:
     """Refuse nothing: JAX promotes input and weights to a common dtype, where torch multiplies equal ones only."""
+
+
+def as_pair(result: Any) -> tuple[Array, Array | None]:
+    """Return context and weights from what `dot_product_attention` returned, None where no weights were asked for."""
+    return result if isinstance(result, tuple) else (result, None)
 
 
 def as_given(

@@ -32,8 +32,10 @@ def simple_self_attention(
         TypeError: an input that is not floating point, or a mask that is not bool.
     """
     tokens = rearrange(functional.as_batch(x), "b t c -> b t 1 c")
-    context, weights = functional.dot_product_attention(
-        tokens, tokens, tokens, mask=attention_mask, scale=1.0, return_weights=True
+    result = functional.dot_product_attention(
+        tokens, tokens, tokens, mask=attention_mask, scale=1.0, return_weights=return_weights
     )
-    context, weights = rearrange(context, "b t 1 c -> b t c"), rearrange(weights, "b 1 t s -> b t s")
-    return functional.as_given(x, context, weights if return_weights else None)
+    context, weights = functional.as_pair(result)
+    context = rearrange(context, "b t 1 c -> b t c")
+    weights = None if weights is None else rearrange(weights, "b 1 t s -> b t s")
+    return functional.as_given(x, context, weights)

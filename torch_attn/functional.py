@@ -9,15 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from einops import einsum, rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from attn_bridge import validation
 from attn_bridge.masks import Mask, as_mask
 
-IMPLEMENTATIONS = ("reference",)
-"""Names that ``implementation=`` takes; ``"reference"`` is plain einsum code that supports every call."""
+from . import implementations
+
+IMPLEMENTATIONS = tuple(implementations.IMPLEMENTATIONS)
+"""Names that ``implementation=`` takes, fastest first; ``"reference"`` is plain einsum code and supports every call."""
 
 _DTYPE_NAMES = {
     dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
@@ -63,10 +64,51 @@ def dot_product_attention(
         The context ``(B, T, H, Dv)`` in the dtype of `query`, and the weights if asked for.
 
     Raises:
+        NotImplementedError: the named implementation does not support the call; says why.
         ValueError: shapes, rates or names that do not fit.
         TypeError: dtypes or kinds of objects that do not fit.
     """
     validation.check_implementation(implementation, IMPLEMENTATIONS)
+    call = _checked(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
+    return implementations.choose(call, implementation).attend(call)
+
+
+def explain(
+    query: Float[Tensor, "B T H D"],
+    key: Float[Tensor, "B S K D"],
+    value: Float[Tensor, "B S K Dv"],
+    *,
+    mask: Mask | Bool[Tensor, "..."] | None = None,
+    bias: Float[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, "H"] | None = None,
+    dropout: float = 0.0,
+    rng: torch.Generator | None = None,
+    return_weights: bool = False,
+) -> dict[str, str | None]:
+    """Say why each implementation can't serve a call of `dot_product_attention`; None for those that can.
+
+    Args are those of `dot_product_attention`. The names come fastest first: the first that has None serves the call.
+    """
+    return implementations.explain(
+        _checked(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
+    )
+
+
+def _checked(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    bias: Any,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Any,
+    dropout: float,
+    rng: Any,
+    return_weights: bool,
+) -> implementations.Call:
     dtypes = [dtype_name(array) for array in (query, key, value)]
     shape = validation.check_attention(
         tuple(query.shape), tuple(key.shape), tuple(value.shape), dtypes, dropout=dropout, scale=scale, softcap=softcap
@@ -75,87 +117,12 @@ def dot_product_attention(
         validation.check_scores_operand("bias", tuple(bias.shape), dtype_name(bias), shape)
     if sinks is not None:
         validation.check_sinks(tuple(sinks.shape), dtype_name(sinks), shape[1])
-    allowed = visible(mask, shape, query.device)
+    if mask is not None:
+        mask = as_mask(mask).with_arrays(lambda array: torch.as_tensor(array, device=query.device))
+        for array in mask.arrays():
+            validation.check_attention_mask(tuple(array.shape), dtype_name(array), shape)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-
-    compute_dtype = torch.promote_types(query.dtype, torch.float32)
-    query_heads, key_heads = query.shape[2], key.shape[2]
-    q = rearrange(query.to(compute_dtype), "b t (h g) c -> b t h g c", h=key_heads, g=query_heads // key_heads)
-    k, v = key.to(compute_dtype), value.to(compute_dtype)
-    scores = rearrange(einsum(q, k, "b t h g c, b s h c -> b h g t s"), "b h g t s -> b (h g) t s") * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if bias is not None:
-        scores = scores + bias.to(compute_dtype)
-    weights = masked_softmax(scores, allowed, sinks)
-    dropped = rearrange(
-        drop(weights, dropout, rng), "b (h g) t s -> b h g t s", h=key_heads, g=query_heads // key_heads
-    )
-    context = rearrange(einsum(dropped, v, "b h g t s, b s h c -> b t h g c"), "b t h g c -> b t (h g) c")
-    context = context.to(query.dtype)
-    return (context, weights.to(query.dtype)) if return_weights else context
-
-
-def masked_softmax(
-    scores: Float[Tensor, "B H T S"],
-    allowed: Bool[Tensor, "..."] | None = None,
-    sinks: Float[Tensor, "H"] | None = None,
-) -> Float[Tensor, "B H T S"]:
-    """Softmax over the allowed keys; a row without any is all zeros, with zero gradient.
-
-    Args:
-        scores: ``(B, H, T, S)``; minus infinity hides a key, too.
-        allowed: bool, broadcastable to `scores`; None allows all.
-        sinks: ``(H,)`` extra logits that take part in the sum only.
-    """
-    if allowed is not None:
-        scores = torch.where(allowed, scores, -torch.inf)
-    has_key = (scores != -torch.inf).any(-1, keepdim=True)
-    # A row of minus infinities would be NaN.
-    scores = torch.where(has_key, scores, 0.0)
-    if sinks is None:
-        weights = softmax(scores)
-    else:
-        column = rearrange(sinks.to(scores.dtype), "h -> h 1 1").expand(*scores.shape[:-1], 1)
-        weights = softmax(torch.cat([scores, column], -1))[..., :-1]
-    return torch.where(has_key, weights, 0.0)
-
-
-def softmax(scores: Float[Tensor, "... s"]) -> Float[Tensor, "... s"]:
-    """Softmax over the last axis, whose gradient is ``weights * (g - sum(weights * g))``."""
-    return torch.softmax(scores, -1)
-
-
-def drop(
-    weights: Float[Tensor, "B H T S"], rate: float, rng: torch.Generator | None = None
-) -> Float[Tensor, "B H T S"]:
-    """Zero each weight with probability `rate` and scale the rest by ``1 / (1 - rate)``; rate 0 draws nothing."""
-    if rate == 0.0:
-        return weights
-    if rng is None:
-        return nn.functional.dropout(weights, rate)
-    if not isinstance(rng, torch.Generator):
-        raise TypeError(f"rng must be a torch.Generator or None, got {type(rng).__name__}")
-    keep = torch.empty_like(weights).bernoulli_(1.0 - rate, generator=rng)
-    return torch.where(keep == 1.0, weights / (1.0 - rate), 0.0)
-
-
-def visible(
-    mask: Mask | Bool[Tensor, "..."] | None, scores_shape: tuple[int, int, int, int], device: torch.device
-) -> Bool[Tensor, "..."] | None:
-    """Turn a mask into a bool array broadcastable to the scores ``(B, H, T, S)``; None stays None.
-
-    Raises:
-        TypeError: the mask is neither a description nor an array, or an array in it is not bool.
-        ValueError: an array in the mask does not broadcast.
-    """
-    if mask is None:
-        return None
-    mask = as_mask(mask).with_arrays(lambda array: torch.as_tensor(array, device=device))
-    for array in mask.arrays():
-        validation.check_attention_mask(tuple(array.shape), dtype_name(array), scores_shape)
-    _, _, queries, keys = scores_shape
-    return mask.allowed(torch.arange(queries, device=device)[:, None], torch.arange(keys, device=device)[None, :])
+    return implementations.Call(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
 
 
 def as_batch(
@@ -181,6 +148,11 @@ def check_dtype(x: Float[Tensor, "..."], weight: Tensor) -> None:
     """Refuse input of another dtype than the weights, except under autocast, which casts both."""
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         raise TypeError(f"x must have the dtype of the weights ({dtype_name(weight)}), got {dtype_name(x)}")
+
+
+def as_pair(result: Any) -> tuple[Tensor, Tensor | None]:
+    """Return context and weights from what `dot_product_attention` returned, None where no weights were asked for."""
+    return result if isinstance(result, tuple) else (result, None)
 
 
 def as_given(

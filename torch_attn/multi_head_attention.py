@@ -86,13 +86,14 @@ class MultiHeadAttention(nn.Module):
             rearrange(project(batch), "b t (h c) -> b t h c", h=self.config.num_heads)
             for project in (self.W_query, self.W_key, self.W_value)
         )
-        context, weights = functional.dot_product_attention(
+        result = functional.dot_product_attention(
             query,
             key,
             value,
             mask=causal().restrict(attention_mask),
-            return_weights=True,
+            return_weights=return_weights,
             **functional.dropout_arguments(self.dropout),
         )
+        context, weights = functional.as_pair(result)
         context = self.out_proj(rearrange(context, "b t h c -> b t (h c)"))
-        return functional.as_given(x, context, weights if return_weights else None)
+        return functional.as_given(x, context, weights)

@@ -86,12 +86,13 @@ class MultiHeadAttentionWrapper(nn.Module):
         query = rearrange([head.W_query(batch) for head in self.heads], "h b t c -> b t h c")
         key = rearrange([head.W_key(batch) for head in self.heads], "h b t c -> b t h c")
         value = rearrange([head.W_value(batch) for head in self.heads], "h b t c -> b t h c")
-        context, weights = functional.dot_product_attention(
+        result = functional.dot_product_attention(
             query,
             key,
             value,
             mask=causal().restrict(attention_mask),
-            return_weights=True,
+            return_weights=return_weights,
             **functional.dropout_arguments(self.dropout),
         )
-        return functional.as_given(x, rearrange(context, "b t h c -> b t (h c)"), weights if return_weights else None)
+        context, weights = functional.as_pair(result)
+        return functional.as_given(x, rearrange(context, "b t h c -> b t (h c)"), weights)

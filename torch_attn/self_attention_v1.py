@@ -64,6 +64,8 @@ class SelfAttention_v1(nn.Module):
         query, key, value = (
             rearrange(batch @ weight, "b t c -> b t 1 c") for weight in (self.W_query, self.W_key, self.W_value)
         )
-        context, weights = functional.dot_product_attention(query, key, value, mask=attention_mask, return_weights=True)
-        context, weights = rearrange(context, "b t 1 c -> b t c"), rearrange(weights, "b 1 t s -> b t s")
-        return functional.as_given(x, context, weights if return_weights else None)
+        result = functional.dot_product_attention(query, key, value, mask=attention_mask, return_weights=return_weights)
+        context, weights = functional.as_pair(result)
+        context = rearrange(context, "b t 1 c -> b t c")
+        weights = None if weights is None else rearrange(weights, "b 1 t s -> b t s")
+        return functional.as_given(x, context, weights)

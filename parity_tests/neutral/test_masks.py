@@ -176,3 +176,19 @@ def test_the_public_names_are_there():
 )
 def test_a_mask_may_have_any_shape_that_broadcasts(shape):
     validation.check_attention_mask(shape, "bool", (2, 3, 4, 5))
+
+
+# ---- blocks
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_visibility_of_a_block_agrees_with_its_pairs(name):
+    mask, rule = RULES[name]
+    truth = pairs(rule)
+    for first, last, low, high in itertools.product(range(4), range(1, 5), range(5), range(1, 6)):
+        if first < last and low < high:
+            block = truth[:, :, first:last, low:high]
+            answer = mask.visibility(range(first, last), range(low, high))
+            assert answer is None or (block == answer).all(), (first, last, low, high)
+            if name in ("full", "causal", "window of 1", "window of 3", "window of 99") and block.all() == block.any():
+                assert answer is bool(block.all()), (first, last, low, high)

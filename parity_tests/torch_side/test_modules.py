@@ -18,6 +18,7 @@ from torch import nn
 import torch_attn
 from attn_bridge import masks, specs
 from torch_attn import backend, functional
+from torch_attn.implementations import reference
 
 from ..bad_calls import ATTENTION_MODULES, CONTEXT_LENGTH, D_IN, MODULES
 from ..reference import find
@@ -702,9 +703,9 @@ def test_compiled_modules_take_a_mask_after_calls_of_other_lengths():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_scores_and_softmax_are_float32_for_16_bit_input(dtype, monkeypatch):
     seen = []
-    right = functional.masked_softmax
+    right = reference.masked_softmax
     monkeypatch.setattr(
-        functional, "masked_softmax", lambda scores, *rest: seen.append(scores.dtype) or right(scores, *rest)
+        reference, "masked_softmax", lambda scores, *rest: seen.append(scores.dtype) or right(scores, *rest)
     )
-    torch_attn.CausalAttention(6, 4, 8, dtype=dtype).eval()(torch.randn(2, 3, 6, dtype=dtype))
+    torch_attn.CausalAttention(6, 4, 8, dtype=dtype).eval()(torch.randn(2, 3, 6, dtype=dtype), return_weights=True)
     assert seen == [torch.float32]

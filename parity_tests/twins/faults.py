@@ -74,9 +74,16 @@ def _dropout_in_eval(framework: str, arguments: dict[str, Any]) -> dict[str, Any
     return arguments | {"dropout": 0.1, "rng": None if framework == "torch" else jax.random.key(0)}
 
 
+def _only_reference(monkeypatch: pytest.MonkeyPatch, framework: str) -> Any:
+    """Leave no implementation but the reference, whose pieces can be broken one by one; return it."""
+    package = PACKAGES[framework].implementations
+    monkeypatch.setattr(package, "IMPLEMENTATIONS", {"reference": package.reference})
+    return package.reference
+
+
 def _softmax_in_bfloat16(monkeypatch: pytest.MonkeyPatch, framework: str) -> None:
-    functional = PACKAGES[framework].functional
-    right = functional.masked_softmax
+    reference = _only_reference(monkeypatch, framework)
+    right = reference.masked_softmax
 
     def wrong(scores: Any, allowed: Any = None, sinks: Any = None) -> Any:
         weights = right(scores, allowed, sinks)
@@ -84,17 +91,17 @@ def _softmax_in_bfloat16(monkeypatch: pytest.MonkeyPatch, framework: str) -> Non
             return weights.to(torch.bfloat16).to(weights.dtype) if weights.dtype == torch.float32 else weights
         return weights.astype(jnp.bfloat16).astype(weights.dtype) if weights.dtype == jnp.float32 else weights
 
-    monkeypatch.setattr(functional, "masked_softmax", wrong)
+    monkeypatch.setattr(reference, "masked_softmax", wrong)
 
 
 def _fully_masked_row_gives_mean(monkeypatch: pytest.MonkeyPatch, framework: str) -> None:
-    functional = PACKAGES[framework].functional
+    reference = _only_reference(monkeypatch, framework)
     where, softmax = (torch.where, torch.softmax) if framework == "torch" else (jnp.where, jax.nn.softmax)
 
     def wrong(scores: Any, allowed: Any = None, sinks: Any = None) -> Any:
         return softmax(scores if allowed is None else where(allowed, scores, -1e30), -1)
 
-    monkeypatch.setattr(functional, "masked_softmax", wrong)
+    monkeypatch.setattr(reference, "masked_softmax", wrong)
 
 
 def _keys_without_gradient(framework: str, arguments: dict[str, Any]) -> dict[str, Any]:

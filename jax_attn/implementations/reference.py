@@ -1,0 +1,102 @@
+"""Attention as plain einsum code: every call, the weights included, in memory that grows with T times S.
+
+The twin is `torch_attn.implementations.reference`. Letters: b batch, t query position, s key position, h key/value
+head, g query heads per key/value head, c channel of a head.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from einops import einsum, rearrange
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float
+
+from .call import Call
+
+
+def unsupported(call: Call) -> str | None:
+    """Return why it can't serve a call; None, as it serves every one."""
+    return None
+
+
+def attend(call: Call) -> Array | tuple[Array, Array]:
+    """Return the context ``(B, T, H, Dv)``, and the weights ``(B, H, T, S)`` if the call asks for them."""
+    query, key, value = call.query, call.key, call.value
+    compute_dtype = jnp.promote_types(query.dtype, jnp.float32)
+    query_heads, key_heads = query.shape[2], key.shape[2]
+    q = rearrange(query.astype(compute_dtype), "b t (h g) c -> b t h g c", h=key_heads, g=query_heads // key_heads)
+    k, v = key.astype(compute_dtype), value.astype(compute_dtype)
+    scores = rearrange(einsum(q, k, "b t h g c, b s h c -> b h g t s"), "b h g t s -> b (h g) t s") * call.scale
+    if call.softcap is not None:
+        scores = call.softcap * jnp.tanh(scores / call.softcap)
+    if call.bias is not None:
+        scores = scores + call.bias.astype(compute_dtype)
+    weights = masked_softmax(scores, call.allowed(), call.sinks)
+    dropped = rearrange(
+        drop(weights, call.dropout, call.rng), "b (h g) t s -> b h g t s", h=key_heads, g=query_heads // key_heads
+    )
+    context = rearrange(einsum(dropped, v, "b h g t s, b s h c -> b t h g c"), "b t h g c -> b t (h g) c")
+    context = context.astype(query.dtype)
+    return (context, weights.astype(query.dtype)) if call.return_weights else context
+
+
+def masked_softmax(
+    scores: Float[Array, "B H T S"],
+    allowed: Bool[Array, "..."] | None = None,
+    sinks: Float[Array, "H"] | None = None,
+) -> Float[Array, "B H T S"]:
+    """Softmax over the allowed keys; a row without any is all zeros, with zero gradient.
+
+    Args:
+        scores: ``(B, H, T, S)``; minus infinity hides a key, too.
+        allowed: bool, broadcastable to `scores`; None allows all.
+        sinks: ``(H,)`` extra logits that take part in the sum only.
+    """
+    if allowed is not None:
+        scores = jnp.where(allowed, scores, -jnp.inf)
+    has_key = (scores != -jnp.inf).any(-1, keepdims=True)
+    # A row of minus infinities would be NaN.
+    scores = jnp.where(has_key, scores, 0.0)
+    if sinks is None:
+        weights = softmax(scores)
+    else:
+        column = jnp.broadcast_to(rearrange(sinks.astype(scores.dtype), "h -> h 1 1"), (*scores.shape[:-1], 1))
+        weights = softmax(jnp.concatenate([scores, column], -1))[..., :-1]
+    return jnp.where(has_key, weights, 0.0)
+
+
+@jax.custom_jvp
+def softmax(scores: Float[Array, "... s"]) -> Float[Array, "... s"]:
+    """Softmax over the last axis, whose gradient is ``weights * (g - sum(weights * g))``.
+
+    That is torch's formula; what `jax.nn.softmax` is transposed to, ``weights * g - weights * sum(weights * g)``,
+    rounds twice more before it cancels.
+    """
+    return jax.nn.softmax(scores, -1)
+
+
+@softmax.defjvp
+def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    weights = jax.nn.softmax(*primals, -1)
+    product = weights * tangents[0]
+    return weights, product - weights * product.sum(-1, keepdims=True)
+
+
+def drop(
+    weights: Float[Array, "B H T S"], rate: float, rng: Array | nnx.RngStream | nnx.Rngs | None = None
+) -> Float[Array, "B H T S"]:
+    """Zero each weight with probability `rate` and scale the rest by ``1 / (1 - rate)``; rate 0 draws nothing."""
+    if rate == 0.0:
+        return weights
+    if rng is None:
+        raise ValueError(f"dropout ({rate}) needs rng: a key, a stream or an nnx.Rngs")
+    if isinstance(rng, nnx.Rngs):
+        rng = rng.dropout
+    if isinstance(rng, nnx.RngStream):
+        rng = rng()
+    if not isinstance(rng, Array):
+        raise TypeError(f"rng must be a key, a stream or an nnx.Rngs, got {type(rng).__name__}")
+    keep = jax.random.bernoulli(rng, 1.0 - rate, weights.shape)
+    return jnp.where(keep, weights / (1.0 - rate), 0.0)

@@ -1,0 +1,36 @@
+"""The ways to compute attention, each in a file of its own that declares its limits.
+
+An implementation is a module with ``unsupported(call)``, the reason why it can't serve a call or None, and
+``attend(call)``. The twin is `jax_attn.implementations`.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from . import reference
+from .call import Call
+
+__all__ = ["IMPLEMENTATIONS", "Call", "choose", "explain"]
+
+IMPLEMENTATIONS: dict[str, ModuleType] = {"reference": reference}
+"""Fastest first: the first that supports a call serves it."""
+
+
+def choose(call: Call, name: str | None = None) -> ModuleType:
+    """Return the implementation of that name, or the first that supports the call.
+
+    Raises:
+        NotImplementedError: the named one does not support the call; says why.
+    """
+    if name is None:
+        return next(one for one in IMPLEMENTATIONS.values() if one.unsupported(call) is None)
+    reason = IMPLEMENTATIONS[name].unsupported(call)
+    if reason is not None:
+        raise NotImplementedError(f"implementation {name!r} does not support this call: {reason}")
+    return IMPLEMENTATIONS[name]
+
+
+def explain(call: Call) -> dict[str, str | None]:
+    """Return, fastest first, why each implementation can't serve the call; None for those that can."""
+    return {name: one.unsupported(call) for name, one in IMPLEMENTATIONS.items()}
