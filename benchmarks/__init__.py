@@ -1,1 +1,4 @@
-"""Benchmarks: each is a module that is run by itself and prints what it measured, with the machine."""
+"""Benchmarks, each a module that is run by itself and prints what it measured, with the machine.
+
+``python -m benchmarks`` measures attention next to its peers, ``python -m benchmarks.checkpoints`` conversion.
+"""

@@ -1,0 +1,184 @@
+"""One framework's side of a measurement: contenders are prepared, checked, and then timed round by round."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attn_bridge import backends
+
+from . import oracle
+from .cells import Group
+from .contender import Contender, Work
+
+MATMUL = "matmul"
+"""Key of the yardstick among the contenders."""
+
+LEAST_ROUNDS = 3
+"""Rounds that every contender takes part in, however slow."""
+
+
+class Bench:
+    """Measures the contenders of one framework, in the process that it is made in.
+
+    Args:
+        framework: ``"torch"`` or ``"jax"``.
+
+    Raises:
+        MissingBackendError: the framework is not installed.
+    """
+
+    def __init__(self, framework: str):
+        backends.load("torch" if framework == "torch" else "flax")
+        self.side = importlib.import_module(f"benchmarks.{framework}_side")
+        self._calls: dict[str, Callable[[], Any]] = {}
+        self._repeats: dict[str, int] = {}
+        self._spent: dict[str, float] = {}
+        self._rounds = 0
+
+    def describe(self) -> dict[str, Any]:
+        """Return versions and device."""
+        return dict(self.side.describe())
+
+    def prepare(
+        self, group: dict[str, str], modes: Sequence[str], answer: str, matmul: int, sample: float
+    ) -> dict[str, Any]:
+        """Build and run every contender once, and compare what it gives with the right answer.
+
+        Args:
+            group: the group as JSON-ready data.
+            modes: those of `cells.MODES` to build.
+            answer: npz file of the right answer.
+            matmul: edge of the matrices of the yardstick.
+            sample: seconds that a sample should take at least; short calls are repeated.
+
+        Returns:
+            ``rows``: per contender what is known by now; ``notes``: lines on what is left out.
+        """
+        wanted = Group.from_json(group)
+        self._calls, self._repeats, self._spent, self._rounds = {}, {}, {}, 0
+        gc.collect()
+        self.side.start(wanted)
+        with np.load(answer) as file:
+            right = dict(file)
+        contenders, notes = self.side.contenders(wanted, modes)
+        rows = []
+        for contender in contenders:
+            row = {
+                "contender": contender.name,
+                "mode": contender.mode,
+                "kind": contender.kind,
+                "picked": contender.picked,
+                "label": contender.label,
+            }
+            rows.append(row | self._prepare(contender, wanted, right, sample))
+        self._add(MATMUL, self.side.matmul(matmul, wanted.dtype), sample)
+        return {"rows": rows, "notes": notes}
+
+    def _prepare(
+        self, contender: Contender, group: Group, right: dict[str, np.ndarray], sample: float
+    ) -> dict[str, Any]:
+        needed = group.square_bytes()
+        if contender.square and needed > free_memory():
+            return {"status": "skipped", "reason": f"needs {needed / 2**30:.0f} GiB or more"}
+        try:
+            work = contender.make()
+            begin = time.perf_counter()
+            result = self.side.wait(work.call())
+            first = time.perf_counter() - begin
+            wrong = oracle.wrong(work.read(result), right, group.dtype)
+            del result
+            if wrong:
+                return {"status": "wrong", "reason": wrong}
+            self._add(contender.label, work.call, sample)
+        except Exception as error:  # whatever a contender's framework raises is its result
+            return {"status": "failed", "reason": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+        return {"status": "right", "first_call_s": first}
+
+    def _add(self, label: str, call: Callable[[], Any], sample: float) -> None:
+        self.side.elapsed(call, 1)
+        once = max(self.side.elapsed(call, 1), 1e-7)
+        self._calls[label], self._repeats[label] = call, max(1, round(sample / once))
+        self._spent[label] = 0.0
+
+    def round(self, seed: int, budget: float) -> dict[str, float]:
+        """Time every contender once, in an order drawn from `seed`; return the seconds of a call, by label.
+
+        Those that took `budget` seconds in three or more earlier rounds are left out.
+        """
+        order = sorted(self._calls)
+        random.Random(seed).shuffle(order)
+        found = {}
+        for label in order:
+            if self._spent[label] > budget and self._rounds >= LEAST_ROUNDS:
+                continue
+            begin = time.perf_counter()
+            if self._repeats[label] > 1:
+                self.side.elapsed(self._calls[label], 1)  # its own data in the caches, as when it is called repeatedly
+            found[label] = self.side.elapsed(self._calls[label], self._repeats[label])
+            self._spent[label] += time.perf_counter() - begin
+        self._rounds += 1
+        return found
+
+    def memory(self, group: dict[str, str], modes: Sequence[str], label: str) -> dict[str, int | None]:
+        """Return the peak of a contender's memory over its inputs, in bytes; to be called in a process of its own."""
+        wanted = Group.from_json(group)
+        self.side.start(wanted)
+        contenders, _ = self.side.contenders(wanted, modes)
+        (contender,) = [one for one in contenders if one.label == label]
+        work = contender.make()
+        on_device = self.side.device_peak(work)
+        return {"bytes": host_peak(work, self.side.wait) if on_device is None else on_device}
+
+    def close(self) -> None:
+        """Forget the contenders."""
+        self._calls = {}
+
+
+def host_peak(work: Work, wait: Callable[[Any], Any]) -> int | None:
+    """Return how far one call raises the resident memory of this process; None where that can't be known.
+
+    The call has run before, so that neither compiling nor the libraries' own start is counted.
+    """
+    wait(work.call())
+    gc.collect()
+    if sys.platform != "linux":
+        return None
+    ctypes.CDLL(None).malloc_trim(0)
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
+    except OSError:
+        return None
+    before = _resident("VmRSS")
+    result = wait(work.call())
+    peak = _resident("VmHWM")
+    del result
+    return max(peak - before, 0)
+
+
+def _resident(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}")
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that can be taken; a huge number where that can't be known."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 1 << 62

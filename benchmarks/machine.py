@@ -1,0 +1,60 @@
+"""The machine that was measured on: processor, memory and versions, as far as the system tells."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+FLAGS = ["avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "asimd", "sve", "bf16"]
+"""Abilities of a processor that decide how fast matrices are multiplied."""
+
+
+def describe() -> dict[str, Any]:
+    """Return what is known without any framework."""
+    info = _cpu_info()
+    return {
+        "cpu": info.get("model name") or platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "flags": [flag for flag in FLAGS if flag in (info.get("flags") or info.get("Features") or "").split()],
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "load_average_before": load(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in ("attn-bridge", "numpy")},
+        },
+    }
+
+
+def load() -> float | None:
+    """Return how many processes wanted to run in the last minute; None where the system does not tell."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def sentences(facts: dict[str, Any]) -> list[str]:
+    """Return the facts as lines for the foot of a table."""
+    flags = f" ({' '.join(facts['flags'])})" if facts["flags"] else ""
+    versions = dict(facts["versions"])
+    devices, threads = [], None
+    for name, found in facts["frameworks"].items():
+        versions |= found["versions"]
+        devices.append(f"{name} on {found['device']}")
+        threads = found.get("threads", threads)
+    memory = f"{facts['memory_bytes'] / 2**30:.0f} GiB"
+    return [
+        f"{facts['cpu']}, {facts['cores']} cores{flags}, {memory}, {facts['system']}; {', '.join(devices)}",
+        ", ".join(f"{name} {version}" for name, version in versions.items()),
+    ]
+
+
+def _cpu_info() -> dict[str, str]:
+    """Return what Linux says about the first processor; nothing elsewhere."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return {}
+    first = path.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}

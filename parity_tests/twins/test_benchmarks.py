@@ -1,0 +1,140 @@
+"""The benchmarks, measured on tiny sizes in both frameworks: everything is right, and what is wrong can't win."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import attn_bridge
+from benchmarks import jax_side, torch_side
+from benchmarks.bench import Bench
+from benchmarks.cells import Cell, Group
+from benchmarks.session import Plan, Worker, WorkerError, groups, measure
+
+ROOT = Path(attn_bridge.__file__).parent.parent
+CELL = Cell(2, 17, 3, 8)
+MODE = {"torch": "eager", "jax": "compiled"}
+"""The mode that every contender of a framework has, and that is quick to start."""
+QUICK = {"rounds": 2, "memory": False, "matmul": 32, "sample": 0.0}
+
+
+def here(framework, folder):
+    del folder
+    return Bench(framework)
+
+
+def plan(*wanted, **changes):
+    return Plan(tuple(wanted), **{"modes": ("eager",), **QUICK, **changes})
+
+
+@pytest.mark.parametrize("subject", ["attention", "modules"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_contender_gives_the_right_answer(subject, dtype):
+    wanted = tuple(groups([subject], [CELL], [dtype], ["forward", "forward+backward"]))
+    torch_rows = measure(plan(*wanted, frameworks=("torch",)), connect=here).rows
+    jax_rows = measure(plan(*wanted, frameworks=("jax",), modes=("eager", "compiled")), connect=here).rows
+    rows = (*torch_rows, *jax_rows)
+    assert [row for row in rows if row.status != "right"] == []
+    assert all(len(row.seconds) == 2 and row.median > 0 for row in rows)
+    expected = {
+        "attention": {"SDPA", "jax.nn", "ours: reference"},
+        "modules": {"ours", "book", "torch.nn.MultiheadAttention", "flax.nnx.MultiHeadAttention"},
+    }
+    for direction in ("forward", "forward+backward"):
+        assert expected[subject] <= {row.contender for row in rows if row.direction == direction}
+
+
+@pytest.mark.parametrize("direction", ["forward", "forward+backward"])
+@pytest.mark.parametrize(("framework", "side"), [("torch", torch_side), ("jax", jax_side)], ids=["torch", "jax"])
+def test_a_wrong_contender_is_shown_as_wrong_without_its_time(framework, side, direction, monkeypatch):
+    monkeypatch.setattr(side, "_attend", lambda query, key, value, implementation: value)
+    wanted = Group("attention", CELL, "float32", direction)
+    report = measure(plan(wanted, frameworks=(framework,), modes=(MODE[framework],)), connect=here)
+    ours = [row for row in report.rows if row.kind == "ours"]
+    assert ours
+    assert all((row.status, row.seconds, row.median) == ("wrong", (), None) for row in ours)
+    assert all(row.status == "right" for row in report.rows if row.kind == "stock")
+    assert not report.passed
+    assert any(line.startswith(f"wrong: {framework} ours: ") and "is off by" in line for line in report.lines())
+
+
+def test_a_gradient_that_is_wrong_is_wrong_though_the_output_is_right(monkeypatch):
+    right = torch_side._attend
+
+    def attend(query, key, value, implementation):
+        return right(query, key.detach() + 0 * key, value, implementation)
+
+    monkeypatch.setattr(torch_side, "_attend", attend)
+    (wanted,) = groups(["attention"], [CELL], ["float32"], ["forward+backward"])
+    report = measure(plan(wanted, frameworks=("torch",)), connect=here)
+    assert all("grad key" in row.reason for row in report.rows if row.kind == "ours")
+
+
+def test_a_contender_that_raises_is_a_row_that_says_so(monkeypatch):
+    def attend(query, key, value, implementation):
+        raise RuntimeError("it broke\nhere")
+
+    monkeypatch.setattr(torch_side, "_attend", attend)
+    (wanted,) = groups(["attention"], [CELL], ["float32"], ["forward"])
+    report = measure(plan(wanted, frameworks=("torch",)), connect=here)
+    found = {(row.status, row.reason) for row in report.rows if row.kind == "ours"}
+    assert found == {("failed", "RuntimeError: it broke here")}
+    assert not report.passed
+
+
+def test_what_would_not_fit_into_memory_is_not_run(monkeypatch):
+    monkeypatch.setattr("benchmarks.bench.free_memory", lambda: 0)
+    (wanted,) = groups(["attention"], [CELL], ["float32"], ["forward"])
+    rows = measure(plan(wanted, frameworks=("jax",), modes=("compiled",)), connect=here).rows
+    found = {row.contender: (row.status, row.reason) for row in rows}
+    assert found["jax.nn"] == ("skipped", "needs 0 GiB or more")
+
+
+def test_a_quick_run_of_the_command_in_both_frameworks(tmp_path):
+    command = [sys.executable, "-m", "benchmarks", "modules", "--quick", "--cells", "1x8x2x4,1x16x2x4"]
+    command += ["--modes", "eager", "--directions", "forward", "--rounds", "2"]
+    command += ["--json", str(tmp_path / "b.json"), "--plot", str(tmp_path / "b.svg")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    found = json.loads((tmp_path / "b.json").read_text())
+    assert {row["framework"] for row in found["rows"]} == {"torch", "jax"}
+    assert {row["status"] for row in found["rows"]} == {"right"}
+    assert found["machine"]["frameworks"]["torch"]["versions"]["torch"] in done.stdout
+    assert "flax.nnx.MultiHeadAttention" in done.stdout
+    assert (tmp_path / "b.svg").read_text().startswith("<svg")
+
+
+def test_a_framework_that_is_not_installed_is_left_out_and_said(tmp_path, monkeypatch):
+    (tmp_path / "jax.py").write_text("raise ModuleNotFoundError('No module named jax', name='jax')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (wanted,) = groups(["attention"], [CELL], ["float32"], ["forward"])
+    report = measure(plan(wanted))
+    assert {row.framework for row in report.rows} == {"torch"}
+    (note,) = [note for note in report.notes if note.startswith("jax left out: the flax backend cannot be imported (")]
+    assert note.endswith("pip install 'attn-bridge[jax]'")
+    assert note in list(report.lines())
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_memory_of_a_fresh_process_is_that_of_the_arrays(framework, tmp_path):
+    worker = Worker(framework, tmp_path)
+    group = Group("attention", Cell(1, 1024, 4, 8), "float32", "forward").to_json()
+    found = worker.memory(group, [MODE[framework]], f"ours: reference, {MODE[framework]}")
+    worker.close()
+    scores = 4 * 4 * 1024 * 1024
+    assert scores < found["bytes"] < 12 * scores
+
+
+def test_a_worker_that_dies_is_one_line_and_starts_again(tmp_path):
+    worker = Worker("torch", tmp_path)
+    os.kill(worker._process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"^the torch worker ended with status -9: it wrote nothing$"):
+        worker.describe()
+    assert worker.describe()["device"]
+    worker.close()
