@@ -1,0 +1,118 @@
+"""torch's random numbers in Flax: what torch's CPU generator draws after ``torch.manual_seed``, without torch.
+
+`attn_bridge.rng.TorchGenerator` makes the numbers, in NumPy. The counterpart for torch is `torch_attn.random`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.experimental import io_callback
+from jaxtyping import Bool, Float
+
+from attn_bridge import rng
+
+__all__ = ["TorchRngs"]
+
+
+class TorchRngs:
+    """Takes the place of `nnx.Rngs` in the modules of `jax_attn` and gives them torch's numbers.
+
+    A module built with ``rngs=TorchRngs(seed)`` has the weights of its torch twin built after
+    ``torch.manual_seed(seed)``, and its dropout goes on with the same generator, as torch's does. There is one
+    generator: every stream, every fork and every module share it, and `nnx.clone` and `nnx.merge` share it, too.
+
+    Draws happen on the host, one after the other. Inside ``jax.jit`` masks are drawn each time that the compiled
+    function runs, in order, by a callback, which JAX refuses under ``jax.checkpoint`` and on several devices; under
+    ``jax.vmap`` there is one mask for all. Weights are not drawn there, and no seed is set.
+
+    Args:
+        seed: an integer from -2**63 to 2**64 - 1, as `torch.manual_seed` takes it.
+
+    Raises:
+        TypeError: a seed that is no integer.
+        ValueError: a seed outside these.
+        RuntimeError: inside ``jax.jit`` or another trace.
+    """
+
+    def __init__(self, seed: int):
+        _on_the_host("seeded")
+        self._generator = rng.TorchGenerator(seed)
+
+    def manual_seed(self, seed: int) -> TorchRngs:
+        """Start again from a seed, as ``torch.manual_seed(seed)`` does; for all that share the generator."""
+        _on_the_host("seeded")
+        self._generator.manual_seed(seed)
+        return self
+
+    def __getitem__(self, name: str) -> TorchRngs:
+        return self
+
+    def __call__(self) -> TorchRngs:
+        """Return what to draw with: the generator itself, as torch has no keys."""
+        return self
+
+    @property
+    def default(self) -> TorchRngs:
+        """The generator, under the name of a stream."""
+        return self
+
+    @property
+    def params(self) -> TorchRngs:
+        """The generator, under the name of a stream."""
+        return self
+
+    @property
+    def dropout(self) -> TorchRngs:
+        """The generator, under the name of a stream."""
+        return self
+
+    def fork(self) -> TorchRngs:
+        """Return the generator itself: torch's layers share one."""
+        return self
+
+    def uniform(
+        self, shape: int | Sequence[int] = (), minval: float = 0.0, maxval: float = 1.0, dtype: Any = jnp.float32
+    ) -> Float[Array, "..."]:
+        """Draw as ``torch.empty(shape).uniform_(minval, maxval)`` does, and as ``torch.rand(shape)`` by default.
+
+        Raises:
+            RuntimeError: inside ``jax.jit`` or another trace.
+        """
+        _on_the_host("asked for weights")
+        return jnp.asarray(self._generator.uniform(shape, np.dtype(dtype), minval, maxval), dtype)
+
+    def normal(self, shape: int | Sequence[int] = (), dtype: Any = jnp.float32) -> Float[Array, "..."]:
+        """Draw as ``torch.randn(shape)`` does; see `attn_bridge.rng.TorchGenerator.normal` for where to the last bit.
+
+        Raises:
+            NotImplementedError: another type than float32.
+            RuntimeError: inside ``jax.jit`` or another trace.
+        """
+        _on_the_host("asked for weights")
+        return jnp.asarray(self._generator.normal(shape, np.dtype(dtype)))
+
+    def bernoulli(self, p: float = 0.5, shape: int | Sequence[int] = ()) -> Bool[Array, "..."]:
+        """Draw as ``torch.empty(shape).bernoulli_(p)`` does; a dropout at rate r draws with ``p = 1 - r``."""
+        if not _is_tracing():
+            jax.effects_barrier()
+            return jnp.asarray(self._generator.bernoulli(shape, p))
+        result = jax.ShapeDtypeStruct(rng.as_shape(shape), jnp.bool_)
+        return io_callback(lambda: self._generator.bernoulli(shape, p), result, ordered=True)
+
+
+def _is_tracing() -> bool:
+    """Whether operations are recorded, to run later and maybe often; taking gradients is not that."""
+    return isinstance(jnp.zeros(()), jax.core.Tracer)
+
+
+def _on_the_host(what: str) -> None:
+    """Refuse a trace, and wait for masks that compiled functions still draw."""
+    if _is_tracing():
+        raise RuntimeError(f"TorchRngs must be {what} outside jax.jit, jax.eval_shape and other traces")
+    jax.effects_barrier()
