@@ -19,6 +19,7 @@ __all__ = [
     "TransferReport",
     "WeightsMismatchError",
     "checkpoints",
+    "explain_attention",
     "flax_to_torch",
     "layouts",
     "masks",
@@ -30,7 +31,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import checkpoints, layouts, masks, parity, specs
-    from .backends import MissingBackendError
+    from .backends import MissingBackendError, explain_attention
     from .weights import Rule, Rules, TransferReport, WeightsMismatchError, flax_to_torch, torch_to_flax, transfer
 
 _HOMES = {
@@ -39,6 +40,7 @@ _HOMES = {
     "Rules": "weights",
     "TransferReport": "weights",
     "WeightsMismatchError": "weights",
+    "explain_attention": "backends",
     "flax_to_torch": "weights",
     "torch_to_flax": "weights",
     "transfer": "weights",

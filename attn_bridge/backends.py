@@ -20,6 +20,10 @@ _BASE_CLASSES: dict[tuple[str, str], Framework] = {
 }
 
 
+_ARRAY_HOMES: dict[str, Framework] = {"torch": "torch", "jax": "flax", "jaxlib": "flax"}
+"""Library that defines a class of arrays -> framework. `jax.Array` is no base of JAX's arrays."""
+
+
 class MissingBackendError(ImportError):
     """A framework that the call needs cannot be imported; the message names the extra that installs it."""
 
@@ -57,3 +61,28 @@ def framework_of(module: Any) -> Framework | None:
         if framework is not None:
             return framework
     return None
+
+
+def explain_attention(query: Any, key: Any, value: Any, **options: Any) -> dict[str, str | None]:
+    """Say which implementation serves a call of ``functional.dot_product_attention``, and why not the others.
+
+    Args:
+        query: an array ``(B, T, H, D)``; that of torch or JAX decides which backend is asked.
+        key: ``(B, S, K, D)``.
+        value: ``(B, S, K, Dv)``.
+        **options: other arguments of the call, such as ``mask`` or ``dropout``.
+
+    Returns:
+        Name -> the reason why it can't serve the call, or None, fastest first: the first with None serves it.
+
+    Raises:
+        TypeError: `query` is neither torch's nor JAX's, or arguments of kinds that do not fit.
+        ValueError: arguments that do not fit.
+        MissingBackendError: the framework is not installed.
+    """
+    homes = [base.__module__.partition(".")[0] for base in type(query).__mro__]
+    framework = next((_ARRAY_HOMES[home] for home in homes if home in _ARRAY_HOMES), None)
+    if framework is None:
+        raise TypeError(f"query must be a torch.Tensor or a jax.Array, got {type(query).__name__}")
+    reasons: dict[str, str | None] = load(framework, "functional").explain(query, key, value, **options)
+    return reasons

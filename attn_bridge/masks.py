@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ArrayMask", "Mask", "as_mask", "causal", "full", "sliding_window"]
+__all__ = ["ArrayMask", "Band", "Mask", "as_band", "as_mask", "causal", "full", "sliding_window"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,6 +204,40 @@ def as_mask(value: Any) -> Mask:
     if not isinstance(value, (list, tuple)) and not hasattr(value, "dtype"):
         raise TypeError(f"a mask must be an attn_bridge.masks description or a bool array, got {type(value).__name__}")
     return ArrayMask(value)
+
+
+@dataclass(frozen=True)
+class Band:
+    """Query ``i`` sees the keys up to ``i + offset``, the last `size` of them or, if that is None, all."""
+
+    offset: int = 0
+    size: int | None = None
+
+    def _joined(self, other: Band) -> Band | None:
+        if self.offset != other.offset:
+            return None
+        return Band(self.offset, min((one.size for one in (self, other) if one.size is not None), default=None))
+
+
+def as_band(mask: Mask) -> tuple[Band, tuple[ArrayMask, ...]] | None:
+    """Return the band and the arrays whose ``&`` a mask is; None if it is anything else.
+
+    Kernels that know bands take them as two numbers, and compute no array of positions.
+    """
+    parts = _parts(mask, _All)
+    arrays = tuple(part for part in parts if isinstance(part, ArrayMask))
+    bands = [_band(part) for part in parts if not isinstance(part, (ArrayMask, _Full))]
+    band = functools.reduce(lambda one, two: one and two and one._joined(two), bands) if bands else None
+    return None if band is None else (band, arrays)
+
+
+def _band(mask: Mask) -> Band | None:
+    if isinstance(mask, _Causal):
+        return Band()
+    if isinstance(mask, _SlidingWindow):
+        return Band(0, mask.size)
+    inner = _band(mask.mask) if isinstance(mask, _Offset) else None
+    return inner and Band(inner.offset + mask.n, inner.size)  # type: ignore[attr-defined]
 
 
 def _parts(mask: Mask, kind: type[_Combined]) -> tuple[Mask, ...]:

@@ -69,8 +69,8 @@ class CausalAttention(nnx.Module):
             x: ``(T, d_in)`` or ``(B, T, d_in)``, with T at most `context_length`.
             attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, 1, T, S)``; what it
                 shows must also be allowed by the causal mask.
-            return_weights: also return the attention weights ``(B, T, T)``, without ``B`` for 2-D `x`, as they
-                are before dropout.
+            return_weights: also return the attention weights ``(B, T, T)``, without ``B`` for 2-D `x`, as they are
+                before dropout; the reference computes both then, which takes more time and memory.
 
         Returns:
             The context ``(T, d_out)`` or ``(B, T, d_out)``, and the weights if asked for.

@@ -25,7 +25,8 @@ def simple_self_attention(
     Args:
         x: ``(T, D)`` or ``(B, T, D)``; nothing is scaled.
         attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, 1, T, S)``.
-        return_weights: also return the attention weights ``(B, T, T)``, without ``B`` for 2-D `x`.
+        return_weights: also return the attention weights ``(B, T, T)``, without ``B`` for 2-D `x`; the reference
+            computes both then, which takes more time and memory.
 
     Raises:
         ValueError: shapes that do not fit.

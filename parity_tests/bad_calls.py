@@ -381,7 +381,7 @@ BAD_OPERANDS: tuple[tuple[str, dict[str, Any], type[Exception], str], ...] = (
         "implementation unknown",
         {"implementation": "flesh"},
         ValueError,
-        "implementation ('flesh') must be one of 'reference' or None",
+        "implementation ('flesh') must be one of {IMPLEMENTATIONS} or None",
     ),
     *((f"dropout {label}", {"dropout": value}, error, message) for label, value, error, message in BAD_RATES),
 )

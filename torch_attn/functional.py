@@ -57,7 +57,7 @@ def dot_product_attention(
         sinks: ``(H,)`` logits that join each softmax and carry no value (arXiv 2508.10925).
         dropout: rate at which attention weights are dropped; the rest is scaled by ``1 / (1 - dropout)``.
         rng: source of the dropout mask: a `torch.Generator`, or None for the global one.
-        return_weights: also return the weights ``(B, H, T, S)``, as they are before dropout.
+        return_weights: also return the weights ``(B, H, T, S)``, as they are before dropout; only the reference does.
         implementation: a name in `IMPLEMENTATIONS`; None takes the fastest that supports the call.
 
     Returns:

@@ -51,7 +51,8 @@ class SelfAttention_v1(nn.Module):
         Args:
             x: ``(T, d_in)`` or ``(B, T, d_in)``.
             attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, 1, T, S)``.
-            return_weights: also return the attention weights ``(B, T, T)``, without ``B`` for 2-D `x`.
+            return_weights: also return the attention weights ``(B, T, T)``, without ``B`` for 2-D `x`; the
+                reference computes both then, which takes more time and memory.
 
         Returns:
             The context ``(T, d_out)`` or ``(B, T, d_out)``, and the weights if asked for.

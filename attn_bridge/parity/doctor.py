@@ -47,6 +47,7 @@ class Diagnosis:
         devices: library -> one line per device it can use.
         missing: library -> why it cannot be imported, and how to install it.
         products: library -> kind of device -> relative error of a float32 matrix product.
+        implementations: library -> implementation of attention, fastest first -> why it can't run here, or None.
         switches: every setting as it is now.
         findings: what is wrong beside the settings.
     """
@@ -55,6 +56,7 @@ class Diagnosis:
     devices: dict[str, list[str]]
     missing: dict[str, str]
     products: dict[str, dict[str, float]]
+    implementations: dict[str, dict[str, str | None]]
     switches: tuple[precision.Row, ...]
     findings: tuple[Finding, ...]
 
@@ -98,6 +100,7 @@ class Diagnosis:
             errors = ", ".join(f"{error:.1e} on {kind}" for kind, error in self.products[library].items())
             lines.append(f"{library} devices: {'; '.join(found)}")
             lines.append(f"{library} float32 product: off by {errors}")
+            lines.append(f"{library} attention: {_list_implementations(self.implementations[library])}")
         return [*lines, *self.missing.values(), *self.remarks, *self.unsafe, self.summary()]
 
     def to_json(self) -> dict[str, Any]:
@@ -113,6 +116,7 @@ class Diagnosis:
                 library: {kind: error if math.isfinite(error) else None for kind, error in errors.items()}
                 for library, errors in self.products.items()
             },
+            "implementations": self.implementations,
             "switches": [dataclasses.asdict(row) for row in self.switches],
             "findings": [dataclasses.asdict(finding) for finding in self.findings],
         }
@@ -125,6 +129,7 @@ def examine() -> Diagnosis:
     missing: dict[str, str] = {}
     kinds: dict[str, set[str]] = {}
     products: dict[str, dict[str, float]] = {}
+    implementations: dict[str, dict[str, str | None]] = {}
     rows: list[precision.Row] = []
     findings: list[Finding] = []
     for framework, library in precision.LABELS.items():
@@ -144,12 +149,13 @@ def examine() -> Diagnosis:
             continue
         rows += module.switches()
         products[library] = module.product_errors()
+        implementations[library] = backends.load(framework, "implementations").unavailable()
         findings += _judge_products(library, products[library])
     findings += _judge_versions(versions)
     findings += _judge_devices(kinds, os.environ)
     findings += _judge_threads(os.environ)
     findings += _judge_dtypes(rows)
-    return Diagnosis(versions, devices, missing, products, tuple(rows), tuple(findings))
+    return Diagnosis(versions, devices, missing, products, implementations, tuple(rows), tuple(findings))
 
 
 def _judge_products(library: str, errors: Mapping[str, float]) -> list[Finding]:
@@ -218,6 +224,12 @@ def _judge_dtypes(rows: list[precision.Row]) -> list[Finding]:
 
 def _describe(row: precision.Row) -> str:
     return f"{row.framework} {row.name} is {row.value or 'not set'}: {row.meaning}; {row.advice}"
+
+
+def _list_implementations(reasons: Mapping[str, str | None]) -> str:
+    """Return the implementations that can run here, fastest first, then the others with their reasons."""
+    here = ", ".join(name for name, reason in reasons.items() if reason is None)
+    return "; ".join([here, *(f"not {name}: {reason}" for name, reason in reasons.items() if reason is not None)])
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """The ways to compute attention, each in a file of its own that declares its limits.
 
 An implementation is a module with ``unsupported(call)``, the reason why it can't serve a call or None, and
-``attend(call)``. The twin is `torch_attn.implementations`.
+``attend(call)``. One that some machines can't run has ``unavailable()``, the reason why this one can't, or None. The
+twin is `torch_attn.implementations`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from types import ModuleType
 from . import reference
 from .call import Call
 
-__all__ = ["IMPLEMENTATIONS", "Call", "choose", "explain"]
+__all__ = ["IMPLEMENTATIONS", "Call", "choose", "explain", "unavailable"]
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {"reference": reference}
 """Fastest first: the first that supports a call serves it."""
@@ -34,3 +35,8 @@ def choose(call: Call, name: str | None = None) -> ModuleType:
 def explain(call: Call) -> dict[str, str | None]:
     """Return, fastest first, why each implementation can't serve the call; None for those that can."""
     return {name: one.unsupported(call) for name, one in IMPLEMENTATIONS.items()}
+
+
+def unavailable() -> dict[str, str | None]:
+    """Return, fastest first, why each implementation can't run on this machine; None for those that can."""
+    return {name: getattr(one, "unavailable", lambda: None)() for name, one in IMPLEMENTATIONS.items()}

@@ -35,6 +35,7 @@ def diagnosis(*rows, findings=(), missing=None):
         devices={"torch": ["cpu"]} if rows else {},
         missing=missing or {},
         products={"torch": {"cpu": 3e-7}} if rows else {},
+        implementations={"torch": {"a": None, "b": "it needs a GPU", "c": None}} if rows else {},
         switches=rows,
         findings=findings,
     )
@@ -92,6 +93,8 @@ def test_json_goes_to_stdout_or_to_a_file(capsys, tmp_path):
     assert printed["schema"] == 1
     assert printed["passed"] is (status == 0)
     assert printed["devices"].keys() == printed["products"].keys() == INSTALLED.keys()
+    assert printed["implementations"].keys() == INSTALLED.keys()
+    assert all(one["reference"] is None for one in printed["implementations"].values())
     assert printed["missing"].keys() == {"torch", "jax"} - INSTALLED.keys()
     assert {one["framework"] for one in printed["switches"]} == INSTALLED.keys()
     fields = {"framework", "name", "meaning", "value", "safe", "state", "held", "key", "advice"}
@@ -138,6 +141,7 @@ def test_the_lines_say_what_is_wrong_and_what_to_do():
         "python 3",
         "torch devices: cpu",
         "torch float32 product: off by 3.0e-07 on cpu",
+        "torch attention: a, c; not b: it needs a GPU",
         "note: torch a.b is not set: what it does; do this",
         "warning: w; a",
         "unsafe: torch a.b is tf32: what it does; do this",
@@ -271,7 +275,7 @@ def test_a_product_that_is_not_float32_inside_is_unsafe():
         "torch float32 products on gpu are off by 3.0e-04 and not float32 inside",
         "torch float32 products on mps are off by nan and not float32 inside",
     ]
-    null = doctor.Diagnosis({}, {}, {}, {"torch": {"mps": float("nan")}}, (), ()).to_json()
+    null = doctor.Diagnosis({}, {}, {}, {"torch": {"mps": float("nan")}}, {}, (), ()).to_json()
     assert null["products"] == {"torch": {"mps": None}}
 
 

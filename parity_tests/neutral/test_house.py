@@ -150,9 +150,14 @@ NAMESAKES = {"random.py"}
 TWINS = sorted((files(JAX) & files(TORCH)) - NAMESAKES)
 
 
+def without_kernels(names: set[str]) -> set[str]:
+    """Leave out the implementations of attention: each framework has kernels of its own."""
+    return {name for name in names if not name.startswith("implementations/")}
+
+
 def test_every_file_has_its_twin():
-    assert files(JAX) - files(TORCH) == ONLY_JAX
-    assert files(TORCH) - files(JAX) == ONLY_TORCH
+    assert without_kernels(files(JAX) - files(TORCH)) == ONLY_JAX
+    assert without_kernels(files(TORCH) - files(JAX)) == ONLY_TORCH
 
 
 @pytest.mark.parametrize("file", TWINS)

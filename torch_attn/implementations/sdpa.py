@@ -1,0 +1,136 @@
+"""torch's fused kernels through `scaled_dot_product_attention`, in memory that grows with T plus S.
+
+The causal mask alone costs nothing and halves the work; any other mask becomes an array, broadcast where it can be.
+Softmax and sums run in float32. There are no second derivatives: asking for them is an error, except inside
+``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from attn_bridge.masks import as_band
+
+from .call import Call
+
+FAST_ON_CPU = (torch.float32, torch.float64, *([torch.bfloat16] if torch.cpu._is_amx_tile_supported() else []))
+"""Dtypes in which the CPU kernel is fast. Without AMX, forward and backward in 16 bits take 6 to 9 times as long as in
+float32, casts included (2 cores with AVX2, 12 heads of 64, (B, T) = (8, 256) and (2, 1024))."""
+
+
+def unsupported(call: Call) -> str | None:
+    """Return why it can't serve a call; None if it can."""
+    if call.return_weights:
+        return "it does not return the weights"
+    if call.softcap is not None:
+        return "it has no softcap"
+    if call.sinks is not None:
+        return "it has no sinks"
+    if call.dropout and call.rng is not None:
+        return "its dropout draws from the global generator only"
+    if call.bias is not None and not call.query.is_cpu and _mask_dtype(call.query, call.bias) != call.query.dtype:
+        return "on this device it would round the bias to the dtype of query"
+    return in_forward_mode()
+
+
+def in_forward_mode() -> str | None:
+    """Return why no fused kernel can serve a call while forward-mode derivatives are taken; None otherwise."""
+    return "it has no forward-mode derivatives" if forward_ad._current_level >= 0 else None
+
+
+def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
+    """Return the context ``(B, T, H, Dv)``."""
+    allowed, is_causal = _split_mask(call)
+    query, key, value = (array.transpose(1, 2) for array in (call.query, call.key, call.value))
+    context = fused(query, key, value, allowed, call.bias, is_causal=is_causal, scale=call.scale, dropout=call.dropout)
+    return context.transpose(1, 2)
+
+
+def fused(
+    query: Float[Tensor, "B H T D"],
+    key: Float[Tensor, "B K S D"],
+    value: Float[Tensor, "B K S Dv"],
+    allowed: Bool[Tensor, "..."] | None = None,
+    bias: Float[Tensor, "..."] | None = None,
+    *,
+    scale: float,
+    is_causal: bool = False,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H T Dv"]:
+    """Call the kernel in the form in which it is fast; a query without any key gets zeros.
+
+    Args:
+        query: heads before positions, as torch has them; so are `key` and `value`.
+        key: K divides H.
+        value: may have another width.
+        allowed: bool, broadcastable to the scores.
+        bias: added to the scores, broadcastable to them.
+        scale: factor of the scores.
+        is_causal: query ``i`` sees keys ``0..i``; without `allowed` and `bias`.
+        dropout: rate at which weights are dropped.
+    """
+    dtype, width = query.dtype, value.shape[-1]
+    if query.is_cpu:
+        # Of another width, or with gaps between the channels, torch would compute a T x S array.
+        widest = max(query.shape[-1], width)
+        query, key, value = (_for_cpu(array, widest) for array in (query, key, value))
+    mask = _join(query, allowed, bias)
+    has_key = None
+    if mask is not None and not query.is_cpu:
+        # Not every kernel of a GPU is known to give zeros where all is hidden.
+        has_key = (mask if mask.dtype == torch.bool else mask != -torch.inf).any(-1, keepdim=True)
+        mask = torch.where(has_key, mask, torch.ones_like(mask))
+    context = scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    if has_key is not None:
+        context = torch.where(has_key, context, 0.0)
+    return (context if context.shape[-1] == width else context[..., :width]).to(dtype)
+
+
+def _split_mask(call: Call) -> tuple[Tensor | None, bool]:
+    """Return a mask as an array, None if it hides nothing; and whether it is the causal one, which needs no array."""
+    if call.mask is None:
+        return None, False
+    _, _, queries, keys = call.scores_shape
+    band = as_band(call.mask)
+    if band is not None and not band[1] and call.bias is None:
+        offset, size = band[0].offset, band[0].size
+        if offset == 0 and (size is None or size >= queries):
+            return None, True
+        if offset >= keys - 1 and (size is None or size >= queries + offset):
+            return None, False
+    return call.allowed(), False
+
+
+def _for_cpu(array: Float[Tensor, "B H T D"], width: int) -> Float[Tensor, "B H T W"]:
+    if array.dtype not in FAST_ON_CPU:
+        array = array.to(torch.float32)
+    if array.shape[-1] != width:
+        array = pad(array, (0, width - array.shape[-1]))
+    return array if array.stride(-1) == 1 else array.contiguous()
+
+
+def _join(query: Tensor, allowed: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """Return what hides keys and what is added to scores as one array of 4 axes; None if there is nothing."""
+    if bias is not None:
+        bias = bias.to(_mask_dtype(query, bias))
+        allowed = bias if allowed is None else torch.where(allowed, bias, -torch.inf)
+    return None if allowed is None else allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
+
+
+def _mask_dtype(query: Tensor, bias: Tensor) -> torch.dtype:
+    """Return the dtype of a bias for the kernel: float32 at least on a CPU, which takes that for any query."""
+    dtype = torch.promote_types(query.dtype, bias.dtype)
+    return torch.promote_types(dtype, torch.float32) if query.is_cpu else dtype
