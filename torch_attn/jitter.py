@@ -23,6 +23,9 @@ zeros_like
 EXACT = frozenset(_EXACT.split())
 """Operations that round nothing of their own: they move, choose, fill or draw."""
 
+MANY = 1 << 20
+"""Numbers of a tensor above which they are drawn in float32, which takes a third of the time."""
+
 
 class Jitter:
     """Moves what operations return.
@@ -45,7 +48,9 @@ class Jitter:
     def _moved(self, value: Any) -> Any:
         """Move the numbers of a tensor in place: it is new, or it was just written to."""
         if isinstance(value, Tensor) and value.is_floating_point() and value.layout == torch.strided:
-            noise = torch.rand(value.shape, generator=self._generator, dtype=torch.float64).to(value.device)
-            wide = value.to(torch.float64)
-            value.copy_(wide + wide * (2.0 * noise - 1.0) * torch.finfo(value.dtype).eps)
+            own = torch.float32 if value.numel() > MANY and value.dtype != torch.float64 else torch.float64
+            noise = torch.rand(value.shape, generator=self._generator, dtype=own)
+            noise = noise.mul_(2.0).sub_(1.0).mul_(torch.finfo(value.dtype).eps).to(value.device)
+            wide = value.to(own)
+            value.copy_(torch.addcmul(wide, wide, noise, out=noise))
         return value

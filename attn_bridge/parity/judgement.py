@@ -30,6 +30,9 @@ COPIES = 3
 AGAIN = 4
 """A loss of precision is confirmed on this many times as many fresh seeds before it is called one."""
 
+ENOUGH = 256
+"""Elements of a tensor whose loss of precision is no chance: a large pair needs no fresh seeds to confirm it."""
+
 QUICK, SLOW = 5e9, 2e11
 """Work of one run (6 x parameters x rows, the operations of forward and backward) up to which every sample is run, and
 beyond which only one of held and one of own weights is. Work, not time: the same pair is always judged alike."""
@@ -42,6 +45,9 @@ ULP_SEEDS = 8
 
 PICTURE_SIZE = 1 << 18
 """Most elements of a tensor that are kept for pictures."""
+
+Low = Mapping[tuple[Side, str], Run]
+"""Side and mode -> its run in the precision that is judged."""
 
 Named = Mapping[str, tuple[str, Array]]
 """Name -> kind and array."""
@@ -102,21 +108,40 @@ class Judgement:
 
     def _verdicts(self, seeds: int, first_seed: int) -> list[TensorVerdict]:
         verdicts = self._decide()
-        if any(one.verdict == "precision" for one in verdicts):
-            return self._look_again(verdicts, seeds, first_seed)
-        return verdicts
+        doubted = [one for one in verdicts if one.verdict == "precision"]
+        redrawn = {name for changed in self.redrawn.values() for name, _ in changed}
+        if all(one.count >= ENOUGH and one.name in redrawn for one in doubted):
+            return verdicts
+        return self._look_again(verdicts, seeds, first_seed)
 
     def _run_large(
         self, held: tuple[str, int, int, int], own: tuple[str, int, int, int], seeds: int, first_seed: int
     ) -> list[TensorVerdict]:
         """Judge drawn weights in full; held ones need float64 only if the sides are further apart on them."""
         comparison = self.comparison
-        self.take(*own)
+        self._take_large(own)
         self.seeds = 1
         comparison.progress(f"comparing in {self.dtype}", 1, 2)
-        if comparison.lacks or not comparison.transfer or not self._agrees(*held):
+        needed = not comparison.can_run or bool(comparison.lacks) or not comparison.transfer
+        if needed or not self._agrees(*held):
             self.take(*held)
         return self._verdicts(seeds, first_seed)
+
+    def _take_large(self, one: tuple[str, int, int, int]) -> None:
+        """Take a sample; if that leaves precision in doubt, redraw the roundings of the side that is the measure.
+
+        That costs a few runs of one side; fresh seeds cost more, and float64 once more.
+        """
+        taken = self.take(*one)
+        doubted = [one for one in self._decide() if one.verdict == "precision"]
+        if not doubted or taken is None or not self.comparison.can_run:
+            return
+        sample, low = taken
+        for side in SIDES:
+            others = [found.flax_used if side == "torch" else found.torch_used for found in doubted]
+            if max(other or 0.0 for other in others) > 1.0:
+                self.comparison.progress(f"redrawing the roundings of {side}", 0, 1)
+                self._redraw_side(side, 0, sample, low[side, self.modes[0]], {found.name for found in doubted})
 
     def _agrees(self, kind: str, group: int, copy: int, seed: int) -> bool:
         """Run one sample without float64, and say whether the sides are as close there as in the samples so far."""
@@ -164,13 +189,13 @@ class Judgement:
             and all(one.is_zero for one in measures)
         ]
 
-    def take(self, kind: str, group: int, copy: int, seed: int) -> None:
-        """Run one sample on both sides and measure it."""
+    def take(self, kind: str, group: int, copy: int, seed: int) -> tuple[Sample, Low] | None:
+        """Run one sample on both sides and measure it; return it with its runs in the precision that is judged."""
         comparison = self.comparison
         sample = comparison.sample(kind, group, copy, seed)
         cotangents = numbers.cotangents(comparison.outputs, sample.seed, self.cast)
         oracles: dict[Side, Run] = {}
-        low = {
+        low: Low = {
             (side, mode): comparison.run(side, sample, cotangents, self.cast, mode)
             for mode in self.modes
             for side in SIDES
@@ -187,6 +212,7 @@ class Judgement:
         for mode in self.modes:
             self._measure(sample, mode, low["torch", mode], low["flax", mode], oracles)
         self.count += 1
+        return sample, low
 
     def _measure(self, sample: Sample, mode: str, torch: Run, flax: Run, oracles: Mapping[Side, Run]) -> None:
         comparison = self.comparison
@@ -336,7 +362,7 @@ class Judgement:
                     # saturates, one may be exact by luck of its roundings, and the other is not to blame then.
                     one = max(
                         (
-                            decide_on(self.redrawn[other][name, mode], sides=(side,))
+                            decide_on(self._redrawn_of(other, name, mode), sides=(side,))
                             for side, other in (SIDES, SIDES[::-1])
                         ),
                         key=_badness,
@@ -352,24 +378,37 @@ class Judgement:
         rows = max((int(np.prod(leaf.shape[:-1])) for leaf in self.comparison.arguments.leaves if leaf.ndim), default=1)
         return sum_floor(self.dtype, rows)
 
+    def _redrawn_of(self, side: Side, name: str, mode: str) -> list[Measure]:
+        """Return the measures of a tensor, those of samples whose roundings were redrawn instead of the plain ones."""
+        changed = self.redrawn.get(side, {}).get((name, mode), [])
+        return changed + self.measures[name, mode][len(changed) :]
+
     def _redraw(self, plan: list[tuple[str, int, int, int]]) -> None:
         """Measure again what each side loses, with every operation of that side rounding at random."""
         comparison = self.comparison
         if not comparison.can_run:
             return
         for side in SIDES:
-            changed = self.redrawn[side] = {key: list(measures) for key, measures in self.measures.items()}
             for position, one in enumerate(plan):
                 comparison.progress(f"redrawing the roundings of {side}", position, len(plan))
                 sample = comparison.sample(*one)
                 cotangents = numbers.cotangents(comparison.outputs, sample.seed, self.cast)
-                plain, redrawn = (
-                    comparison.named(side, comparison.run(side, sample, cotangents, self.cast, mode, number))
-                    for mode, number in (("eager", 0), ("jitter", position))
-                )
-                for (name, _), measures in changed.items():
-                    before, after = plain[name][1], redrawn[name][1]
-                    measures[position] = with_error(measures[position], side, wide(before), wide(after), self.dtype)
+                plain = comparison.run(side, sample, cotangents, self.cast)
+                self._redraw_side(side, position, sample, plain, set(self.about))
+
+    def _redraw_side(self, side: Side, position: int, sample: Sample, plain: Run, names: set[str]) -> None:
+        """Measure what one side loses in some tensors of one sample, with its operations rounding at random."""
+        comparison = self.comparison
+        cotangents = numbers.cotangents(comparison.outputs, sample.seed, self.cast)
+        run = comparison.run(side, sample, cotangents, self.cast, "jitter", position)
+        before, after = comparison.named(side, plain), comparison.named(side, run)
+        redrawn = self.redrawn.setdefault(side, {})
+        for key, measures in self.measures.items():
+            name, _ = key
+            if name in names:
+                changed = redrawn.setdefault(key, measures[:position])
+                one, two = wide(before[name][1]), wide(after[name][1])
+                changed.append(with_error(measures[position], side, one, two, self.dtype))
 
     def _look_again(self, verdicts: list[TensorVerdict], seeds: int, first_seed: int) -> list[TensorVerdict]:
         """Judge precision again on fresh seeds, which alone decide; chance does not repeat."""
@@ -377,6 +416,8 @@ class Judgement:
         fresh = comparison.judgement(self.dtype, self.modes)
         fresh.floors, fresh.quick = dict(self.floors), self.quick
         many, copies = (AGAIN * seeds, COPIES) if self.quick else (4, 1)
+        if comparison.large and comparison.can_run:
+            many = 1  # every one of them has its roundings redrawn
         plan = [
             ("held" if n % 4 == 3 and comparison.transfer else "own", 2000 + n, copy, first_seed + 10_000 + n)
             for n in range(many)
@@ -384,11 +425,14 @@ class Judgement:
         ]
         for done, one in enumerate(plan):
             comparison.progress("looking again at what is in doubt", done, len(plan))
-            fresh.take(*one)
+            if comparison.large:
+                fresh._take_large(one)
+            else:
+                fresh.take(*one)
         self.count += fresh.count
         self.seeds += many
         decided = fresh._decide()
-        if any(one.verdict == "precision" for one in decided):
+        if not comparison.large and any(one.verdict == "precision" for one in decided):
             fresh._redraw(plan)
             decided = fresh._decide()
         second = {one.name: one for one in decided}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from attn_bridge.parity.judge import decide, measure, sum_floor
+from attn_bridge.parity.judge import FLOOR_ULPS, GROUP_FACTOR, agree, decide, measure, sum_floor
 
 
 def draw(seed, size=400):
@@ -172,3 +174,63 @@ def test_large_and_non_contiguous_arrays_are_measured_whole():
     off[0, 1] += 1e-7
     result = meaning(off, truth)
     assert (result.verdict, result.bad, result.worst.index, result.count) == ("different", 2, (599, 499), 300_000)
+
+
+# ---- whether two results agree, without float64
+
+
+def known(torch_max, flax_max):
+    truth = draw(0)
+    one = measure(truth, truth, truth, truth, kind_scale=0.0, dtype="float32", group=0, weights="own", sample=0)
+    return dataclasses.replace(one, torch_max=torch_max, flax_max=flax_max)
+
+
+def agreeing(one, two, *, dtype="float32", kind_scale=0.0, measures=None):
+    with np.errstate(invalid="ignore"):  # as compare does
+        return agree(one, two, dtype, kind_scale, measures or [known(2.0, 3.0)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("place", [0, 17, 99_999])
+@pytest.mark.parametrize(("part", "expected"), [(0.99, True), (1.01, False)])
+def test_results_agree_within_a_few_times_the_rounding_errors_of_other_samples(dtype, place, part, expected):
+    one = draw(1, 100_000)
+    allowed = (GROUP_FACTOR * 5.0 + FLOOR_ULPS) * float(ml_dtypes.finfo(dtype).eps) * np.abs(one).max()
+    two = one.copy()
+    two[place] -= part * allowed
+    assert agreeing(one, two, dtype=dtype) is expected
+
+
+def test_the_worst_of_the_other_samples_says_what_is_allowed():
+    one = draw(2)
+    two = one + 30.0 * np.finfo(np.float32).eps * np.abs(one).max()
+    assert not agreeing(one, two)
+    assert agreeing(one, two, measures=[known(2.0, 3.0), known(1.0, 9.0), known(0.5, 0.5)])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("both", [False, True])
+def test_results_that_are_not_finite_never_agree(value, both):
+    one, two = draw(3), draw(3)
+    one[5] = value
+    two[5] = value if both else two[5]
+    assert not agreeing(one, two)  # float64 is to say what that means
+
+
+def test_what_is_nearly_zero_is_seen_at_the_scale_of_its_kind():
+    one, two = 1e-9 * draw(4), -1e-9 * draw(4)
+    assert not agreeing(one, two)
+    assert agreeing(one, two, kind_scale=1e3)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (2, 3, 4)])
+def test_results_of_any_shape_agree_with_themselves(shape):
+    one = np.asarray(np.random.default_rng(5).normal(size=shape))
+    assert agreeing(one, one.copy())
+    assert agreeing(one, one + 1.0) is (one.size == 0)
+
+
+def test_results_in_another_order_of_axes_are_compared_element_by_element():
+    one = np.random.default_rng(6).normal(size=(300, 400))
+    assert agreeing(one, np.asfortranarray(one))
+    assert not agreeing(one, one[::-1])

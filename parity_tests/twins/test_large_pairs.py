@@ -1,0 +1,175 @@
+"""The cheaper path that large pairs take, on small ones made to take it: what it runs, and what it must find."""
+
+from __future__ import annotations
+
+import collections
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+import jax_attn.harness
+import torch_attn.harness
+from attn_bridge.parity import compare, judge
+from attn_bridge.parity.judgement import ENOUGH, Judgement
+
+X = np.random.default_rng(0).normal(size=(4, 9, 16)).astype(np.float32)
+X[1, 2, 3] = MARK = 2.625
+HARNESSES = {"torch": torch_attn.harness.Harness, "flax": jax_attn.harness.Harness}
+
+
+class TorchModel(nn.Module):
+    def __init__(self, bias=True):
+        super().__init__()
+        random = np.random.default_rng(1)
+        self.weight = nn.Parameter(torch.from_numpy(random.normal(size=(16, 24)).astype(np.float32)))
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(24))
+
+    def forward(self, x):
+        out = torch.tanh(x @ self.weight)
+        return out + self.bias if hasattr(self, "bias") else out
+
+
+class FlaxModel(nnx.Module):
+    def __init__(self, bias=True):
+        self.weight = nnx.Param(jnp.ones((16, 24)))
+        if bias:
+            self.bias = nnx.Param(jnp.ones(24))
+
+    def __call__(self, x):
+        out = jnp.tanh(x @ self.weight[...])
+        return out + self.bias[...] if hasattr(self, "bias") else out
+
+
+class TorchLow(TorchModel):
+    def forward(self, x):
+        return torch.tanh(x @ self.weight.half().to(x.dtype))
+
+
+class FlaxLow(FlaxModel):
+    def __call__(self, x):
+        return jnp.tanh(x @ self.weight[...].astype(jnp.float16).astype(x.dtype))
+
+
+@pytest.fixture(autouse=True)
+def runs(monkeypatch):
+    """Make every pair a large one, and count the runs: (side, dtype or mode) -> how many."""
+    monkeypatch.setattr(sys.modules["attn_bridge.parity.compare"], "SLOW", 0.0)
+    monkeypatch.setattr(torch_attn.harness, "LARGE", 0)
+    counted = collections.Counter()
+    for side, harness in HARNESSES.items():
+
+        def run(self, *args, side=side, original=harness.run, **options):
+            kind = options.get("dtype") or options.get("mode", "eager")
+            backward = len(args) > 2 and args[2] is not None
+            counted[side, kind if backward else "forward"] += 1
+            return original(self, *args, **options)
+
+        monkeypatch.setattr(harness, "run", run)
+    return counted
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_equal_pair_is_run_in_float64_once_a_side_and_twice_as_it_is(runs, seed):
+    report = compare(TorchModel(), FlaxModel(), X, first_seed=seed)
+    assert (report.verdict, report.samples, report.seeds) == ("equal", 2, 1), str(report)
+    assert runs == {(side, kind): count for side in HARNESSES for kind, count in (("float64", 1), ("eager", 2))}
+
+
+def test_a_fault_that_only_the_given_inputs_show_is_a_difference(runs):
+    class Wrong(FlaxModel):
+        def __call__(self, x):
+            return super().__call__(x) + jnp.where(x == MARK, 1e-3, 0.0).sum()
+
+    report = compare(TorchModel(), Wrong(), X, localise=False)
+    assert report.verdict == "different"
+    assert {one.weights for one in report.failures} == {"held"}
+    assert runs["torch", "float64"] == runs["flax", "float64"] == 2  # the given ones were looked at closely, too
+
+
+def test_a_fault_that_only_drawn_weights_show_is_a_difference():
+    class Wrong(FlaxModel):
+        def __call__(self, x):
+            return super().__call__(x) + 1e-9 * jnp.abs(self.bias[...]).sum()  # the held ones are zero
+
+    report = compare(TorchModel(), Wrong(), X, localise=False)
+    assert report.verdict == "different"
+    assert report.tensors[0].name == "output"
+    assert (report.tensors[0].verdict, report.tensors[0].weights) == ("different", "own")
+
+
+def test_held_weights_that_are_not_transferred_are_judged_in_float64(runs):
+    theirs = FlaxModel()
+    report = compare(TorchModel(), theirs, X, transfer=False, localise=False)
+    assert report.verdict == "different"
+    assert runs["torch", "float64"] == runs["flax", "float64"] == 2
+    assert {one.name for one in report.failures} >= {"weight weight", "weight bias", "output"}
+
+
+@pytest.mark.parametrize(
+    ("side", "ours", "theirs"), [("torch", TorchLow, FlaxModel), ("flax", TorchModel, FlaxLow)], ids=["torch", "flax"]
+)
+def test_a_loss_of_precision_is_named_without_fresh_seeds_where_tensors_are_large(runs, side, ours, theirs):
+    report = compare(ours(bias=False), theirs(bias=False), X, localise=False)
+    assert report.verdict == "precision", str(report)
+    assert {one.side for one in report.failures} == {side}
+    assert min(one.count for one in report.failures) >= ENOUGH
+    other = "flax" if side == "torch" else "torch"
+    assert (runs[other, "jitter"], runs[side, "jitter"]) == (1, 0)  # only what the accused side is judged by
+    assert max(runs[one, "float64"] for one in HARNESSES) <= 2
+
+
+def test_a_loss_of_precision_in_a_few_numbers_is_confirmed_on_fresh_seeds(runs):
+    ours, theirs = TorchLow(bias=False), FlaxModel(bias=False)
+    report = compare(ours, theirs, X[:1, :3], localise=False)
+    assert report.verdict == "precision"
+    assert {one.side for one in report.failures} == {"torch"}
+    assert report.tensors[0].count < ENOUGH
+    assert runs["flax", "jitter"] == 2
+    assert runs["torch", "float64"] == runs["flax", "float64"] == 3  # given, drawn, and drawn afresh
+
+
+def test_redrawn_roundings_end_a_doubt_without_another_run_in_float64(runs, monkeypatch):
+    monkeypatch.setattr(judge, "RMS_LIMIT", 1.0)  # so that whichever side is the worse one by a hair is in doubt
+    monkeypatch.setattr(judge, "FLOOR_ULPS", 0.0)
+    monkeypatch.setattr(Judgement, "_agrees", lambda self, *one: True)
+    report = compare(TorchModel(bias=False), FlaxModel(bias=False), X)
+    assert report.verdict == "equal", str(report)
+    assert sum(runs[side, "jitter"] for side in HARNESSES) >= 1
+    assert max(runs[side, "jitter"] for side in HARNESSES) == 1
+    assert runs["torch", "float64"] == runs["flax", "float64"] == 1
+
+
+def test_a_sample_of_its_own_is_judged_beside_redrawn_ones(runs):
+    """Where given inputs part, they are a second sample, whose roundings were not redrawn."""
+
+    class Wrong(FlaxLow):
+        def __call__(self, x):
+            return super().__call__(x) + jnp.where(x == MARK, 1e-3, 0.0).sum()
+
+    report = compare(TorchModel(bias=False), Wrong(bias=False), X, localise=False)
+    assert report.verdict == "different"
+    assert runs["torch", "jitter"] == 1
+
+
+class Looks(TorchModel):
+    def forward(self, x):
+        return super().forward(x if float(x.detach().sum()) < 1e9 else -x)
+
+
+@pytest.mark.parametrize(("kind", "forward"), [(TorchModel, 0), (Looks, 1)], ids=["plain", "looks at values"])
+@pytest.mark.parametrize("fault", [0.0, 1e-6])
+def test_outputs_are_described_without_a_run_unless_the_module_looks_at_values(runs, kind, forward, fault):
+    class Twin(FlaxModel):
+        def __call__(self, x):
+            return super().__call__(x) * (1.0 + fault)
+
+    report = compare(kind(), Twin(), X, localise=False)
+    assert report.verdict == ("different" if fault else "equal")
+    assert runs["torch", "forward"] == forward
+    assert runs["flax", "forward"] == 0
