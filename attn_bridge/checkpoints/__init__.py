@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from .containers.base import Reader, TensorInfo
     from .execution import Progress, Result
-    from .manifest import Manifest
     from .planning import Plan
     from .verification import Verification
 
@@ -135,7 +134,7 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
         CheckpointError: (a ValueError) it is absent, malformed, or no container that is known.
     """
     from .. import layouts
-    from . import containers
+    from . import containers, manifest
 
     path = Path(path)
     with containers.open_reader(path, format) as reader:
@@ -145,7 +144,7 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
         except layouts.LayoutError as error:
             why = str(error)
         return Inspection(
-            path, reader.format, layout, why, reader.tensors, reader.metadata, _manifest(path, reader) is not None
+            path, reader.format, layout, why, reader.tensors, reader.metadata, manifest.of(reader, path) is not None
         )
 
 
@@ -161,10 +160,10 @@ def plan(
     settings: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Return what `convert` would do with the same arguments, from headers alone."""
-    from . import containers
+    from . import containers, manifest
 
     with containers.open_reader(Path(source)) as reader:
-        before = _manifest(Path(source), reader)
+        before = manifest.of(reader, Path(source))
         return _plan(reader, before, Path(target), from_layout, to_layout, format, rules, dtype, settings)
 
 
@@ -209,11 +208,11 @@ def convert(
         CheckpointError: (a ValueError) the source is malformed or changed, or the target can't be written.
         LayoutError: (a ValueError) names, shapes or settings that don't fit; `WeightsMismatchError` lists names.
     """
-    from . import containers, execution
+    from . import containers, execution, manifest
 
     target = Path(target)
     with containers.open_reader(Path(source)) as reader:
-        before = _manifest(Path(source), reader)
+        before = manifest.of(reader, Path(source))
         planned = _plan(reader, before, target, from_layout, to_layout, format, rules, dtype, settings)
         kind = containers.format_of(target, format)
         return execution.carry_out(
@@ -257,13 +256,13 @@ def verify(
         CheckpointError: (a ValueError) one of them is malformed, or there is nothing to check by.
     """
     from .. import layouts
-    from . import containers, verification
+    from . import containers, manifest, verification
     from .containers.base import CheckpointError
 
     progress = progress or (lambda done, total, name: None)
     target = Path(target)
     with containers.open_reader(target) as there:
-        known = _manifest(target, there)
+        known = manifest.of(there, target)
         problems: dict[str, str] = {}
         if known is not None:
             problems |= verification.by_digests(there, known, progress)
@@ -279,7 +278,7 @@ def verify(
             elif rules is None and to_layout is None:
                 to_layout = layouts.detect(there.tensors).name
             with containers.open_reader(Path(source)) as reader:
-                before = _manifest(Path(source), reader)
+                before = manifest.of(reader, Path(source))
                 dtype = known.dtype if known is not None and known.dtype else None
                 planned = _plan(reader, before, target, from_layout, to_layout, there.format, rules, dtype, settings)
                 found = verification.by_source(planned, reader, before, there, max_memory, progress)
@@ -320,13 +319,6 @@ def _plan(
         table=table,
         manifest=before,
     )
-
-
-def _manifest(path: Path, reader: Reader) -> Manifest | None:
-    """Return the manifest beside a checkpoint, also where the path only leads to it."""
-    from . import manifest
-
-    return manifest.read(path) or (manifest.read(reader.path) if reader.path != path else None)
 
 
 def _is_folder(target: Path, format: str) -> bool:

@@ -25,11 +25,17 @@ Axis = tuple[int, int, int]
 LINE = 64
 """Bytes of a cache line."""
 
+WORD = 8
+"""Bytes of the widest numbers that narrower elements are packed in."""
+
 COLUMNS = 4096
 """Columns that are packed at a time, so that they stay in the second-level cache."""
 
 ROWS = 16
 """Rows that are transposed at a time where they can't be packed."""
+
+LINES = 4
+"""Cache lines of the target that rows are packed for, so that its pages are touched few times."""
 
 _WIDER: dict[int, Any] = {1: np.uint16, 2: np.uint32, 4: np.uint64}
 
@@ -103,21 +109,34 @@ def copy(source: Array, target: Array) -> None:
     if source.nbytes < WORTH_THREADS or source.ndim == 0 or _threads() == 1:
         _copy_tiles(source, target)
         return
-    pool, last = _pool(), source.ndim - 1
-    axis = max(range(source.ndim), key=lambda axis: (axis != last or not last, source.shape[axis]))
-    cuts = np.linspace(0, source.shape[axis], _threads() + 1).astype(int)
+    axis, cuts = _cuts(source)
     jobs = []
     for start, stop in itertools.pairwise(cuts):
-        place = (*([slice(None)] * axis), slice(int(start), int(stop)))
-        jobs.append(pool.submit(_copy_tiles, source[place], target[place]))
+        place = (*([slice(None)] * axis), slice(start, stop))
+        jobs.append(_pool().submit(_copy_tiles, source[place], target[place]))
     for job in jobs:
         job.result()
+
+
+def _cuts(source: Array) -> tuple[int, list[int]]:
+    """Return the axis that is cut for the threads, and where: between packed rows where it can be."""
+    count, last = _threads(), source.ndim - 1
+    panel = LINES * LINE // source.itemsize
+    panels = source.shape[last] // panel
+    if _fast_axis(source) != last and panels >= 4 * count:
+        return last, [number * panels // count * panel for number in range(count)] + [source.shape[last]]
+    axis = max(range(source.ndim), key=lambda axis: (axis != last or not last, source.shape[axis]))
+    return axis, [number * source.shape[axis] // count for number in range(count + 1)]
+
+
+def _fast_axis(source: Array) -> int:
+    return int(np.argmin(np.abs(source.strides)))
 
 
 def _copy_tiles(source: Array, target: Array) -> None:
     """Copy, and transpose where the axis that is fastest in the source is not the one that is fastest in the target."""
     last = source.ndim - 1
-    fast = int(np.argmin(np.abs(source.strides))) if source.ndim else last
+    fast = _fast_axis(source) if source.ndim else last
     if fast == last:
         np.copyto(target, source)
         return
@@ -128,22 +147,23 @@ def _copy_tiles(source: Array, target: Array) -> None:
 
 
 def _transpose(source: Array, target: Array) -> None:
-    """Transpose a matrix, two cache lines of the target at a time.
+    """Transpose a matrix, a few cache lines of the target at a time.
 
     NumPy moves element by element, so narrow ones are packed first: rows become the halves of words twice as wide,
     which whole rows do at once.
     """
-    width = source.itemsize
+    width, height = source.itemsize, source.shape[0]
     is_packed = width in _WIDER and source.strides[1] == width == target.strides[1]
-    rows = 2 * LINE // width
-    done = source.shape[0] - source.shape[0] % rows if is_packed else 0
+    rows = LINES * LINE // width
+    done = height - height % (WORD // width) if is_packed else 0
     for row in range(0, done, rows):
+        stop = min(done, row + rows)
         for column in range(0, source.shape[1], COLUMNS):
-            words = source[row : row + rows, column : column + COLUMNS]
-            while words.itemsize < 8:
+            words = source[row:stop, column : column + COLUMNS]
+            while words.itemsize < WORD:
                 words = _packed(words)
-            target[column : column + COLUMNS, row : row + rows].view(np.uint64)[...] = words.T
-    for row in range(done, source.shape[0], ROWS):
+            target[column : column + COLUMNS, row:stop].view(np.uint64)[...] = words.T
+    for row in range(done, height, ROWS):
         target[:, row : row + ROWS] = source[row : row + ROWS].T
 
 
@@ -152,18 +172,16 @@ _scratch = threading.local()
 
 def _packed(words: Array) -> Array:
     """Return every other row as the low half of words twice as wide, and the rows after them as the high half."""
-    size, kind = (words.shape[0] // 2) * words.shape[1], _WIDER[words.itemsize]
+    height, columns = words.shape[0] // 2, words.shape[1]
+    kind = _WIDER[words.itemsize]
+    stride = columns + LINE // WORD  # rows a power of two apart would share a few lines of the cache
     kept = _scratch.__dict__
-    if kind not in kept or kept[kind].shape[1] < size:  # fresh memory costs more than the work
-        kept[kind] = np.empty((2, size), kind)
-    low: Array
-    high: Array
-    low, high = (one[:size].reshape(words.shape[0] // 2, words.shape[1]) for one in kept[kind])
-    np.copyto(low, words[0::2])
-    np.copyto(high, words[1::2])
-    np.left_shift(high, 8 * words.itemsize, out=high)
-    np.bitwise_or(low, high, out=low)
-    return low
+    if kind not in kept or kept[kind].size < height * stride:  # fresh memory costs more than the work
+        kept[kind] = np.empty(height * stride, kind)
+    pairs: Array = kept[kind][: height * stride].reshape(height, stride)[:, :columns]
+    np.copyto(pairs, words[0::2])
+    np.copyto(pairs.view(words.dtype)[:, 1::2], words[1::2])
+    return pairs
 
 
 def pieces(move: Move, start: int, stop: int) -> Iterator[Move]:
@@ -203,9 +221,9 @@ def source_runs(move: Move) -> tuple[int, list[Axis]]:
 
 @functools.cache
 def _threads() -> int:
-    """Return how many threads copy: beside them, one hashes and one writes."""
+    """Return how many threads copy: as many as there are cores, since those that hash and write wait at times."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores - 1, 8))
+    return max(1, min(cores, 8))
 
 
 @functools.cache

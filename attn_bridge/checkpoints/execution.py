@@ -16,8 +16,7 @@ import numpy as np
 
 from . import containers, manifest
 from . import digests as digests_of
-from .containers.base import CheckpointError, Reader, TensorInfo, Writer
-from .containers.orbax import METADATA as ORBAX_METADATA
+from .containers.base import ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
 from .elements import Elements
 from .planning import IDLE, Plan, Target, kept_name
 
@@ -37,12 +36,14 @@ class Result:
         digests: name -> digest of its bytes.
         changed: name -> how many of its elements a cast changed.
         resumed: how many tensors an earlier, interrupted run had written.
+        anew: why a run that was to go on where an earlier one stopped did not; "" if it did, or was not to.
     """
 
     target: Path
     digests: dict[str, str]
     changed: dict[str, int]
     resumed: int
+    anew: str = ""
 
 
 def carry_out(
@@ -83,11 +84,12 @@ def carry_out(
         _check_free(target, overwrite)
     with _locked(staging):
         identity = f"{plan.identity(reader)} {target_format}"
-        done = _journal(staging, identity) if resume else {}
+        done, counts = _journal(staging, identity) if resume else ({}, {})
+        anew = "no interrupted run of this very conversion was found" if resume and not done else ""
         infos = [one.info for one in plan.targets]
         if _recover(staging, target) and done and len(_intact(target, infos, done, target_format)) == len(infos):
             shutil.rmtree(staging, ignore_errors=True)
-            return Result(target, done, {}, len(done))
+            return Result(target, done, counts, len(done))
         _check_free(target, overwrite)
         payload = staging / "payload"
         if not done:
@@ -101,8 +103,14 @@ def carry_out(
             _check_kept(before)
             writer = containers.make_writer(target_format, payload, infos, plan.metadata)
             try:
-                done = _intact(payload, infos, done, target_format) if done and writer.random_access else {}
+                if done and not writer.random_access:
+                    anew = f"a file of {target_format} is written from its beginning on"
+                    done = {}
+                elif done:
+                    done = _intact(payload, infos, done, target_format)
+                    anew = "" if done else "nothing of what was written is intact"
                 digests, changed = _write(plan, elements, writer, staging, done, budget, progress)
+                changed |= {name: count for name, count in counts.items() if name in done}
                 if _stamps(reader) != files:
                     raise CheckpointError(f"{reader.path} changed while it was read; convert it again")
                 writer.finish()
@@ -113,11 +121,11 @@ def carry_out(
             _check_free(target, overwrite)
             _publish(staging, payload, target, is_folder)
         except ValueError:
-            if not _journal(staging, identity):  # nothing to go on from
+            if not _journal(staging, identity)[0]:  # nothing to go on from
                 shutil.rmtree(staging, ignore_errors=True)
             raise
         shutil.rmtree(staging, ignore_errors=True)
-    return Result(target, digests, changed, len(done))
+    return Result(target, digests, changed, len(done), anew)
 
 
 def _write(
@@ -163,7 +171,7 @@ def _write(
             elements.release(array)
             if stop * width == target.info.nbytes:
                 digests[name] = digest.hexdigest()
-                _note(staging, {"name": name, digests_of.KEY: digests[name]})
+                _note(staging, {"name": name, digests_of.KEY: digests[name], "changed": changed[name]})
             progress(written, total, name)
     return digests, {name: count for name, count in changed.items() if count}
 
@@ -286,7 +294,7 @@ def _empty(staging: Path) -> None:
             _remove(path)
 
 
-def _note(staging: Path, entry: dict[str, str]) -> None:
+def _note(staging: Path, entry: dict[str, str | int]) -> None:
     try:
         with (staging / "journal").open("a", encoding="utf-8") as handle:
             handle.write(json.dumps(entry) + "\n")
@@ -294,8 +302,8 @@ def _note(staging: Path, entry: dict[str, str]) -> None:
         raise CheckpointError(f"{staging} can't be written: {error.strerror}") from None
 
 
-def _journal(staging: Path, identity: str) -> dict[str, str]:
-    """Return name -> digest of what an earlier run of the same plan wrote."""
+def _journal(staging: Path, identity: str) -> tuple[dict[str, str], dict[str, int]]:
+    """Return name -> digest of what an earlier run of the same plan wrote, and -> how many elements a cast changed."""
     try:
         lines = (staging / "journal").read_text(encoding="utf-8").splitlines()
         entries = []
@@ -303,12 +311,12 @@ def _journal(staging: Path, identity: str) -> dict[str, str]:
             with contextlib.suppress(ValueError):  # the line that the kill cut short
                 entries.append(json.loads(line))
     except (OSError, UnicodeDecodeError):
-        return {}
+        return {}, {}
     if not entries or entries[0].get("plan") != identity:
-        return {}
-    return {
-        entry["name"]: entry[digests_of.KEY] for entry in entries[1:] if "name" in entry and digests_of.KEY in entry
-    }
+        return {}, {}
+    written = [entry for entry in entries[1:] if "name" in entry and digests_of.KEY in entry]
+    digests = {entry["name"]: entry[digests_of.KEY] for entry in written}
+    return digests, {entry["name"]: entry["changed"] for entry in written if entry.get("changed")}
 
 
 def _intact(payload: Path, infos: list[TensorInfo], done: dict[str, str], format: str) -> dict[str, str]:

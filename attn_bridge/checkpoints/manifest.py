@@ -129,3 +129,12 @@ def read(checkpoint: Path) -> Manifest | None:
 
         reader = SafetensorsReader(kept)
     return Manifest(**fields, kept=reader, kept_digests=digests)
+
+
+def of(reader: Reader, path: Path) -> Manifest | None:
+    """Return the manifest beside an open checkpoint, also where the path it was opened by only leads to it.
+
+    Raises:
+        CheckpointError: it is there, and malformed.
+    """
+    return read(path) or (read(reader.path) if reader.path != path else None)

@@ -67,8 +67,8 @@ def load(side: Side, path: Path, module: Any, from_layout: str | None, settings:
                 source_layout=from_layout,
                 target_layout=side,
                 settings=settings,
-                config=_config(path),
-                manifest=manifest.read(path),
+                config=_config(reader.path),
+                manifest=manifest.of(reader, path),
             )
         found = {one.info.name: one for one in plan.targets if not one.kept}
         misshapen = [

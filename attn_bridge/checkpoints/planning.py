@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 from .. import layouts
 from ..layouts.table import refined
 from ..weights import WeightsMismatchError
+from . import digests
 from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype, printable
 from .copying import Move, move_of
 from .manifest import Manifest
@@ -102,7 +102,9 @@ class Plan:
         files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in reader.files()]
         parts = [dataclasses.asdict(target) for target in self.targets]
         text = json.dumps([parts, self.dropped, self.metadata, self.restore, files], sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()
+        digest = digests.new()
+        digest.update(text.encode())
+        return digest.hexdigest()
 
 
 def make(

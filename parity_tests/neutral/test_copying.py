@@ -19,6 +19,7 @@ CASES = [
     ((128, 64), (1, 0)),
     ((64, 128), (1, 0)),
     ((131, 4100), (1, 0)),  # rows beyond the last cache line, columns beyond one piece
+    ((3140, 9), (1, 0)),  # enough rows to be cut between packed ones
     ((3, 140, 70), (2, 0, 1)),
     ((2, 130, 3, 65), (3, 1, 0, 2)),
     ((5, 0, 3), (2, 1, 0)),

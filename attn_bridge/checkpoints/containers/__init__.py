@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .base import CheckpointError, Reader, TensorInfo, Writer, printable
+from .base import ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer, printable
 from .files import bad
-from .msgpack import MsgpackReader, MsgpackWriter
-from .npz import NpzReader, NpzWriter
-from .orbax import METADATA as ORBAX_METADATA
-from .orbax import OrbaxReader, OrbaxWriter
-from .safetensors import SafetensorsWriter, open_safetensors
-from .torch_file import TorchWriter, open_torch
 
 __all__ = [
     "READERS",
@@ -28,23 +23,38 @@ __all__ = [
     "open_reader",
 ]
 
-READERS: dict[str, Callable[[Path], Reader]] = {
-    "safetensors": open_safetensors,
-    "torch": open_torch,
-    "npz": NpzReader,
-    "msgpack": MsgpackReader,
-    "orbax": OrbaxReader,
+_READERS = {
+    "safetensors": ("safetensors", "open_safetensors"),
+    "torch": ("torch_file", "open_torch"),
+    "npz": ("npz", "NpzReader"),
+    "msgpack": ("msgpack", "MsgpackReader"),
+    "orbax": ("orbax", "OrbaxReader"),
 }
-"""Name of a format -> what opens a checkpoint of it."""
+"""Name of a format -> module and name of what opens a checkpoint of it."""
 
-WRITERS: dict[str, type[Writer]] = {
-    "safetensors": SafetensorsWriter,
-    "torch": TorchWriter,
-    "npz": NpzWriter,
-    "msgpack": MsgpackWriter,
-    "orbax": OrbaxWriter,
+_WRITERS = {
+    "safetensors": ("safetensors", "SafetensorsWriter"),
+    "torch": ("torch_file", "TorchWriter"),
+    "npz": ("npz", "NpzWriter"),
+    "msgpack": ("msgpack", "MsgpackWriter"),
+    "orbax": ("orbax", "OrbaxWriter"),
 }
-"""Name of a format -> its writer."""
+"""Name of a format -> module and name of its writer."""
+
+
+def _load(home: tuple[str, str]) -> Any:
+    """Return what a module holds; a conversion needs two formats, and to load all takes as long as a small one."""
+    module, name = home
+    return getattr(importlib.import_module(f".{module}", __name__), name)
+
+
+def __getattr__(name: str) -> Any:
+    """Return `READERS` and `WRITERS`: name of a format -> what opens a checkpoint of it, and its writer."""
+    homes = {"READERS": _READERS, "WRITERS": _WRITERS}.get(name)
+    if homes is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return {format: _load(home) for format, home in homes.items()}
+
 
 ENDINGS = {
     ".safetensors": "safetensors",
@@ -94,14 +104,15 @@ def _reader_of(path: Path, format: str | None) -> Reader:
         indexes = [name for ending, name in INDEXES.items() if path.name.endswith(ending)]
         format = indexes[0] if indexes else ENDINGS.get(path.suffix)
         if format is None or format == "orbax":
-            raise bad(path, f"its extension says no format; name one of {', '.join(READERS)}")
+            raise bad(path, f"its extension says no format; name one of {', '.join(_READERS)}")
     elif format == "torch" and (path / ".metadata").exists():
         raise bad(path, DCP)
-    if format not in READERS:
-        raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(READERS)}")
+    if format not in _READERS:
+        raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(_READERS)}")
     if path.is_dir() and format in ("npz", "msgpack"):
         raise bad(path, f"is a folder, which no {format} is")
-    return READERS[format](path)
+    reader: Reader = _load(_READERS[format])(path)
+    return reader
 
 
 def _look_into(folder: Path) -> tuple[Path, str]:
@@ -119,7 +130,7 @@ def _look_into(folder: Path) -> tuple[Path, str]:
     single = [name for name in names if name.endswith((".npz", ".msgpack"))]
     if len(single) == 1:
         return folder / single[0], ENDINGS[Path(single[0]).suffix]
-    raise bad(folder, f"has no checkpoint of a known format in it; known are {', '.join(READERS)}")
+    raise bad(folder, f"has no checkpoint of a known format in it; known are {', '.join(_READERS)}")
 
 
 def format_of(path: Path, format: str | None = None) -> str:
@@ -131,14 +142,14 @@ def format_of(path: Path, format: str | None = None) -> str:
         CheckpointError: the format is unknown, or the extension says none.
     """
     if format is not None:
-        if format not in WRITERS:
-            raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(WRITERS)}")
+        if format not in _WRITERS:
+            raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(_WRITERS)}")
         return format
     is_extension = re.fullmatch(r"\.[A-Za-z]\w*", path.suffix)
     if not is_extension or path.is_dir():
         return ENDINGS.get(path.suffix, "safetensors")
     if path.suffix not in ENDINGS:
-        raise bad(path, f"its extension says no format; name one of {', '.join(WRITERS)}")
+        raise bad(path, f"its extension says no format; name one of {', '.join(_WRITERS)}")
     return ENDINGS[path.suffix]
 
 
@@ -148,4 +159,5 @@ def make_writer(format: str, path: Path, tensors: Sequence[TensorInfo], metadata
     Raises:
         CheckpointError: the format is unknown, or can't hold one of the tensors.
     """
-    return WRITERS[format_of(path, format)](path, tensors, metadata)
+    writer: Writer = _load(_WRITERS[format_of(path, format)])(path, tensors, metadata)
+    return writer

@@ -28,6 +28,10 @@ MOST_HEADER = 100_000_000
 """Bytes of a header, an index or a pickle beyond which it is refused unread."""
 
 
+ORBAX_METADATA = "_METADATA"
+"""File of a folder of Orbax that says what is in it."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint that can't be read, converted or written, in one line that names the file and the reason."""
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .base import MOST_HEADER, Array, CheckpointError, Reader, TensorInfo, Writer, numpy_dtype, printable
+from .base import ORBAX_METADATA as METADATA
 from .files import (
     File,
     Target,
@@ -33,7 +34,6 @@ from .files import (
 )
 from .shards import inside
 
-METADATA = "_METADATA"
 EXTRA = "attn_bridge.json"
 """File with the metadata, which Orbax does not look at; written where there is some."""
 

@@ -53,6 +53,12 @@ CODES = {name: code for code, name in NAMES.items()}
 
 _FLUSHER = concurrent.futures.ThreadPoolExecutor(1, "attn-bridge-flush")
 
+FLUSH = 64 << 20
+"""Bytes of a file that are written before the disk is told to begin with them."""
+
+MOST_FLUSHES = 4
+"""Flushes that wait for the disk; what they leave out is flushed at the end."""
+
 INDEX = "model.safetensors.index.json"
 ENDING = ".safetensors"
 
@@ -202,7 +208,8 @@ class SafetensorsWriter(Writer):
         self._index = self._folder and (len(groups) > 1 or "index" in metadata)
         self._begun: set[str] = set()
         self._last: Target | None = None
-        self._flushed: concurrent.futures.Future[None] | None = None
+        self._unflushed = 0
+        self._flushes: list[concurrent.futures.Future[None]] = []
         self._open: collections.OrderedDict[str, Target] = collections.OrderedDict()
         for file in self._layouts:
             self._target(file)
@@ -260,12 +267,14 @@ class SafetensorsWriter(Writer):
         info = self.tensors[name]
         check_range(self.path, info, start, start + memoryview(data).nbytes)
         target = self._target(info.file)
-        if self._last not in (None, target) and self._flushed is None:  # the disk works while the next file is made
-            self._flushed = _FLUSHER.submit(self._last.sync)
-        if self._flushed is not None and self._flushed.done():
-            self._flushed.result()
-            self._flushed = None
+        is_due = self._last is not target or self._unflushed >= FLUSH
+        if self._last is not None and is_due and len(self._flushes) < MOST_FLUSHES:
+            self._flushes.append(_FLUSHER.submit(self._last.sync))  # the disk works while the next bytes are made
+            self._unflushed = 0
+        while self._flushes and self._flushes[0].done():
+            self._flushes.pop(0).result()
         self._last = target
+        self._unflushed += memoryview(data).nbytes
         target.write(self._starts[name] + start, data)
 
     def finish(self) -> None:
@@ -287,13 +296,13 @@ class SafetensorsWriter(Writer):
             sync_folder(folder)
 
     def _wait(self) -> None:
-        pending, self._flushed = self._flushed, None
-        if pending is not None:
-            pending.result()
+        while self._flushes:
+            self._flushes.pop(0).result()
 
     def abort(self) -> None:
         """Close all files."""
-        with contextlib.suppress(CheckpointError):
-            self._wait()
+        while self._flushes:
+            with contextlib.suppress(CheckpointError):
+                self._wait()
         while self._open:
             self._open.popitem()[1].close()
