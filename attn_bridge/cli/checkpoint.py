@@ -71,7 +71,9 @@ def convert(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, from headers alone; write nothing.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where an interrupted run stopped (safetensors, msgpack).")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace DST.")] = False,
     max_memory: Memory = None,
     json_file: Json = None,
@@ -117,7 +119,7 @@ def convert(
             progress=advance,
         )
     if json_file is not None:
-        changed = {"changed": result.changed, "resumed": result.resumed, "digests": result.digests}
+        changed = {"changed": result.changed, "resumed": result.resumed, "digests": result.digests, "anew": result.anew}
         write_json({**_plan_json(planned), **changed}, json_file)
     if json_file != "-":
         if result.changed:
@@ -125,12 +127,18 @@ def convert(
             console.print(f"the cast changed {total} elements of {len(result.changed)} tensors", markup=False)
         if result.resumed:
             console.print(f"{result.resumed} tensors were there from before", markup=False)
+        if result.anew:
+            console.print(f"begun anew: {result.anew}", markup=False, soft_wrap=True)
         console.print(_summary(planned, f"wrote {target}:"), markup=False, soft_wrap=True)
     return 0
 
 
 def inspect(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="File or folder.")],
+    format: Annotated[
+        str | None,
+        typer.Option(metavar="CONTAINER", help="Container of PATH, where its extension says none, or another."),
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Every tensor, not the first of each kind.")] = False,
     json_file: Json = None,
 ) -> int:
@@ -145,7 +153,7 @@ def inspect(
     from .. import checkpoints
 
     _check_report(json_file, path)
-    found = checkpoints.inspect(path)
+    found = checkpoints.inspect(path, format=format)
     if json_file is not None:
         tensors = {
             name: {"dtype": info.dtype, "shape": list(info.shape), "file": info.file, "bytes": info.nbytes}

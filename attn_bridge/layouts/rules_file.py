@@ -2,7 +2,7 @@
 
 Keys: ``torch`` and ``flax`` (names; ``torch`` may be a list of parts), ``pattern`` and sizes by letter as in `Rule`,
 ``part`` (axis of the Flax tensor that counts the parts), or ``along`` (the axis they lie along) and ``split`` (sizes),
-``stack`` (axis of the Flax tensor that counts ``{i}``), ``optional``, and ``drop`` (the reason; then one name only).
+``stack`` (axis of the Flax tensor that counts ``{i}``), and ``drop`` (the reason; then one name only).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from .layout import Layout
 from .table import LayoutError, Row
 
-_KEYS = {"torch", "flax", "pattern", "part", "along", "split", "stack", "optional", "drop"}
+_KEYS = {"torch", "flax", "pattern", "part", "along", "split", "stack", "drop"}
 
 
 def read(path: Path, names: Iterable[str], layout: str = "") -> tuple[Layout, Layout]:
@@ -65,6 +65,8 @@ def read(path: Path, names: Iterable[str], layout: str = "") -> tuple[Layout, La
 
 def _rows(table: dict[str, Any]) -> tuple[list[Row], list[Row]]:
     """Return the rows of one rule for the Flax side and for the torch side."""
+    if "optional" in table:
+        raise LayoutError("optional is no key of a rule: every rule is passed over where it has no tensor")
     sizes = {key: value for key, value in table.items() if key not in _KEYS}
     for axis, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, (int, str)) or (isinstance(size, int) and size < 1):
@@ -74,15 +76,15 @@ def _rows(table: dict[str, Any]) -> tuple[list[Row], list[Row]]:
     for key, kind in (("flax", str), ("pattern", str), ("part", str), ("along", str), ("stack", str), ("drop", str)):
         if not isinstance(table.get(key, ""), kind):
             raise LayoutError(f"{key} must be a text, got {table[key]!r}")
-    if not all(isinstance(name, str) for name in ours) or not isinstance(table.get("optional", False), bool):
-        raise LayoutError("torch must be a name or a list of names, optional true or false")
+    if not all(isinstance(name, str) for name in ours):
+        raise LayoutError("torch must be a name or a list of names")
     if reason:
         if bool(flax) == bool(ours) or sizes or table.keys() - {"torch", "flax", "drop"}:
             raise LayoutError("a rule that drops has one name, torch or flax, and the reason")
         return ([Row(flax, reason=reason)], []) if flax else ([], [Row(name, reason=reason) for name in ours])
     if not ours or not flax:
         raise LayoutError(f"a rule needs the keys torch and flax, got {', '.join(table) or 'none'}")
-    optional, split = table.get("optional", False), table.get("split", [])
+    split = table.get("split", [])
     if not isinstance(split, list) or not all(isinstance(size, (int, str)) for size in split):
         raise LayoutError(f"split must be a list of sizes or settings' names, got {split!r}")
     row = Row(
@@ -94,6 +96,5 @@ def _rows(table: dict[str, Any]) -> tuple[list[Row], list[Row]]:
         tuple(split),
         table.get("stack", ""),
         sizes,
-        optional=optional,
     )
-    return [row], [Row(name, (name,), optional=optional) for name in ours]
+    return [row], [Row(name, (name,)) for name in ours]

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 import safetensors.numpy
 
 from attn_bridge import WeightsMismatchError, checkpoints, layouts
+from attn_bridge.checkpoints import modules
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.cli.app import run
 from attn_bridge.layouts import LayoutError, SettingError
@@ -315,6 +317,19 @@ def test_inspect_says_what_is_there(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["layout"] == "hf-gpt2"
 
 
+def test_inspect_takes_the_format_that_an_extension_does_not_say(tmp_path, capsys):
+    there = checkpoints.convert(folder(tmp_path / "hf"), tmp_path / "x.npz", to_layout="same").target
+    there.rename(tmp_path / "weights.dat")
+    assert run(["inspect", str(tmp_path / "weights.dat")]) == 2
+    assert "its extension says no format; name one of safetensors, torch" in capsys.readouterr().err
+    assert run(["inspect", str(tmp_path / "weights.dat"), "--format", "npz"]) == 0
+    assert "npz, layout hf-gpt2" in capsys.readouterr().out
+    assert run(["inspect", str(tmp_path / "weights.dat"), "--format", "zip"]) == 2
+    assert capsys.readouterr().err == (
+        "error: the format zip is unknown; known are safetensors, torch, npz, msgpack, orbax\n"
+    )
+
+
 RULES = """
 [[rule]]
 torch = ["enc.{i}.q", "enc.{i}.k"]
@@ -363,6 +378,7 @@ def test_rules_of_ones_own_lead_there_and_back(tmp_path):
         (("h = 2", "h = 0"), "line 2: h must be a size"),
         (('flax = "scales"', ""), "line 9: a rule needs the keys torch and flax"),
         (("enc.{i}.q", "enc.{j}.q"), "{j}"),
+        (("h = 2", "optional = true"), "line 2: optional is no key of a rule"),
         (("[[rule]]\ntorch = [", "[rule\ntorch = ["), "rules.toml"),
     ],
 )  # fmt: skip
@@ -483,6 +499,47 @@ def test_resuming_skips_what_is_there_and_redoes_what_was_damaged(tmp_path):
     assert 5 < result.resumed == written - 1
     assert tree(tmp_path / "flax") == undisturbed
     assert not staging.exists()
+
+
+def interrupted(source, target, **options):
+    """Convert more than half of it."""
+
+    def stop(done, total, name):
+        if done > total * 0.6:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        checkpoints.convert(source, target, progress=stop, **options)
+
+
+def test_a_resumed_run_counts_the_casts_of_the_one_before(tmp_path):
+    source = sharded(tmp_path / "hf", width=32)
+    whole = checkpoints.convert(source, tmp_path / "whole", dtype="bf16")
+    interrupted(source, tmp_path / "flax", dtype="bf16")
+    result = checkpoints.convert(source, tmp_path / "flax", dtype="bf16", resume=True)
+    assert result.resumed > 5
+    assert result.changed == whole.changed
+    assert min(whole.changed.values()) > 0
+    assert tree(tmp_path / "flax") == tree(tmp_path / "whole")  # and nothing of it is in the output
+
+
+def test_what_can_not_be_gone_on_with_is_begun_anew_and_said(tmp_path, capsys):
+    source = sharded(tmp_path / "hf", width=32)
+    for name, reason in (("x.npz", "a file of npz is written"), ("x", "")):
+        interrupted(source, tmp_path / name)
+        assert run(["convert", str(source), str(tmp_path / name), "--resume"]) == 0
+        shown = capsys.readouterr().out
+        assert ("were there from before" in shown) == (not reason)
+        assert ("begun anew: " + reason in shown) == bool(reason)
+    assert run(["convert", str(source), str(tmp_path / "x"), "--resume", "--overwrite"]) == 0
+    assert "begun anew: no interrupted run of this very conversion was found" in capsys.readouterr().out
+    interrupted(source, tmp_path / "x", overwrite=True)
+    payload = tmp_path / ".x.partial" / "payload"
+    for file in payload.iterdir():
+        file.write_bytes(bytes(file.stat().st_size))
+    assert run(["convert", str(source), str(tmp_path / "x"), "--resume", "--overwrite"]) == 0
+    assert "begun anew: nothing of what was written is intact" in capsys.readouterr().out
+    assert checkpoints.verify(source, tmp_path / "x").passed
 
 
 def test_two_conversions_to_one_place_do_not_meet(tmp_path):
@@ -810,3 +867,39 @@ def test_the_folder_of_a_single_file_leads_to_its_manifest(tmp_path):
     checkpoints.convert(source, tmp_path / "there" / "x.npz")
     back = checkpoints.convert(tmp_path / "there", tmp_path / "back.safetensors", to_layout="hf-bert").target
     assert bits(checkpoints.read(back)) == bits(checkpoints.read(source))
+
+
+def test_what_was_kept_aside_is_cast_by_the_way_back_alone(tmp_path):
+    arrays = made("hf-bert")
+    source = write(tmp_path / "a.safetensors", arrays)
+    aside = {name for name in arrays if "pooler" in name or "position_ids" in name}
+    assert len(aside) == 2
+    there = checkpoints.convert(source, tmp_path / "x.npz").target
+    narrow = checkpoints.read(
+        checkpoints.convert(there, tmp_path / "b.safetensors", to_layout="hf-bert", dtype="bf16").target
+    )
+    wanted = {
+        name: array.astype(ml_dtypes.bfloat16) if array.dtype == np.float32 else array for name, array in arrays.items()
+    }
+    assert bits(narrow) == bits(wanted)
+    there = checkpoints.convert(source, tmp_path / "y.npz", dtype="bf16").target
+    back = checkpoints.read(checkpoints.convert(there, tmp_path / "c.safetensors", to_layout="hf-bert").target)
+    assert bits(back) == bits({name: arrays[name] if name in aside else wanted[name] for name in arrays})
+
+
+def test_loading_from_the_folder_of_a_single_file_finds_its_manifest(tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    arrays = made("hf-gpt2")
+    checkpoints.convert(write(tmp_path / "a.safetensors", arrays), tmp_path / "there" / "x.npz")
+    wanted = layouts.find("hf-gpt2").to_canonical({name: arrays[name] for name in arrays if ".attn.bias" not in name})
+    loaded = {}
+    backend = types.SimpleNamespace(
+        describe_weights=lambda module: {name: (array.shape, "float32") for name, array in wanted.items()},
+        set_weights=lambda module, found: loaded.update(found),
+    )
+    monkeypatch.setattr(modules.backends, "load", lambda side: backend)
+    modules.load("torch", tmp_path / "there", None, None, None)
+    assert bits(loaded) == bits(wanted)
+    (tmp_path / "there" / "x.npz.attn-bridge.json").write_text(NEWER)
+    with pytest.raises(CheckpointError, match="no manifest of version 1"):
+        modules.load("torch", tmp_path / "there", None, None, None)
