@@ -14,6 +14,7 @@ from torch import nn
 
 import jax_attn.harness
 import torch_attn.harness
+from attn_bridge import Rule, transfer
 from attn_bridge.parity import compare, judge
 from attn_bridge.parity.judgement import ENOUGH, Judgement
 
@@ -103,12 +104,15 @@ def test_a_fault_that_only_drawn_weights_show_is_a_difference():
     assert (report.tensors[0].verdict, report.tensors[0].weights) == ("different", "own")
 
 
-def test_held_weights_that_are_not_transferred_are_judged_in_float64(runs):
-    theirs = FlaxModel()
-    report = compare(TorchModel(), theirs, X, transfer=False, localise=False)
-    assert report.verdict == "different"
+@pytest.mark.parametrize("same", [True, False], ids=["the same", "others"])
+def test_held_weights_that_are_not_transferred_are_judged_in_float64(runs, same):
+    ours, theirs = TorchModel(), FlaxModel()
+    if same:
+        transfer(ours, theirs, rules=[Rule("weight", "weight", "i o -> i o"), Rule("bias", "bias", "o -> o")])
+    report = compare(ours, theirs, X, transfer=False, localise=False)
     assert runs["torch", "float64"] == runs["flax", "float64"] == 2
-    assert {one.name for one in report.failures} >= {"weight weight", "weight bias", "output"}
+    assert report.verdict == ("equal" if same else "different")
+    assert same or {one.name for one in report.failures} >= {"weight weight", "weight bias", "output"}
 
 
 @pytest.mark.parametrize(
