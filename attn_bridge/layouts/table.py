@@ -85,7 +85,9 @@ class Row:
         if bool(self.ours) == bool(self.reason):
             raise LayoutError(f"{self.theirs}: a row names either tensors of ours or a reason to drop theirs")
         for name in (self.theirs, *self.ours, *self.tied):
-            _compile(name, ("",))
+            for known in _PLACEHOLDER.findall(name):
+                if known not in ("prefix", *PLACEHOLDERS):
+                    raise LayoutError(f"{name}: a placeholder is {{i}} or {{path}}, not {{{known}}}")
         counted = {"i"} if self.stack else set()
         wanted = placeholders(self.theirs) - {"prefix"}
         if counted & wanted or any(placeholders(name) != wanted | counted for name in (*self.ours, *self.tied)):
@@ -272,6 +274,8 @@ def placeholders(template: str) -> set[str]:
 
 
 def _match(template: str, name: str, prefixes: Iterable[str]) -> dict[str, str] | None:
+    if "{" not in template:
+        return {} if name == template else None
     expression, keys = _compile(template, tuple(prefixes))
     hit = expression.fullmatch(name)
     return None if hit is None else dict(zip(keys, hit.groups(), strict=True))
@@ -289,9 +293,7 @@ def _compile(template: str, prefixes: tuple[str, ...]) -> tuple[re.Pattern[str],
         for found in _PLACEHOLDER.finditer(template):
             name = found.group(1)
             pieces.append(re.escape(template[end : found.start()]))
-            known = "(" + "|".join(map(re.escape, prefixes)) + ")" if name == "prefix" else PLACEHOLDERS.get(name)
-            if known is None:
-                raise LayoutError(f"{template}: a placeholder is {{i}} or {{path}}, not {{{name}}}")
+            known = "(" + "|".join(map(re.escape, prefixes)) + ")" if name == "prefix" else PLACEHOLDERS[name]
             pieces.append(known if name not in keys else f"\\{keys.index(name) + 1}")
             if name not in keys:
                 keys.append(name)
