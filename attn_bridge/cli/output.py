@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from ..parity.comparison import Report
+    from ..parity.report import Report
 
 
 def check_writable(target: str, option: str = "--json") -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..weights import Rules
 
 if TYPE_CHECKING:
-    from ..parity.comparison import Report
+    from ..parity.report import Report
 
 TAKEN = ("--inputs", "--shape", "--seeds", "--first-seed", "--mode", "--dtype")
 """Options that say how the torch side is dumped; the Flax side is dumped like it."""

@@ -27,18 +27,18 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .compare import compare
-    from .comparison import ParityError, Report, TensorVerdict
     from .matrix import CheckReport, check
     from .mutate import mutate
     from .mutation_report import MutationReport
     from .precision import strict
+    from .report import ParityError, Report, TensorVerdict
 
 _HOMES = {
-    "CheckReport": "report",
+    "CheckReport": "check_report",
     "MutationReport": "mutation_report",
-    "ParityError": "comparison",
-    "Report": "comparison",
-    "TensorVerdict": "comparison",
+    "ParityError": "report",
+    "Report": "report",
+    "TensorVerdict": "report",
     "check": "matrix",
     "compare": "compare",
     "mutate": "mutate",

@@ -18,10 +18,10 @@ from ..weights import Rule, Rules
 from . import pairing as pairings
 from . import samples as numbers
 from .cases import DTYPES
-from .comparison import Report, Side, TensorVerdict, Verdict, worst
 from .judge import MEANING_LIMIT, scale_of
 from .judgement import QUICK, SIDES, SLOW, Judgement, Outputs
 from .pairing import Pairing
+from .report import Report, Side, TensorVerdict, Verdict, worst
 from .samples import Sample
 from .subjects import Arguments, Array, Arrays, CannotLiftError, ModuleFailedError, Run, is_float, wide
 
@@ -445,7 +445,7 @@ class Comparison:
         )
 
     def _environment(self) -> dict[str, str]:
-        from .report import environment
+        from .check_report import environment
 
         devices = {"torch device": str(self.torch.device), "flax device": str(self.flax.device)}
         return {**environment(), **devices, **_precision_record()}

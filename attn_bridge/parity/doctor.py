@@ -14,7 +14,7 @@ import rich.table
 
 from .. import backends
 from . import precision
-from .report import environment
+from .check_report import environment
 
 TESTED = {"torch": ("2.10", "2.13"), "jax": ("0.10", "0.11"), "flax": ("0.12", "0.12")}
 """Package -> the oldest and the newest version that the tests were run with."""

@@ -18,8 +18,8 @@ import numpy as np
 
 from .. import checkpoints
 from .cases import DTYPES, numpy_dtype
-from .comparison import Side
 from .pairing import Match, Pairing, Tensor
+from .report import Side
 from .subjects import Arguments, Array, Arrays, Call, Parameter, Run, Submodule, is_float
 
 SCHEMA = 1

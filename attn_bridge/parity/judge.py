@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import ml_dtypes
 import numpy as np
 
-from .comparison import Side, TensorVerdict, Verdict, Worst
+from .report import Side, TensorVerdict, Verdict, Worst
 from .subjects import Array
 
 MEANING_LIMIT = 1e-12

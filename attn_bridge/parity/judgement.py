@@ -12,8 +12,8 @@ import numpy as np
 from ml_dtypes import finfo
 
 from . import samples as numbers
-from .comparison import SEVERITY, Picture, Side, TensorVerdict, Verdict
 from .judge import Measure, agree, decide, measure, precision_used, scale_of, sum_floor, with_error
+from .report import SEVERITY, Picture, Side, TensorVerdict, Verdict
 from .samples import Outputs, Sample
 from .subjects import Array, CannotLiftError, ModuleFailedError, Run, is_float, wide
 

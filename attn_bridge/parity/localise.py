@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .comparison import Divergence, ModuleNode, Side
 from .judge import Measure, measure, precision_used, scale_of
+from .report import Divergence, ModuleNode, Side
 from .subjects import (
     Arguments,
     Array,

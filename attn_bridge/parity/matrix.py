@@ -16,9 +16,9 @@ import numpy as np
 from .. import backends
 from ..specs import VARIANTS, Variant, find_variant
 from .cases import CASES, DTYPES, IN_MODE, MODES, Arrays, Case, Numbers, draw, draw_cotangents
-from .comparison import TensorVerdict, worst
+from .check_report import Cell, CheckReport, environment
 from .judge import MEANING_LIMIT, decide, measure, sum_floor
-from .report import Cell, CheckReport, environment
+from .report import TensorVerdict, worst
 from .subjects import Array
 
 AGAIN = 4

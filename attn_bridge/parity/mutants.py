@@ -16,7 +16,7 @@ import numpy as np
 
 from ..specs import VARIANTS
 from ..weights import Rule, Rules
-from .comparison import Verdict
+from .report import Verdict
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]

@@ -18,10 +18,10 @@ import numpy as np
 
 from .. import backends
 from . import mutants, samples, usual_rules
-from .comparison import Picture, Report, Side
+from .check_report import environment
 from .mutants import FAULTS, FIRST_SEED, Arrays, Fault, Pair
 from .mutation_report import MutationReport, Result, Trial
-from .report import environment
+from .report import Picture, Report, Side
 from .visibility import Change, Numbers, measure_change
 
 SIDES: tuple[Side, Side] = ("torch", "flax")

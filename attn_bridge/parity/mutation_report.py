@@ -12,8 +12,8 @@ from typing import Any
 import rich.box
 import rich.table
 
-from .comparison import Side
 from .mutants import FAULTS, FIRST_SEED, always, find_fault
+from .report import Side
 from .usual_rules import USUAL_RULES
 from .visibility import Change
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..weights import Rule, Rules, Side, WeightsMismatchError
-from .comparison import Pair
+from .report import Pair
 from .subjects import Array, Arrays, Parameter
 
 MOST_CANDIDATES = 256

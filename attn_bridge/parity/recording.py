@@ -20,11 +20,11 @@ from . import dumps, folders
 from . import pairing as pairings
 from . import samples as numbers
 from .compare import MOST_PROBES, Comparison, Progress, apart, check_outputs
-from .comparison import Side
 from .dumps import FIRST, ORACLE, Dump, Id, Manifest, Recorded, Writer, key_of, stored_as
 from .judge import ZERO, scale_of
 from .judgement import QUICK, SLOW, Judgement
 from .pairing import Match, Pairing, Tensor
+from .report import Side
 from .samples import Sample
 from .subjects import Arguments, Array, CannotLiftError, ModuleFailedError, Run, is_array, is_float, wide
 
@@ -196,7 +196,7 @@ class _Recording(Comparison):
     def _manifest(
         self, seeds: int, first_seed: int, modes: tuple[str, ...], dtypes: tuple[str, ...], unstable: str
     ) -> Manifest:
-        from .report import environment
+        from .check_report import environment
 
         harness, side, call = self.harness, self.side, self.flax_arguments
         arrays = {name: one for name, one in call.kwargs.items() if is_array(one)}

@@ -14,12 +14,12 @@ from ..weights import Rule, Rules
 from . import pairing as pairings
 from . import samples as numbers
 from .compare import Comparison, Progress, check_outputs, peak_memory
-from .comparison import Divergence, ModuleNode, Report, Side, TensorVerdict
 from .dumps import FIRST, ORACLE, Dump, DumpError, Id, key_of, of_side
 from .judgement import SLOW, Judgement
 from .localise import LIMIT, Node, _larger, _relative, _Search, match_leaves
 from .pairing import Match, Pairing, Tensor
 from .recording import PARTS
+from .report import Divergence, ModuleNode, Report, Side, TensorVerdict
 from .samples import Sample
 from .subjects import Array, Arrays, Call, Run
 

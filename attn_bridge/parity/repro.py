@@ -14,8 +14,8 @@ from typing import Any
 from .. import backends, checkpoints
 from ..weights import Rule, Rules
 from . import folders
-from .comparison import SCHEMA, Pair, Report, Side
 from .factories import Factory, load
+from .report import SCHEMA, Pair, Report, Side
 from .subjects import Array, Arrays
 
 HOW = "its README.md says how to run it again"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .comparison import Array, Picture
+from .report import Array, Picture
 
 
 @dataclasses.dataclass(frozen=True)

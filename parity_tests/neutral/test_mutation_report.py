@@ -10,8 +10,8 @@ import pytest
 import attn_bridge
 from attn_bridge.cli.app import run
 from attn_bridge.parity import mutants
-from attn_bridge.parity.comparison import Picture
 from attn_bridge.parity.mutation_report import upper_bound
+from attn_bridge.parity.report import Picture
 from attn_bridge.parity.usual_rules import rejections
 from attn_bridge.parity.visibility import Change
 

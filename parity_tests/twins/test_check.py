@@ -169,7 +169,7 @@ def test_real_weights_on_the_command_line(capsys, tmp_path):
 
 def test_what_only_the_second_look_finds_is_not_dropped(monkeypatch):
     from attn_bridge.parity import matrix
-    from attn_bridge.parity.report import Cell
+    from attn_bridge.parity.check_report import Cell
 
     looks = iter([("float32", "precision"), ("float64", "different")])
 

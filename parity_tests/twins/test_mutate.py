@@ -13,8 +13,8 @@ import attn_bridge.parity.compare  # noqa: F401  # the module, which the package
 from attn_bridge.cli.app import run
 from attn_bridge.parity import mutants
 from attn_bridge.parity import mutate as run_mutate
-from attn_bridge.parity.comparison import Picture, Report, TensorVerdict
 from attn_bridge.parity.mutate import Trial, find_trial, plan_faults, run_trial, run_trials
+from attn_bridge.parity.report import Picture, Report, TensorVerdict
 from attn_bridge.parity.usual_rules import USUAL_RULES
 
 SEED = 400_000

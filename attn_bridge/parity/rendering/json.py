@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..comparison import SCHEMA, ModuleNode, Report
+from ..report import SCHEMA, ModuleNode, Report
 from . import files
 
 
