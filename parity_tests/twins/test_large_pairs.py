@@ -161,6 +161,13 @@ def test_a_sample_of_its_own_is_judged_beside_redrawn_ones(runs):
     assert runs["torch", "jitter"] == 1
 
 
+def test_measures_of_redrawn_samples_stand_for_the_plain_ones_and_the_rest_stays():
+    judged = Judgement.__new__(Judgement)
+    judged.measures, judged.redrawn = {("a", "eager"): [1, 2, 3]}, {"flax": {("a", "eager"): [9]}}
+    assert judged._redrawn_of("flax", "a", "eager") == [9, 2, 3]
+    assert judged._redrawn_of("torch", "a", "eager") == [1, 2, 3]
+
+
 class Looks(TorchModel):
     def forward(self, x):
         return super().forward(x if float(x.detach().sum()) < 1e9 else -x)
