@@ -21,10 +21,12 @@ from attn_bridge.specs.model import check_beside_ids, check_ids
 
 from . import functional
 from .checkpoints import Pretrained
+from .dropout import Dropout
 from .embedding import Embedding
 from .gpt_model import FeedForward
 from .layer_norm import LayerNorm
 from .linear import Linear
+from .random import Rngs
 
 
 class BertEncoder(Pretrained, nnx.Module):
@@ -48,7 +50,7 @@ class BertEncoder(Pretrained, nnx.Module):
         self,
         config: BertEncoderConfig | Mapping[str, Any],
         *,
-        rngs: nnx.Rngs,
+        rngs: Rngs,
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):
@@ -59,7 +61,7 @@ class BertEncoder(Pretrained, nnx.Module):
         self.pos_emb = Embedding(longest, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
         self.type_emb = Embedding(self.config.type_vocab_size, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
         self.emb_norm = LayerNorm(width, eps, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.drop_emb = nnx.Dropout(rate, rngs=rngs if rate > 0 else None)
+        self.drop_emb = Dropout(rate, rngs=rngs)
         self.layers = nnx.List(
             BertLayer(self.config, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
             for _ in range(self.config.num_hidden_layers)
@@ -109,7 +111,7 @@ class BertLayer(nnx.Module):
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
-    def __init__(self, config: BertEncoderConfig, *, rngs: nnx.Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(self, config: BertEncoderConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
         width, eps, rate = config.hidden_size, config.layer_norm_eps, config.hidden_dropout_prob
         self.att = BertAttention(config, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
         self.norm1 = LayerNorm(width, eps, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
@@ -117,7 +119,7 @@ class BertLayer(nnx.Module):
             width, config.intermediate_size, approximate=False, rngs=rngs, param_dtype=param_dtype, dtype=dtype
         )
         self.norm2 = LayerNorm(width, eps, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.drop_shortcut = nnx.Dropout(rate, rngs=rngs if rate > 0 else None)
+        self.drop_shortcut = Dropout(rate, rngs=rngs)
 
     def __call__(
         self, x: Float[Array, "B T D"], attention_mask: Bool[Array, "B T"] | None = None
@@ -137,14 +139,14 @@ class BertAttention(nnx.Module):
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
-    def __init__(self, config: BertEncoderConfig, *, rngs: nnx.Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(self, config: BertEncoderConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
         width, rate = config.hidden_size, config.attention_probs_dropout_prob
         self.num_heads = config.num_attention_heads
         self.W_query = Linear(width, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
         self.W_key = Linear(width, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
         self.W_value = Linear(width, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
         self.out_proj = Linear(width, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.dropout = nnx.Dropout(rate, rngs=rngs if rate > 0 else None)
+        self.dropout = Dropout(rate, rngs=rngs)
 
     def __call__(
         self, x: Float[Array, "B T D"], attention_mask: Bool[Array, "B T"] | None = None

@@ -16,7 +16,12 @@ from jaxtyping import Float, Int
 
 from attn_bridge.specs.model import check_range
 
-_STANDARD_NORMAL = jax.nn.initializers.normal(1.0)  # one object, so that two like modules share one jit cache
+from .random import Rngs, TorchRngs
+
+
+def _standard_normal(key: Array | TorchRngs, shape: tuple[int, ...], dtype: Any = jnp.float32, **unused: Any) -> Array:
+    """Draw the rows; one function, so that two like modules share one jit cache."""
+    return key.normal(shape, dtype) if isinstance(key, TorchRngs) else jax.random.normal(key, shape, dtype)
 
 
 class Embedding(nnx.Embed):
@@ -30,8 +35,8 @@ class Embedding(nnx.Embed):
         dtype: dtype of the rows that come out; None leaves them as the table holds them.
     """
 
-    def __init__(self, size: int, emb_dim: int, *, rngs: nnx.Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
-        super().__init__(size, emb_dim, embedding_init=_STANDARD_NORMAL, rngs=rngs, param_dtype=param_dtype)
+    def __init__(self, size: int, emb_dim: int, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+        super().__init__(size, emb_dim, embedding_init=_standard_normal, rngs=rngs, param_dtype=param_dtype)
         self.dtype = dtype  # nnx.Embed would keep the dtype it was made with, and round later weights to it
 
     def __call__(self, ids: Int[Array, "..."], name: str = "ids") -> Float[Array, "... d"]:

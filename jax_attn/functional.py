@@ -18,6 +18,7 @@ from attn_bridge import validation
 from attn_bridge.masks import Mask, as_mask
 
 from . import implementations
+from .random import Rngs
 
 IMPLEMENTATIONS = tuple(implementations.IMPLEMENTATIONS)
 """Names that ``implementation=`` takes, fastest first; ``"reference"`` is plain einsum code and supports every call."""
@@ -34,7 +35,7 @@ def dot_product_attention(
     softcap: float | None = None,
     sinks: Float[Array, "H"] | None = None,
     dropout: float = 0.0,
-    rng: Array | nnx.RngStream | nnx.Rngs | None = None,
+    rng: Array | nnx.RngStream | Rngs | None = None,
     return_weights: bool = False,
     implementation: str | None = None,
 ) -> Float[Array, "B T H Dv"] | tuple[Float[Array, "B T H Dv"], Float[Array, "B H T S"]]:
@@ -54,7 +55,7 @@ def dot_product_attention(
         softcap: scores become ``softcap * tanh(scores / softcap)`` (arXiv 2408.00118).
         sinks: ``(H,)`` logits that join each softmax and carry no value (arXiv 2508.10925).
         dropout: rate at which attention weights are dropped; the rest is scaled by ``1 / (1 - dropout)``.
-        rng: source of the dropout mask: a key, a stream or an `nnx.Rngs` (its ``dropout`` stream).
+        rng: source of the dropout mask: a key, a stream, an `nnx.Rngs` (its ``dropout`` stream) or a `TorchRngs`.
         return_weights: also return the weights ``(B, H, T, S)``, as they are before dropout; only the reference does.
         implementation: a name in `IMPLEMENTATIONS`; None takes the fastest that supports the call.
 
@@ -82,7 +83,7 @@ def explain(
     softcap: float | None = None,
     sinks: Float[Array, "H"] | None = None,
     dropout: float = 0.0,
-    rng: Array | nnx.RngStream | nnx.Rngs | None = None,
+    rng: Array | nnx.RngStream | Rngs | None = None,
     return_weights: bool = False,
 ) -> dict[str, str | None]:
     """Say why each implementation can't serve a call of `dot_product_attention`; None for those that can.

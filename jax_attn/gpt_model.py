@@ -20,10 +20,12 @@ from attn_bridge.specs.model import check_ids, check_max_new_tokens, check_range
 
 from . import functional
 from .checkpoints import Pretrained
+from .dropout import Dropout
 from .embedding import Embedding
 from .layer_norm import LayerNorm
 from .linear import Linear
 from .multi_head_attention import MultiHeadAttention
+from .random import Rngs
 
 
 class GPTModel(Pretrained, nnx.Module):
@@ -45,7 +47,7 @@ class GPTModel(Pretrained, nnx.Module):
         self,
         config: GPTModelConfig | Mapping[str, Any],
         *,
-        rngs: nnx.Rngs,
+        rngs: Rngs,
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):
@@ -53,7 +55,7 @@ class GPTModel(Pretrained, nnx.Module):
         vocab_size, emb_dim = self.config.vocab_size, self.config.emb_dim
         self.tok_emb = Embedding(vocab_size, emb_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
         self.pos_emb = Embedding(self.config.context_length, emb_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.drop_emb = nnx.Dropout(self.config.drop_rate, rngs=rngs if self.config.drop_rate > 0 else None)
+        self.drop_emb = Dropout(self.config.drop_rate, rngs=rngs)
         self.trf_blocks = nnx.List(
             TransformerBlock(self.config, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
             for _ in range(self.config.n_layers)
@@ -117,7 +119,7 @@ class TransformerBlock(nnx.Module):
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
-    def __init__(self, config: GPTModelConfig, *, rngs: nnx.Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(self, config: GPTModelConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
         emb_dim, rate = config.emb_dim, config.drop_rate
         self.att = MultiHeadAttention(
             emb_dim,
@@ -135,7 +137,7 @@ class TransformerBlock(nnx.Module):
         )
         self.norm1 = LayerNorm(emb_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
         self.norm2 = LayerNorm(emb_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.drop_shortcut = nnx.Dropout(rate, rngs=rngs if rate > 0 else None)
+        self.drop_shortcut = Dropout(rate, rngs=rngs)
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Return ``x`` of shape ``(B, T, D)`` with what attention and feed-forward layers add to it."""
@@ -161,7 +163,7 @@ class FeedForward(nnx.Module):
         hidden_dim: int,
         *,
         approximate: bool,
-        rngs: nnx.Rngs,
+        rngs: Rngs,
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):

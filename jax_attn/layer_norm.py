@@ -16,6 +16,7 @@ from attn_bridge import validation
 from attn_bridge.specs import LayerNormConfig
 
 from . import functional
+from .random import Rngs
 
 
 class LayerNorm(nnx.Module):
@@ -33,7 +34,7 @@ class LayerNorm(nnx.Module):
     """
 
     def __init__(
-        self, emb_dim: int, eps: float = 1e-5, *, rngs: nnx.Rngs, param_dtype: Any = jnp.float32, dtype: Any = None
+        self, emb_dim: int, eps: float = 1e-5, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None
     ):
         self.config = LayerNormConfig(emb_dim, eps)
         self.scale = nnx.Param(jnp.ones(emb_dim, param_dtype))

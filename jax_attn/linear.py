@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -10,16 +11,35 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from .random import Rngs, TorchRngs
+
 
 @dataclasses.dataclass(frozen=True)
 class SymmetricUniform:
-    """Initialiser that draws from U[-bound, bound); equal by value, so that two like modules share one jit cache."""
+    """Initialiser that draws from U[-bound, bound); equal by value, so that two like modules share one jit cache.
+
+    torch computes its bound on another way, which may end at a neighbouring number: `torch_bound`.
+    """
 
     bound: float
+    torch_bound: float
 
-    def __call__(self, key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32, **unused: Any) -> Array:
-        """Draw an array of `shape` and `dtype`."""
-        return jax.random.uniform(key, shape, dtype, -self.bound, self.bound)
+    def __call__(
+        self, key: Array | TorchRngs, shape: tuple[int, ...], dtype: Any = jnp.float32, **unused: Any
+    ) -> Array:
+        """Draw an array of `shape` and `dtype`; torch's matrices are the other way round."""
+        if isinstance(key, TorchRngs):
+            return draw_uniform(key, shape[::-1], dtype, -self.torch_bound, self.torch_bound).T
+        return draw_uniform(key, shape, dtype, -self.bound, self.bound)
+
+
+def draw_uniform(
+    key: Array | TorchRngs, shape: tuple[int, ...], dtype: Any, minval: float = 0.0, maxval: float = 1.0
+) -> Array:
+    """Draw from U[minval, maxval) with a key of JAX or with torch's generator."""
+    if isinstance(key, TorchRngs):
+        return key.uniform(shape, minval, maxval, dtype)
+    return jax.random.uniform(key, shape, dtype, minval, maxval)
 
 
 class Linear(nnx.Linear):
@@ -40,17 +60,19 @@ class Linear(nnx.Linear):
         d_out: int,
         bias: bool = True,
         *,
-        rngs: nnx.Rngs,
+        rngs: Rngs,
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):
-        draw = SymmetricUniform(d_in**-0.5)
+        # As `torch.nn.init.kaiming_uniform_` has it for the weights, and `torch.nn.Linear` for the bias.
+        draw = SymmetricUniform(d_in**-0.5, math.sqrt(3.0) * (math.sqrt(2.0 / 6.0) / math.sqrt(d_in)))
+        draw_bias = SymmetricUniform(d_in**-0.5, 1.0 / math.sqrt(d_in))
         super().__init__(
             d_in,
             d_out,
             use_bias=bias,
             kernel_init=draw,
-            bias_init=draw,
+            bias_init=draw_bias,
             rngs=rngs,
             param_dtype=param_dtype,
             dtype=dtype,

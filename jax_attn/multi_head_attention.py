@@ -17,7 +17,9 @@ from attn_bridge.masks import Mask, causal
 from attn_bridge.specs import MultiHeadAttentionConfig
 
 from . import functional
+from .dropout import Dropout
 from .linear import Linear
+from .random import Rngs
 
 
 class MultiHeadAttention(nnx.Module):
@@ -48,7 +50,7 @@ class MultiHeadAttention(nnx.Module):
         num_heads: int = 1,
         qkv_bias: bool = False,
         *,
-        rngs: nnx.Rngs,
+        rngs: Rngs,
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):
@@ -57,7 +59,7 @@ class MultiHeadAttention(nnx.Module):
         self.W_key = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
         self.W_value = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
         self.out_proj = Linear(d_out, d_out, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.dropout = nnx.Dropout(self.config.dropout, rngs=rngs if self.config.dropout > 0 else None)
+        self.dropout = Dropout(self.config.dropout, rngs=rngs)
 
     def __call__(
         self,

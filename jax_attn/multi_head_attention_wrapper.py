@@ -18,6 +18,8 @@ from attn_bridge.specs import MultiHeadAttentionWrapperConfig
 
 from . import functional
 from .causal_attention import CausalAttention
+from .dropout import Dropout
+from .random import Rngs
 
 
 class MultiHeadAttentionWrapper(nnx.Module):
@@ -50,7 +52,7 @@ class MultiHeadAttentionWrapper(nnx.Module):
         num_heads: int = 1,
         qkv_bias: bool = False,
         *,
-        rngs: nnx.Rngs,
+        rngs: Rngs,
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):
@@ -61,7 +63,7 @@ class MultiHeadAttentionWrapper(nnx.Module):
             )
             for _ in range(self.config.num_heads)
         )
-        self.dropout = nnx.Dropout(self.config.dropout, rngs=rngs if self.config.dropout > 0 else None)
+        self.dropout = Dropout(self.config.dropout, rngs=rngs)
 
     def __call__(
         self,

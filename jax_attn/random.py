@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import Array
 from jax.experimental import io_callback
 from jaxtyping import Bool, Float
 
 from attn_bridge import rng
 
-__all__ = ["TorchRngs"]
+__all__ = ["Rngs", "TorchRngs"]
 
 
 class TorchRngs:
@@ -104,6 +105,10 @@ class TorchRngs:
             return jnp.asarray(self._generator.bernoulli(shape, p))
         result = jax.ShapeDtypeStruct(rng.as_shape(shape), jnp.bool_)
         return io_callback(lambda: self._generator.bernoulli(shape, p), result, ordered=True)
+
+
+Rngs: TypeAlias = nnx.Rngs | TorchRngs
+"""What the modules of `jax_attn` take as ``rngs``."""
 
 
 def _is_tracing() -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
@@ -19,6 +18,8 @@ from attn_bridge.masks import Mask
 from attn_bridge.specs import SelfAttentionV1Config
 
 from . import functional
+from .linear import draw_uniform
+from .random import Rngs
 
 
 class SelfAttention_v1(nnx.Module):
@@ -35,12 +36,12 @@ class SelfAttention_v1(nnx.Module):
         ValueError: a size below 1.
     """
 
-    def __init__(self, d_in: int, d_out: int, *, rngs: nnx.Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(self, d_in: int, d_out: int, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
         self.config = SelfAttentionV1Config(d_in, d_out)
         shape = (self.config.d_in, self.config.d_out)
-        self.W_query = nnx.Param(jax.random.uniform(rngs.params(), shape, param_dtype))
-        self.W_key = nnx.Param(jax.random.uniform(rngs.params(), shape, param_dtype))
-        self.W_value = nnx.Param(jax.random.uniform(rngs.params(), shape, param_dtype))
+        self.W_query = nnx.Param(draw_uniform(rngs.params(), shape, param_dtype))
+        self.W_key = nnx.Param(draw_uniform(rngs.params(), shape, param_dtype))
+        self.W_value = nnx.Param(draw_uniform(rngs.params(), shape, param_dtype))
         self.dtype = dtype
 
     def __call__(

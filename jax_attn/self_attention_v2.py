@@ -18,6 +18,7 @@ from attn_bridge.specs import SelfAttentionV2Config
 
 from . import functional
 from .linear import Linear
+from .random import Rngs
 
 
 class SelfAttention_v2(nnx.Module):
@@ -41,7 +42,7 @@ class SelfAttention_v2(nnx.Module):
         d_out: int,
         qkv_bias: bool = False,
         *,
-        rngs: nnx.Rngs,
+        rngs: Rngs,
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):

@@ -19,9 +19,12 @@ from attn_bridge.specs.model import check_beside_ids, check_ids
 
 from . import functional
 from .checkpoints import Pretrained
+from .dropout import Dropout
 from .embedding import Embedding
 from .gpt_model import FeedForward
+from .initial_weights import linear
 from .layer_norm import LayerNorm
+from .random import JaxRngs
 
 
 class BertEncoder(Pretrained, nn.Module):
@@ -32,6 +35,8 @@ class BertEncoder(Pretrained, nn.Module):
     Args:
         config: the dict of a Hugging Face ``BertConfig``, of which other keys are left out, or a `BertEncoderConfig`;
             ``train()`` and ``eval()`` switch the dropout.
+        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
+            torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
@@ -40,17 +45,24 @@ class BertEncoder(Pretrained, nn.Module):
         ValueError: missing keys, a value that does not fit, or a config of another model.
     """
 
-    def __init__(self, config: BertEncoderConfig | Mapping[str, Any], *, device: Any = None, dtype: Any = None):
+    def __init__(
+        self,
+        config: BertEncoderConfig | Mapping[str, Any],
+        *,
+        rngs: JaxRngs | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ):
         super().__init__()
         self.config = BertEncoderConfig.read(config)
         width, eps = self.config.hidden_size, self.config.layer_norm_eps
-        self.tok_emb = Embedding(self.config.vocab_size, width, device=device, dtype=dtype)
-        self.pos_emb = Embedding(self.config.max_position_embeddings, width, device=device, dtype=dtype)
-        self.type_emb = Embedding(self.config.type_vocab_size, width, device=device, dtype=dtype)
-        self.emb_norm = LayerNorm(width, eps, device=device, dtype=dtype)
-        self.drop_emb = nn.Dropout(self.config.hidden_dropout_prob)
+        self.tok_emb = Embedding(self.config.vocab_size, width, rngs=rngs, device=device, dtype=dtype)
+        self.pos_emb = Embedding(self.config.max_position_embeddings, width, rngs=rngs, device=device, dtype=dtype)
+        self.type_emb = Embedding(self.config.type_vocab_size, width, rngs=rngs, device=device, dtype=dtype)
+        self.emb_norm = LayerNorm(width, eps, rngs=rngs, device=device, dtype=dtype)
+        self.drop_emb = Dropout(self.config.hidden_dropout_prob, rngs=rngs)
         self.layers = nn.ModuleList(
-            BertLayer(self.config, device=device, dtype=dtype) for _ in range(self.config.num_hidden_layers)
+            BertLayer(self.config, rngs=rngs, device=device, dtype=dtype) for _ in range(self.config.num_hidden_layers)
         )
 
     def forward(
@@ -93,18 +105,22 @@ class BertLayer(nn.Module):
 
     Args:
         config: of the model.
+        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
+            torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
 
-    def __init__(self, config: BertEncoderConfig, *, device: Any = None, dtype: Any = None):
+    def __init__(
+        self, config: BertEncoderConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+    ):
         super().__init__()
         width, eps = config.hidden_size, config.layer_norm_eps
-        self.att = BertAttention(config, device=device, dtype=dtype)
-        self.norm1 = LayerNorm(width, eps, device=device, dtype=dtype)
-        self.ff = FeedForward(width, config.intermediate_size, approximate=False, device=device, dtype=dtype)
-        self.norm2 = LayerNorm(width, eps, device=device, dtype=dtype)
-        self.drop_shortcut = nn.Dropout(config.hidden_dropout_prob)
+        self.att = BertAttention(config, rngs=rngs, device=device, dtype=dtype)
+        self.norm1 = LayerNorm(width, eps, rngs=rngs, device=device, dtype=dtype)
+        self.ff = FeedForward(width, config.intermediate_size, approximate=False, rngs=rngs, device=device, dtype=dtype)
+        self.norm2 = LayerNorm(width, eps, rngs=rngs, device=device, dtype=dtype)
+        self.drop_shortcut = Dropout(config.hidden_dropout_prob, rngs=rngs)
 
     def forward(
         self, x: Float[Tensor, "B T D"], attention_mask: Bool[Tensor, "B T"] | None = None
@@ -119,19 +135,23 @@ class BertAttention(nn.Module):
 
     Args:
         config: of the model.
+        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
+            torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
 
-    def __init__(self, config: BertEncoderConfig, *, device: Any = None, dtype: Any = None):
+    def __init__(
+        self, config: BertEncoderConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+    ):
         super().__init__()
         width, rate = config.hidden_size, config.attention_probs_dropout_prob
         self.num_heads = config.num_attention_heads
-        self.W_query = nn.Linear(width, width, device=device, dtype=dtype)
-        self.W_key = nn.Linear(width, width, device=device, dtype=dtype)
-        self.W_value = nn.Linear(width, width, device=device, dtype=dtype)
-        self.out_proj = nn.Linear(width, width, device=device, dtype=dtype)
-        self.dropout = nn.Dropout(rate)
+        self.W_query = linear(width, width, rngs=rngs, device=device, dtype=dtype)
+        self.W_key = linear(width, width, rngs=rngs, device=device, dtype=dtype)
+        self.W_value = linear(width, width, rngs=rngs, device=device, dtype=dtype)
+        self.out_proj = linear(width, width, rngs=rngs, device=device, dtype=dtype)
+        self.dropout = Dropout(rate, rngs=rngs)
 
     def forward(
         self, x: Float[Tensor, "B T D"], attention_mask: Bool[Tensor, "B T"] | None = None

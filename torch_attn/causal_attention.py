@@ -16,6 +16,9 @@ from attn_bridge.specs import CausalAttentionConfig
 
 from . import functional
 from .book_checkpoints import accept_book_mask
+from .dropout import Dropout
+from .initial_weights import linear
+from .random import JaxRngs
 
 
 class CausalAttention(nn.Module):
@@ -27,6 +30,8 @@ class CausalAttention(nn.Module):
         context_length: longest sequence it takes.
         dropout: rate at which attention weights are dropped in training; ``train()`` and ``eval()`` switch it.
         qkv_bias: whether query, key and value have biases.
+        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
+            torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
@@ -42,15 +47,16 @@ class CausalAttention(nn.Module):
         dropout: float = 0.0,
         qkv_bias: bool = False,
         *,
+        rngs: JaxRngs | None = None,
         device: Any = None,
         dtype: Any = None,
     ):
         super().__init__()
         self.config = CausalAttentionConfig(d_in, d_out, context_length, dropout, qkv_bias)
-        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias, device=device, dtype=dtype)
-        self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias, device=device, dtype=dtype)
-        self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias, device=device, dtype=dtype)
-        self.dropout = nn.Dropout(self.config.dropout)
+        self.W_query = linear(d_in, d_out, bias=qkv_bias, rngs=rngs, device=device, dtype=dtype)
+        self.W_key = linear(d_in, d_out, bias=qkv_bias, rngs=rngs, device=device, dtype=dtype)
+        self.W_value = linear(d_in, d_out, bias=qkv_bias, rngs=rngs, device=device, dtype=dtype)
+        self.dropout = Dropout(self.config.dropout, rngs=rngs)
         accept_book_mask(self)
 
     def forward(

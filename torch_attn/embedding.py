@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from attn_bridge.specs.model import check_range
 
+from .random import JaxRngs
+
 
 class Embedding(nn.Embedding):
     """`nn.Embedding`, whose rows start from a normal distribution of mean 0 and variance 1.
@@ -20,12 +22,18 @@ class Embedding(nn.Embedding):
     Args:
         size: number of ids.
         emb_dim: width of a row.
+        rngs: JAX's random numbers, for the initial rows (stream ``params``), which are those of the Flax twin then, but
+            for rounding; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
 
-    def __init__(self, size: int, emb_dim: int, *, device: Any = None, dtype: Any = None):
-        super().__init__(size, emb_dim, device=device, dtype=dtype)
+    def __init__(self, size: int, emb_dim: int, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None):
+        super().__init__(size, emb_dim, device=device if rngs is None else "meta", dtype=dtype)
+        if rngs is not None:
+            self.to_empty(device=torch.get_default_device() if device is None else device)
+            with torch.no_grad():
+                self.weight.copy_(rngs.params.normal((size, emb_dim), self.weight.dtype))
 
     def forward(self, ids: Int[Tensor, "..."], name: str = "ids") -> Float[Tensor, "... d"]:
         """Look up ``ids`` of any shape ``(...)``; gives ``(..., emb_dim)``.

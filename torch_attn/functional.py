@@ -16,6 +16,7 @@ from attn_bridge import validation
 from attn_bridge.masks import Mask, as_mask
 
 from . import implementations
+from .random import JaxRngs, RngStream
 
 IMPLEMENTATIONS = tuple(implementations.IMPLEMENTATIONS)
 """Names that ``implementation=`` takes, fastest first; ``"reference"`` is plain einsum code and supports every call."""
@@ -36,7 +37,7 @@ def dot_product_attention(
     softcap: float | None = None,
     sinks: Float[Tensor, "H"] | None = None,
     dropout: float = 0.0,
-    rng: torch.Generator | None = None,
+    rng: torch.Generator | RngStream | JaxRngs | None = None,
     return_weights: bool = False,
     implementation: str | None = None,
 ) -> Float[Tensor, "B T H Dv"] | tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H T S"]]:
@@ -56,7 +57,8 @@ def dot_product_attention(
         softcap: scores become ``softcap * tanh(scores / softcap)`` (arXiv 2408.00118).
         sinks: ``(H,)`` logits that join each softmax and carry no value (arXiv 2508.10925).
         dropout: rate at which attention weights are dropped; the rest is scaled by ``1 / (1 - dropout)``.
-        rng: source of the dropout mask: a `torch.Generator`, or None for the global one.
+        rng: source of the dropout mask: a `torch.Generator`, a stream of a `JaxRngs`, a `JaxRngs` (its ``dropout``
+            stream), or None for the global generator.
         return_weights: also return the weights ``(B, H, T, S)``, as they are before dropout; only the reference does.
         implementation: a name in `IMPLEMENTATIONS`; None takes the fastest that supports the call.
 
@@ -84,7 +86,7 @@ def explain(
     softcap: float | None = None,
     sinks: Float[Tensor, "H"] | None = None,
     dropout: float = 0.0,
-    rng: torch.Generator | None = None,
+    rng: torch.Generator | RngStream | JaxRngs | None = None,
     return_weights: bool = False,
 ) -> dict[str, str | None]:
     """Say why each implementation can't serve a call of `dot_product_attention`; None for those that can.
@@ -166,7 +168,7 @@ def as_given(
 
 def dropout_arguments(dropout: nn.Dropout) -> dict[str, Any]:
     """Return the arguments of `dot_product_attention` that a dropout layer stands for: nothing in eval mode."""
-    return {"dropout": dropout.p, "rng": None} if dropout.training else {}
+    return {"dropout": dropout.p, "rng": getattr(dropout, "rngs", None)} if dropout.training else {}
 
 
 def dtype_name(array: Tensor) -> str:

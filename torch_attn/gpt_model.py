@@ -17,9 +17,12 @@ from attn_bridge.specs.model import check_ids, check_max_new_tokens, check_range
 
 from . import functional
 from .checkpoints import Pretrained
+from .dropout import Dropout
 from .embedding import Embedding
+from .initial_weights import linear
 from .layer_norm import LayerNorm
 from .multi_head_attention import MultiHeadAttention
+from .random import JaxRngs
 
 
 class GPTModel(Pretrained, nn.Module):
@@ -28,6 +31,8 @@ class GPTModel(Pretrained, nn.Module):
     Args:
         config: the book's dict, ``vocab_size context_length emb_dim n_heads n_layers drop_rate qkv_bias``, or a
             `GPTModelConfig`; ``train()`` and ``eval()`` switch the dropout.
+        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
+            torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
@@ -36,18 +41,25 @@ class GPTModel(Pretrained, nn.Module):
         ValueError: missing or unknown keys, or a value that does not fit.
     """
 
-    def __init__(self, config: GPTModelConfig | Mapping[str, Any], *, device: Any = None, dtype: Any = None):
+    def __init__(
+        self,
+        config: GPTModelConfig | Mapping[str, Any],
+        *,
+        rngs: JaxRngs | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ):
         super().__init__()
         self.config = GPTModelConfig.read(config)
         vocab_size, emb_dim = self.config.vocab_size, self.config.emb_dim
-        self.tok_emb = Embedding(vocab_size, emb_dim, device=device, dtype=dtype)
-        self.pos_emb = Embedding(self.config.context_length, emb_dim, device=device, dtype=dtype)
-        self.drop_emb = nn.Dropout(self.config.drop_rate)
+        self.tok_emb = Embedding(vocab_size, emb_dim, rngs=rngs, device=device, dtype=dtype)
+        self.pos_emb = Embedding(self.config.context_length, emb_dim, rngs=rngs, device=device, dtype=dtype)
+        self.drop_emb = Dropout(self.config.drop_rate, rngs=rngs)
         self.trf_blocks = nn.ModuleList(
-            TransformerBlock(self.config, device=device, dtype=dtype) for _ in range(self.config.n_layers)
+            TransformerBlock(self.config, rngs=rngs, device=device, dtype=dtype) for _ in range(self.config.n_layers)
         )
-        self.final_norm = LayerNorm(emb_dim, device=device, dtype=dtype)
-        self.out_head = nn.Linear(emb_dim, vocab_size, bias=False, device=device, dtype=dtype)
+        self.final_norm = LayerNorm(emb_dim, rngs=rngs, device=device, dtype=dtype)
+        self.out_head = linear(emb_dim, vocab_size, bias=False, rngs=rngs, device=device, dtype=dtype)
 
     def forward(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
         """Return the logits ``(B, T, V)`` of the token that follows each position.
@@ -98,11 +110,13 @@ class TransformerBlock(nn.Module):
 
     Args:
         config: of the model.
+        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
+            torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
 
-    def __init__(self, config: GPTModelConfig, *, device: Any = None, dtype: Any = None):
+    def __init__(self, config: GPTModelConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None):
         super().__init__()
         emb_dim, rate = config.emb_dim, config.drop_rate
         self.att = MultiHeadAttention(
@@ -112,13 +126,14 @@ class TransformerBlock(nn.Module):
             rate,
             config.n_heads,
             config.qkv_bias,
+            rngs=rngs,
             device=device,
             dtype=dtype,
         )
-        self.ff = FeedForward(emb_dim, config.hidden_dim, approximate=True, device=device, dtype=dtype)
-        self.norm1 = LayerNorm(emb_dim, device=device, dtype=dtype)
-        self.norm2 = LayerNorm(emb_dim, device=device, dtype=dtype)
-        self.drop_shortcut = nn.Dropout(rate)
+        self.ff = FeedForward(emb_dim, config.hidden_dim, approximate=True, rngs=rngs, device=device, dtype=dtype)
+        self.norm1 = LayerNorm(emb_dim, rngs=rngs, device=device, dtype=dtype)
+        self.norm2 = LayerNorm(emb_dim, rngs=rngs, device=device, dtype=dtype)
+        self.drop_shortcut = Dropout(rate, rngs=rngs)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Return ``x`` of shape ``(B, T, D)`` with what attention and feed-forward layers add to it."""
@@ -133,17 +148,28 @@ class FeedForward(nn.Module):
         emb_dim: width of input and output.
         hidden_dim: width between the two.
         approximate: which GELU.
+        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
+            torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
 
-    def __init__(self, emb_dim: int, hidden_dim: int, *, approximate: bool, device: Any = None, dtype: Any = None):
+    def __init__(
+        self,
+        emb_dim: int,
+        hidden_dim: int,
+        *,
+        approximate: bool,
+        rngs: JaxRngs | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ):
         super().__init__()
         self.layers = nn.ModuleList(
             [
-                nn.Linear(emb_dim, hidden_dim, device=device, dtype=dtype),
+                linear(emb_dim, hidden_dim, rngs=rngs, device=device, dtype=dtype),
                 GELU(approximate),
-                nn.Linear(hidden_dim, emb_dim, device=device, dtype=dtype),
+                linear(hidden_dim, emb_dim, rngs=rngs, device=device, dtype=dtype),
             ]
         )
 

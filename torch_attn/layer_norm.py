@@ -23,6 +23,7 @@ class LayerNorm(nn.Module):
     Args:
         emb_dim: width of the features.
         eps: constant added to the variance.
+        rngs: taken like in every module; a norm draws nothing.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
@@ -30,7 +31,9 @@ class LayerNorm(nn.Module):
         ValueError: `emb_dim` below 1, or `eps` not positive and finite.
     """
 
-    def __init__(self, emb_dim: int, eps: float = 1e-5, *, device: Any = None, dtype: Any = None):
+    def __init__(
+        self, emb_dim: int, eps: float = 1e-5, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+    ):
         super().__init__()
         self.config = LayerNormConfig(emb_dim, eps)
         self.scale = nn.Parameter(torch.ones(emb_dim, device=device, dtype=dtype))

@@ -16,6 +16,8 @@ from attn_bridge.specs import MultiHeadAttentionWrapperConfig
 
 from . import functional
 from .causal_attention import CausalAttention
+from .dropout import Dropout
+from .random import JaxRngs
 
 
 class MultiHeadAttentionWrapper(nn.Module):
@@ -30,6 +32,8 @@ class MultiHeadAttentionWrapper(nn.Module):
         dropout: rate at which attention weights are dropped in training; ``train()`` and ``eval()`` switch it.
         num_heads: number of heads.
         qkv_bias: whether query, key and value have biases.
+        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
+            torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
@@ -46,16 +50,17 @@ class MultiHeadAttentionWrapper(nn.Module):
         num_heads: int = 1,
         qkv_bias: bool = False,
         *,
+        rngs: JaxRngs | None = None,
         device: Any = None,
         dtype: Any = None,
     ):
         super().__init__()
         self.config = MultiHeadAttentionWrapperConfig(d_in, d_out, context_length, dropout, num_heads, qkv_bias)
         self.heads = nn.ModuleList(
-            CausalAttention(d_in, d_out, context_length, dropout, qkv_bias, device=device, dtype=dtype)
+            CausalAttention(d_in, d_out, context_length, dropout, qkv_bias, rngs=rngs, device=device, dtype=dtype)
             for _ in range(self.config.num_heads)
         )
-        self.dropout = nn.Dropout(self.config.dropout)
+        self.dropout = Dropout(self.config.dropout, rngs=rngs)
 
     def forward(
         self,

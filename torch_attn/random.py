@@ -176,7 +176,7 @@ def normal(key: Key, shape: Shape = (), dtype: torch.dtype = torch.float32, *, x
     """
     below_one = -1.0 + 2.0 ** -(_FLOATS[dtype][2] + 1)
     draw = uniform(key, shape, dtype, below_one, 1.0, x64=x64)
-    wide = torch.erfinv(draw) if dtype == torch.float64 else _erf_inv(draw.double())
+    wide = torch.erfinv(draw) if dtype == torch.float64 else _erf_inv(draw.float())
     return wide.to(dtype) * torch.tensor(math.sqrt(2.0), dtype=dtype)
 
 
@@ -508,11 +508,13 @@ _TAIL = (
 
 
 def _erf_inv(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return the inverse error function as XLA approximates it."""
-    w = -torch.log1p(-x * x)
-    centre, tail = torch.full_like(x, _CENTRE[0]), torch.full_like(x, _TAIL[0])
-    for coefficient in _CENTRE[1:]:
-        centre = centre * (w - 2.5) + coefficient
-    for coefficient in _TAIL[1:]:
-        tail = tail * (w.sqrt() - 3.0) + coefficient
-    return torch.where(w < 5.0, centre, tail) * x
+    """Return the inverse error function of float32 as XLA approximates it, with fused multiply-adds."""
+
+    def polynomial(coefficients: Sequence[float], w: Tensor) -> Tensor:
+        result = torch.full_like(w, coefficients[0])
+        for coefficient in torch.tensor(coefficients[1:], dtype=torch.float32, device=w.device):
+            result = (result.double() * w.double() + coefficient.double()).float()
+        return result
+
+    w = -torch.log1p((-x * x).double()).float()
+    return torch.where(w < 5.0, polynomial(_CENTRE, w - 2.5), polynomial(_TAIL, w.sqrt() - 3.0)) * x

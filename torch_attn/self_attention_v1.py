@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -16,6 +15,8 @@ from attn_bridge.masks import Mask
 from attn_bridge.specs import SelfAttentionV1Config
 
 from . import functional
+from .initial_weights import uniform
+from .random import JaxRngs
 
 
 class SelfAttention_v1(nn.Module):
@@ -24,6 +25,7 @@ class SelfAttention_v1(nn.Module):
     Args:
         d_in: width of the input.
         d_out: width of query, key, value and output.
+        rngs: JAX's random numbers, for the initial weights (stream ``params``); None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
@@ -31,13 +33,13 @@ class SelfAttention_v1(nn.Module):
         ValueError: a size below 1.
     """
 
-    def __init__(self, d_in: int, d_out: int, *, device: Any = None, dtype: Any = None):
+    def __init__(self, d_in: int, d_out: int, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None):
         super().__init__()
         self.config = SelfAttentionV1Config(d_in, d_out)
         shape = (self.config.d_in, self.config.d_out)
-        self.W_query = nn.Parameter(torch.rand(shape, device=device, dtype=dtype))
-        self.W_key = nn.Parameter(torch.rand(shape, device=device, dtype=dtype))
-        self.W_value = nn.Parameter(torch.rand(shape, device=device, dtype=dtype))
+        self.W_query = nn.Parameter(uniform(shape, rngs=rngs, device=device, dtype=dtype))
+        self.W_key = nn.Parameter(uniform(shape, rngs=rngs, device=device, dtype=dtype))
+        self.W_value = nn.Parameter(uniform(shape, rngs=rngs, device=device, dtype=dtype))
 
     def forward(
         self,

@@ -15,6 +15,8 @@ from attn_bridge.masks import Mask
 from attn_bridge.specs import SelfAttentionV2Config
 
 from . import functional
+from .initial_weights import linear
+from .random import JaxRngs
 
 
 class SelfAttention_v2(nn.Module):
@@ -24,6 +26,7 @@ class SelfAttention_v2(nn.Module):
         d_in: width of the input.
         d_out: width of query, key, value and output.
         qkv_bias: whether query, key and value have biases.
+        rngs: JAX's random numbers, for the initial weights (stream ``params``); None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
@@ -31,12 +34,21 @@ class SelfAttention_v2(nn.Module):
         ValueError: a size below 1.
     """
 
-    def __init__(self, d_in: int, d_out: int, qkv_bias: bool = False, *, device: Any = None, dtype: Any = None):
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        qkv_bias: bool = False,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ):
         super().__init__()
         self.config = SelfAttentionV2Config(d_in, d_out, qkv_bias)
-        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias, device=device, dtype=dtype)
-        self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias, device=device, dtype=dtype)
-        self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias, device=device, dtype=dtype)
+        self.W_query = linear(d_in, d_out, bias=qkv_bias, rngs=rngs, device=device, dtype=dtype)
+        self.W_key = linear(d_in, d_out, bias=qkv_bias, rngs=rngs, device=device, dtype=dtype)
+        self.W_value = linear(d_in, d_out, bias=qkv_bias, rngs=rngs, device=device, dtype=dtype)
 
     def forward(
         self,

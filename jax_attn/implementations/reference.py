@@ -13,6 +13,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float
 
+from ..random import Rngs, TorchRngs
 from .call import Call
 
 
@@ -85,18 +86,21 @@ def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, 
 
 
 def drop(
-    weights: Float[Array, "B H T S"], rate: float, rng: Array | nnx.RngStream | nnx.Rngs | None = None
-) -> Float[Array, "B H T S"]:
+    weights: Float[Array, "..."], rate: float, rng: Array | nnx.RngStream | Rngs | None = None
+) -> Float[Array, "..."]:
     """Zero each weight with probability `rate` and scale the rest by ``1 / (1 - rate)``; rate 0 draws nothing."""
     if rate == 0.0:
         return weights
     if rng is None:
-        raise ValueError(f"dropout ({rate}) needs rng: a key, a stream or an nnx.Rngs")
+        raise ValueError(f"dropout ({rate}) needs rng: a key, a stream, an nnx.Rngs or a TorchRngs")
     if isinstance(rng, nnx.Rngs):
         rng = rng.dropout
     if isinstance(rng, nnx.RngStream):
         rng = rng()
-    if not isinstance(rng, Array):
-        raise TypeError(f"rng must be a key, a stream or an nnx.Rngs, got {type(rng).__name__}")
-    keep = jax.random.bernoulli(rng, 1.0 - rate, weights.shape)
+    if isinstance(rng, TorchRngs):
+        keep = rng.bernoulli(1.0 - rate, weights.shape)
+    elif isinstance(rng, Array):
+        keep = jax.random.bernoulli(rng, 1.0 - rate, weights.shape)
+    else:
+        raise TypeError(f"rng must be a key, a stream, an nnx.Rngs or a TorchRngs, got {type(rng).__name__}")
     return jnp.where(keep, weights / (1.0 - rate), 0.0)

@@ -43,11 +43,11 @@ def test_dropout_without_a_random_source_is_refused():
     query = np.ones((1, 2, 1, 3), np.float32)
     with pytest.raises(ValueError, match="dropout") as caught:
         jax_attn.functional.dot_product_attention(query, query, query, dropout=0.5)
-    assert str(caught.value) == "dropout (0.5) needs rng: a key, a stream or an nnx.Rngs"
+    assert str(caught.value) == "dropout (0.5) needs rng: a key, a stream, an nnx.Rngs or a TorchRngs"
 
 
 def test_a_random_source_of_another_library_is_refused():
     query = np.ones((1, 2, 1, 3), np.float32)
     with pytest.raises(TypeError) as caught:
         jax_attn.functional.dot_product_attention(query, query, query, dropout=0.5, rng=np.random.default_rng(0))
-    assert str(caught.value) == "rng must be a key, a stream or an nnx.Rngs, got Generator"
+    assert str(caught.value) == "rng must be a key, a stream, an nnx.Rngs or a TorchRngs, got Generator"

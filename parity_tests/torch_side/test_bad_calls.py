@@ -60,4 +60,4 @@ def test_a_random_source_of_another_library_is_refused():
     query = torch.ones(1, 2, 1, 3)
     with pytest.raises(TypeError) as caught:
         torch_attn.functional.dot_product_attention(query, query, query, dropout=0.5, rng=np.random.default_rng(0))
-    assert str(caught.value) == "rng must be a torch.Generator or None, got Generator"
+    assert str(caught.value) == "rng must be a torch.Generator, a stream, a JaxRngs or None, got Generator"

@@ -11,6 +11,7 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from ..random import JaxRngs, RngStream
 from .call import Call
 
 
@@ -71,14 +72,26 @@ def softmax(scores: Float[Tensor, "... s"]) -> Float[Tensor, "... s"]:
 
 
 def drop(
-    weights: Float[Tensor, "B H T S"], rate: float, rng: torch.Generator | None = None
-) -> Float[Tensor, "B H T S"]:
+    weights: Float[Tensor, "..."], rate: float, rng: torch.Generator | RngStream | JaxRngs | None = None
+) -> Float[Tensor, "..."]:
     """Zero each weight with probability `rate` and scale the rest by ``1 / (1 - rate)``; rate 0 draws nothing."""
     if rate == 0.0:
         return weights
     if rng is None:
         return nn.functional.dropout(weights, rate)
+    if isinstance(rng, JaxRngs):
+        rng = rng.dropout
+    if isinstance(rng, RngStream):
+        return _drop_as_jax(weights, rate, rng)
     if not isinstance(rng, torch.Generator):
-        raise TypeError(f"rng must be a torch.Generator or None, got {type(rng).__name__}")
+        raise TypeError(f"rng must be a torch.Generator, a stream, a JaxRngs or None, got {type(rng).__name__}")
     keep = torch.empty_like(weights).bernoulli_(1.0 - rate, generator=rng)
     return torch.where(keep == 1.0, weights / (1.0 - rate), 0.0)
+
+
+def _drop_as_jax(weights: Float[Tensor, "..."], rate: float, rng: RngStream) -> Float[Tensor, "..."]:
+    """Drop with JAX's mask; XLA turns the division into a product with the reciprocal, in bfloat16 it divides."""
+    keep = rng.bernoulli(1.0 - rate, weights.shape, device=weights.device)
+    keep_prob = torch.tensor(1.0 - rate, dtype=weights.dtype, device=weights.device)
+    scaled = weights / keep_prob if weights.dtype == torch.bfloat16 else weights * (1.0 / keep_prob)
+    return torch.where(keep, scaled, 0.0)

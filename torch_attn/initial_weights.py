@@ -1,0 +1,47 @@
+"""Layers of torch that may start from JAX's random numbers: those that the Flax twin has by the same seed.
+
+Without `rngs` they start as torch has it, from its global generator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .random import JaxRngs
+
+
+def linear(
+    d_in: int, d_out: int, bias: bool = True, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+) -> nn.Linear:
+    """Return an `nn.Linear`; with `rngs`, its weights are those of `jax_attn.linear.Linear`, bit for bit.
+
+    Args:
+        d_in: width of the input.
+        d_out: width of the output.
+        bias: whether there is a bias.
+        rngs: source of the initial weights (stream ``params``); None takes torch's global generator.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+    """
+    if rngs is None:
+        return nn.Linear(d_in, d_out, bias=bias, device=device, dtype=dtype)
+    # On the meta device, torch's own draws cost nothing and leave its generator alone.
+    layer = nn.Linear(d_in, d_out, bias=bias, device="meta", dtype=dtype)
+    layer = layer.to_empty(device=torch.get_default_device() if device is None else device)
+    bound = d_in**-0.5
+    with torch.no_grad():
+        layer.weight.copy_(rngs.params.uniform((d_in, d_out), -bound, bound, layer.weight.dtype).T)
+        if bias:
+            layer.bias.copy_(rngs.params.uniform((d_out,), -bound, bound, layer.bias.dtype))
+    return layer
+
+
+def uniform(shape: tuple[int, ...], *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None) -> Tensor:
+    """Return a tensor of `shape` drawn from U[0, 1); with `rngs`, JAX's numbers, from the stream ``params``."""
+    if rngs is None:
+        return torch.rand(shape, device=device, dtype=dtype)
+    drawn = rngs.params.uniform(shape, dtype=dtype or torch.get_default_dtype())
+    return drawn.to(torch.get_default_device() if device is None else device)
