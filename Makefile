@@ -9,12 +9,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help check test lanes lint types docs clean
+.PHONY: help check test lanes lint types docs bench clean
 
 help:
 	@sed -n 's/^# //p' Makefile
 	@echo "make lanes   each framework alone, none, and NNX's coming defaults"
 	@echo "make lint    format and lint; make types: strict type check"
+	@echo "make bench   measure attention next to its peers, options in BENCH='...'; for the docs:"
+	@echo "             make bench BENCH='--json docs/benchmarks.json' docs"
 	@echo "make docs    regenerate the numbers in README.md and docs/mutants.md"
 	@echo "make clean   remove .venv"
 
@@ -36,6 +38,9 @@ lint: $(VENV)/.installed-dev
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks $(BENCH)
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/generate.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -39,7 +40,8 @@ def describe() -> dict[str, Any]:
 def start(group: Group) -> None:
     """Forget what was compiled; a float32 product is one of float32, as on the other side."""
     del group
-    torch._dynamo.reset()
+    if "torch._dynamo" in sys.modules:  # importing it takes seconds
+        torch._dynamo.reset()
     torch.set_float32_matmul_precision("highest")
 
 

@@ -3,7 +3,8 @@
 Run it as ``make docs``, or for one of the files as ``docs/generate.py README.md``. In Markdown a block stands between
 ``<!-- begin: COMMAND -->`` and ``<!-- end -->``; several commands, with ``; `` between them, run one after the other in
 a folder of their own that is thrown away. docs/mutants.md as a whole is made by the command that it names, and for
-another size by ``attn-bridge mutate --configs N --markdown docs/mutants.md``.
+another size by ``attn-bridge mutate --configs N --markdown docs/mutants.md``. docs/benchmarks.md is made from what was measured
+before: ``make bench BENCH='--json docs/benchmarks.json'``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- begin: (?P<command>.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 MADE_BY = re.compile(r"<!-- made by: (?P<command>.+?) -->")
-FILES = ("README.md", "docs/checkpoints.md", "docs/pairs.md", "docs/mutants.md")
+FILES = ("README.md", "docs/checkpoints.md", "docs/pairs.md", "docs/mutants.md", "docs/benchmarks.md")
 
 
 def main() -> None:
@@ -29,6 +30,8 @@ def main() -> None:
             sys.exit(f"error: {name} must be one of {', '.join(FILES)}")
         if name == "docs/mutants.md":
             _make_mutants(ROOT / name)
+        elif name == "docs/benchmarks.md":
+            _make_benchmarks(ROOT / name)
         else:
             path = ROOT / name
             path.write_text(BLOCK.sub(_run, path.read_text(encoding="utf-8")), encoding="utf-8")
@@ -39,6 +42,12 @@ def _make_mutants(path: Path) -> None:
     program, *arguments = shlex.split(found["command"] if found else "attn-bridge mutate")
     print(f"running {' '.join([program, *arguments])}", file=sys.stderr)
     subprocess.run([Path(sys.executable).parent / program, *arguments, "--markdown", path], check=True)
+
+
+def _make_benchmarks(path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "--from", path.with_suffix(".json"), "--markdown", path]
+    print(f"making {path.relative_to(ROOT)}", file=sys.stderr)
+    subprocess.run(command, check=True, cwd=ROOT)
 
 
 def _run(match: re.Match[str]) -> str:
