@@ -54,6 +54,14 @@ class Mask:
         """Return the same description with every bool array replaced by ``convert(array)``."""
         return self
 
+    def separate(self) -> tuple[Mask, tuple[Any, ...]]:
+        """Return a description with a numbered place for each bool array, equal by value, and the arrays.
+
+        A compiler takes the first as known and the second as data; ``with_arrays`` brings them together again.
+        """
+        counter = itertools.count()
+        return self.with_arrays(lambda _: _Place(next(counter))), tuple(self.arrays())
+
     def offset(self, n: int) -> Mask:
         """Return this mask for queries that start at position `n` (decoding after `n` cached tokens)."""
         return _Offset(self, _integer("n", n))
@@ -108,6 +116,13 @@ class _SlidingWindow(Mask):
         return True if nearest >= 0 and farthest < self.size else None
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Stands for a bool array in a description that was separated from its arrays."""
+
+    number: int
+
+
 @dataclass(frozen=True, eq=False)
 class ArrayMask(Mask):
     """A bool array given by the user: ``(B, S)`` for padding, or broadcastable to ``(B, H, T, S)``."""
@@ -117,6 +132,14 @@ class ArrayMask(Mask):
     def allowed(self, query_positions: Any, key_positions: Any) -> Any:
         """Return the array with the axes of heads and queries added where it is ``(B, S)``."""
         return self.array[:, None, None, :] if self.array.ndim == 2 else self.array
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(self.array, _Place) and isinstance(other, ArrayMask):
+            return isinstance(other.array, _Place) and self.array == other.array
+        return self is other
+
+    def __hash__(self) -> int:
+        return hash(self.array) if isinstance(self.array, _Place) else id(self)
 
     def arrays(self) -> Iterator[Any]:
         """Yield the array."""
@@ -219,11 +242,16 @@ class Band:
         return Band(self.offset, min((one.size for one in (self, other) if one.size is not None), default=None))
 
 
+_CAUSAL_BAND = Band()
+
+
 def as_band(mask: Mask) -> tuple[Band, tuple[ArrayMask, ...]] | None:
     """Return the band and the arrays whose ``&`` a mask is; None if it is anything else.
 
     Kernels that know bands take them as two numbers, and compute no array of positions.
     """
+    if isinstance(mask, _Causal):
+        return _CAUSAL_BAND, ()
     parts = _parts(mask, _All)
     arrays = tuple(part for part in parts if isinstance(part, ArrayMask))
     bands = [_band(part) for part in parts if not isinstance(part, (ArrayMask, _Full))]
@@ -233,7 +261,7 @@ def as_band(mask: Mask) -> tuple[Band, tuple[ArrayMask, ...]] | None:
 
 def _band(mask: Mask) -> Band | None:
     if isinstance(mask, _Causal):
-        return Band()
+        return _CAUSAL_BAND
     if isinstance(mask, _SlidingWindow):
         return Band(0, mask.size)
     inner = _band(mask.mask) if isinstance(mask, _Offset) else None

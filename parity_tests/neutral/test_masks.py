@@ -192,3 +192,48 @@ def test_visibility_of_a_block_agrees_with_its_pairs(name):
             assert answer is None or (block == answer).all(), (first, last, low, high)
             if name in ("full", "causal", "window of 1", "window of 3", "window of 99") and block.all() == block.any():
                 assert answer is bool(block.all()), (first, last, low, high)
+
+
+# ---- bands
+
+BANDS = {
+    "causal": masks.causal(),
+    "window": masks.sliding_window(3),
+    "offset": masks.causal().offset(2),
+    "window, offset twice": masks.sliding_window(2).offset(2).offset(-1),
+    "two windows": masks.sliding_window(3) & masks.causal() & masks.sliding_window(2) & masks.full(),
+    "arrays": PADDING & masks.sliding_window(2) & PER_HEAD,
+    "arrays, offset": (masks.causal() & PADDING).offset(1),
+}
+
+
+@pytest.mark.parametrize("name", BANDS)
+def test_a_band_and_its_arrays_say_what_the_mask_says(name):
+    found = masks.as_band(BANDS[name])
+    assert found is not None
+    band, arrays = found
+    assert len(arrays) == {"arrays": 2, "arrays, offset": 1}.get(name, 0)
+
+    def rule(b: int, h: int, t: int, s: int) -> bool:
+        last = t + band.offset
+        return s <= last and (band.size is None or s > last - band.size)
+
+    whole = pairs(rule)
+    for array in arrays:
+        whole = whole & allowed(array)
+    np.testing.assert_array_equal(whole, allowed(BANDS[name]))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masks.full(),
+        masks.ArrayMask(PADDING),
+        masks.causal() | PADDING,
+        masks.causal() & masks.causal().offset(1),
+        (masks.causal() | PADDING).offset(1) & masks.sliding_window(2),
+    ],
+    ids=["full", "array", "or", "two offsets", "or in and"],
+)
+def test_what_is_no_band_is_none(mask):
+    assert masks.as_band(mask) is None

@@ -96,7 +96,8 @@ def fused(
     )
     if has_key is not None:
         context = torch.where(has_key, context, 0.0)
-    return (context if context.shape[-1] == width else context[..., :width]).to(dtype)
+    context = context if context.shape[-1] == width else context[..., :width]
+    return context if context.dtype == dtype else context.to(dtype)
 
 
 def _split_mask(call: Call) -> tuple[Tensor | None, bool]:
