@@ -127,7 +127,7 @@ def _show(report: object, summary: bool) -> None:
     from .report import LEGEND, Report
 
     assert isinstance(report, Report)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110 if summary else 150)
     for table in report.summaries() if summary else report.tables():
         console.print(table)
     if not summary:

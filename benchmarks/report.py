@@ -23,6 +23,12 @@ LEGEND = (
     "framework itself has, and as what torch itself has. *: what is picked by default."
 )
 
+SHORT_NAMES = {"torch.nn.MultiheadAttention": "nn", "flax.nnx.MultiHeadAttention": "nnx"}
+SUMMARY_TITLES = {
+    "attention": "causal attention, ms (MiB)",
+    "modules": "modules, ms; nn: torch.nn.MultiheadAttention, nnx: flax.nnx.MultiHeadAttention, book: plain version",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -193,8 +199,8 @@ class Report:
                 if group.subject != subject:
                     continue
                 columns, texts = self._summary(rows)
-                lines.append([str(group.cell), group.dtype, group.direction, *texts])
-            table = _table(f"{subject}, causal, ms (MiB)", ("BxTxHxD", "dtype", "direction"), columns)
+                lines.append([str(group.cell), group.dtype, "fwd+bwd" if group.backward else "fwd", *texts])
+            table = _table(SUMMARY_TITLES[subject], ("BxTxHxD", "dtype", ""), columns)
             for line in lines:
                 table.add_row(*line)
             yield table
@@ -205,15 +211,15 @@ class Report:
             mine = [row for row in rows if row.framework == framework]
             ours = fastest([row for row in mine if row.kind == "ours" and row.picked])
             theirs = [row for row in mine if row.kind != "ours"]
-            name = "Flax" if framework == "jax" and rows[0].subject == "modules" else framework
-            columns.append(f"ours, {name}")
-            texts.append(_brief(ours, [row for row in mine if row.picked]))
+            with_memory = rows[0].subject == "attention"
+            columns.append(f"{framework} ours")
+            texts.append(_brief(ours, [row for row in mine if row.picked], with_memory))
             for contender in dict.fromkeys(row.contender for row in theirs):
                 found = [row for row in theirs if row.contender == contender]
                 best = fastest(found)
                 ratio = best.median / ours.median if best and ours and best.median and ours.median else None
-                columns += [contender.removeprefix("torch.").removeprefix("flax."), "x"]
-                texts += [_brief(best, found), times(ratio)]
+                columns += [SHORT_NAMES.get(contender, contender), "x"]
+                texts += [_brief(best, found, with_memory), times(ratio)]
         return columns, texts
 
     def lines(self) -> Iterator[str]:
@@ -263,10 +269,10 @@ def times(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
 
 
-def _brief(row: Row | None, rows: list[Row]) -> str:
+def _brief(row: Row | None, rows: list[Row], with_memory: bool) -> str:
     if row is None or row.median is None:
         return rows[0].status if rows else ""
-    memory = mebibytes(row.memory_bytes)
+    memory = mebibytes(row.memory_bytes) if with_memory else ""
     return milliseconds(row.median) + (f" ({memory})" if memory else "")
 
 
