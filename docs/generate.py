@@ -3,8 +3,8 @@
 Run it as ``make docs``, or for one of the files as ``docs/generate.py README.md``. In Markdown a block stands between
 ``<!-- begin: COMMAND -->`` and ``<!-- end -->``; several commands, with ``; `` between them, run one after the other in
 a folder of their own that is thrown away. docs/mutants.md as a whole is made by the command that it names, and for
-another size by ``attn-bridge mutate --configs N --markdown docs/mutants.md``. docs/benchmarks.md is made from what was measured
-before: ``make bench BENCH='--json docs/benchmarks.json'``.
+another size by ``attn-bridge mutate --configs N --markdown docs/mutants.md``. docs/benchmarks.md is made from what was
+measured before: ``make bench BENCH='--json docs/benchmarks.json'``.
 """
 
 from __future__ import annotations
