@@ -30,9 +30,6 @@ COPIES = 3
 AGAIN = 4
 """A loss of precision is confirmed on this many times as many fresh seeds before it is called one."""
 
-ENOUGH = 256
-"""Elements of a tensor whose loss of precision is no chance: a large pair needs no fresh seeds to confirm it."""
-
 QUICK, SLOW = 5e9, 2e11
 """Work of one run (6 x parameters x rows, the operations of forward and backward) up to which every sample is run, and
 beyond which only one of held and one of own weights is. Work, not time: the same pair is always judged alike."""
@@ -108,11 +105,9 @@ class Judgement:
 
     def _verdicts(self, seeds: int, first_seed: int) -> list[TensorVerdict]:
         verdicts = self._decide()
-        doubted = [one for one in verdicts if one.verdict == "precision"]
-        redrawn = {name for changed in self.redrawn.values() for name, _ in changed}
-        if all(one.count >= ENOUGH and one.name in redrawn for one in doubted):
-            return verdicts
-        return self._look_again(verdicts, seeds, first_seed)
+        if any(one.verdict == "precision" for one in verdicts):
+            return self._look_again(verdicts, seeds, first_seed)
+        return verdicts
 
     def _run_large(
         self, held: tuple[str, int, int, int], own: tuple[str, int, int, int], seeds: int, first_seed: int

@@ -16,7 +16,7 @@ import jax_attn.harness
 import torch_attn.harness
 from attn_bridge import Rule, transfer
 from attn_bridge.parity import compare, judge
-from attn_bridge.parity.judgement import ENOUGH, Judgement
+from attn_bridge.parity.judgement import Judgement
 
 X = np.random.default_rng(0).normal(size=(4, 9, 16)).astype(np.float32)
 X[1, 2, 3] = MARK = 2.625
@@ -118,24 +118,13 @@ def test_held_weights_that_are_not_transferred_are_judged_in_float64(runs, same)
 @pytest.mark.parametrize(
     ("side", "ours", "theirs"), [("torch", TorchLow, FlaxModel), ("flax", TorchModel, FlaxLow)], ids=["torch", "flax"]
 )
-def test_a_loss_of_precision_is_named_without_fresh_seeds_where_tensors_are_large(runs, side, ours, theirs):
+def test_a_loss_of_precision_is_named_and_confirmed_on_one_fresh_sample(runs, side, ours, theirs):
     report = compare(ours(bias=False), theirs(bias=False), X, localise=False)
     assert report.verdict == "precision", str(report)
     assert {one.side for one in report.failures} == {side}
-    assert min(one.count for one in report.failures) >= ENOUGH
     other = "flax" if side == "torch" else "torch"
-    assert (runs[other, "jitter"], runs[side, "jitter"]) == (1, 0)  # only what the accused side is judged by
-    assert max(runs[one, "float64"] for one in HARNESSES) <= 2
-
-
-def test_a_loss_of_precision_in_a_few_numbers_is_confirmed_on_fresh_seeds(runs):
-    ours, theirs = TorchLow(bias=False), FlaxModel(bias=False)
-    report = compare(ours, theirs, X[:1, :3], localise=False)
-    assert report.verdict == "precision"
-    assert {one.side for one in report.failures} == {"torch"}
-    assert report.tensors[0].count < ENOUGH
-    assert runs["flax", "jitter"] == 2
-    assert runs["torch", "float64"] == runs["flax", "float64"] == 3  # given, drawn, and drawn afresh
+    assert (runs[other, "jitter"], runs[side, "jitter"]) == (2, 0)  # only what the accused side is judged by
+    assert runs["torch", "float64"] == runs["flax", "float64"] == 3  # drawn, given, and drawn afresh
 
 
 def test_redrawn_roundings_end_a_doubt_without_another_run_in_float64(runs, monkeypatch):
@@ -158,7 +147,7 @@ def test_a_sample_of_its_own_is_judged_beside_redrawn_ones(runs):
 
     report = compare(TorchModel(bias=False), Wrong(bias=False), X, localise=False)
     assert report.verdict == "different"
-    assert runs["torch", "jitter"] == 1
+    assert runs["torch", "jitter"] >= 1
 
 
 def test_measures_of_redrawn_samples_stand_for_the_plain_ones_and_the_rest_stays():
