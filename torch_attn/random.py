@@ -25,7 +25,7 @@ Key: TypeAlias = Int32[Tensor, "... 2"]
 Word: TypeAlias = int | Tensor
 Shape: TypeAlias = int | Sequence[int]
 
-_CHUNK = 1 << 17
+_CHUNK = 1 << 18
 """Elements drawn at a time on a CPU: enough to hide the cost of a call, few enough for the cache."""
 
 _CHUNK_ON_GPU = 1 << 24

@@ -1,0 +1,73 @@
+"""Draw the test vectors with the frameworks that own them: ``python -m parity_tests.goldens.make_random_vectors``.
+
+Run it again after a framework has changed a stream on purpose; the tests then say what else has to follow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .random_vectors import jax_cases, streams, torch_cases
+
+
+def draw_with_jax(case: Mapping[str, Any]) -> np.ndarray:
+    """Draw one case with `jax.random`, or with `nnx.Rngs`."""
+    import jax
+    from flax import nnx
+
+    with jax.enable_x64(case["x64"]):
+        key = jax.random.key(case["seed"])
+        arguments = {name: value for name, value in case.items() if name not in ("function", "seed", "x64")}
+        if "shape" in arguments:
+            arguments["shape"] = tuple(arguments["shape"])
+        if case["function"] == "key":
+            return np.asarray(jax.random.key_data(key))
+        if case["function"] == "streams":
+            return np.stack(streams(lambda **s: nnx.Rngs(**s, params=case["seed"]), jax.random.key_data))
+        result = getattr(jax.random, case["function"])(key, **arguments)
+        return np.asarray(jax.random.key_data(result) if case["function"] in ("fold_in", "split") else result)
+
+
+def draw_with_torch(case: Mapping[str, Any]) -> np.ndarray:
+    """Draw one case with torch."""
+    import torch
+
+    torch.manual_seed(case["seed"])
+    function = case["function"]
+    if function == "linear":
+        layer = torch.nn.Linear(case["d_in"], case["d_out"])
+        return torch.cat([layer.weight.detach().flatten(), layer.bias.detach()]).numpy()
+    if function == "bernoulli":
+        return (torch.empty(case["shape"]).bernoulli_(case["p"]) == 1).numpy()
+    if function == "randn":
+        return torch.randn(case["shape"]).numpy()
+    dtype = getattr(torch, case["dtype"])
+    drawn = torch.rand(case["shape"], dtype=dtype) if function == "rand" else torch.empty(case["shape"], dtype=dtype)
+    if function == "uniform":
+        drawn.uniform_(case["low"], case["high"])
+    return drawn.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]).numpy()
+
+
+def main() -> None:
+    """Write both files."""
+    import flax
+    import jax
+    import torch
+
+    parts = {
+        "jax": ({"jax": jax.__version__, "flax": flax.__version__}, jax_cases(), draw_with_jax),
+        "torch": ({"torch": torch.__version__.partition("+")[0]}, torch_cases(), draw_with_torch),
+    }
+    for name, (versions, cases, draw) in parts.items():
+        lines = [json.dumps({"draw": case, "bytes": draw(case).tobytes().hex()}) for case in cases]
+        text = f'{{\n"versions": {json.dumps(versions)},\n"cases": [\n' + ",\n".join(lines) + "\n]\n}\n"
+        Path(__file__).with_name(f"random_{name}.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
