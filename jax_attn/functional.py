@@ -10,6 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from einops import rearrange
 from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float
@@ -147,6 +148,13 @@ def as_batch(
 
 def check_dtype(x: Float[Array, "..."], weight: Array) -> None:
     """Refuse nothing: JAX promotes input and weights to a common dtype, where torch multiplies equal ones only."""
+
+
+def project_heads(x: Float[Array, "B T D"], heads: Any) -> list[Float[Array, "B T H C"]]:
+    """Return query, key and value of all heads of `MultiHeadAttentionWrapper`, each ``(B, T, H, C)``."""
+    layers = [getattr(head, name) for name in ("W_query", "W_key", "W_value") for head in heads]
+    joint = jnp.concatenate([layer(x) for layer in layers], -1)
+    return list(rearrange(joint, "b t (n h c) -> n b t h c", n=3, h=len(heads)))
 
 
 def as_pair(result: Any) -> tuple[Array, Array | None]:

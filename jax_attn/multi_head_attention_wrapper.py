@@ -91,9 +91,7 @@ class MultiHeadAttentionWrapper(nnx.Module):
         batch = functional.as_batch(
             x, self.heads[0].W_query.kernel, d_in=self.config.d_in, context_length=self.config.context_length
         )
-        query = rearrange([head.W_query(batch) for head in self.heads], "h b t c -> b t h c")
-        key = rearrange([head.W_key(batch) for head in self.heads], "h b t c -> b t h c")
-        value = rearrange([head.W_value(batch) for head in self.heads], "h b t c -> b t h c")
+        query, key, value = functional.project_heads(batch, self.heads)
         result = functional.dot_product_attention(
             query,
             key,

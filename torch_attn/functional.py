@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -150,6 +151,26 @@ def check_dtype(x: Float[Tensor, "..."], weight: Tensor) -> None:
     """Refuse input of another dtype than the weights, except under autocast, which casts both."""
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         raise TypeError(f"x must have the dtype of the weights ({dtype_name(weight)}), got {dtype_name(x)}")
+
+
+def project_heads(x: Float[Tensor, "B T D"], heads: Any) -> list[Float[Tensor, "B T H C"]]:
+    """Return query, key and value of all heads of `MultiHeadAttentionWrapper`, each ``(B, T, H, C)``.
+
+    Plain linear layers are one product, with what their weights are when put together; layers that were replaced or
+    that have hooks are called one by one.
+    """
+    layers = [getattr(head, name) for name in ("W_query", "W_key", "W_value") for head in heads]
+    plain = all(type(layer) is nn.Linear and not _is_watched(layer) for layer in layers)
+    if plain and all((layer.bias is None) == (layers[0].bias is None) for layer in layers):
+        bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+        joint = nn.functional.linear(x, torch.cat([layer.weight for layer in layers]), bias)
+    else:
+        joint = torch.cat([layer(x) for layer in layers], -1)
+    return list(rearrange(joint, "b t (n h c) -> n b t h c", n=3, h=len(heads)))
+
+
+def _is_watched(layer: nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
 
 
 def as_pair(result: Any) -> tuple[Tensor, Tensor | None]:
