@@ -1,7 +1,8 @@
 """The ways to compute attention, each in a file of its own that declares its limits.
 
 An implementation is a module with ``unsupported(call)``, the reason why it can't serve a call or None, and
-``attend(call)``. One that some machines can't run has ``unavailable()``, the reason why this one can't, or None. The
+``attend(call)``. One that some machines can't run has ``unavailable()``, the reason why this one can't, or None; one
+that is slower for some calls it supports has ``unprofitable(call)``, the reason why it isn't picked, or None. The
 twin is `torch_attn.implementations`.
 """
 
@@ -9,13 +10,18 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import reference
+from . import blocked, cudnn, reference, tpu_flash
 from .call import Call
 
 __all__ = ["IMPLEMENTATIONS", "Call", "choose", "explain", "unavailable"]
 
-IMPLEMENTATIONS: dict[str, ModuleType] = {"reference": reference}
-"""Fastest first: the first that supports a call serves it."""
+IMPLEMENTATIONS: dict[str, ModuleType] = {
+    "cudnn": cudnn,
+    "tpu_flash": tpu_flash,
+    "blocked": blocked,
+    "reference": reference,
+}
+"""Fastest first: the first that supports a call, and pays, serves it."""
 
 
 def choose(call: Call, name: str | None = None) -> ModuleType:
@@ -25,7 +31,7 @@ def choose(call: Call, name: str | None = None) -> ModuleType:
         NotImplementedError: the named one does not support the call; says why.
     """
     if name is None:
-        return next(one for one in IMPLEMENTATIONS.values() if one.unsupported(call) is None)
+        return next(one for one in IMPLEMENTATIONS.values() if _against(one, call) is None)
     reason = IMPLEMENTATIONS[name].unsupported(call)
     if reason is not None:
         raise NotImplementedError(f"implementation {name!r} does not support this call: {reason}")
@@ -33,8 +39,15 @@ def choose(call: Call, name: str | None = None) -> ModuleType:
 
 
 def explain(call: Call) -> dict[str, str | None]:
-    """Return, fastest first, why each implementation can't serve the call; None for those that can."""
-    return {name: one.unsupported(call) for name, one in IMPLEMENTATIONS.items()}
+    """Return, fastest first, why each implementation isn't picked for the call; None for those that may be."""
+    return {name: _against(one, call) for name, one in IMPLEMENTATIONS.items()}
+
+
+def _against(implementation: ModuleType, call: Call) -> str | None:
+    reason: str | None = implementation.unsupported(call)
+    if reason is None and hasattr(implementation, "unprofitable"):
+        reason = implementation.unprofitable(call)
+    return reason
 
 
 def unavailable() -> dict[str, str | None]:

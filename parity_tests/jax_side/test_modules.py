@@ -17,7 +17,7 @@ from flax import linen, nnx
 import jax_attn
 from attn_bridge import flax_to_torch, masks, specs, torch_to_flax
 from jax_attn import backend, functional
-from jax_attn.implementations import reference
+from jax_attn.implementations import reference, unavailable
 
 from ..bad_calls import ATTENTION_MODULES, CONTEXT_LENGTH, D_IN, MODULES
 from ..reference import find
@@ -527,8 +527,12 @@ def test_softmax_of_half_precision_runs_in_single():
 
 def test_an_implementation_can_be_forced_by_name():
     inputs = operands(0, "float32")
-    for name in functional.IMPLEMENTATIONS:
-        np.testing.assert_allclose(attend(*inputs, implementation=name), attend(*inputs), rtol=0, atol=1e-6)
+    for name, reason in unavailable().items():
+        if reason is None:
+            np.testing.assert_allclose(attend(*inputs, implementation=name), attend(*inputs), rtol=0, atol=1e-6)
+        else:
+            with pytest.raises(NotImplementedError, match=f"implementation '{name}' does not support this call"):
+                attend(*inputs, implementation=name)
 
 
 def drop_uniform(rate: float, rng: Any) -> np.ndarray:

@@ -1,0 +1,593 @@
+"""Attention a block of scores at a time, in memory that grows with T, and only the blocks that somebody sees.
+
+The softmax of a row is put together block by block (online softmax, arXiv 1805.02867), and the gradient is written by
+hand: it computes the blocks again from the sum of each row (FlashAttention-2, arXiv 2307.08691). No array of T times S
+is made in either direction. Everything is plain JAX in rolled loops, so one small program is compiled whatever T is.
+
+Letters: n a query head of a sequence (batch and heads in one axis), r row (query), s column (key), c channel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from flax import nnx
+from jax import Array, lax
+from jax.extend import random as generators
+from jaxtyping import Float
+
+from attn_bridge.masks import Mask
+
+from .call import Call
+
+BLOCK = 256
+"""Rows and columns of a block on two cores: the scores of a block (256 KiB) stay in the second-level cache, and a
+matrix product of that size already runs at the speed of a large one."""
+
+SMALL_BLOCK = 128
+"""The same for short sequences, where larger blocks would compute much that a causal mask hides."""
+
+WORK = 8 * SMALL_BLOCK * SMALL_BLOCK
+"""Scores that a step should have, so that starting its operations costs little: short sequences take several heads."""
+
+
+def unsupported(call: Call) -> str | None:
+    """Return why it can't serve a call, None if it can: it makes no weights, and knows the masks of Threefry alone."""
+    if call.return_weights:
+        return "it never holds the attention weights (return_weights=True)"
+    if 0 in call.query.shape or 0 in call.value.shape:
+        return f"there is nothing in the query {call.query.shape} or the value {call.value.shape}"
+    if call.dropout and not _is_threefry(call.rng):
+        return "it draws dropout masks with partitionable Threefry only, and not under jax_enable_x64"
+    return None
+
+
+def unprofitable(call: Call) -> str | None:
+    """Return why it isn't picked: few scores are computed as fast at once, and compile faster."""
+    queries, keys = call.scores_shape[2:]
+    if queries * keys < SMALL_BLOCK * SMALL_BLOCK:
+        return f"fewer scores per head than one block of {SMALL_BLOCK} times {SMALL_BLOCK}"
+    return None
+
+
+def attend(call: Call) -> Float[Array, "B T H Dv"]:
+    """Return the context ``(B, T, H, Dv)``."""
+    return attend_with_lse(call)[0]
+
+
+def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, "B H T"]]:
+    """Return the context and, per row, the logarithm of the sum of ``exp(scores)``, sinks included.
+
+    The second is minus infinity where a row sees no key. With it, attention over parts of the keys can be put
+    together. Both have gradients.
+    """
+    bias = call.bias if call.bias is None else _four_axes(call.bias)
+    mask, arrays = (None, ()) if call.mask is None else call.mask.separate()
+    seed = _key_words(call.rng) if call.dropout else None
+    batch, heads, queries, keys = call.scores_shape
+    shape = _Shape(batch, heads, call.key.shape[2], queries, keys)
+    plan = _Plan(shape, mask, float(call.scale), call.softcap, float(call.dropout), *_blocks(shape, bias is not None))
+    return _attention(plan, call.query, call.key, call.value, bias, call.sinks, tuple(map(_four_axes, arrays)), seed)
+
+
+def _is_threefry(rng: Any) -> bool:
+    """Return whether the dropout mask of a source of random numbers can be drawn block by block."""
+    if isinstance(rng, nnx.Rngs):
+        rng = rng.dropout
+    if isinstance(rng, nnx.RngStream):
+        rng = rng.key[...]
+    if not isinstance(rng, Array) or jax.config.jax_enable_x64 or not jax.config.jax_threefry_partitionable:
+        return False
+    return jax.random.key_data(rng).shape == (2,) and str(jax.random.key_impl(rng)) in ("fry", "threefry2x32")
+
+
+def _key_words(rng: Any) -> Array:
+    if isinstance(rng, nnx.Rngs):
+        rng = rng.dropout
+    return jax.random.key_data(rng() if isinstance(rng, nnx.RngStream) else rng)
+
+
+# ---- what is known before the numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shape:
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """A call without its arrays, and the sizes of a block."""
+
+    shape: _Shape
+    mask: Mask | None
+    scale: float
+    softcap: float | None
+    dropout: float
+    together: int
+    rows: int
+    columns: int
+
+    @property
+    def row_blocks(self) -> int:
+        return -(-self.shape.queries // self.rows)
+
+    @property
+    def column_blocks(self) -> int:
+        return -(-self.shape.keys // self.columns)
+
+    def whole(self) -> _Plan:
+        """Return the plan with everything in one block."""
+        shape = self.shape
+        return dataclasses.replace(self, together=shape.batch * shape.heads, rows=shape.queries, columns=shape.keys)
+
+    @functools.cached_property
+    def tables(self) -> tuple[list[int], list[int], list[int], list[int]]:
+        """Blocks of columns, and where in that list those of each block of rows begin.
+
+        Those that every row of the block sees come first, up to the second number, those to be masked up to the third.
+        """
+        listed: list[int] = []
+        begins, middles, ends = [], [], []
+        for i in range(self.row_blocks):
+            rows = range(i * self.rows, min((i + 1) * self.rows, self.shape.queries))
+            answers = []
+            for j in range(self.column_blocks):
+                columns = range(j * self.columns, min((j + 1) * self.columns, self.shape.keys))
+                answer = True if self.mask is None else self.mask.visibility(rows, columns)
+                answers.append(None if answer and len(columns) < self.columns else answer)
+            begins.append(len(listed))
+            listed += [j for j, answer in enumerate(answers) if answer]
+            middles.append(len(listed))
+            listed += [j for j, answer in enumerate(answers) if answer is None]
+            ends.append(len(listed))
+        return listed, begins, middles, ends
+
+
+def _blocks(shape: _Shape, has_bias: bool) -> tuple[int, int, int]:
+    """Return how many heads go together, and the rows and columns of a block.
+
+    More cores take larger blocks, as one matrix product is what they share; an accelerator takes all heads at once.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wide = jax.default_backend() != "cpu"
+    long = min(shape.queries, shape.keys) >= 4 * SMALL_BLOCK
+    block = BLOCK * max(1, math.isqrt(cores // 2)) if long or wide else SMALL_BLOCK
+    rows, columns = _even(shape.queries, block), _even(shape.keys, block)
+    if has_bias:
+        return 1, rows, columns
+    group, total = shape.heads // shape.key_heads, shape.batch * shape.heads
+    most = total if wide else max(1, WORK // (rows * columns))
+    fitting = (n for n in range(1, min(most, total) + 1) if total % n == 0 and (n % group == 0 or group % n == 0))
+    return max(fitting), rows, columns
+
+
+def _even(size: int, block: int) -> int:
+    """Return the size of the blocks that cut `size` into equal parts of at most `block`, in steps of 8."""
+    if size <= block:
+        return size
+    part = -(-size // -(-size // block))
+    return -(-part // 8) * 8
+
+
+def _four_axes(array: Array) -> Array:
+    """Return a mask or bias as ``(B, H, T, S)``, each the whole axis or 1; two axes are ``(B, S)`` in a mask only."""
+    if array.dtype == bool and array.ndim == 2:
+        return array[:, None, None, :]
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)
+
+
+# ---- the function and its gradient
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _attention(plan: _Plan, *operands: Any) -> tuple[Array, Array]:
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        never = _false_of(operands)
+        operands = jax.tree.map(lambda array: jnp.where(never, array, array), operands)
+    context, lse = _differentiable(plan, *operands)
+    return context.astype(operands[0].dtype), lse
+
+
+def _false_of(operands: Any) -> Array:
+    """Return False, told apart along every axis of a `jax.shard_map` along which an operand is, as loops there ask."""
+    firsts = (array.ravel()[:1].astype(bool) for array in jax.tree.leaves(operands))
+    return functools.reduce(jnp.logical_or, (first ^ first for first in firsts)).any()
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _differentiable(plan: _Plan, *operands: Any) -> tuple[Array, Array]:
+    return _forward(plan, *operands)
+
+
+def _differentiable_forward(plan: _Plan, *operands: Any) -> tuple[tuple[Array, Array], Any]:
+    context, lse = _differentiable(plan, *operands)
+    return (context, lse), (operands, context, lse)
+
+
+def _differentiable_backward(plan: _Plan, kept: Any, cotangents: tuple[Array, Array]) -> Any:
+    operands, context, lse = kept
+    return (*_gradients(plan, operands, context, lse, cotangents), None, None)
+
+
+_differentiable.defvjp(_differentiable_forward, _differentiable_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gradients(plan: _Plan, operands: Any, context: Array, lse: Array, cotangents: Any) -> Any:
+    """Return the gradients of query, key, value, bias and sinks; its own gradient takes T times S, as it is rare."""
+    return _backward(plan, *operands, context, lse, *cotangents)
+
+
+def _gradients_forward(plan: _Plan, operands: Any, context: Array, lse: Array, cotangents: Any) -> Any:
+    return _gradients(plan, operands, context, lse, cotangents), (operands, context, lse, cotangents)
+
+
+def _gradients_backward(plan: _Plan, kept: Any, seconds: Any) -> Any:
+    (*inputs, arrays, seed), context, lse, cotangents = kept
+
+    def gradients(inputs: Any, cotangents: Any) -> Any:
+        return jax.vjp(lambda *inputs: _in_one_block(plan, *inputs, arrays, seed), *inputs)[1](cotangents)
+
+    _, pull = jax.vjp(gradients, tuple(inputs), cotangents)
+    inputs_bar, cotangents_bar = pull(seconds)
+    return (*inputs_bar, None, None), jnp.zeros_like(context), jnp.zeros_like(lse), cotangents_bar
+
+
+_gradients.defvjp(_gradients_forward, _gradients_backward)
+
+
+def _forward(
+    plan: _Plan, query: Array, key: Array, value: Array, bias: Any, sinks: Any, arrays: Any, seed: Any
+) -> tuple[Array, Array]:
+    """Return the context, unrounded, and the logarithms of the sums."""
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    sides = _Sides(plan, query, key, value, bias, arrays, seed, dtype)
+
+    def heads(first: Array) -> tuple[Array, Array]:
+        q, k, v = sides.queries(first), sides.keys(first), sides.values(first)
+
+        def row_block(i: Array) -> tuple[Array, Array]:
+            q_block = sides.rows_of(q, i)
+
+            def step(masked: bool, j: Array, kept: Any) -> Any:
+                context, top, total = kept
+                scores, _ = sides.scores(first, i, j, q_block, sides.columns_of(k, j), masked)
+                new_top = jnp.maximum(top, scores.max(-1, keepdims=True))
+                safe_top = jnp.where(new_top == -jnp.inf, 0.0, new_top)
+                weights = jnp.exp(scores - safe_top)
+                shrink = jnp.exp(top - safe_top)
+                total = total * shrink + weights.sum(-1, keepdims=True)
+                if seed is not None:
+                    weights = weights * sides.kept(first, i, j)
+                return context * shrink + weights @ sides.columns_of(v, j), new_top, total
+
+            shape = (plan.together, plan.rows)
+            context, total = sides.filled((*shape, v.shape[-1]), 0.0), sides.filled((*shape, 1), 0.0)
+            top = sides.filled((*shape, 1), -jnp.inf)
+            context, top, total = sides.over_columns(i, step, (context, top, total))
+            sees = top != -jnp.inf
+            if sinks is not None:
+                sink = jnp.take(sinks.astype(dtype), sides.head_of(first), axis=0)[:, None, None]
+                new_top = jnp.maximum(top, sink)
+                safe_top = jnp.where(new_top == -jnp.inf, 0.0, new_top)
+                shrink = jnp.exp(top - safe_top)
+                context, total, top = context * shrink, total * shrink + jnp.exp(sink - safe_top), new_top
+            total = jnp.where(sees, total, 1.0)
+            return context / total, jnp.where(sees, top + jnp.log(total), -jnp.inf)[..., 0]
+
+        contexts, sums = lax.map(row_block, jnp.arange(plan.row_blocks))
+        return rearrange(contexts, "i n r c -> n (i r) c"), rearrange(sums, "i n r -> n (i r)")
+
+    context, lse = lax.map(heads, sides.firsts)
+    shape = plan.shape
+    context = rearrange(context, "m n t c -> (m n) t c")[:, : shape.queries]
+    lse = rearrange(lse, "m n t -> (m n) t")[:, : shape.queries]
+    return (
+        rearrange(context, "(b h) t c -> b t h c", b=shape.batch),
+        rearrange(lse, "(b h) t -> b h t", b=shape.batch),
+    )
+
+
+def _backward(
+    plan: _Plan,
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Any,
+    sinks: Any,
+    arrays: Any,
+    seed: Any,
+    context: Array,
+    lse: Array,
+    d_context: Array,
+    d_lse: Array,
+) -> tuple[Any, ...]:
+    """Return the gradients of query, key, value, bias and sinks, each in the dtype of what it belongs to."""
+    dtype = context.dtype
+    sides = _Sides(plan, query, key, value, bias, arrays, seed, dtype)
+    d_context = d_context.astype(dtype)
+    # A row of softmax has the gradient weights * (d_weights - slope).
+    slope = rearrange((context * d_context).sum(-1), "b t h -> b h t") - d_lse.astype(dtype)
+    if sinks is not None:
+        share = jnp.where(lse == -jnp.inf, 0.0, jnp.exp(sinks.astype(dtype)[:, None] - lse))
+        d_sinks = -(share * slope).sum((0, 2)).astype(sinks.dtype)
+    d_heads = _pad(rearrange(d_context, "b t h c -> (b h) t c"), 1, plan.rows)
+    slope = _pad(rearrange(slope, "b h t -> (b h) t 1"), 1, plan.rows)
+    # A row that sees nothing has no weights, also in the blocks that nobody masks.
+    sums = _pad(rearrange(jnp.where(lse == -jnp.inf, jnp.inf, lse), "b h t -> (b h) t 1"), 1, plan.rows)
+
+    def heads(carry: Any, first: Array) -> Any:
+        d_key, d_value, d_bias = carry
+        q, k, v = sides.queries(first), sides.keys(first), sides.values(first)
+        d_c, row_slope, row_sums = (sides.take(array, first) for array in (d_heads, slope, sums))
+
+        def row_block(i: Array, carry: Any) -> Any:
+            d_q, d_k, d_v, d_bias = carry
+            q_block, d_c_block = sides.rows_of(q, i), sides.rows_of(d_c, i)
+            slope_block, sums_block = sides.rows_of(row_slope, i), sides.rows_of(row_sums, i)
+
+            def step(masked: bool, j: Array, carry: Any) -> Any:
+                d_q_block, d_k, d_v, d_bias = carry
+                k_block, v_block = sides.columns_of(k, j), sides.columns_of(v, j)
+                scores, capped = sides.scores(first, i, j, q_block, k_block, masked)
+                weights = jnp.exp(scores - sums_block)
+                d_weights = _times_transposed(d_c_block, v_block)
+                dropped = weights
+                if seed is not None:
+                    keep = sides.kept(first, i, j)
+                    dropped, d_weights = weights * keep, d_weights * keep
+                d_scores = weights * (d_weights - slope_block)
+                d_v = sides.add_columns(d_v, j, _transposed_times(dropped, d_c_block))
+                if bias is not None:
+                    d_bias = sides.add_bias(d_bias, first, i, j, d_scores)
+                if plan.softcap is not None:
+                    d_scores = d_scores * (1.0 - capped * capped)
+                d_k = sides.add_columns(d_k, j, _transposed_times(d_scores, q_block))
+                return d_q_block + d_scores @ k_block, d_k, d_v, d_bias
+
+            d_q_block, d_k, d_v, d_bias = sides.over_columns(
+                i, step, (sides.filled(q_block.shape, 0.0), d_k, d_v, d_bias)
+            )
+            d_q = lax.dynamic_update_slice_in_dim(d_q, d_q_block * plan.scale, i * plan.rows, 1)
+            return d_q, d_k, d_v, d_bias
+
+        start = (*(sides.filled(array.shape, 0.0) for array in (q, k, v)), d_bias)
+        d_q, d_k, d_v, d_bias = lax.fori_loop(0, plan.row_blocks, row_block, start)
+        return (sides.add_keys(d_key, first, d_k), sides.add_keys(d_value, first, d_v), d_bias), d_q
+
+    zeros = (sides.filled(sides.key.shape, 0.0), sides.filled(sides.value.shape, 0.0))
+    d_bias = None if bias is None else sides.filled(sides.bias.shape, 0.0)
+    (d_key, d_value, d_bias), d_query = lax.scan(heads, (*zeros, d_bias), sides.firsts)
+    shape = plan.shape
+    d_query = rearrange(d_query, "m n t c -> (m n) t c")[:, : shape.queries]
+    if bias is not None:
+        d_bias = d_bias[:, :, : bias.shape[2], : bias.shape[3]].astype(bias.dtype)
+    return (
+        rearrange(d_query, "(b h) t c -> b t h c", b=shape.batch).astype(query.dtype),
+        rearrange(d_key[:, : shape.keys], "(b h) s c -> b s h c", b=shape.batch).astype(key.dtype),
+        rearrange(d_value[:, : shape.keys], "(b h) s c -> b s h c", b=shape.batch).astype(value.dtype),
+        d_bias,
+        None if sinks is None else d_sinks,
+    )
+
+
+def _in_one_block(
+    plan: _Plan, query: Array, key: Array, value: Array, bias: Any, sinks: Any, arrays: Any, seed: Any
+) -> tuple[Array, Array]:
+    """Return context and logarithms of the sums by code that JAX differentiates itself, twice if need be."""
+    plan = plan.whole()
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    sides = _Sides(plan, query, key, value, bias, arrays, seed, dtype)
+    zero = jnp.int32(0)
+    scores, _ = sides.scores(zero, zero, zero, sides.queries(zero), sides.keys(zero), plan.mask is not None)
+    sees = (scores != -jnp.inf).any(-1, keepdims=True)
+    scores = jnp.where(sees, scores, 0.0)
+    top = lax.stop_gradient(scores.max(-1, keepdims=True))
+    weights = jnp.exp(scores - top)
+    total = weights.sum(-1, keepdims=True)
+    if sinks is not None:
+        total = total + jnp.exp(jnp.take(sinks.astype(dtype), sides.head_of(zero))[:, None, None] - top)
+    if seed is not None:
+        weights = weights * sides.kept(zero, zero, zero)
+    context = jnp.where(sees, weights @ sides.values(zero) / total, 0.0)
+    lse = jnp.where(sees, top + jnp.log(total), -jnp.inf)[..., 0]
+    batch = plan.shape.batch
+    context = rearrange(context, "(b h) t c -> b t h c", b=batch)
+    return context, rearrange(lse, "(b h) t -> b h t", b=batch)
+
+
+def _times_transposed(one: Array, two: Array) -> Array:
+    return lax.dot_general(one, two, (((2,), (2,)), ((0,), (0,))))
+
+
+def _transposed_times(one: Array, two: Array) -> Array:
+    return lax.dot_general(one, two, (((1,), (1,)), ((0,), (0,))))
+
+
+def _pad(array: Array, axis: int, block: int) -> Array:
+    missing = -array.shape[axis] % block
+    widths = [(0, missing if one == axis else 0) for one in range(array.ndim)]
+    return jnp.pad(array, widths) if missing else array
+
+
+class _Sides:
+    """The operands of a call with heads in front, filled up to whole blocks, and the parts of them a step needs.
+
+    ``first`` is the first of the query heads that are worked on together, ``i`` a block of rows, ``j`` of columns.
+    """
+
+    def __init__(
+        self, plan: _Plan, query: Array, key: Array, value: Array, bias: Any, arrays: Any, seed: Any, dtype: Any
+    ):
+        self.plan, self.dtype, self.seed = plan, dtype, seed
+        self.query = _pad(rearrange(query, "b t h c -> (b h) t c"), 1, plan.rows)
+        self.key = _pad(rearrange(key, "b s h c -> (b h) s c"), 1, plan.columns)
+        self.value = _pad(rearrange(value, "b s h c -> (b h) s c"), 1, plan.columns)
+        self.bias = None if bias is None else self._whole_blocks(bias)
+        self.arrays = tuple(map(self._whole_blocks, arrays))
+        shape = plan.shape
+        self.group = shape.heads // shape.key_heads
+        self.key_together = max(1, plan.together // self.group)
+        self.never = _false_of(query) if jax.sharding.get_abstract_mesh().manual_axes else None
+        self.firsts = jnp.arange(0, shape.batch * shape.heads, plan.together, dtype=jnp.int32)
+        self.tables = [np.asarray(table, np.int32) for table in plan.tables]
+
+    def _whole_blocks(self, array: Array) -> Array:
+        rows = array if array.shape[2] == 1 else _pad(array, 2, self.plan.rows)
+        return rows if rows.shape[3] == 1 else _pad(rows, 3, self.plan.columns)
+
+    def filled(self, shape: tuple[int, ...], value: float) -> Array:
+        """Return an array to begin a loop with."""
+        array = jnp.full(shape, value, self.dtype)
+        return array if self.never is None else jnp.where(self.never, array, array)
+
+    # ---- heads
+
+    def take(self, array: Array, first: Array) -> Array:
+        """Return the query heads from `first` on that are worked on together."""
+        return lax.dynamic_slice_in_dim(array, first, self.plan.together, 0)
+
+    def queries(self, first: Array) -> Array:
+        """Return the scaled queries ``(n, rows, c)``."""
+        return self.take(self.query, first).astype(self.dtype) * self.plan.scale
+
+    def keys(self, first: Array) -> Array:
+        """Return the keys ``(n, columns, c)`` of the heads; those that share them read one copy."""
+        return self._shared(self.key, first)
+
+    def values(self, first: Array) -> Array:
+        """Return the values ``(n, columns, c)`` of the heads."""
+        return self._shared(self.value, first)
+
+    def _shared(self, array: Array, first: Array) -> Array:
+        array = lax.dynamic_slice_in_dim(array, first // self.group, self.key_together, 0).astype(self.dtype)
+        return jnp.repeat(array, self.plan.together // self.key_together, 0)
+
+    def add_keys(self, total: Array, first: Array, part: Array) -> Array:
+        """Add the gradients of keys or values, summed over the query heads that share them."""
+        part = rearrange(part, "(k g) s c -> k g s c", k=self.key_together).sum(1)
+        start = first // self.group
+        old = lax.dynamic_slice_in_dim(total, start, self.key_together, 0)
+        return lax.dynamic_update_slice_in_dim(total, old + part, start, 0)
+
+    def sequence_of(self, first: Array) -> Array:
+        """Return the place in the batch of each head that is worked on."""
+        return (first + jnp.arange(self.plan.together)) // self.plan.shape.heads
+
+    def head_of(self, first: Array) -> Array:
+        """Return the number of each head that is worked on."""
+        return (first + jnp.arange(self.plan.together)) % self.plan.shape.heads
+
+    # ---- blocks
+
+    def rows_of(self, array: Array, i: Array) -> Array:
+        """Return a block of rows."""
+        return lax.dynamic_slice_in_dim(array, i * self.plan.rows, self.plan.rows, 1)
+
+    def columns_of(self, array: Array, j: Array) -> Array:
+        """Return a block of columns."""
+        return lax.dynamic_slice_in_dim(array, j * self.plan.columns, self.plan.columns, 1)
+
+    def add_columns(self, total: Array, j: Array, part: Array) -> Array:
+        """Add to a block of columns."""
+        return lax.dynamic_update_slice_in_dim(total, self.columns_of(total, j) + part, j * self.plan.columns, 1)
+
+    def over_columns(self, i: Array, step: Callable[[bool, Array, Any], Any], start: Any) -> Any:
+        """Do a step for every block of columns that a block of rows sees, first those without a mask."""
+        listed, begins, middles, ends = (jnp.asarray(table) for table in self.tables)
+        if (self.tables[1] != self.tables[2]).any():
+            start = lax.fori_loop(begins[i], middles[i], lambda at, kept: step(False, listed[at], kept), start)
+        if (self.tables[2] != self.tables[3]).any():
+            start = lax.fori_loop(middles[i], ends[i], lambda at, kept: step(True, listed[at], kept), start)
+        return start
+
+    def scores(self, first: Array, i: Array, j: Array, q: Array, k: Array, masked: bool) -> tuple[Array, Array | None]:
+        """Return the scores of a block, and what softcap made of them before its factor."""
+        plan = self.plan
+        scores, capped = _times_transposed(q, k), None
+        if plan.softcap is not None:
+            capped = jnp.tanh(scores / plan.softcap)
+            scores = plan.softcap * capped
+        if self.bias is not None:
+            scores = scores + self._block_of(self.bias, first, i, j).astype(self.dtype)
+        return (jnp.where(self._allowed(first, i, j), scores, -jnp.inf) if masked else scores), capped
+
+    def _allowed(self, first: Array, i: Array, j: Array) -> Array:
+        """Return which pairs of a block may attend; columns that only fill it up may not."""
+        plan = self.plan
+        rows = i * plan.rows + jnp.arange(plan.rows)[:, None]
+        columns = j * plan.columns + jnp.arange(plan.columns)[None, :]
+        inside = columns < plan.shape.keys
+        if plan.mask is None:
+            return inside
+        blocks = iter([self._block_of(array, first, i, j) for array in self.arrays])
+        return plan.mask.with_arrays(lambda _: next(blocks)).allowed(rows, columns) & inside
+
+    def _block_of(self, array: Array, first: Array, i: Array, j: Array) -> Array:
+        """Return the block ``(n, rows, columns)`` of an array ``(B, H, T, S)``, whose axes may be 1."""
+
+        def one(sequence: Array, head: Array) -> Array:
+            starts, sizes = self._place(array, sequence, head, i, j)
+            return lax.dynamic_slice(array, starts, sizes)[0, 0]
+
+        sequences, heads = self.sequence_of(first), self.head_of(first)
+        if self.plan.together == 1:
+            return one(sequences[0], heads[0])[None]
+        return jax.vmap(one)(sequences, heads)
+
+    def _place(self, array: Array, sequence: Array, head: Array, i: Array, j: Array) -> tuple[list[Array], list[int]]:
+        at = (sequence, head, i * self.plan.rows, j * self.plan.columns)
+        starts = [jnp.asarray(start if size > 1 else 0, jnp.int32) for start, size in zip(at, array.shape, strict=True)]
+        block = (1, 1, self.plan.rows, self.plan.columns)
+        return starts, [min(size, whole) for size, whole in zip(block, array.shape, strict=True)]
+
+    def add_bias(self, total: Array, first: Array, i: Array, j: Array, part: Array) -> Array:
+        """Add the gradients of a block to those of the bias, summed where the bias was broadcast."""
+        starts, sizes = self._place(total, self.sequence_of(first)[0], self.head_of(first)[0], i, j)
+        part = part[None]
+        summed = part.sum([axis for axis in (2, 3) if sizes[axis] == 1 != part.shape[axis]], keepdims=True)
+        return lax.dynamic_update_slice(total, lax.dynamic_slice(total, starts, sizes) + summed, starts)
+
+    def kept(self, first: Array, i: Array, j: Array) -> Array:
+        """Return the factors of dropout for a block: those of ``jax.random.bernoulli`` over ``(B, H, T, S)``.
+
+        Partitionable Threefry draws an element from its place alone, so a block needs nothing but its own places.
+        """
+        plan, shape = self.plan, self.plan.shape
+        heads = (first + jnp.arange(plan.together)).astype(jnp.uint32)[:, None, None]
+        rows = (i * plan.rows + jnp.arange(plan.rows)).astype(jnp.uint32)[:, None]
+        columns = (j * plan.columns + jnp.arange(plan.columns)).astype(jnp.uint32)
+        high, low = _multiply(heads * np.uint32(shape.queries) + rows, shape.keys)
+        place = low + columns
+        high = high + (place < low)
+        high, place = (jnp.broadcast_to(one, (plan.together, plan.rows, plan.columns)) for one in (high, place))
+        words = generators.threefry_2x32((self.seed[0], self.seed[1]), jnp.stack([high, place]).ravel())
+        one, two = words.reshape(2, *place.shape)
+        mantissa = ((one ^ two) >> np.uint32(9)) | np.uint32(0x3F800000)
+        uniform = lax.bitcast_convert_type(mantissa, jnp.float32) - 1.0
+        return jnp.where(uniform < np.float32(1.0 - plan.dropout), 1.0 / (1.0 - plan.dropout), 0.0).astype(self.dtype)
+
+
+def _multiply(words: Array, factor: int) -> tuple[Array, Array]:
+    """Return the high and the low words of the 64-bit products of uint32 words and a number below 2**32."""
+    low_factor, high_factor = np.uint32(factor & 0xFFFF), np.uint32(factor >> 16)
+    low_words, high_words = words & np.uint32(0xFFFF), words >> np.uint32(16)
+    low = low_words * low_factor
+    middle = high_words * low_factor + (low >> np.uint32(16))
+    other = low_words * high_factor + (middle & np.uint32(0xFFFF))
+    high = high_words * high_factor + (middle >> np.uint32(16)) + (other >> np.uint32(16))
+    return high, words * np.uint32(factor)

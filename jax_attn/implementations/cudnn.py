@@ -1,0 +1,61 @@
+"""Attention by cuDNN's fused kernel on an NVIDIA GPU, through `jax.nn.dot_product_attention`."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from attn_bridge import masks
+
+from .call import Call
+
+
+def unavailable() -> str | None:
+    """Return why this machine can't run it, None if it can."""
+    if jax.default_backend() != "gpu" or "cuda" not in jax.devices()[0].client.platform_version.lower():
+        return f"it needs an NVIDIA GPU, and JAX runs on {jax.default_backend()}"
+    return None
+
+
+def unsupported(call: Call) -> str | None:
+    """Return why it can't serve a call, None if it can."""
+    width, value_width = call.query.shape[-1], call.value.shape[-1]
+    reasons = {
+        "it never holds the attention weights (return_weights=True)": call.return_weights,
+        "it has no softcap": call.softcap is not None,
+        "it has no sinks": call.sinks is not None,
+        "its dropout draws other masks than JAX's generators": call.dropout > 0,
+        "it takes no bias here": call.bias is not None,
+        "it has only the masks causal() and sliding_window(), or none": not _is_band(call.mask),
+        f"query, key and value must be float16 or bfloat16, got {call.query.dtype}": not _is_16_bit(call),
+        f"head widths must be equal, at most 128 and multiples of 8, got {width} and {value_width}": (
+            width != value_width or width > 128 or width % 8 != 0
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None) or unavailable()
+
+
+def attend(call: Call) -> Float[Array, "B T H Dv"]:
+    """Return the context ``(B, T, H, Dv)``."""
+    causal = call.mask is not None
+    window = None if call.mask in (None, masks.causal()) else (call.mask.size - 1, 0)  # type: ignore[union-attr]
+    return jax.nn.dot_product_attention(
+        call.query,
+        call.key,
+        call.value,
+        scale=call.scale,
+        is_causal=causal,
+        local_window_size=window,
+        implementation="cudnn",
+    )
+
+
+def _is_16_bit(call: Call) -> bool:
+    dtypes = {call.query.dtype, call.key.dtype, call.value.dtype}
+    return len(dtypes) == 1 and dtypes <= {jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16)}
+
+
+def _is_band(mask: masks.Mask | None) -> bool:
+    return mask is None or mask == masks.causal() or type(mask) is type(masks.sliding_window(1))

@@ -1,0 +1,371 @@
+"""Every way in which JAX computes attention: against the reference in float64, its transformations, its limits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import attn_bridge
+import jax_attn
+from attn_bridge import masks
+from jax_attn import functional
+from jax_attn.implementations import blocked
+
+FLOAT32 = 3e-6
+"""Error allowed beside that of the reference, as part of the largest value: a few units in the last place."""
+
+Options = dict[str, Any]
+
+
+def draw(*shape: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def operands(batch=2, queries=70, keys=70, heads=4, key_heads=2, width=8, value_width=8, seed=0) -> list[np.ndarray]:
+    """Return query, key and value; they differ in size."""
+    shapes = ((queries, heads, width), (keys, key_heads, width), (keys, key_heads, value_width))
+    return [draw(batch, *shape, seed=10 * seed + n) * (1.0 + n) for n, shape in enumerate(shapes)]
+
+
+def some(*shape: int, seed: int, share: float = 0.7) -> np.ndarray:
+    return np.random.default_rng(seed).random(shape) < share
+
+
+def per_head(batch: int, heads: int, queries: int, keys: int, seed: int) -> np.ndarray:
+    """Return a mask of its own for every head, with rows that hide every key."""
+    mask = some(batch, heads, queries, keys, seed=seed)
+    mask[0, 1, 2] = mask[-1, 0, queries - 1] = False
+    return mask
+
+
+def padding(batch: int, keys: int, seed: int) -> np.ndarray:
+    """Return a mask of keys; the first sequence has none."""
+    mask = some(batch, keys, seed=seed)
+    mask[0] = False
+    return mask
+
+
+CASES: dict[str, tuple[Options, Any]] = {
+    "no mask": ({}, lambda seed: {}),
+    "no mask, odd sizes": ({"queries": 301, "keys": 533}, lambda seed: {}),
+    "causal": ({}, lambda seed: {"mask": masks.causal()}),
+    "causal, long": ({"queries": 700, "keys": 700, "batch": 1}, lambda seed: {"mask": masks.causal()}),
+    "causal, many blocks": (
+        {"queries": 1100, "keys": 1100, "batch": 1, "heads": 2, "key_heads": 1},
+        lambda seed: {"mask": masks.causal()},
+    ),
+    "causal, more keys": ({"keys": 300}, lambda seed: {"mask": masks.causal()}),
+    "causal, fewer keys": ({"keys": 5}, lambda seed: {"mask": masks.causal()}),
+    "causal after cached keys": ({"queries": 5, "keys": 300}, lambda seed: {"mask": masks.causal().offset(295)}),
+    "one token after cached keys": ({"queries": 1, "keys": 140}, lambda seed: {"mask": masks.causal().offset(139)}),
+    "one token": ({"queries": 1, "keys": 1}, lambda seed: {"mask": masks.causal()}),
+    "padding": ({"keys": 300}, lambda seed: {"mask": padding(2, 300, seed)}),
+    "one padding for all": ({}, lambda seed: {"mask": some(1, 70, seed=seed)}),
+    "causal with padding": (
+        {"queries": 300, "keys": 300},
+        lambda seed: {"mask": masks.causal() & padding(2, 300, seed)},
+    ),
+    "per head": ({"keys": 140}, lambda seed: {"mask": per_head(2, 4, 70, 140, seed)}),
+    "per head, all keys": ({}, lambda seed: {"mask": some(1, 4, 70, 1, seed=seed)}),
+    "all hidden": ({}, lambda seed: {"mask": np.zeros((1, 1, 1, 1), bool)}),
+    "either mask": ({"keys": 140}, lambda seed: {"mask": masks.causal() | padding(2, 140, seed)}),
+    "bias": ({"keys": 300}, lambda seed: {"bias": draw(1, 4, 70, 300, seed=seed), "scale": 0.3}),
+    "bias of keys, causal": ({}, lambda seed: {"bias": draw(70, seed=seed), "mask": masks.causal()}),
+    "bias, per head": ({}, lambda seed: {"bias": draw(2, 1, 70, 70, seed=seed), "mask": per_head(2, 4, 70, 70, seed)}),
+    "bias of rows": ({}, lambda seed: {"bias": draw(70, 1, seed=seed), "sinks": draw(4, seed=seed)}),
+    "bias that hides": ({}, lambda seed: {"bias": np.where(per_head(2, 4, 70, 70, seed), 0.5, -np.inf)}),
+    "wider value": ({"value_width": 12}, lambda seed: {"mask": masks.causal()}),
+    "head_dim 1": ({"width": 1, "value_width": 1}, lambda seed: {"mask": masks.causal()}),
+    "head_dim 40": ({"width": 40, "value_width": 40}, lambda seed: {"mask": masks.causal()}),
+    "head_dim 256": ({"width": 256, "value_width": 256}, lambda seed: {"mask": masks.causal()}),
+    "own key heads": ({"key_heads": 4}, lambda seed: {"mask": masks.causal()}),
+    "one key head": ({"heads": 6, "key_heads": 1, "queries": 300, "keys": 300}, lambda seed: {"mask": masks.causal()}),
+    "window": ({"queries": 600, "keys": 600}, lambda seed: {"mask": masks.sliding_window(37)}),
+    "window of one": ({}, lambda seed: {"mask": masks.sliding_window(1)}),
+    "window past the keys": ({"queries": 300, "keys": 50}, lambda seed: {"mask": masks.sliding_window(7)}),
+    "window with padding": (
+        {"queries": 300, "keys": 300},
+        lambda seed: {"mask": masks.sliding_window(7) & padding(2, 300, seed)},
+    ),
+    "softcap": ({}, lambda seed: {"softcap": 2.0, "mask": masks.causal(), "bias": draw(4, 1, 70, seed=seed)}),
+    "sinks": (
+        {},
+        lambda seed: {"sinks": 3 * draw(4, seed=seed), "mask": masks.sliding_window(3) & padding(2, 70, seed)},
+    ),
+}
+"""Sizes, and the options of a call for a seed."""
+
+
+def results(inputs: list[np.ndarray], options: Options, name: str, dtype: str) -> list[np.ndarray]:
+    """Return the context and the gradients of every float array, all computed in a dtype."""
+    tensors = {key: options[key] for key in ("bias", "sinks") if key in options}
+    rest = {key: value for key, value in options.items() if key not in tensors}
+    arrays = jax.tree.map(lambda array: jnp.asarray(array, dtype), (*inputs, tensors))
+
+    def attend(query, key, value, tensors):
+        return functional.dot_product_attention(query, key, value, implementation=name, **tensors, **rest)
+
+    context, pull = jax.vjp(attend, *arrays)
+    gradients = pull(jnp.asarray(draw(*context.shape, seed=99), context.dtype))
+    assert all(one.dtype == dtype for one in jax.tree.leaves((context, gradients)))
+    return [np.asarray(one).astype("float64") for one in jax.tree.leaves((context, gradients))]
+
+
+def hold(label: str, seed: int, dtype: str, unit: float) -> None:
+    sizes, choose = CASES[label]
+    inputs, options = operands(**sizes, seed=seed), choose(seed)
+    inputs = [np.asarray(jnp.asarray(one, dtype)).astype("float64") for one in inputs]
+    options = {
+        k: np.asarray(jnp.asarray(v, dtype), "float64") if k in ("bias", "sinks") else v for k, v in options.items()
+    }
+    with jax.enable_x64(True):
+        exact = results(inputs, options, "reference", "float64")
+    plain, found = (results(inputs, options, name, dtype) for name in ("reference", "blocked"))
+    # Gradients of scores cancel, exactly where there is one key only; those of the value don't.
+    scale = max(np.abs(one).max() for one in exact)
+    for got, want, other in zip(found, exact, plain, strict=True):
+        allowed = 2.0 * np.abs(other - want).max() + unit * scale
+        np.testing.assert_allclose(got, want, rtol=0.0, atol=allowed)
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_blocked_computes_what_the_reference_does(label):
+    for seed in (0, 1):
+        hold(label, seed, "float32", FLOAT32)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("label", ["causal", "sinks", "bias, per head", "window with padding", "one key head"])
+def test_blocked_computes_16_bits_what_the_reference_does(label, dtype):
+    hold(label, 0, dtype, float(jnp.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("label", ["causal, long", "softcap", "sinks", "bias, per head", "window with padding"])
+def test_blocked_is_really_float64(label):
+    sizes, choose = CASES[label]
+    inputs, options = operands(**sizes), choose(0)
+    with jax.enable_x64(True):
+        found, exact = (results(inputs, options, name, "float64") for name in ("blocked", "reference"))
+    for got, want in zip(found, exact, strict=True):
+        np.testing.assert_allclose(got, want, rtol=0.0, atol=1e-13 * max(np.abs(one).max() for one in exact))
+
+
+@pytest.mark.parametrize(
+    "label", ["padding", "per head", "all hidden", "bias that hides", "window past the keys", "sinks"]
+)
+def test_hidden_rows_give_zeros_without_gradient(label):
+    sizes, choose = CASES[label]
+    inputs, options = operands(**sizes), choose(0)
+    bias, mask = options.get("bias"), options.get("mask")
+    batch, queries, heads, _ = inputs[0].shape
+    allowed = np.ones((1, 1, 1, 1), bool)
+    if mask is not None:
+        positions = np.arange(1000)
+        allowed = masks.as_mask(mask).allowed(positions[:queries, None], positions[None, : inputs[1].shape[1]])
+    if bias is not None:
+        allowed = allowed & (bias > -np.inf)
+    hidden = ~np.broadcast_to(allowed, (batch, heads, queries, inputs[1].shape[1])).any(-1).swapaxes(1, 2)
+    assert hidden.any()
+    context, *gradients = results(inputs, options, "blocked", "float32")
+    assert not context[hidden].any()
+    assert not gradients[0][hidden].any()
+    assert all(np.isfinite(one).all() for one in gradients)
+
+
+def test_scores_of_10_000_are_finite():
+    inputs = operands(queries=300, keys=300)
+    for got in results([50 * inputs[0], 50 * inputs[1], inputs[2]], {"mask": masks.causal()}, "blocked", "float32"):
+        assert np.isfinite(got).all()
+
+
+# ---- dropout
+
+
+@pytest.mark.parametrize("key", [jax.random.key(5), jax.random.PRNGKey(6)], ids=["typed", "raw"])
+@pytest.mark.parametrize("label", ["causal, more keys", "one key head", "padding"])
+def test_dropout_drops_what_the_reference_drops(label, key):
+    sizes, choose = CASES[label]
+    inputs, options = operands(**sizes), {**choose(0), "dropout": 0.3, "rng": key}
+    found, want = (results(inputs, options, name, "float32") for name in ("blocked", "reference"))
+    for got, wanted in zip(found, want, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0.0, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("make", [lambda: nnx.Rngs(7), lambda: nnx.Rngs(dropout=8).dropout], ids=["rngs", "stream"])
+def test_dropout_counts_as_the_reference_does(make):
+    inputs, (one, two) = arrays(), (make(), make())
+    for _ in range(2):
+        found, want = (
+            functional.dot_product_attention(*inputs, dropout=0.4, rng=rng, implementation=name)
+            for rng, name in ((one, "blocked"), (two, "reference"))
+        )
+        np.testing.assert_allclose(found, want, rtol=0.0, atol=1e-5)
+
+
+def test_places_beyond_32_bits_have_their_own_dropout():
+    words = jnp.asarray([1, 77_777, 2**32 - 1], jnp.uint32)
+    for factor in (1, 300, 65_537, 2**31 + 12_345):
+        high, low = blocked._multiply(words, factor)
+        whole = [int(word) * factor for word in words]
+        assert [int(one) for one in high] == [one >> 32 for one in whole]
+        assert [int(one) for one in low] == [one & 0xFFFFFFFF for one in whole]
+
+
+# ---- transformations
+
+
+def loss(name: str) -> Any:
+    def of(query, key, value):
+        options = {"mask": masks.causal(), "softcap": 3.0, "implementation": name}
+        return (functional.dot_product_attention(query, key, value, **options) ** 2).sum()
+
+    return of
+
+
+def arrays(**sizes: int) -> list[jax.Array]:
+    return [jnp.asarray(one, "float32") for one in operands(**sizes)]
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: jax.grad(jax.checkpoint(f), (0, 1, 2)),
+        lambda f: jax.jit(jax.grad(f, (0, 1, 2))),
+        lambda f: jax.vmap(jax.grad(lambda q, k, v: f(q[None], k[None], v[None]), (0, 1, 2))),
+        lambda f: lambda *xs: jax.vmap(jax.grad(f), (0, None, None))(jnp.stack([xs[0], 2 * xs[0]]), *xs[1:]),
+        lambda f: jax.grad(lambda *xs: sum((one**2).sum() for one in jax.grad(f, (0, 1, 2))(*xs)), (0, 1, 2)),
+    ],
+    ids=["checkpoint", "jit", "vmap", "vmap of query", "second order"],
+)
+def test_transformations(transform):
+    inputs = arrays()
+    found, want = (jax.tree.leaves(transform(loss(name))(*inputs)) for name in ("blocked", "reference"))
+    for got, wanted in zip(found, want, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0.0, atol=2e-5 * np.abs(wanted).max())
+
+
+def test_shard_map():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
+    query, key, value = arrays()
+
+    def shared_key(name: str) -> Any:
+        return lambda q, k, v: jax.grad(loss(name), (0, 1, 2))(q, jnp.broadcast_to(k, v.shape), v)[0]
+
+    mapped = jax.shard_map(shared_key("blocked"), mesh=mesh, in_specs=(P("d"), P(), P("d")), out_specs=P("d"))
+    np.testing.assert_allclose(
+        jax.jit(mapped)(query, key[:1], value), shared_key("reference")(query, key[:1], value), rtol=0, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("cotangents", [(1.0, 0.0), (0.0, 1.0), (0.7, -0.4)])
+def test_the_logarithms_of_the_sums_have_gradients(cotangents):
+    inputs = arrays(queries=140, keys=140)
+    sinks = jnp.asarray([0.3, -1.0, 2.0, 0.1])
+
+    def plain(q, k, v, sinks):
+        k, v = jnp.repeat(k, 2, 2), jnp.repeat(v, 2, 2)
+        scores = jnp.einsum("bthc,bshc->bhts", q, k) * q.shape[-1] ** -0.5
+        scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
+        sums = jnp.logaddexp(jax.nn.logsumexp(scores, -1), sinks[:, None])
+        return jnp.einsum("bhts,bshc->bthc", jnp.exp(scores - sums[..., None]), v), sums
+
+    def ours(q, k, v, sinks):
+        call = functional._checked(q, k, v, masks.causal(), None, None, None, sinks, 0.0, None, False)
+        return blocked.attend_with_lse(call)
+
+    (found, pull), (want, pull_want) = jax.vjp(ours, *inputs, sinks), jax.vjp(plain, *inputs, sinks)
+    given = tuple(
+        factor * jnp.sin(jnp.arange(one.size)).reshape(one.shape) for factor, one in zip(cotangents, want, strict=True)
+    )
+    for got, wanted in zip((*found, *pull(given)), (*want, *pull_want(given)), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=3e-5 * max(1e-3, np.abs(wanted).max()))
+
+
+def test_nothing_of_size_t_by_t_is_made():
+    query, key, value = (jax.ShapeDtypeStruct((1, 4096, 2, 8), "float32") for _ in range(3))
+    for function in (loss("blocked"), jax.grad(loss("blocked"), (0, 1, 2))):
+        memory = jax.jit(function).lower(query, key, value).compile().memory_analysis()
+        assert memory.temp_size_in_bytes < 4096 * 4096 * 4 / 4
+
+
+def test_eager_calls_compile_once():
+    inputs, mask = arrays(), padding(2, 70, 0)
+
+    def attend(mask):
+        return functional.dot_product_attention(*inputs, mask=masks.causal() & mask, implementation="blocked")
+
+    attend(mask)
+    before = blocked._attention._cache_size()
+    attend(~mask)
+    assert blocked._attention._cache_size() == before
+
+
+def test_a_window_visits_its_blocks_only():
+    shape = blocked._Shape(1, 1, 1, 8192, 8192)
+    plan = blocked._Plan(shape, masks.sliding_window(256), 1.0, None, 0.0, 1, 256, 256)
+    listed, begins, _, ends = plan.tables
+    assert len(listed) < 3 * len(begins)
+    assert max(end - begin for begin, end in zip(begins, ends, strict=True)) <= 3
+
+
+# ---- choice
+
+
+def test_what_is_picked_and_why():
+    long, short = arrays(queries=200, keys=200), arrays(queries=20, keys=20)
+    reasons = attn_bridge.explain_attention(*long, mask=masks.causal())
+    assert next(name for name, reason in reasons.items() if reason is None) == "blocked"
+    assert "NVIDIA GPU" in reasons["cudnn"] or "16" in reasons["cudnn"]
+    reasons = functional.explain(*short)
+    assert "fewer scores" in reasons["blocked"]
+    assert functional.explain(*long, return_weights=True)["reference"] is None
+    assert "weights" in functional.explain(*long, return_weights=True)["blocked"]
+
+
+def test_a_forced_implementation_says_what_it_lacks():
+    with pytest.raises(
+        NotImplementedError, match="implementation 'blocked' does not support this call: it never holds"
+    ):
+        functional.dot_product_attention(*arrays(), return_weights=True, implementation="blocked")
+    inputs, options = arrays(), {"dropout": 0.5, "rng": jax.random.key(0), "implementation": "blocked"}
+    with jax.enable_x64(True), pytest.raises(NotImplementedError, match="partitionable Threefry"):
+        functional.dot_product_attention(*inputs, **options)
+
+
+def test_modules_reach_the_blocks():
+    module = jax_attn.MultiHeadAttention(16, 16, 256, num_heads=2, rngs=nnx.Rngs(0))
+    text = str(jax.make_jaxpr(lambda x: nnx.clone(module)(x))(jnp.ones((2, 256, 16))))
+    assert "while" in text or "scan" in text
+    assert "256,256]" not in text
+
+
+def test_shard_map_over_two_devices():
+    program = """
+import jax, jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec as P
+from attn_bridge import masks
+from jax_attn import functional
+mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+q = jax.random.normal(jax.random.key(0), (4, 30, 4, 8))
+k = q[:1] * 1.1
+def loss(name):
+    options = {"mask": masks.causal(), "implementation": name}
+    return lambda q, k: functional.dot_product_attention(q, jnp.broadcast_to(k, q.shape), q, **options) ** 2
+mapped = jax.shard_map(loss("blocked"), mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))
+got = jax.jit(jax.grad(lambda q, k: mapped(q, k).sum(), (0, 1)))(q, k)
+want = jax.grad(lambda q, k: loss("reference")(q, k).sum(), (0, 1))(q, k)
+for one, two in zip(got, want):
+    assert jnp.abs(one - two).max() < 1e-4, jnp.abs(one - two).max()
+"""
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | flags)
