@@ -29,15 +29,11 @@ from attn_bridge.masks import Mask
 
 from .call import Call
 
-BLOCK = 256
-"""Rows and columns of a block on two cores: the scores of a block (256 KiB) stay in the second-level cache, and a
-matrix product of that size already runs at the speed of a large one."""
-
 SMALL_BLOCK = 128
-"""The same for short sequences, where larger blocks would compute much that a causal mask hides."""
+"""Rows and columns of a block for short sequences, where larger ones would compute much that a causal mask hides."""
 
-WORK = 8 * SMALL_BLOCK * SMALL_BLOCK
-"""Scores that a step should have, so that starting its operations costs little: short sequences take several heads."""
+BLOCKS = {512: 256, 2048: 512}
+"""Rows and columns of a block on two cores, from these lengths on: measured, larger ones start fewer operations."""
 
 
 def unsupported(call: Call) -> str | None:
@@ -160,19 +156,17 @@ class _Plan:
 def _blocks(shape: _Shape, has_bias: bool) -> tuple[int, int, int]:
     """Return how many heads go together, and the rows and columns of a block.
 
-    More cores take larger blocks, as one matrix product is what they share; an accelerator takes all heads at once.
+    More cores take larger blocks, as one matrix product is what they share, and one head at a time, as that keeps a
+    block in the cache; an accelerator takes all heads at once.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    wide = jax.default_backend() != "cpu"
-    long = min(shape.queries, shape.keys) >= 4 * SMALL_BLOCK
-    block = BLOCK * max(1, math.isqrt(cores // 2)) if long or wide else SMALL_BLOCK
+    is_cpu = jax.default_backend() == "cpu"
+    longest = min(shape.queries, shape.keys)
+    block = max([SMALL_BLOCK, *(size for length, size in BLOCKS.items() if longest >= length or not is_cpu)])
+    if is_cpu:
+        block *= max(1, math.isqrt(cores // 2))
     rows, columns = _even(shape.queries, block), _even(shape.keys, block)
-    if has_bias:
-        return 1, rows, columns
-    group, total = shape.heads // shape.key_heads, shape.batch * shape.heads
-    most = total if wide else max(1, WORK // (rows * columns))
-    fitting = (n for n in range(1, min(most, total) + 1) if total % n == 0 and (n % group == 0 or group % n == 0))
-    return max(fitting), rows, columns
+    return 1 if is_cpu or has_bias else shape.batch * shape.heads, rows, columns
 
 
 def _even(size: int, block: int) -> int:
@@ -273,7 +267,7 @@ def _forward(
                 total = total * shrink + weights.sum(-1, keepdims=True)
                 if seed is not None:
                     weights = weights * sides.kept(first, i, j)
-                return context * shrink + weights @ sides.columns_of(v, j), new_top, total
+                return context * shrink + _times(weights, sides.columns_of(v, j)), new_top, total
 
             shape = (plan.together, plan.rows)
             context, total = sides.filled((*shape, v.shape[-1]), 0.0), sides.filled((*shape, 1), 0.0)
@@ -357,7 +351,7 @@ def _backward(
                 if plan.softcap is not None:
                     d_scores = d_scores * (1.0 - capped * capped)
                 d_k = sides.add_columns(d_k, j, _transposed_times(d_scores, q_block))
-                return d_q_block + d_scores @ k_block, d_k, d_v, d_bias
+                return d_q_block + _times(d_scores, k_block), d_k, d_v, d_bias
 
             d_q_block, d_k, d_v, d_bias = sides.over_columns(
                 i, step, (sides.filled(q_block.shape, 0.0), d_k, d_v, d_bias)
@@ -403,19 +397,30 @@ def _in_one_block(
         total = total + jnp.exp(jnp.take(sinks.astype(dtype), sides.head_of(zero))[:, None, None] - top)
     if seed is not None:
         weights = weights * sides.kept(zero, zero, zero)
-    context = jnp.where(sees, weights @ sides.values(zero) / total, 0.0)
+    context = jnp.where(sees, _times(weights, sides.values(zero)) / total, 0.0)
     lse = jnp.where(sees, top + jnp.log(total), -jnp.inf)[..., 0]
     batch = plan.shape.batch
     context = rearrange(context, "(b h) t c -> b t h c", b=batch)
     return context, rearrange(lse, "(b h) t -> b h t", b=batch)
 
 
+def _product(one: Array, axis: int, two: Array, other: int) -> Array:
+    """Return the matrix product of each head over an axis of either side; one head needs no batch, which is slower."""
+    if one.shape[0] == 1:
+        return lax.dot_general(one[0], two[0], (((axis - 1,), (other - 1,)), ((), ())))[None]
+    return lax.dot_general(one, two, (((axis,), (other,)), ((0,), (0,))))
+
+
+def _times(one: Array, two: Array) -> Array:
+    return _product(one, 2, two, 1)
+
+
 def _times_transposed(one: Array, two: Array) -> Array:
-    return lax.dot_general(one, two, (((2,), (2,)), ((0,), (0,))))
+    return _product(one, 2, two, 2)
 
 
 def _transposed_times(one: Array, two: Array) -> Array:
-    return lax.dot_general(one, two, (((1,), (1,)), ((0,), (0,))))
+    return _product(one, 1, two, 1)
 
 
 def _pad(array: Array, axis: int, block: int) -> Array:
