@@ -45,5 +45,6 @@ class Jitter:
         own = np.float32 if value.size > MANY and value.dtype != np.float64 else np.float64
         wide, eps = np.asarray(value).astype(own), own(jnp.finfo(value.dtype).eps)
         noise = own(2.0) * self._random.random(value.shape, own) - own(1.0)
-        moved = wide + wide * noise * eps
+        with np.errstate(invalid="ignore"):
+            moved = np.where(np.isinf(wide), wide, wide + wide * noise * eps)  # a hidden score stays hidden
         return jax.device_put(moved.astype(value.dtype), value.device)

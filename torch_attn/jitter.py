@@ -52,5 +52,6 @@ class Jitter:
             noise = torch.rand(value.shape, generator=self._generator, dtype=own)
             noise = noise.mul_(2.0).sub_(1.0).mul_(torch.finfo(value.dtype).eps).to(value.device)
             wide = value.to(own)
-            value.copy_(torch.addcmul(wide, wide, noise, out=noise))
+            moved = torch.addcmul(wide, wide, noise, out=noise)
+            value.copy_(torch.where(wide.isinf(), wide, moved))  # a hidden score stays hidden
         return value

@@ -114,3 +114,28 @@ def test_a_side_that_rounds_its_weights_is_still_found_there():
     report = compare(ours, theirs, 30.0 * np.random.default_rng(1).normal(size=(2, 5, 5)).astype(np.float32))
     assert report.verdict == "precision"
     assert {one.side for one in report.failures} == {"torch"}
+
+
+class HiddenTorch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 5)
+
+    def forward(self, x):
+        return torch.softmax(self.linear(x) + torch.tensor([0.0, 0.0, -torch.inf, 0.0, -torch.inf]), dim=-1)
+
+
+class HiddenFlax(nnx.Module):
+    def __init__(self):
+        self.linear = nnx.Linear(6, 5, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return jax.nn.softmax(self.linear(x) + np.array([0.0, 0.0, -np.inf, 0.0, -np.inf], np.float32), axis=-1)
+
+
+@pytest.mark.parametrize("harness", [lambda: TorchHarness(HiddenTorch()), lambda: FlaxHarness(HiddenFlax())])
+def test_what_is_added_to_hide_a_score_hides_it_still(harness):
+    harness = harness()
+    run = harness.run(harness.weights(), Arguments((X,)), [COTANGENT], mode="jitter", seed=5)
+    assert all(np.isfinite(one).all() for one in everything(run))
+    assert not run.outputs[0][:, :, [2, 4]].any()
