@@ -27,10 +27,11 @@ test: $(VENV)/.installed-test
 	$(PYTEST)
 
 lanes: $(VENV)/.installed-test
-	$(PYTEST) -q parity_tests --without jax
-	$(PYTEST) -q parity_tests --without torch
+	$(PYTEST) -q parity_tests/torch_side parity_tests/neutral/test_cli.py parity_tests/neutral/test_plugin.py --without jax
+	$(PYTEST) -q parity_tests/jax_side parity_tests/neutral/test_cli.py parity_tests/neutral/test_plugin.py --without torch
 	$(PYTEST) -q parity_tests --without torch --without jax
-	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q parity_tests/jax_side parity_tests/twins/test_transfer.py
+	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q parity_tests/jax_side parity_tests/twins/test_transfer.py \
+		--ignore parity_tests/jax_side/test_implementations.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

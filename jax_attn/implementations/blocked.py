@@ -71,7 +71,8 @@ def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, 
     seed = _key_words(call.rng) if call.dropout else None
     batch, heads, queries, keys = call.scores_shape
     shape = _Shape(batch, heads, call.key.shape[2], queries, keys)
-    plan = _Plan(shape, mask, float(call.scale), call.softcap, float(call.dropout), *_blocks(shape, bias is not None))
+    softcap = None if call.softcap is None else float(call.softcap)
+    plan = _Plan(shape, mask, float(call.scale), softcap, float(call.dropout), *_blocks(shape, bias is not None))
     return _attention(plan, call.query, call.key, call.value, bias, call.sinks, tuple(map(_four_axes, arrays)), seed)
 
 
@@ -322,7 +323,8 @@ def _backward(
     d_heads = _pad(rearrange(d_context, "b t h c -> (b h) t c"), 1, plan.rows)
     slope = _pad(rearrange(slope, "b h t -> (b h) t 1"), 1, plan.rows)
     # A row that sees nothing has no weights, also in the blocks that nobody masks.
-    sums = _pad(rearrange(jnp.where(lse == -jnp.inf, jnp.inf, lse), "b h t -> (b h) t 1"), 1, plan.rows)
+    sums = rearrange(jnp.where(lse == -jnp.inf, jnp.inf, lse), "b h t -> (b h) t 1")
+    sums = _pad(sums, 1, plan.rows, jnp.inf)
 
     def heads(carry: Any, first: Array) -> Any:
         d_key, d_value, d_bias = carry
@@ -390,11 +392,13 @@ def _in_one_block(
     scores, _ = sides.scores(zero, zero, zero, sides.queries(zero), sides.keys(zero), plan.mask is not None)
     sees = (scores != -jnp.inf).any(-1, keepdims=True)
     scores = jnp.where(sees, scores, 0.0)
-    top = lax.stop_gradient(scores.max(-1, keepdims=True))
+    top = scores.max(-1, keepdims=True)
+    sink = None if sinks is None else jnp.take(sinks.astype(dtype), sides.head_of(zero))[:, None, None]
+    top = lax.stop_gradient(top if sink is None else jnp.maximum(top, sink))
     weights = jnp.exp(scores - top)
     total = weights.sum(-1, keepdims=True)
-    if sinks is not None:
-        total = total + jnp.exp(jnp.take(sinks.astype(dtype), sides.head_of(zero))[:, None, None] - top)
+    if sink is not None:
+        total = total + jnp.exp(sink - top)
     if seed is not None:
         weights = weights * sides.kept(zero, zero, zero)
     context = jnp.where(sees, _times(weights, sides.values(zero)) / total, 0.0)
@@ -423,10 +427,10 @@ def _transposed_times(one: Array, two: Array) -> Array:
     return _product(one, 1, two, 1)
 
 
-def _pad(array: Array, axis: int, block: int) -> Array:
+def _pad(array: Array, axis: int, block: int, value: float = 0.0) -> Array:
     missing = -array.shape[axis] % block
     widths = [(0, missing if one == axis else 0) for one in range(array.ndim)]
-    return jnp.pad(array, widths) if missing else array
+    return jnp.pad(array, widths, constant_values=value) if missing else array
 
 
 class _Sides:

@@ -188,6 +188,14 @@ def test_scores_of_10_000_are_finite():
         assert np.isfinite(got).all()
 
 
+def test_rows_that_only_fill_a_block_up_give_no_gradient():
+    """Their weights would be as large as the exponential of the bias."""
+    inputs, options = operands(queries=130, keys=129), {"bias": np.where(np.arange(129) == 3, 100.0, 0.0)}
+    found, want = (results(inputs, options, name, "float32") for name in ("blocked", "reference"))
+    for got, wanted in zip(found, want, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0.0, atol=1e-4 * max(1.0, np.abs(wanted).max()))
+
+
 # ---- dropout
 
 

@@ -540,3 +540,32 @@ def test_layers_that_are_watched_or_replaced_are_called_themselves():
     handle.remove()
     module.heads[1].W_value = torch.nn.Sequential(torch.nn.Linear(6, 3, bias=False))
     assert (module(x) - before).abs().amax((0, 1)).gt(1e-4).tolist() == [False] * 3 + [True] * 3 + [False] * 6
+
+
+@pytest.mark.parametrize("scale", [-0.3, -1e-30, 0.0])
+@pytest.mark.parametrize("queries", [5, 70])
+def test_scales_of_zero_and_below_hide_the_same_keys(scale, queries):
+    inputs = to(torch.float32, operands(queries=queries, keys=queries), {})[0]
+    options = {"mask": masks.causal(), "scale": scale}
+    for got, want in zip(results(inputs, options, None), results(inputs, options, "reference"), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_masks_of_few_axes_go_with_windows():
+    inputs = operands(queries=130, keys=130)
+    for mask in (some(130, seed=0), some(1, seed=1), torch.ones((), dtype=torch.bool)):
+        options = {"mask": masks.sliding_window(5) & mask}
+        got, want = (
+            functional.dot_product_attention(*inputs, **options, implementation=n) for n in (None, "reference")
+        )
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("mask", [masks.causal(), masks.sliding_window(5)])
+def test_operands_of_two_dtypes_are_served(mask):
+    query, key, value = operands(queries=80, keys=80)
+    context = functional.dot_product_attention(query.float(), key, value, mask=mask)
+    assert context.dtype == torch.float32
+    bias = draw(80, 80, seed=3)
+    context = functional.dot_product_attention(query.float(), key.float(), value.float(), mask=mask, bias=bias)
+    assert context.isfinite().all()

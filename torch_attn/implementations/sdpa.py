@@ -30,6 +30,11 @@ def unsupported(call: Call) -> str | None:
         return "it has no softcap"
     if call.sinks is not None:
         return "it has no sinks"
+    dtypes = {str(array.dtype) for array in (call.query, call.key, call.value)}
+    if len(dtypes) > 1:
+        return f"query, key and value must have one dtype, got {', '.join(sorted(dtypes))}"
+    if call.bias is not None and _mask_dtype(call.query, call.bias) == torch.float64 != call.query.dtype:
+        return f"it would round a float64 bias for a {call.query.dtype} query"
     if call.dropout and call.rng is not None:
         return "its dropout draws from the global generator only"
     if call.bias is not None and not call.query.is_cpu and _mask_dtype(call.query, call.bias) != call.query.dtype:
@@ -106,7 +111,8 @@ def _split_mask(call: Call) -> tuple[Tensor | None, bool]:
         return None, False
     _, _, queries, keys = call.scores_shape
     band = as_band(call.mask)
-    if band is not None and not band[1] and call.bias is None:
+    # The kernel hides keys before it scales the scores: a scale of 0 or below would bring them back.
+    if band is not None and not band[1] and call.bias is None and call.scale > 0:
         offset, size = band[0].offset, band[0].size
         if offset == 0 and (size is None or size >= queries):
             return None, True

@@ -91,4 +91,4 @@ def _diagonal(block: int, span: int, size: int, device: torch.device) -> Bool[Te
 
 def _per_query_or_head(mask: ArrayMask) -> bool:
     array = mask.allowed(None, None)
-    return array.ndim == 4 and (array.shape[1] > 1 or array.shape[2] > 1)
+    return array.ndim != 4 or array.shape[1] > 1 or array.shape[2] > 1
