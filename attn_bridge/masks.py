@@ -264,8 +264,10 @@ def _band(mask: Mask) -> Band | None:
         return _CAUSAL_BAND
     if isinstance(mask, _SlidingWindow):
         return Band(0, mask.size)
-    inner = _band(mask.mask) if isinstance(mask, _Offset) else None
-    return inner and Band(inner.offset + mask.n, inner.size)  # type: ignore[attr-defined]
+    if isinstance(mask, _Offset):
+        inner = _band(mask.mask)
+        return inner and Band(inner.offset + mask.n, inner.size)
+    return None
 
 
 def _parts(mask: Mask, kind: type[_Combined]) -> tuple[Mask, ...]:

@@ -42,6 +42,8 @@ def unsupported(call: Call) -> str | None:
         return "it never holds the attention weights (return_weights=True)"
     if 0 in call.query.shape or 0 in call.value.shape:
         return f"there is nothing in the query {call.query.shape} or the value {call.value.shape}"
+    if call.dropout and call.rng is None:
+        return f"dropout ({call.dropout}) needs rng"
     if call.dropout and not _is_threefry(call.rng):
         return "it draws dropout masks with partitionable Threefry only, and not under jax_enable_x64"
     return None
@@ -193,8 +195,10 @@ def _attention(plan: _Plan, *operands: Any) -> tuple[Array, Array]:
     if jax.sharding.get_abstract_mesh().manual_axes:
         never = _false_of(operands)
         operands = jax.tree.map(lambda array: jnp.where(never, array, array), operands)
-    context, lse = _differentiable(plan, *operands)
-    return context.astype(operands[0].dtype), lse
+    context, top, total = _differentiable(plan, *operands)
+    # Of the sum alone, so that its gradient is the one of the logarithm; the top is a shift that cancels.
+    sums = jnp.where(total > 0.0, lax.stop_gradient(top) + jnp.log(jnp.where(total > 0.0, total, 1.0)), -jnp.inf)
+    return context.astype(operands[0].dtype), sums
 
 
 def _false_of(operands: Any) -> Array:
@@ -204,42 +208,43 @@ def _false_of(operands: Any) -> Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _differentiable(plan: _Plan, *operands: Any) -> tuple[Array, Array]:
+def _differentiable(plan: _Plan, *operands: Any) -> tuple[Array, Array, Array]:
     return _forward(plan, *operands)
 
 
-def _differentiable_forward(plan: _Plan, *operands: Any) -> tuple[tuple[Array, Array], Any]:
-    context, lse = _differentiable(plan, *operands)
-    return (context, lse), (operands, context, lse)
+def _differentiable_forward(plan: _Plan, *operands: Any) -> tuple[tuple[Array, Array, Array], Any]:
+    results = _differentiable(plan, *operands)
+    return results, (operands, results)
 
 
-def _differentiable_backward(plan: _Plan, kept: Any, cotangents: tuple[Array, Array]) -> Any:
-    operands, context, lse = kept
-    return (*_gradients(plan, operands, context, lse, cotangents), None, None)
+def _differentiable_backward(plan: _Plan, kept: Any, cotangents: tuple[Array, Array, Array]) -> Any:
+    operands, results = kept
+    d_context, _, d_total = cotangents
+    return (*_gradients(plan, operands, results, (d_context, d_total)), None, None)
 
 
 _differentiable.defvjp(_differentiable_forward, _differentiable_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gradients(plan: _Plan, operands: Any, context: Array, lse: Array, cotangents: Any) -> Any:
+def _gradients(plan: _Plan, operands: Any, results: Any, cotangents: Any) -> Any:
     """Return the gradients of query, key, value, bias and sinks; its own gradient takes T times S, as it is rare."""
-    return _backward(plan, *operands, context, lse, *cotangents)
+    return _backward(plan, *operands, *results, *cotangents)
 
 
-def _gradients_forward(plan: _Plan, operands: Any, context: Array, lse: Array, cotangents: Any) -> Any:
-    return _gradients(plan, operands, context, lse, cotangents), (operands, context, lse, cotangents)
+def _gradients_forward(plan: _Plan, operands: Any, results: Any, cotangents: Any) -> Any:
+    return _gradients(plan, operands, results, cotangents), (operands, results, cotangents)
 
 
 def _gradients_backward(plan: _Plan, kept: Any, seconds: Any) -> Any:
-    (*inputs, arrays, seed), context, lse, cotangents = kept
+    (*inputs, arrays, seed), results, cotangents = kept
 
     def gradients(inputs: Any, cotangents: Any) -> Any:
         return jax.vjp(lambda *inputs: _in_one_block(plan, *inputs, arrays, seed), *inputs)[1](cotangents)
 
     _, pull = jax.vjp(gradients, tuple(inputs), cotangents)
     inputs_bar, cotangents_bar = pull(seconds)
-    return (*inputs_bar, None, None), jnp.zeros_like(context), jnp.zeros_like(lse), cotangents_bar
+    return (*inputs_bar, None, None), jax.tree.map(jnp.zeros_like, results), cotangents_bar
 
 
 _gradients.defvjp(_gradients_forward, _gradients_backward)
@@ -247,15 +252,19 @@ _gradients.defvjp(_gradients_forward, _gradients_backward)
 
 def _forward(
     plan: _Plan, query: Array, key: Array, value: Array, bias: Any, sinks: Any, arrays: Any, seed: Any
-) -> tuple[Array, Array]:
-    """Return the context, unrounded, and the logarithms of the sums."""
+) -> tuple[Array, Array, Array]:
+    """Return the context, unrounded, and per row the largest score and the sum of ``exp(scores - largest)``.
+
+    The two are kept apart: in one logarithm the sum would be lost where all scores are around -1e9. A row that sees
+    nothing has the sum 0.
+    """
     dtype = jnp.promote_types(query.dtype, jnp.float32)
     sides = _Sides(plan, query, key, value, bias, arrays, seed, dtype)
 
-    def heads(first: Array) -> tuple[Array, Array]:
+    def heads(first: Array) -> tuple[Array, Array, Array]:
         q, k, v = sides.queries(first), sides.keys(first), sides.values(first)
 
-        def row_block(i: Array) -> tuple[Array, Array]:
+        def row_block(i: Array) -> tuple[Array, Array, Array]:
             q_block = sides.rows_of(q, i)
 
             def step(masked: bool, j: Array, kept: Any) -> Any:
@@ -281,20 +290,19 @@ def _forward(
                 safe_top = jnp.where(new_top == -jnp.inf, 0.0, new_top)
                 shrink = jnp.exp(top - safe_top)
                 context, total, top = context * shrink, total * shrink + jnp.exp(sink - safe_top), new_top
-            total = jnp.where(sees, total, 1.0)
-            return context / total, jnp.where(sees, top + jnp.log(total), -jnp.inf)[..., 0]
+            context = jnp.where(sees, context / total, 0.0)
+            return context, jnp.where(sees, top, 0.0)[..., 0], jnp.where(sees, total, 0.0)[..., 0]
 
-        contexts, sums = lax.map(row_block, jnp.arange(plan.row_blocks))
-        return rearrange(contexts, "i n r c -> n (i r) c"), rearrange(sums, "i n r -> n (i r)")
+        contexts, tops, totals = lax.map(row_block, jnp.arange(plan.row_blocks))
+        tops, totals = (rearrange(one, "i n r -> n (i r)") for one in (tops, totals))
+        return rearrange(contexts, "i n r c -> n (i r) c"), tops, totals
 
-    context, lse = lax.map(heads, sides.firsts)
-    shape = plan.shape
-    context = rearrange(context, "m n t c -> (m n) t c")[:, : shape.queries]
-    lse = rearrange(lse, "m n t -> (m n) t")[:, : shape.queries]
-    return (
-        rearrange(context, "(b h) t c -> b t h c", b=shape.batch),
-        rearrange(lse, "(b h) t -> b h t", b=shape.batch),
-    )
+    context, top, total = lax.map(heads, sides.firsts)
+    batch, queries = plan.shape.batch, plan.shape.queries
+    context = rearrange(context, "m n t c -> (m n) t c")[:, :queries]
+    top, total = (rearrange(one, "m n t -> (m n) t")[:, :queries] for one in (top, total))
+    top, total = (rearrange(one, "(b h) t -> b h t", b=batch) for one in (top, total))
+    return rearrange(context, "(b h) t c -> b t h c", b=batch), top, total
 
 
 def _backward(
@@ -307,40 +315,42 @@ def _backward(
     arrays: Any,
     seed: Any,
     context: Array,
-    lse: Array,
+    top: Array,
+    total: Array,
     d_context: Array,
-    d_lse: Array,
+    d_total: Array,
 ) -> tuple[Any, ...]:
     """Return the gradients of query, key, value, bias and sinks, each in the dtype of what it belongs to."""
     dtype = context.dtype
     sides = _Sides(plan, query, key, value, bias, arrays, seed, dtype)
     d_context = d_context.astype(dtype)
-    # A row of softmax has the gradient weights * (d_weights - slope).
-    slope = rearrange((context * d_context).sum(-1), "b t h -> b h t") - d_lse.astype(dtype)
+    # A row of softmax has the gradient weights * (d_weights - slope). What its weights are divided by is taken out of
+    # the rows that they are multiplied with.
+    share = jnp.where(total > 0.0, 1.0 / jnp.where(total > 0.0, total, 1.0), 0.0)
+    slope = (rearrange((context * d_context).sum(-1), "b t h -> b h t") - d_total * total) * share
     if sinks is not None:
-        share = jnp.where(lse == -jnp.inf, 0.0, jnp.exp(sinks.astype(dtype)[:, None] - lse))
-        d_sinks = -(share * slope).sum((0, 2)).astype(sinks.dtype)
+        d_sinks = -(jnp.exp(sinks.astype(dtype)[:, None] - top) * slope).sum((0, 2)).astype(sinks.dtype)
+    d_context = d_context * rearrange(share, "b h t -> b t h 1")
     d_heads = _pad(rearrange(d_context, "b t h c -> (b h) t c"), 1, plan.rows)
     slope = _pad(rearrange(slope, "b h t -> (b h) t 1"), 1, plan.rows)
-    # A row that sees nothing has no weights, also in the blocks that nobody masks.
-    sums = rearrange(jnp.where(lse == -jnp.inf, jnp.inf, lse), "b h t -> (b h) t 1")
-    sums = _pad(sums, 1, plan.rows, jnp.inf)
+    # Rows that only fill a block up have no weights, however large the bias.
+    tops = _pad(rearrange(top, "b h t -> (b h) t 1"), 1, plan.rows, jnp.inf)
 
     def heads(carry: Any, first: Array) -> Any:
         d_key, d_value, d_bias = carry
         q, k, v = sides.queries(first), sides.keys(first), sides.values(first)
-        d_c, row_slope, row_sums = (sides.take(array, first) for array in (d_heads, slope, sums))
+        d_c, row_slope, row_tops = (sides.take(array, first) for array in (d_heads, slope, tops))
 
         def row_block(i: Array, carry: Any) -> Any:
             d_q, d_k, d_v, d_bias = carry
             q_block, d_c_block = sides.rows_of(q, i), sides.rows_of(d_c, i)
-            slope_block, sums_block = sides.rows_of(row_slope, i), sides.rows_of(row_sums, i)
+            slope_block, top_block = sides.rows_of(row_slope, i), sides.rows_of(row_tops, i)
 
             def step(masked: bool, j: Array, carry: Any) -> Any:
                 d_q_block, d_k, d_v, d_bias = carry
                 k_block, v_block = sides.columns_of(k, j), sides.columns_of(v, j)
                 scores, capped = sides.scores(first, i, j, q_block, k_block, masked)
-                weights = jnp.exp(scores - sums_block)
+                weights = jnp.exp(scores - top_block)
                 d_weights = _times_transposed(d_c_block, v_block)
                 dropped = weights
                 if seed is not None:
@@ -384,7 +394,7 @@ def _backward(
 def _in_one_block(
     plan: _Plan, query: Array, key: Array, value: Array, bias: Any, sinks: Any, arrays: Any, seed: Any
 ) -> tuple[Array, Array]:
-    """Return context and logarithms of the sums by code that JAX differentiates itself, twice if need be."""
+    """Return context and sums of `_forward` (the top cancels) by code that JAX can differentiate, also twice."""
     plan = plan.whole()
     dtype = jnp.promote_types(query.dtype, jnp.float32)
     sides = _Sides(plan, query, key, value, bias, arrays, seed, dtype)
@@ -402,10 +412,9 @@ def _in_one_block(
     if seed is not None:
         weights = weights * sides.kept(zero, zero, zero)
     context = jnp.where(sees, _times(weights, sides.values(zero)) / total, 0.0)
-    lse = jnp.where(sees, top + jnp.log(total), -jnp.inf)[..., 0]
+    total = jnp.where(sees, total, 0.0)[..., 0]
     batch = plan.shape.batch
-    context = rearrange(context, "(b h) t c -> b t h c", b=batch)
-    return context, rearrange(lse, "(b h) t -> b h t", b=batch)
+    return rearrange(context, "(b h) t c -> b t h c", b=batch), rearrange(total, "(b h) t -> b h t", b=batch)
 
 
 def _product(one: Array, axis: int, two: Array, other: int) -> Array:

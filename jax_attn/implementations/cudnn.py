@@ -28,7 +28,9 @@ def unsupported(call: Call) -> str | None:
         "it has no sinks": call.sinks is not None,
         "its dropout draws other masks than JAX's generators": call.dropout > 0,
         "it takes no bias here": call.bias is not None,
-        "it has only the masks causal() and sliding_window(), or none": not _is_band(call.mask),
+        "it has only the masks causal() and sliding_window(), or none": (
+            call.mask is not None and _size_of_band(call.mask) is None
+        ),
         f"query, key and value must be float16 or bfloat16, got {call.query.dtype}": not _is_16_bit(call),
         f"head widths must be equal, at most 128 and multiples of 8, got {width} and {value_width}": (
             width != value_width or width > 128 or width % 8 != 0
@@ -39,15 +41,14 @@ def unsupported(call: Call) -> str | None:
 
 def attend(call: Call) -> Float[Array, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
-    causal = call.mask is not None
-    window = None if call.mask in (None, masks.causal()) else (call.mask.size - 1, 0)  # type: ignore[union-attr]
+    size = None if call.mask is None else _size_of_band(call.mask)
     return jax.nn.dot_product_attention(
         call.query,
         call.key,
         call.value,
         scale=call.scale,
-        is_causal=causal,
-        local_window_size=window,
+        is_causal=call.mask is not None,
+        local_window_size=(size - 1, 0) if size else None,
         implementation="cudnn",
     )
 
@@ -57,5 +58,9 @@ def _is_16_bit(call: Call) -> bool:
     return len(dtypes) == 1 and dtypes <= {jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16)}
 
 
-def _is_band(mask: masks.Mask | None) -> bool:
-    return mask is None or mask == masks.causal() or type(mask) is type(masks.sliding_window(1))
+def _size_of_band(mask: masks.Mask) -> int | None:
+    """Return the size of a window, 0 for causal(); None for any other mask."""
+    found = masks.as_band(mask)
+    if found is None or found[1] or found[0].offset:
+        return None
+    return found[0].size or 0

@@ -196,6 +196,16 @@ def test_rows_that_only_fill_a_block_up_give_no_gradient():
         np.testing.assert_allclose(got, wanted, rtol=0.0, atol=1e-4 * max(1.0, np.abs(wanted).max()))
 
 
+def test_scores_of_minus_a_billion_in_a_row_have_gradients():
+    """The way in which many models hide a row; adding a number to a row changes no gradient but rounds its scores."""
+    inputs = operands(queries=130, keys=130)
+    bias = np.zeros((1, 1, 130, 130))
+    bias[:, :, 5] = bias[:, :, 129] = np.finfo("float32").min / 2
+    found, want = (results(inputs, {"bias": bias}, name, "float32") for name in ("blocked", "reference"))
+    for got, wanted in zip(found, want, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0.0, atol=1e-5 * np.abs(wanted).max())
+
+
 # ---- dropout
 
 
