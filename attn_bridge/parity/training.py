@@ -1,8 +1,9 @@
 """Whether a torch and a Flax module train alike: loss, gradients, optimizer state and weights, step by step.
 
-Two questions are asked. **Does a step mean the same?** Each step is taken again from the weights and the optimizer state
-that the torch side has reached, and the Flax optimizer is given the torch side's gradients, so that no earlier difference
-is charged to a later tensor; in float64 the results have to agree, and no side may lose more precision than the other.
+Two questions are asked. **Does a step mean the same?** Each step is taken again from the weights and the optimizer
+state that the torch side has reached, and the Flax optimizer is given the torch side's gradients, so that no earlier
+difference is charged to a later tensor; in float64 the results have to agree, and no side may lose more precision than
+the other.
 **Do they drift apart like rounding?** Both also run freely, in their own precision and in float64; the distance that
 grows between them is held against what one unit in the last place of the first weights grows to.
 """
@@ -203,8 +204,8 @@ def train(
             returns a ``torch.optim.Optimizer``, and an optax transformation of a dict of arrays by dotted name.
         dropout: True drops at the modules' own rates, with masks of one stream for both; a number sets the rate of
             every dropout layer; False drops nothing.
-        loss: ``mse``, ``cross_entropy`` (the last axis holds logits, targets are whole numbers), or a pair of functions,
-            torch's and JAX's, of what the module returned and the targets.
+        loss: ``mse``, ``cross_entropy`` (the last axis holds logits, targets are whole numbers), or a pair of
+            functions, torch's and JAX's, of what the module returned and the targets.
         lr: learning rate of a named optimizer.
         seed: of the order of the data and of the dropout masks.
         dtype: ``float64`` trains both in float64; None in the modules' own precision.
@@ -291,6 +292,7 @@ class _Training:
         self.random = np.random.default_rng(seed)
         self.measures: dict[str, list[Measure]] = {}
         self.about: dict[str, tuple[str, str, tuple[int, ...]]] = {}
+        self.weight_scales: dict[str, float] = {}
         self.synchronised: dict[str, list[float]] = {}
         self.first: FirstDifference | None = None
         self.dropped = dropout is not False
@@ -310,7 +312,7 @@ class _Training:
                 f"adamw: lr {lr:g}, betas {b1:g} and {b2:g}; eps {values.eps:g} outside the square root, added to the "
                 "bias-corrected moment (torch's place; optax: eps, with eps_root=0)",
                 f"weight decay {values.weight_decay:g}, decoupled, times lr (defaults: torch 0.01, optax 0.0001); only "
-                f"parameters that have two or more axes in torch decay, {len(ours)} of {len(matches)} (default of both: "
+                f"parameters that have two or more axes in torch decay, {len(ours)} of {len(matches)} (both's default: "
                 "all)",
                 "bias correction by 1 - beta ** t on both sides; torch computes it in float64, optax in float32",
             ]
@@ -453,6 +455,7 @@ class _Training:
         for name, one in self.pairing.aligned(after, side).items():
             if self.about.get(f"grad {name}"):
                 found[f"update {name}"] = ("update", wide(one) - wide(old[name]))
+                self.weight_scales[f"update {name}"] = scale_of([wide(one)])
         return found
 
     # ---- judging
@@ -502,18 +505,9 @@ class _Training:
         noise = NOISE_ULPS
         if updated and not self.precise:
             # An update is the difference of two rounded weights: it can't be finer than these.
-            noise = max(
-                UPDATE_LIMIT / eps,
-                *(UPDATE_ULPS * self._weight_scale(name) / one.scale if one.scale else 0.0 for one in measures),
-            )
+            weights = self.weight_scales.get(name, 0.0)
+            noise = max(UPDATE_LIMIT / eps, *(UPDATE_ULPS * weights / one.scale for one in measures if one.scale), 0.0)
         return decide(name, flax_name, kind, shape, self.dtype, measures, noise=noise)
-
-    def _weight_scale(self, name: str) -> float:
-        return 0.0 if not name.startswith("update ") else scale_of([self._aligned_held[name.removeprefix("update ")]])
-
-    @property
-    def _aligned_held(self) -> dict[str, Array]:
-        return self.pairing.aligned({name: wide(one) for name, one in self.runs["torch"].weights.items()}, "torch")
 
     def _apart(self, one: _Runner, two: _Runner) -> float:
         """Return the distance of the weights of two runs, relative to the weights."""
@@ -533,8 +527,8 @@ class _Training:
         for step in range(self.steps):
             if not relative[step] <= max(LOSS_LIMIT, DRIFT_FACTOR * of_noise[step]):
                 message = (
-                    f"the float64 losses of free runs differ by {relative[step]:.2g}, one unit in the last place of the "
-                    f"first weights makes {of_noise[step]:.2g}"
+                    f"the float64 losses of free runs differ by {relative[step]:.2g}, one unit in the last place of "
+                    f"the first weights makes {of_noise[step]:.2g}"
                 )
                 return "different", step + 1, message
             if not apart[step] <= DRIFT_FACTOR * max(noise[step], np.finfo(np.float64).eps):
@@ -570,9 +564,9 @@ class _Training:
         drift, at, message = self._drift(growth)
         verdict = worst([drift, *(one.verdict for one in tensors)])
         if self.first is not None:
-            verdict = "different"
+            verdict, message = "different", ""
         elif drift == "different":
-            self.first = FirstDifference(at, "free run", "free run", message)
+            self.first, message = FirstDifference(at, "free run", "free run", message), ""
         if self.foreign and verdict != "equal":
             verdict, self.first = "inconclusive", None
             message = "the torch module draws random numbers that are no dropout masks, so the sides can't be compared"
