@@ -43,11 +43,11 @@ def optimizer(name: str, values: Hyperparameters, decayed: Sequence[str]) -> Any
     if name == "momentum":
         return optax.sgd(values.lr, momentum=values.momentum)
 
-    def is_decayed(parameters: Mapping[str, Any]) -> dict[str, bool]:
+    def _is_decayed(parameters: Mapping[str, Any]) -> dict[str, bool]:
         return {one: one in decayed for one in parameters}
 
     (b1, b2), decay = values.betas, values.weight_decay
-    return optax.adamw(values.lr, b1=b1, b2=b2, eps=values.eps, eps_root=0.0, weight_decay=decay, mask=is_decayed)
+    return optax.adamw(values.lr, b1=b1, b2=b2, eps=values.eps, eps_root=0.0, weight_decay=decay, mask=_is_decayed)
 
 
 class Trainer:
@@ -72,7 +72,7 @@ class Trainer:
         dtype: str | None = None,
         dropout: bool | float = True,
     ):
-        self.dtype = dtype
+        self.precision = dtype
         self._name = type(module).__name__
         self._part = _Part(module, "")
         self._dropout = dropout
@@ -106,10 +106,10 @@ class Trainer:
             ModuleFailedError: the module or the loss raised.
             CannotLiftError: it can't be run in float64.
         """
-        leaves = [_as(leaf, self.dtype) for leaf in arguments.leaves]
-        targets = _as(targets, self.dtype) if isinstance(targets, np.ndarray) else targets
-        mine = {name: _as(weights[name], self.dtype) for name in weights if name in self.trainable}
-        rest = {name: _as(weights[name], self.dtype) for name in weights if name not in self.trainable}
+        leaves = [_as(leaf, self.precision) for leaf in arguments.leaves]
+        targets = _as(targets, self.precision) if isinstance(targets, np.ndarray) else targets
+        mine = {name: _as(weights[name], self.precision) for name in weights if name in self.trainable}
+        rest = {name: _as(weights[name], self.precision) for name in weights if name not in self.trainable}
         key = (_layout((mine, rest)), _layout(leaves), _layout(targets), _static(arguments))
         try:
             if key not in self._programs:
@@ -120,7 +120,7 @@ class Trainer:
         except ModuleFailedError:
             raise
         except Exception as error:
-            raise _failure(error, self.dtype, f"Flax module {self._name}") from error
+            raise _failure(error, self.precision, f"Flax module {self._name}") from error
         return Step(to_numpy(loss), _arrays(gradients), _arrays(statistics))
 
     def update(
@@ -145,7 +145,7 @@ class Trainer:
         return optax.apply_updates(weights, updates), own
 
     def _precise(self) -> contextlib.AbstractContextManager[Any]:
-        return jax.enable_x64(True) if self.dtype == "float64" else contextlib.nullcontext()
+        return jax.enable_x64(True) if self.precision == "float64" else contextlib.nullcontext()
 
     def _program(self, arguments: Arguments, operands: Any) -> tuple[Callable[..., Any], Any]:
         """Return a compiled function for one layout of a batch, and the masks that it asks for."""
@@ -155,7 +155,7 @@ class Trainer:
             shapes.clear()
 
             def objective(mine: Any) -> Any:
-                module = self._part.merged({**rest, **mine}, self.dtype, 0)
+                module = self._part.merged({**rest, **mine}, self.precision, 0)
                 module.train()
                 if self._dropout is not True:
                     _set_rates(module, float(self._dropout))
@@ -169,7 +169,7 @@ class Trainer:
             return loss, gradients, statistics
 
         # What is compiled within the module was perhaps traced before, with masks of its own.
-        with lifted() if self.dtype == "float64" else contextlib.nullcontext(), jax.disable_jit():
+        with lifted() if self.precision == "float64" else contextlib.nullcontext(), jax.disable_jit():
             jax.eval_shape(differentiate, *operands, None)
             wanted = list(shapes)
             masks = [np.ones(shape, np.bool_) for shape, _ in wanted]

@@ -36,7 +36,7 @@ def optimizer(name: str, values: Hyperparameters, decayed: Sequence[str]) -> Any
         decayed: names of the parameters that `adamw` decays.
     """
 
-    def make(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    def _make(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         if name == "sgd":
             return torch.optim.SGD(named, lr=values.lr)
         if name == "momentum":
@@ -51,7 +51,7 @@ def optimizer(name: str, values: Hyperparameters, decayed: Sequence[str]) -> Any
         groups = [group for group in groups if group["params"]]
         return torch.optim.AdamW(groups, lr=values.lr, betas=values.betas, eps=values.eps)
 
-    return make
+    return _make
 
 
 class Trainer:
@@ -76,7 +76,7 @@ class Trainer:
         dtype: str | None = None,
         dropout: bool | float = True,
     ):
-        self.dtype = dtype
+        self.precision = dtype
         self._module = copy.deepcopy(module).train()
         self._device = _device(module, None)
         self._dropout = dropout is not False
@@ -117,16 +117,16 @@ class Trainer:
         sources = [parameter for _, parameter in self._named]
         state = torch.get_rng_state()
         try:
-            with _precision(self.dtype), _drawing(masks if self._dropout else None), torch.enable_grad():
+            with _precision(self.precision), _drawing(masks if self._dropout else None), torch.enable_grad():
                 call = arguments.with_leaves([self._tensor(leaf) for leaf in arguments.leaves])
                 loss = self._loss(self._module(*call.args, **call.kwargs), self._tensor(targets))
             edge = torch.autograd.graph.get_gradient_edge  # given tensors, torch would leave the mode that lifts
-            with _precision(self.dtype):
+            with _precision(self.precision):
                 found = torch.autograd.grad([edge(loss)], [edge(one) for one in sources], allow_unused=True)
         except ModuleFailedError:
             raise
         except Exception as error:
-            raise _failure(error, self.dtype, f"torch module {type(self._module).__name__}") from error
+            raise _failure(error, self.precision, f"torch module {type(self._module).__name__}") from error
         masks.foreign = masks.foreign or not torch.equal(state, torch.get_rng_state())
         gradients = {
             name: _zeros(None if gradient is None else to_numpy(gradient), source)
@@ -166,7 +166,7 @@ class Trainer:
         if not isinstance(array, np.ndarray):
             return array
         tensor = from_numpy(array).to(self._device)
-        return tensor.to(getattr(torch, self.dtype)) if self.dtype and tensor.is_floating_point() else tensor
+        return tensor.to(getattr(torch, self.precision)) if self.precision and tensor.is_floating_point() else tensor
 
 
 def _copied(value: Any, like: Any) -> Any:

@@ -24,6 +24,7 @@ import numpy as np
 from .. import backends
 from ..weights import Rule, Rules
 from . import samples as numbers
+from .cases import numpy_dtype
 from .compare import Comparison, Progress, _check_modules, _precision_record, _strict
 from .judge import Measure, decide, measure, scale_of
 from .report import Pair, ParityError, TensorVerdict, Verdict, worst
@@ -323,9 +324,9 @@ class _Training:
             )
         else:
             self.settings.append(f"sgd: lr {lr:g}; no momentum, no weight decay")
-        return tuple(
-            backends.load(side, "training").optimizer(optimizer, values, decayed)  # type: ignore[return-value]
-            for side, decayed in zip(("torch", "flax"), names, strict=True)
+        return (
+            backends.load("torch", "training").optimizer(optimizer, values, names[0]),
+            backends.load("flax", "training").optimizer(optimizer, values, names[1]),
         )
 
     # ---- running
@@ -343,7 +344,7 @@ class _Training:
             inputs, targets = self.batches[order.pop(0)]
             given = numbers.in_dtype(numbers.as_arguments(inputs), str(self.comparison.dtype))
             if isinstance(targets, np.ndarray) and is_float(targets):
-                targets = targets.astype(wide(targets).dtype if self.precise else numbers.numpy_dtype(self.dtype))
+                targets = targets.astype(wide(targets).dtype if self.precise else numpy_dtype(self.dtype))
             try:
                 self._step(step, given, targets)
             except CannotLiftError as error:
@@ -359,7 +360,7 @@ class _Training:
             if side == "flax":
                 converted = self.pairing.to_flax(weights)
                 weights = {name: converted.get(name, one) for name, one in self.comparison.held_flax.items()}
-            weights = _cast(weights, trainer.dtype) if trainer.dtype else weights
+            weights = _cast(weights, trainer.precision) if trainer.precision else weights
             return _Runner(trainer, side, weights, trainer.first_state())
 
         found = {"torch": runner(self.low[0], held), "flax": runner(self.low[1], held)}
@@ -633,7 +634,7 @@ def _batches(data: Any, loss: Any) -> list[tuple[Any, Any]]:
 
 
 def _cast(arrays: Mapping[str, Array], dtype: str) -> Arrays:
-    return {name: one.astype(numbers.numpy_dtype(dtype)) if is_float(one) else one for name, one in arrays.items()}
+    return {name: one.astype(numpy_dtype(dtype)) if is_float(one) else one for name, one in arrays.items()}
 
 
 def _one_ulp(arrays: Mapping[str, Array], seed: int) -> Arrays:
