@@ -6,6 +6,7 @@ import json
 import runpy
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ import jax_attn
 import torch_attn
 from attn_bridge import parity
 from attn_bridge.parity.stepping import Masks
+from attn_bridge.parity.training import _Training
 from torch_attn.random import JaxRngs
 
 LR, RATE = 1e-2, 0.25
@@ -228,6 +230,28 @@ def test_other_random_numbers_of_torch_leave_it_open():
     report = train(Noisy(), steps=1)
     assert report.verdict == "inconclusive"
     assert "random numbers" in report.message
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict"),
+    [
+        ({}, ("equal", 0)),
+        ({"flax and flax float64": [1e-7, 1e-4, 1e-4]}, ("precision", 2)),
+        ({"torch and torch float64": [1e-7, 1e-7, 1e-4]}, ("precision", 3)),
+        ({"torch float64 and flax float64": [1e-16, 1e-16, 1e-11]}, ("different", 3)),
+        ({"flax float64": [1.0, 0.9 * (1 + 2e-9), 0.8]}, ("different", 2)),
+    ],
+)
+def test_how_free_runs_may_drift(changed, verdict):
+    pairs = ("torch and torch float64", "flax and flax float64", "torch and torch moved", "torch and flax")
+    growth = {name: [1e-7, 2e-7, 3e-7] for name in pairs}
+    growth |= {f"torch float64 and {name}": [1e-16, 2e-16, 3e-16] for name in ("flax float64", "torch float64 moved")}
+    losses = dict.fromkeys(("torch float64", "flax float64", "torch float64 moved"), [1.0, 0.9, 0.8])
+    for name, values in changed.items():
+        (growth if " and " in name else losses)[name] = values
+    runs = {name: SimpleNamespace(losses=values) for name, values in losses.items()}
+    training = SimpleNamespace(precise=False, dtype="float32", steps=3, runs=runs)
+    assert _Training._drift(training, growth)[:2] == verdict
 
 
 # ---- masks
