@@ -246,7 +246,7 @@ def test_how_free_runs_may_drift(changed, verdict):
     pairs = ("torch and torch float64", "flax and flax float64", "torch and torch moved", "torch and flax")
     growth = {name: [1e-7, 2e-7, 3e-7] for name in pairs}
     growth |= {f"torch float64 and {name}": [1e-16, 2e-16, 3e-16] for name in ("flax float64", "torch float64 moved")}
-    losses = dict.fromkeys(("torch float64", "flax float64", "torch float64 moved"), [1.0, 0.9, 0.8])
+    losses = {name: [1.0, 0.9, 0.8] for name in ("torch float64", "flax float64", "torch float64 moved")}
     for name, values in changed.items():
         (growth if " and " in name else losses)[name] = values
     runs = {name: SimpleNamespace(losses=values) for name, values in losses.items()}
