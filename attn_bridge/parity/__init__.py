@@ -1,6 +1,7 @@
 """Parity: the rule that says whether two implementations compute the same, and what applies it.
 
 attn_bridge.parity.compare(torch_module, flax_module, inputs)   judge any pair of modules
+attn_bridge.parity.train(torch_module, flax_module, data)       judge whether a pair trains alike
 attn_bridge.parity.check()                                      judge our own variants
 attn_bridge.parity.mutate()                                     measure the judge with planted faults
 attn_bridge.parity.strict()                                     a context in which no framework rounds more than it must
@@ -19,10 +20,12 @@ __all__ = [
     "ParityError",
     "Report",
     "TensorVerdict",
+    "TrainingReport",
     "check",
     "compare",
     "mutate",
     "strict",
+    "train",
 ]
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from .mutation_report import MutationReport
     from .precision import strict
     from .report import ParityError, Report, TensorVerdict
+    from .training import TrainingReport, train
 
 _HOMES = {
     "CheckReport": "check_report",
@@ -39,10 +43,12 @@ _HOMES = {
     "ParityError": "report",
     "Report": "report",
     "TensorVerdict": "report",
+    "TrainingReport": "training",
     "check": "matrix",
     "compare": "compare",
     "mutate": "mutate",
     "strict": "precision",
+    "train": "training",
 }
 
 

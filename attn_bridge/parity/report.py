@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from .training import TrainingReport
 
 Array = np.ndarray[Any, Any]
 Verdict = Literal["equal", "precision", "different", "inconclusive"]
@@ -29,10 +32,10 @@ class ParityError(AssertionError):
     """The two sides are not equal; the message says what differs, where, and how to run it again.
 
     Attributes:
-        report: the `Report`.
+        report: the `Report`, or the `TrainingReport`.
     """
 
-    def __init__(self, report: Report):
+    def __init__(self, report: Report | TrainingReport):
         self.report = report
         super().__init__(report.explain())
 

@@ -7,19 +7,22 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..report import SCHEMA, ModuleNode, Report
 from . import files
 
+if TYPE_CHECKING:
+    from ..training import TrainingReport
 
-def as_json(report: Report, path: str | Path | None = None) -> dict[str, Any]:
+
+def as_json(report: Report | TrainingReport, path: str | Path | None = None) -> dict[str, Any]:
     """Return the report as JSON-ready data: every field but the pictures; what is not finite becomes null.
 
     Args:
-        report: what `compare` found.
+        report: what `compare` or `train` found.
         path: file to write it to as well.
 
     Raises:

@@ -1,0 +1,357 @@
+"""`parity.train`: right pairs train alike, and every planted fault is named by its step and tensor."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+import attn_bridge
+import jax_attn
+import torch_attn
+from attn_bridge import parity
+from attn_bridge.parity.stepping import Masks
+from attn_bridge.parity.training import _Training
+from torch_attn.random import JaxRngs
+
+LR, RATE = 1e-2, 0.25
+
+
+class TorchNet(nn.Module):
+    def __init__(self, rate=RATE):
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(5, 8), nn.LayerNorm(8, eps=1e-6), nn.Linear(8, 3)
+        self.drop = nn.Dropout(rate)
+
+    def forward(self, x):
+        return self.b(self.drop(torch.tanh(self.norm(self.a(x)))))
+
+
+class FlaxNet(nnx.Module):
+    def __init__(self, rate=RATE, dropout=nnx.Dropout):
+        rngs = nnx.Rngs(7)
+        self.a, self.norm, self.b = (
+            nnx.Linear(5, 8, rngs=rngs),
+            nnx.LayerNorm(8, rngs=rngs),
+            nnx.Linear(8, 3, rngs=rngs),
+        )
+        self.drop = dropout(rate, rngs=rngs)
+
+    def __call__(self, x):
+        return self.b(self.drop(jnp.tanh(self.norm(self.a(x)))))
+
+
+def torch_net(**options):
+    torch.manual_seed(3)
+    return TorchNet(**options)
+
+
+def data(count=3):
+    random = np.random.default_rng(0)
+    return [(random.normal(size=(6, 5)), random.normal(size=(6, 3))) for _ in range(count)]
+
+
+def adamw(named):
+    decayed = [pair for pair in named if pair[1].ndim > 1]
+    others = [pair for pair in named if pair[1].ndim == 1]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=LR)
+
+
+def matrices(parameters):
+    return {name: one.ndim > 1 for name, one in parameters.items()}
+
+
+def train(torch_module=None, flax_module=None, **options):
+    return parity.train(
+        torch_module or torch_net(), flax_module or FlaxNet(), data(), **{"steps": 4, "lr": LR, **options}
+    )
+
+
+# ---- right pairs
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
+def test_a_right_pair_trains_alike_with_dropout(optimizer):
+    report = train(optimizer=optimizer, steps=8)
+    assert report.verdict == "equal", report.explain()
+    assert report.first_difference is None
+    exact = [np.array(report.losses[name]) for name in ("torch float64", "flax float64")]
+    np.testing.assert_allclose(*exact, rtol=1e-12)
+    assert len(exact[0]) == 8
+    assert len(set(exact[0])) == 8
+    assert {"loss", "grad a.weight", "grad a.bias", "update a.weight", "update norm.bias"} <= {
+        one.name for one in report.tensors
+    }
+    slots = {"sgd": set(), "momentum": {"trace"}, "adamw": {"mu", "nu"}}[optimizer]
+    assert {one.name.split()[0] for one in report.tensors} == {"loss", "grad", "update", *slots}
+    assert report.raise_for_mismatch() is report
+
+
+def test_float64_alone():
+    report = train(dtype="float64")
+    assert report.verdict == "equal", report.explain()
+    assert report.dtype == "float64"
+    np.testing.assert_allclose(report.losses["torch"], report.losses["flax"], rtol=1e-12)
+
+
+def test_a_pair_of_optimizers_and_of_losses():
+    def of_torch(result, targets):
+        return torch.abs(result - targets).mean()
+
+    def of_flax(result, targets):
+        return jnp.abs(result - targets).mean()
+
+    pair = (adamw, optax.adamw(LR, weight_decay=0.01, mask=matrices))
+    assert train(optimizer=pair, loss=(of_torch, of_flax)).verdict == "equal"
+    report = train(optimizer=pair, loss=(of_torch, lambda result, targets: 2.0 * of_flax(result, targets)))
+    assert (report.first_difference.step, report.first_difference.tensor) == (1, "loss")
+
+
+@pytest.mark.parametrize("rngs", [None, 0], ids=["torch's generator", "JaxRngs"])
+def test_our_model_trains_alike(rngs):
+    config = {"vocab_size": 11, "context_length": 6, "emb_dim": 8, "n_heads": 2, "n_layers": 1}
+    config |= {"drop_rate": 0.1, "qkv_bias": True}
+    torch.manual_seed(1)
+    pair = (
+        torch_attn.GPTModel(config, rngs=None if rngs is None else JaxRngs(rngs)),
+        jax_attn.GPTModel(config, rngs=nnx.Rngs(5)),
+    )
+    ids = np.random.default_rng(2).integers(0, 11, (3, 7))
+    report = parity.train(*pair, [(ids[:, :-1], ids[:, 1:])], steps=3, loss="cross_entropy", lr=LR)
+    assert report.verdict == "equal", report.explain()
+    pair[1].trf_blocks[0].drop_shortcut.rate = 0.2
+    report = parity.train(*pair, [(ids[:, :-1], ids[:, 1:])], steps=1, loss="cross_entropy", lr=LR)
+    assert report.first_difference.tensor == "dropout"
+
+
+# ---- planted faults
+
+
+class ScaledWrongly(nnx.Dropout):
+    def __call__(self, inputs):
+        return super().__call__(inputs) * (1.0 - self.rate)
+
+
+def spare(name):
+    return lambda parameters: {one: is_matrix or one == name for one, is_matrix in matrices(parameters).items()}
+
+
+FAULTS = {
+    "betas swapped": ({"b1": 0.999, "b2": 0.9}, {}, "mu a.weight"),
+    "b2 a little off": ({"b2": 0.9990001}, {}, "nu a.weight"),
+    "a bias decays": ({"mask": spare("a.bias")}, {}, "update a.bias"),
+    "nothing decays": ({"weight_decay": 0.0}, {}, "update a.weight"),
+    "eps inside the root": ({"eps": 0.0, "eps_root": 1e-8}, {}, "update a.weight"),
+    "lr a little off": ({"learning_rate": LR * (1 + 1e-9)}, {}, "update a.weight"),
+    "dropout scaled wrongly": ({}, {"dropout": ScaledWrongly}, "loss"),
+    "another rate": ({}, {"rate": 0.3}, "dropout"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_named(name):
+    changed, net, tensor = FAULTS[name]
+    values = {"learning_rate": LR, "weight_decay": 0.01, "mask": matrices, **changed}
+    report = train(flax_module=FlaxNet(**net), optimizer=(adamw, optax.adamw(**values)), steps=2)
+    assert report.verdict == "different"
+    assert (report.first_difference.step, report.first_difference.tensor) == (1, tensor)
+    with pytest.raises(parity.ParityError, match=f"first difference at step 1 in {tensor}"):
+        report.raise_for_mismatch()
+
+
+def test_a_fault_is_named_at_the_step_at_which_it_first_acts():
+    net = torch_net()
+    nn.init.zeros_(net.a.bias)  # what is zero does not decay
+    report = train(net, optimizer=(adamw, optax.adamw(LR, weight_decay=0.01, mask=spare("a.bias"))))
+    assert (report.first_difference.step, report.first_difference.tensor) == (2, "update a.bias")
+    late = optax.piecewise_constant_schedule(LR, {2: 1.001})
+    report = train(optimizer=(adamw, optax.adamw(late, weight_decay=0.01, mask=matrices)))
+    assert report.first_difference.step == 3
+    assert report.first_difference.tensor == "update a.weight"
+
+
+def test_a_mask_that_is_shared_over_the_batch_is_another_meaning():
+    def shared(rate, rngs):
+        return nnx.Dropout(rate, broadcast_dims=(0,), rngs=rngs)
+
+    report = train(flax_module=FlaxNet(dropout=shared), steps=1)
+    assert report.verdict == "different"
+    assert report.first_difference.tensor == "dropout"
+    assert "(6, 8)" in report.first_difference.message
+
+
+def test_a_side_that_loses_precision():
+    class Coarse(nnx.Dropout):
+        def __call__(self, inputs):
+            return super().__call__(inputs).astype(jnp.bfloat16).astype(inputs.dtype)
+
+    report = train(flax_module=FlaxNet(dropout=Coarse))
+    assert report.verdict == "precision"
+    assert report.first_difference is None
+
+
+def test_running_variances_differ_between_the_frameworks():
+    class TorchNormed(nn.Sequential):
+        pass
+
+    class FlaxNormed(nnx.Module):
+        def __init__(self):
+            rngs = nnx.Rngs(1)
+            self.a, self.norm = nnx.Linear(5, 3, rngs=rngs), nnx.BatchNorm(3, momentum=0.9, epsilon=1e-5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.norm(self.a(x))
+
+    torch.manual_seed(2)
+    net = nn.Sequential()
+    net.add_module("a", nn.Linear(5, 3))
+    net.add_module("norm", nn.BatchNorm1d(3))
+    report = train(net, FlaxNormed(), steps=2)  # torch keeps the unbiased variance, Flax the biased one
+    assert (report.first_difference.step, report.first_difference.tensor) == (1, "statistic norm.running_var")
+
+
+def test_other_random_numbers_of_torch_leave_it_open():
+    class Noisy(TorchNet):
+        def forward(self, x):
+            return super().forward(x + torch.randn_like(x))
+
+    report = train(Noisy(), steps=1)
+    assert report.verdict == "inconclusive"
+    assert "random numbers" in report.message
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict"),
+    [
+        ({}, ("equal", 0)),
+        ({"flax and flax float64": [1e-7, 1e-4, 1e-4]}, ("precision", 2)),
+        ({"torch and torch float64": [1e-7, 1e-7, 1e-4]}, ("precision", 3)),
+        ({"torch float64 and flax float64": [1e-16, 1e-16, 1e-11]}, ("different", 3)),
+        ({"flax float64": [1.0, 0.9 * (1 + 2e-9), 0.8]}, ("different", 2)),
+    ],
+)
+def test_how_free_runs_may_drift(changed, verdict):
+    pairs = ("torch and torch float64", "flax and flax float64", "torch and torch moved", "torch and flax")
+    growth = {name: [1e-7, 2e-7, 3e-7] for name in pairs}
+    growth |= {f"torch float64 and {name}": [1e-16, 2e-16, 3e-16] for name in ("flax float64", "torch float64 moved")}
+    losses = {name: [1.0, 0.9, 0.8] for name in ("torch float64", "flax float64", "torch float64 moved")}
+    for name, values in changed.items():
+        (growth if " and " in name else losses)[name] = values
+    runs = {name: SimpleNamespace(losses=values) for name, values in losses.items()}
+    training = SimpleNamespace(precise=False, dtype="float32", steps=3, runs=runs)
+    assert _Training._drift(training, growth)[:2] == verdict
+
+
+# ---- masks
+
+
+def test_masks_are_those_of_jax():
+    masks = Masks(5, 2)
+    key = jax.random.fold_in(jax.random.key(5), 2)
+    for number, shape in ((0, (4, 6)), (1, (4, 6)), (0, (3,))):
+        mine = jax.random.fold_in(jax.random.fold_in(key, zlib.crc32(repr(shape).encode())), number)
+        np.testing.assert_array_equal(masks.draw(shape, 0.75), jax.random.bernoulli(mine, 0.75, shape))
+
+
+@pytest.mark.parametrize("dropout", [False, 0.5])
+def test_dropout_off_or_at_another_rate(dropout):
+    pair = (torch_net(), FlaxNet()) if not dropout else (torch_net(rate=0.0), FlaxNet(rate=0.0))
+    report = train(*pair, dropout=dropout)
+    assert report.verdict == "equal", report.explain()
+    assert report.losses["torch"] != train(*pair, dropout=0.25, steps=4).losses["torch"]
+
+
+def test_torch_attention_drops_the_masks_it_is_given():
+    from torch_attn.training import _drawing
+
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 2, 4, 3) for _ in range(3))
+    with _drawing(Masks(0, 0)):
+        found = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=0.5)
+    keep = torch.from_numpy(Masks(0, 0).draw((2, 2, 4, 4), 0.5))
+    scores = torch.where(torch.ones(4, 4).tril() == 1, query @ key.mT / 3**0.5, -torch.inf)
+    torch.testing.assert_close(found, (torch.softmax(scores, -1) * keep * 2.0) @ value)
+    assert nn.functional.dropout.__module__ == "torch.nn.functional"
+
+
+# ---- manners
+
+
+def test_the_modules_are_left_as_they_were():
+    ours, theirs = torch_net().eval(), FlaxNet()
+    before = {name: one.clone() for name, one in ours.state_dict().items()}
+    state = jax.tree.map(np.asarray, nnx.state(theirs, nnx.Param))
+    torch.manual_seed(9)
+    random = torch.get_rng_state()
+    train(ours, theirs, steps=1)
+    assert not ours.training
+    assert not ours.drop.training
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(one, before[name]) for name, one in ours.state_dict().items())
+    assert all(one.grad is None for one in ours.parameters())
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, nnx.state(theirs, nnx.Param)), state)
+
+
+def test_the_report_as_text_and_json(tmp_path):
+    report = train(steps=2)
+    text = report.explain()
+    assert text.splitlines()[0].startswith("equal: 2 steps of TorchNet (torch) and FlaxNet (Flax) in float32")
+    assert "weight decay 0.01, decoupled" in text
+    assert "2 of 6" in text
+    report.to_json(tmp_path / "report.json")
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert found["losses"] == report.losses
+    assert found["verdict"] == "equal"
+    assert len(found["growth"]["torch float64 and flax float64"]) == 2
+
+
+BAD = [
+    ({"steps": 0}, ValueError, "steps (0) must be a whole number of at least 1"),
+    ({"seed": -1}, ValueError, "seed (-1) must be a whole number of at least 0"),
+    ({"optimizer": "lion"}, ValueError, "optimizer (lion) must be one of sgd, momentum, adamw, or a pair"),
+    ({"optimizer": adamw}, TypeError, "optimizer must be a name or a pair: torch's, JAX's; got function"),
+    ({"loss": "mae"}, ValueError, "loss (mae) must be one of mse, cross_entropy, or a pair"),
+    ({"lr": 0.0}, ValueError, "lr (0.0) must be a positive number"),
+    ({"dropout": 1.0}, ValueError, "dropout (1.0) must be True, False or a rate of at least 0 and below 1"),
+    ({"dtype": "bfloat16"}, ValueError, "dtype (bfloat16) must be float64 or None"),
+    ({"loss": "cross_entropy"}, ValueError, "targets of cross_entropy must be whole numbers of at least 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), BAD, ids=[message.split(" (")[0] for _, _, message in BAD])
+def test_bad_arguments(options, error, message):
+    with pytest.raises(error) as found:
+        train(**options)
+    assert message in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def test_bad_data():
+    with pytest.raises(ValueError, match="at least one pair of inputs and targets"):
+        parity.train(torch_net(), FlaxNet(), [])
+    with pytest.raises(ValueError, match="data must hold pairs of inputs and targets, got ndarray"):
+        parity.train(torch_net(), FlaxNet(), [np.ones((6, 5))])
+
+
+# ---- the example
+
+
+def test_the_example(capsys, tmp_path):
+    example = Path(attn_bridge.__file__).parent.parent / "examples" / "training.py"
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(example))["main"](str(tmp_path / "curves.svg"), steps=2)
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith("equal: 2 steps of GPTModel")
+    assert (tmp_path / "curves.svg").read_text().count("<polyline") == 2
