@@ -8,6 +8,7 @@ from .gpt_model import GPTModel
 from .layer_norm import LayerNorm
 from .multi_head_attention import MultiHeadAttention
 from .multi_head_attention_wrapper import MultiHeadAttentionWrapper
+from .rms_norm import RMSNorm
 from .self_attention_v1 import SelfAttention_v1
 from .self_attention_v2 import SelfAttention, SelfAttention_v2
 from .simple_self_attention import simple_self_attention
@@ -19,6 +20,7 @@ __all__ = [
     "LayerNorm",
     "MultiHeadAttention",
     "MultiHeadAttentionWrapper",
+    "RMSNorm",
     "SelfAttention",
     "SelfAttention_v1",
     "SelfAttention_v2",

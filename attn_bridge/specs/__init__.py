@@ -22,6 +22,7 @@ from .gpt_model import GPTModelConfig
 from .layer_norm import LayerNormConfig
 from .multi_head_attention import MultiHeadAttentionConfig
 from .multi_head_attention_wrapper import MultiHeadAttentionWrapperConfig
+from .rms_norm import RMSNormConfig
 from .self_attention_v1 import SelfAttentionV1Config
 from .self_attention_v2 import SelfAttentionV2Config
 from .simple_self_attention import SimpleSelfAttentionConfig
@@ -36,6 +37,7 @@ __all__ = [
     "MultiHeadAttentionConfig",
     "MultiHeadAttentionWrapperConfig",
     "Parameter",
+    "RMSNormConfig",
     "SelfAttentionV1Config",
     "SelfAttentionV2Config",
     "SimpleSelfAttentionConfig",

@@ -1,0 +1,68 @@
+"""Root mean square normalisation: every feature vector to mean square 1, then scaled (arXiv 1910.07467).
+
+The twin is `torch_attn.rms_norm`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from attn_bridge import validation
+from attn_bridge.specs import RMSNormConfig
+
+from . import functional
+from .random import Rngs
+
+
+class RMSNorm(nnx.Module):
+    """Root mean square normalisation over the last axis: no mean is subtracted and nothing is added.
+
+    Args:
+        emb_dim: width of the features.
+        eps: constant added to the mean square.
+        unit_offset: whether features are multiplied by ``1 + scale`` (Gemma), which starts at 0, and not by ``scale``.
+        rngs: taken like in every module; a norm draws nothing.
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+
+    Raises:
+        ValueError: `emb_dim` below 1, or `eps` not positive and finite.
+        TypeError: `unit_offset` is not a bool.
+    """
+
+    def __init__(
+        self,
+        emb_dim: int,
+        eps: float = 1e-6,
+        unit_offset: bool = False,
+        *,
+        rngs: Rngs,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
+    ):
+        self.config = RMSNormConfig(emb_dim, eps, unit_offset)
+        start = 0.0 if unit_offset else 1.0
+        self.scale = nnx.Param(jnp.full(emb_dim, start, param_dtype))
+        self.dtype = dtype
+
+    def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
+        """Normalise ``x`` of shape ``(..., emb_dim)`` and scale it, in float32, in float64 for float64 input.
+
+        Raises:
+            ValueError: a last dimension other than `emb_dim`.
+            TypeError: an input that is not floating point.
+        """
+        validation.check_features(jnp.shape(x), functional.dtype_name(x), self.config.emb_dim)
+        x = jnp.asarray(x)
+        functional.check_dtype(x, self.scale)
+        out_dtype = self.dtype or jnp.promote_types(x.dtype, self.scale.dtype)
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        normalised = wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + self.config.eps)
+        scale = self.scale.astype(wide.dtype)
+        return (normalised * (1.0 + scale if self.config.unit_offset else scale)).astype(out_dtype)

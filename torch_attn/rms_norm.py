@@ -1,0 +1,64 @@
+"""Root mean square normalisation: every feature vector to mean square 1, then scaled (arXiv 1910.07467).
+
+The twin is `jax_attn.rms_norm`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attn_bridge import validation
+from attn_bridge.specs import RMSNormConfig
+
+from . import functional
+from .random import JaxRngs
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalisation over the last axis: no mean is subtracted and nothing is added.
+
+    Args:
+        emb_dim: width of the features.
+        eps: constant added to the mean square.
+        unit_offset: whether features are multiplied by ``1 + scale`` (Gemma), which starts at 0, and not by ``scale``.
+        rngs: taken like in every module; a norm draws nothing.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation.
+
+    Raises:
+        ValueError: `emb_dim` below 1, or `eps` not positive and finite.
+        TypeError: `unit_offset` is not a bool.
+    """
+
+    def __init__(
+        self,
+        emb_dim: int,
+        eps: float = 1e-6,
+        unit_offset: bool = False,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ):
+        super().__init__()
+        self.config = RMSNormConfig(emb_dim, eps, unit_offset)
+        start = 0.0 if unit_offset else 1.0
+        self.scale = nn.Parameter(torch.full((emb_dim,), start, device=device, dtype=dtype))
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Normalise ``x`` of shape ``(..., emb_dim)`` and scale it, in float32, in float64 for float64 input.
+
+        Raises:
+            ValueError: a last dimension other than `emb_dim`.
+            TypeError: an input that is not floating point.
+        """
+        validation.check_features(tuple(x.shape), functional.dtype_name(x), self.config.emb_dim)
+        functional.check_dtype(x, self.scale)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        normalised = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.config.eps)
+        scale = self.scale.to(wide.dtype)
+        return (normalised * (1.0 + scale if self.config.unit_offset else scale)).to(x.dtype)
