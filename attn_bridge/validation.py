@@ -118,7 +118,7 @@ def check_attention(
             raise ValueError(f"softcap ({softcap}) must be positive and finite")
     if scale is not None:
         check_number("scale", scale)
-        if not math.isfinite(scale):
+        if not -math.inf < scale < math.inf:  # torch.compile traces comparisons of symbolic numbers, not isfinite
             raise ValueError(f"scale ({scale}) must be finite")
     return (query[0], query[2], query[1], key[1])
 

@@ -457,6 +457,19 @@ def test_one_graph_serves_all_lengths_after_the_first(label):
         assert counter.frame_count == 2, "one for the first length, one for all others"
 
 
+@pytest.mark.parametrize("options", [{}, {"mask": masks.causal()}, {"mask": masks.sliding_window(8), "scale": 0.3}])
+def test_everything_may_be_a_symbol_from_the_start(options):
+    """dynamic=True makes symbols of numbers of heads and of scales, too, which the kernels and checks must take."""
+    with fresh_compiler() as counter:
+        compiled = torch.compile(
+            lambda *heads: attend(*heads, **options), fullgraph=True, dynamic=True, backend=counter
+        )
+        for length in (16, 33, 100):
+            heads = [draw(2, length, heads, 8, seed=length).float() for heads in (4, 2, 2)]
+            torch.testing.assert_close(compiled(*heads), attend(*heads, **options))
+        assert counter.frame_count <= 2, "the window takes another path where it covers all keys"
+
+
 # ---- FlexAttention, whose backward needs a GPU: its forward as torch's plain code runs it
 
 

@@ -97,7 +97,7 @@ def fused(
         dropout_p=dropout,
         is_causal=is_causal,
         scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
+        **({} if query.shape[1] == key.shape[1] else {"enable_gqa": True}),  # the kernel takes no symbolic bool
     )
     if has_key is not None:
         context = torch.where(has_key, context, 0.0)
