@@ -37,6 +37,29 @@ def check_tokens(shape: Shape, dtype: str, *, d_in: int | None = None, context_l
         raise ValueError(f"number of tokens ({shape[-2]}) must be at most context_length ({context_length})")
 
 
+def check_context(shape: Shape, dtype: str, x_shape: Shape, *, d_context: int) -> None:
+    """Check the context of a cross attention beside its input ``x``.
+
+    Raises:
+        TypeError: `dtype` is not floating point.
+        ValueError: `shape` is not ``(S, d_context)`` or ``(B, S, d_context)`` as `x_shape` is ``(T, d_in)`` or
+            ``(B, T, d_in)``, or has no token.
+    """
+    if not is_floating(dtype):
+        raise TypeError(f"context must have a floating-point dtype, got {dtype}")
+    if len(shape) != len(x_shape):
+        raise ValueError(
+            f"context must have shape (S, d_context) beside x (T, d_in), or (B, S, d_context) beside x (B, T, d_in), "
+            f"got {_show(shape)} beside {_show(x_shape)}"
+        )
+    if shape[-1] != d_context:
+        raise ValueError(f"last dimension of context ({shape[-1]}) must be d_context ({d_context})")
+    if shape[-2] < 1:
+        raise ValueError(f"context must hold at least 1 token, got shape {_show(shape)}")
+    if shape[:-2] != x_shape[:-2]:
+        raise ValueError(f"batch of context ({shape[0]}) must be the batch of x ({x_shape[0]})")
+
+
 def check_features(shape: Shape, dtype: str, emb_dim: int) -> None:
     """Check the input ``x`` of a normalisation layer: ``(..., emb_dim)``, floating point.
 

@@ -146,8 +146,23 @@ def as_batch(
     return x[None] if x.ndim == 2 else x
 
 
-def check_dtype(x: Float[Array, "..."], weight: Array) -> None:
+def as_context(
+    context: Float[Array, "... S D"], x: Float[Array, "... T E"], weight: Array, *, d_context: int
+) -> Float[Array, "B S D"]:
+    """Check the context of a cross attention beside its input `x`, and give ``(S, d_context)`` a batch axis."""
+    validation.check_context(jnp.shape(context), dtype_name(context), jnp.shape(x), d_context=d_context)
+    context = jnp.asarray(context)
+    check_dtype(context, weight, "context")
+    return context[None] if context.ndim == 2 else context
+
+
+def check_dtype(x: Float[Array, "..."], weight: Array, name: str = "x") -> None:
     """Refuse nothing: JAX promotes input and weights to a common dtype, where torch multiplies equal ones only."""
+
+
+def matrix(layer: nnx.Linear, x: Float[Array, "..."]) -> Float[Array, "i o"]:
+    """Return the matrix ``(in, out)`` that a linear layer multiplies with, in the dtype in which it would take `x`."""
+    return layer.kernel.astype(layer.dtype or jnp.promote_types(x.dtype, layer.kernel.dtype))
 
 
 def project_heads(x: Float[Array, "B T D"], heads: Any) -> list[Float[Array, "B T H C"]]:

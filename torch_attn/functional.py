@@ -147,10 +147,24 @@ def as_batch(
     return x[None] if x.ndim == 2 else x
 
 
-def check_dtype(x: Float[Tensor, "..."], weight: Tensor) -> None:
+def as_context(
+    context: Float[Tensor, "... S D"], x: Float[Tensor, "... T E"], weight: Tensor, *, d_context: int
+) -> Float[Tensor, "B S D"]:
+    """Check the context of a cross attention beside its input `x`, and give ``(S, d_context)`` a batch axis."""
+    validation.check_context(tuple(context.shape), dtype_name(context), tuple(x.shape), d_context=d_context)
+    check_dtype(context, weight, "context")
+    return context[None] if context.ndim == 2 else context
+
+
+def check_dtype(x: Float[Tensor, "..."], weight: Tensor, name: str = "x") -> None:
     """Refuse input of another dtype than the weights, except under autocast, which casts both."""
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-        raise TypeError(f"x must have the dtype of the weights ({dtype_name(weight)}), got {dtype_name(x)}")
+        raise TypeError(f"{name} must have the dtype of the weights ({dtype_name(weight)}), got {dtype_name(x)}")
+
+
+def matrix(layer: nn.Linear, x: Float[Tensor, "..."]) -> Float[Tensor, "i o"]:
+    """Return the matrix ``(in, out)`` that a linear layer multiplies with, in the dtype in which it would take `x`."""
+    return layer.weight.T
 
 
 def project_heads(x: Float[Tensor, "B T D"], heads: Any) -> list[Float[Tensor, "B T H C"]]:
