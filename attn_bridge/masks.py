@@ -3,13 +3,14 @@
 A mask answers ``mask.allowed(query_positions, key_positions)`` with bool arrays, ``True`` = may attend. It uses only
 comparisons and logic, so it works on the index arrays of NumPy, torch and JAX alike. Masks combine with ``&`` and
 ``|``, also with a bool array of shape ``(B, S)`` or broadcastable to ``(B, H, T, S)``; ``mask.offset(n)`` is the same
-mask seen by queries that start at position ``n``.
+mask seen by queries that start at position ``n``. Positions are the places in the sequence, padding included.
 
 Without an offset, query ``i`` is position ``i`` whatever the number of keys: ``causal()`` shows it keys ``0..i``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import operator
@@ -17,7 +18,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ArrayMask", "Band", "Mask", "as_band", "as_mask", "causal", "full", "sliding_window"]
+import numpy as np
+
+__all__ = [
+    "ArrayMask",
+    "Band",
+    "Mask",
+    "as_band",
+    "as_mask",
+    "causal",
+    "chunked",
+    "documents",
+    "full",
+    "padding",
+    "prefix",
+    "sliding_window",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,25 +62,49 @@ class Mask:
         """
         return None
 
+    def first_key(self, query: int) -> int:
+        """Return a position before which no query from position `query` on sees a key; 0 if there is no such bound."""
+        return 0
+
+    @property
+    def reach(self) -> int | None:
+        """Number of last keys, its own included, that a query sees at most; None if there is no such bound."""
+        return None
+
+    def placed(self, queries: int, keys: int) -> Mask:
+        """Return this mask for exactly so many queries and keys, from position 0 each.
+
+        What its arrays hold then has the axes ``(B, H, T, S)``, each whole or 1, so that a kernel takes it in blocks.
+        """
+        return self
+
+    def check_arrays(self, check: Callable[[Any], None]) -> None:
+        """Call `check` with every bool array inside the description; other arrays were checked when it was made."""
+
     def arrays(self) -> Iterator[Any]:
-        """Yield the bool arrays inside the description, for a backend to check and place on its device."""
+        """Yield the arrays inside the description, for a backend to place on its device."""
         return iter(())
 
     def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
-        """Return the same description with every bool array replaced by ``convert(array)``."""
+        """Return the same description with every array replaced by ``convert(array)``."""
         return self
 
     def separate(self) -> tuple[Mask, tuple[Any, ...]]:
-        """Return a description with a numbered place for each bool array, equal by value, and the arrays.
+        """Return a description with a numbered place for each array, equal by value, and the arrays.
 
         A compiler takes the first as known and the second as data; ``with_arrays`` brings them together again.
         """
         counter = itertools.count()
         return self.with_arrays(lambda _: _Place(next(counter))), tuple(self.arrays())
 
-    def offset(self, n: int) -> Mask:
-        """Return this mask for queries that start at position `n` (decoding after `n` cached tokens)."""
-        return _Offset(self, _integer("n", n))
+    def offset(self, n: int, *, keys: int = 0) -> Mask:
+        """Return this mask for queries that start at position `n` (decoding after `n` cached tokens).
+
+        Args:
+            n: position of the first query.
+            keys: position of the first key, where keys that nobody sees are left out.
+        """
+        return _Offset(self, _integer("n", n), _integer("keys", keys))
 
     def restrict(self, other: Any) -> Mask:
         """Return this mask and `other` (a mask or a bool array) together; None restricts nothing.
@@ -115,16 +155,83 @@ class _SlidingWindow(Mask):
             return False
         return True if nearest >= 0 and farthest < self.size else None
 
+    def first_key(self, query: int) -> int:
+        return max(0, query - self.size + 1)
+
+    @property
+    def reach(self) -> int | None:
+        return self.size
+
+
+@dataclass(frozen=True)
+class _Chunked(Mask):
+    size: int
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        return (key_positions <= query_positions) & (key_positions // self.size == query_positions // self.size)
+
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        first, last = queries[0] // self.size, queries[-1] // self.size
+        if keys[0] > queries[-1] or keys[-1] // self.size < first or keys[0] // self.size > last:
+            return False
+        one_chunk = keys[0] // self.size == first == last
+        return True if one_chunk and keys[-1] <= queries[0] else None
+
+    def first_key(self, query: int) -> int:
+        return query // self.size * self.size
+
+    @property
+    def reach(self) -> int | None:
+        return self.size
+
+
+@dataclass(frozen=True)
+class _Prefix(Mask):
+    size: int
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        return (key_positions <= query_positions) | (key_positions < self.size)
+
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        if keys[-1] < self.size or keys[-1] <= queries[0]:
+            return True
+        return False if keys[0] > max(queries[-1], self.size - 1) else None
+
 
 @dataclass(frozen=True)
 class _Place:
-    """Stands for a bool array in a description that was separated from its arrays."""
+    """Stands for an array in a description that was separated from its arrays."""
 
     number: int
 
 
 @dataclass(frozen=True, eq=False)
-class ArrayMask(Mask):
+class _OfArrays(Mask):
+    """Base of the masks of one field or two that hold arrays; equal by identity, by value where places stand in."""
+
+    @property
+    def _held(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is type(other) and isinstance(other, _OfArrays) and isinstance(self._held[0], _Place):
+            return isinstance(other._held[0], _Place) and self._held == other._held
+        return self is other
+
+    def __hash__(self) -> int:
+        return hash(self._held) if isinstance(self._held[0], _Place) else id(self)
+
+    def arrays(self) -> Iterator[Any]:
+        """Yield what it holds."""
+        yield from self._held
+
+    def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+        """Return the mask of the converted arrays."""
+        return type(self)(*map(convert, self._held))
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayMask(_OfArrays):
     """A bool array given by the user: ``(B, S)`` for padding, or broadcastable to ``(B, H, T, S)``."""
 
     array: Any
@@ -133,43 +240,89 @@ class ArrayMask(Mask):
         """Return the array with the axes of heads and queries added where it is ``(B, S)``."""
         return self.array[:, None, None, :] if self.array.ndim == 2 else self.array
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(self.array, _Place) and isinstance(other, ArrayMask):
-            return isinstance(other.array, _Place) and self.array == other.array
-        return self is other
+    def check_arrays(self, check: Callable[[Any], None]) -> None:
+        """Check the array."""
+        check(self.array)
 
-    def __hash__(self) -> int:
-        return hash(self.array) if isinstance(self.array, _Place) else id(self)
+    def offset(self, n: int, *, keys: int = 0) -> Mask:
+        """Return the mask itself, without its first `keys` columns: its rows are the queries at hand."""
+        whole = keys == 0 or self.array.ndim == 0 or self.array.shape[-1] == 1
+        return self if whole else ArrayMask(self.array[..., keys:])
 
-    def arrays(self) -> Iterator[Any]:
-        """Yield the array."""
-        yield self.array
 
-    def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
-        """Return the mask of the converted array."""
-        return ArrayMask(convert(self.array))
+@dataclass(frozen=True, eq=False)
+class _Padding(_OfArrays):
+    """Numbers of tokens, as ``(B, 1, 1, 1)``."""
 
-    def offset(self, n: int) -> Mask:
-        """Return the mask itself: the rows of an array are the queries at hand."""
-        return self
+    lengths: Any
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        return key_positions < self.lengths
+
+
+@dataclass(frozen=True, eq=False)
+class _Documents(_OfArrays):
+    """Numbers of documents, ``(B, S)`` or ``(1, S)``."""
+
+    ids: Any
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        return (self.ids[:, query_positions] == self.ids[:, key_positions])[:, None]
+
+    def placed(self, queries: int, keys: int) -> Mask:
+        return self._placed(range(queries), range(keys))
+
+    def _placed(self, queries: range, keys: range) -> Mask:
+        rows, columns = (self.ids[:, one.start : one.stop] for one in (queries, keys))
+        for name, one, wanted in (("queries", rows, queries), ("keys", columns, keys)):
+            if one.shape[1] != len(wanted):
+                raise ValueError(f"ids ({self.ids.shape[1]}) must be one per token, got {name} up to {wanted.stop}")
+        return _Equal(rows[:, None, :, None], columns[:, None, None, :])
+
+
+@dataclass(frozen=True, eq=False)
+class _Equal(_OfArrays):
+    """Numbers of the queries ``(B, 1, T, 1)`` and of the keys ``(B, 1, 1, S)``, which must be equal."""
+
+    of_queries: Any
+    of_keys: Any
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        return self.of_queries == self.of_keys
 
 
 @dataclass(frozen=True)
 class _Offset(Mask):
     mask: Mask
     n: int
+    keys: int = 0
 
     def arrays(self) -> Iterator[Any]:
         return self.mask.arrays()
 
+    def check_arrays(self, check: Callable[[Any], None]) -> None:
+        self.mask.check_arrays(check)
+
     def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
-        return _Offset(self.mask.with_arrays(convert), self.n)
+        return _Offset(self.mask.with_arrays(convert), self.n, self.keys)
+
+    def placed(self, queries: int, keys: int) -> Mask:
+        if isinstance(self.mask, _Documents):
+            return self.mask._placed(range(self.n, self.n + queries), range(self.keys, self.keys + keys))
+        return self
+
+    def offset(self, n: int, *, keys: int = 0) -> Mask:
+        return self.mask.offset(self.n + n, keys=self.keys + keys)
 
     def allowed(self, query_positions: Any, key_positions: Any) -> Any:
-        return self.mask.allowed(query_positions + self.n, key_positions)
+        return self.mask.allowed(query_positions + self.n, key_positions + self.keys if self.keys else key_positions)
 
     def visibility(self, queries: range, keys: range) -> bool | None:
-        return self.mask.visibility(range(queries.start + self.n, queries.stop + self.n), keys)
+        queries = range(queries.start + self.n, queries.stop + self.n)
+        return self.mask.visibility(queries, range(keys.start + self.keys, keys.stop + self.keys))
+
+    def first_key(self, query: int) -> int:
+        return max(0, self.mask.first_key(query + self.n) - self.keys)
 
 
 @dataclass(frozen=True)
@@ -186,8 +339,15 @@ class _Combined(Mask):
     def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
         return type(self)(tuple(part.with_arrays(convert) for part in self.parts))
 
-    def offset(self, n: int) -> Mask:
-        return type(self)(tuple(part.offset(n) for part in self.parts))
+    def check_arrays(self, check: Callable[[Any], None]) -> None:
+        for part in self.parts:
+            part.check_arrays(check)
+
+    def placed(self, queries: int, keys: int) -> Mask:
+        return type(self)(tuple(part.placed(queries, keys) for part in self.parts))
+
+    def offset(self, n: int, *, keys: int = 0) -> Mask:
+        return type(self)(tuple(part.offset(n, keys=keys) for part in self.parts))
 
     @staticmethod
     def _combine(one: Any, two: Any) -> Any:
@@ -204,6 +364,13 @@ class _All(_Combined):
         answers = {part.visibility(queries, keys) for part in self.parts}
         return False if False in answers else None if None in answers else True
 
+    def first_key(self, query: int) -> int:
+        return max(part.first_key(query) for part in self.parts)
+
+    @property
+    def reach(self) -> int | None:
+        return min((part.reach for part in self.parts if part.reach is not None), default=None)
+
 
 @dataclass(frozen=True)
 class _Any(_Combined):
@@ -214,6 +381,14 @@ class _Any(_Combined):
     def visibility(self, queries: range, keys: range) -> bool | None:
         answers = {part.visibility(queries, keys) for part in self.parts}
         return True if True in answers else None if None in answers else False
+
+    def first_key(self, query: int) -> int:
+        return min(part.first_key(query) for part in self.parts)
+
+    @property
+    def reach(self) -> int | None:
+        reaches = [part.reach for part in self.parts]
+        return None if None in reaches else max(reach for reach in reaches if reach is not None)
 
 
 def as_mask(value: Any) -> Mask:
@@ -266,7 +441,7 @@ def _band(mask: Mask) -> Band | None:
         return Band(0, mask.size)
     if isinstance(mask, _Offset):
         inner = _band(mask.mask)
-        return inner and Band(inner.offset + mask.n, inner.size)
+        return inner and Band(inner.offset + mask.n - mask.keys, inner.size)
     return None
 
 
@@ -277,7 +452,7 @@ def _parts(mask: Mask, kind: type[_Combined]) -> tuple[Mask, ...]:
 def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
-    return operator.index(value)
+    return int(operator.index(value))
 
 
 def full() -> Mask:
@@ -297,7 +472,71 @@ def sliding_window(size: int) -> Mask:
         TypeError: `size` is not an integer.
         ValueError: `size` is below 1 (a window of 1 is the token itself).
     """
-    size = _integer("size", size)
-    if size < 1:
-        raise ValueError(f"size ({size}) must be at least 1")
-    return _SlidingWindow(size)
+    return _SlidingWindow(_positive("size", size))
+
+
+def chunked(size: int) -> Mask:
+    """Query ``i`` sees the keys of its own chunk of `size` up to its own: ``i // size * size <= key <= i`` (Llama 4).
+
+    Raises:
+        TypeError: `size` is not an integer.
+        ValueError: `size` is below 1.
+    """
+    return _Chunked(_positive("size", size))
+
+
+def prefix(size: int) -> Mask:
+    """Query ``i`` sees keys ``0..i``, and everyone sees the first `size` keys ("prefix LM", arXiv 1910.10683).
+
+    Raises:
+        TypeError: `size` is not an integer.
+        ValueError: `size` is below 1.
+    """
+    return _Prefix(_positive("size", size))
+
+
+def padding(lengths: Any) -> Mask:
+    """Everyone sees the first ``lengths[b]`` keys of sequence ``b``; the rest is padding on the right.
+
+    Args:
+        lengths: integers ``(B,)``, an array of any backend or a list.
+
+    Raises:
+        TypeError: `lengths` are not integers.
+        ValueError: `lengths` have not one axis.
+    """
+    lengths = _integers("lengths", lengths)
+    if lengths.ndim != 1:
+        raise ValueError(f"lengths must have shape (B,), got {tuple(lengths.shape)}")
+    return _Padding(lengths[:, None, None, None])
+
+
+def documents(ids: Any) -> Mask:
+    """Tokens see each other within a document: where their `ids` are equal.
+
+    Args:
+        ids: integers ``(B, S)`` or ``(S,)``, one per token, also of those in a cache; an array of any backend or lists.
+
+    Raises:
+        TypeError: `ids` are not integers.
+        ValueError: `ids` have neither one axis nor two.
+    """
+    ids = _integers("ids", ids)
+    if ids.ndim not in (1, 2):
+        raise ValueError(f"ids must have shape (B, S) or (S,), got {tuple(ids.shape)}")
+    return _Documents(ids[None] if ids.ndim == 1 else ids)
+
+
+def _positive(name: str, value: Any) -> int:
+    value = _integer(name, value)
+    if value < 1:
+        raise ValueError(f"{name} ({value}) must be at least 1")
+    return value
+
+
+def _integers(name: str, value: Any) -> Any:
+    array = value if hasattr(value, "dtype") else np.asarray(value)
+    dtype = str(array.dtype).rpartition(".")[2]
+    if not dtype.startswith(("int", "uint")):
+        raise TypeError(f"{name} must have an integer dtype, got {dtype}")
+    return array

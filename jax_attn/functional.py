@@ -122,8 +122,8 @@ def _checked(
         sinks = jnp.asarray(sinks)
     if mask is not None:
         mask = as_mask(mask).with_arrays(jnp.asarray)
-        for array in mask.arrays():
-            validation.check_attention_mask(array.shape, dtype_name(array), shape)
+        mask.check_arrays(lambda array: validation.check_attention_mask(array.shape, dtype_name(array), shape))
+        mask = mask.placed(*shape[2:])
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return implementations.Call(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
 

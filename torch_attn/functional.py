@@ -122,8 +122,8 @@ def _checked(
         validation.check_sinks(tuple(sinks.shape), dtype_name(sinks), shape[1])
     if mask is not None:
         mask = as_mask(mask).with_arrays(lambda array: torch.as_tensor(array, device=query.device))
-        for array in mask.arrays():
-            validation.check_attention_mask(tuple(array.shape), dtype_name(array), shape)
+        mask.check_arrays(lambda array: validation.check_attention_mask(tuple(array.shape), dtype_name(array), shape))
+        mask = mask.placed(*shape[2:])
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return implementations.Call(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
 

@@ -19,9 +19,11 @@ from .base import Config, Parameter, Variant
 from .bert_encoder import BertEncoderConfig
 from .causal_attention import CausalAttentionConfig
 from .gpt_model import GPTModelConfig
+from .grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from .layer_norm import LayerNormConfig
 from .multi_head_attention import MultiHeadAttentionConfig
 from .multi_head_attention_wrapper import MultiHeadAttentionWrapperConfig
+from .position import Alibi, LinearScaling, Llama3Scaling, NTKScaling, Rotary, Scaling, YaRNScaling
 from .rms_norm import RMSNormConfig
 from .self_attention_v1 import SelfAttentionV1Config
 from .self_attention_v2 import SelfAttentionV2Config
@@ -29,19 +31,28 @@ from .simple_self_attention import SimpleSelfAttentionConfig
 
 __all__ = [
     "VARIANTS",
+    "Alibi",
     "BertEncoderConfig",
     "CausalAttentionConfig",
     "Config",
     "GPTModelConfig",
+    "GroupedQueryAttentionConfig",
     "LayerNormConfig",
+    "LinearScaling",
+    "Llama3Scaling",
     "MultiHeadAttentionConfig",
     "MultiHeadAttentionWrapperConfig",
+    "NTKScaling",
     "Parameter",
+    "QKNorm",
     "RMSNormConfig",
+    "Rotary",
+    "Scaling",
     "SelfAttentionV1Config",
     "SelfAttentionV2Config",
     "SimpleSelfAttentionConfig",
     "Variant",
+    "YaRNScaling",
     "find_variant",
 ]
 

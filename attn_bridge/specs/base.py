@@ -46,6 +46,11 @@ class Config:
         """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
+    def _resolve(self, name: str, default: Any) -> None:
+        """Put in the default of a field that depends on others, so that nobody sees a None that means "later"."""
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, default)
+
     def _require_positive_ints(self, *names: str) -> None:
         for name in names:
             value = getattr(self, name)

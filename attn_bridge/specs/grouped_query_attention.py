@@ -1,0 +1,142 @@
+"""Attention whose query heads share key/value heads in groups (Ainslie et al., arXiv 2305.13245), as models run it.
+
+With as many key/value heads as query heads it is multi-head attention (arXiv 1706.03762), with one it is multi-query
+attention (arXiv 1911.02150). What Llama, Mistral, Qwen, Gemma, gpt-oss, OLMo and BLOOM add is a piece each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal, get_args
+
+from ..masks import Mask, causal
+from ..validation import check_number
+from .base import Config, Parameter, Variant, linear, vector
+from .model import below
+from .position import Alibi, Rotary
+from .rms_norm import RMSNormConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class QKNorm:
+    """Root mean square norms of query and key before any rotary position (arXiv 2010.04245).
+
+    Attributes:
+        scope: ``"head"`` norms each head (Qwen3, Gemma 3), ``"full"`` the whole projection before it is split (OLMo).
+        eps: constant added to the mean square.
+        unit_offset: whether the scale counts from 1 (Gemma).
+    """
+
+    scope: Literal["head", "full"] = "head"
+    eps: float = 1e-6
+    unit_offset: bool = False
+
+    def __post_init__(self) -> None:
+        scopes = get_args(Literal["head", "full"])
+        if self.scope not in scopes:
+            raise ValueError(f"scope ({self.scope!r}) must be one of {', '.join(map(repr, scopes))}")
+        norm = RMSNormConfig(1, self.eps, self.unit_offset)  # checks them
+        object.__setattr__(self, "eps", norm.eps)
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedQueryAttentionConfig(Config):
+    """Sizes, biases, and the pieces that a model adds to attention.
+
+    Attributes:
+        d_in: width of the input.
+        num_heads: query heads.
+        num_kv_heads: key/value heads, a divisor of `num_heads`; `num_heads` by default.
+        head_dim: width of a head; ``d_in // num_heads`` by default.
+        d_out: width of the output; `d_in` by default.
+        qkv_bias: whether query, key and value have biases.
+        out_bias: whether the output projection has one.
+        position: `Rotary`, `Alibi`, or None where positions come with the input.
+        qk_norm: norms of query and key.
+        mask: who attends to whom; counts slots, the places of the tokens in the sequence, padding included.
+        scale: factor of the scores; ``head_dim ** -0.5`` by default.
+        softcap: scores become ``softcap * tanh(scores / softcap)`` (Gemma 2, arXiv 2408.00118).
+        sinks: whether each head has a learned logit that joins its softmax and carries no value (gpt-oss, 2508.10925).
+        gate: whether the context is multiplied by the sigmoid of a projection of the input (arXiv 2505.06708).
+        dropout: rate at which attention weights are dropped in training.
+    """
+
+    d_in: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    d_out: int | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    position: Rotary | Alibi | None = None
+    qk_norm: QKNorm | None = None
+    mask: Mask = dataclasses.field(default_factory=causal)
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    gate: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._require_positive_ints("d_in", "num_heads")
+        if self.head_dim is None:
+            self._require_multiple("d_in", "num_heads")
+        self._resolve("num_kv_heads", self.num_heads)
+        self._resolve("head_dim", self.d_in // self.num_heads)
+        self._resolve("d_out", self.d_in)
+        self._require_positive_ints("num_kv_heads", "head_dim", "d_out")
+        self._require_multiple("num_heads", "num_kv_heads")
+        self._require_bools("qkv_bias", "out_bias", "sinks", "gate")
+        self._require_rates("dropout")
+        for name, kinds in (("position", (Rotary, Alibi)), ("qk_norm", (QKNorm,)), ("mask", (Mask,))):
+            value = getattr(self, name)
+            if not isinstance(value, kinds) and (value is not None or name == "mask"):
+                names = [kind.__name__ for kind in kinds] + (["None"] if name != "mask" else [])
+                raise TypeError(f"{name} must be a {' or '.join(names)}, got {type(value).__name__}")
+        head_dim = self._sizes[2]
+        if isinstance(self.position, Rotary):
+            self.position.width(head_dim)
+        self._resolve("scale", head_dim**-0.5)
+        for name in ("scale", "softcap"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name))
+                if not 0 < getattr(self, name) < math.inf:
+                    raise ValueError(f"{name} ({getattr(self, name)}) must be positive and finite")
+                object.__setattr__(self, name, float(getattr(self, name)))
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        """Widths of all query heads and all key/value heads, of one head, and of the output."""
+        kv_heads, head_dim, d_out = self.num_kv_heads, self.head_dim, self.d_out
+        assert kv_heads is not None, "resolved in __post_init__"
+        assert head_dim is not None, "likewise"
+        assert d_out is not None, "likewise"
+        return self.num_heads * head_dim, kv_heads * head_dim, head_dim, d_out
+
+    def norm(self, name: Literal["q_norm", "k_norm"]) -> RMSNormConfig | None:
+        """Return the config of the norm of query or key; None where there is none."""
+        if self.qk_norm is None:
+            return None
+        query_width, key_width, head_dim, _ = self._sizes
+        full = query_width if name == "q_norm" else key_width
+        width = full if self.qk_norm.scope == "full" else head_dim
+        return RMSNormConfig(width, self.qk_norm.eps, self.qk_norm.unit_offset)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Three projections, the gate, the output projection, the two norms, and the sinks: those that there are."""
+        query_width, key_width, _, d_out = self._sizes
+        norms = [(name, self.norm(name)) for name in ("q_norm", "k_norm")]
+        return (
+            *linear("W_query", self.d_in, query_width, bias=self.qkv_bias),
+            *linear("W_key", self.d_in, key_width, bias=self.qkv_bias),
+            *linear("W_value", self.d_in, key_width, bias=self.qkv_bias),
+            *(linear("W_gate", self.d_in, query_width, bias=self.qkv_bias) if self.gate else ()),
+            *linear("out_proj", query_width, d_out, bias=self.out_bias),
+            *(row for name, norm in norms if norm is not None for row in below(name, norm.parameters)),
+            *((vector("sinks", self.num_heads),) if self.sinks else ()),
+        )
+
+
+VARIANT = Variant("GroupedQueryAttention", "grouped_query_attention", GroupedQueryAttentionConfig, group="modern")

@@ -1,0 +1,261 @@
+"""Where a token stands, as data: rotary positions with their scalings, and ALiBi; read by both backends.
+
+Rotary positions turn each pair of channels of query and key by an angle that grows with the position (RoPE, Su et al.,
+arXiv 2104.09864); ALiBi lowers a score by the distance times a slope per head (Press et al., arXiv 2108.12409).
+Frequencies are computed here, in float64, once for both backends; what depends on the positions is theirs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from ..validation import check_number
+
+__all__ = [
+    "Alibi",
+    "LinearScaling",
+    "Llama3Scaling",
+    "NTKScaling",
+    "Pairing",
+    "Rotary",
+    "Scaling",
+    "YaRNScaling",
+]
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+Pairing = Literal["half", "interleaved"]
+"""Which channels turn together: ``half`` the i-th of both halves (Hugging Face), ``interleaved`` neighbours (Meta)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """Base of the ways to stretch rotary positions beyond the context that a model was trained with."""
+
+    @property
+    def table_factor(self) -> float:
+        """Factor of the cosines and sines."""
+        return 1.0
+
+    def frequencies(self, base: float, dim: int) -> Floats:
+        """Return the frequencies ``(dim // 2,)``, in radians per position."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearScaling(Scaling):
+    """Positions divided by `factor` (Chen et al., arXiv 2306.15595)."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "factor")
+
+    def frequencies(self, base: float, dim: int) -> Floats:
+        """Return the frequencies ``(dim // 2,)``."""
+        return _plain(base, dim) / self.factor
+
+
+@dataclasses.dataclass(frozen=True)
+class NTKScaling(Scaling):
+    """A larger base instead of smaller positions ("NTK-aware"): high frequencies stay, low ones slow down by `factor`.
+
+    Attributes:
+        factor: by how much the context grows.
+        original_context: if given, the base grows with the longest position at hand ("dynamic NTK"): not at all up to
+            this number of tokens, then by ``factor * tokens / original_context - (factor - 1)``. Keys in a cache stay
+            turned by the base of their time.
+    """
+
+    factor: float
+    original_context: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "factor", *(() if self.original_context is None else ("original_context",)))
+
+    def frequencies(self, base: float, dim: int) -> Floats:
+        """Return the frequencies ``(dim // 2,)``; dynamic ones as they are up to `original_context`."""
+        plain = _plain(base, dim)
+        return plain if self.original_context is not None else plain * self.factor ** -self.exponents(dim)
+
+    def exponents(self, dim: int) -> Floats:
+        """Return the powers ``(dim // 2,)`` of the growth by which the frequencies are divided: 0 first, 1 last."""
+        return np.asarray(np.arange(dim // 2) / max(dim // 2 - 1, 1), np.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3Scaling(Scaling):
+    """Low frequencies divided by `factor`, high ones kept, those between blended (Llama 3.1, arXiv 2407.21783).
+
+    Attributes:
+        factor: by how much the context grows.
+        low_freq_factor: wavelengths above ``original_context / low_freq_factor`` are stretched by `factor`.
+        high_freq_factor: wavelengths below ``original_context / high_freq_factor`` are kept.
+        original_context: tokens of the context before.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "factor", "low_freq_factor", "high_freq_factor", "original_context")
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor ({self.high_freq_factor}) must be above low_freq_factor ({self.low_freq_factor})"
+            )
+
+    def frequencies(self, base: float, dim: int) -> Floats:
+        """Return the frequencies ``(dim // 2,)``."""
+        plain = _plain(base, dim)
+        turns = self.original_context * plain / (2 * math.pi)
+        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        kept = np.clip(kept, 0.0, 1.0)
+        return (1 - kept) * plain / self.factor + kept * plain
+
+
+@dataclasses.dataclass(frozen=True)
+class YaRNScaling(Scaling):
+    """Frequencies that turn often within the context are kept, slow ones stretched (YaRN, arXiv 2309.00071).
+
+    Attributes:
+        factor: by how much the context grows.
+        original_context: tokens of the context before.
+        beta_fast: channels that turn more often than this within the context are kept.
+        beta_slow: channels that turn less often are stretched by `factor`; those between are blended along the index.
+        attention_factor: factor of the tables; None computes ``0.1 * mscale * log(factor) + 1``, divided by the same
+            of `mscale_all_dim` where both are given.
+        mscale: see `attention_factor`; None counts as 1.
+        mscale_all_dim: see `attention_factor`; DeepSeek multiplies its scale by the square of its part, too.
+        truncate: whether the two ends of the blend are rounded to whole channels.
+    """
+
+    factor: float
+    original_context: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "factor", "original_context", "beta_fast", "beta_slow")
+        if self.attention_factor is not None:
+            _require_positive(self, "attention_factor")
+
+    @property
+    def table_factor(self) -> float:
+        """Factor of the cosines and sines."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self.magnitude(self.mscale) / self.magnitude(self.mscale_all_dim)
+        return self.magnitude(1.0)
+
+    def magnitude(self, mscale: float) -> float:
+        """Return ``0.1 * mscale * log(factor) + 1``, 1 where nothing is stretched (arXiv 2309.00071, equation 22)."""
+        return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+    def frequencies(self, base: float, dim: int) -> Floats:
+        """Return the frequencies ``(dim // 2,)``."""
+        plain = _plain(base, dim)
+
+        def index_of(turns: float) -> float:
+            """Return the (broken) index of the channel that turns so often within the original context."""
+            return dim * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+        low, high = index_of(self.beta_fast), index_of(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
+        high = high + 0.001 if low == high else high
+        stretched = np.clip((np.arange(dim // 2) - low) / (high - low), 0.0, 1.0)
+        return np.asarray(plain / self.factor * stretched + plain * (1 - stretched), np.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+    """Rotary positions (RoPE, arXiv 2104.09864): the first `dim` channels of query and key turn with the position.
+
+    Attributes:
+        base: wavelengths go from ``2 pi`` to nearly ``2 pi * base``.
+        dim: number of channels that turn, even; None is all of a head.
+        pairing: ``"half"`` turns channel ``i`` with ``i + dim // 2``, ``"interleaved"`` ``2 i`` with ``2 i + 1``.
+        scaling: stretches the positions.
+    """
+
+    base: float = 10000.0
+    dim: int | None = None
+    pairing: Pairing = "half"
+    scaling: Scaling | None = None
+
+    def __post_init__(self) -> None:
+        check_number("base", self.base)
+        if not 1 < self.base < math.inf:
+            raise ValueError(f"base ({self.base}) must be above 1 and finite")
+        object.__setattr__(self, "base", float(self.base))
+        if self.dim is not None:
+            self._check_dim(self.dim)
+        if self.pairing not in get_args(Pairing):
+            raise ValueError(f"pairing ({self.pairing!r}) must be one of {', '.join(map(repr, get_args(Pairing)))}")
+        if self.scaling is not None and not isinstance(self.scaling, Scaling):
+            raise TypeError(f"scaling must be a Scaling or None, got {type(self.scaling).__name__}")
+
+    @property
+    def table_factor(self) -> float:
+        """Factor of the cosines and sines."""
+        return 1.0 if self.scaling is None else self.scaling.table_factor
+
+    def width(self, head_dim: int) -> int:
+        """Return how many channels of a head turn.
+
+        Raises:
+            ValueError: `dim` is not even or above `head_dim`.
+        """
+        dim = head_dim if self.dim is None else self.dim
+        self._check_dim(dim)
+        if dim > head_dim:
+            raise ValueError(f"dim of Rotary ({dim}) must be at most head_dim ({head_dim})")
+        return dim
+
+    def frequencies(self, dim: int) -> Floats:
+        """Return the frequencies ``(dim // 2,)`` for `dim` turning channels, in radians per position."""
+        self._check_dim(dim)
+        return _plain(self.base, dim) if self.scaling is None else self.scaling.frequencies(self.base, dim)
+
+    @staticmethod
+    def _check_dim(dim: Any) -> None:
+        if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+            raise TypeError(f"dim of Rotary must be an integer, got {type(dim).__name__}")
+        if dim < 2 or dim % 2:
+            raise ValueError(f"dim of Rotary ({dim}) must be even and at least 2")
+
+
+@dataclasses.dataclass(frozen=True)
+class Alibi:
+    """Scores lowered by the distance between query and key times a slope per head (ALiBi, arXiv 2108.12409)."""
+
+    def slopes(self, num_heads: int) -> Floats:
+        """Return the slopes ``(num_heads,)``: the paper's for powers of two, those of BLOOM and MPT for the rest."""
+        whole = 2 ** math.floor(math.log2(num_heads))
+        slopes = [2.0 ** (-8.0 * (i + 1) / whole) for i in range(whole)]
+        slopes += [2.0 ** (-4.0 * (2 * i + 1) / whole) for i in range(num_heads - whole)]
+        return np.array(slopes)
+
+
+def _plain(base: float, dim: int) -> Floats:
+    return np.asarray(base ** (-np.arange(0, dim, 2, dtype=np.float64) / dim))
+
+
+def _require_positive(scaling: Scaling, *names: str) -> None:
+    for name in names:
+        value = getattr(scaling, name)
+        check_number(name, value)
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} ({value}) must be positive and finite")

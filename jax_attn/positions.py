@@ -1,0 +1,86 @@
+"""Positions in attention: rotary tables and how they turn heads (arXiv 2104.09864), ALiBi's bias (arXiv 2108.12409).
+
+The twin is `torch_attn.positions`. Nothing is kept between calls: tables follow from the positions at hand.
+Letters: b batch, t query position, s key position, h head, i pair of channels, c channel of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from einops import rearrange
+from jax import Array
+from jaxtyping import Float, Int
+
+from attn_bridge.specs import Alibi, NTKScaling, Rotary
+
+
+def rotary_tables(
+    rotary: Rotary, positions: Int[Array, "... T"], dim: int, dtype: Any
+) -> tuple[Float[Array, "... T i"], Float[Array, "... T i"]]:
+    """Return cosines and sines of the angles by which pairs of channels turn.
+
+    Args:
+        rotary: base and scaling.
+        positions: integers ``(T,)`` or ``(B, T)``, any of them.
+        dim: how many channels turn.
+        dtype: float32 or float64, in which everything is computed.
+
+    Returns:
+        Two arrays ``(T, dim // 2)`` or ``(B, T, dim // 2)``, times the scaling's factor of the tables.
+    """
+    frequencies = jnp.asarray(rotary.frequencies(dim), dtype)
+    scaling = rotary.scaling
+    if isinstance(scaling, NTKScaling) and scaling.original_context is not None:
+        tokens = positions.max().astype(dtype) + 1.0
+        growth = scaling.factor * tokens / scaling.original_context - (scaling.factor - 1.0)
+        exponents = jnp.asarray(scaling.exponents(dim), dtype)
+        frequencies = frequencies * jnp.maximum(growth, 1.0) ** -exponents
+    angles = positions[..., None].astype(dtype) * frequencies
+    return jnp.cos(angles) * rotary.table_factor, jnp.sin(angles) * rotary.table_factor
+
+
+def apply_rotary(
+    x: Float[Array, "B T H D"], cos: Float[Array, "... T i"], sin: Float[Array, "... T i"], pairing: str
+) -> Float[Array, "B T H D"]:
+    """Turn the first channels of every head, as many as the tables are for; the rest stays.
+
+    Args:
+        x: ``(B, T, H, D)``.
+        cos: ``(T, i)`` or ``(B, T, i)``; turns ``2 * i`` channels.
+        sin: like `cos`.
+        pairing: ``"half"`` or ``"interleaved"``, see `attn_bridge.specs.Rotary`.
+
+    Returns:
+        Like `x`; computed in the dtype of the tables, rounded once.
+    """
+    turning, rest = x[..., : 2 * cos.shape[-1]].astype(cos.dtype), x[..., 2 * cos.shape[-1] :]
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    if pairing == "half":
+        one, two = rearrange(turning, "b t h (two i) -> two b t h i", two=2)
+        turned = jnp.concatenate([one * cos - two * sin, two * cos + one * sin], -1)
+    else:
+        one, two = rearrange(turning, "b t h (i two) -> two b t h i", two=2)
+        turned = jnp.stack([one * cos - two * sin, two * cos + one * sin], -1)
+        turned = rearrange(turned, "b t h i two -> b t h (i two)")
+    return jnp.concatenate([turned.astype(x.dtype), rest], -1) if rest.shape[-1] else turned.astype(x.dtype)
+
+
+def alibi_bias(
+    num_heads: int, query_positions: Int[Array, "... T"], key_positions: Int[Array, "... S"], dtype: Any
+) -> Float[Array, "... H T S"]:
+    """Return what ALiBi adds to the scores: minus the slope of the head times the distance.
+
+    Args:
+        num_heads: slopes are those of this number of heads.
+        query_positions: integers ``(T,)`` or ``(B, T)``.
+        key_positions: integers ``(S,)`` or ``(B, S)``.
+        dtype: float32 or float64.
+
+    Returns:
+        ``(H, T, S)``, or ``(B, H, T, S)`` where positions have a batch axis.
+    """
+    slopes = jnp.asarray(Alibi().slopes(num_heads), dtype)
+    distance = query_positions[..., :, None] - key_positions[..., None, :]
+    return -slopes[:, None, None] * distance[..., None, :, :].astype(dtype)

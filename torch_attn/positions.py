@@ -1,0 +1,86 @@
+"""Positions in attention: rotary tables and how they turn heads (arXiv 2104.09864), ALiBi's bias (arXiv 2108.12409).
+
+The twin is `jax_attn.positions`. Nothing is kept between calls: tables follow from the positions at hand.
+Letters: b batch, t query position, s key position, h head, i pair of channels, c channel of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attn_bridge.specs import Alibi, NTKScaling, Rotary
+
+
+def rotary_tables(
+    rotary: Rotary, positions: Int[Tensor, "... T"], dim: int, dtype: Any
+) -> tuple[Float[Tensor, "... T i"], Float[Tensor, "... T i"]]:
+    """Return cosines and sines of the angles by which pairs of channels turn.
+
+    Args:
+        rotary: base and scaling.
+        positions: integers ``(T,)`` or ``(B, T)``, any of them.
+        dim: how many channels turn.
+        dtype: float32 or float64, in which everything is computed.
+
+    Returns:
+        Two arrays ``(T, dim // 2)`` or ``(B, T, dim // 2)``, times the scaling's factor of the tables.
+    """
+    frequencies = torch.as_tensor(rotary.frequencies(dim), device=positions.device).to(dtype)
+    scaling = rotary.scaling
+    if isinstance(scaling, NTKScaling) and scaling.original_context is not None:
+        tokens = positions.max().to(dtype) + 1.0
+        growth = scaling.factor * tokens / scaling.original_context - (scaling.factor - 1.0)
+        exponents = torch.as_tensor(scaling.exponents(dim), device=positions.device).to(dtype)
+        frequencies = frequencies * torch.clamp(growth, min=1.0) ** -exponents
+    angles = positions[..., None].to(dtype) * frequencies
+    return torch.cos(angles) * rotary.table_factor, torch.sin(angles) * rotary.table_factor
+
+
+def apply_rotary(
+    x: Float[Tensor, "B T H D"], cos: Float[Tensor, "... T i"], sin: Float[Tensor, "... T i"], pairing: str
+) -> Float[Tensor, "B T H D"]:
+    """Turn the first channels of every head, as many as the tables are for; the rest stays.
+
+    Args:
+        x: ``(B, T, H, D)``.
+        cos: ``(T, i)`` or ``(B, T, i)``; turns ``2 * i`` channels.
+        sin: like `cos`.
+        pairing: ``"half"`` or ``"interleaved"``, see `attn_bridge.specs.Rotary`.
+
+    Returns:
+        Like `x`; computed in the dtype of the tables, rounded once.
+    """
+    turning, rest = x[..., : 2 * cos.shape[-1]].to(cos.dtype), x[..., 2 * cos.shape[-1] :]
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    if pairing == "half":
+        one, two = rearrange(turning, "b t h (two i) -> two b t h i", two=2)
+        turned = torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
+    else:
+        one, two = rearrange(turning, "b t h (i two) -> two b t h i", two=2)
+        turned = torch.stack([one * cos - two * sin, two * cos + one * sin], -1)
+        turned = rearrange(turned, "b t h i two -> b t h (i two)")
+    return torch.cat([turned.to(x.dtype), rest], -1) if rest.shape[-1] else turned.to(x.dtype)
+
+
+def alibi_bias(
+    num_heads: int, query_positions: Int[Tensor, "... T"], key_positions: Int[Tensor, "... S"], dtype: Any
+) -> Float[Tensor, "... H T S"]:
+    """Return what ALiBi adds to the scores: minus the slope of the head times the distance.
+
+    Args:
+        num_heads: slopes are those of this number of heads.
+        query_positions: integers ``(T,)`` or ``(B, T)``.
+        key_positions: integers ``(S,)`` or ``(B, S)``.
+        dtype: float32 or float64.
+
+    Returns:
+        ``(H, T, S)``, or ``(B, H, T, S)`` where positions have a batch axis.
+    """
+    slopes = torch.as_tensor(Alibi().slopes(num_heads), device=query_positions.device).to(dtype)
+    distance = query_positions[..., :, None] - key_positions[..., None, :]
+    return -slopes[:, None, None] * distance[..., None, :, :].to(dtype)
