@@ -42,6 +42,8 @@ def unsupported(call: Call) -> str | None:
         return "it never holds the attention weights (return_weights=True)"
     if 0 in call.query.shape or 0 in call.value.shape:
         return f"there is nothing in the query {call.query.shape} or the value {call.value.shape}"
+    if any(_is_sharded(array) for array in (call.query, call.key, call.value)):
+        return "its loops can't cut axes that are sharded explicitly; call it inside jax.shard_map"
     if call.dropout and call.rng is None:
         return f"dropout ({call.dropout}) needs rng"
     if call.dropout and not _is_threefry(call.rng):
@@ -76,6 +78,11 @@ def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, 
     softcap = None if call.softcap is None else float(call.softcap)
     plan = _Plan(shape, mask, float(call.scale), softcap, float(call.dropout), *_blocks(shape, bias is not None))
     return _attention(plan, call.query, call.key, call.value, bias, call.sinks, tuple(map(_four_axes, arrays)), seed)
+
+
+def _is_sharded(array: Array) -> bool:
+    """Return whether the sharding is part of the type: then each operation must know what becomes of it."""
+    return any(axis is not None for axis in jax.typeof(array).sharding.spec)
 
 
 def _is_threefry(rng: Any) -> bool:
@@ -160,7 +167,8 @@ def _blocks(shape: _Shape, has_bias: bool) -> tuple[int, int, int]:
     """Return how many heads go together, and the rows and columns of a block.
 
     More cores take larger blocks, as one matrix product is what they share, and one head at a time, as that keeps a
-    block in the cache; an accelerator takes all heads at once.
+    block in the cache. An accelerator takes all heads at once, and so do several devices: what they share out, a loop
+    over heads would gather.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     is_cpu = jax.default_backend() == "cpu"
@@ -169,7 +177,8 @@ def _blocks(shape: _Shape, has_bias: bool) -> tuple[int, int, int]:
     if is_cpu:
         block *= max(1, math.isqrt(cores // 2))
     rows, columns = _even(shape.queries, block), _even(shape.keys, block)
-    return 1 if is_cpu or has_bias else shape.batch * shape.heads, rows, columns
+    one_by_one = has_bias or (is_cpu and jax.device_count() == 1)
+    return 1 if one_by_one else shape.batch * shape.heads, rows, columns
 
 
 def _even(size: int, block: int) -> int:

@@ -387,3 +387,37 @@ for one, two in zip(got, want):
 """
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | flags)
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from attn_bridge import masks
+from jax_attn import functional
+
+def loss(name):
+    options = {"mask": masks.causal(), "implementation": name}
+    return lambda *heads: (functional.dot_product_attention(*heads, **options) ** 2).sum()
+
+heads = [jax.random.normal(jax.random.key(i), (4, 160, 4, 8)) for i in range(3)]
+want = jax.grad(loss("reference"))(*heads)
+for kind in (AxisType.Auto, AxisType.Explicit):
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(kind,))
+    with jax.set_mesh(mesh):
+        parts = [jax.device_put(one, NamedSharding(mesh, P("d"))) for one in heads]
+        got = jax.jit(jax.grad(loss(None)))(*parts)
+        assert got.sharding.spec[0] == "d", (kind, got.sharding)
+        assert jnp.abs(got - want).max() < 1e-4
+        if kind == AxisType.Explicit:
+            with pytest.raises(NotImplementedError, match="call it inside jax.shard_map"):
+                loss("blocked")(*parts)
+        else:
+            text = jax.jit(jax.grad(loss("blocked"))).lower(*parts).compile().as_text()
+            assert "all-gather" not in text and "all-reduce" not in text
+"""
+
+
+def test_a_batch_over_two_devices_stays_there():
+    """Data parallelism: nobody gathers the batch, be the sharding in the type of an array or beside it."""
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", SHARDED], check=True, env=os.environ | flags)
