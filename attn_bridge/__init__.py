@@ -20,6 +20,7 @@ __all__ = [
     "WeightsMismatchError",
     "checkpoints",
     "explain_attention",
+    "families",
     "flax_to_torch",
     "layouts",
     "masks",
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from . import checkpoints, layouts, masks, parity, specs
+    from . import checkpoints, families, layouts, masks, parity, specs
     from .backends import MissingBackendError, explain_attention
     from .weights import Rule, Rules, TransferReport, WeightsMismatchError, flax_to_torch, torch_to_flax, transfer
 

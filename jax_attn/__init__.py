@@ -5,6 +5,7 @@ from .bert_encoder import BertEncoder
 from .causal_attention import CausalAttention
 from .checkpoints import load, save
 from .gpt_model import GPTModel
+from .hugging_face import from_hf, to_hf
 from .layer_norm import LayerNorm
 from .multi_head_attention import MultiHeadAttention
 from .multi_head_attention_wrapper import MultiHeadAttentionWrapper
@@ -24,9 +25,11 @@ __all__ = [
     "SelfAttention",
     "SelfAttention_v1",
     "SelfAttention_v2",
+    "from_hf",
     "functional",
     "load",
     "save",
     "simple_self_attention",
     "steps",
+    "to_hf",
 ]

@@ -84,13 +84,12 @@ def build(variant: Variant, arguments: Mapping[str, Any], dtype: str) -> nnx.Mod
     """Return the twin of a variant, in eval mode, with zeros of `dtype` for parameters; a function becomes a module."""
     if variant.is_function:
         return _FunctionModule(variant.name)
-    # Drawing initial weights would compile one program per shape, only for them to be replaced.
-    module = nnx.eval_shape(
-        lambda: getattr(jax_attn, variant.name)(**arguments, rngs=nnx.Rngs(0), param_dtype=jnp.dtype(dtype))
-    )
-    nnx.update(module, jax.tree.map(_blank, nnx.state(module)))
-    module.eval()
-    return module
+    return _blanked(variant.name, dtype, **arguments)
+
+
+def build_blank(name: str, config: Config, dtype: str) -> nnx.Module:
+    """Return a module of ours in eval mode whose parameters have memory, but no numbers yet; nothing is drawn."""
+    return _blanked(name, dtype, config=config)
 
 
 @contextlib.contextmanager
@@ -173,6 +172,16 @@ class _FunctionModule(nnx.Module):
 
     def __call__(self, **arguments: Any) -> Any:
         return getattr(jax_attn, self.name)(**arguments)
+
+
+def _blanked(name: str, dtype: str, **arguments: Any) -> nnx.Module:
+    # Drawing initial weights would compile one program per shape, only for them to be replaced.
+    module: nnx.Module = nnx.eval_shape(
+        lambda: getattr(jax_attn, name)(**arguments, rngs=nnx.Rngs(0), param_dtype=jnp.dtype(dtype))
+    )
+    nnx.update(module, jax.tree.map(_blank, nnx.state(module)))
+    module.eval()
+    return module
 
 
 def _blank(leaf: jax.ShapeDtypeStruct) -> Array:

@@ -126,6 +126,13 @@ def build(variant: Variant, arguments: Mapping[str, Any], dtype: str) -> nn.Modu
     return module.eval()
 
 
+def build_blank(name: str, config: Config, dtype: str) -> nn.Module:
+    """Return a module of ours in eval mode whose parameters have memory, but no numbers yet; nothing is drawn."""
+    with torch.device("meta"):
+        module: nn.Module = getattr(torch_attn, name)(config, dtype=getattr(torch, dtype))
+    return module.to_empty(device=torch.get_default_device()).eval()
+
+
 def precision(dtype: str) -> contextlib.AbstractContextManager[Any]:
     """Return the context in which arrays of `dtype` may be made and used; torch needs none."""
     del dtype

@@ -48,6 +48,22 @@ class Encoded:
     parts: dict[str, dict[str, Placement]]
     ties: list[tuple[str, str]]
 
+    def read(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
+        """Return our tensors, out of outside ones of these names and shapes."""
+        found = ((theirs, name, place) for theirs, parts in self.parts.items() for name, place in parts.items())
+        return {name: _view(arrays[theirs], place).copy() for theirs, name, place in found}
+
+    def write(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
+        """Return the outside tensors, made of ours."""
+        found = {}
+        for theirs, parts in self.parts.items():
+            result = np.empty(self.shapes[theirs], next(arrays[name].dtype for name in parts))
+            for name, placement in parts.items():
+                atoms = [size for axis in placement.axes for size, _ in axis]
+                _strided(result, placement)[...] = arrays[name].reshape(atoms)
+            found[theirs] = result
+        return found
+
 
 class Layout:
     """How one library names and shapes what we call by our torch names.
@@ -242,15 +258,7 @@ class Layout:
 
     def from_canonical(self, arrays: Mapping[str, np.ndarray[Any, Any]], **settings: Any) -> Arrays:
         """Convert arrays under our torch names to arrays under outside ones; a part of a model will do."""
-        encoded = self.encode({name: array.shape for name, array in arrays.items()}, settings, part=True)
-        found = {}
-        for theirs, parts in encoded.parts.items():
-            result = np.empty(encoded.shapes[theirs], next(arrays[name].dtype for name in parts))
-            for name, placement in parts.items():
-                atoms = [size for axis in placement.axes for size, _ in axis]
-                _strided(result, placement)[...] = arrays[name].reshape(atoms)
-            found[theirs] = result
-        return found
+        return self.encode({name: array.shape for name, array in arrays.items()}, settings, part=True).write(arrays)
 
     def _missing(self, found: Iterable[tuple[Row, Mapping[str, str]]], prefix: str) -> list[str]:
         """Return the names of a whole model that are not there."""

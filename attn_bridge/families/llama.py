@@ -1,0 +1,110 @@
+"""Llama and the families that took its shape over: Mistral (a window), Qwen 2 (biases), Qwen 3 (norms of q and k)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..layouts import Row
+from ..masks import causal, sliding_window
+from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from .base import AttentionLayer, Family, Table
+from .grouped import FREQUENCIES, SPLIT, attention_layer, head_dim_of, mask_of, read_sizes
+from .model_config import ModelConfig
+from .rotary import read_rotary
+
+
+def meta_table(config: GroupedQueryAttentionConfig) -> Table:
+    """Return the table of Meta's and Mistral's own files, whose rotary positions turn neighbours.
+
+    Channel ``i`` of either half of a head is theirs at ``2 i`` and ``2 i + 1``.
+    """
+    turned = "(h pair c) i -> (h c pair) i"
+    return (
+        Row("wq.weight", ("W_query.weight",), turned, sizes={"h": config.num_heads, "pair": 2}),
+        Row("wk.weight", ("W_key.weight",), turned, sizes={"h": config.num_kv_heads or config.num_heads, "pair": 2}),
+        Row("wv.weight", ("W_value.weight",)),
+        Row("wo.weight", ("out_proj.weight",)),
+        FREQUENCIES,
+    )
+
+
+def _tables(config: GroupedQueryAttentionConfig) -> dict[str, Table]:
+    has_biases = config.qkv_bias or config.out_bias
+    return {"transformers": SPLIT} | ({} if has_biases else {"meta": meta_table(config)})
+
+
+def read_llama(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of Llama."""
+    bias = config.flag("attention_bias")
+    spec = GroupedQueryAttentionConfig(
+        **read_sizes(config), qkv_bias=bias, out_bias=bias, position=read_rotary(config, head_dim_of(config))
+    )
+    return attention_layer(layer, spec, _tables(spec))
+
+
+def read_mistral(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of Mistral; all of them have the window, if any."""
+    window = config.integer_or_none("sliding_window")
+    spec = GroupedQueryAttentionConfig(
+        **read_sizes(config),
+        position=read_rotary(config, head_dim_of(config)),
+        mask=causal() if window is None else sliding_window(window),
+    )
+    return attention_layer(layer, spec, _tables(spec))
+
+
+def read_qwen(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of Qwen 2, which has biases but for its output, or of Qwen 3, which has norms."""
+    is_2 = config.model_type == "qwen2"
+    bias = config.flag("attention_bias")
+    slides = config.flag("use_sliding_window") and layer >= config.integer("max_window_layers", 0)
+    kind = config.layer_type(layer, "sliding_attention" if slides else "full_attention")
+    if kind == "sliding_attention" and not config.flag("use_sliding_window"):
+        raise ValueError(f"layer {layer} of {config.model_type} is sliding_attention, but use_sliding_window is false")
+    spec = GroupedQueryAttentionConfig(
+        **read_sizes(config),
+        qkv_bias=is_2 or bias,
+        out_bias=not is_2 and bias,
+        position=read_rotary(config, head_dim_of(config)),
+        qk_norm=None if is_2 else QKNorm("head", config.number("rms_norm_eps")),
+        mask=mask_of(config, layer, kind),
+    )
+    return attention_layer(layer, spec, {"transformers": SPLIT})
+
+
+_QWEN: dict[str, Any] = {
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "num_hidden_layers": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+
+FAMILIES = (
+    Family(
+        ("llama",),
+        read_llama,
+        {
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "max_position_embeddings": 2048,
+        },
+    ),
+    Family(
+        ("mistral",),
+        read_mistral,
+        {
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "num_hidden_layers": 32,
+            "max_position_embeddings": 131072,
+            "sliding_window": 4096,
+        },
+    ),
+    Family(("qwen2",), read_qwen, _QWEN),
+    Family(("qwen3",), read_qwen, {**_QWEN, "head_dim": 128, "rms_norm_eps": 1e-6}),
+)

@@ -1,0 +1,136 @@
+"""A ``config.json`` as a family reads it: values checked, missing keys as `transformers` has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class ModelConfig:
+    """A ``config.json``, in which a key that is missing has the default of its family.
+
+    Args:
+        given: the file as a dict.
+        model_type: its ``model_type``.
+        defaults: key -> what `transformers` takes where it is missing; a key without one is None.
+        aliases: other names of a key that files have.
+    """
+
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        model_type: str,
+        defaults: Mapping[str, Any],
+        aliases: Mapping[str, tuple[str, ...]] | None = None,
+    ):
+        self.given, self.model_type, self.defaults = given, model_type, defaults
+        self.aliases = dict(aliases or {})
+
+    def __contains__(self, key: str) -> bool:
+        return any(name in self.given for name in (key, *self.aliases.get(key, ())))
+
+    def get(self, key: str) -> Any:
+        """Return the value of a key as it is; null is None, as in the file."""
+        for name in (key, *self.aliases.get(key, ())):
+            if name in self.given:
+                return self.given[name]
+        return self.defaults.get(key)
+
+    def integer(self, key: str, least: int = 1) -> int:
+        """Return an integer of at least `least`.
+
+        Raises:
+            TypeError: it is something else.
+            ValueError: it is smaller.
+        """
+        value = self.get(key)
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"{key} of {self.model_type} must be an integer, got {_shown(value)}")
+        if value < least:
+            raise ValueError(f"{key} ({value}) of {self.model_type} must be at least {least}")
+        return int(value)
+
+    def integer_or_none(self, key: str, least: int = 1) -> int | None:
+        """Return an integer as `integer` does, or None where the file says null."""
+        return None if self.get(key) is None else self.integer(key, least)
+
+    def number(self, key: str) -> float:
+        """Return a finite number.
+
+        Raises:
+            TypeError: it is something else.
+            ValueError: it is not finite.
+        """
+        return as_number(f"{key} of {self.model_type}", self.get(key))
+
+    def number_or_none(self, key: str) -> float | None:
+        """Return a number as `number` does, or None where the file says null."""
+        return None if self.get(key) is None else self.number(key)
+
+    def flag(self, key: str) -> bool:
+        """Return a bool; null is False.
+
+        Raises:
+            TypeError: it is something else.
+        """
+        value = self.get(key)
+        if not isinstance(value, bool | None):
+            raise TypeError(f"{key} of {self.model_type} must be a bool, got {_shown(value)}")
+        return bool(value)
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """Return a mapping; null is an empty one.
+
+        Raises:
+            TypeError: it is something else.
+        """
+        value = self.get(key)
+        if not isinstance(value, Mapping | None):
+            raise TypeError(f"{key} of {self.model_type} must be a mapping, got {_shown(value)}")
+        return value or {}
+
+    def layer_type(self, layer: int, default: str) -> str:
+        """Return the kind of a layer, such as ``sliding_attention``: of ``layer_types``, or else `default`.
+
+        Raises:
+            TypeError: ``layer_types`` is no list of strings.
+            ValueError: it has no entry for the layer.
+        """
+        kinds = self.get("layer_types")
+        if kinds is None:
+            return default
+        if isinstance(kinds, str) or not isinstance(kinds, Sequence) or not all(isinstance(one, str) for one in kinds):
+            raise TypeError(f"layer_types of {self.model_type} must be a list of strings, got {_shown(kinds)}")
+        if layer >= len(kinds):
+            raise ValueError(f"layer_types of {self.model_type} has {len(kinds)} entries, none for layer {layer}")
+        return str(kinds[layer])
+
+    def refuse(self, key: str, *accepted: Any) -> None:
+        """Refuse a value that changes the numbers in a way that ours can't.
+
+        Raises:
+            ValueError: the value is none of `accepted`.
+        """
+        value = self.get(key)
+        if value not in accepted:
+            only = " or ".join(map(repr, accepted))
+            raise ValueError(f"{key} ({value!r}) of {self.model_type} is not supported, only {only}")
+
+
+def as_number(label: str, value: Any) -> float:
+    """Return a value as a finite float.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{label} must be a number, got {_shown(value)}")
+    if not math.isfinite(value):
+        raise ValueError(f"{label} ({value}) must be finite")
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else type(value).__name__

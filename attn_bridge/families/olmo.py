@@ -1,0 +1,58 @@
+"""OLMo (plain), OLMo 2 (norms of the whole projections of q and k), OLMo 3 (and a window in three of four layers)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..masks import causal
+from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from ..specs.position import Rotary
+from .base import AttentionLayer, Family
+from .grouped import SPLIT, attention_layer, head_dim_of, mask_of, read_sizes
+from .model_config import ModelConfig
+from .rotary import make_rotary, read_rotary
+
+
+def read_olmo(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of OLMo 1, 2 or 3."""
+    config.refuse("clip_qkv", None)
+    bias = config.flag("attention_bias")
+    slides = config.model_type == "olmo3"
+    kind = config.layer_type(layer, "full_attention" if (layer + 1) % 4 == 0 else "sliding_attention") if slides else ""
+    spec = GroupedQueryAttentionConfig(
+        **read_sizes(config),
+        qkv_bias=bias,
+        out_bias=bias,
+        position=_olmo3_rotary(config, kind) if slides else read_rotary(config, head_dim_of(config)),
+        qk_norm=None if config.model_type == "olmo" else QKNorm("full", config.number("rms_norm_eps")),
+        mask=mask_of(config, layer, kind) if slides else causal(),
+    )
+    return attention_layer(layer, spec, {"transformers": SPLIT})
+
+
+def _olmo3_rotary(config: ModelConfig, kind: str) -> Rotary:
+    """Return the rotary positions of a kind of layers.
+
+    `transformers` gives ``rope_scaling`` and ``rope_theta`` of older files to full attention alone; all that were
+    published say the default base.
+    """
+    values = dict(config.mapping("rope_parameters").get(kind) or {})
+    base = values.get("rope_theta")
+    if kind == "full_attention":
+        values |= config.mapping("rope_scaling")
+        base = values.get("rope_theta", config.get("rope_theta"))
+    return make_rotary(config, head_dim_of(config), values, 500_000.0 if base is None else base)
+
+
+_OLMO: dict[str, Any] = {
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "max_position_embeddings": 2048,
+}
+
+FAMILIES = (
+    Family(("olmo",), read_olmo, _OLMO),
+    Family(("olmo2",), read_olmo, {**_OLMO, "rms_norm_eps": 1e-5}),
+    Family(("olmo3",), read_olmo, {**_OLMO, "rms_norm_eps": 1e-5, "sliding_window": 4096}),
+)
