@@ -4,6 +4,7 @@ from . import functional, steps
 from .bert_encoder import BertEncoder
 from .causal_attention import CausalAttention
 from .checkpoints import load, save
+from .gated_delta_net import GatedDeltaNet
 from .gpt_model import GPTModel
 from .hugging_face import from_hf, to_hf
 from .layer_norm import LayerNorm
@@ -18,6 +19,7 @@ __all__ = [
     "BertEncoder",
     "CausalAttention",
     "GPTModel",
+    "GatedDeltaNet",
     "LayerNorm",
     "MultiHeadAttention",
     "MultiHeadAttentionWrapper",

@@ -18,6 +18,7 @@ from . import (
 from .base import Config, Parameter, Variant
 from .bert_encoder import BertEncoderConfig
 from .causal_attention import CausalAttentionConfig
+from .gated_delta_net import GatedDeltaNetConfig
 from .gpt_model import GPTModelConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from .layer_norm import LayerNormConfig
@@ -36,6 +37,7 @@ __all__ = [
     "CausalAttentionConfig",
     "Config",
     "GPTModelConfig",
+    "GatedDeltaNetConfig",
     "GroupedQueryAttentionConfig",
     "LayerNormConfig",
     "LinearScaling",

@@ -1,0 +1,151 @@
+"""What both backends ask of a variant that keeps a state instead of keys: the form of it, and which tokens count.
+
+Letters: B batch, T tokens of the call, S tokens with those that the state has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+Shape = tuple[int, ...]
+Form = Literal["chunked", "recurrent"]
+
+FORMS: tuple[Form, ...] = ("chunked", "recurrent")
+"""``chunked`` computes many tokens at once, ``recurrent`` one after the other; the numbers are the same."""
+
+CHUNK_SIZE = 64
+"""Tokens of a chunk: within one, work grows with the square of their number."""
+
+
+def choose_form(form: str | None, tokens: int, chunk_size: int = CHUNK_SIZE) -> Form:
+    """Return the form that computes `tokens` tokens: the one asked for, else chunks unless there is a single token.
+
+    Raises:
+        ValueError: a name that is no form, or a chunk of no token.
+    """
+    if form is not None and form not in FORMS:
+        raise ValueError(f"form ({form!r}) must be one of {', '.join(map(repr, FORMS))} or None")
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size ({chunk_size}) must be at least 1")
+    if form is not None:
+        return "chunked" if form == "chunked" else "recurrent"
+    return "recurrent" if tokens == 1 else "chunked"
+
+
+def check_token_mask(shape: Shape, dtype: str, batch: int, tokens: int, longest: int | None = None) -> None:
+    """Check the mask of a variant whose tokens are read once, in order: it says which tokens count at all.
+
+    Args:
+        shape: ``(B, S)`` or ``(B, 1, 1, S)``.
+        dtype: name of its dtype.
+        batch: B.
+        tokens: T; S is at least that.
+        longest: the most that S may be; None takes T.
+
+    Raises:
+        TypeError: `dtype` is not bool.
+        ValueError: another shape; one query cannot be shown other tokens than the next.
+    """
+    if dtype != "bool":
+        raise TypeError(f"attention mask must have dtype bool (True = may be attended), got {dtype}")
+    longest = tokens if longest is None else longest
+    seen = f"{tokens}" if longest == tokens else f"{tokens} to {longest}"
+    bare = (shape[0], shape[3]) if len(shape) == 4 and tuple(shape[1:3]) == (1, 1) else tuple(shape)
+    if len(bare) != 2 or bare[0] not in (1, batch) or not tokens <= bare[1] <= longest:
+        raise ValueError(
+            f"attention mask {_show(shape)} must have shape (B, S) = ({batch}, {seen}): "
+            "a state shows every query the same tokens"
+        )
+
+
+def check_delta_rule(shapes: Sequence[Shape], state: Shape | None) -> None:
+    """Check the shapes of query, key, value, log decay and beta of the gated delta rule, and that of its state.
+
+    Raises:
+        ValueError: shapes that do not fit each other.
+    """
+    query, key, value, log_decay, beta = shapes
+    for name, shape in zip(("query", "key", "value"), shapes, strict=False):
+        if len(shape) != 4:
+            raise ValueError(f"{name} must have shape (B, T, H, D), got {_show(shape)}")
+    if query != key:
+        raise ValueError(f"query {_show(query)} and key {_show(key)} must have one shape")
+    if key[:2] != value[:2]:
+        raise ValueError(f"key {_show(key)} and value {_show(value)} must agree in batch and length")
+    if key[2] < 1 or value[2] % key[2]:
+        raise ValueError(f"heads of value ({value[2]}) must be a multiple of the heads of key ({key[2]})")
+    for name, shape in (("log_decay", log_decay), ("beta", beta)):
+        if shape != value[:3]:
+            raise ValueError(f"{name} {_show(shape)} must have shape (B, T, H) = {_show(value[:3])}")
+    check_state(state, (value[0], value[2], key[3], value[3]))
+
+
+def check_state(state: Shape | None, expected: Shape) -> None:
+    """Check the shape of a state; None stands for zeros.
+
+    Raises:
+        ValueError: another shape.
+    """
+    if state is not None and state != expected:
+        raise ValueError(f"state {_show(state)} must have shape (B, H, D, Dv) = {_show(expected)}")
+
+
+def check_cache_sizes(batch_size: int, capacity: int) -> None:
+    """Check the sizes of a new cache.
+
+    Raises:
+        TypeError: one is no integer.
+        ValueError: one is below 1.
+    """
+    for name, size in (("batch_size", batch_size), ("capacity", capacity)):
+        if isinstance(size, bool) or not hasattr(size, "__index__"):
+            raise TypeError(f"{name} must be an integer, got {type(size).__name__}")
+        if size < 1:
+            raise ValueError(f"{name} ({size}) must be at least 1")
+
+
+def check_rows(batch: int, rows: int) -> None:
+    """Check that the input has as many sequences as the cache.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if batch != rows:
+        raise ValueError(f"batch of x ({batch}) must be the batch of the cache ({rows})")
+
+
+def check_room(length: int, tokens: int, capacity: int) -> None:
+    """Check that a cache of `length` tokens takes new ones.
+
+    Raises:
+        ValueError: more than the capacity in all.
+    """
+    if length + tokens > capacity:
+        raise ValueError(
+            f"tokens in the cache ({int(length)}) and new ones ({tokens}) must be at most capacity ({capacity})"
+        )
+
+
+def check_trim(length: int, tokens: int) -> None:
+    """Check the length that a state is to go back to.
+
+    Raises:
+        ValueError: neither 0 nor the number of tokens so far.
+    """
+    if length not in (0, tokens):
+        raise ValueError(f"length ({length}) must be 0 or {tokens}: a state does not tell what it was before")
+
+
+def check_reorder(shape: Shape, rows: int) -> None:
+    """Check the indices of the rows that a cache is to take.
+
+    Raises:
+        ValueError: not one index per row.
+    """
+    if tuple(shape) != (rows,):
+        raise ValueError(f"indices {_show(shape)} must have shape (B,) = {_show((rows,))}")
+
+
+def _show(shape: Shape) -> str:
+    return str(tuple(int(size) for size in shape))

@@ -1,0 +1,105 @@
+"""Gated DeltaNet (Yang et al., arXiv 2412.06464) as Qwen3-Next runs it: a state that forgets and is corrected."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ..validation import check_number
+from ..weights import Rule
+from .base import Config, Parameter, Variant, linear, vector
+from .model import below
+from .rms_norm import RMSNormConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedDeltaNetConfig(Config):
+    """Sizes of the heads, of the short convolution before them, and the norm behind them.
+
+    Attributes:
+        d_in: width of the input.
+        num_heads: heads of query and key.
+        num_value_heads: heads of value, each with a state, a multiple of `num_heads`; `num_heads` by default.
+        head_dim: width of a head of query and key; ``d_in // num_heads`` by default.
+        value_head_dim: width of a head of value; `head_dim` by default.
+        d_out: width of the output; `d_in` by default.
+        conv_size: tokens that the convolution sees, the token itself included.
+        eps: constant added to the mean square in the norm of the context.
+    """
+
+    d_in: int
+    num_heads: int
+    num_value_heads: int | None = None
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    d_out: int | None = None
+    conv_size: int = 4
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        self._require_positive_ints("d_in", "num_heads", "conv_size")
+        if self.head_dim is None:
+            self._require_multiple("d_in", "num_heads")
+        self._resolve("num_value_heads", self.num_heads)
+        self._resolve("head_dim", self.d_in // self.num_heads)
+        self._resolve("value_head_dim", self.head_dim)
+        self._resolve("d_out", self.d_in)
+        self._require_positive_ints("num_value_heads", "head_dim", "value_head_dim", "d_out")
+        self._require_multiple("num_value_heads", "num_heads")
+        check_number("eps", self.eps)
+        if not 0 < self.eps < math.inf:
+            raise ValueError(f"eps ({self.eps}) must be positive and finite")
+        object.__setattr__(self, "eps", float(self.eps))
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        """Heads of value, widths of a head of query and key and of one of value, and that of the output."""
+        heads, head_dim, value_head_dim, d_out = self.num_value_heads, self.head_dim, self.value_head_dim, self.d_out
+        assert heads, "resolved in __post_init__"
+        assert head_dim, "likewise"
+        assert value_head_dim, "likewise"
+        assert d_out, "likewise"
+        return heads, head_dim, value_head_dim, d_out
+
+    @property
+    def key_width(self) -> int:
+        """Width of query, and of key, over all heads."""
+        return self.num_heads * self._sizes[1]
+
+    @property
+    def value_width(self) -> int:
+        """Width of value, and of the gate, over all heads."""
+        heads, _, value_head_dim, _ = self._sizes
+        return heads * value_head_dim
+
+    @property
+    def conv_width(self) -> int:
+        """Channels of the convolution: query, key and value, one after the other."""
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def norm(self) -> RMSNormConfig:
+        """Config of the norm of the context, per head."""
+        return RMSNormConfig(self._sizes[2], self.eps)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Six projections, the convolution, what the decay is made of, the norm, and the output projection."""
+        heads, _, _, d_out = self._sizes
+        rule = Rule("conv1d.weight", "conv1d.kernel", "c i k -> k i c")
+        return (
+            *linear("W_query", self.d_in, self.key_width, bias=False),
+            *linear("W_key", self.d_in, self.key_width, bias=False),
+            *linear("W_value", self.d_in, self.value_width, bias=False),
+            *linear("W_gate", self.d_in, self.value_width, bias=False),
+            *linear("W_beta", self.d_in, heads, bias=False),
+            *linear("W_alpha", self.d_in, heads, bias=False),
+            Parameter(rule, (self.conv_width, 1, self.conv_size)),
+            vector("dt_bias", heads),
+            vector("A_log", heads),
+            *below("norm", self.norm.parameters),
+            *linear("out_proj", self.value_width, d_out, bias=False),
+        )
+
+
+VARIANT = Variant("GatedDeltaNet", "gated_delta_net", GatedDeltaNetConfig, group="modern", returns_weights=False)

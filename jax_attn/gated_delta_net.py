@@ -1,0 +1,126 @@
+"""Gated DeltaNet: each head keeps a matrix, lets it fade, and corrects what it says about a key (arXiv 2412.06464).
+
+As Qwen3-Next runs it: a short convolution before the heads, one beta per value head, a gated norm behind them. The twin
+is `torch_attn.gated_delta_net`. Letters: b batch, t position, h head, c channel of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float
+
+from attn_bridge.specs import GatedDeltaNetConfig
+
+from . import functional, recurrence
+from .linear import Linear, draw_uniform
+from .random import Rngs
+from .recurrent_cache import RecurrentCache
+from .rms_norm import RMSNorm
+from .short_convolution import ShortConvolution
+
+
+class GatedDeltaNet(nnx.Module):
+    """Attention with a state of one size however long the sequence is; causal, without positions.
+
+    Args:
+        config: sizes, see `GatedDeltaNetConfig`.
+        rngs: source of the initial weights (stream ``params``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+    """
+
+    def __init__(self, config: GatedDeltaNetConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+        self.config = config
+        self.dtype = dtype
+        d_in, heads, own = (
+            config.d_in,
+            config.num_value_heads,
+            {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype},
+        )
+        self.W_query = Linear(d_in, config.key_width, bias=False, **own)
+        self.W_key = Linear(d_in, config.key_width, bias=False, **own)
+        self.W_value = Linear(d_in, config.value_width, bias=False, **own)
+        self.W_gate = Linear(d_in, config.value_width, bias=False, **own)
+        self.W_beta = Linear(d_in, heads, bias=False, **own)
+        self.W_alpha = Linear(d_in, heads, bias=False, **own)
+        self.conv1d = ShortConvolution(config.conv_width, config.conv_size, **own)
+        self.dt_bias = nnx.Param(jnp.ones(heads, param_dtype))
+        self.A_log = nnx.Param(jnp.log(0.01 + 15.99 * draw_uniform(rngs.params(), (heads,), param_dtype)))
+        self.norm = RMSNorm(config.value_head_dim, config.eps, **own)
+        self.out_proj = Linear(config.value_width, config.d_out, bias=False, **own)
+
+    def __call__(
+        self,
+        x: Float[Array, "... t d"],
+        *,
+        attention_mask: Bool[Array, "B S"] | None = None,
+        cache: RecurrentCache | None = None,
+        form: str | None = None,
+    ) -> Any:
+        """Read the tokens in order; each one changes the state and is answered from it.
+
+        Args:
+            x: ``(T, d_in)`` or ``(B, T, d_in)``.
+            attention_mask: bool ``(B, S)``, ``False`` where padding stands, over all tokens so far, the new ones too.
+                As in Transformers, padding is read as zeros: on the left it changes nothing; what comes behind padding
+                finds a state that has faded and a convolution that has seen zeros.
+            cache: what earlier tokens left, from `init_cache`; left as it is.
+            form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
+
+        Returns:
+            The output ``(T, d_out)`` or ``(B, T, d_out)``, and the new cache if one was given.
+
+        Raises:
+            ValueError: shapes that do not fit, more tokens than the cache takes, or a name that is no form.
+            TypeError: an input that is not floating point, or a mask that is not bool.
+        """
+        batch = functional.as_batch(x, self.W_query.kernel, d_in=self.config.d_in)
+        cache = cache if cache is None else cache.admit(*batch.shape[:2])
+        visible = recurrence.visible_tokens(attention_mask, batch, cache)
+        if visible is not None:
+            batch = jnp.where(visible[..., None], batch, 0.0)
+        mixed = jnp.concatenate([self.W_query(batch), self.W_key(batch), self.W_value(batch)], -1)
+        mixed, conv_state = self.conv1d(mixed, None if cache is None else cache.conv_state)
+        key_width = self.config.key_width
+        query, key = (
+            recurrence.unit_length(rearrange(one, "b t (h c) -> b t h c", h=self.config.num_heads))
+            for one in (mixed[..., :key_width], mixed[..., key_width : 2 * key_width])
+        )
+        value, gate = (
+            rearrange(one, "b t (h c) -> b t h c", h=self.config.num_value_heads)
+            for one in (mixed[..., 2 * key_width :], self.W_gate(batch))
+        )
+        context, state = recurrence.gated_delta_rule(
+            query * self.config.head_dim**-0.5,
+            key,
+            value,
+            recurrence.log_decay(self.W_alpha(batch), self.dt_bias, self.A_log),
+            jax.nn.sigmoid(self.W_beta(batch).astype(key.dtype)),
+            state=None if cache is None else cache.state,
+            form=form,
+        )
+        gated = self.norm(context.astype(value.dtype)).astype(key.dtype) * jax.nn.silu(gate.astype(key.dtype))
+        output = self.out_proj(rearrange(gated.astype(value.dtype), "b t h c -> b t (h c)"))
+        output = functional.as_given(x, output, None)
+        return output if cache is None else (output, cache.advance(state, conv_state, batch.shape[1]))
+
+    def init_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
+        """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.
+
+        Raises:
+            ValueError: a size below 1.
+        """
+        config, dtype = self.config, self.dtype or self.W_query.kernel.dtype
+        return RecurrentCache.empty(
+            batch_size,
+            capacity,
+            (config.num_value_heads, config.head_dim, config.value_head_dim),
+            (config.conv_size - 1, config.conv_width),
+            dtype=dtype,
+        )

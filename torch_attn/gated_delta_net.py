@@ -1,0 +1,123 @@
+"""Gated DeltaNet: each head keeps a matrix, lets it fade, and corrects what it says about a key (arXiv 2412.06464).
+
+As Qwen3-Next runs it: a short convolution before the heads, one beta per value head, a gated norm behind them. The twin
+is `jax_attn.gated_delta_net`. Letters: b batch, t position, h head, c channel of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from attn_bridge.specs import GatedDeltaNetConfig
+
+from . import functional, recurrence
+from .initial_weights import linear, uniform
+from .random import JaxRngs
+from .recurrent_cache import RecurrentCache
+from .rms_norm import RMSNorm
+from .short_convolution import ShortConvolution
+
+
+class GatedDeltaNet(nn.Module):
+    """Attention with a state of one size however long the sequence is; causal, without positions.
+
+    Args:
+        config: sizes, see `GatedDeltaNetConfig`.
+        rngs: JAX's random numbers, for initial weights (stream ``params``); None takes torch's global generator.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation.
+    """
+
+    def __init__(
+        self, config: GatedDeltaNetConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+    ):
+        super().__init__()
+        self.config = config
+        d_in, heads, own = config.d_in, config.num_value_heads, {"rngs": rngs, "device": device, "dtype": dtype}
+        self.W_query = linear(d_in, config.key_width, bias=False, **own)
+        self.W_key = linear(d_in, config.key_width, bias=False, **own)
+        self.W_value = linear(d_in, config.value_width, bias=False, **own)
+        self.W_gate = linear(d_in, config.value_width, bias=False, **own)
+        self.W_beta = linear(d_in, heads, bias=False, **own)
+        self.W_alpha = linear(d_in, heads, bias=False, **own)
+        self.conv1d = ShortConvolution(config.conv_width, config.conv_size, **own)
+        self.dt_bias = nn.Parameter(torch.ones(heads, device=device, dtype=dtype))
+        self.A_log = nn.Parameter(torch.log(0.01 + 15.99 * uniform((heads,), **own)))
+        self.norm = RMSNorm(config.value_head_dim, config.eps, **own)
+        self.out_proj = linear(config.value_width, config.d_out, bias=False, **own)
+
+    def forward(
+        self,
+        x: Float[Tensor, "... t d"],
+        *,
+        attention_mask: Bool[Tensor, "B S"] | None = None,
+        cache: RecurrentCache | None = None,
+        form: str | None = None,
+    ) -> Any:
+        """Read the tokens in order; each one changes the state and is answered from it.
+
+        Args:
+            x: ``(T, d_in)`` or ``(B, T, d_in)``.
+            attention_mask: bool ``(B, S)``, ``False`` where padding stands, over all tokens so far, the new ones too.
+                As in Transformers, padding is read as zeros: on the left it changes nothing; what comes behind padding
+                finds a state that has faded and a convolution that has seen zeros.
+            cache: what earlier tokens left, from `init_cache`; updated in place.
+            form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
+
+        Returns:
+            The output ``(T, d_out)`` or ``(B, T, d_out)``, and the cache if one was given.
+
+        Raises:
+            ValueError: shapes that do not fit, more tokens than the cache takes, or a name that is no form.
+            TypeError: an input that is not floating point, or a mask that is not bool.
+        """
+        batch = functional.as_batch(x, self.W_query.weight, d_in=self.config.d_in)
+        cache = cache if cache is None else cache.admit(*batch.shape[:2])
+        visible = recurrence.visible_tokens(attention_mask, batch, cache)
+        if visible is not None:
+            batch = torch.where(visible[..., None], batch, 0.0)
+        mixed = torch.cat([self.W_query(batch), self.W_key(batch), self.W_value(batch)], -1)
+        mixed, conv_state = self.conv1d(mixed, None if cache is None else cache.conv_state)
+        key_width = self.config.key_width
+        query, key = (
+            recurrence.unit_length(rearrange(one, "b t (h c) -> b t h c", h=self.config.num_heads))
+            for one in (mixed[..., :key_width], mixed[..., key_width : 2 * key_width])
+        )
+        value, gate = (
+            rearrange(one, "b t (h c) -> b t h c", h=self.config.num_value_heads)
+            for one in (mixed[..., 2 * key_width :], self.W_gate(batch))
+        )
+        context, state = recurrence.gated_delta_rule(
+            query * self.config.head_dim**-0.5,
+            key,
+            value,
+            recurrence.log_decay(self.W_alpha(batch), self.dt_bias, self.A_log),
+            torch.sigmoid(self.W_beta(batch).to(key.dtype)),
+            state=None if cache is None else cache.state,
+            form=form,
+        )
+        gated = self.norm(context.to(value.dtype)).to(key.dtype) * nn.functional.silu(gate.to(key.dtype))
+        output = self.out_proj(rearrange(gated.to(value.dtype), "b t h c -> b t (h c)"))
+        output = functional.as_given(x, output, None)
+        return output if cache is None else (output, cache.advance(state, conv_state, batch.shape[1]))
+
+    def init_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
+        """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.
+
+        Raises:
+            ValueError: a size below 1.
+        """
+        config, weight = self.config, self.W_query.weight
+        return RecurrentCache.empty(
+            batch_size,
+            capacity,
+            (config.num_value_heads, config.head_dim, config.value_head_dim),
+            (config.conv_size - 1, config.conv_width),
+            device=weight.device,
+            dtype=weight.dtype,
+        )
