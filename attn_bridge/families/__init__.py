@@ -49,7 +49,7 @@ def find_layer(config: Mapping[str, Any], layer: int) -> AttentionLayer:
     name = given.get("model_type")
     if name is None:
         raise ValueError(f"config has no model_type, which must be one of {', '.join(known_model_types())}")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise ValueError(f"model_type ({name}) must be one of {', '.join(known_model_types())}")
     family = FAMILIES[name]
     read = ModelConfig(given, name, family.defaults, family.aliases)

@@ -21,7 +21,7 @@ def read_gemma2(config: ModelConfig, layer: int) -> AttentionLayer:
         **read_sizes(config),
         qkv_bias=bias,
         out_bias=bias,
-        position=read_rotary(config, head_dim_of(config)),
+        position=read_rotary(config, head_dim_of(config), kind),
         mask=mask_of(config, layer, kind),
         scale=config.number("query_pre_attn_scalar") ** -0.5,
         softcap=config.number_or_none("attn_logit_softcapping"),

@@ -49,7 +49,7 @@ def read_gpt_oss(config: ModelConfig, layer: int) -> AttentionLayer:
         **read_sizes(config),
         qkv_bias=bias,
         out_bias=bias,
-        position=read_rotary(config, head_dim, theta=150000.0)
+        position=read_rotary(config, head_dim, kind, theta=150000.0)
         if says_rotary
         else make_rotary(config, head_dim, _YARN, 150000.0 if base is None else base),
         mask=mask_of(config, layer, kind),

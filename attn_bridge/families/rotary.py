@@ -12,7 +12,12 @@ Values = Mapping[str, Any]
 
 
 def read_rotary(
-    config: ModelConfig, head_dim: int, kind: str = "", *, theta: float = 10000.0, pairing: Pairing = "half"
+    config: ModelConfig,
+    head_dim: int,
+    kind: str = "full_attention",
+    *,
+    theta: float = 10000.0,
+    pairing: Pairing = "half",
 ) -> Rotary:
     """Return the rotary positions of a layer.
 

@@ -1,0 +1,246 @@
+"""The oracle of the families: tiny random `transformers` models, and what happens in the attention of their layers.
+
+A model is run as it is, from embeddings to its last layer, so that its masks, positions and cache are its own. A hook
+writes down what goes into the attention of a layer and what comes out. For an oracle in float64 the model is built and
+run in `torch_attn.lifting.lifted`: `transformers` keeps rotary tables, norms and softmax in float32 otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from torch_attn.backend import to_numpy
+from torch_attn.lifting import lifted
+
+SIZES = {
+    "vocab_size": 11,
+    "hidden_size": 16,
+    "intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+EXPERTS = {"num_experts_per_tok": 1, "experts_implementation": "eager"}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+SLIDING = {"sliding_window": 4, "head_dim": 8}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A tiny model, and the layers to look at.
+
+    Attributes:
+        model_type: its family.
+        sizes: keys of its config.
+        layers: their indices; of each kind one.
+        attention: name of the attention within a layer.
+        layers_at: path of the list of layers.
+    """
+
+    model_type: str
+    sizes: dict[str, Any]
+    layers: tuple[int, ...] = (1,)
+    attention: str = "self_attn"
+    layers_at: str = "layers"
+
+
+CASES = {
+    "llama": Case("llama", {**SIZES, "attention_bias": True, "rope_theta": 500.0}),
+    "llama-3.1": Case("llama", {**SIZES, "head_dim": 8, "rope_theta": 500.0, "rope_scaling": LLAMA3}),
+    "llama-linear": Case("llama", {**SIZES, "rope_scaling": {"type": "linear", "factor": 2.5}}),
+    "llama-yarn": Case("llama", {**SIZES, "head_dim": 12, "rope_scaling": YARN}),
+    "llama-multi-query": Case("llama", {**SIZES, "num_key_value_heads": 1}),
+    "mistral": Case("mistral", {**SIZES, "sliding_window": 4}),
+    "mistral-full": Case("mistral", {**SIZES, "sliding_window": None, "head_dim": 6}),
+    "qwen2": Case("qwen2", SIZES),
+    "qwen2-sliding": Case(
+        "qwen2", {**SIZES, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, layers=(0, 1)
+    ),
+    "qwen3": Case("qwen3", {**SIZES, "head_dim": 6, "attention_bias": True, "rms_norm_eps": 1e-3}),
+    "gemma2": Case(
+        "gemma2", {**SIZES, **SLIDING, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 3.0}, layers=(0, 1)
+    ),
+    "gemma3": Case(
+        "gemma3_text",
+        {
+            **SIZES,
+            **SLIDING,
+            "query_pre_attn_scalar": 5,
+            "sliding_window_pattern": 2,
+            "rope_theta": 900.0,
+            "rope_local_base_freq": 70.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 3.0},
+        },
+        layers=(0, 1),
+    ),
+    "gpt-oss": Case(
+        "gpt_oss",
+        {**SIZES, **SLIDING, **EXPERTS, "num_local_experts": 2, "rope_scaling": {**YARN, "truncate": False}},
+        layers=(0, 1),
+    ),
+    "olmo": Case("olmo", {**SIZES, "attention_bias": True}),
+    "olmo2": Case("olmo2", {**SIZES, "rms_norm_eps": 1e-3}),
+    "olmo3": Case(
+        "olmo3",
+        {**SIZES, "sliding_window": 4, "num_hidden_layers": 4, "rope_theta": 500000.0, "rope_scaling": YARN},
+        layers=(2, 3),
+    ),
+    "bloom": Case(
+        "bloom", {"vocab_size": 11, "hidden_size": 24, "n_layer": 2, "n_head": 6}, (1,), "self_attention", "h"
+    ),
+    "qwen3-next": Case(
+        "qwen3_next",
+        {
+            **SIZES,
+            **EXPERTS,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "attention_bias": True,
+            "num_experts": 2,
+            "moe_intermediate_size": 4,
+            "shared_expert_intermediate_size": 4,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 4,
+            "linear_value_head_dim": 4,
+        },
+        layers=(3,),
+    ),
+}
+
+LAYERS = [(name, layer) for name, case in CASES.items() for layer in case.layers]
+"""(name of a case, index of a layer)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One call of the attention of a layer.
+
+    Attributes:
+        hidden: what goes in, ``(B, T, d)``.
+        output: what comes out, ``(B, T, d)``.
+        positions: the position of each token, ``(B, T)``.
+        mask: which of the tokens so far count, bool ``(B, S)``.
+        rows: which of the tokens at hand count, bool ``(B, T)``; what comes out of the others means nothing.
+    """
+
+    hidden: np.ndarray
+    output: np.ndarray
+    positions: np.ndarray
+    mask: np.ndarray
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Which of the tokens at hand count, bool ``(B, T)``."""
+        return self.mask[:, -self.hidden.shape[1] :]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The attention of one layer of a model.
+
+    Attributes:
+        config: the model's config.json.
+        index: index of the layer.
+        state: its arrays under the names of `transformers`, with their prefix.
+        steps: the calls.
+    """
+
+    config: dict[str, Any]
+    index: int
+    state: dict[str, np.ndarray]
+    steps: tuple[Step, ...]
+
+
+def padding(kind: str, tokens: int) -> np.ndarray:
+    """Return the mask ``(3, tokens)`` of a batch without padding, or with padding on the ``left`` or ``right``."""
+    lengths = {"none": (tokens,) * 3}.get(kind, (tokens, tokens - 3, tokens // 2))
+    mask = np.arange(tokens) < np.array(lengths)[:, None]
+    return mask[:, ::-1] if kind == "left" else mask
+
+
+@functools.cache
+def run(
+    name: str,
+    index: int,
+    *,
+    padded: str = "none",
+    tokens: int = 11,
+    steps: tuple[int, ...] = (),
+    start: int = 0,
+    dtype: str = "float64",
+    seed: int = 0,
+) -> Layer:
+    """Run a model and return what the attention of a layer did.
+
+    Args:
+        name: a key of `CASES`.
+        index: the layer.
+        padded: ``none``, ``left`` or ``right``.
+        tokens: length of the sequences.
+        steps: tokens of each call with a cache; none is one call without.
+        start: position of the first token.
+        dtype: ``float64`` is lifted; any other is what `transformers` makes of it.
+        seed: of weights and inputs.
+    """
+    case = CASES[name]
+    with lifted() if dtype == "float64" else contextlib.nullcontext(), torch.no_grad():
+        generator = torch.Generator().manual_seed(seed)
+        config, model = build(case, dtype, generator)
+        width = config.hidden_size
+        embeddings = torch.randn(3, tokens, width, generator=generator).to(getattr(torch, dtype))
+        mask = torch.from_numpy(padding(padded, tokens).copy())
+        positions = (mask.cumsum(-1) - 1).clamp(min=0) + start
+        calls: list[tuple[torch.Tensor, torch.Tensor]] = []
+        layer = model.get_submodule(case.layers_at)[index].get_submodule(case.attention)
+        layer.register_forward_hook(functools.partial(_write_down, calls), with_kwargs=True)
+        cache = transformers.DynamicCache(config=config) if steps else None
+        found, stop = [], 0
+        for count in steps or (tokens,):
+            begin, stop = stop, stop + count
+            at = {} if name == "bloom" else {"position_ids": positions[:, begin:stop]}
+            model(
+                inputs_embeds=embeddings[:, begin:stop],
+                attention_mask=mask[:, :stop].long(),
+                past_key_values=cache,
+                use_cache=cache is not None,
+                **at,
+            )
+            hidden, output = map(to_numpy, calls[-1])
+            found.append(Step(hidden, output, positions[:, begin:stop].numpy(), mask[:, :stop].numpy()))
+    prefix = f"model.{case.layers_at}.{index}.{case.attention}."
+    state = {prefix + key: to_numpy(tensor) for key, tensor in layer.state_dict().items()}
+    return Layer(json.loads(config.to_json_string()), index, state, tuple(found))
+
+
+def build(case: Case, dtype: str, generator: torch.Generator) -> tuple[Any, torch.nn.Module]:
+    """Return the config and the model of a case with weights that hide nothing: no zeros, no ones."""
+    config = transformers.AutoConfig.for_model(case.model_type, **case.sizes, attn_implementation="eager")
+    model = transformers.AutoModel.from_config(config).eval().to(getattr(torch, dtype))
+    for parameter in model.parameters():
+        spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.5
+        parameter.copy_(spread * torch.randn(parameter.shape, generator=generator) + 0.1)
+    return config, model
+
+
+def _write_down(calls: list[Any], module: Any, args: Any, kwargs: Any, output: Any) -> None:
+    hidden = args[0] if args else kwargs["hidden_states"]
+    residual = args[1] if len(args) > 1 and type(module).__name__ == "BloomAttention" else 0.0
+    calls.append((hidden.clone(), output[0] - residual))
