@@ -181,6 +181,105 @@ def check_implementation(name: str | None, known: Sequence[str]) -> None:
         raise ValueError(f"implementation ({name!r}) must be one of {', '.join(map(repr, known))} or None")
 
 
+def check_cache_sizes(batch_size: int, capacity: int, rolling: int | None = None) -> int:
+    """Check the sizes of a new cache, and return how many slots it needs.
+
+    Raises:
+        TypeError: one is no integer.
+        ValueError: one is below 1.
+    """
+    sizes = {"batch_size": batch_size, "capacity": capacity} | ({} if rolling is None else {"rolling": rolling})
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not hasattr(size, "__index__"):
+            raise TypeError(f"{name} must be an integer, got {type(size).__name__}")
+        if size < 1:
+            raise ValueError(f"{name} ({size}) must be at least 1")
+    return capacity if rolling is None else min(capacity, rolling)
+
+
+def check_cached(cache: Shape, new: Shape) -> None:
+    """Check new keys or values against those in a cache, ``(B, S, K, D)``: all but their number must be the same.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if len(new) != 4 or new[0] != cache[0]:
+        raise ValueError(f"batch of x ({new[0]}) must be the batch of the cache ({cache[0]})")
+    if new[2:] != cache[2:]:
+        raise ValueError(f"new keys or values {_show(new)} must have the heads and widths of the cache {_show(cache)}")
+
+
+def check_room(length: int, tokens: int, capacity: int) -> None:
+    """Check that a cache of `length` tokens takes new ones.
+
+    Raises:
+        ValueError: more than the capacity in all.
+    """
+    if length + tokens > capacity:
+        raise ValueError(
+            f"tokens in the cache ({int(length)}) and new ones ({int(tokens)}) must be at most capacity ({capacity})"
+        )
+
+
+def check_mask_of_cache(shape: Shape, dtype: str, rows: int, length: int | None, capacity: int) -> None:
+    """Check a ``(B, S)`` mask that hides padding in a cache; `length` counts the new tokens, None if it is not known.
+
+    Raises:
+        TypeError: `dtype` is not bool.
+        ValueError: it is not about as many tokens as there are so far, or as there can be.
+    """
+    if dtype != "bool":
+        raise TypeError(f"attention mask must have dtype bool (True = may be attended), got {dtype}")
+    if shape[0] not in (1, rows) or shape[1] > capacity or (length is not None and shape[1] not in (length, capacity)):
+        so_far = "" if length is None else f"tokens so far, cached and new ({length}), or "
+        raise ValueError(
+            f"2-D attention mask {_show(shape)} must be (B, S) with B = {rows} and S the {so_far}capacity ({capacity})"
+        )
+
+
+def check_trim(length: int, tokens: int, slots: int, rolling: bool) -> None:
+    """Check the number of tokens that a cache of `tokens` is to go back to.
+
+    Raises:
+        TypeError: `length` is no integer.
+        ValueError: it is below 0 or above `tokens`, or a rolling cache has written over what came before.
+    """
+    if isinstance(length, bool) or not hasattr(length, "__index__"):
+        raise TypeError(f"length must be an integer, got {type(length).__name__}")
+    if not 0 <= length <= tokens:
+        raise ValueError(f"length ({length}) must be at least 0 and at most the tokens in the cache ({tokens})")
+    if rolling and tokens > slots and length not in (0, tokens):
+        raise ValueError(
+            f"length ({length}) must be 0 or {tokens}: the rolling cache keeps the last {slots} tokens only"
+        )
+
+
+def check_reorder(shape: Shape, dtype: str, rows: int) -> None:
+    """Check the indices of the rows that a cache is to take.
+
+    Raises:
+        TypeError: `dtype` is not an integer one.
+        ValueError: not one index per row.
+    """
+    if not dtype.startswith(("int", "uint")):
+        raise TypeError(f"indices must have an integer dtype, got {dtype}")
+    if shape != (rows,):
+        raise ValueError(f"indices must have shape (B,) = ({rows},), got {_show(shape)}")
+
+
+def check_positions(shape: Shape, dtype: str, batch: int, tokens: int) -> None:
+    """Check the positions of tokens: integers ``(T,)`` or ``(B, T)``.
+
+    Raises:
+        TypeError: `dtype` is not an integer one.
+        ValueError: another shape.
+    """
+    if not dtype.startswith(("int", "uint")):
+        raise TypeError(f"positions must have an integer dtype, got {dtype}")
+    if len(shape) not in (1, 2) or not _broadcasts(shape, (batch, tokens)) or shape[-1] != tokens:
+        raise ValueError(f"positions must have shape (T,) or (B, T) = {_show((batch, tokens))}, got {_show(shape)}")
+
+
 def _broadcasts(shape: Shape, target: Shape) -> bool:
     if len(shape) > len(target):
         return False

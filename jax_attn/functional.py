@@ -186,6 +186,18 @@ def as_given(
     return context if weights is None else (context, weights)
 
 
+def wide_dtype(x: Float[Array, "..."]) -> Any:
+    """Return the dtype of what rounds too much in 16 bits, such as rotary tables: float32, float64 for float64."""
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def with_cache(result: Any, cache: Any) -> Any:
+    """Return the result of a module, or all of them, and then its cache, if there is one."""
+    if cache is None:
+        return result
+    return (*result, cache) if isinstance(result, tuple) else (result, cache)
+
+
 def dropout_arguments(dropout: nnx.Dropout) -> dict[str, Any]:
     """Return the arguments of `dot_product_attention` that a dropout layer stands for: nothing in eval mode."""
     return {} if dropout.deterministic else {"dropout": dropout.rate, "rng": dropout.rngs}

@@ -201,6 +201,18 @@ def as_given(
     return context if weights is None else (context, weights)
 
 
+def wide_dtype(x: Float[Tensor, "..."]) -> torch.dtype:
+    """Return the dtype of what rounds too much in 16 bits, such as rotary tables: float32, float64 for float64."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def with_cache(result: Any, cache: Any) -> Any:
+    """Return the result of a module, or all of them, and then its cache, if there is one."""
+    if cache is None:
+        return result
+    return (*result, cache) if isinstance(result, tuple) else (result, cache)
+
+
 def dropout_arguments(dropout: nn.Dropout) -> dict[str, Any]:
     """Return the arguments of `dot_product_attention` that a dropout layer stands for: nothing in eval mode."""
     return {"dropout": dropout.p, "rng": getattr(dropout, "rngs", None)} if dropout.training else {}

@@ -18,12 +18,15 @@ from . import (
 from .base import Config, Parameter, Variant
 from .bert_encoder import BertEncoderConfig
 from .causal_attention import CausalAttentionConfig
+from .cross_attention import CrossAttentionConfig
+from .differential_attention import DifferentialAttentionConfig
 from .gated_delta_net import GatedDeltaNetConfig
 from .gpt_model import GPTModelConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from .layer_norm import LayerNormConfig
 from .multi_head_attention import MultiHeadAttentionConfig
 from .multi_head_attention_wrapper import MultiHeadAttentionWrapperConfig
+from .multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from .position import Alibi, LinearScaling, Llama3Scaling, NTKScaling, Rotary, Scaling, YaRNScaling
 from .rms_norm import RMSNormConfig
 from .self_attention_v1 import SelfAttentionV1Config
@@ -36,6 +39,8 @@ __all__ = [
     "BertEncoderConfig",
     "CausalAttentionConfig",
     "Config",
+    "CrossAttentionConfig",
+    "DifferentialAttentionConfig",
     "GPTModelConfig",
     "GatedDeltaNetConfig",
     "GroupedQueryAttentionConfig",
@@ -44,6 +49,7 @@ __all__ = [
     "Llama3Scaling",
     "MultiHeadAttentionConfig",
     "MultiHeadAttentionWrapperConfig",
+    "MultiHeadLatentAttentionConfig",
     "NTKScaling",
     "Parameter",
     "QKNorm",

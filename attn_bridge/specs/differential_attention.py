@@ -1,0 +1,109 @@
+"""Differential attention: one softmax minus a part of another (Ye et al., arXiv 2410.05258), as DiffLlama runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ..masks import Mask, causal
+from ..validation import check_number
+from .base import Config, Parameter, Variant, linear, vector
+from .position import Rotary
+
+LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+"""The vectors that the factor of the second softmax is made of."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DifferentialAttentionConfig(Config):
+    """Sizes, biases, and where the factor of the second softmax starts.
+
+    Head ``i`` of the first half of the heads and the same of the second half are a pair.
+
+    Attributes:
+        d_in: width of the input.
+        num_heads: query heads, of both halves together.
+        num_kv_heads: key/value heads, of both halves together, even and a divisor of `num_heads`, which is the default.
+        head_dim: width of a head; ``d_in // num_heads`` by default.
+        d_out: width of the output; `d_in` by default.
+        qkv_bias: whether query, key and value have biases.
+        out_bias: whether the output projection has one.
+        position: `Rotary`, or None where positions come with the input.
+        mask: who attends to whom; counts slots, the places of the tokens in the sequence, padding included.
+        lambda_init: what the factor of the second softmax starts from, below 1; see `lambda_of_layer`.
+        norm_eps: constant that the norm of a pair adds to the mean square.
+        scale: factor of the scores; ``head_dim ** -0.5`` by default.
+    """
+
+    d_in: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    d_out: int | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    position: Rotary | None = None
+    mask: Mask = dataclasses.field(default_factory=causal)
+    lambda_init: float = 0.8
+    norm_eps: float = 1e-5
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        self._require_positive_ints("d_in", "num_heads")
+        if self.head_dim is None:
+            self._require_multiple("d_in", "num_heads")
+        self._resolve("num_kv_heads", self.num_heads)
+        self._resolve("head_dim", self.d_in // self.num_heads)
+        self._resolve("d_out", self.d_in)
+        self._require_positive_ints("num_kv_heads", "head_dim", "d_out")
+        self._require_multiple("num_heads", "num_kv_heads")
+        _, key_width, head_dim, _ = self._sizes
+        if key_width // head_dim % 2:
+            raise ValueError(f"num_kv_heads ({self.num_kv_heads}) must be even")
+        self._require_bools("qkv_bias", "out_bias")
+        if not isinstance(self.position, Rotary | None):
+            raise TypeError(f"position must be a Rotary or None, got {type(self.position).__name__}")
+        if not isinstance(self.mask, Mask):
+            raise TypeError(f"mask must be a Mask, got {type(self.mask).__name__}")
+        if self.position is not None:
+            self.position.width(head_dim)
+        self._resolve("scale", head_dim**-0.5)
+        for name in ("scale", "norm_eps"):
+            value = getattr(self, name)
+            check_number(name, value)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} ({value}) must be positive and finite")
+            object.__setattr__(self, name, float(value))
+        check_number("lambda_init", self.lambda_init)
+        if not -math.inf < self.lambda_init < 1:
+            raise ValueError(f"lambda_init ({self.lambda_init}) must be finite and below 1")
+        object.__setattr__(self, "lambda_init", float(self.lambda_init))
+
+    @staticmethod
+    def lambda_of_layer(layer: int) -> float:
+        """Return the paper's `lambda_init` of a layer, counted from 0: 0.2 for the first, nearly 0.8 for late ones."""
+        return 0.8 - 0.6 * math.exp(-0.3 * layer)
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        """Widths of all query heads and all key/value heads, of one head, and of the output."""
+        kv_heads, head_dim, d_out = self.num_kv_heads, self.head_dim, self.d_out
+        assert kv_heads is not None, "resolved in __post_init__"
+        assert head_dim is not None, "likewise"
+        assert d_out is not None, "likewise"
+        return self.num_heads * head_dim, kv_heads * head_dim, head_dim, d_out
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Three projections, the output projection, and the four vectors of the factor."""
+        query_width, key_width, head_dim, d_out = self._sizes
+        return (
+            *linear("W_query", self.d_in, query_width, bias=self.qkv_bias),
+            *linear("W_key", self.d_in, key_width, bias=self.qkv_bias),
+            *linear("W_value", self.d_in, key_width, bias=self.qkv_bias),
+            *linear("out_proj", query_width, d_out, bias=self.out_bias),
+            *(vector(name, head_dim) for name in LAMBDAS),
+        )
+
+
+VARIANT = Variant("DifferentialAttention", "differential_attention", DifferentialAttentionConfig, group="modern")

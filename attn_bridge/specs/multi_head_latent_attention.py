@@ -1,0 +1,123 @@
+"""Attention whose keys and values are made of one small latent per token (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+A cache then holds that latent and one key with a rotary position, which all heads share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ..masks import Mask, causal
+from ..validation import check_number
+from .base import Config, Parameter, Variant, linear
+from .model import below
+from .position import Rotary, YaRNScaling
+from .rms_norm import RMSNormConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiHeadLatentAttentionConfig(Config):
+    """Sizes of the latents and of the two parts of a head, and biases.
+
+    Attributes:
+        d_in: width of the input.
+        num_heads: number of heads.
+        latent_dim: width of the latent of keys and values.
+        nope_dim: channels of a head's query and key without position, which come from the latents.
+        rope_dim: channels of a head's query and of the shared key that have the position.
+        value_dim: channels of a head's value.
+        query_dim: width of the latent of queries; None makes them of the input itself.
+        d_out: width of the output; `d_in` by default.
+        bias: whether the projections of the input and the one to the output have biases.
+        position: `Rotary` of the `rope_dim` channels, or None where positions come with the input (Kimi Linear).
+        mask: who attends to whom; counts slots, the places of the tokens in the sequence, padding included.
+        scale: factor of the scores; by default ``(nope_dim + rope_dim) ** -0.5``, with YaRN times the square of
+            ``0.1 * mscale_all_dim * log(factor) + 1``.
+        norm_eps: constant that the norms of the latents add to the mean square.
+        dropout: rate at which attention weights are dropped in training.
+    """
+
+    d_in: int
+    num_heads: int
+    latent_dim: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    query_dim: int | None = None
+    d_out: int | None = None
+    bias: bool = False
+    position: Rotary | None = dataclasses.field(default_factory=lambda: Rotary(pairing="interleaved"))
+    mask: Mask = dataclasses.field(default_factory=causal)
+    scale: float | None = None
+    norm_eps: float = 1e-6
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._require_positive_ints("d_in", "num_heads", "latent_dim", "nope_dim", "rope_dim", "value_dim")
+        self._resolve("d_out", self.d_in)
+        self._require_positive_ints("d_out", *(() if self.query_dim is None else ("query_dim",)))
+        self._require_bools("bias")
+        self._require_rates("dropout")
+        if not isinstance(self.position, Rotary | None):
+            raise TypeError(f"position must be a Rotary or None, got {type(self.position).__name__}")
+        if not isinstance(self.mask, Mask):
+            raise TypeError(f"mask must be a Mask, got {type(self.mask).__name__}")
+        if self.position is not None and self.position.width(self.rope_dim) != self.rope_dim:
+            raise ValueError(f"dim of Rotary ({self.position.dim}) must be rope_dim ({self.rope_dim})")
+        self._resolve("scale", self._default_scale)
+        check_number("scale", self.scale)
+        if self.scale is None or not 0 < self.scale < math.inf:
+            raise ValueError(f"scale ({self.scale}) must be positive and finite")
+        object.__setattr__(self, "scale", float(self.scale))
+        check_number("norm_eps", self.norm_eps)
+        if not 0 < self.norm_eps < math.inf:
+            raise ValueError(f"norm_eps ({self.norm_eps}) must be positive and finite")
+        object.__setattr__(self, "norm_eps", float(self.norm_eps))
+
+    @property
+    def _default_scale(self) -> float:
+        scaling = None if self.position is None else self.position.scaling
+        magnitude = 1.0
+        if isinstance(scaling, YaRNScaling) and scaling.mscale_all_dim:
+            magnitude = scaling.magnitude(scaling.mscale_all_dim)
+        return float((self.nope_dim + self.rope_dim) ** -0.5) * magnitude * magnitude
+
+    @property
+    def latent_norm(self) -> RMSNormConfig:
+        """Config of the norm of the latent of keys and values."""
+        return RMSNormConfig(self.latent_dim, self.norm_eps)
+
+    @property
+    def query_norm(self) -> RMSNormConfig | None:
+        """Config of the norm of the latent of queries; None where there is none."""
+        return None if self.query_dim is None else RMSNormConfig(self.query_dim, self.norm_eps)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Queries, by a latent or not; the latent of keys and values and the shared key; what is made of it; output."""
+        d_in, heads, bias = self.d_in, self.num_heads, self.bias
+        assert self.d_out is not None, "resolved in __post_init__"
+        query_latent: tuple[Parameter, ...] = ()
+        if self.query_norm is not None:
+            width = self.query_norm.emb_dim
+            query_latent = (
+                *linear("W_query_latent", d_in, width, bias=bias),
+                *below("query_norm", self.query_norm.parameters),
+            )
+        source = d_in if self.query_dim is None else self.query_dim
+        return (
+            *query_latent,
+            *linear("W_query", source, heads * (self.nope_dim + self.rope_dim), bias=False),
+            *linear("W_latent", d_in, self.latent_dim, bias=bias),
+            *linear("W_key_rope", d_in, self.rope_dim, bias=bias),
+            *below("latent_norm", self.latent_norm.parameters),
+            *linear("W_key", self.latent_dim, heads * self.nope_dim, bias=False),
+            *linear("W_value", self.latent_dim, heads * self.value_dim, bias=False),
+            *linear("out_proj", heads * self.value_dim, self.d_out, bias=bias),
+        )
+
+
+VARIANT = Variant(
+    "MultiHeadLatentAttention", "multi_head_latent_attention", MultiHeadLatentAttentionConfig, group="modern"
+)
