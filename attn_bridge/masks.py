@@ -106,6 +106,13 @@ class Mask:
         """
         return _Offset(self, _integer("n", n), _integer("keys", keys))
 
+    def picked(self, keys: Any) -> Mask:
+        """Return this mask with the columns of its bool arrays picked: those of the keys at these positions ``(S,)``.
+
+        Its ``allowed(query_positions, keys)`` then is about these keys, in any order.
+        """
+        return self
+
     def restrict(self, other: Any) -> Mask:
         """Return this mask and `other` (a mask or a bool array) together; None restricts nothing.
 
@@ -246,8 +253,14 @@ class ArrayMask(_OfArrays):
 
     def offset(self, n: int, *, keys: int = 0) -> Mask:
         """Return the mask itself, without its first `keys` columns: its rows are the queries at hand."""
-        whole = keys == 0 or self.array.ndim == 0 or self.array.shape[-1] == 1
-        return self if whole else ArrayMask(self.array[..., keys:])
+        return self if keys == 0 or self._is_one_column() else ArrayMask(self.array[..., keys:])
+
+    def picked(self, keys: Any) -> Mask:
+        """Return the mask of the columns of these keys."""
+        return self if self._is_one_column() else ArrayMask(self.array[..., keys])
+
+    def _is_one_column(self) -> bool:
+        return bool(self.array.ndim == 0 or self.array.shape[-1] == 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,6 +361,9 @@ class _Combined(Mask):
 
     def offset(self, n: int, *, keys: int = 0) -> Mask:
         return type(self)(tuple(part.offset(n, keys=keys) for part in self.parts))
+
+    def picked(self, keys: Any) -> Mask:
+        return type(self)(tuple(part.picked(keys) for part in self.parts))
 
     @staticmethod
     def _combine(one: Any, two: Any) -> Any:
