@@ -16,6 +16,7 @@ from flax import nnx
 from jax import Array
 
 import jax_attn
+from attn_bridge.masks import Mask
 from attn_bridge.specs import Config, Variant
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -90,6 +91,14 @@ def build(variant: Variant, arguments: Mapping[str, Any], dtype: str) -> nnx.Mod
 def build_blank(name: str, config: Config, dtype: str) -> nnx.Module:
     """Return a module of ours in eval mode whose parameters have memory, but no numbers yet; nothing is drawn."""
     return _blanked(name, dtype, config=config)
+
+
+def attention_runner(mask: Mask, **options: Any) -> Runner:
+    """Return a runner of `functional.dot_product_attention` with constant `mask` and `options`, and arrays as inputs.
+
+    Its inputs are ``query key value`` and, as they are given, ``bias sinks padding`` (bool, ``(B, S)``).
+    """
+    return Runner(_AttentionModule(mask, **options), mode="jit")
 
 
 @contextlib.contextmanager
@@ -172,6 +181,17 @@ class _FunctionModule(nnx.Module):
 
     def __call__(self, **arguments: Any) -> Any:
         return getattr(jax_attn, self.name)(**arguments)
+
+
+class _AttentionModule(nnx.Module):
+    """`functional.dot_product_attention` as a module without parameters."""
+
+    def __init__(self, mask: Mask, **options: Any):
+        self.mask, self.options = nnx.static(mask), nnx.static(options)
+
+    def __call__(self, query: Any, key: Any, value: Any, padding: Any = None, **operands: Any) -> Any:
+        mask = self.mask.restrict(padding)
+        return jax_attn.functional.dot_product_attention(query, key, value, mask=mask, **operands, **self.options)
 
 
 def _blanked(name: str, dtype: str, **arguments: Any) -> nnx.Module:

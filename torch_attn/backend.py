@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_attn
+from attn_bridge.masks import Mask
 from attn_bridge.specs import Config, Variant
 
 from .functional import dtype_name
@@ -133,6 +134,14 @@ def build_blank(name: str, config: Config, dtype: str) -> nn.Module:
     return module.to_empty(device=torch.get_default_device()).eval()
 
 
+def attention_runner(mask: Mask, **options: Any) -> Runner:
+    """Return a runner of `functional.dot_product_attention` with constant `mask` and `options`, and arrays as inputs.
+
+    Its inputs are ``query key value`` and, as they are given, ``bias sinks padding`` (bool, ``(B, S)``).
+    """
+    return Runner(_AttentionModule(mask, **options))
+
+
 def precision(dtype: str) -> contextlib.AbstractContextManager[Any]:
     """Return the context in which arrays of `dtype` may be made and used; torch needs none."""
     del dtype
@@ -216,6 +225,18 @@ class _FunctionModule(nn.Module):
 
     def forward(self, **arguments: Any) -> Any:
         return getattr(torch_attn, self.name)(**arguments)
+
+
+class _AttentionModule(nn.Module):
+    """`functional.dot_product_attention` as a module without parameters."""
+
+    def __init__(self, mask: Mask, **options: Any):
+        super().__init__()
+        self.mask, self.options = mask, options
+
+    def forward(self, query: Any, key: Any, value: Any, padding: Any = None, **operands: Any) -> Any:
+        mask = self.mask.restrict(padding)
+        return torch_attn.functional.dot_product_attention(query, key, value, mask=mask, **operands, **self.options)
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -11,8 +11,8 @@ import typer
 from ..specs import VARIANTS
 from .output import check_writable, progress, write_json
 
-NAMES = ", ".join(variant.name for variant in VARIANTS)
-CASE_NAMES = "odd-sizes, large-scores, one-head, one-token"
+NAMES = ", ".join([*(variant.name for variant in VARIANTS), "dot_product_attention"])
+CASE_NAMES = "odd-sizes, large-scores, one-head, one-token; of dot_product_attention grouped, windowed, capped"
 
 
 def check(

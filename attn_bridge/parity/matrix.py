@@ -15,6 +15,7 @@ import numpy as np
 
 from .. import backends
 from ..specs import VARIANTS, Variant, find_variant
+from . import kernels
 from .cases import CASES, DTYPES, IN_MODE, MODES, Arrays, Case, Numbers, draw, draw_cotangents
 from .check_report import Cell, CheckReport, environment
 from .judge import MEANING_LIMIT, decide, measure, sum_floor
@@ -136,7 +137,7 @@ def check(
     """Run the parity matrix on this machine.
 
     Args:
-        variants: class names (or aliases) to check; empty = all.
+        variants: class names (or aliases) to check, and ``dot_product_attention`` for its implementations; empty = all.
         cases: names of cases; empty = all.
         dtypes: names of precisions to run in every case; empty = those that each case names. float64 always runs, as
             the proof of the meaning.
@@ -159,20 +160,27 @@ def check(
     wanted = tuple(dtype for dtype in DTYPES if dtype == "float64" or dtype in wanted)
     if seeds < 1:
         raise ValueError(f"seeds ({seeds}) must be at least 1")
+    variants = tuple(variants)
+    kernel_cases: tuple[str, ...] = ()
     if subjects is not None:
         chosen = _choose("case", cases, tuple(subject.case.name for subject in subjects))
         subjects = [subject for subject in subjects if subject.case.name in chosen]
     else:
-        names = [find_variant(name).name for name in variants] or [variant.name for variant in VARIANTS]
+        names = [find_variant(name).name for name in variants if name != kernels.NAME]
+        names = names if variants else [variant.name for variant in VARIANTS]
         by_name = {case.name: case for case in CASES}
-        chosen = _choose("case", cases, tuple(by_name))
+        of_kernels = tuple(case.name for case in kernels.CASES)
+        chosen = _choose("case", cases, (*by_name, *of_kernels))
+        if not variants or kernels.NAME in variants:
+            kernel_cases = tuple(name for name in chosen if name in of_kernels)
+        chosen = tuple(name for name in chosen if name in by_name)
         subjects = [Subject(variant, by_name[case]) for variant in VARIANTS if variant.name in names for case in chosen]
     for framework in FRAMEWORKS:
         backends.load(framework)
     importlib.import_module("parity_tests.reference")
     cells: list[Cell] = []
     done = 0
-    total = len(subjects)
+    total = len(subjects) + len(kernel_cases)
     stop = threading.Event()
     with ThreadPoolExecutor(1) as torch_pool, ThreadPoolExecutor(1) as flax_pool:
         pools: dict[str, ThreadPoolExecutor] = {"torch": torch_pool, "flax": flax_pool}
@@ -203,6 +211,11 @@ def check(
                     progress(f"{subject.variant.name} {subject.case.name}", done, total)
         finally:
             stop.set()
+    for name in kernel_cases:
+        cells.extend(kernels.check_kernels(name, dtypes=wanted, everywhere=everywhere, seeds=seeds))
+        done += 1
+        if progress:
+            progress(f"{kernels.NAME} {name}", done, total)
     return CheckReport(tuple(cells), environment(), seeds, time.perf_counter() - start)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+import jax_attn
 import torch_attn
 from attn_bridge.cli.app import run
 from attn_bridge.parity import check
@@ -19,8 +23,12 @@ from .faults import FAULTS
 def test_all_variants_are_equal_in_float64_in_every_case():
     report = check(dtypes=["float64"], seeds=3)
     assert report.passed, [cell.explain() for cell in report.failures]
-    assert {cell.variant for cell in report.cells} == {variant.name for variant in VARIANTS}
-    assert {cell.case for cell in report.cells} == {case.name for case in CASES}
+    rows = {cell.variant for cell in report.cells}
+    assert {row for row in rows if ":" not in row} == {variant.name for variant in VARIANTS}
+    here = {name for library in (torch_attn, jax_attn) for name in library.functional.IMPLEMENTATIONS}
+    here -= {"cudnn", "tpu_flash", "flex"} if jax.default_backend() == "cpu" else set()
+    assert {row.removeprefix("dot_product_attention: ") for row in rows if ":" in row} >= here
+    assert {case.name for case in CASES} | {"grouped", "windowed", "capped"} == {cell.case for cell in report.cells}
     compared = {tensor.name for cell in report.cells if cell.variant == "MultiHeadAttention" for tensor in cell.tensors}
     assert {"output", "weights", "grad x", "grad W_key.bias", "grad out_proj.weight"} <= compared
     assert max(tensor.relative for cell in report.cells for tensor in cell.tensors) <= 1e-12
@@ -40,6 +48,39 @@ def test_low_precisions_raise_no_false_alarm_on_many_seeds(first_seed, monkeypat
     assert report.passed, [cell.explain() for cell in report.failures]
     assert {"float32", "bfloat16", "float16"} <= {cell.dtype for cell in report.cells}
     assert {"torch inductor vs flax float64", "flax eager vs torch float64"} <= {cell.what for cell in report.cells}
+
+
+def a_gradient_too_large(framework: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Spoil the gradient of the value alone, in the implementation that is fastest here."""
+    if framework == "torch":
+        right = torch_attn.implementations.sdpa.attend
+
+        def spoilt(call: Any) -> Any:
+            call = dataclasses.replace(call, value=1.01 * call.value - 0.01 * call.value.detach())
+            return right(call)
+
+        monkeypatch.setattr(torch_attn.implementations.sdpa, "attend", spoilt)
+        return "sdpa"
+    backward = jax_attn.implementations.blocked._backward
+
+    def spoilt_backward(*arguments: Any) -> Any:
+        d_query, d_key, d_value, *others = backward(*arguments)
+        return d_query, d_key, 1.01 * d_value, *others
+
+    monkeypatch.setattr(jax_attn.implementations.blocked, "_backward", spoilt_backward)
+    jax.clear_caches()
+    return "blocked"
+
+
+@pytest.mark.parametrize("framework", ["torch", "flax"])
+def test_a_fast_wrong_answer_does_not_win(framework, monkeypatch):
+    name = a_gradient_too_large(framework, monkeypatch)
+    report = check(["dot_product_attention"], cases=["grouped"], seeds=1)
+    jax.clear_caches()
+    assert {cell.what.split()[1] for cell in report.failures} == {name}
+    assert {cell.verdict for cell in report.failures} == {"different"}
+    named = {one.name for cell in report.failures for one in cell.tensors if one.verdict != "equal"}
+    assert named == {"grad value"}
 
 
 @pytest.mark.parametrize("framework", ["torch", "flax"])
