@@ -60,6 +60,16 @@ def check_context(shape: Shape, dtype: str, x_shape: Shape, *, d_context: int) -
         raise ValueError(f"batch of context ({shape[0]}) must be the batch of x ({x_shape[0]})")
 
 
+def check_has_context(has_context: bool) -> None:
+    """Check that a cross attention that is given no context finds one in its cache.
+
+    Raises:
+        ValueError: it doesn't.
+    """
+    if not has_context:
+        raise ValueError("context must be given, or a cache that holds one")
+
+
 def check_features(shape: Shape, dtype: str, emb_dim: int) -> None:
     """Check the input ``x`` of a normalisation layer: ``(..., emb_dim)``, floating point.
 

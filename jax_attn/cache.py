@@ -18,7 +18,7 @@ from jax import Array, lax
 from jaxtyping import Bool, Float, Int
 
 from attn_bridge import validation
-from attn_bridge.masks import ArrayMask, Mask, as_mask, causal
+from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full
 
 from . import functional
 
@@ -137,6 +137,7 @@ class KeyValueCache:
         key, value = key.astype(self.key.dtype), value.astype(self.value.dtype)
         first, tokens = self.length, key.shape[1]
         if isinstance(first, jax.core.Tracer):
+            validation.check_room(0, tokens, self.capacity)
             key, value = self._check_room(key, value)
         else:
             validation.check_room(int(first), tokens, self.capacity)
@@ -228,6 +229,30 @@ class KeyValueCache:
         # Several new tokens may need what they write over.
         seen = [jnp.concatenate([one, part], 1) for one, part in zip(held, new, strict=True)]
         return cache, _masked_view(*seen, first, tokens, jnp.concatenate([old_numbers, new_numbers]), mask)
+
+    def look(self, *, attention_mask: Mask | Bool[Array, "..."] | None = None) -> tuple[KeyValueCache, View]:
+        """Return the cache, and what queries attend to that are no tokens of it, as in cross attention: all of it.
+
+        Args:
+            attention_mask: as `append` takes it.
+
+        Raises:
+            ValueError: a cache without tokens, or a mask that does not fit. A jit knows the former when it runs.
+        """
+        if isinstance(self.length, jax.core.Tracer):
+            refuse = functools.partial(jax.debug.callback, validation.check_has_context, False)
+            lax.cond(self.length > 0, lambda: None, refuse)
+        else:
+            validation.check_has_context(int(self.length) > 0)
+        hidden, mask = self._split(full(), attention_mask, 0)
+        cache, held = self, (self.key, self.value, self.positions)
+        if hidden is not None:
+            hidden = jnp.broadcast_to(hidden, (self.visible.shape[0], hidden.shape[1]))
+            cache = dataclasses.replace(self, visible=lax.dynamic_update_slice_in_dim(self.visible, hidden, 0, 1))
+        visible = cache.visible & (jnp.arange(self.visible.shape[1]) < self.length)
+        if not isinstance(self.length, jax.core.Tracer):
+            *held, visible = (one[:, : int(self.length)] for one in (*held, visible))
+        return cache, View(held[0], held[1], mask.restrict(visible), held[2])
 
     def trim(self, length: int) -> KeyValueCache:
         """Forget all tokens but the first `length`.

@@ -42,6 +42,11 @@ def draw_uniform(
     return jax.random.uniform(key, shape, dtype, minval, maxval)
 
 
+def draw_normal(key: Array | TorchRngs, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Draw from N(0, 1) with a key of JAX or with torch's generator."""
+    return key.normal(shape, dtype) if isinstance(key, TorchRngs) else jax.random.normal(key, shape, dtype)
+
+
 class Linear(nnx.Linear):
     """`nnx.Linear` with the initial distribution of `torch.nn.Linear`: U(-1/sqrt(d_in), 1/sqrt(d_in)), bias included.
 

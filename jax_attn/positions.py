@@ -13,26 +13,7 @@ from einops import rearrange
 from jax import Array
 from jaxtyping import Float, Int
 
-from attn_bridge import validation
 from attn_bridge.specs import Alibi, NTKScaling, Rotary
-
-from . import functional
-
-
-def positions_of(
-    x: Float[Array, "B T D"], positions: Int[Array, "... T"] | None, cache: Any = None
-) -> Int[Array, "... T"]:
-    """Return the positions of tokens: those that were given, or else their numbers, counted from those in the cache.
-
-    Raises:
-        TypeError: `positions` are no integers.
-        ValueError: they are neither ``(T,)`` nor ``(B, T)``.
-    """
-    batch, tokens = x.shape[:2]
-    if positions is None:
-        return jnp.arange(tokens) + (0 if cache is None else cache.length)
-    validation.check_positions(jnp.shape(positions), functional.dtype_name(positions), batch, tokens)
-    return jnp.asarray(positions)
 
 
 def rotary_tables(

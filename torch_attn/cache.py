@@ -16,7 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attn_bridge import validation
-from attn_bridge.masks import Mask, causal
+from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full
+
+from . import functional
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -214,6 +216,25 @@ class KeyValueCache:
         numbers = last - (last - torch.arange(min(last + 1, slots), device=self.key.device)) % slots
         query = torch.full((1, 1), last, device=self.key.device)
         return as_mask(mask.picked(numbers).allowed(query, numbers[None]))
+
+    def look(self, *, attention_mask: Mask | Bool[Tensor, "..."] | None = None) -> tuple[KeyValueCache, View]:
+        """Return the cache, and what queries attend to that are no tokens of it, as in cross attention: all of it.
+
+        Args:
+            attention_mask: as `append` takes it.
+
+        Raises:
+            ValueError: a cache without tokens, or a mask that does not fit.
+        """
+        validation.check_has_context(self.length > 0)
+        hidden, mask = self._split(full(), attention_mask, self.length)
+        if hidden is not None:
+            self.visible[:, : hidden.shape[1]] = hidden
+        self._advance(self.length, hidden is not None)
+        seen = slice(0, self.length)
+        if self.padded:
+            mask = mask.restrict(self.visible[:, seen])
+        return self, View(self.key[:, seen], self.value[:, seen], mask, self.positions[:, seen])
 
     def trim(self, length: int) -> KeyValueCache:
         """Forget all tokens but the first `length`.

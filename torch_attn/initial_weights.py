@@ -45,3 +45,11 @@ def uniform(shape: tuple[int, ...], *, rngs: JaxRngs | None = None, device: Any 
         return torch.rand(shape, device=device, dtype=dtype)
     drawn = rngs.params.uniform(shape, dtype=dtype or torch.get_default_dtype())
     return drawn.to(torch.get_default_device() if device is None else device)
+
+
+def normal(shape: tuple[int, ...], *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None) -> Tensor:
+    """Return a tensor of `shape` drawn from N(0, 1); with `rngs`, JAX's numbers, from the stream ``params``."""
+    if rngs is None:
+        return torch.randn(shape, device=device, dtype=dtype)
+    drawn = rngs.params.normal(shape, dtype or torch.get_default_dtype())
+    return drawn.to(torch.get_default_device() if device is None else device)

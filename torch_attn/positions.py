@@ -13,26 +13,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attn_bridge import validation
 from attn_bridge.specs import Alibi, NTKScaling, Rotary
-
-from . import functional
-
-
-def positions_of(
-    x: Float[Tensor, "B T D"], positions: Int[Tensor, "... T"] | None, cache: Any = None
-) -> Int[Tensor, "... T"]:
-    """Return the positions of tokens: those that were given, or else their numbers, counted from those in the cache.
-
-    Raises:
-        TypeError: `positions` are no integers.
-        ValueError: they are neither ``(T,)`` nor ``(B, T)``.
-    """
-    batch, tokens = x.shape[:2]
-    if positions is None:
-        return torch.arange(tokens, device=x.device) + (0 if cache is None else cache.length)
-    validation.check_positions(tuple(positions.shape), functional.dtype_name(positions), batch, tokens)
-    return torch.as_tensor(positions, device=x.device)
 
 
 def rotary_tables(

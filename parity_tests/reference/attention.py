@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from attn_bridge.masks import Mask
+
 
 def as_double(array: np.ndarray) -> np.ndarray:
     """Return the array in double precision: complex128 if it is complex, float64 otherwise."""
@@ -68,6 +70,16 @@ def visible_keys(shape: tuple[int, int, int, int], *, causal: bool, attention_ma
     return visible
 
 
+def restricted(mask: Mask, attention_mask: np.ndarray | None, tokens: int) -> np.ndarray:
+    """Return what a description and the mask of a call both allow: bool ``(b, h, t, t)``, where b and h may be 1."""
+    places = np.arange(tokens)
+    seen = np.asarray(mask.allowed(places[:, None], places[None, :]))
+    seen = seen if seen.ndim == 4 else seen[None, None]
+    if attention_mask is None:
+        return seen
+    return seen & (attention_mask[:, None, None, :] if attention_mask.ndim == 2 else attention_mask)
+
+
 def attend(
     query: np.ndarray,
     key: np.ndarray,
@@ -76,19 +88,34 @@ def attend(
     scale: float,
     causal: bool,
     attention_mask: np.ndarray | None,
+    softcap: float | None = None,
+    bias: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Average the values of the visible keys with the softmax of the scaled scores; zeros where no key is visible.
 
-    Shapes: `query` ``([b,] h, t, c)``, `key` and `value` ``([b,] h, s, c)``; gives the context ``([b,] h, t, c)`` and
-    the weights ``([b,] h, t, s)``.
+    Scores are scaled, then capped to ``softcap * tanh(scores / softcap)``, then `bias` is added; a sink is one more
+    logit per head, without a value.
+
+    Shapes: `query` ``([b,] h, t, c)``, `key` and `value` ``([b,] h, s, c)``, `bias` broadcastable to ``(b, h, t, s)``,
+    `sinks` ``(h,)``; gives the context ``([b,] h, t, c)`` and the weights ``([b,] h, t, s)``.
     """
     if query.ndim == 3:
         context, weights = attend(
-            query[None], key[None], value[None], scale=scale, causal=causal, attention_mask=attention_mask
+            query[None],
+            key[None],
+            value[None],
+            scale=scale,
+            causal=causal,
+            attention_mask=attention_mask,
+            softcap=softcap,
+            bias=bias,
+            sinks=sinks,
         )
         return context[0], weights[0]
     shape = (*query.shape[:3], key.shape[2])
-    dtype = np.result_type(query, key, value)
+    dtype = np.result_type(query, key, value, *(() if sinks is None else (sinks,)))
+    added = np.broadcast_to(0.0 if bias is None else bias, shape)
     visible = visible_keys(shape, causal=causal, attention_mask=attention_mask)
     weights = np.zeros(shape, dtype)
     context = np.zeros((*shape[:3], value.shape[-1]), dtype)
@@ -97,8 +124,10 @@ def attend(
         if keys.size == 0:
             continue
         scores = np.array([scale * np.sum(query[b, h, t] * key[b, h, s]) for s in keys])
-        exponentials = np.exp(scores - scores.real.max())
-        weights[b, h, t, keys] = exponentials / np.sum(exponentials)
+        scores = (scores if softcap is None else softcap * np.tanh(scores / softcap)) + added[b, h, t, keys]
+        logits = scores if sinks is None else np.append(scores, sinks[h])
+        exponentials = np.exp(logits - logits.real.max())
+        weights[b, h, t, keys] = exponentials[: keys.size] / np.sum(exponentials)
         for s in keys:
             context[b, h, t] += weights[b, h, t, s] * value[b, h, s]
     return context, weights

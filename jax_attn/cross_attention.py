@@ -1,0 +1,111 @@
+"""Attention to another sequence, the context (arXiv 1706.03762, section 3.2.3), as in BART and Whisper.
+
+The twin is `torch_attn.cross_attention`. Letters: b batch, t query position, s position in the context, h head,
+c channel of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from einops import rearrange
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float
+
+from attn_bridge import validation
+from attn_bridge.masks import Mask, full
+from attn_bridge.specs import CrossAttentionConfig
+
+from . import functional
+from .cache import KeyValueCache
+from .dropout import Dropout
+from .linear import Linear
+from .random import Rngs
+
+
+class CrossAttention(nnx.Module):
+    """Multi-head attention whose queries come from the input, and whose keys and values come from the context.
+
+    Args:
+        config: widths, heads and biases.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+    """
+
+    def __init__(self, config: CrossAttentionConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+        self.config = config
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        query_width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.W_query = Linear(config.d_in, query_width, config.qkv_bias, **options)
+        self.W_key = Linear(config.d_context, key_width, config.key_bias, **options)
+        self.W_value = Linear(config.d_context, key_width, config.qkv_bias, **options)
+        self.out_proj = Linear(query_width, config.d_out, config.out_bias, **options)
+        self.dropout = Dropout(config.dropout, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "... t d"],
+        *,
+        context: Float[Array, "... s e"] | None = None,
+        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        cache: KeyValueCache | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Attend from every token of the input to the whole context.
+
+        Args:
+            x: ``(T, d_in)`` or ``(B, T, d_in)``.
+            context: ``(S, d_context)`` or ``(B, S, d_context)``; with a cache, it takes the place of what is in it, and
+                None attends to that.
+            attention_mask: bool, ``True`` = may be attended: ``(B, S)`` over the context, which a cache remembers, or
+                broadcastable to ``(B, H, T, S)``.
+            cache: of `init_cache`: holds the keys and values of the context.
+            return_weights: also return the attention weights ``(B, H, T, S)``, without ``B`` for 2-D `x`, as they are
+                before dropout.
+
+        Returns:
+            The output ``(T, d_out)`` or ``(B, T, d_out)``; then the weights if asked for; then the cache if given.
+
+        Raises:
+            ValueError: shapes that do not fit, a context that is longer than the cache, or none at all.
+            TypeError: an input that is not floating point, or a mask that is not bool.
+        """
+        config = self.config
+        batch = functional.as_batch(x, self.W_query.kernel, d_in=config.d_in)
+        query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", h=config.num_heads)
+        mask = full().restrict(attention_mask)
+        if context is not None:
+            other = functional.as_context(context, x, self.W_key.kernel, d_context=config.d_context)
+            key = rearrange(self.W_key(other), "b s (h c) -> b s h c", h=config.num_kv_heads)
+            value = rearrange(self.W_value(other), "b s (h c) -> b s h c", h=config.num_kv_heads)
+            if cache is not None:
+                cache, _ = cache.trim(0).append(key, value, mask=full(), attention_mask=attention_mask)
+        else:
+            validation.check_has_context(cache is not None)
+            cache, view = cache.look(attention_mask=attention_mask)
+            key, value, mask = view.key, view.value, view.mask
+        result = functional.dot_product_attention(
+            query,
+            key,
+            value,
+            mask=mask,
+            scale=config.scale,
+            return_weights=return_weights,
+            **functional.dropout_arguments(self.dropout),
+        )
+        result, weights = functional.as_pair(result)
+        output = self.out_proj(rearrange(result, "b t h c -> b t (h c)"))
+        return functional.with_cache(functional.as_given(x, output, weights), cache)
+
+    def init_cache(self, batch_size: int, capacity: int) -> KeyValueCache:
+        """Return a cache without a context: for `batch_size` contexts of at most `capacity` tokens.
+
+        Raises:
+            ValueError: a size below 1.
+        """
+        config, weight = self.config, self.W_key.kernel
+        options = {"dtype": self.W_key.dtype or weight.dtype}
+        return KeyValueCache.empty(batch_size, capacity, config.num_kv_heads, config.head_dim, **options)

@@ -1,0 +1,148 @@
+"""Differential attention: one softmax minus a part of another, which cancels noise (arXiv 2410.05258).
+
+The twin is `torch_attn.differential_attention`. Letters: b batch, t query position, s key position, n one of the two
+softmaxes, p key/value head of each, g query heads per key/value head, h all heads, c channel of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from attn_bridge.masks import Mask, as_mask
+from attn_bridge.specs import DifferentialAttentionConfig
+
+from . import functional
+from .cache import KeyValueCache, positions_of
+from .linear import Linear, draw_normal
+from .positions import apply_rotary, rotary_tables
+from .random import Rngs
+
+
+class DifferentialAttention(nnx.Module):
+    """Pairs of heads that share their values: what the second attends to is subtracted, in part, from the first.
+
+    Args:
+        config: sizes, position, mask, biases, and where the part of the second softmax starts.
+        rngs: source of the initial weights (stream ``params``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+    """
+
+    def __init__(
+        self, config: DifferentialAttentionConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None
+    ):
+        self.config = config
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        query_width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.W_query = Linear(config.d_in, query_width, config.qkv_bias, **options)
+        self.W_key = Linear(config.d_in, key_width, config.qkv_bias, **options)
+        self.W_value = Linear(config.d_in, key_width, config.qkv_bias, **options)
+        self.out_proj = Linear(query_width, config.d_out, config.out_bias, **options)
+        self.lambda_q1 = nnx.Param(0.1 * draw_normal(rngs.params(), (config.head_dim,), param_dtype))
+        self.lambda_k1 = nnx.Param(0.1 * draw_normal(rngs.params(), (config.head_dim,), param_dtype))
+        self.lambda_q2 = nnx.Param(0.1 * draw_normal(rngs.params(), (config.head_dim,), param_dtype))
+        self.lambda_k2 = nnx.Param(0.1 * draw_normal(rngs.params(), (config.head_dim,), param_dtype))
+
+    def __call__(
+        self,
+        x: Float[Array, "... t d"],
+        *,
+        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        positions: Int[Array, "... t"] | None = None,
+        cache: KeyValueCache | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Attend from every token to what the config's mask shows it.
+
+        Args:
+            x: ``(T, d_in)`` or ``(B, T, d_in)``.
+            attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; what it
+                shows must also be allowed by the config's mask. S counts the cached tokens, too.
+            positions: integers ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
+            cache: of `init_cache`; `x` follows the tokens in it.
+            return_weights: also return both softmaxes ``(B, H, T, S)``, without ``B`` for 2-D `x`, those of the first
+                half of the heads first.
+
+        Returns:
+            The output ``(T, d_out)`` or ``(B, T, d_out)``; then the weights if asked for; then the cache if given.
+
+        Raises:
+            ValueError: shapes that do not fit, or more tokens than the cache has room for.
+            TypeError: an input that is not floating point, a mask that is not bool, positions that are no integers.
+        """
+        config = self.config
+        batch = functional.as_batch(x, self.W_query.kernel, d_in=config.d_in)
+        query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", h=config.num_heads)
+        key = rearrange(self.W_key(batch), "b t (h c) -> b t h c", h=config.num_kv_heads)
+        if config.position is not None:
+            at, width = positions_of(batch, positions, cache), config.position.width(config.head_dim)
+            cos, sin = rotary_tables(config.position, at, width, functional.wide_dtype(batch))
+            query = apply_rotary(query, cos, sin, config.position.pairing)
+            key = apply_rotary(key, cos, sin, config.position.pairing)
+        # The keys of a pair of heads lie side by side, and so do their values: half the heads, twice as wide. A query
+        # is zero beside the other's key, so that one pass over keys and values, as a cache holds them, makes both maps.
+        key = rearrange(key, "b t (n p) c -> b t p (n c)", n=2)
+        value = rearrange(self.W_value(batch), "b t (n p c) -> b t p (n c)", n=2, c=config.head_dim)
+        query = _beside_zeros(rearrange(query, "b t (n p g) c -> n b t p g c", n=2, p=key.shape[2]))
+        attention_mask = self._by_pairs(attention_mask)
+        mask = config.mask.restrict(attention_mask)
+        if cache is not None:
+            arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": positions}
+            cache, view = cache.append(key, value, **arguments)
+            key, value, mask = view.key, view.value, view.mask
+        result = functional.dot_product_attention(
+            query, key, value, mask=mask, scale=config.scale, return_weights=return_weights
+        )
+        context, weights = functional.as_pair(result)
+        context = self._subtract(rearrange(context, "b t (p n g) c -> n b t (p g) c", n=2, p=key.shape[2]))
+        if weights is not None:
+            weights = rearrange(weights, "b (p n g) t s -> b (n p g) t s", n=2, p=key.shape[2])
+        output = self.out_proj(rearrange(context, "b t h c -> b t (h c)"))
+        return functional.with_cache(functional.as_given(x, output, weights), cache)
+
+    def _subtract(self, contexts: Float[Array, "n b t h c"]) -> Float[Array, "b t h c"]:
+        """Return what the first softmax found without a part of what the second did, normed pair by pair."""
+        wide, start = functional.wide_dtype(contexts), self.config.lambda_init
+        first = (self.lambda_q1.astype(wide) * self.lambda_k1.astype(wide)).sum()
+        second = (self.lambda_q2.astype(wide) * self.lambda_k2.astype(wide)).sum()
+        part = jnp.exp(first) - jnp.exp(second) + start
+        difference = contexts[0].astype(wide) - part * contexts[1].astype(wide)
+        mean_square = (difference * difference).mean(-1, keepdims=True)
+        return ((1.0 - start) * difference * jax.lax.rsqrt(mean_square + self.config.norm_eps)).astype(contexts.dtype)
+
+    def _by_pairs(self, attention_mask: Any) -> Mask | None:
+        """Return a mask whose heads, where it tells them apart, stand as they do beside the pairs of keys."""
+        if attention_mask is None:
+            return None
+        heads, pairs = self.config.num_heads, self.config.num_kv_heads // 2
+
+        def order(array: Any) -> Any:
+            if array.ndim != 4 or array.shape[1] != heads:
+                return array
+            return rearrange(array, "b (n p g) t s -> b (p n g) t s", n=2, p=pairs)
+
+        return as_mask(attention_mask).with_arrays(lambda array: order(jnp.asarray(array)))
+
+    def init_cache(self, batch_size: int, capacity: int) -> KeyValueCache:
+        """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.
+
+        Raises:
+            ValueError: a size below 1.
+        """
+        config, weight = self.config, self.W_key.kernel
+        options = {"dtype": self.W_key.dtype or weight.dtype}
+        return KeyValueCache.empty(batch_size, capacity, config.num_kv_heads // 2, 2 * config.head_dim, **options)
+
+
+def _beside_zeros(query: Float[Array, "n b t p g c"]) -> Float[Array, "b t h e"]:
+    """Give the queries of both maps the width of two keys, with zeros in the other's place."""
+    zeros = jnp.zeros_like(query[0])
+    both = jnp.stack([jnp.concatenate([query[0], zeros], -1), jnp.concatenate([zeros, query[1]], -1)], 3)
+    return rearrange(both, "b t p n g c -> b t (p n g) c")

@@ -1,0 +1,166 @@
+"""Attention whose keys and values are made of one small latent per token (DeepSeek-V2, arXiv 2405.04434).
+
+The twin is `torch_attn.multi_head_latent_attention`. Letters: b batch, t query position, s key position, h head,
+c channel of a head, l channel of the latent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from einops import einsum, rearrange, repeat
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from attn_bridge.masks import Mask
+from attn_bridge.specs import MultiHeadLatentAttentionConfig
+
+from . import functional
+from .cache import KeyValueCache, positions_of
+from .dropout import Dropout
+from .linear import Linear
+from .positions import apply_rotary, rotary_tables
+from .random import Rngs
+from .rms_norm import RMSNorm
+
+
+class MultiHeadLatentAttention(nnx.Module):
+    """Attention in heads whose keys and values come from a latent, next to one shared key with a rotary position.
+
+    Args:
+        config: sizes, position, mask and biases.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+    """
+
+    def __init__(
+        self,
+        config: MultiHeadLatentAttentionConfig,
+        *,
+        rngs: Rngs,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
+    ):
+        self.config = config
+        heads, bias, options = config.num_heads, config.bias, {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        asking = config.d_in
+        if config.query_dim is not None:
+            self.W_query_latent = Linear(config.d_in, config.query_dim, bias, **options)
+            self.query_norm = RMSNorm(config.query_dim, config.norm_eps, **options)
+            asking = config.query_dim
+        self.W_query = Linear(asking, heads * (config.nope_dim + config.rope_dim), bias=False, **options)
+        self.W_latent = Linear(config.d_in, config.latent_dim, bias, **options)
+        self.W_key_rope = Linear(config.d_in, config.rope_dim, bias, **options)
+        self.latent_norm = RMSNorm(config.latent_dim, config.norm_eps, **options)
+        self.W_key = Linear(config.latent_dim, heads * config.nope_dim, bias=False, **options)
+        self.W_value = Linear(config.latent_dim, heads * config.value_dim, bias=False, **options)
+        self.out_proj = Linear(heads * config.value_dim, config.d_out, bias, **options)
+        self.dropout = Dropout(config.dropout, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "... t d"],
+        *,
+        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        positions: Int[Array, "... t"] | None = None,
+        cache: KeyValueCache | None = None,
+        absorbed: bool | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Attend from every token to what the config's mask shows it.
+
+        Args:
+            x: ``(T, d_in)`` or ``(B, T, d_in)``.
+            attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; what it
+                shows must also be allowed by the config's mask. S counts the cached tokens, too.
+            positions: integers ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
+            cache: of `init_cache`; `x` follows the tokens in it.
+            absorbed: whether queries go to the latents and the context comes from them, instead of keys and values
+                being made of all latents; the same numbers but for rounding. None: for one token with a cache.
+            return_weights: also return the attention weights ``(B, H, T, S)``, without ``B`` for 2-D `x`, as they are
+                before dropout.
+
+        Returns:
+            The output ``(T, d_out)`` or ``(B, T, d_out)``; then the weights if asked for; then the cache if given.
+
+        Raises:
+            ValueError: shapes that do not fit, or more tokens than the cache has room for.
+            TypeError: an input that is not floating point, a mask that is not bool, positions that are no integers.
+        """
+        config = self.config
+        batch = functional.as_batch(x, self.W_latent.kernel, d_in=config.d_in)
+        asking = batch if config.query_dim is None else self.query_norm(self.W_query_latent(batch))
+        query = rearrange(self.W_query(asking), "b t (h c) -> b t h c", h=config.num_heads)
+        latent = rearrange(self.latent_norm(self.W_latent(batch)), "b t l -> b t 1 l")
+        key_rope = rearrange(self.W_key_rope(batch), "b t c -> b t 1 c")
+        query_nope, query_rope = query[..., : config.nope_dim], query[..., config.nope_dim :]
+        if config.position is not None:
+            at = positions_of(batch, positions, cache)
+            cos, sin = rotary_tables(config.position, at, config.rope_dim, functional.wide_dtype(batch))
+            query_rope = apply_rotary(query_rope, cos, sin, config.position.pairing)
+            key_rope = apply_rotary(key_rope, cos, sin, config.position.pairing)
+        latent, mask = jnp.concatenate([latent, key_rope], -1), config.mask.restrict(attention_mask)
+        if cache is not None:
+            arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": positions}
+            cache, view = cache.append(latent, latent[..., :0], **arguments)
+            latent, mask = view.key, view.mask
+        options = {"mask": mask, "scale": config.scale, "return_weights": return_weights}
+        options |= functional.dropout_arguments(self.dropout)
+        if absorbed or (absorbed is None and cache is not None and batch.shape[1] == 1):
+            context, weights = self._absorbed(query_nope, query_rope, latent, options)
+        else:
+            context, weights = self._naive(query_nope, query_rope, latent, options)
+        output = self.out_proj(rearrange(context, "b t h c -> b t (h c)"))
+        return functional.with_cache(functional.as_given(x, output, weights), cache)
+
+    def _naive(
+        self,
+        query_nope: Float[Array, "b t h c"],
+        query_rope: Float[Array, "b t h r"],
+        latent: Float[Array, "b s 1 l"],
+        options: dict[str, Any],
+    ) -> tuple[Array, Array | None]:
+        """Make keys and values of the latents, and attend to them."""
+        config = self.config
+        plain = latent[:, :, 0, : config.latent_dim]
+        key_nope = rearrange(self.W_key(plain), "b s (h c) -> b s h c", h=config.num_heads)
+        value = rearrange(self.W_value(plain), "b s (h c) -> b s h c", h=config.num_heads)
+        key_rope = repeat(latent[..., config.latent_dim :], "b s 1 c -> b s h c", h=config.num_heads)
+        query, key = jnp.concatenate([query_nope, query_rope], -1), jnp.concatenate([key_nope, key_rope], -1)
+        return functional.as_pair(functional.dot_product_attention(query, key, value, **options))
+
+    def _absorbed(
+        self,
+        query_nope: Float[Array, "b t h c"],
+        query_rope: Float[Array, "b t h r"],
+        latent: Float[Array, "b s 1 l"],
+        options: dict[str, Any],
+    ) -> tuple[Array, Array | None]:
+        """Bring the queries to the latents, attend to those, and make the values of their average (section 2.1.2).
+
+        What is attended to is at once the one key and, in its first channels, the one value of all heads: as it is in
+        the cache, which is not copied.
+        """
+        width, heads = self.config.latent_dim, self.config.num_heads
+        to_key = rearrange(functional.matrix(self.W_key, latent), "l (h c) -> l h c", h=heads)
+        to_value = rearrange(functional.matrix(self.W_value, latent), "l (h c) -> l h c", h=heads)
+        query = jnp.concatenate([einsum(query_nope, to_key, "b t h c, l h c -> b t h l"), query_rope], -1)
+        result = functional.dot_product_attention(query, latent, latent, **options)
+        context, weights = functional.as_pair(result)
+        return einsum(context[..., :width], to_value, "b t h l, l h c -> b t h c"), weights
+
+    def init_cache(self, batch_size: int, capacity: int) -> KeyValueCache:
+        """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.
+
+        It holds the latent and the key with the position side by side as the key of one head, and no values.
+
+        Raises:
+            ValueError: a size below 1.
+        """
+        config, weight = self.config, self.W_latent.kernel
+        width = config.latent_dim + config.rope_dim
+        options = {"dtype": self.W_key.dtype or weight.dtype}
+        return KeyValueCache.empty(batch_size, capacity, 1, width, 0, **options)
