@@ -108,10 +108,26 @@ def test_a_tensor_that_is_zero_in_exact_arithmetic_is_judged_by_the_floor():
     assert judge([(beyond, zero, zero, zero)], kind_scale=5.0, noise=0.2).verdict == "equal"
 
 
-def test_the_floor_grows_with_the_rows_of_a_sum_in_16_bits_only():
-    assert sum_floor("float32", 64) == 0.0
+def test_the_floor_grows_with_the_rows_of_a_sum():
+    assert sum_floor("float32", 4) == sum_floor("float64", 10_000) == 0.0
+    assert sum_floor("float32", 64) == 1.5
     assert sum_floor("bfloat16", 1) == 0.0
     assert sum_floor("bfloat16", 64) == sum_floor("float16", 64) == 3.5
+
+
+@pytest.mark.parametrize("rows", [2_000, 20_000])
+def test_a_sum_row_after_row_is_no_fault_but_one_of_coarser_numbers_is(rows):
+    naive, coarse = [], []
+    for seed in range(4):
+        one, two = np.random.default_rng([seed, rows]).normal(size=(2, rows, 32)).astype(np.float32)
+        products, truth = one * two, (one.astype(np.float64) * two).sum(0)
+        pairwise = np.ascontiguousarray(products.T).sum(1)
+        naive.append((np.add.accumulate(products)[-1], pairwise, truth, truth))
+        coarse.append((products.astype(ml_dtypes.bfloat16).astype(np.float32).sum(0), pairwise, truth, truth))
+    noise = sum_floor("float32", rows)
+    assert judge(naive).verdict == "precision"
+    assert judge(naive, noise=noise).verdict == "equal"
+    assert judge(coarse, noise=noise).verdict == "precision"
 
 
 def test_without_float64_the_sides_are_judged_by_what_is_allowed_as_noise():
