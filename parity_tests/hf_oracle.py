@@ -138,7 +138,6 @@ class Step:
         output: what comes out, ``(B, T, d)``.
         positions: the position of each token, ``(B, T)``.
         mask: which of the tokens so far count, bool ``(B, S)``.
-        rows: which of the tokens at hand count, bool ``(B, T)``; what comes out of the others means nothing.
     """
 
     hidden: np.ndarray
@@ -148,7 +147,7 @@ class Step:
 
     @property
     def rows(self) -> np.ndarray:
-        """Which of the tokens at hand count, bool ``(B, T)``."""
+        """Which of the tokens at hand count, bool ``(B, T)``; what comes out of the others means nothing."""
         return self.mask[:, -self.hidden.shape[1] :]
 
 
@@ -176,10 +175,14 @@ def padding(kind: str, tokens: int) -> np.ndarray:
     return mask[:, ::-1] if kind == "left" else mask
 
 
+def run(name: str, index: int, **how: Any) -> Layer:
+    """Run a model and return what the attention of a layer did; see `run_layers`."""
+    return run_layers(name, **how)[index]
+
+
 @functools.cache
-def run(
+def run_layers(
     name: str,
-    index: int,
     *,
     padded: str = "none",
     tokens: int = 11,
@@ -187,13 +190,12 @@ def run(
     start: int = 0,
     dtype: str = "float64",
     seed: int = 0,
-) -> Layer:
-    """Run a model and return what the attention of a layer did.
+) -> dict[int, Layer]:
+    """Run a model and return index -> what the attention of the layer did, of the case's layers.
 
     Args:
         name: a key of `CASES`.
-        index: the layer.
-        padded: ``none``, ``left`` or ``right``.
+        padded: ``none``, ``left`` or ``right``; what comes after the first call has no padding.
         tokens: length of the sequences.
         steps: tokens of each call with a cache; none is one call without.
         start: position of the first token.
@@ -206,13 +208,15 @@ def run(
         config, model = build(case, dtype, generator)
         width = config.hidden_size
         embeddings = torch.randn(3, tokens, width, generator=generator).to(getattr(torch, dtype))
-        mask = torch.from_numpy(padding(padded, tokens).copy())
+        mask = torch.from_numpy(padding(padded, steps[0] if steps else tokens).copy())
+        mask = torch.nn.functional.pad(mask, (0, tokens - mask.shape[1]), value=True)
         positions = (mask.cumsum(-1) - 1).clamp(min=0) + start
-        calls: list[tuple[torch.Tensor, torch.Tensor]] = []
-        layer = model.get_submodule(case.layers_at)[index].get_submodule(case.attention)
-        layer.register_forward_hook(functools.partial(_write_down, calls), with_kwargs=True)
+        calls: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {index: [] for index in case.layers}
+        attention = {index: model.get_submodule(f"{case.layers_at}.{index}.{case.attention}") for index in case.layers}
+        for index, module in attention.items():
+            module.register_forward_hook(functools.partial(_write_down, calls[index]), with_kwargs=True)
         cache = transformers.DynamicCache(config=config) if steps else None
-        found, stop = [], 0
+        places, stop = [], 0
         for count in steps or (tokens,):
             begin, stop = stop, stop + count
             at = {} if name == "bloom" else {"position_ids": positions[:, begin:stop]}
@@ -223,11 +227,14 @@ def run(
                 use_cache=cache is not None,
                 **at,
             )
-            hidden, output = map(to_numpy, calls[-1])
-            found.append(Step(hidden, output, positions[:, begin:stop].numpy(), mask[:, :stop].numpy()))
-    prefix = f"model.{case.layers_at}.{index}.{case.attention}."
-    state = {prefix + key: to_numpy(tensor) for key, tensor in layer.state_dict().items()}
-    return Layer(json.loads(config.to_json_string()), index, state, tuple(found))
+            places.append((positions[:, begin:stop].numpy(), mask[:, :stop].numpy()))
+    found = {}
+    for index, module in attention.items():
+        prefix = f"model.{case.layers_at}.{index}.{case.attention}."
+        state = {prefix + key: to_numpy(tensor) for key, tensor in module.state_dict().items()}
+        done = tuple(Step(*map(to_numpy, call), *place) for call, place in zip(calls[index], places, strict=True))
+        found[index] = Layer(json.loads(config.to_json_string()), index, state, done)
+    return found
 
 
 def build(case: Case, dtype: str, generator: torch.Generator) -> tuple[Any, torch.nn.Module]:

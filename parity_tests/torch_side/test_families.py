@@ -1,0 +1,150 @@
+"""Families against `transformers`: what it makes of a config, and what its attention gives, in torch."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import torch_attn
+from attn_bridge import families
+from attn_bridge.masks import causal, sliding_window
+from attn_bridge.parity.judge import decide, measure
+from attn_bridge.specs.position import Rotary
+from torch_attn.backend import from_numpy, to_numpy
+from torch_attn.lifting import lifted
+
+from ..hf_configs import PUBLISHED
+from ..hf_oracle import CASES, LAYERS, run
+
+SEEDS = range(3)
+
+PARTS = [(name, layer) for name in PUBLISHED for layer in ((0, 3) if name != "Qwen3-Next-80B-A3B" else (3, 47))]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """Threads that wait for one another cost more than they gain on so little work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def theirs(config):
+    """Return what `transformers` makes of a config: the config of its text, its attention, its rotary positions."""
+    config = transformers.AutoConfig.for_model(**copy.deepcopy(config)).get_text_config()
+    module = sys.modules[transformers.AutoModel._model_mapping[type(config)].__module__]
+    found = [getattr(module, name) for name in dir(module) if name.endswith(("Attention", "RotaryEmbedding"))]
+    attention = next(one for one in found if one.__name__.endswith("Attention") and "Vision" not in one.__name__)
+    rotary = next((one for one in found if one.__name__.endswith("RotaryEmbedding")), None)
+    return config, attention, rotary
+
+
+@pytest.mark.parametrize(("name", "index"), PARTS)
+def test_published_configs_mean_what_transformers_takes_them_for(name, index):
+    layer = families.find_layer(PUBLISHED[name], index)
+    spec = layer.config
+    config, attention, rotary = theirs(PUBLISHED[name])
+    with torch.device("meta"):
+        module = attention(config, index)
+    assert layer.names() == {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
+    assert spec.scale == getattr(module, "scaling", spec.scale)
+    # Mistral's mask is made from the config; its layers know no window.
+    window = config.sliding_window if config.model_type == "mistral" else getattr(module, "sliding_window", None)
+    assert spec.mask == (causal() if window is None else sliding_window(window))
+    if not isinstance(spec.position, Rotary):
+        return
+    kind = {"layer_type": config.layer_types[index]} if config.model_type in ("gemma3_text", "olmo3") else {}
+    with lifted():
+        cos, sin = rotary(config)(torch.ones(1), torch.tensor([[0, 1, 100000]]), **kind)
+    width = spec.position.width(spec.head_dim)
+    angles = np.outer([0, 1, 100000], spec.position.frequencies(width))
+    ours = [np.cos(angles) * spec.position.table_factor, np.sin(angles) * spec.position.table_factor]
+    for one, table in zip(ours, (cos, sin), strict=True):
+        table = table[0].numpy()
+        assert table.dtype == np.float64
+        half = table if config.model_type == "gpt_oss" else table[:, : width // 2]
+        assert table.shape[-1] == (width // 2 if config.model_type == "gpt_oss" else width)
+        assert np.abs(one - half).max() < 1e-10
+
+
+# ---- what attention gives
+
+
+def outputs(layer, dtype=None, state=None):
+    """Return what our module makes of every call, as arrays; with a cache where there are several."""
+    arrays = layer.state if state is None else state
+    if dtype is not None:
+        arrays = {name: array.astype(dtype) for name, array in arrays.items()}
+    module = torch_attn.from_hf(layer.config, layer.index, arrays)
+    cache = module.init_cache(len(layer.steps[0].mask), layer.steps[-1].mask.shape[1]) if len(layer.steps) > 1 else None
+    found = []
+    with torch.no_grad():
+        for step in layer.steps:
+            hidden = from_numpy(step.hidden if dtype is None else step.hidden.astype(dtype))
+            at = {"attention_mask": torch.tensor(step.mask), "positions": torch.tensor(step.positions)}
+            if cache is None:
+                found.append(to_numpy(module(hidden, **at)))
+            else:
+                out, cache = module(hidden, cache=cache, **at)
+                found.append(to_numpy(out))
+    return found
+
+
+def assert_close(layer, found, limit=1e-10):
+    for step, one in zip(layer.steps, found, strict=True):
+        assert one.shape == step.output.shape
+        assert one.dtype == step.output.dtype
+        apart = np.abs(one - step.output)[step.rows].max(initial=0.0)
+        assert apart <= limit * np.abs(step.output[step.rows]).max(initial=1e-300)
+
+
+@pytest.mark.parametrize("padded", ["none", "left", "right"])
+@pytest.mark.parametrize(("name", "index"), LAYERS)
+def test_a_batch_is_what_transformers_gives(name, index, padded):
+    layer = run(name, index, padded=padded)
+    assert_close(layer, outputs(layer))
+
+
+@pytest.mark.parametrize(("name", "index"), [one for one in LAYERS if one[0] != "bloom"])
+def test_large_positions_are_what_transformers_gives(name, index):
+    layer = run(name, index, start=100_000, seed=1)
+    assert_close(layer, outputs(layer))
+
+
+@pytest.mark.parametrize("padded", ["left", "right"])
+@pytest.mark.parametrize(("name", "index"), LAYERS)
+def test_decoding_with_a_cache_is_what_transformers_gives(name, index, padded):
+    steps = (6, 1, 1, 3) if padded == "left" else (11, 1, 2)
+    layer = run(name, index, padded=padded, tokens=sum(steps), steps=steps, seed=2)
+    assert_close(layer, outputs(layer))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "index"), LAYERS)
+def test_roundings_are_no_larger_than_those_of_transformers(name, index, dtype):
+    measures = []
+    for seed in SEEDS:
+        layer = run(name, index, padded="left", dtype=dtype, seed=seed)
+        (step,), (ours,), (oracle,) = layer.steps, outputs(layer), outputs(layer, "float64")
+        theirs, ours, oracle = (one[step.rows] for one in (step.output, ours, oracle))
+        kind = {"kind_scale": np.abs(oracle).max(), "dtype": dtype, "group": seed, "weights": "own", "sample": seed}
+        measures.append(measure(theirs, ours, oracle, oracle, **kind))
+    verdict = decide("output", "output", "output", theirs.shape, dtype, measures, sides=("flax",))
+    assert verdict.verdict == "equal", verdict.message
+
+
+def test_every_family_of_this_kind_has_an_oracle():
+    tried = {case.model_type for case in CASES.values()} | {"gemma3"}
+    grouped = {name for name in families.known_model_types() if _is_grouped(name)}
+    assert grouped <= tried
+
+
+def _is_grouped(name):
+    layers = (families.find_layer({"model_type": name}, index) for index in (0, 3) if name != "bloom" or index == 0)
+    return any(layer.variant == "GroupedQueryAttention" for layer in layers)
