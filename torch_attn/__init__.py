@@ -4,12 +4,16 @@ from . import functional, steps
 from .bert_encoder import BertEncoder
 from .causal_attention import CausalAttention
 from .checkpoints import load, save
+from .cross_attention import CrossAttention
+from .differential_attention import DifferentialAttention
 from .gated_delta_net import GatedDeltaNet
 from .gpt_model import GPTModel
+from .grouped_query_attention import GroupedQueryAttention
 from .hugging_face import from_hf, to_hf
 from .layer_norm import LayerNorm
 from .multi_head_attention import MultiHeadAttention
 from .multi_head_attention_wrapper import MultiHeadAttentionWrapper
+from .multi_head_latent_attention import MultiHeadLatentAttention
 from .rms_norm import RMSNorm
 from .self_attention_v1 import SelfAttention_v1
 from .self_attention_v2 import SelfAttention, SelfAttention_v2
@@ -18,11 +22,15 @@ from .simple_self_attention import simple_self_attention
 __all__ = [
     "BertEncoder",
     "CausalAttention",
+    "CrossAttention",
+    "DifferentialAttention",
     "GPTModel",
     "GatedDeltaNet",
+    "GroupedQueryAttention",
     "LayerNorm",
     "MultiHeadAttention",
     "MultiHeadAttentionWrapper",
+    "MultiHeadLatentAttention",
     "RMSNorm",
     "SelfAttention",
     "SelfAttention_v1",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from . import (
     causal_attention,
+    grouped_query_attention,
     layer_norm,
     multi_head_attention,
     multi_head_attention_wrapper,
@@ -72,6 +73,7 @@ VARIANTS: tuple[Variant, ...] = (
     multi_head_attention_wrapper.VARIANT,
     multi_head_attention.VARIANT,
     layer_norm.VARIANT,
+    grouped_query_attention.VARIANT,
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from ..masks import Mask, causal
 from ..validation import check_number
@@ -114,27 +114,41 @@ class GroupedQueryAttentionConfig(Config):
         assert d_out is not None, "likewise"
         return self.num_heads * head_dim, kv_heads * head_dim, head_dim, d_out
 
-    def norm(self, name: Literal["q_norm", "k_norm"]) -> RMSNormConfig | None:
-        """Return the config of the norm of query or key; None where there is none."""
-        if self.qk_norm is None:
-            return None
+    def norm_arguments(self, name: Literal["q_norm", "k_norm"]) -> dict[str, Any]:
+        """Return the arguments of the `RMSNorm` of query or key."""
+        assert self.qk_norm is not None, "asked for where there are norms"
         query_width, key_width, head_dim, _ = self._sizes
         full = query_width if name == "q_norm" else key_width
         width = full if self.qk_norm.scope == "full" else head_dim
-        return RMSNormConfig(width, self.qk_norm.eps, self.qk_norm.unit_offset)
+        return {"emb_dim": width, "eps": self.qk_norm.eps, "unit_offset": self.qk_norm.unit_offset}
+
+    def window(self, rolling: bool) -> int | None:
+        """Return how many tokens a cache has to keep: None for all, else those that the mask shows.
+
+        Raises:
+            ValueError: `rolling` with a mask that shows all tokens.
+        """
+        if not rolling:
+            return None
+        if self.mask.reach is None:
+            raise ValueError(
+                f"rolling ({rolling}) needs a mask that shows the last tokens only, such as sliding_window"
+            )
+        return self.mask.reach
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Three projections, the gate, the output projection, the two norms, and the sinks: those that there are."""
         query_width, key_width, _, d_out = self._sizes
-        norms = [(name, self.norm(name)) for name in ("q_norm", "k_norm")]
+        names: tuple[Literal["q_norm", "k_norm"], ...] = () if self.qk_norm is None else ("q_norm", "k_norm")
+        norms = {name: RMSNormConfig(**self.norm_arguments(name)) for name in names}
         return (
             *linear("W_query", self.d_in, query_width, bias=self.qkv_bias),
             *linear("W_key", self.d_in, key_width, bias=self.qkv_bias),
             *linear("W_value", self.d_in, key_width, bias=self.qkv_bias),
             *(linear("W_gate", self.d_in, query_width, bias=self.qkv_bias) if self.gate else ()),
             *linear("out_proj", query_width, d_out, bias=self.out_bias),
-            *(row for name, norm in norms if norm is not None for row in below(name, norm.parameters)),
+            *(row for name, norm in norms.items() for row in below(name, norm.parameters)),
             *((vector("sinks", self.num_heads),) if self.sinks else ()),
         )
 

@@ -1,0 +1,152 @@
+"""Attention whose query heads share key/value heads in groups (arXiv 2305.13245), with what models add to it.
+
+The twin is `jax_attn.grouped_query_attention`. Letters: b batch, t query position, h head, c channel of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from attn_bridge.masks import Mask
+from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, Rotary
+
+from . import functional
+from .cache import KeyValueCache, View, positions_of
+from .dropout import Dropout
+from .initial_weights import linear
+from .positions import alibi_bias, apply_rotary, rotary_tables
+from .random import JaxRngs
+from .rms_norm import RMSNorm
+
+
+class GroupedQueryAttention(nn.Module):
+    """Multi-head, grouped-query or multi-query attention, as Llama, Qwen, Gemma, gpt-oss, OLMo and BLOOM run it.
+
+    Args:
+        config: sizes, and the pieces that a model adds: position, norms, mask, softcap, sinks, gate, biases.
+        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
+            torch's global generator.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation.
+    """
+
+    def __init__(
+        self,
+        config: GroupedQueryAttentionConfig,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ):
+        super().__init__()
+        self.config = config
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
+        width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.W_query = linear(config.d_in, width, config.qkv_bias, **options)
+        self.W_key = linear(config.d_in, key_width, config.qkv_bias, **options)
+        self.W_value = linear(config.d_in, key_width, config.qkv_bias, **options)
+        if config.gate:
+            self.W_gate = linear(config.d_in, width, config.qkv_bias, **options)
+        self.out_proj = linear(width, config.d_out, config.out_bias, **options)
+        if config.qk_norm is not None:
+            self.q_norm = RMSNorm(**config.norm_arguments("q_norm"), **options)
+            self.k_norm = RMSNorm(**config.norm_arguments("k_norm"), **options)
+        if config.sinks:
+            self.sinks = nn.Parameter(torch.zeros(config.num_heads, device=device, dtype=dtype))
+        self.dropout = Dropout(config.dropout, rngs=rngs)
+
+    def forward(
+        self,
+        x: Float[Tensor, "... t d"],
+        *,
+        attention_mask: Mask | Bool[Tensor, "..."] | None = None,
+        positions: Int[Tensor, "... t"] | None = None,
+        cache: KeyValueCache | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Attend from every token to those that the config's mask shows it.
+
+        Args:
+            x: ``(T, d_in)`` or ``(B, T, d_in)``.
+            attention_mask: bool, ``True`` = may be attended: ``(B, S)``, or broadcastable to ``(B, H, T, S)``; what it
+                shows must also be allowed by the config's mask. S counts the tokens in the cache, too.
+            positions: integers ``(T,)`` or ``(B, T)``; by default the tokens are numbered, padding included, from 0 or
+                from where the cache ends. The masks count those numbers whatever the positions.
+            cache: of `init_cache`; `x` follows the tokens in it.
+            return_weights: also return the attention weights ``(B, H, T, S)``, without ``B`` for 2-D `x`, as they are
+                before dropout; the reference computes both then, which takes more time and memory.
+
+        Returns:
+            The output ``(T, d_out)`` or ``(B, T, d_out)``; then the weights if asked for; then the cache if given.
+
+        Raises:
+            ValueError: shapes that do not fit, or more tokens than the cache has room for.
+            TypeError: an input that is not floating point, a mask that is not bool, positions that are not integers.
+        """
+        config = self.config
+        batch = functional.as_batch(x, self.W_query.weight, d_in=config.d_in)
+        at = positions_of(batch, positions, cache)
+        query, key, value = self._heads(batch, at)
+        if cache is None:
+            view = View(key, value, config.mask.restrict(attention_mask), at)
+        else:
+            cache, view = cache.append(key, value, mask=config.mask, attention_mask=attention_mask, positions=at)
+        bias = None
+        if isinstance(config.position, Alibi):
+            bias = alibi_bias(config.num_heads, at, view.positions, functional.wide_dtype(batch))
+        result = functional.dot_product_attention(
+            query,
+            view.key,
+            view.value,
+            mask=view.mask,
+            bias=bias,
+            scale=config.scale,
+            softcap=config.softcap,
+            sinks=self.sinks if config.sinks else None,
+            return_weights=return_weights,
+            **functional.dropout_arguments(self.dropout),
+        )
+        context, weights = functional.as_pair(result)
+        context = rearrange(context, "b t h c -> b t (h c)")
+        if config.gate:
+            context = context * torch.sigmoid(self.W_gate(batch))
+        return functional.with_cache(functional.as_given(x, self.out_proj(context), weights), cache)
+
+    def _heads(self, batch: Float[Tensor, "b t d"], at: Int[Tensor, "... t"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value by head, normed and turned to their positions."""
+        config = self.config
+        query, key, value = self.W_query(batch), self.W_key(batch), self.W_value(batch)
+        scope = None if config.qk_norm is None else config.qk_norm.scope
+        if scope == "full":
+            query, key = self.q_norm(query), self.k_norm(key)
+        query = rearrange(query, "b t (h c) -> b t h c", c=config.head_dim)
+        key = rearrange(key, "b t (h c) -> b t h c", c=config.head_dim)
+        value = rearrange(value, "b t (h c) -> b t h c", c=config.head_dim)
+        if scope == "head":
+            query, key = self.q_norm(query), self.k_norm(key)
+        if isinstance(config.position, Rotary):
+            width, wide = config.position.width(config.head_dim), functional.wide_dtype(batch)
+            cos, sin = rotary_tables(config.position, at, width, wide)
+            query = apply_rotary(query, cos, sin, config.position.pairing)
+            key = apply_rotary(key, cos, sin, config.position.pairing)
+        return query, key, value
+
+    def init_cache(self, batch_size: int, capacity: int, *, rolling: bool = False) -> KeyValueCache:
+        """Return a cache without tokens, for `batch_size` sequences of at most `capacity` tokens.
+
+        Args:
+            batch_size: sequences.
+            capacity: tokens of each, padding included.
+            rolling: keep only the last tokens, as many as the mask shows: in less memory, but `trim` can't go back.
+
+        Raises:
+            ValueError: a size below 1, or `rolling` with a mask that shows all tokens.
+        """
+        config, weight = self.config, self.W_key.weight
+        options = {"rolling": config.window(rolling), "device": weight.device, "dtype": weight.dtype}
+        return KeyValueCache.empty(batch_size, capacity, config.num_kv_heads, config.head_dim, **options)
