@@ -1,12 +1,13 @@
 # make check   prove the twins equal on this machine
-# make test    run the whole test suite
+# make test    run the whole test suite, on all cores; make test JOBS=0 in one process
 # Both create .venv and install what is needed; nothing is installed anywhere else.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
-PYTEST := $(BIN)/python -m pytest
+JOBS ?= auto
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --maxprocesses 8
 
 .DEFAULT_GOAL := help
 .PHONY: help check test lanes lint types docs bench clean
@@ -24,7 +25,7 @@ check: $(VENV)/.installed
 	$(BIN)/attn-bridge check
 
 test: $(VENV)/.installed-test
-	$(PYTEST)
+	$(PYTEST) --durations 25
 
 lanes: $(VENV)/.installed-test
 	$(PYTEST) -q parity_tests/torch_side parity_tests/neutral/test_cli.py parity_tests/neutral/test_plugin.py --without jax

@@ -466,9 +466,9 @@ def test_a_thousand_shards_open_at_once(tmp_path):
     arrays = random_arrays({"float32"}, shapes=[(2,)] * 1000)
     files = {name: f"model-{index:04}.safetensors" for index, name in enumerate(arrays)}
     path = write("safetensors", tmp_path / "x", arrays, files=files)
-    before = time.perf_counter()
+    before = time.process_time()  # others may keep the machine busy
     reader = open_reader(path)
-    assert time.perf_counter() - before < 1
+    assert time.process_time() - before < 1
     assert_same({name: reader.read(name) for name in reader.tensors}, arrays)
     if Path("/proc/self/fd").is_dir():
         assert len(list(Path("/proc/self/fd").iterdir())) < 200
