@@ -101,7 +101,7 @@ class GatedDeltaNet(nn.Module):
             state=None if cache is None else cache.state,
             form=form,
         )
-        gated = self.norm(context.to(value.dtype)).to(key.dtype) * nn.functional.silu(gate.to(key.dtype))
+        gated = self.norm(context.to(self.norm.scale.dtype)).to(key.dtype) * nn.functional.silu(gate.to(key.dtype))
         output = self.out_proj(rearrange(gated.to(value.dtype), "b t h c -> b t (h c)"))
         output = functional.as_given(x, output, None)
         return output if cache is None else (output, cache.advance(state, conv_state, batch.shape[1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..layouts import Row
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from . import linear_attention
 from .base import AttentionLayer, Family, Table
 from .grouped import SPLIT, attention_layer, head_dim_of, mask_of, read_sizes
 from .model_config import ModelConfig
@@ -44,7 +45,10 @@ def read_qwen3_next(config: ModelConfig, layer: int) -> AttentionLayer:
     return _KINDS[kind](config, layer)
 
 
-_KINDS = {"full_attention": read_full_attention}
+_KINDS = {
+    "full_attention": read_full_attention,
+    "linear_attention": linear_attention.reader(linear_attention.grouped_table),
+}
 
 FAMILIES = (
     Family(
@@ -60,6 +64,7 @@ FAMILIES = (
             "rms_norm_eps": 1e-6,
             "partial_rotary_factor": 0.25,
             "full_attention_interval": 4,
+            **linear_attention.DEFAULTS,
         },
     ),
 )
