@@ -142,6 +142,8 @@ def check_attention(
         raise ValueError(f"batch of query ({query[0]}) must be the batch of key ({key[0]})")
     if query[3] != key[3]:
         raise ValueError(f"head_dim of query ({query[3]}) must be the head_dim of key ({key[3]})")
+    if query[3] < 1:
+        raise ValueError(f"head_dim of query ({query[3]}) must be at least 1")
     if key[2] < 1 or query[2] % key[2]:
         raise ValueError(f"heads of query ({query[2]}) must be a multiple of the heads of key ({key[2]})")
     check_rate("dropout", dropout)

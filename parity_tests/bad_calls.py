@@ -315,6 +315,12 @@ BAD_OPERANDS: tuple[tuple[str, dict[str, Any], type[Exception], str], ...] = (
         "heads of query (1) must be a multiple of the heads of key (2)",
     ),
     (
+        "heads of width 0",
+        {"query": QUERY[..., :0], "key": KEY[..., :0]},
+        ValueError,
+        "head_dim of query (0) must be at least 1",
+    ),
+    (
         "no key heads",
         {"key": KEY[:, :, :0], "value": VALUE[:, :, :0]},
         ValueError,
