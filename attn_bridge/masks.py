@@ -544,10 +544,10 @@ def documents(ids: Any) -> Mask:
 
 
 def _positive(name: str, value: Any) -> int:
-    value = _integer(name, value)
-    if value < 1:
-        raise ValueError(f"{name} ({value}) must be at least 1")
-    return value
+    number = _integer(name, value)
+    if number < 1:
+        raise ValueError(f"{name} ({number}) must be at least 1")
+    return number
 
 
 def _integers(name: str, value: Any) -> Any:

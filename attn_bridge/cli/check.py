@@ -12,7 +12,11 @@ from ..specs import VARIANTS
 from .output import check_writable, progress, write_json
 
 NAMES = ", ".join([*(variant.name for variant in VARIANTS), "dot_product_attention"])
-CASE_NAMES = "odd-sizes, large-scores, one-head, one-token; of dot_product_attention grouped, windowed, capped"
+EXAMPLES = ", ".join(dict.fromkeys(example.name for variant in VARIANTS for example in variant.examples))
+CASE_NAMES = (
+    "odd-sizes, large-scores, one-head, one-token; of dot_product_attention grouped, windowed, capped; "
+    f"of modern variants {EXAMPLES}"
+)
 
 
 def check(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from ..specs import Variant
+from ..specs import Config, Variant
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -43,6 +43,8 @@ class Case:
         gain: factor of the weights; large ones give scores far from zero.
         dtypes: precisions it runs in by default; every compiled program costs seconds, and shapes at the edge only
             have a meaning to prove, which float64 does.
+        config: the config of a variant that takes it, instead of sizes.
+        context: number and width of the tokens of ``context=``, for a variant that takes it.
     """
 
     name: str
@@ -53,10 +55,16 @@ class Case:
     return_weights: bool = False
     gain: float = 1.0
     dtypes: tuple[str, ...] = ("float64",)
+    config: Config | None = None
+    context: tuple[int, int] | None = None
 
     def arguments(self, variant: Variant) -> dict[str, Any]:
         """Return the constructor arguments of `variant` in this case."""
-        return variant.config.arguments_from(self.sizes)
+        return variant.config.arguments_from(self.sizes) if self.config is None else {"config": self.config}
+
+    def config_of(self, variant: Variant) -> Config:
+        """Return the config of `variant` in this case."""
+        return variant.config(**self.arguments(variant)) if self.config is None else self.config
 
     @property
     def rows(self) -> int:
@@ -100,7 +108,18 @@ CASES: tuple[Case, ...] = (
         return_weights=True,
     ),
 )
-"""Every variant runs every case. The first one is also run through the frameworks' other modes."""
+"""Every variant without examples of its own runs every case; the first is also run through the other modes."""
+
+
+def cases_of(variant: Variant) -> tuple[Case, ...]:
+    """Return the cases that a variant runs: its own examples, or those that all variants of sizes share."""
+    if not variant.examples:
+        return CASES
+    fields = ("name", "tokens", "batch", "mask", "context", "return_weights", "dtypes", "config")
+    return tuple(
+        Case(sizes={"d_in": getattr(one.config, "d_in", None)}, **{name: getattr(one, name) for name in fields})
+        for one in variant.examples
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +167,7 @@ def draw(case: Case, variant: Variant, seed: int, weights: Mapping[str, np.ndarr
     constant with a mean far from zero. Given `weights` are taken instead of drawn ones.
     """
     random = np.random.default_rng([seed, *case.name.encode(), *variant.name.encode()])
-    config = variant.config(**case.arguments(variant))
+    config = case.config_of(variant)
     drawn = {} if weights is None else dict(weights)
     for parameter in () if weights is not None else config.parameters:
         drawn[parameter.rule.torch] = _draw_weight(random, parameter.shape, case.gain)
@@ -157,7 +176,9 @@ def draw(case: Case, variant: Variant, seed: int, weights: Mapping[str, np.ndarr
     x = random.normal(size=(*leading, d_in)) * random.choice([0.03, 0.3, 1.0, 1.0, 2.0], size=(*leading, 1))
     x += random.choice([0.0, 0.0, 1.0, -1.5], size=(*leading, 1))
     inputs = {"x": x}
-    takes_mask = variant.returns_weights
+    if case.context is not None:
+        inputs["context"] = random.normal(size=(*leading[:-1], *case.context))
+    takes_mask = variant.returns_weights or bool(variant.examples)
     if takes_mask and case.mask != "none":
         inputs["attention_mask"] = _draw_mask(random, case, getattr(config, "num_heads", 1))
     return Numbers(drawn, inputs, [])
@@ -178,14 +199,15 @@ def _draw_weight(random: np.random.Generator, shape: tuple[int, ...], gain: floa
 
 def _draw_mask(random: np.random.Generator, case: Case, num_heads: int) -> np.ndarray[Any, Any]:
     batch, tokens = case.batch or 1, case.tokens
-    positions = np.arange(tokens)
+    keys = tokens if case.context is None else case.context[0]
+    positions = np.arange(keys)
     if case.mask == "padding":
         # Sequence 0 is whole, the others are padded on the right and on the left in turn; padding on the left leaves
         # a causal query without any key.
-        lengths = np.array([tokens, *random.integers(1, tokens, size=batch - 1)])[:, None]
-        right, left = positions < lengths, positions >= tokens - lengths
+        lengths = np.array([keys, *random.integers(1, keys, size=batch - 1)])[:, None]
+        right, left = positions < lengths, positions >= keys - lengths
         return np.where(np.arange(batch)[:, None] % 2 == 1, right, left)
-    mask = random.random((batch, num_heads, tokens, tokens)) < 0.7
+    mask = random.random((batch, num_heads, tokens, keys)) < 0.7
     mask[0, 0, tokens // 2] = False
     mask[-1, -1, 0] = False
     return mask

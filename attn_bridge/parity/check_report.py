@@ -12,6 +12,7 @@ from typing import Any
 import rich.box
 import rich.table
 
+from ..specs import VARIANTS
 from .cases import DTYPES
 from .report import TensorVerdict
 
@@ -94,7 +95,12 @@ class CheckReport:
         table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
         for heading in ("variant", "cases", "float64", *LOW_PRECISIONS, "verdict"):
             table.add_column(heading, justify="left" if heading in ("variant", "verdict") else "right")
+        group = ""
         for variant in dict.fromkeys(cell.variant for cell in self.cells):
+            if _group(variant) != group:
+                group = _group(variant)
+                table.add_section()
+                table.add_row(f"[bold]{group}[/]")
             cells = [cell for cell in self.cells if cell.variant == variant]
             verdicts = dict.fromkeys(cell.verdict for cell in cells if cell.verdict != "equal")
             verdict = f"[red]{', '.join(verdicts)}[/]" if verdicts else "[green]equal[/]"
@@ -127,6 +133,11 @@ class CheckReport:
                 for cell in self.cells
             ],
         }
+
+
+def _group(variant: str) -> str:
+    """Return the heading of a variant, which for the implementations of attention is no class."""
+    return next((one.group for one in VARIANTS if one.name == variant), "implementations")
 
 
 def environment() -> dict[str, str]:

@@ -16,7 +16,7 @@ import numpy as np
 from .. import backends
 from ..specs import VARIANTS, Variant, find_variant
 from . import kernels
-from .cases import CASES, DTYPES, IN_MODE, MODES, Arrays, Case, Numbers, draw, draw_cotangents
+from .cases import DTYPES, IN_MODE, MODES, Arrays, Case, Numbers, cases_of, draw, draw_cotangents
 from .check_report import Cell, CheckReport, environment
 from .judge import MEANING_LIMIT, decide, measure, sum_floor
 from .report import TensorVerdict, worst
@@ -112,10 +112,11 @@ class Subject:
     def reference(self, numbers: Numbers) -> tuple[Array, Array | None]:
         """Evaluate the NumPy float64 reference."""
         module = importlib.import_module("parity_tests.reference")
-        config = self.variant.config(**self.case.arguments(self.variant))
-        mask = numbers.inputs.get("attention_mask")
+        config = self.case.config_of(self.variant)
+        others = dict(numbers.inputs)
+        arguments = (others.pop("x"), others.pop("attention_mask", None))
         function = module.find(self.variant)
-        result: tuple[Array, Array | None] = function(config, numbers.weights, numbers.inputs["x"], mask)
+        result: tuple[Array, Array | None] = function(config, numbers.weights, *arguments, **others)
         return result
 
     @property
@@ -168,13 +169,13 @@ def check(
     else:
         names = [find_variant(name).name for name in variants if name != kernels.NAME]
         names = names if variants else [variant.name for variant in VARIANTS]
-        by_name = {case.name: case for case in CASES}
+        of_variants = [(one, case) for one in VARIANTS if one.name in names for case in cases_of(one)]
         of_kernels = tuple(case.name for case in kernels.CASES)
-        chosen = _choose("case", cases, (*by_name, *of_kernels))
+        known = dict.fromkeys(case.name for variant in VARIANTS for case in cases_of(variant))
+        chosen = _choose("case", cases, (*known, *of_kernels))
         if not variants or kernels.NAME in variants:
             kernel_cases = tuple(name for name in chosen if name in of_kernels)
-        chosen = tuple(name for name in chosen if name in by_name)
-        subjects = [Subject(variant, by_name[case]) for variant in VARIANTS if variant.name in names for case in chosen]
+        subjects = [Subject(variant, case) for variant, case in of_variants if case.name in chosen]
     for framework in FRAMEWORKS:
         backends.load(framework)
     importlib.import_module("parity_tests.reference")
@@ -249,7 +250,7 @@ def _run_side(
             side.oracle[dtype] = [runner(one.rounded(dtype).widened()) for one in numbers]
     side.runs[Run(framework, "float64", main)] = side.oracle["float64"]
     runs = [(dtype, main) for dtype in chosen if dtype != "float64"]
-    if subject.case.name == CASES[0].name and "float32" in chosen:
+    if subject.case.name == cases_of(subject.variant)[0].name and "float32" in chosen:
         runs += [("float32", mode) for mode in others if full or subject.variant.name in IN_MODE[mode]]
     for dtype, mode in runs:
         if stop.is_set():
@@ -267,7 +268,7 @@ class _Twin:
     def __init__(self, backend: Any, subject: Subject, dtype: str, mode: str):
         arguments = subject.case.arguments(subject.variant)
         module = backend.build(subject.variant, arguments, dtype)
-        config = subject.variant.config(**arguments)
+        config = subject.case.config_of(subject.variant)
         own = getattr(module, "config", config)
         if own != config:
             raise TwinDiffersError(f"{subject.variant.name} holds the config {own}, expected {config}")
@@ -420,7 +421,7 @@ def _directions(subject: Subject, numbers: Numbers, tensors: Tensors) -> list[Te
     """Compare every gradient, along one random direction, with the reference's derivative by the complex step."""
     module = importlib.import_module("parity_tests.reference")
     function = module.find(subject.variant)
-    config = subject.variant.config(**subject.case.arguments(subject.variant))
+    config = subject.case.config_of(subject.variant)
     random = np.random.default_rng(0)
     cotangents = [*numbers.cotangents, None][:2]
     scales = _scales(tensors)
@@ -429,9 +430,10 @@ def _directions(subject: Subject, numbers: Numbers, tensors: Tensors) -> list[Te
         if not name.startswith("grad "):
             continue
         direction = random.normal(size=gradient.shape)
-        inputs = (numbers.weights, numbers.inputs["x"], numbers.inputs.get("attention_mask"))
+        others = dict(numbers.inputs)
+        inputs = (numbers.weights, others.pop("x"), others.pop("attention_mask", None))
         source = name.removeprefix("grad ")
-        expected = module.directional_derivative(function, config, *inputs, source, direction, cotangents)
+        expected = module.directional_derivative(function, config, *inputs, source, direction, cotangents, **others)
         scale = scales[kind] * float(np.abs(direction).sum())
         got = np.array(np.sum(gradient * direction))
         judged.append(_meaning(f"{name} along a direction", kind, [got], [np.array(expected)], scale))

@@ -362,7 +362,7 @@ def _encoder_layer(seed: int, random: np.random.Generator) -> Pair:
 
 def _variant(seed: int, random: np.random.Generator) -> Pair:
     draw = _Draw(seed, random)
-    variants = [variant for variant in VARIANTS if not variant.is_function]
+    variants = [variant for variant in VARIANTS if variant.group == "chapter 3" and not variant.is_function]
     variant = variants[int(random.integers(len(variants)))]
     num_heads, d_in = draw.size(1, 2, 3), draw.size(3, 5, 8)
     sizes = {

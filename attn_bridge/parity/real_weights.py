@@ -61,7 +61,7 @@ def subjects_from_file(path: str | Path, layout: str, settings: Mapping[str, int
 
 def _check_shapes(path: Path, subject: Subject) -> None:
     """Refuse a layer whose tensors do not fit each other, naming them."""
-    config = subject.variant.config(**subject.case.arguments(subject.variant))
+    config = subject.case.config_of(subject.variant)
     wanted = {parameter.rule.torch: parameter.shape for parameter in config.parameters}
     found = {name: array.shape for name, array in (subject.weights or {}).items()}
     wrong = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from ..validation import check_rate
 from ..weights import Rule, Rules
@@ -82,6 +82,32 @@ class Config:
 
 
 @dataclasses.dataclass(frozen=True)
+class Example:
+    """A config of a variant and a shape of input, which ``attn-bridge check`` proves the twins equal on.
+
+    Attributes:
+        name: word for it in reports and on the command line.
+        config: the config, whose `d_in` is the width of the input.
+        tokens: sequence length T.
+        batch: batch size B; None for input without a batch axis.
+        mask: attention mask to give: none, ``(B, S)`` padding, or one per head with fully masked rows.
+        context: for a variant that takes ``context=``, number and width of its tokens.
+        return_weights: whether the attention weights are an output, too.
+        dtypes: precisions it runs in by default; every compiled program costs seconds, and most configs only have a
+            meaning to prove, which float64 does.
+    """
+
+    name: str
+    config: Config
+    tokens: int = 7
+    batch: int | None = 3
+    mask: Literal["none", "padding", "per-head"] = "none"
+    context: tuple[int, int] | None = None
+    return_weights: bool = False
+    dtypes: tuple[str, ...] = ("float64",)
+
+
+@dataclasses.dataclass(frozen=True)
 class Variant:
     """One attention (or norm), as both packages offer it.
 
@@ -93,6 +119,8 @@ class Variant:
         group: heading in reports.
         is_function: whether it is a function without parameters.
         returns_weights: whether it takes ``attention_mask`` and ``return_weights``.
+        examples: what it is checked on, where the class takes the config; without, it takes the arguments of its config
+            and is checked on cases of sizes that all such variants share.
     """
 
     name: str
@@ -102,6 +130,7 @@ class Variant:
     group: str = "chapter 3"
     is_function: bool = False
     returns_weights: bool = True
+    examples: tuple[Example, ...] = ()
 
 
 def linear(name: str, d_in: int, d_out: int, *, bias: bool) -> tuple[Parameter, ...]:

@@ -10,11 +10,11 @@ import dataclasses
 import math
 from typing import Any, Literal, get_args
 
-from ..masks import Mask, causal
+from ..masks import Mask, causal, chunked, prefix, sliding_window
 from ..validation import check_number
-from .base import Config, Parameter, Variant, linear, vector
+from .base import Config, Example, Parameter, Variant, linear, vector
 from .model import below
-from .position import Alibi, Rotary
+from .position import Alibi, LinearScaling, Llama3Scaling, NTKScaling, Rotary, YaRNScaling
 from .rms_norm import RMSNormConfig
 
 
@@ -153,4 +153,67 @@ class GroupedQueryAttentionConfig(Config):
         )
 
 
-VARIANT = Variant("GroupedQueryAttention", "grouped_query_attention", GroupedQueryAttentionConfig, group="modern")
+_SIZES = (10, 6, 2, 4)  # d_in, num_heads, num_kv_heads, head_dim
+
+EXAMPLES = (
+    Example(
+        "llama",
+        GroupedQueryAttentionConfig(*_SIZES, position=Rotary(scaling=Llama3Scaling(8.0, 1.0, 4.0, 16)), dropout=0.1),
+        mask="padding",
+        dtypes=("float64", "float32", "bfloat16", "float16"),
+    ),
+    Example(
+        "gpt-oss",
+        GroupedQueryAttentionConfig(
+            *_SIZES,
+            qkv_bias=True,
+            out_bias=True,
+            position=Rotary(150000.0, scaling=YaRNScaling(32.0, 16, truncate=False)),
+            mask=sliding_window(3),
+            sinks=True,
+        ),
+        mask="per-head",
+        return_weights=True,
+        dtypes=("float64", "float32"),
+    ),
+    Example(
+        "gemma",
+        GroupedQueryAttentionConfig(
+            *_SIZES,
+            position=Rotary(scaling=LinearScaling(8.0)),
+            qk_norm=QKNorm(unit_offset=True),
+            mask=sliding_window(4),
+            scale=0.4,
+            softcap=1.5,
+        ),
+        mask="padding",
+    ),
+    Example("olmo", GroupedQueryAttentionConfig(*_SIZES, d_out=5, position=Rotary(500.0), qk_norm=QKNorm("full"))),
+    Example(
+        "qwen3-next",
+        GroupedQueryAttentionConfig(*_SIZES, position=Rotary(dim=2), qk_norm=QKNorm(unit_offset=True), gate=True),
+        return_weights=True,
+    ),
+    Example(
+        "bloom",
+        GroupedQueryAttentionConfig(12, 6, qkv_bias=True, out_bias=True, position=Alibi()),
+        mask="padding",
+        return_weights=True,
+    ),
+    Example(
+        "one-kv-head",
+        GroupedQueryAttentionConfig(8, 4, 1, position=Rotary(pairing="interleaved", scaling=NTKScaling(4.0))),
+        batch=None,
+    ),
+    Example("chunked", GroupedQueryAttentionConfig(*_SIZES, position=Rotary(), mask=chunked(3))),
+    Example("prefix", GroupedQueryAttentionConfig(*_SIZES, mask=prefix(3)), mask="padding"),
+    Example("one-token", GroupedQueryAttentionConfig(*_SIZES, position=Rotary()), tokens=1, return_weights=True),
+)
+
+VARIANT = Variant(
+    "GroupedQueryAttention",
+    "grouped_query_attention",
+    GroupedQueryAttentionConfig,
+    group="modern",
+    examples=EXAMPLES,
+)

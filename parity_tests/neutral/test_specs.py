@@ -162,6 +162,14 @@ def test_names_files_and_configs_are_not_shared():
 
 
 @pytest.mark.parametrize("variant", specs.VARIANTS, ids=lambda variant: variant.name)
+def test_examples_have_names_of_their_own_and_configs_of_the_variant(variant):
+    assert len({example.name for example in variant.examples}) == len(variant.examples)
+    assert {type(example.config) for example in variant.examples} <= {variant.config}
+
+
+@pytest.mark.parametrize(
+    "variant", [one for one in specs.VARIANTS if not one.examples], ids=lambda variant: variant.name
+)
 def test_arguments_are_picked_from_named_sizes(variant):
     sizes = {"d_in": 6, "d_out": 4, "context_length": 5, "dropout": 0.1, "num_heads": 2, "qkv_bias": True, "other": 9}
     arguments = variant.config.arguments_from(sizes)

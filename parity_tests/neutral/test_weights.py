@@ -128,7 +128,13 @@ def test_the_given_dictionary_stays_as_it_is():
 @pytest.mark.parametrize("variant", specs.VARIANTS, ids=lambda variant: variant.name)
 def test_the_rules_of_every_variant_go_there_and_back(variant):
     sizes = {"d_in": 4, "d_out": 6, "context_length": 5, "num_heads": 2, "qkv_bias": True, "emb_dim": 4}
-    config = variant.config(**variant.config.arguments_from(sizes))
+    for config in [example.config for example in variant.examples] or [
+        variant.config(**variant.config.arguments_from(sizes))
+    ]:
+        check_there_and_back(config)
+
+
+def check_there_and_back(config: specs.Config) -> None:
     rng = np.random.default_rng(0)
     arrays = {row.rule.torch: rng.normal(size=row.shape) for row in config.parameters}
     there = torch_to_flax(arrays, config.rules())

@@ -35,24 +35,25 @@ def directional_derivative(
     name: str,
     direction: np.ndarray,
     cotangents: Sequence[np.ndarray | None],
+    **others: np.ndarray,
 ) -> float:
-    """Differentiate ``sum(cotangent * output)`` along a direction of the input ``"x"`` or of the parameter `name`.
+    """Differentiate ``sum(cotangent * output)`` along a direction of an input or of the parameter `name`.
 
-    Shapes: `direction` as the array it moves; `cotangents` as ``(output, weights)``, where the second may be left out
-    and None counts as zero.
+    Inputs are ``"x"`` and the `others` that a variant takes, such as ``context``. Shapes: `direction` as the array it
+    moves; `cotangents` as ``(output, weights)``, where the second may be left out and None counts as zero.
 
     Raises:
         ValueError: unknown name, a shape that differs, or a cotangent for an output that does not exist.
 
     Source: complex step, Squire and Trapp, SIAM Review 40 (1998) 110-112.
     """
-    arrays = {**parameters, "x": x}
+    arrays = {**parameters, "x": x, **others}
     if name not in arrays:
         raise ValueError(f"name ({name}) must be one of {', '.join(arrays)}")
     _require_shape("direction", direction, np.shape(arrays[name]))
     arrays[name] = np.asarray(arrays[name], np.float64) + 1j * _STEP * np.asarray(direction, np.float64)
-    moved_x = arrays.pop("x")
-    outputs = function(config, arrays, moved_x, attention_mask)
+    moved = {input_name: arrays.pop(input_name) for input_name in ("x", *others)}
+    outputs = function(config, arrays, moved.pop("x"), attention_mask, **moved)
     if len(cotangents) > len(outputs):
         raise ValueError(f"cotangents ({len(cotangents)}) must be at most {len(outputs)}")
     total = 0.0
