@@ -39,6 +39,16 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LATENT = {
+    **SIZES,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 6,
+    "q_lora_rank": 5,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 7,
+    "first_k_dense_replace": 2,
+}
 SLIDING = {"sliding_window": 4, "head_dim": 8}
 
 
@@ -122,6 +132,20 @@ CASES = {
             "linear_value_head_dim": 4,
         },
         layers=(3,),
+    ),
+    "deepseek-v2": Case("deepseek_v2", {**LATENT, "attention_bias": True}),
+    "deepseek-v2-lite": Case(
+        "deepseek_v2",
+        {**LATENT, "q_lora_rank": None, "rope_scaling": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}},
+    ),
+    "deepseek-v3": Case(
+        "deepseek_v3", {**LATENT, "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.6}, "rms_norm_eps": 1e-3}
+    ),
+    "deepseek-v3-halves": Case("deepseek_v3", {**LATENT, "rope_interleave": False, "attention_bias": True}),
+    "diffllama": Case("diffllama", {**SIZES, "head_dim": 6, "attention_bias": True}, layers=(0, 1)),
+    "diffllama-many-heads": Case(
+        "diffllama",
+        {**SIZES, "num_attention_heads": 8, "num_key_value_heads": 4, "rms_norm_eps": 1e-2, "rope_theta": 500.0},
     ),
 }
 

@@ -11,13 +11,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import bloom, gemma, gpt_oss, llama, olmo, qwen3_next
+from . import bloom, deepseek, diffllama, encoder_decoder, gemma, gpt_oss, llama, olmo, qwen3_next
 from .base import AttentionLayer, Family
 from .model_config import ModelConfig
 
 __all__ = ["AttentionLayer", "Family", "ModelConfig", "find_layer", "known_model_types"]
 
-_FILES: tuple[Any, ...] = (llama, gemma, gpt_oss, olmo, bloom, qwen3_next)
+_FILES: tuple[Any, ...] = (
+    llama,
+    gemma,
+    gpt_oss,
+    olmo,
+    bloom,
+    qwen3_next,
+    deepseek,
+    diffllama,
+    encoder_decoder,
+)
 
 FAMILIES: dict[str, Family] = {
     name: family for file in _FILES for family in file.FAMILIES for name in family.model_types

@@ -1,0 +1,102 @@
+"""DeepSeek V2 and V3: keys and values from a latent, next to one key with a rotary position."""
+
+from __future__ import annotations
+
+from ..layouts import Row
+from ..specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
+from .base import AttentionLayer, Family, Table
+from .grouped import FREQUENCIES
+from .model_config import ModelConfig
+from .rotary import read_rotary
+
+
+def table(config: MultiHeadLatentAttentionConfig) -> Table:
+    """Return the names of `transformers`, which are those of DeepSeek's files.
+
+    The latent and the key with the position are one projection, and so are, head by head, what is made of the latent.
+    """
+    by_latent = (
+        Row("q_a_proj.weight", ("W_query_latent.weight",)),
+        Row("q_a_proj.bias", ("W_query_latent.bias",)),
+        Row("q_a_layernorm.weight", ("query_norm.scale",)),
+        Row("q_b_proj.weight", ("W_query.weight",)),
+    )
+    split = (config.latent_dim, config.rope_dim)
+    return (
+        *((Row("q_proj.weight", ("W_query.weight",)),) if config.query_dim is None else by_latent),
+        Row(
+            "kv_a_proj_with_mqa.weight", ("W_latent.weight", "W_key_rope.weight"), "o i -> o i", along="o", split=split
+        ),
+        Row("kv_a_proj_with_mqa.bias", ("W_latent.bias", "W_key_rope.bias"), "o -> o", along="o", split=split),
+        Row("kv_a_layernorm.weight", ("latent_norm.scale",)),
+        Row(
+            "kv_b_proj.weight",
+            ("W_key.weight", "W_value.weight"),
+            "(h c) i -> (h c) i",
+            along="c",
+            split=(config.nope_dim, config.value_dim),
+            sizes={"h": config.num_heads},
+        ),
+        Row("o_proj.weight", ("out_proj.weight",)),
+        Row("o_proj.bias", ("out_proj.bias",)),
+        FREQUENCIES,
+    )
+
+
+def read_deepseek(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of DeepSeek.
+
+    The norms of the latents add 1e-6 whatever ``rms_norm_eps`` says, as in `transformers` and DeepSeek's own code.
+    """
+    heads, rope_dim = config.integer("num_attention_heads"), config.integer("qk_rope_head_dim")
+    config.refuse("num_key_value_heads", None, heads)
+    interleaved = config.model_type == "deepseek_v2" or config.flag("rope_interleave")
+    spec = MultiHeadLatentAttentionConfig(
+        d_in=config.integer("hidden_size"),
+        num_heads=heads,
+        latent_dim=config.integer("kv_lora_rank"),
+        nope_dim=config.integer("qk_nope_head_dim"),
+        rope_dim=rope_dim,
+        value_dim=config.integer("v_head_dim"),
+        query_dim=config.integer_or_none("q_lora_rank"),
+        bias=config.flag("attention_bias"),
+        position=read_rotary(config, rope_dim, pairing="interleaved" if interleaved else "half"),
+        dropout=config.number_or_none("attention_dropout") or 0.0,
+    )
+    prefix = f"model.layers.{layer}.self_attn."
+    return AttentionLayer("MultiHeadLatentAttention", spec, layer, {"transformers": table(spec)}, prefix)
+
+
+_BOTH = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+FAMILIES = (
+    Family(
+        ("deepseek_v2",),
+        read_deepseek,
+        {
+            **_BOTH,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "max_position_embeddings": 2048,
+        },
+    ),
+    Family(
+        ("deepseek_v3",),
+        read_deepseek,
+        {
+            **_BOTH,
+            "hidden_size": 7168,
+            "num_attention_heads": 128,
+            "num_hidden_layers": 61,
+            "max_position_embeddings": 4096,
+            "rope_interleave": True,
+        },
+    ),
+)
