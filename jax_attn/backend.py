@@ -89,7 +89,12 @@ def build(variant: Variant, arguments: Mapping[str, Any], dtype: str) -> nnx.Mod
 
 
 def build_blank(name: str, config: Config, dtype: str) -> nnx.Module:
-    """Return a module of ours in eval mode whose parameters have memory, but no numbers yet; nothing is drawn."""
+    """Return a module of ours in eval mode whose parameters have memory, but no numbers yet; nothing is drawn.
+
+    Raises:
+        TypeError: JAX would narrow the dtype.
+    """
+    from_numpy(np.empty(0, jnp.dtype(dtype)), name)
     return _blanked(name, dtype, config=config)
 
 
