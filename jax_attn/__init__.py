@@ -11,6 +11,7 @@ from .gpt_model import GPTModel
 from .grouped_query_attention import GroupedQueryAttention
 from .hugging_face import from_hf, to_hf
 from .layer_norm import LayerNorm
+from .linear_attention import LinearAttention
 from .multi_head_attention import MultiHeadAttention
 from .multi_head_attention_wrapper import MultiHeadAttentionWrapper
 from .multi_head_latent_attention import MultiHeadLatentAttention
@@ -28,6 +29,7 @@ __all__ = [
     "GatedDeltaNet",
     "GroupedQueryAttention",
     "LayerNorm",
+    "LinearAttention",
     "MultiHeadAttention",
     "MultiHeadAttentionWrapper",
     "MultiHeadLatentAttention",

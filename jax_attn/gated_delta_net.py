@@ -15,6 +15,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float
 
+from attn_bridge.masks import Mask
 from attn_bridge.specs import GatedDeltaNetConfig
 
 from . import functional, recurrence
@@ -59,7 +60,7 @@ class GatedDeltaNet(nnx.Module):
         self,
         x: Float[Array, "... t d"],
         *,
-        attention_mask: Bool[Array, "B S"] | None = None,
+        attention_mask: Mask | Bool[Array, "B S"] | None = None,
         cache: RecurrentCache | None = None,
         form: str | None = None,
     ) -> Any:
@@ -82,9 +83,7 @@ class GatedDeltaNet(nnx.Module):
         """
         batch = functional.as_batch(x, self.W_query.kernel, d_in=self.config.d_in)
         cache = cache if cache is None else cache.admit(*batch.shape[:2])
-        visible = recurrence.visible_tokens(attention_mask, batch, cache)
-        if visible is not None:
-            batch = jnp.where(visible[..., None], batch, 0.0)
+        batch = recurrence.without(batch, recurrence.visible_tokens(attention_mask, batch, cache))
         mixed = jnp.concatenate([self.W_query(batch), self.W_key(batch), self.W_value(batch)], -1)
         mixed, conv_state = self.conv1d(mixed, None if cache is None else cache.conv_state)
         key_width = self.config.key_width
@@ -107,8 +106,8 @@ class GatedDeltaNet(nnx.Module):
         )
         gated = self.norm(context.astype(value.dtype)).astype(key.dtype) * jax.nn.silu(gate.astype(key.dtype))
         output = self.out_proj(rearrange(gated.astype(value.dtype), "b t h c -> b t (h c)"))
-        output = functional.as_given(x, output, None)
-        return output if cache is None else (output, cache.advance(state, conv_state, batch.shape[1]))
+        cache = cache if cache is None else cache.advance(state, conv_state, batch.shape[1])
+        return functional.with_cache(functional.as_given(x, output, None), cache)
 
     def init_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
         """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.

@@ -15,7 +15,9 @@ from einops import einsum, rearrange, repeat
 from jax import Array
 from jaxtyping import Bool, Float
 
+from attn_bridge.masks import Mask
 from attn_bridge.recurrence import CHUNK_SIZE, check_delta_rule, check_state, check_token_mask, choose_form
+from attn_bridge.validation import check_attention_mask
 
 from . import functional
 
@@ -56,7 +58,7 @@ def gated_delta_rule(
     """
     arrays = (query, key, value, log_decay, beta)
     check_delta_rule([tuple(one.shape) for one in arrays], None if state is None else tuple(state.shape))
-    dtype = jnp.promote_types(value.dtype, jnp.float32)
+    dtype = functional.wide_dtype(value)
     query, key, value, log_decay, beta = (one.astype(dtype) for one in arrays)
     groups = value.shape[2] // key.shape[2]
     query = repeat(query, "b t h c -> b t (h g) c", g=groups)
@@ -96,7 +98,7 @@ def linear_attention(
     Raises:
         ValueError: a state that does not fit, or a name that is no form.
     """
-    dtype = jnp.promote_types(value.dtype, jnp.float32)
+    dtype = functional.wide_dtype(value)
     query, key, value = (one.astype(dtype) for one in (query, key, value))
     value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], -1)
     shape = (value.shape[0], value.shape[2], key.shape[3], value.shape[3])
@@ -106,12 +108,12 @@ def linear_attention(
     context, state = (_linear_chunks if chunked else _linear_tokens)(query, key, value, state, chunk_size)
     total = context[..., -1:]
     # A query without any key divides nothing by nothing.
-    return jnp.where(total > 0, context[..., :-1] / jnp.where(total > 0, total, 1.0), 0.0), state
+    return context[..., :-1] / jnp.where(total == 0, 1.0, total), state
 
 
 def unit_length(x: Float[Array, "... c"], eps: float = 1e-6) -> Float[Array, "... c"]:
     """Divide vectors by ``sqrt(sum of squares + eps)``, in float32, in float64 for float64 input."""
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.astype(functional.wide_dtype(x))
     return wide * jax.lax.rsqrt((wide * wide).sum(-1, keepdims=True) + eps)
 
 
@@ -119,30 +121,78 @@ def log_decay(
     alpha: Float[Array, "B T H"], dt_bias: Float[Array, "H"], a_log: Float[Array, "H"]
 ) -> Float[Array, "B T H"]:
     """Return ``-exp(a_log) * softplus(alpha + dt_bias)``, in float32, in float64 for float64 input."""
-    dtype = jnp.promote_types(alpha.dtype, jnp.float32)
+    dtype = functional.wide_dtype(alpha)
     total = alpha.astype(dtype) + dt_bias.astype(dtype)
     return -jnp.exp(a_log.astype(dtype)) * jnp.logaddexp(total, jnp.zeros_like(total))
 
 
+def positive_features(x: Float[Array, "... c"]) -> Float[Array, "... c"]:
+    """Return ``elu(x) + 1``, above 0, in float32, in float64 for float64 input."""
+    # Where x is negative that is its exponential, and 1 would swallow it if it were added and subtracted.
+    wide = x.astype(functional.wide_dtype(x))
+    return jnp.where(wide > 0, wide + 1.0, jnp.exp(jnp.minimum(wide, 0.0)))
+
+
+def linear_weights(query: Float[Array, "B T H D"], key: Float[Array, "B S H D"], mask: Mask) -> Float[Array, "B H T S"]:
+    """Return the products of features, divided by their sum over the keys that `mask` shows; zeros where there is none.
+
+    Raises:
+        TypeError: a mask that is not bool.
+        ValueError: a mask that does not broadcast.
+    """
+    shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
+    mask = mask.with_arrays(lambda array: jnp.asarray(array))
+    mask.check_arrays(lambda array: check_attention_mask(array.shape, functional.dtype_name(array), shape))
+    queries, keys = jnp.arange(query.shape[1]), jnp.arange(key.shape[1])
+    allowed = mask.placed(*shape[2:]).allowed(queries[:, None], keys[None, :])
+    products = jnp.where(allowed, einsum(query, key, "b t h c, b s h c -> b h t s"), 0.0)
+    total = products.sum(-1, keepdims=True)
+    return products / jnp.where(total == 0, 1.0, total)
+
+
+def average(weights: Float[Array, "B H T S"], value: Float[Array, "B S H Dv"]) -> Float[Array, "B T H Dv"]:
+    """Return the averages of the values, in the dtype of the weights."""
+    return einsum(weights, value.astype(weights.dtype), "b h t s, b s h v -> b t h v")
+
+
+def hides_tokens_only(attention_mask: Any) -> bool:
+    """Tell whether a mask, None included, is an array that shows all queries and heads the same tokens."""
+    if attention_mask is None:
+        return True
+    shape = None if isinstance(attention_mask, Mask) else tuple(attention_mask.shape)
+    return shape is not None and (len(shape) == 2 or (len(shape) == 4 and shape[1:3] == (1, 1)))
+
+
 def visible_tokens(
-    attention_mask: Bool[Array, "B S"] | None, x: Float[Array, "B T D"], cache: Any = None
+    attention_mask: Mask | Bool[Array, "..."] | None, x: Float[Array, "B T D"], cache: Any = None
 ) -> Bool[Array, "B T"] | None:
     """Return which tokens of ``x`` count, ``(B, T)``, from a mask over these and those that `cache` has seen.
 
     Raises:
         TypeError: a mask that is not bool.
-        ValueError: a shape other than ``(B, S)`` or ``(B, 1, 1, S)``.
+        ValueError: a mask that is neither ``(B, S)`` nor ``(B, 1, 1, S)``.
     """
     if attention_mask is None:
         return None
+    longest = x.shape[1] if cache is None else cache.capacity
+    if isinstance(attention_mask, Mask):
+        mask = attention_mask.with_arrays(lambda array: jnp.asarray(array)).placed(x.shape[1], longest)
+        attention_mask = mask.allowed(jnp.arange(x.shape[1])[:, None], jnp.arange(longest)[None, :])
+        attention_mask = attention_mask[(None,) * (4 - attention_mask.ndim)]
     attention_mask = jnp.asarray(attention_mask)
-    longest = None if cache is None else cache.capacity
     shape = tuple(attention_mask.shape)
     check_token_mask(shape, functional.dtype_name(attention_mask), x.shape[0], x.shape[1], longest)
     bare = attention_mask.reshape(shape[0], shape[-1])
     start = 0 if cache is None else cache.length
     now = jax.lax.dynamic_slice_in_dim(bare, start, x.shape[1], axis=1)
     return jnp.broadcast_to(now, x.shape[:2])
+
+
+def without(array: Float[Array, "B T ..."], visible: Bool[Array, "B T"] | None) -> Float[Array, "B T ..."]:
+    """Return an array with zeros at the tokens that do not count."""
+    if visible is None:
+        return array
+    return jnp.where(visible.reshape(*visible.shape, *(1,) * (array.ndim - 2)), array, 0.0)
 
 
 def _delta_tokens(

@@ -13,6 +13,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from attn_bridge.masks import Mask
 from attn_bridge.specs import GatedDeltaNetConfig
 
 from . import functional, recurrence
@@ -55,7 +56,7 @@ class GatedDeltaNet(nn.Module):
         self,
         x: Float[Tensor, "... t d"],
         *,
-        attention_mask: Bool[Tensor, "B S"] | None = None,
+        attention_mask: Mask | Bool[Tensor, "B S"] | None = None,
         cache: RecurrentCache | None = None,
         form: str | None = None,
     ) -> Any:
@@ -78,9 +79,7 @@ class GatedDeltaNet(nn.Module):
         """
         batch = functional.as_batch(x, self.W_query.weight, d_in=self.config.d_in)
         cache = cache if cache is None else cache.admit(*batch.shape[:2])
-        visible = recurrence.visible_tokens(attention_mask, batch, cache)
-        if visible is not None:
-            batch = torch.where(visible[..., None], batch, 0.0)
+        batch = recurrence.without(batch, recurrence.visible_tokens(attention_mask, batch, cache))
         mixed = torch.cat([self.W_query(batch), self.W_key(batch), self.W_value(batch)], -1)
         mixed, conv_state = self.conv1d(mixed, None if cache is None else cache.conv_state)
         key_width = self.config.key_width
@@ -103,8 +102,8 @@ class GatedDeltaNet(nn.Module):
         )
         gated = self.norm(context.to(self.norm.scale.dtype)).to(key.dtype) * nn.functional.silu(gate.to(key.dtype))
         output = self.out_proj(rearrange(gated.to(value.dtype), "b t h c -> b t (h c)"))
-        output = functional.as_given(x, output, None)
-        return output if cache is None else (output, cache.advance(state, conv_state, batch.shape[1]))
+        cache = cache if cache is None else cache.advance(state, conv_state, batch.shape[1])
+        return functional.with_cache(functional.as_given(x, output, None), cache)
 
     def init_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
         """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from . import (
     causal_attention,
+    gated_delta_net,
     grouped_query_attention,
     layer_norm,
+    linear_attention,
     multi_head_attention,
     multi_head_attention_wrapper,
     self_attention_v1,
@@ -25,6 +27,7 @@ from .gated_delta_net import GatedDeltaNetConfig
 from .gpt_model import GPTModelConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from .layer_norm import LayerNormConfig
+from .linear_attention import LinearAttentionConfig
 from .multi_head_attention import MultiHeadAttentionConfig
 from .multi_head_attention_wrapper import MultiHeadAttentionWrapperConfig
 from .multi_head_latent_attention import MultiHeadLatentAttentionConfig
@@ -46,6 +49,7 @@ __all__ = [
     "GatedDeltaNetConfig",
     "GroupedQueryAttentionConfig",
     "LayerNormConfig",
+    "LinearAttentionConfig",
     "LinearScaling",
     "Llama3Scaling",
     "MultiHeadAttentionConfig",
@@ -74,6 +78,8 @@ VARIANTS: tuple[Variant, ...] = (
     multi_head_attention.VARIANT,
     layer_norm.VARIANT,
     grouped_query_attention.VARIANT,
+    gated_delta_net.VARIANT,
+    linear_attention.VARIANT,
 )
 
 

@@ -7,7 +7,7 @@ import math
 
 from ..validation import check_number
 from ..weights import Rule
-from .base import Config, Parameter, Variant, linear, vector
+from .base import Config, Example, Parameter, Variant, linear, vector
 from .model import below
 from .rms_norm import RMSNormConfig
 
@@ -102,4 +102,24 @@ class GatedDeltaNetConfig(Config):
         )
 
 
-VARIANT = Variant("GatedDeltaNet", "gated_delta_net", GatedDeltaNetConfig, group="modern", returns_weights=False)
+EXAMPLES = (
+    Example(
+        "qwen3-next",
+        GatedDeltaNetConfig(8, 2, 4, 3, 5, conv_size=4),
+        mask="padding",
+        dtypes=("float64", "float32", "bfloat16", "float16"),
+    ),
+    Example("one-value-head", GatedDeltaNetConfig(6, 1, d_out=4, conv_size=1, eps=1e-3)),
+    Example("two-chunks", GatedDeltaNetConfig(4, 2, conv_size=2), tokens=66, batch=None),
+    Example("as-many-tokens-as-heads", GatedDeltaNetConfig(6, 3, conv_size=3), tokens=3),
+    Example("one-token", GatedDeltaNetConfig(6, 3), tokens=1, batch=2),
+)
+
+VARIANT = Variant(
+    "GatedDeltaNet",
+    "gated_delta_net",
+    GatedDeltaNetConfig,
+    group="modern",
+    returns_weights=False,
+    examples=EXAMPLES,
+)

@@ -1,0 +1,107 @@
+"""Linear attention: products of positive features in place of the softmax, so that a state replaces the keys.
+
+Katharopoulos et al., arXiv 2006.16236, with their features ``elu(x) + 1``. The twin is `torch_attn.linear_attention`.
+Letters: b batch, t position, h head, c channel of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from einops import rearrange
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float
+
+from attn_bridge.masks import Mask, causal
+from attn_bridge.specs import LinearAttentionConfig
+
+from . import functional, recurrence
+from .linear import Linear
+from .random import Rngs
+from .recurrent_cache import RecurrentCache
+
+
+class LinearAttention(nnx.Module):
+    """Causal attention whose weights are ``features(query) features(key)``, divided by their sum over the keys.
+
+    Args:
+        config: sizes and biases, see `LinearAttentionConfig`.
+        rngs: source of the initial weights (stream ``params``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+    """
+
+    def __init__(self, config: LinearAttentionConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+        self.config = config
+        self.dtype = dtype
+        d_in, bias, own = config.d_in, config.qkv_bias, {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        self.W_query = Linear(d_in, config.key_width, bias=bias, **own)
+        self.W_key = Linear(d_in, config.key_width, bias=bias, **own)
+        self.W_value = Linear(d_in, config.value_width, bias=bias, **own)
+        self.out_proj = Linear(config.value_width, config.d_out, bias=config.out_bias, **own)
+
+    def __call__(
+        self,
+        x: Float[Array, "... t d"],
+        *,
+        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        cache: RecurrentCache | None = None,
+        return_weights: bool = False,
+        form: str | None = None,
+    ) -> Any:
+        """Attend from every token to itself and to what came before it.
+
+        Args:
+            x: ``(T, d_in)`` or ``(B, T, d_in)``.
+            attention_mask: bool, ``True`` = may be attended: ``(B, S)`` over all tokens so far, the new ones too.
+                Without a cache it may be anything that broadcasts to ``(B, H, T, S)``; one that differs between queries
+                or heads needs the weights, and so time and memory that grow with T times S.
+            cache: what earlier tokens left, from `init_cache`; left as it is.
+            return_weights: also return the attention weights ``(B, H, T, T)``, without ``B`` for 2-D `x`; not with a
+                cache, which holds no keys.
+            form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
+
+        Returns:
+            The output ``(T, d_out)`` or ``(B, T, d_out)``; then the weights if asked for; then the cache if given.
+
+        Raises:
+            ValueError: shapes that do not fit, more tokens than the cache takes, or a name that is no form.
+            TypeError: an input that is not floating point, or a mask that is not bool.
+            NotImplementedError: weights of tokens in a cache.
+        """
+        batch = functional.as_batch(x, self.W_query.kernel, d_in=self.config.d_in)
+        if cache is not None:
+            cache = cache.admit(*batch.shape[:2])
+        query, key, value = (
+            rearrange(project(batch), "b t (h c) -> b t h c", h=self.config.num_heads)
+            for project in (self.W_query, self.W_key, self.W_value)
+        )
+        query, key = recurrence.positive_features(query), recurrence.positive_features(key)
+        if cache is not None and return_weights:
+            raise NotImplementedError("return_weights with a cache: it keeps a state, and no keys")
+        weights = None
+        if return_weights or (cache is None and not recurrence.hides_tokens_only(attention_mask)):
+            weights = recurrence.linear_weights(query, key, causal().restrict(attention_mask))
+            context = recurrence.average(weights, value)
+        else:
+            visible = recurrence.visible_tokens(attention_mask, batch, cache)
+            key = recurrence.without(key, visible)
+            state = None if cache is None else cache.state
+            context, state = recurrence.linear_attention(query, key, value, state=state, form=form)
+            cache = cache if cache is None else cache.advance(state, None, batch.shape[1])
+        output = self.out_proj(rearrange(context.astype(value.dtype), "b t h c -> b t (h c)"))
+        shown = weights.astype(value.dtype) if return_weights else None
+        return functional.with_cache(functional.as_given(x, output, shown), cache)
+
+    def init_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
+        """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.
+
+        Raises:
+            ValueError: a size below 1.
+        """
+        config, dtype = self.config, self.dtype or self.W_query.kernel.dtype
+        # A channel of ones beside those of the values sums up the weights.
+        shape = (config.num_heads, config.head_dim, config.value_head_dim + 1)
+        return RecurrentCache.empty(batch_size, capacity, shape, dtype=dtype)

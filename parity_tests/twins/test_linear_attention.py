@@ -1,0 +1,141 @@
+"""LinearAttention: both forms, both frameworks and the formula say the same, with a cache and without."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from attn_bridge import backends, masks, transfer
+from attn_bridge.specs import LinearAttentionConfig
+
+from ..reference.linear_attention import reference
+from .test_gated_delta_net import call, decode, left_and_right, tokens, x64  # noqa: F401
+
+CONFIG = LinearAttentionConfig(10, 2, head_dim=3, value_head_dim=4, d_out=7, qkv_bias=True, out_bias=True)
+
+
+def draw_weights(seed: int = 0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {row.rule.torch: random.normal(size=row.shape) * 0.7 + 0.1 for row in CONFIG.parameters}
+
+
+def twins(dtype: str = "float64"):
+    ours, theirs = (backends.load(name).build_blank("LinearAttention", CONFIG, dtype) for name in ("torch", "flax"))
+    ours.load_state_dict({name: torch.from_numpy(array) for name, array in draw_weights().items()})
+    transfer(ours, theirs)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("length", [1, 6, 64, 130])
+@pytest.mark.usefixtures("x64")
+def test_both_forms_of_both_twins_are_the_formula(length):
+    x = tokens(3, length, 10)
+    mask = left_and_right(length) if length > 4 else None
+    expected, weights = reference(CONFIG, draw_weights(), x, mask)
+    for module in twins():
+        for form in (None, "chunked", "recurrent"):
+            got = call(module, x, attention_mask=mask, form=form)
+            np.testing.assert_allclose(got, expected, rtol=0, atol=1e-13)
+        output, shown = call(module, x, attention_mask=mask, return_weights=True)
+        np.testing.assert_allclose(output, expected, rtol=0, atol=1e-13)
+        np.testing.assert_allclose(shown, weights, rtol=0, atol=1e-13)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_mask_may_differ_between_queries_and_heads():
+    x, mask = tokens(2, 6, 10), np.random.default_rng(0).random((2, 2, 6, 6)) < 0.6
+    mask[0, 1, 3] = False
+    expected, weights = reference(CONFIG, draw_weights(), x, mask)
+    assert (weights[0, 1, 3] == 0.0).all()
+    for module in twins():
+        np.testing.assert_allclose(call(module, x, attention_mask=mask), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_description_of_a_mask_is_read():
+    x, ids = tokens(2, 6, 10), np.array([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 2, 2]])
+    together = (ids[:, None, :, None] == ids[:, None, None, :]).repeat(2, 1)
+    short = np.arange(6) < np.array([6, 4])[:, None]
+    for module in twins():
+        for mask, shown in ((masks.documents(ids), together), (masks.padding([6, 4]), short)):
+            expected, _ = reference(CONFIG, draw_weights(), x, shown)
+            np.testing.assert_allclose(call(module, x, attention_mask=mask), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_query_that_has_met_no_key_gets_the_bias_alone():
+    x, mask = tokens(1, 5, 10), np.array([[False, False, True, True, True]])
+    bias = draw_weights()["out_proj.bias"]
+    for module in twins():
+        for form in ("chunked", "recurrent"):
+            out = np.asarray(call(module, x, attention_mask=mask, form=form))
+            np.testing.assert_array_equal(out[0, :2], np.stack([bias, bias]))
+
+
+@pytest.mark.parametrize("steps", [(1, 1, 2, 5), (66, 1, 5)], ids=str)
+@pytest.mark.usefixtures("x64")
+def test_cached_decoding_is_the_full_pass(steps):
+    x = tokens(3, sum(steps), 10)
+    for mask in (None, left_and_right(sum(steps))):
+        for module in twins():
+            full = decode(module, x, (sum(steps),), mask)
+            np.testing.assert_allclose(decode(module, x, steps, mask), full, rtol=0, atol=1e-13)
+
+
+@pytest.mark.usefixtures("x64")
+def test_what_a_cache_cannot_do_is_refused_alike():
+    x = tokens(2, 3, 10)
+    for module in twins():
+        convert = torch.from_numpy if isinstance(module, torch.nn.Module) else np.asarray
+        _, cache = call(module, x, cache=module.init_cache(2, 4))
+        for wrong, arguments, error, message in (
+            (x, {}, ValueError, "tokens in the cache (3) and new ones (3) must be at most capacity (4)"),
+            (x[:1, :1], {}, ValueError, "batch of x (1) must be the batch of the cache (2)"),
+            (
+                x[:, :1],
+                {"return_weights": True},
+                NotImplementedError,
+                "return_weights with a cache: it keeps a state, and no keys",
+            ),
+            (
+                x[:, :1],
+                {"form": "parallel"},
+                ValueError,
+                "form ('parallel') must be one of 'chunked', 'recurrent' or None",
+            ),
+            (
+                x[:, :1],
+                {"attention_mask": convert(np.ones((2, 1, 4, 4), bool))},
+                ValueError,
+                "attention mask (2, 1, 4, 4) must have shape (B, S) = (2, 1 to 4): "
+                "a state shows every query the same tokens",
+            ),
+            (
+                x[:, :1],
+                {"attention_mask": convert(np.ones((2, 4)))},
+                TypeError,
+                "attention mask must have dtype bool (True = may be attended), got float64",
+            ),
+        ):
+            with pytest.raises(error) as caught:
+                module(convert(wrong), cache=cache, **arguments)
+            assert str(caught.value) == message
+            assert int(cache.length) == 3
+        for name in ("batch_size", "capacity"):
+            with pytest.raises(ValueError, match=name) as caught:
+                module.init_cache(**{"batch_size": 1, "capacity": 1, name: 0})
+            assert str(caught.value) == f"{name} (0) must be at least 1"
+
+
+def test_features_far_below_zero_keep_their_size():
+    """``elu(x) + 1`` as it reads is 0 in float32 from -17 on, and a row of such keys has nothing to divide by."""
+    ours, theirs = twins("float32")
+    with torch.no_grad():
+        ours.W_key.bias.fill_(-30.0)
+    transfer(ours, theirs)
+    x = tokens(1, 5, 10).astype(np.float32)
+    expected, _ = reference(CONFIG, {n: p.detach().double().numpy() for n, p in ours.named_parameters()}, x)
+    for got in (call(ours, x), jax.jit(lambda x: theirs(x))(x)):
+        np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5)

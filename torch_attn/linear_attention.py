@@ -1,0 +1,107 @@
+"""Linear attention: products of positive features in place of the softmax, so that a state replaces the keys.
+
+Katharopoulos et al., arXiv 2006.16236, with their features ``elu(x) + 1``. The twin is `jax_attn.linear_attention`.
+Letters: b batch, t position, h head, c channel of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from einops import rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from attn_bridge.masks import Mask, causal
+from attn_bridge.specs import LinearAttentionConfig
+
+from . import functional, recurrence
+from .initial_weights import linear
+from .random import JaxRngs
+from .recurrent_cache import RecurrentCache
+
+
+class LinearAttention(nn.Module):
+    """Causal attention whose weights are ``features(query) features(key)``, divided by their sum over the keys.
+
+    Args:
+        config: sizes and biases, see `LinearAttentionConfig`.
+        rngs: JAX's random numbers, for initial weights (stream ``params``); None takes torch's global generator.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation.
+    """
+
+    def __init__(
+        self, config: LinearAttentionConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+    ):
+        super().__init__()
+        self.config = config
+        d_in, bias, own = config.d_in, config.qkv_bias, {"rngs": rngs, "device": device, "dtype": dtype}
+        self.W_query = linear(d_in, config.key_width, bias=bias, **own)
+        self.W_key = linear(d_in, config.key_width, bias=bias, **own)
+        self.W_value = linear(d_in, config.value_width, bias=bias, **own)
+        self.out_proj = linear(config.value_width, config.d_out, bias=config.out_bias, **own)
+
+    def forward(
+        self,
+        x: Float[Tensor, "... t d"],
+        *,
+        attention_mask: Mask | Bool[Tensor, "..."] | None = None,
+        cache: RecurrentCache | None = None,
+        return_weights: bool = False,
+        form: str | None = None,
+    ) -> Any:
+        """Attend from every token to itself and to what came before it.
+
+        Args:
+            x: ``(T, d_in)`` or ``(B, T, d_in)``.
+            attention_mask: bool, ``True`` = may be attended: ``(B, S)`` over all tokens so far, the new ones too.
+                Without a cache it may be anything that broadcasts to ``(B, H, T, S)``; one that differs between queries
+                or heads needs the weights, and so time and memory that grow with T times S.
+            cache: what earlier tokens left, from `init_cache`; updated in place.
+            return_weights: also return the attention weights ``(B, H, T, T)``, without ``B`` for 2-D `x`; not with a
+                cache, which holds no keys.
+            form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
+
+        Returns:
+            The output ``(T, d_out)`` or ``(B, T, d_out)``; then the weights if asked for; then the cache if given.
+
+        Raises:
+            ValueError: shapes that do not fit, more tokens than the cache takes, or a name that is no form.
+            TypeError: an input that is not floating point, or a mask that is not bool.
+            NotImplementedError: weights of tokens in a cache.
+        """
+        batch = functional.as_batch(x, self.W_query.weight, d_in=self.config.d_in)
+        if cache is not None:
+            cache = cache.admit(*batch.shape[:2])
+        query, key, value = (
+            rearrange(project(batch), "b t (h c) -> b t h c", h=self.config.num_heads)
+            for project in (self.W_query, self.W_key, self.W_value)
+        )
+        query, key = recurrence.positive_features(query), recurrence.positive_features(key)
+        if cache is not None and return_weights:
+            raise NotImplementedError("return_weights with a cache: it keeps a state, and no keys")
+        weights = None
+        if return_weights or (cache is None and not recurrence.hides_tokens_only(attention_mask)):
+            weights = recurrence.linear_weights(query, key, causal().restrict(attention_mask))
+            context = recurrence.average(weights, value)
+        else:
+            visible = recurrence.visible_tokens(attention_mask, batch, cache)
+            key = recurrence.without(key, visible)
+            state = None if cache is None else cache.state
+            context, state = recurrence.linear_attention(query, key, value, state=state, form=form)
+            cache = cache if cache is None else cache.advance(state, None, batch.shape[1])
+        output = self.out_proj(rearrange(context.to(value.dtype), "b t h c -> b t (h c)"))
+        shown = weights.to(value.dtype) if return_weights else None
+        return functional.with_cache(functional.as_given(x, output, shown), cache)
+
+    def init_cache(self, batch_size: int, capacity: int) -> RecurrentCache:
+        """Return a cache without tokens: for `batch_size` sequences of at most `capacity` tokens.
+
+        Raises:
+            ValueError: a size below 1.
+        """
+        config, weight = self.config, self.W_query.weight
+        # A channel of ones beside those of the values sums up the weights.
+        shape = (config.num_heads, config.head_dim, config.value_head_dim + 1)
+        return RecurrentCache.empty(batch_size, capacity, shape, device=weight.device, dtype=weight.dtype)
