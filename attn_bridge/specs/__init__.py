@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from . import (
     causal_attention,
+    cross_attention,
+    differential_attention,
     gated_delta_net,
     grouped_query_attention,
     layer_norm,
     linear_attention,
     multi_head_attention,
     multi_head_attention_wrapper,
+    multi_head_latent_attention,
+    rms_norm,
     self_attention_v1,
     self_attention_v2,
     simple_self_attention,
@@ -77,7 +81,11 @@ VARIANTS: tuple[Variant, ...] = (
     multi_head_attention_wrapper.VARIANT,
     multi_head_attention.VARIANT,
     layer_norm.VARIANT,
+    rms_norm.VARIANT,
     grouped_query_attention.VARIANT,
+    multi_head_latent_attention.VARIANT,
+    cross_attention.VARIANT,
+    differential_attention.VARIANT,
     gated_delta_net.VARIANT,
     linear_attention.VARIANT,
 )

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from ..validation import check_number
-from .base import Config, Parameter, Variant, linear
+from .base import Config, Example, Parameter, Variant, linear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,4 +80,23 @@ class CrossAttentionConfig(Config):
         )
 
 
-VARIANT = Variant("CrossAttention", "cross_attention", CrossAttentionConfig, group="modern")
+EXAMPLES = (
+    Example(
+        "whisper",
+        CrossAttentionConfig(6, 3, qkv_bias=True, key_bias=False, out_bias=True, dropout=0.1),
+        mask="padding",
+        context=(5, 6),
+        dtypes=("float64", "float32", "bfloat16", "float16"),
+    ),
+    Example(
+        "shared-heads",
+        CrossAttentionConfig(5, 4, d_context=3, num_kv_heads=2, head_dim=2, d_out=7, qkv_bias=True, scale=0.9),
+        mask="per-head",
+        context=(9, 3),
+        return_weights=True,
+    ),
+    Example("no-biases", CrossAttentionConfig(4, 1, d_context=5), context=(8, 5), batch=None),
+    Example("one-token", CrossAttentionConfig(4, 2, out_bias=True), tokens=1, context=(3, 4), batch=2),
+)
+
+VARIANT = Variant("CrossAttention", "cross_attention", CrossAttentionConfig, group="modern", examples=EXAMPLES)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ..masks import Mask, causal
+from ..masks import Mask, causal, sliding_window
 from ..validation import check_number
-from .base import Config, Parameter, Variant, linear, vector
+from .base import Config, Example, Parameter, Variant, linear, vector
 from .position import Rotary
 
 LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
@@ -106,4 +106,29 @@ class DifferentialAttentionConfig(Config):
         )
 
 
-VARIANT = Variant("DifferentialAttention", "differential_attention", DifferentialAttentionConfig, group="modern")
+EXAMPLES = (
+    Example(
+        "diffllama",
+        DifferentialAttentionConfig(8, 4, num_kv_heads=2, qkv_bias=True, out_bias=True, position=Rotary()),
+        mask="padding",
+        dtypes=("float64", "float32", "bfloat16", "float16"),
+    ),
+    Example(
+        "two-of-each",
+        DifferentialAttentionConfig(5, 4, head_dim=3, d_out=6, lambda_init=0.2, norm_eps=1e-2, scale=0.8),
+        mask="per-head",
+        return_weights=True,
+    ),
+    Example("window", DifferentialAttentionConfig(4, 2, mask=sliding_window(3), lambda_init=-0.5), batch=None),
+    Example(
+        "two-tokens",  # a single one gives both softmaxes the same weight, and what is left of it is normed away
+        DifferentialAttentionConfig(4, 2, position=Rotary(pairing="interleaved")),
+        tokens=2,
+        batch=2,
+        return_weights=True,
+    ),
+)
+
+VARIANT = Variant(
+    "DifferentialAttention", "differential_attention", DifferentialAttentionConfig, group="modern", examples=EXAMPLES
+)

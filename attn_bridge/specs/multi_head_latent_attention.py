@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ..masks import Mask, causal
+from ..masks import Mask, causal, sliding_window
 from ..validation import check_number
-from .base import Config, Parameter, Variant, linear
+from .base import Config, Example, Parameter, Variant, linear
 from .model import below
 from .position import Rotary, YaRNScaling
 from .rms_norm import RMSNormConfig
@@ -118,6 +118,37 @@ class MultiHeadLatentAttentionConfig(Config):
         )
 
 
+_YARN = YaRNScaling(4.0, 16, mscale=1.0, mscale_all_dim=0.7)
+
+EXAMPLES = (
+    Example(
+        "deepseek-v3",
+        MultiHeadLatentAttentionConfig(
+            6, 2, 5, 3, 4, 2, query_dim=4, dropout=0.1, position=Rotary(pairing="interleaved", scaling=_YARN)
+        ),
+        mask="padding",
+        dtypes=("float64", "float32", "bfloat16", "float16"),
+    ),
+    Example(
+        "deepseek-v2-lite",
+        MultiHeadLatentAttentionConfig(5, 3, 4, 2, 2, 6, d_out=7, bias=True),
+        mask="per-head",
+        return_weights=True,
+    ),
+    Example("no-positions", MultiHeadLatentAttentionConfig(4, 1, 3, 2, 1, 3, query_dim=2, position=None), batch=None),
+    Example(
+        "window",
+        MultiHeadLatentAttentionConfig(
+            4, 2, 3, 2, 4, 2, query_dim=3, bias=True, position=Rotary(), mask=sliding_window(3), norm_eps=1e-2
+        ),
+    ),
+    Example("one-token", MultiHeadLatentAttentionConfig(4, 2, 3, 2, 2, 2), tokens=1, batch=2, return_weights=True),
+)
+
 VARIANT = Variant(
-    "MultiHeadLatentAttention", "multi_head_latent_attention", MultiHeadLatentAttentionConfig, group="modern"
+    "MultiHeadLatentAttention",
+    "multi_head_latent_attention",
+    MultiHeadLatentAttentionConfig,
+    group="modern",
+    examples=EXAMPLES,
 )
