@@ -119,9 +119,11 @@ class GroupedQueryAttention(nnx.Module):
         return functional.with_cache(functional.as_given(x, self.out_proj(context), weights), cache)
 
     def _heads(self, batch: Float[Array, "b t d"], at: Int[Array, "... t"]) -> tuple[Array, Array, Array]:
-        """Return query, key and value by head, normed and turned to their positions."""
+        """Return query, key and value by head, clipped, normed and turned to their positions."""
         config = self.config
         query, key, value = self.W_query(batch), self.W_key(batch), self.W_value(batch)
+        if config.clip is not None:
+            query, key, value = (jnp.clip(heads, -config.clip, config.clip) for heads in (query, key, value))
         scope = None if config.qk_norm is None else config.qk_norm.scope
         if scope == "full":
             query, key = self.q_norm(query), self.k_norm(key)

@@ -106,6 +106,7 @@ CASES = {
         layers=(0, 1),
     ),
     "olmo": Case("olmo", {**SIZES, "attention_bias": True}),
+    "olmo-clipped": Case("olmo", {**SIZES, "clip_qkv": 0.7}),
     "olmo2": Case("olmo2", {**SIZES, "rms_norm_eps": 1e-3}),
     "olmo3": Case(
         "olmo3",

@@ -1,4 +1,4 @@
-"""OLMo (plain), OLMo 2 (norms of the whole projections of q and k), OLMo 3 (and a window in three of four layers)."""
+"""OLMo (some clip q, k and v), OLMo 2 (norms of whole projections), OLMo 3 (and a window in three of four layers)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from .rotary import make_rotary, read_rotary
 
 def read_olmo(config: ModelConfig, layer: int) -> AttentionLayer:
     """Return a layer of OLMo 1, 2 or 3."""
-    config.refuse("clip_qkv", None)
     bias = config.flag("attention_bias")
     slides = config.model_type == "olmo3"
     kind = config.layer_type(layer, "full_attention" if (layer + 1) % 4 == 0 else "sliding_attention") if slides else ""
@@ -26,6 +25,7 @@ def read_olmo(config: ModelConfig, layer: int) -> AttentionLayer:
         position=_olmo3_rotary(config, kind) if slides else read_rotary(config, head_dim_of(config)),
         qk_norm=None if config.model_type == "olmo" else QKNorm("full", config.number("rms_norm_eps")),
         mask=mask_of(config, layer, kind) if slides else causal(),
+        clip=config.number_or_none("clip_qkv") if config.model_type == "olmo" else None,
     )
     return attention_layer(layer, spec, {"transformers": SPLIT})
 

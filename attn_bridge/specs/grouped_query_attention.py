@@ -60,6 +60,7 @@ class GroupedQueryAttentionConfig(Config):
         sinks: whether each head has a learned logit that joins its softmax and carries no value (gpt-oss, 2508.10925).
         gate: whether the context is multiplied by the sigmoid of a projection of the input (arXiv 2505.06708).
         dropout: rate at which attention weights are dropped in training.
+        clip: queries, keys and values are clipped to ``[-clip, clip]`` as they come from their projections (OLMo, MPT).
     """
 
     d_in: int
@@ -77,6 +78,7 @@ class GroupedQueryAttentionConfig(Config):
     sinks: bool = False
     gate: bool = False
     dropout: float = 0.0
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         self._require_positive_ints("d_in", "num_heads")
@@ -98,7 +100,7 @@ class GroupedQueryAttentionConfig(Config):
         if isinstance(self.position, Rotary):
             self.position.width(head_dim)
         self._resolve("scale", head_dim**-0.5)
-        for name in ("scale", "softcap"):
+        for name in ("scale", "softcap", "clip"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name))
                 if not 0 < getattr(self, name) < math.inf:
@@ -206,6 +208,9 @@ EXAMPLES = (
         batch=None,
     ),
     Example("chunked", GroupedQueryAttentionConfig(*_SIZES, position=Rotary(), mask=chunked(3))),
+    Example(
+        "clipped", GroupedQueryAttentionConfig(*_SIZES, position=Rotary(), clip=0.4), dtypes=("float64", "float32")
+    ),
     Example("prefix", GroupedQueryAttentionConfig(*_SIZES, mask=prefix(3)), mask="padding"),
     Example("one-token", GroupedQueryAttentionConfig(*_SIZES, position=Rotary()), tokens=1, return_weights=True),
 )

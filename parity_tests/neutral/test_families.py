@@ -277,6 +277,11 @@ def test_blooms_sizes_have_other_names():
         assert spec.out_bias
 
 
+def test_olmo_clips_where_its_config_says_so():
+    assert read({"model_type": "olmo", "clip_qkv": 8}).clip == 8.0
+    assert read({"model_type": "olmo", "clip_qkv": None}).clip is None
+
+
 @pytest.mark.parametrize("inner", [{"model_type": "gemma3_text"}, {}], ids=["named", "unnamed"])
 def test_a_multimodal_models_text_config_is_the_one_that_counts(inner):
     config = {"model_type": "gemma3", "hidden_size": 7, "text_config": {**GEMMA, **OLD, **SMALL} | inner}

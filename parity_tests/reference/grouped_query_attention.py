@@ -28,6 +28,8 @@ def reference(
     tokens = x.shape[-2]
     positions = np.arange(tokens) if positions is None else np.asarray(positions)
     query, key, value = (linear(x, parameters, name, bias=config.qkv_bias) for name in ("W_query", "W_key", "W_value"))
+    if config.clip is not None:
+        query, key, value = (np.clip(heads, -config.clip, config.clip) for heads in (query, key, value))
     norm = config.qk_norm
     if norm is not None and norm.scope == "full":
         query, key = _norms(config, parameters, query, key)

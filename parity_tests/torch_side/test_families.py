@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import sys
 
 import numpy as np
@@ -71,6 +72,16 @@ def test_published_configs_mean_what_transformers_takes_them_for(name, index):
         half = table if config.model_type == "gpt_oss" else table[:, : width // 2]
         assert table.shape[-1] == (width // 2 if config.model_type == "gpt_oss" else width)
         assert np.abs(one - half).max() < 1e-10
+
+
+@pytest.mark.parametrize(("name", "index"), LAYERS)
+def test_a_config_means_the_same_however_much_of_it_is_written_down(name, index):
+    case = CASES[name]
+    config = transformers.AutoConfig.for_model(case.model_type, **copy.deepcopy(case.sizes))
+    brief = {"model_type": case.model_type, **case.sizes}
+    spellings = [brief, json.loads(config.to_json_string()), config.to_dict()]
+    specs = [families.find_layer(spelling, index).config for spelling in spellings]
+    assert specs[0] == specs[1] == specs[2]
 
 
 # ---- what attention gives
