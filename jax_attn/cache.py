@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from attn_bridge import validation
 from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full
 
-from . import functional
+from . import functional, implementations
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ class KeyValueCache:
         cache = self._write(key, value, positions, hidden)
         if tokens > 1 and not isinstance(first, jax.core.Tracer):
             return cache, cache._known_view(int(first), tokens, mask)
-        return cache, cache._view(first, tokens, mask)
+        return cache, cache._view(tokens, mask)
 
     def _check_room(self, key: Array, value: Array) -> tuple[Array, Array]:
         """Raise while a compiled function runs, and give it no numbers to go on with."""
@@ -180,16 +180,20 @@ class KeyValueCache:
         mask = mask.offset(first, keys=seen.start).restrict(self.visible[:, seen])
         return View(self.key[:, seen], self.value[:, seen], mask, self.positions[:, seen])
 
-    def _view(self, first: Array, tokens: int, mask: Mask) -> View:
-        """Return what the last tokens attend to, whatever their numbers: all slots, or as many as a window needs."""
+    def _view(self, tokens: int, mask: Mask) -> View:
+        """Return what the last tokens attend to, whatever their numbers: all slots, or as many as a window needs.
+
+        A few queries leave out what they do not see by themselves (`implementations.few_queries`), and a part taken
+        here would cost them a copy.
+        """
         slots, start = self.key.shape[1], jnp.int32(0)
         held = [self.key, self.value, self.positions, self.visible]
         span = slots if mask.reach is None else mask.reach + tokens - 1
-        if span < slots:
-            start = jnp.clip(first + tokens - span, 0, slots - span)
+        if span < slots and tokens > implementations.few_queries.MOST_QUERIES:
+            start = jnp.clip(self.length - span, 0, slots - span)
             held = [lax.dynamic_slice_in_dim(one, start, span, 1) for one in held]
         numbers = start + jnp.arange(held[0].shape[1])
-        return _masked_view(*held, first, tokens, numbers, mask)
+        return _masked_view(*held, self, tokens, numbers, mask)
 
     def _split(self, mask: Mask, attention_mask: Any, tokens: int) -> tuple[Array | None, Mask]:
         """Return the ``(B, S)`` array that hides padding, if there is one, and the mask of this call."""
@@ -225,10 +229,10 @@ class KeyValueCache:
         written = [one.at[:, at].set(part[:, -slots:]) for one, part in zip(held, new, strict=True)]
         cache = KeyValueCache(*written, length, self.capacity, self.rolling)
         if tokens == 1:
-            return cache, _masked_view(*written, first, tokens, _numbers(length, slots), mask)
+            return cache, _masked_view(*written, cache, tokens, _numbers(length, slots), mask)
         # Several new tokens may need what they write over.
         seen = [jnp.concatenate([one, part], 1) for one, part in zip(held, new, strict=True)]
-        return cache, _masked_view(*seen, first, tokens, jnp.concatenate([old_numbers, new_numbers]), mask)
+        return cache, _masked_view(*seen, cache, tokens, jnp.concatenate([old_numbers, new_numbers]), mask)
 
     def look(self, *, attention_mask: Mask | Bool[Array, "..."] | None = None) -> tuple[KeyValueCache, View]:
         """Return the cache, and what queries attend to that are no tokens of it, as in cross attention: all of it.
@@ -285,14 +289,22 @@ def _numbers(length: Array, slots: int) -> Array:
 
 
 def _masked_view(
-    key: Array, value: Array, positions: Array, visible: Array, first: Array, tokens: int, numbers: Array, mask: Mask
+    key: Array,
+    value: Array,
+    positions: Array,
+    visible: Array,
+    cache: KeyValueCache,
+    tokens: int,
+    numbers: Array,
+    mask: Mask,
 ) -> View:
-    """Return the view of keys of these `numbers` from `tokens` queries; slots without a token are hidden."""
-    queries = first + jnp.arange(tokens)
+    """Return the view that the last `tokens` of a cache have of keys of these `numbers`; empty slots are hidden."""
+    queries = cache.length - tokens + jnp.arange(tokens)
     allowed = mask.picked(numbers).allowed(queries[:, None], numbers[None, :])
-    allowed = allowed & (numbers >= 0) & (numbers < first + tokens)
+    allowed = allowed & (numbers >= 0) & (numbers < cache.length)
     allowed = allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape) & visible[:, None, None, :]
-    return View(key, value, ArrayMask(allowed), positions)
+    # Beyond the capacity, nobody shall miss the NaN.
+    return View(key, value, ArrayMask(allowed | (cache.length > cache.capacity)), positions)
 
 
 def positions_of(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import blocked, cudnn, reference, tpu_flash
+from . import blocked, cudnn, few_queries, reference, tpu_flash
 from .call import Call
 
 __all__ = ["IMPLEMENTATIONS", "Call", "choose", "explain", "unavailable"]
@@ -18,6 +18,7 @@ __all__ = ["IMPLEMENTATIONS", "Call", "choose", "explain", "unavailable"]
 IMPLEMENTATIONS: dict[str, ModuleType] = {
     "cudnn": cudnn,
     "tpu_flash": tpu_flash,
+    "few_queries": few_queries,
     "blocked": blocked,
     "reference": reference,
 }

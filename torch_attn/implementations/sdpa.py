@@ -50,7 +50,14 @@ def in_forward_mode() -> str | None:
 def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
     allowed, is_causal = _split_mask(call)
-    query, key, value = (array.transpose(1, 2) for array in (call.query, call.key, call.value))
+    key, value = (array.transpose(1, 2) for array in (call.key, call.value))
+    batch, queries, heads, width = call.query.shape
+    if queries == 1 and not is_causal and call.bias is None and _is_for_all_heads(allowed):
+        # One query per head: those that share keys go together, so that the keys are read once and not once per head.
+        query = call.query.reshape(batch, key.shape[1], heads // key.shape[1], width)
+        context = fused(query, key, value, allowed, scale=call.scale, dropout=call.dropout)
+        return context.reshape(batch, 1, heads, value.shape[-1])
+    query = call.query.transpose(1, 2)
     context = fused(query, key, value, allowed, call.bias, is_causal=is_causal, scale=call.scale, dropout=call.dropout)
     return context.transpose(1, 2)
 
@@ -119,6 +126,10 @@ def _split_mask(call: Call) -> tuple[Tensor | None, bool]:
         if offset >= keys - 1 and (size is None or size >= queries + offset):
             return None, False
     return call.allowed(), False
+
+
+def _is_for_all_heads(allowed: Tensor | None) -> bool:
+    return allowed is None or allowed.ndim < 3 or allowed.shape[-3] == 1
 
 
 def _for_cpu(array: Float[Tensor, "B H T D"], width: int) -> Float[Tensor, "B H T W"]:

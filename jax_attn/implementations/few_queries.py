@@ -1,0 +1,141 @@
+"""Attention of few queries to many keys, as in decoding: the keys block by block, where they lie, no copy of them all.
+
+Only blocks with a key that some query sees are read, which is found out from the mask as the program runs: a cache that
+is nearly empty costs little. The softmax is put together block by block (arXiv 1805.02867). The gradient is that of the
+reference. Letters: b batch, t query position, s key of a block, k key/value head, g query heads per key/value head,
+c channel of a head.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from jax import Array, lax
+from jaxtyping import Float
+
+from attn_bridge.masks import ArrayMask
+
+from . import reference
+from .call import Call
+
+MOST_QUERIES = 16
+"""More queries share a block's keys well enough for `blocked`."""
+
+BLOCK = 512
+"""Keys of a block."""
+
+
+def unsupported(call: Call) -> str | None:
+    """Return why it can't serve a call, None if it can."""
+    if call.return_weights:
+        return "it never holds the attention weights (return_weights=True)"
+    if call.dropout > 0:
+        return "it has no dropout"
+    if 0 in call.query.shape or 0 in call.value.shape:
+        return f"there is nothing in the query {call.query.shape} or the value {call.value.shape}"
+    return None
+
+
+def unprofitable(call: Call) -> str | None:
+    """Return why it isn't picked: many queries, or keys that make one block."""
+    queries, keys = call.scores_shape[2:]
+    if queries > MOST_QUERIES:
+        return f"more than {MOST_QUERIES} queries"
+    return f"no more than {BLOCK} keys" if keys <= BLOCK else None
+
+
+def attend(call: Call) -> Float[Array, "B T H Dv"]:
+    """Return the context ``(B, T, H, Dv)``."""
+    bias, allowed = (None if one is None else _four_axes(one) for one in (call.bias, call.allowed()))
+    softcap = None if call.softcap is None else float(call.softcap)
+    return _attend(float(call.scale), softcap, call.query, call.key, call.value, bias, call.sinks, allowed)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(scale: float, softcap: float | None, *operands: Any) -> Array:
+    query, key, value, bias, sinks, allowed = operands
+    keys, heads, dtype = key.shape[1], key.shape[2], jnp.promote_types(query.dtype, jnp.float32)
+    group, block = query.shape[2] // heads, min(BLOCK, keys)
+    query_heads = rearrange(query.astype(dtype) * scale, "b t (k g) c -> b k (g t) c", k=heads)
+    first, last = jnp.int32(0), jnp.int32(-(-keys // block))
+    if allowed is not None and allowed.shape[3] > 1:
+        seen = allowed.any((0, 1, 2))
+        first = jnp.argmax(seen).astype(jnp.int32) // block
+        last = jnp.where(seen.any(), (keys - 1 - jnp.argmax(seen[::-1]).astype(jnp.int32)) // block + 1, first)
+
+    def of_block(array: Array, start: Array) -> Array:
+        """Return the columns of an array ``(B, H, T, S)`` as ``(b, k, g, t, s)``."""
+        if array.shape[3] > 1:
+            array = lax.dynamic_slice_in_dim(array, start, block, 3)
+        per_head = array.shape[1] > 1
+        return rearrange(array, "b (k g) t s -> b k g t s", k=heads if per_head else 1)
+
+    def step(j: Array, kept: Any) -> Any:
+        context, top, total = kept
+        start = jnp.minimum(j * block, keys - block)
+        k, v = (_keys(array, start, block).astype(dtype) for array in (key, value))
+        scores = lax.dot_general(query_heads, k, (((3,), (3,)), ((0, 1), (0, 2))))
+        scores = rearrange(scores, "b k (g t) s -> b k g t s", g=group)
+        if softcap is not None:
+            scores = softcap * jnp.tanh(scores / softcap)
+        if bias is not None:
+            scores = scores + of_block(bias, start).astype(dtype)
+        # The last block begins earlier than it should if the keys are no whole number of blocks.
+        visible = start + jnp.arange(block) >= j * block
+        if allowed is not None:
+            visible = visible & of_block(allowed, start)
+        scores = jnp.where(visible, scores, -jnp.inf)
+        new_top = jnp.maximum(top, scores.max(-1, keepdims=True))
+        safe_top = jnp.where(new_top == -jnp.inf, 0.0, new_top)
+        weights = jnp.exp(scores - safe_top)
+        shrink = jnp.exp(top - safe_top)
+        flat = rearrange(weights, "b k g t s -> b k (g t) s")
+        part = lax.dot_general(flat, v, (((3,), (1,)), ((0, 1), (0, 2))))
+        part = rearrange(part, "b k (g t) c -> b k g t c", g=group)
+        return context * shrink + part, new_top, total * shrink + weights.sum(-1, keepdims=True)
+
+    shape = (query.shape[0], heads, group, query.shape[1])
+    zeros = jnp.zeros((*shape, value.shape[3]), dtype), jnp.zeros((*shape, 1), dtype)
+    context, top, total = lax.fori_loop(first, last, step, (zeros[0], jnp.full((*shape, 1), -jnp.inf, dtype), zeros[1]))
+    sees = top != -jnp.inf
+    if sinks is not None:
+        sink = rearrange(sinks.astype(dtype), "(k g) -> k g 1 1", k=heads)
+        new_top = jnp.maximum(jnp.where(sees, top, sink), sink)
+        shrink = jnp.where(sees, jnp.exp(top - new_top), 0.0)
+        context, total = context * shrink, total * shrink + jnp.exp(sink - new_top)
+    context = jnp.where(sees, context / jnp.where(sees, total, 1.0), 0.0)
+    return rearrange(context, "b k g t c -> b t (k g) c").astype(query.dtype)
+
+
+def _forward(scale: float, softcap: float | None, *operands: Any) -> tuple[Array, Any]:
+    return _attend(scale, softcap, *operands), operands
+
+
+def _backward(scale: float, softcap: float | None, operands: Any, cotangent: Array) -> Any:
+    *inputs, allowed = operands
+    mask = None if allowed is None else ArrayMask(allowed)
+
+    def attend(query: Array, key: Array, value: Array, bias: Any, sinks: Any) -> Any:
+        call = Call(query, key, value, mask, bias, scale, softcap, sinks, 0.0, None, False)
+        return reference.attend(call)
+
+    return (*jax.vjp(attend, *inputs)[1](cotangent), None)
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _keys(array: Array, start: Array, size: int) -> Array:
+    """Return keys from `start` on; as integers, as XLA's CPU would widen all bfloat16 to take a part of them."""
+    if array.dtype.itemsize != 2:
+        return lax.dynamic_slice_in_dim(array, start, size, 1)
+    part = lax.dynamic_slice_in_dim(lax.bitcast_convert_type(array, jnp.uint16), start, size, 1)
+    return lax.bitcast_convert_type(part, array.dtype)
+
+
+def _four_axes(array: Array) -> Array:
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)
