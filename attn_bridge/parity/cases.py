@@ -111,15 +111,23 @@ CASES: tuple[Case, ...] = (
 """Every variant without examples of its own runs every case; the first is also run through the other modes."""
 
 
-def cases_of(variant: Variant) -> tuple[Case, ...]:
-    """Return the cases that a variant runs: its own examples, or those that all variants of sizes share."""
+def cases_of(variant: Variant, is_brief: bool = False) -> tuple[Case, ...]:
+    """Return the cases that a variant runs: its own examples, or those that all variants of sizes share.
+
+    Args:
+        variant: the variant.
+        is_brief: of its own examples only the first one, and not in float16.
+    """
     if not variant.examples:
         return CASES
     fields = ("name", "tokens", "batch", "mask", "context", "return_weights", "dtypes", "config")
-    return tuple(
+    own = tuple(
         Case(sizes={"d_in": getattr(one.config, "d_in", None)}, **{name: getattr(one, name) for name in fields})
         for one in variant.examples
     )
+    if not is_brief:
+        return own
+    return (dataclasses.replace(own[0], dtypes=tuple(dtype for dtype in own[0].dtypes if dtype != "float16")),)
 
 
 @dataclasses.dataclass(frozen=True)
