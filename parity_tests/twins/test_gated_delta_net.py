@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import runpy
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -382,3 +384,31 @@ def test_both_twins_start_alike_from_the_numbers_of_jax():
     for name, array in copy.state_dict().items():
         # The logarithms of the two frameworks round differently.
         np.testing.assert_allclose(ours.state_dict()[name], array, rtol=0, atol=3e-7 if name == "A_log" else 0.0)
+
+
+# ---- the example
+
+
+def run_example(capsys) -> tuple[int, list[str]]:
+    main = runpy.run_path(str(Path(families.__file__).parents[2] / "examples" / "recurrent_attention.py"))["main"]
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code), capsys.readouterr().out.splitlines()
+
+
+def test_the_example_proves_both_variants_and_fails_where_the_cache_forgets(capsys, monkeypatch):
+    status, lines = run_example(capsys)
+    assert status == 0
+    assert [line.split(":")[0] for line in lines] == ["GatedDeltaNet", "LinearAttention"]
+    assert all(line.endswith("every bit back: equal") for line in lines)
+
+    advance = jax_attn.recurrent_cache.RecurrentCache.advance
+    monkeypatch.setattr(
+        jax_attn.recurrent_cache.RecurrentCache,
+        "advance",
+        lambda cache, state, conv_state, tokens: advance(cache, 0.5 * state, conv_state, tokens),
+    )
+    status, lines = run_example(capsys)
+    assert status == 1
+    # What is divided by its own sum does not see that both have shrunk, but for the newest token.
+    assert all(line.endswith("every bit back: NOT equal") for line in lines)
