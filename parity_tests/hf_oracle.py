@@ -76,6 +76,7 @@ CASES = {
     "llama-3.1": Case("llama", {**SIZES, "head_dim": 8, "rope_theta": 500.0, "rope_scaling": LLAMA3}),
     "llama-linear": Case("llama", {**SIZES, "rope_scaling": {"type": "linear", "factor": 2.5}}),
     "llama-yarn": Case("llama", {**SIZES, "head_dim": 12, "rope_scaling": YARN}),
+    "llama-dynamic": Case("llama", {**SIZES, "rope_scaling": {"rope_type": "dynamic", "factor": 3.0}}),
     "llama-multi-query": Case("llama", {**SIZES, "num_key_value_heads": 1}),
     "mistral": Case("mistral", {**SIZES, "sliding_window": 4}),
     "mistral-full": Case("mistral", {**SIZES, "sliding_window": None, "head_dim": 6}),

@@ -202,6 +202,10 @@ ROTARY = {
     ),
     "llama3, context of the model": ({"rope_parameters": ROPE, "rope_theta": 5e5}, SCALED),
     "type": ({"rope_scaling": {"type": "linear", "factor": 4}}, Rotary(10000.0, scaling=LinearScaling(4.0))),
+    "old before new": (
+        {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"type": "linear", "factor": 4}},
+        Rotary(10000.0, scaling=LinearScaling(4.0)),
+    ),
     "yarn": (
         {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
         Rotary(10000.0, scaling=YaRNScaling(4.0, 16)),

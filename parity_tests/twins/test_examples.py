@@ -162,3 +162,28 @@ class Holder(torch.nn.Module):
                     module.add_module(part, torch.nn.Module())
                 module = module._modules[part]
             module.register_buffer(last, torch.from_numpy(array))
+
+
+def test_attention_of_hugging_face_models_is_that_of_transformers(capsys):
+    status, lines = run("hugging_face.py", capsys, "gemma3_text")
+    assert status == 0
+    assert len(lines) == 1
+    assert lines[0].startswith("gemma3_text: GroupedQueryAttention, ")
+    assert lines[0].endswith(" with a cache, 6 tensors back bit for bit: equal")
+    apart = re.findall(r"\d+e-\d+", lines[0])
+    assert len(apart) == 2
+    assert max(map(float, apart)) < 1e-14
+
+
+def test_a_wrong_window_is_not_equal(capsys, monkeypatch):
+    from_hf = jax_attn.from_hf
+    monkeypatch.setattr(jax_attn, "from_hf", lambda config, *rest: from_hf({**config, "sliding_window": 5}, *rest))
+    status, lines = run("hugging_face.py", capsys, "gemma3_text")
+    assert status == 1
+    assert lines[0].endswith("bit for bit: NOT equal")
+
+
+def test_a_family_without_an_example_is_one_line(capsys):
+    main = runpy.run_path(str(EXAMPLES / "hugging_face.py"))["main"]
+    with pytest.raises(SystemExit, match=r"^error: FAMILY \(lama\) must be one of llama, mistral, qwen3, "):
+        main("lama")
