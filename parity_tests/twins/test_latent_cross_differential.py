@@ -171,7 +171,7 @@ def test_decoding_compiles_once_and_copies_no_cache(label):
         calls.append(1)
         return nnx.merge(graph, state)(x, cache=cache)
 
-    cache = module.init_cache(1, 2048)
+    cache = module.init_cache(1, 8192)
     step = jax.jit(step, donate_argnums=2)
     if label == "cross":
         _, cache = by_flax(config, X[:1, :1], context=CONTEXT[:1], cache=cache)
@@ -179,7 +179,7 @@ def test_decoding_compiles_once_and_copies_no_cache(label):
     memory = step.lower(state, X[:1, :1], cache).compile().memory_analysis()
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
     assert memory.alias_size_in_bytes == size
-    assert memory.temp_size_in_bytes < 0.4 * size
+    assert memory.temp_size_in_bytes < 0.2 * size  # blocks of a fixed number of keys
     for start in range(3):
         _, cache = step(state, X[:1, start : start + 1], cache)
     assert len(calls) == 1
