@@ -1,8 +1,12 @@
-"""Qwen3-Next: gated attention with norms and partly rotary positions in every fourth layer, a gated delta net else."""
+"""Qwen3-Next and Qwen3.5: in every fourth layer gated attention with norms, partly rotary; else a gated delta net."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ..layouts import Row
+from ..specs.gated_delta_net import GatedDeltaNetConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from . import linear_attention
 from .base import AttentionLayer, Family, Table
@@ -36,35 +40,43 @@ def read_full_attention(config: ModelConfig, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": gated_table(spec.num_heads)})
 
 
-def read_qwen3_next(config: ModelConfig, layer: int) -> AttentionLayer:
-    """Return a layer of Qwen3-Next, of either kind."""
+def _read(config: ModelConfig, layer: int, table: Callable[[GatedDeltaNetConfig], Table]) -> AttentionLayer:
+    """Return a layer of either kind; `table` has the tensors of a gated delta net."""
     is_full = (layer + 1) % config.integer("full_attention_interval") == 0
     kind = config.layer_type(layer, "full_attention" if is_full else "linear_attention")
-    if kind not in _KINDS:
-        raise ValueError(f"layer {layer} of {config.model_type} is of type {kind}, which must be {' or '.join(_KINDS)}")
-    return _KINDS[kind](config, layer)
+    kinds = {"full_attention": read_full_attention, "linear_attention": linear_attention.reader(table)}
+    if kind not in kinds:
+        raise ValueError(f"layer {layer} of {config.model_type} is of type {kind}, which must be {' or '.join(kinds)}")
+    return kinds[kind](config, layer)
 
 
-_KINDS = {
-    "full_attention": read_full_attention,
-    "linear_attention": linear_attention.reader(linear_attention.grouped_table),
+def read_qwen3_next(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of Qwen3-Next."""
+    return _read(config, layer, linear_attention.grouped_table)
+
+
+def read_qwen3_5(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of Qwen3.5 on text, where its three kinds of positions are one."""
+    return _read(config, layer, linear_attention.split_table)
+
+
+_ALIKE: dict[str, Any] = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    **linear_attention.DEFAULTS,
 }
 
 FAMILIES = (
+    Family(("qwen3_next",), read_qwen3_next, {**_ALIKE, "hidden_size": 2048, "num_hidden_layers": 48}),
     Family(
-        ("qwen3_next",),
-        read_qwen3_next,
-        {
-            "hidden_size": 2048,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 2,
-            "head_dim": 256,
-            "num_hidden_layers": 48,
-            "max_position_embeddings": 32768,
-            "rms_norm_eps": 1e-6,
-            "partial_rotary_factor": 0.25,
-            "full_attention_interval": 4,
-            **linear_attention.DEFAULTS,
-        },
+        ("qwen3_5_text",),
+        read_qwen3_5,
+        {**_ALIKE, "hidden_size": 4096, "num_hidden_layers": 32, "num_key_value_heads": 4},
     ),
+    Family(("qwen3_5_moe_text",), read_qwen3_5, {**_ALIKE, "hidden_size": 2048, "num_hidden_layers": 40}),
 )

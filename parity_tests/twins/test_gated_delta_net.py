@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from flax import nnx
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 import jax_attn
@@ -40,7 +41,7 @@ HF_SIZES = {
     "linear_conv_kernel_dim": 4,
     "rms_norm_eps": 1e-3,
 }
-HF = {"qwen3_next": Qwen3NextGatedDeltaNet}
+HF = {"qwen3_next": Qwen3NextGatedDeltaNet, "qwen3_5_text": Qwen3_5GatedDeltaNet}
 
 
 def draw_weights(config: GatedDeltaNetConfig, seed: int = 0) -> dict[str, np.ndarray]:
