@@ -7,10 +7,12 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import attn_bridge
+from attn_bridge.families import known_model_types
 
 ROOT = Path(attn_bridge.__file__).parent.parent
 
@@ -32,6 +34,25 @@ def test_the_python_of_the_readme_runs_and_gives_what_it_says(capsys, tmp_path, 
     assert names["report"].verdict == "different"
     assert names["fixed"].verdict == "equal"
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_the_python_of_the_page_on_modern_attention_runs():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "modern.md").read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "docs/modern.md", "exec"), names)
+    assert names["report"].verdict == "equal"
+    assert names["back"].keys() == names["state"].keys()
+    assert all(np.array_equal(names["back"][name], array) for name, array in names["state"].items())
+    whole = names["qwen"](names["x"])
+    parts = np.concatenate([names["first"], names["last"]], 1)
+    np.testing.assert_allclose(parts, whole, atol=1e-6)
+    assert np.abs(whole).max() > 0.1
+
+
+def test_the_page_on_modern_attention_knows_all_families():
+    text = (ROOT / "docs" / "modern.md").read_text(encoding="utf-8")
+    assert [name for name in known_model_types() if f"`{name}`" not in text] == []
 
 
 def test_the_pytest_example_of_the_readme_passes(tmp_path):
