@@ -20,6 +20,9 @@ Table = tuple[Row, ...]
 
 _INDEX = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.([0-9]+)\.")
 
+_ATTENTIONS = {"self_attn", "encoder_attn"}
+"""Names of both attentions of a decoder's layer, whose tensors have the same names and shapes."""
+
 
 @dataclasses.dataclass(frozen=True)
 class AttentionLayer:
@@ -127,6 +130,9 @@ class AttentionLayer:
         return best
 
     def _check_index(self, prefix: str) -> None:
+        given, own = (text.rstrip(".").rpartition(".")[2] for text in (prefix, self.prefix))
+        if given != own and {given, own} == _ATTENTIONS:
+            raise ValueError(f"state holds {given} ({prefix.rstrip('.')}), not {own}")
         numbers = _INDEX.findall(prefix)
         if numbers and int(numbers[-1]) != self.layer:
             raise ValueError(f"state holds layer {numbers[-1]} ({prefix.rstrip('.')}), not layer {self.layer}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import jax
@@ -11,15 +12,17 @@ import pytest
 import torch
 import transformers
 from flax import nnx
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
 
 import attn_bridge
 import jax_attn
 import torch_attn
-from attn_bridge import specs
+from attn_bridge import families, specs
 from attn_bridge.masks import sliding_window
 from jax_attn.backend import precision
 from jax_attn.numpy_interpreter import evaluate
 from torch_attn.backend import to_numpy
+from torch_attn.lifting import lifted
 
 LATENT = specs.MultiHeadLatentAttentionConfig(
     6, 3, 5, 4, 2, 3, query_dim=4, bias=True, position=specs.Rotary(pairing="interleaved")
@@ -347,3 +350,51 @@ def test_the_decoders_attention_is_what_transformers_gives(model_type, padded):
     for package, module in ((torch_attn, one), (jax_attn, two)):
         back = package.to_hf(config, 1, module)
         assert {key: array.tobytes() for key, array in back.items()} == {k: a.tobytes() for k, a in state.items()}
+
+
+def test_the_decoders_attention_to_itself_is_refused():
+    config, _, state = oracle("bart")
+    other = {key.replace("encoder_attn", "self_attn"): array for key, array in state.items()}
+    message = r"^state holds self_attn \(model\.decoder\.layers\.1\.self_attn\), not encoder_attn$"
+    with pytest.raises(ValueError, match=message):
+        torch_attn.from_hf(config, 1, other)
+
+
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "max_position_embeddings": 163840,
+    "rope_theta": 10000,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+}
+"""Of the published config.json."""
+
+
+def test_deepseek_v3s_config_means_what_transformers_takes_it_for():
+    layer = families.find_layer(DEEPSEEK_V3, 60)
+    config = transformers.AutoConfig.for_model(**copy.deepcopy(DEEPSEEK_V3))
+    with torch.device("meta"):
+        module = modeling_deepseek_v3.DeepseekV3Attention(config, 60)
+    assert layer.names() == {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
+    assert layer.config.scale == pytest.approx(module.scaling, rel=1e-15)
+    with lifted():
+        cos, sin = modeling_deepseek_v3.DeepseekV3RotaryEmbedding(config)(torch.ones(1), torch.tensor([[1, 100_000]]))
+    angles = np.outer([1, 100_000], layer.config.position.frequencies(64))
+    factor = layer.config.position.table_factor
+    for ours, theirs in ((np.cos(angles), cos), (np.sin(angles), sin)):
+        assert np.abs(factor * ours - theirs[0, :, :32].numpy()).max() < 1e-10
