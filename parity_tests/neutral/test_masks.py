@@ -12,6 +12,8 @@ import pytest
 from attn_bridge import masks, validation
 
 PADDING = np.array([[True, True, False, True, True], [False, True, True, False, False]])
+IDS = np.array([[0, 0, 1, 1, 1], [4, 4, 4, 4, 2]])
+LENGTHS = [3, 5]
 PER_HEAD = np.random.default_rng(0).random((2, 3, 4, 5)) < 0.5
 
 
@@ -55,6 +57,16 @@ RULES = {
     "combined, from 1": (
         ((masks.sliding_window(2) | PADDING) & masks.causal()).offset(1),
         lambda b, h, t, s: (t - 1 < s <= t + 1 or PADDING[b, s]) and s <= t + 1,
+    ),
+    "chunks of 2": (masks.chunked(2), lambda b, h, t, s: s <= t and s // 2 == t // 2),
+    "chunks of 3 from 2": (masks.chunked(3).offset(2), lambda b, h, t, s: s <= t + 2 and s // 3 == (t + 2) // 3),
+    "prefix of 2": (masks.prefix(2), lambda b, h, t, s: s <= t or s < 2),
+    "lengths": (masks.padding(LENGTHS), lambda b, h, t, s: s < LENGTHS[b]),
+    "documents": (masks.documents(IDS), lambda b, h, t, s: IDS[b, t] == IDS[b, s]),
+    "one row of documents": (masks.documents(IDS[0]), lambda b, h, t, s: IDS[0, t] == IDS[0, s]),
+    "causal documents from 1": (
+        (masks.causal() & masks.documents(IDS)).offset(1),
+        lambda b, h, t, s: s <= t + 1 and IDS[b, t + 1] == IDS[b, s],
     ),
     "restricted": (masks.causal().restrict(PADDING), lambda b, h, t, s: s <= t and PADDING[b, s]),
 }
@@ -192,6 +204,61 @@ def test_visibility_of_a_block_agrees_with_its_pairs(name):
             assert answer is None or (block == answer).all(), (first, last, low, high)
             if name in ("full", "causal", "window of 1", "window of 3", "window of 99") and block.all() == block.any():
                 assert answer is bool(block.all()), (first, last, low, high)
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if "per head" not in name and name != "three"])
+@pytest.mark.parametrize("skipped", [1, 2])
+def test_keys_that_are_left_out_are_those_before_the_first_one_at_hand(name, skipped):
+    mask, _ = RULES[name]
+    np.testing.assert_array_equal(allowed(mask.offset(0, keys=skipped), 4, 5 - skipped), allowed(mask)[..., skipped:])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_nobody_sees_a_key_before_the_first_one_or_beyond_the_reach(name):
+    mask, rule = RULES[name]
+    truth = pairs(rule)
+    for query in range(4):
+        assert not truth[:, :, query:, : mask.first_key(query)].any()
+        if mask.reach is not None:
+            assert not truth[:, :, query, : max(0, query + 1 - mask.reach)].any()
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_placed_mask_and_picked_keys_say_the_same(name):
+    mask, rule = RULES[name]
+    np.testing.assert_array_equal(allowed(mask.placed(4, 5)), pairs(rule))
+    keys = np.array([4, 0, 3])
+    answer = mask.picked(keys).allowed(np.arange(4)[:, None], keys[None, :])
+    np.testing.assert_array_equal(np.broadcast_to(answer, (2, 3, 4, 3)), pairs(rule)[..., keys])
+
+
+def test_bounds_of_windows_and_chunks_leave_nothing_more_out():
+    assert [masks.sliding_window(3).first_key(query) for query in range(5)] == [0, 0, 0, 1, 2]
+    assert [masks.chunked(2).first_key(query) for query in range(5)] == [0, 0, 2, 2, 4]
+    assert [mask.reach for mask in (masks.causal(), masks.sliding_window(3), masks.chunked(2))] == [None, 3, 2]
+    assert (masks.causal() & masks.sliding_window(3)).reach == 3
+    assert (masks.causal() | masks.sliding_window(3)).reach is None
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: masks.chunked(0), ValueError, "size (0) must be at least 1"),
+        (lambda: masks.prefix(True), TypeError, "size must be an integer, got bool"),
+        (lambda: masks.padding([1.0]), TypeError, "lengths must have an integer dtype, got float64"),
+        (lambda: masks.padding([[1]]), ValueError, "lengths must have shape (B,), got (1, 1)"),
+        (lambda: masks.documents(3), ValueError, "ids must have shape (B, S) or (S,), got ()"),
+        (
+            lambda: masks.documents([1, 2]).placed(3, 3),
+            ValueError,
+            "ids (2) must be one per token, got queries up to 3",
+        ),
+    ],
+)
+def test_what_describes_no_mask_is_refused(call, error, message):
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value) == message
 
 
 # ---- bands

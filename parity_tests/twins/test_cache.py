@@ -1,0 +1,243 @@
+"""Decoding with a cache equals the full pass, in both frameworks and under jit, and what a cache must refuse."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+import attn_bridge
+import jax_attn
+import torch_attn
+from attn_bridge import masks
+from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, QKNorm, Rotary
+from parity_tests.reference.grouped_query_attention import reference
+
+BATCH, TOKENS, WIDTH = 3, 9, 10
+STEPS = (4, 2, 1, 1, 1)
+SIZES = (WIDTH, 6, 2, 4)
+
+CONFIGS = {
+    "rotary": GroupedQueryAttentionConfig(*SIZES, position=Rotary(), qk_norm=QKNorm(), qkv_bias=True),
+    "alibi, window": GroupedQueryAttentionConfig(*SIZES, position=Alibi(), mask=masks.sliding_window(3), sinks=True),
+    "chunked": GroupedQueryAttentionConfig(*SIZES, position=Rotary(dim=2), mask=masks.chunked(4), softcap=2.0),
+}
+
+
+@functools.cache
+def twins(name: str) -> tuple[torch_attn.GroupedQueryAttention, jax_attn.GroupedQueryAttention]:
+    """Return a torch module and its Flax twin in float64, with numbers of one kind."""
+    config, random = CONFIGS[name], np.random.default_rng(len(name))
+    module = torch_attn.GroupedQueryAttention(config, dtype=torch.float64).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.from_numpy(random.normal(size=parameter.shape) * 0.6))
+    with jax.enable_x64(True):
+        twin = jax_attn.GroupedQueryAttention(config, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+        twin.eval()
+        attn_bridge.transfer(module, twin)
+    return module, twin
+
+
+def expected(name: str, x: np.ndarray, mask: np.ndarray | None, positions: np.ndarray) -> np.ndarray:
+    parameters = {key: value.detach().numpy() for key, value in twins(name)[0].state_dict().items()}
+    return reference(CONFIGS[name], parameters, x, mask, positions=positions)[0]
+
+
+def padded() -> tuple[np.ndarray, np.ndarray]:
+    """Return a mask that pads a row on the left and one on the right, and the positions of each row."""
+    mask = np.ones((BATCH, TOKENS), bool)
+    mask[1, :3] = mask[2, 2:4] = False
+    return mask, np.maximum(np.cumsum(mask, 1) - 1, 0)
+
+
+@jax.jit(static_argnums=0, donate_argnums=4)
+def flax_step(graphdef, state, x, options, cache):
+    return nnx.merge(graphdef, state)(x, **options, cache=cache)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("rolling", [False, True])
+@pytest.mark.parametrize("padding", [False, True])
+@pytest.mark.parametrize("framework", ["torch", "flax"])
+def test_decoding_equals_the_full_pass(name, rolling, padding, framework):
+    if rolling and CONFIGS[name].mask.reach is None:
+        with pytest.raises(ValueError, match="rolling"):
+            twins(name)[0].init_cache(1, 1, rolling=True)
+        return
+    x = np.random.default_rng(1).normal(size=(BATCH, TOKENS, WIDTH))
+    mask, positions = padded() if padding else (None, np.tile(np.arange(TOKENS) + 5, (BATCH, 1)))
+    want = expected(name, x, mask, positions)
+    module, twin = twins(name)
+    outputs, start = [], 0
+    with jax.enable_x64(True), torch.no_grad():
+        cache = (module if framework == "torch" else twin).init_cache(BATCH, TOKENS, rolling=rolling)
+        split = nnx.split(twin)
+        for count in STEPS:
+            new, start = slice(start, start + count), start + count
+            # Padding is remembered: the last two steps leave it out.
+            options = {"positions": positions[:, new]}
+            if padding:
+                seen = np.ones((BATCH, TOKENS), bool)
+                seen[:, :start] = mask[:, :start]
+                options["attention_mask"] = seen
+            if framework == "torch":
+                arguments = {key: torch.from_numpy(value) for key, value in options.items()}
+                output, cache = module(torch.from_numpy(x[:, new]), **arguments, cache=cache)
+            else:
+                output, cache = flax_step(*split, x[:, new], options, cache)
+            outputs.append(np.asarray(output))
+    np.testing.assert_allclose(np.concatenate(outputs, 1), want, rtol=0, atol=1e-12 * np.abs(want).max())
+    assert int(cache.length) == TOKENS
+
+
+def test_padding_is_remembered_after_the_first_step():
+    mask, positions = padded()
+    x = np.random.default_rng(2).normal(size=(BATCH, TOKENS, WIDTH))
+    want = expected("rotary", x, mask, positions)
+    module = twins("rotary")[0]
+    with torch.no_grad():
+        cache = module.init_cache(BATCH, TOKENS)
+        given = {"attention_mask": torch.from_numpy(mask[:, :6]), "positions": torch.from_numpy(positions[:, :6])}
+        _, cache = module(torch.from_numpy(x[:, :6]), **given, cache=cache)
+        last, cache = module(torch.from_numpy(x[:, 6:]), positions=torch.from_numpy(positions[:, 6:]), cache=cache)
+    np.testing.assert_allclose(last.numpy(), want[:, 6:], rtol=0, atol=1e-12)
+
+
+def test_a_mask_of_the_new_tokens_alone_is_refused():
+    """The cached attention of a known book sliced its mask by the wrong axis: here, columns are all tokens so far."""
+    module, twin = twins("rotary")
+    x = np.zeros((BATCH, 2, WIDTH))
+    message = r"2-D attention mask \(3, 2\) must be \(B, S\) with B = 3 and S the tokens so far, cached and new \(4\)"
+    cache = module.init_cache(BATCH, 9)
+    module(torch.from_numpy(x), cache=cache)
+    with pytest.raises(ValueError, match=message):
+        module(torch.from_numpy(x), cache=cache, attention_mask=torch.ones(BATCH, 2, dtype=torch.bool))
+    with jax.enable_x64(True):
+        cache = twin(x, cache=twin.init_cache(BATCH, 9))[1]
+        with pytest.raises(ValueError, match=message):
+            twin(x, cache=cache, attention_mask=np.ones((BATCH, 2), bool))
+
+
+def test_one_token_sees_every_key_of_the_cache():
+    """Not key 0 alone, as ``is_causal=True`` of a fused kernel has it for a single query (google/flax #5591)."""
+    module, twin = twins("rotary")
+    x = np.random.default_rng(3).normal(size=(1, TOKENS, WIDTH))
+    with torch.no_grad(), jax.enable_x64(True):
+        for one, cast in ((module, torch.from_numpy), (twin, jnp.asarray)):
+            _, cache = one(cast(x[:, :8]), cache=one.init_cache(1, TOKENS))
+            _, weights, _ = one(cast(x[:, 8:]), cache=cache, return_weights=True)
+            assert weights.shape == (1, 6, 1, TOKENS)
+            assert (np.asarray(weights) > 0).all()
+
+
+@pytest.mark.parametrize("rolling", [False, True])
+def test_running_past_the_capacity_is_an_error(rolling):
+    module, twin = twins("alibi, window")
+    x = np.ones((1, 3, WIDTH))
+    message = r"tokens in the cache \(3\) and new ones \(3\) must be at most capacity \(5\)"
+    cache = module(torch.from_numpy(x), cache=module.init_cache(1, 5, rolling=rolling))[1]
+    with pytest.raises(ValueError, match=message):
+        module(torch.from_numpy(x), cache=cache)
+    assert cache.length == 3
+    with jax.enable_x64(True):
+        cache = twin(x, cache=twin.init_cache(1, 5, rolling=rolling))[1]
+        with pytest.raises(ValueError, match=message):
+            twin(x, cache=cache)
+        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+            jax.block_until_ready(flax_step(*nnx.split(twin), x, {}, cache))
+
+
+def test_beyond_the_capacity_a_compiled_step_gives_nan(monkeypatch):
+    """Even where the message of the error is never asked for."""
+    twin = twins("alibi, window")[1]
+    monkeypatch.setattr("attn_bridge.validation.check_room", lambda *sizes: None)
+    with jax.enable_x64(True):
+        _, cache = twin(np.ones((1, 5, WIDTH)), cache=twin.init_cache(1, 5))
+        output, _ = nnx.jit(lambda module, x, cache: module(x, cache=cache))(twin, np.ones((1, 2, WIDTH)), cache)
+        assert np.isnan(output).all()
+
+
+def test_steps_share_one_program_and_write_in_place():
+    config = GroupedQueryAttentionConfig(64, 8, 2, 8, position=Rotary())
+    twin = jax_attn.GroupedQueryAttention(config, rngs=nnx.Rngs(0))
+    graphdef, state = nnx.split(twin)
+    cache = twin.init_cache(2, 4096)
+    size = cache.key.nbytes + cache.value.nbytes
+    x = jnp.ones((2, 1, 64))
+    compiled = flax_step.lower(graphdef, state, x, {}, cache).compile()
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes >= size, "the cache is given back where it was"
+    assert memory.temp_size_in_bytes < 0.5 * size, "no copy of the cache"
+    before = flax_step._cache_size()
+    for _ in range(3):
+        _, cache = flax_step(graphdef, state, x, {}, cache)
+    assert flax_step._cache_size() == before + 1
+
+
+def test_torch_attends_to_views_of_the_cache():
+    module = twins("alibi, window")[0]
+    cache = module.init_cache(BATCH, 50)
+    with torch.no_grad():
+        module(torch.zeros(BATCH, 20, WIDTH, dtype=torch.float64), cache=cache)
+        new = torch.ones(BATCH, 1, 2, 4, dtype=torch.float64)
+        same, view = cache.append(new, new, mask=masks.sliding_window(3))
+    assert same is cache
+    assert view.key.shape[1] == 3, "a window reads no more than its size"
+    assert view.key.untyped_storage().data_ptr() == cache.key.untyped_storage().data_ptr()
+    assert view.mask.visibility(range(1), range(3)), "so that no mask array is needed"
+
+
+def test_trimmed_and_reordered_caches_go_on_as_if_nothing_had_been():
+    module, twin = twins("rotary")
+    x = np.random.default_rng(4).normal(size=(BATCH, TOKENS, WIDTH))
+    order = np.array([2, 0, 0])
+    positions = np.broadcast_to(np.arange(TOKENS), (BATCH, TOKENS))
+    rows = np.concatenate([x[order, :4], x[:, 6:]], 1)
+    want = expected("rotary", rows, None, positions[:, :7])[:, 4:]
+    with torch.no_grad(), jax.enable_x64(True):
+        for one, cast in ((module, torch.from_numpy), (twin, jnp.asarray)):
+            _, cache = one(cast(x[:, :6]), cache=one.init_cache(BATCH, TOKENS))
+            cache = cache.trim(4).reorder(cast(order))
+            output, cache = one(cast(x[:, 6:]), cache=cache)
+            np.testing.assert_allclose(np.asarray(output), want, rtol=0, atol=1e-12)
+            with pytest.raises(ValueError, match=r"length \(8\) must be at least 0 and at most"):
+                cache.trim(8)
+            with pytest.raises(ValueError, match=r"indices must have shape \(B,\) = \(3,\), got \(2,\)"):
+                cache.reorder(cast(order[:2]))
+
+
+def test_a_rolling_cache_is_as_small_as_its_window_and_does_not_go_back():
+    module, twin = twins("alibi, window")
+    for one in (module, twin):
+        with jax.enable_x64(True):
+            cache = one.init_cache(1, 10**6, rolling=True)
+        assert cache.key.shape[1] == 3
+    with torch.no_grad():
+        cache = module(torch.zeros(1, 8, WIDTH, dtype=torch.float64), cache=module.init_cache(1, 99, rolling=True))[1]
+    with pytest.raises(ValueError, match=r"length \(5\) must be 0 or 8: .* rolling cache keeps .* last 3 tokens"):
+        cache.trim(5)
+
+
+@pytest.mark.parametrize(
+    ("positions", "error", "message"),
+    [
+        (np.zeros((2, 4), np.int32), ValueError, r"positions must have shape (T,) or (B, T) = (2, 3), got (2, 4)"),
+        (np.zeros((2, 3), np.float32), TypeError, r"positions must have an integer dtype, got float32"),
+    ],
+)
+def test_positions_that_fit_no_token_are_refused(positions, error, message):
+    module, twin = twins("rotary")
+    x = np.zeros((2, 3, WIDTH))
+    for call in (
+        lambda: module(torch.from_numpy(x), positions=torch.from_numpy(positions)),
+        lambda: twin(x, positions=positions),
+    ):
+        with jax.enable_x64(True), pytest.raises(error) as caught:
+            call()
+        assert str(caught.value) == message
