@@ -20,9 +20,12 @@ from torch_attn.backend import from_numpy, to_numpy
 from torch_attn.lifting import lifted
 
 from ..hf_configs import PUBLISHED
-from ..hf_oracle import CASES, LAYERS, run
+from ..hf_oracle import CASES, LAYERS, build, padding, run
 
 SEEDS = range(3)
+
+DIFFERENTIATED = ("llama", "gemma2", "gemma3", "gpt-oss", "olmo-clipped", "olmo2", "bloom", "qwen3-next")
+"""Cases whose gradients are looked at; `check` judges those of the twins for all pieces."""
 
 PARTS = [(name, layer) for name in PUBLISHED for layer in ((0, 3) if name != "Qwen3-Next-80B-A3B" else (3, 47))]
 
@@ -134,6 +137,42 @@ def test_decoding_with_a_cache_is_what_transformers_gives(name, index, padded):
     steps = (6, 1, 1, 3) if padded == "left" else (11, 1, 2)
     layer = run(name, index, padded=padded, tokens=sum(steps), steps=steps, seed=2)
     assert_close(layer, outputs(layer))
+
+
+@pytest.mark.parametrize(("name", "index"), [one for one in LAYERS if one[0] in DIFFERENTIATED])
+def test_gradients_are_what_transformers_gives(name, index):
+    case, seen, generator = CASES[name], [], torch.Generator().manual_seed(7)
+    mask = torch.from_numpy(padding("left", 11).copy())
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with lifted():
+        with torch.no_grad():
+            config, model = build(case, "float64", generator)
+        attention = model.get_submodule(f"{case.layers_at}.{index}.{case.attention}")
+        attention.register_forward_hook(lambda *call: seen.append(call), with_kwargs=True)
+        x = torch.randn(3, 11, config.hidden_size, generator=generator)
+        at = {} if name == "bloom" else {"position_ids": positions}
+        model(inputs_embeds=x, attention_mask=mask.long(), **at)
+        ((_, args, kwargs, (output, *_)),) = seen
+        hidden = args[0] if args else kwargs["hidden_states"]
+        cotangent = torch.randn(output.shape, generator=generator) * mask[:, :, None]
+        wanted = torch.autograd.grad(output, [hidden, *attention.parameters()], cotangent)
+    layer = families.find_layer(config.to_dict(), index)
+    names = [key for key, _ in attention.named_parameters()]
+    expected = layer.to_ours(dict(zip(names, map(to_numpy, wanted[1:]), strict=True)))
+    module = torch_attn.from_hf(
+        config.to_dict(), index, {key: to_numpy(one) for key, one in attention.named_parameters()}
+    )
+    x = hidden.detach().requires_grad_()
+    found = torch.autograd.grad(
+        module(x, attention_mask=mask, positions=positions), [x, *module.parameters()], cotangent
+    )
+    pairs = {"x": (found[0].numpy(), wanted[0].numpy())}
+    for (key, _), one in zip(module.named_parameters(), found[1:], strict=True):
+        pairs[key] = one.numpy(), expected[key]
+    largest = max(np.abs(one).max() for one, _ in pairs.values())
+    for key, (one, other) in pairs.items():
+        assert np.abs(other).max() > 1e-3 * largest or key.endswith("W_key.bias"), key
+        assert np.abs(one - other).max() <= 1e-10 * largest, key
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
