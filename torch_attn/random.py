@@ -7,6 +7,7 @@ threefry2x32, partitionable (`attn_bridge.rng` has it in NumPy). The counterpart
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import EllipsisType
@@ -56,14 +57,15 @@ def fold_in(key: Key, data: int | Tensor) -> Key:
         return torch.cat(_threefry(_words(key), torch.zeros_like(low), low))
     rng.check_fold_in(int(data))
     first, second = (word & 0xFFFFFFFF for word in key.tolist())
-    return torch.tensor([_signed(word) for word in rng.threefry_words(first, second, 0, int(data))], dtype=torch.int32)
+    words = [_signed(word) for word in rng.threefry_words(first, second, 0, int(data))]
+    return torch.tensor(words, dtype=torch.int32, device="cpu")
 
 
 def split(key: Key, num: Shape = 2) -> Key:
     """Return ``jax.random.split(key, num)``, keys ``(*num, 2)``; key ``i`` is also ``fold_in(key, i)``."""
     rng.check_single("split", key.shape)
     shape = rng.as_shape(num)
-    low = torch.arange(math.prod(shape), dtype=torch.int32)
+    low = torch.arange(math.prod(shape), dtype=torch.int32, device="cpu")
     return torch.stack(_threefry(_words(key), torch.zeros_like(low), low), -1).reshape(*shape, 2)
 
 
@@ -197,8 +199,9 @@ class RngStream:
     def __init__(self, key: Any, *, tag: str, x64: bool = False):
         self.tag = tag
         self.x64 = x64
-        self.key = _as_key(key, x64)
-        self.count = torch.zeros(self.key.shape[:-1], dtype=torch.int64)
+        with _lasting():
+            self.key = _as_key(key, x64)
+            self.count = torch.zeros(self.key.shape[:-1], dtype=torch.int64, device="cpu")
 
     def __call__(self) -> Key:
         """Return the next key."""
@@ -365,6 +368,11 @@ def _as_key(value: Any, x64: bool) -> Key:
     if not isinstance(value, Tensor) or value.dtype != torch.int32 or value.shape[-1:] != (2,):
         raise ValueError(f"Invalid rng value: {value}, expected a seed, a stream, or keys of two 32-bit words each")
     return value.detach().cpu().clone()
+
+
+def _lasting() -> contextlib.AbstractContextManager[Any]:
+    """Hold the context in which tensors are made that may be written to later, also when inference mode has ended."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
 
 
 def _signed(word: int) -> int:

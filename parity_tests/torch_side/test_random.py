@@ -306,3 +306,29 @@ def test_masks_are_drawn_fast():
     finally:
         torch.set_num_threads(threads)
     assert (1 << 20) / min(times) > 3e6  # a tenth of what an idle machine gives
+
+
+@pytest.mark.parametrize("context", [lambda: torch.device("meta"), torch.inference_mode], ids=["meta", "inference"])
+def test_streams_made_in_other_contexts_draw_the_same(context):
+    def draws(rngs, forked):
+        return [rngs.dropout.bernoulli(0.7, (9,)), rngs.params.uniform((9,)), forked(), rngs.params.split(3).key]
+
+    plain = JaxRngs(3, dropout=4)
+    stream = plain.dropout.fork()
+    wanted = draws(plain, stream)
+    with context():
+        rngs = JaxRngs(3, dropout=4)
+        forked = rngs.dropout.fork()
+        layer = torch_attn.dropout.Dropout(0.5, rngs=JaxRngs(0))
+    for one, two in zip(draws(rngs, forked), wanted, strict=True):
+        assert torch.equal(one, two)
+    ones = torch.ones(20)
+    assert torch.equal(layer(ones), torch_attn.dropout.Dropout(0.5, rngs=JaxRngs(0))(ones))
+
+
+def test_draws_on_the_meta_device_have_shapes_alone():
+    with torch.device("meta"):
+        rngs = JaxRngs(0)
+        found = [rngs.uniform((3,)), rngs.uniform((3,), -1, 1), rngs.bernoulli(0.5, (3,)), rngs.normal((3,))]
+    assert {one.device.type for one in found} == {"meta"}
+    assert {tuple(one.shape) for one in found} == {(3,)}
