@@ -43,7 +43,6 @@ def main(plot: str = "", steps: int = STEPS) -> None:
         optimizer="adamw",
         loss="cross_entropy",
         lr=3e-3,
-        seed=SEED,
     )
     print(report.explain())
     apart = max(abs(one - two) for one, two in zip(report.losses["torch"], report.losses["flax"], strict=True))

@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from attn_bridge.parity.dropout_masks import Draw, Masks, Plan
 from attn_bridge.parity.subjects import (
     Arguments,
     Arrays,
@@ -32,6 +33,7 @@ from attn_bridge.parity.subjects import (
 )
 
 from .backend import WEIGHTS, to_numpy
+from .drawing import _draws_more, _prepare, drawing
 from .jitter import Jitter
 from .lifting import lifted
 from .numpy_interpreter import evaluate, inline, last_uses
@@ -56,8 +58,9 @@ class Harness:
     """Runs one module on NumPy arrays.
 
     Args:
-        module: the module; always run in eval mode.
+        module: the module.
         device: where it runs; None is where its parameters are.
+        train: run it in train mode, with dropout masks that are given, instead of in eval mode.
 
     Raises:
         ModuleFailedError: there is no such device.
@@ -65,12 +68,14 @@ class Harness:
 
     framework = "flax"
 
-    def __init__(self, module: nnx.Module, device: str | None = None):
+    def __init__(self, module: nnx.Module, device: str | None = None, *, train: bool = False):
         self.module = module
+        self.train = train
         self.device = _device(module, device)
         self._weights = nnx.state(module, WEIGHTS)
         self._parts: dict[str, _Part] = {}
         self._programs: dict[Any, tuple[Callable[..., Any], list[str]]] = {}
+        self._asked: dict[Any, tuple[list[Draw], bool]] = {}
 
     @property
     def name(self) -> str:
@@ -118,11 +123,11 @@ class Harness:
         return found
 
     def unreached(self, arguments: Arguments) -> list[str]:
-        """Describe the branches that a call in eval mode does not reach."""
+        """Describe the branches that a call does not reach."""
         found = []
         for path, child in nnx.iter_modules(self.module):
             rate = next((getattr(child, name) for name in ("rate", "dropout_rate") if _is_rate(child, name)), 0.0)
-            if rate:
+            if rate and not self.train:
                 found.append(f"dropout of {_name(path) or type(child).__name__} ({rate:g}): off in eval mode")
             if getattr(child, "decode", None) is False:
                 found.append(f"cache of {_name(path) or type(child).__name__}: decode is off")
@@ -141,6 +146,7 @@ class Harness:
         mode: str = "eager",
         seed: int = 0,
         path: str = "",
+        masks: int = 0,
     ) -> Run:
         """Run forward, and backward if there are cotangents.
 
@@ -152,6 +158,7 @@ class Harness:
             mode: ``eager``, ``jit`` (jax.jit of the whole) or ``jitter`` (every operation rounds at random).
             seed: of the random numbers that the module may draw.
             path: the submodule to run instead of the whole.
+            masks: which dropout masks, in train mode.
 
         Raises:
             ModuleFailedError: the module raised, or returned no array.
@@ -163,15 +170,18 @@ class Harness:
         given = None if cotangents is None else [None if one is None else _as(one, dtype) for one in cotangents]
         structure: list[str] = []
         kinds: list[bool] = []
+        plan = Plan()
 
-        def _differentiate_all(weights: dict[str, Any], leaves: list[Any], cotangents: Any) -> Any:
+        def _differentiate_all(weights: dict[str, Any], leaves: list[Any], cotangents: Any, masks: Any) -> Any:
+            plan.start(masks)
             mine, others = _divide(weights, part.trainable)
             floats = {str(i): leaf for i, leaf in enumerate(leaves) if _is_float(leaf)}
 
             def _forward_of(mine: dict[str, Any], floats: dict[str, Any]) -> Any:
                 call = arguments.with_leaves([floats.get(str(i), leaf) for i, leaf in enumerate(leaves)])
-                module = part.merged({**others, **mine}, dtype, seed)
-                structure[:], outputs = _outputs(module(*call.args, **call.kwargs), self.name)
+                module = self._merged(part, {**others, **mine}, dtype, seed)
+                with self._drawing(plan, module):
+                    structure[:], outputs = _outputs(module(*call.args, **call.kwargs), self.name)
                 kinds[:] = map(_is_float, outputs)
                 return _split(outputs)
 
@@ -184,17 +194,22 @@ class Harness:
             path,
             dtype,
             mode,
+            self.train,
             0 if mode == "jitter" else seed,
             _layout(weights),
             _layout(leaves),
             _layout(given),
             _static(arguments),
         )
+        operands = (weights, leaves, given)
+        draws, foreign = self._ask(key, plan, _differentiate_all, operands, dtype) if self.train else ([], False)
+        source = Masks(masks)
+        drawn = [source.draw(one.shape, one.keep, one.path, one.setting) for one in draws]
         outputs, of_weights, of_inputs = self._execute(
-            key, _differentiate_all, (weights, leaves, given), dtype, mode, structure, seed
+            key, _differentiate_all, (*operands, drawn), dtype, mode, structure, seed
         )
         gradients = [of_inputs.get(str(i)) for i in range(len(leaves))]
-        return Run(outputs, list(structure), gradients, dict(of_weights))
+        return Run(outputs, list(structure), gradients, dict(of_weights), draws, foreign)
 
     def describe_outputs(
         self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments
@@ -204,7 +219,9 @@ class Harness:
 
         def _run(weights: dict[str, Any], leaves: list[Any]) -> list[Any]:
             call = arguments.with_leaves(leaves)
-            result = self._part("").merged(weights, None, 0)(*call.args, **call.kwargs)
+            module = self._merged(self._part(""), weights, None, 0)
+            with self._drawing(Plan(), module):
+                result = module(*call.args, **call.kwargs)
             structure[:], outputs = _outputs(result, self.name)
             return outputs
 
@@ -234,9 +251,9 @@ class Harness:
         def _run(weights: dict[str, Any], leaves: list[Any], shifts: Any) -> Any:
             frozen.clear()
             records: list[Any] = []
-            module = self._part("").merged(weights, "float64", 0)
+            module = self._merged(self._part(""), weights, "float64", 0)
             call = arguments.with_leaves(leaves)
-            with _tapped(module, shifts, frozen, records):
+            with self._drawing(Masks(0), module), _tapped(module, shifts, frozen, records):
                 result = module(*call.args, **call.kwargs)
             _, outputs = _outputs(result, self.name)
             kinds[:] = map(_is_float, outputs)
@@ -280,6 +297,35 @@ class Harness:
             call = Arguments(*replace(skeleton, _is_slot, [np.asarray(one) for one in inputs]))
             calls.append(Call(path, number, order, call, [np.asarray(one) for one in outputs], cotangent))
         return sorted(calls, key=lambda call: call.order)
+
+    def _merged(self, part: _Part, weights: Mapping[str, Any], dtype: str | None, seed: int) -> nnx.Module:
+        module = part.merged(weights, dtype, seed)
+        if self.train:
+            _prepare(module)
+        return module
+
+    def _drawing(self, source: Masks | Plan, module: nnx.Module) -> contextlib.AbstractContextManager[None]:
+        return drawing(source, module) if self.train else contextlib.nullcontext()
+
+    def _ask(
+        self, key: Any, plan: Plan, function: Callable[..., Any], operands: Any, dtype: str | None
+    ) -> tuple[list[Draw], bool]:
+        """Trace a function for the masks that it asks for, and whether it draws other random numbers."""
+        if key not in self._asked:
+            try:
+                with lifted() if dtype == "float64" else contextlib.nullcontext(), jax.disable_jit():
+                    closed, _ = _trace(function, (*operands, None))
+            except _UNTRACEABLE as error:
+                reason = "it branches on values, so that its dropout masks can't be planned"
+                raise ModuleFailedError(
+                    f"the Flax module {self.name} can't be judged in train mode: {reason}"
+                ) from error
+            except (CannotLiftError, ModuleFailedError):
+                raise
+            except Exception as error:
+                raise _failure(error, dtype, f"Flax module {self.name}") from error
+            self._asked[key] = plan.draws, _draws_more(closed)
+        return self._asked[key]
 
     def _execute(
         self,
@@ -329,7 +375,9 @@ class Harness:
             compiled = jax.jit(function)
             return lambda operands: compiled(*jax.device_put(operands, self.device))
         try:
-            closed, tree = _trace(function, operands)
+            # What is compiled within the module was perhaps traced before, with masks of its own.
+            with jax.disable_jit() if self.train else contextlib.nullcontext():
+                closed, tree = _trace(function, operands)
         except _UNTRACEABLE:
             return self._directly(function, lift=False)
         if mode == "jitter":

@@ -7,7 +7,7 @@ come and go as NumPy arrays, so that a step can start from the numbers of the ot
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,12 +18,13 @@ import optax
 from flax import nnx
 from jax import Array
 
-from attn_bridge.parity.stepping import Hyperparameters, Masks, State, Step
+from attn_bridge.parity.dropout_masks import Draw, Masks, Plan
+from attn_bridge.parity.stepping import Hyperparameters, State, Step
 from attn_bridge.parity.subjects import Arguments, Arrays, ModuleFailedError
 
 from .backend import to_numpy
+from .drawing import _draws_more, _prepare, drawing
 from .harness import _as, _failure, _is_float, _layout, _name, _outputs, _Part, _static, _trace
-from .implementations import blocked
 from .lifting import lifted
 
 SLOTS = {"mu": "mu", "nu": "nu", "trace": "trace"}
@@ -78,7 +79,7 @@ class Trainer:
         self._dropout = dropout
         self._loss = _LOSSES[loss] if isinstance(loss, str) else loss
         self._optimizer = optimizer
-        self._programs: dict[Any, tuple[Callable[..., Any], list[tuple[tuple[int, ...], float]]]] = {}
+        self._programs: dict[Any, tuple[Callable[..., Any], list[Draw], bool]] = {}
         self._update: Callable[..., Any] | None = None
         self._own: Any = None
 
@@ -114,14 +115,14 @@ class Trainer:
         try:
             if key not in self._programs:
                 self._programs[key] = self._program(arguments, (mine, rest, leaves, targets))
-            program, shapes = self._programs[key]
-            drawn = [masks.draw(shape, keep) for shape, keep in shapes]
+            program, draws, foreign = self._programs[key]
+            drawn = [masks.draw(one.shape, one.keep, one.path, one.setting) for one in draws]
             loss, gradients, statistics = program((mine, rest, leaves, targets, drawn))
         except ModuleFailedError:
             raise
         except Exception as error:
             raise _failure(error, self.precision, f"Flax module {self._name}") from error
-        return Step(to_numpy(loss), _arrays(gradients), _arrays(statistics))
+        return Step(to_numpy(loss), _arrays(gradients), _arrays(statistics), foreign)
 
     def update(
         self, weights: Mapping[str, np.ndarray[Any, Any]], gradients: Mapping[str, np.ndarray[Any, Any]], state: State
@@ -147,20 +148,20 @@ class Trainer:
     def _precise(self) -> contextlib.AbstractContextManager[Any]:
         return jax.enable_x64(True) if self.precision == "float64" else contextlib.nullcontext()
 
-    def _program(self, arguments: Arguments, operands: Any) -> tuple[Callable[..., Any], Any]:
-        """Return a compiled function for one layout of a batch, and the masks that it asks for."""
-        shapes: list[tuple[tuple[int, ...], float]] = []
+    def _program(self, arguments: Arguments, operands: Any) -> tuple[Callable[..., Any], list[Draw], bool]:
+        """Return a compiled function for one layout of a batch, the masks that it asks for, and if it draws more."""
+        plan = Plan()
 
         def differentiate(mine: Any, rest: Any, leaves: Any, targets: Any, masks: Any) -> Any:
-            shapes.clear()
+            plan.start(masks)
 
             def objective(mine: Any) -> Any:
                 module = self._part.merged({**rest, **mine}, self.precision, 0)
-                module.train()
                 if self._dropout is not True:
                     _set_rates(module, float(self._dropout))
+                _prepare(module)
                 call = arguments.with_leaves(leaves)
-                with _drawing(shapes, masks):
+                with drawing(plan if self._dropout is not False else None, module):
                     result = module(*call.args, **call.kwargs)
                 flat = nnx.to_flat_state(nnx.state(module, nnx.BatchStat))
                 return self._loss(result, targets), {_name(path): one.get_value() for path, one in flat}
@@ -171,8 +172,8 @@ class Trainer:
         # What is compiled within the module was perhaps traced before, with masks of its own.
         with lifted() if self.precision == "float64" else contextlib.nullcontext(), jax.disable_jit():
             jax.eval_shape(differentiate, *operands, None)
-            wanted = list(shapes)
-            masks = [np.ones(shape, np.bool_) for shape, _ in wanted]
+            draws = plan.draws
+            masks = [np.ones(one.shape, np.bool_) for one in draws]
             closed, tree = _trace(differentiate, (*operands, masks))
         compiled = jax.jit(jax.extend.core.jaxpr_as_fun(closed))
 
@@ -181,7 +182,7 @@ class Trainer:
                 found = compiled(*[jnp.asarray(one) for one in jax.tree.leaves(operands)])
                 return jax.tree.unflatten(tree, [np.asarray(one) for one in found])
 
-        return run, wanted
+        return run, draws, _draws_more(closed)
 
 
 def _arrays(found: Mapping[str, Any]) -> Arrays:
@@ -236,32 +237,8 @@ def _set_rates(module: nnx.Module, rate: float) -> None:
     for _, child in nnx.iter_modules(module):
         if isinstance(child, nnx.Dropout):
             child.rate = rate
-            if rate and child.rngs is None:
-                child.rngs = nnx.data(nnx.Rngs(dropout=0).dropout)
         elif isinstance(child, nnx.MultiHeadAttention):
             child.dropout_rate = rate
-
-
-@contextlib.contextmanager
-def _drawing(shapes: list[tuple[tuple[int, ...], float]], masks: Sequence[Any] | None) -> Iterator[None]:
-    """Have everything that drops draw its masks from `masks`, and write down their shapes and rates."""
-
-    def bernoulli(key: Any, p: Any = 0.5, shape: Any = None, *args: Any, **kwargs: Any) -> Array:
-        shapes.append((tuple(shape), float(p)))
-        return jnp.ones(shape, bool) if masks is None else masks[len(shapes) - 1]
-
-    patches: list[tuple[Any, str, Any]] = [
-        (jax.random, "bernoulli", bernoulli),
-        (blocked, "_is_threefry", lambda rng: False),  # its kernel draws inside
-    ]
-    before = [(home, name, getattr(home, name)) for home, name, _ in patches]
-    try:
-        for home, name, replacement in patches:
-            setattr(home, name, replacement)
-        yield
-    finally:
-        for home, name, original in before:
-            setattr(home, name, original)
 
 
 def _first(result: Any) -> Array:

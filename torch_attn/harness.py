@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attn_bridge.parity.dropout_masks import Masks, Plan
 from attn_bridge.parity.subjects import (
     Arguments,
     Arrays,
@@ -31,6 +32,7 @@ from attn_bridge.parity.subjects import (
 )
 
 from .backend import _can_build_extensions, from_numpy, get_weights, to_numpy
+from .drawing import _random_state, drawing
 from .functional import dtype_name
 from .jitter import Jitter
 from .lifting import lifted
@@ -50,8 +52,9 @@ class Harness:
     """Runs one module on NumPy arrays.
 
     Args:
-        module: the module; always run in eval mode.
+        module: the module.
         device: where it runs; None is where its parameters are.
+        train: run it in train mode, with dropout masks that are given, instead of in eval mode.
 
     Raises:
         ModuleFailedError: there is no such device.
@@ -59,8 +62,9 @@ class Harness:
 
     framework = "torch"
 
-    def __init__(self, module: nn.Module, device: str | None = None):
+    def __init__(self, module: nn.Module, device: str | None = None, *, train: bool = False):
         self.module = module
+        self.train = train
         self.device = _device(module, device)
         self._compiled: dict[str, Any] = {}
 
@@ -106,9 +110,9 @@ class Harness:
         return found
 
     def unreached(self, arguments: Arguments) -> list[str]:
-        """Describe the branches that a call in eval mode does not reach."""
+        """Describe the branches that a call does not reach."""
         found = []
-        for path, child in self.module.named_modules():
+        for path, child in self.module.named_modules() if not self.train else ():
             rate = next((getattr(child, name) for name in ("p", "dropout") if _is_rate(child, name)), 0.0)
             if rate and ("dropout" in type(child).__name__.lower() or isinstance(child, nn.MultiheadAttention)):
                 found.append(f"dropout of {path or type(child).__name__} ({rate:g}): off in eval mode")
@@ -127,6 +131,7 @@ class Harness:
         mode: str = "eager",
         seed: int = 0,
         path: str = "",
+        masks: int = 0,
     ) -> Run:
         """Run forward, and backward if there are cotangents.
 
@@ -138,6 +143,7 @@ class Harness:
             mode: ``eager``, ``jit`` (torch.compile) or ``jitter`` (every operation rounds at random).
             seed: of the random numbers that the module may draw.
             path: the submodule to run instead of the whole.
+            masks: which dropout masks, in train mode.
 
         Raises:
             ModuleFailedError: the module raised, or returned no array.
@@ -146,7 +152,9 @@ class Harness:
         module = self.module.get_submodule(path)
         call = self._call(module, path, mode, dtype)
         jitter = _Rounding(seed) if mode == "jitter" else contextlib.nullcontext()
-        with _undisturbed(self.module, seed), _precision(dtype), torch.enable_grad():
+        source = Masks(masks)
+        with self._undisturbed(seed), _precision(dtype), self._drawing(source), torch.enable_grad():
+            before = _random_state()
             canonical = _canonical(self.module, path)
             given = {name: weights[whole] for name, whole in canonical.items() if whole in weights}
             tensors = self._weights(module, given, dtype)
@@ -157,12 +165,14 @@ class Harness:
                     result = call(tensors, arguments.with_leaves(leaves))
                 structure, outputs = _outputs(result, self.name)
                 if cotangents is None:
-                    return Run([to_numpy(output) for output in outputs], structure)
+                    foreign = self._has_drawn(before)
+                    return Run([to_numpy(one) for one in outputs], structure, draws=source.draws, foreign=foreign)
                 gradients = self._gradients(outputs, cotangents, [*leaves, *tensors.values()], jitter)
             except (CannotLiftError, ModuleFailedError):
                 raise
             except Exception as error:
                 raise _failure(error, dtype, f"torch module {type(module).__name__}") from error
+            foreign = self._has_drawn(before)
         of_inputs, of_weights = gradients[: len(leaves)], gradients[len(leaves) :]
         return Run(
             [to_numpy(output) for output in outputs],
@@ -173,6 +183,8 @@ class Harness:
                 for (name, tensor), gradient in zip(tensors.items(), of_weights, strict=True)
                 if tensor.requires_grad
             },
+            source.draws,
+            foreign,
         )
 
     def describe_outputs(
@@ -194,7 +206,7 @@ class Harness:
         def fake(array: np.ndarray[Any, Any]) -> Tensor:
             return torch.empty(array.shape, dtype=from_numpy(array[:0] if array.ndim else array).dtype)
 
-        with _undisturbed(self.module, 0):
+        with self._undisturbed(0), self._drawing(Plan()):
             tensors = {name: fake(array) for name, array in weights.items()}
             leaves = [fake(leaf) for leaf in arguments.leaves]
             result = self._call(self.module, "", "eager", None)(tensors, arguments.with_leaves(leaves))
@@ -234,7 +246,7 @@ class Harness:
                 handles.append(child.register_forward_pre_hook(_before(path), with_kwargs=True))
                 handles.append(child.register_forward_hook(_after(path), with_kwargs=True))
         try:
-            with _undisturbed(self.module, 0), _precision("float64"), torch.enable_grad():
+            with self._undisturbed(0), _precision("float64"), self._drawing(Masks(0)), torch.enable_grad():
                 tensors = self._weights(self.module, weights, "float64")
                 leaves = [self._tensor(leaf, "float64") for leaf in arguments.leaves]
                 leaves = [leaf.requires_grad_() if leaf.is_floating_point() else leaf for leaf in leaves]
@@ -276,6 +288,15 @@ class Harness:
 
         return call
 
+    def _undisturbed(self, seed: int) -> contextlib.AbstractContextManager[None]:
+        return _undisturbed(self.module, seed, self.train)
+
+    def _drawing(self, source: Masks | Plan) -> contextlib.AbstractContextManager[None]:
+        return drawing(source, self.module) if self.train else contextlib.nullcontext()
+
+    def _has_drawn(self, before: list[Tensor]) -> bool:
+        return self.train and not all(map(torch.equal, before, _random_state()))
+
     def _tensor(self, array: np.ndarray[Any, Any], dtype: str | None) -> Tensor:
         tensor = from_numpy(array).to(self.device)
         return tensor.to(getattr(torch, dtype)) if dtype is not None and tensor.is_floating_point() else tensor
@@ -286,6 +307,8 @@ class Harness:
         """Return weights as tensors; trainable ones (no running statistics, no integers) get gradients."""
         trainable = {name for name, _, role in _named_weights(module) if role == "parameter"}
         tensors = {name: self._tensor(array, dtype) for name, array in arrays.items()}
+        for name in tensors.keys() - trainable if self.train else ():
+            tensors[name] = tensors[name].clone()  # running statistics, which are written to
         for name, tensor in tensors.items():
             tensor.requires_grad_(name in trainable and tensor.is_floating_point())
         return tensors
@@ -340,14 +363,14 @@ class _Rounding(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def _undisturbed(module: nn.Module, seed: int) -> Iterator[None]:
-    """Put the module in eval mode; afterwards modes and random state are what they were."""
+def _undisturbed(module: nn.Module, seed: int, train: bool = False) -> Iterator[None]:
+    """Put the module in eval or train mode; afterwards modes and random state are what they were."""
     training = [(child, child.training) for child in module.modules()]
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     try:
         with torch.random.fork_rng(devices=list(devices)):
             torch.manual_seed(seed)
-            module.eval()
+            module.train(train)
             yield
     finally:
         for child, mode in training:

@@ -6,22 +6,21 @@ arrays, so that a step can start from the numbers of the other side.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attn_bridge.parity.stepping import Hyperparameters, Masks, State, Step
+from attn_bridge.parity.dropout_masks import Masks
+from attn_bridge.parity.stepping import Hyperparameters, State, Step
 from attn_bridge.parity.subjects import Arguments, Arrays, ModuleFailedError
 
-from . import random
 from .backend import from_numpy, to_numpy
+from .drawing import _random_state, drawing
 from .harness import _device, _failure, _named_weights, _outputs, _precision, _zeros
-from .implementations import sdpa
 
 SLOTS = {"exp_avg": "mu", "exp_avg_sq": "nu", "momentum_buffer": "trace"}
 """Optimizer state -> the name that both sides have for it: optax's."""
@@ -115,25 +114,26 @@ class Trainer:
         """
         self._write(weights)
         sources = [parameter for _, parameter in self._named]
-        state = torch.get_rng_state()
+        before = _random_state()
+        dropped = masks if self._dropout else None
         try:
-            with _precision(self.precision), _drawing(masks if self._dropout else None), torch.enable_grad():
+            with _precision(self.precision), drawing(dropped, self._module), torch.enable_grad():
                 call = arguments.with_leaves([self._tensor(leaf) for leaf in arguments.leaves])
                 loss = self._loss(self._module(*call.args, **call.kwargs), self._tensor(targets))
             edge = torch.autograd.graph.get_gradient_edge  # given tensors, torch would leave the mode that lifts
-            with _precision(self.precision):
+            with _precision(self.precision), drawing(dropped, self._module):
                 found = torch.autograd.grad([edge(loss)], [edge(one) for one in sources], allow_unused=True)
         except ModuleFailedError:
             raise
         except Exception as error:
             raise _failure(error, self.precision, f"torch module {type(self._module).__name__}") from error
-        masks.foreign = masks.foreign or not torch.equal(state, torch.get_rng_state())
+        foreign = not all(map(torch.equal, before, _random_state()))
         gradients = {
             name: _zeros(None if gradient is None else to_numpy(gradient), source)
             for (name, source), gradient in zip(self._named, found, strict=True)
         }
         statistics = {name: to_numpy(one).copy() for name, one in self._others.items()}
-        return Step(to_numpy(loss), gradients, statistics)
+        return Step(to_numpy(loss), gradients, statistics, foreign)
 
     def update(
         self, weights: Mapping[str, np.ndarray[Any, Any]], gradients: Mapping[str, np.ndarray[Any, Any]], state: State
@@ -180,70 +180,6 @@ def _set_rates(module: nn.Module, rate: float) -> None:
             child.p = rate
         elif isinstance(child, nn.MultiheadAttention):
             child.dropout = rate
-
-
-@contextlib.contextmanager
-def _drawing(masks: Masks | None) -> Iterator[None]:
-    """Have everything that drops draw its masks from `masks`; None drops nothing."""
-    functional, attend = nn.functional, nn.functional.scaled_dot_product_attention
-
-    def keep(shape: Any, rate: float, device: Any) -> Tensor:
-        return torch.from_numpy(np.array(masks.draw(tuple(shape), 1.0 - rate))).to(device)  # type: ignore[union-attr]
-
-    def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        if not training or p == 0.0 or masks is None:
-            return input
-        if p == 1.0:
-            return input * 0.0
-        dropped = torch.where(keep(input.shape, p, input.device), input * (1.0 / (1.0 - p)), 0.0)
-        return input.copy_(dropped) if inplace else dropped
-
-    def bernoulli(
-        key: Any, p: float | Tensor = 0.5, shape: Any = None, *, x64: bool = False, device: Any = None
-    ) -> Tensor:
-        if masks is None:
-            raise ModuleFailedError("dropout=False, but the torch module draws a dropout mask by itself")
-        return keep(shape, 1.0 - float(p), device)
-
-    def scaled_dot_product_attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        if dropout_p == 0.0 or masks is None:
-            return attend(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if enable_gqa:
-            repeats = query.shape[-3] // key.shape[-3]
-            key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
-        scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            scores = torch.where(attn_mask, scores, -torch.inf)
-            weights = torch.where(attn_mask.any(-1, keepdim=True), torch.softmax(scores, -1), 0.0)
-        else:
-            weights = torch.softmax(scores if attn_mask is None else scores + attn_mask, -1)
-        return dropout(weights, dropout_p) @ value
-
-    patches: list[tuple[Any, str, Any]] = [
-        (functional, "dropout", dropout),
-        (functional, "scaled_dot_product_attention", scaled_dot_product_attention),
-        (sdpa, "scaled_dot_product_attention", scaled_dot_product_attention),
-        (random, "bernoulli", bernoulli),
-    ]
-    before = [(home, name, getattr(home, name)) for home, name, _ in patches]
-    try:
-        for home, name, replacement in patches:
-            setattr(home, name, replacement)
-        yield
-    finally:
-        for home, name, original in before:
-            setattr(home, name, original)
 
 
 def _first(result: Any) -> Tensor:

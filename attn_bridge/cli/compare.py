@@ -58,6 +58,9 @@ def compare(
     shapes: Shapes = None,
     rules: RulesFile = None,
     no_transfer: Annotated[bool, typer.Option("--no-transfer", help="Judge the weights that each side holds.")] = False,
+    train: Annotated[
+        bool, typer.Option("--train", help="Run both in train mode, with the same dropout masks, instead of eval mode.")
+    ] = False,
     seeds: Seeds = 4,
     first_seed: FirstSeed = 0,
     modes: Modes = None,
@@ -96,13 +99,17 @@ def compare(
     flax_call = None if flax_inputs is None else arrays.read_npz(flax_inputs)
     options: dict[str, Any] = {
         "--inputs": inputs, "--flax-inputs": flax_inputs, "--shape": shapes, "--rules": rules,
-        "--no-transfer": no_transfer, "--seeds": seeds if seeds != 4 else None,
+        "--no-transfer": no_transfer, "--train": train, "--seeds": seeds if seeds != 4 else None,
         "--first-seed": first_seed or None, "--mode": modes, "--dtype": dtypes, "--device": device,
         "--separate": separate, "--torch-python": torch_python, "--flax-python": flax_python,
     }  # fmt: skip
     command = command_line("compare", torch, flax, options=options)
     if not separate and (torch_python or flax_python):
         raise ValueError("--torch-python and --flax-python go with --separate")
+    if train and chosen["modes"] != ("eager",):
+        raise ValueError("--train goes with --mode eager only: compiled code draws dropout masks of its own")
+    if separate and train:
+        raise ValueError("--train needs both sides in one process; it does not go with --separate")
     if separate:
         from .separate import run_separately
 
@@ -128,6 +135,7 @@ def compare(
             call,
             rules=found,
             transfer=not no_transfer,
+            train=train,
             seeds=seeds,
             first_seed=first_seed,
             device=devices,

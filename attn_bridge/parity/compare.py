@@ -8,7 +8,7 @@ import functools
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from ..weights import Rule, Rules
 from . import pairing as pairings
 from . import samples as numbers
 from .cases import DTYPES
+from .dropout_masks import Difference, differences
 from .judge import MEANING_LIMIT, scale_of
 from .judgement import QUICK, SIDES, SLOW, Judgement, Outputs
 from .pairing import Pairing
@@ -43,6 +44,7 @@ def compare(
     *,
     rules: Rules | Iterable[Rule] | None = None,
     transfer: bool = True,
+    train: bool = False,
     seeds: int = 4,
     first_seed: int = 0,
     modes: Iterable[str] = ("eager",),
@@ -56,8 +58,9 @@ def compare(
 ) -> Report:
     """Judge whether a torch and a Flax module compute the same outputs and gradients, and find where they part.
 
-    Both are run in eval mode with the weights they hold, and again with drawn ones that are not degenerate; meaning is
-    proven in float64, precision by how much more one side loses than the other. The modules are left as they were.
+    Both are run in eval mode, or in train mode with the same dropout masks, with the weights they hold, and again with
+    drawn ones that are not degenerate; meaning is proven in float64, precision by how much more one side loses than the
+    other. The modules are left as they were.
 
     Args:
         torch_module: a ``torch.nn.Module``.
@@ -65,6 +68,8 @@ def compare(
         inputs: one array, a tuple of positional ones, or a dict of keyword ones; NumPy's, torch's or JAX's.
         rules: which parameter is which; by default it is proposed from names, classes and shapes.
         transfer: give the Flax side the torch side's weights; False judges the weights that each side holds.
+        train: run both in train mode, with dropout masks of one stream; masks that only one side asks for are
+            ``different``, by the name of the submodule that drops.
         seeds: how many times weights and inputs are drawn.
         first_seed: the first of them.
         modes: ``eager``, and ``jit`` for torch.compile and jax.jit.
@@ -91,6 +96,10 @@ def compare(
     _check_modules(torch_module, flax_module)
     device = _devices(device)
     modes, wanted = _choose("modes", modes, MODES), None if dtypes is None else _choose("dtypes", dtypes, DTYPES)
+    if not isinstance(train, bool):
+        raise TypeError(f"train must be True or False, got {type(train).__name__}")
+    if train and modes != ("eager",):
+        raise ValueError("train=True goes with modes=('eager',) only: compiled code draws masks of its own")
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise ValueError(f"seeds ({seeds}) must be a whole number of at least 1")
     if isinstance(first_seed, bool) or not isinstance(first_seed, int) or first_seed < 0:
@@ -104,6 +113,7 @@ def compare(
             device=device,
             rules=rules,
             transfer=transfer,
+            train=train,
             progress=progress or (lambda what, done, total: None),
         )
         small = comparison.work() <= QUICK
@@ -144,11 +154,21 @@ class Comparison:
         device: see `compare`.
         rules: see `compare`.
         transfer: see `compare`.
+        train: see `compare`.
         progress: see `compare`.
     """
 
+    train = False
+    """Whether both sides run in train mode, with given dropout masks."""
+
     can_run = True
     """Whether it can run numbers of its own; results that were written down before can't."""
+
+    masks: Sequence[Difference] = ()
+    """Dropout masks that the two sides do not have in common, in train mode."""
+
+    foreign: Sequence[Side] = ()
+    """Sides that draw random numbers that are no dropout masks, in train mode."""
 
     _converted: tuple[Arrays, Arrays] | None = None
     """The last weights of the torch side that were converted, and what they are on the Flax side."""
@@ -163,6 +183,7 @@ class Comparison:
         device: str | tuple[str, str] | None = None,
         rules: Rules | Iterable[Rule] | None = None,
         transfer: bool = True,
+        train: bool = False,
         progress: Progress = lambda what, done, total: None,
     ):
         self.progress = progress
@@ -187,7 +208,9 @@ class Comparison:
         self.structure = self._structure()
         self.flax_arguments = numbers.like(self.flax_arguments, self.arguments, self.same_inputs)
         self._note_inputs()
-        self.pairing = self._pair(rules)
+        self.pairing = self._pair(rules)  # in eval mode, so that masks make no difference to it
+        if train:
+            self._start_to_train()
 
     # ---- preparation
 
@@ -246,6 +269,39 @@ class Comparison:
 
         return pairings.propose(ours, theirs, probe)
 
+    def _start_to_train(self) -> None:
+        """Switch both sides to train mode, and compare the masks that they ask for."""
+        self.train = self.torch.train = self.flax.train = True
+        ours = self.torch.run(self.held, self.arguments)
+        theirs = self.flax.run(self.held_flax, self.flax_arguments)
+        self.foreign = [side for side, run in zip(SIDES, (ours, theirs), strict=True) if run.foreign]
+        self.masks = differences(ours.draws, theirs.draws)
+        self.notes.append(
+            f"train mode: both sides drop by the same masks, {len(ours.draws)} per call"
+            if ours.draws or theirs.draws
+            else "train mode: neither side drops anything"
+        )
+        if any(parameter.role == "statistic" for parameter in self.torch.parameters().values()):
+            self.notes.append("running statistics that train mode changes are not compared; parity.train does that")
+
+    def _masks_compared(self) -> list[TensorVerdict]:
+        """Return a verdict for each mask that the two sides don't have in common."""
+        found = []
+        for one in self.masks:
+            shape = next(draw.shape for draw in (one.torch, one.flax) if draw)
+            found.append(TensorVerdict(*one.names(), "dropout", shape, "bool", one.verdict, one.message))
+        return found
+
+    def _as_far_as_driven(self, verdict: Verdict) -> tuple[Verdict, str]:
+        """Return the verdict of train mode, and why nothing can be said, if so."""
+        if verdict != "equal" and self.foreign:
+            what = f"the {' and the '.join(self.foreign)} module draws random numbers that are no dropout masks"
+            return "inconclusive", f"{what}, so the sides can't be compared in train mode"
+        unclear = [one for one in self.masks if one.verdict == "inconclusive"]
+        if unclear and verdict != "equal":
+            return "inconclusive", unclear[0].message
+        return verdict, ""
+
     # ---- judging
 
     def judge(
@@ -254,7 +310,7 @@ class Comparison:
         """Return the report on all samples."""
         unstable = "" if self.large else self._instability()
         if unstable:
-            return self._report("inconclusive", [], message=unstable)
+            return self._report("inconclusive", [], message=self._as_far_as_driven("different")[1] or unstable)
         tensors: list[TensorVerdict] = []
         noise: dict[str, float] = {}
         drawn = count = 0
@@ -271,11 +327,10 @@ class Comparison:
             unstable = self._instability()
             if unstable:
                 return self._report("inconclusive", [], message=unstable)
-        tensors = self._weights_held() + tensors
+        tensors = self._masks_compared() + self._weights_held() + tensors
         tensors, coverage = self._coverage(tensors, zero)
-        verdict = worst([one.verdict for one in tensors])
-        message = ""
-        if verdict == "inconclusive":
+        verdict, message = self._as_far_as_driven(worst([one.verdict for one in tensors]))
+        if verdict == "inconclusive" and not message:
             message = next(one.message for one in tensors if one.verdict == "inconclusive")
         report = self._report(
             verdict,
@@ -541,11 +596,12 @@ class Comparison:
         seed: int = 0,
     ) -> Run:
         """Run one side on a sample."""
-        found: Run
         if side == "torch":
-            found = self.torch.run(sample.weights, sample.torch, cotangents, dtype=dtype, mode=mode, seed=seed)
-            return found
-        found = self.flax.run(self.flax_weights(sample), sample.flax, cotangents, dtype=dtype, mode=mode, seed=seed)
+            run, call = self.torch.run, (sample.weights, sample.torch)
+        else:
+            run, call = self.flax.run, (self.flax_weights(sample), sample.flax)
+        masks = {"masks": sample.group} if self.train else {}
+        found: Run = run(*call, cotangents, dtype=dtype, mode=mode, seed=seed, **masks)
         return found
 
     def named(self, side: Side, run: Run) -> dict[str, tuple[str, Array]]:

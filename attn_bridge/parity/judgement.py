@@ -291,6 +291,8 @@ class Judgement:
 
     def _split_batch(self, sample: Sample) -> None:
         """Run the torch side on each half of the batch, where all inputs share a first axis."""
+        if self.comparison.train:
+            return  # a half would draw other masks
         leaves = sample.torch.leaves
         sizes = {leaf.shape[0] if leaf.ndim > 1 else 0 for leaf in leaves}
         if len(sizes) != 1 or not (size := sizes.pop()) or size < 2 or any(leaf.size > PICTURE_SIZE for leaf in leaves):

@@ -37,7 +37,7 @@ AXES = {"variants": "variant", "dtypes": "dtype", "devices": "device", "modes": 
 WHOLE = {"seeds": 1, "first_seed": 0}
 """Whole numbers -> the least."""
 
-PASSED_ON = ("rules", "transfer", "strict", "localise")
+PASSED_ON = ("rules", "transfer", "train", "strict", "localise")
 """What else a marker may say to `compare`."""
 
 CELL = "_parity_cell"

@@ -1,15 +1,10 @@
-"""What the judge of training and the trainers of both backends hand each other: masks, steps, optimizer states."""
+"""What the judge of training and the trainers of both backends hand each other: steps and optimizer states."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import zlib
 from typing import Any
 
-import numpy as np
-
-from .. import rng
 from .subjects import Array, Arrays
 
 
@@ -34,11 +29,15 @@ class Hyperparameters:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Loss, gradients and changed running statistics of one batch, by name."""
+    """Loss, gradients and changed running statistics of one batch, by name.
+
+    `foreign` says that random numbers were drawn that are no dropout masks.
+    """
 
     loss: Array
     gradients: Arrays
     statistics: Arrays
+    foreign: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,27 +53,3 @@ class State:
     slots: dict[str, Arrays]
     count: int
     own: Any = None
-
-
-class Masks:
-    """Dropout masks of one training step, for either side: masks of one shape are drawn in the order of the calls.
-
-    JAX's threefry draws them: the key of the seed, folded with the step, the shape, and how many masks of the shape
-    were drawn before.
-
-    Args:
-        seed: of the whole training.
-        step: number of the step.
-    """
-
-    def __init__(self, seed: int, step: int):
-        self._key = rng.fold_in(rng.key(seed), step)
-        self.rates: dict[tuple[int, ...], list[float]] = collections.defaultdict(list)
-        self.foreign = False
-
-    def draw(self, shape: tuple[int, ...], keep: float) -> np.ndarray[Any, Any]:
-        """Return a bool mask that is True with probability `keep`."""
-        number = len(self.rates[shape])
-        self.rates[shape].append(float(np.float32(keep)))
-        key = rng.fold_in(rng.fold_in(self._key, zlib.crc32(repr(shape).encode())), number)
-        return rng.bernoulli(key, float(keep), shape)

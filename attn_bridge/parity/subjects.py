@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
+from .dropout_masks import Draw
+
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
@@ -175,12 +177,16 @@ class Run:
         structure: where each output stands in what was returned; "" is a bare array.
         input_gradients: per input array its gradient; None for one that is not floating point.
         parameter_gradients: name -> gradient.
+        draws: the dropout masks that were asked for, in train mode.
+        foreign: whether other random numbers were drawn, in train mode.
     """
 
     outputs: list[Array]
     structure: list[str]
     input_gradients: list[Array | None] = dataclasses.field(default_factory=list)
     parameter_gradients: Arrays = dataclasses.field(default_factory=dict)
+    draws: list[Draw] = dataclasses.field(default_factory=list)
+    foreign: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,6 +214,7 @@ class Harness(Protocol):
     """What ``torch_attn.harness.Harness`` and ``jax_attn.harness.Harness`` offer; they say what each method does."""
 
     device: Any
+    train: bool
 
     @property
     def name(self) -> str:
@@ -245,6 +252,7 @@ class Harness(Protocol):
         mode: str = "eager",
         seed: int = 0,
         path: str = "",
+        masks: int = 0,
     ) -> Run:
         """Run forward, and backward if there are cotangents."""
 

@@ -26,9 +26,10 @@ from ..weights import Rule, Rules
 from . import samples as numbers
 from .cases import numpy_dtype
 from .compare import Comparison, Progress, _check_modules, _precision_record, _strict
+from .dropout_masks import Masks, differences
 from .judge import Measure, decide, measure, scale_of
 from .report import Pair, ParityError, TensorVerdict, Verdict, worst
-from .stepping import Hyperparameters, Masks, State, Step
+from .stepping import Hyperparameters, State, Step
 from .subjects import Arguments, Array, Arrays, CannotLiftError, ModuleFailedError, is_float, wide
 
 OPTIMIZERS = ("sgd", "momentum", "adamw")
@@ -62,8 +63,9 @@ class FirstDifference:
 
     Attributes:
         step: number of the step, from 1.
-        tensor: ``dropout``, ``loss``, ``grad NAME``, ``statistic NAME``, ``mu NAME`` (or ``nu``, ``trace``), or
-            ``update NAME``, with torch names; ``free run`` where every step alone is equal.
+        tensor: ``dropout NAME`` (of the submodule that drops), ``loss``, ``grad NAME``, ``statistic NAME``,
+            ``mu NAME`` (or ``nu``, ``trace``), or ``update NAME``, with torch names; ``free run`` where every step
+            alone is equal.
         flax_tensor: the same with the Flax name.
         message: what differs, in one line.
     """
@@ -185,7 +187,7 @@ def train(
     dropout: bool | float = True,
     loss: str | tuple[Callable[..., Any], Callable[..., Any]] = "mse",
     lr: float = 1e-3,
-    seed: int = 0,
+    seed: int | None = None,
     dtype: str | None = None,
     rules: Rules | Iterable[Rule] | None = None,
     strict: bool = True,
@@ -193,7 +195,7 @@ def train(
 ) -> TrainingReport:
     """Train a torch and a Flax module on the same data with the same dropout masks, and judge whether they train alike.
 
-    Both start from the weights that the torch module holds. The modules are left as they were.
+    Both start from the weights that the torch module holds, or from those of a seed. The modules are left as they were.
 
     Args:
         torch_module: a ``torch.nn.Module``.
@@ -208,7 +210,8 @@ def train(
         loss: ``mse``, ``cross_entropy`` (the last axis holds logits, targets are whole numbers), or a pair of
             functions, torch's and JAX's, of what the module returned and the targets.
         lr: learning rate of a named optimizer.
-        seed: of the order of the data and of the dropout masks.
+        seed: of the first weights of both sides, the order of the data and the dropout masks; None leaves the weights
+            to the torch module, and is 0 for the rest.
         dtype: ``float64`` trains both in float64; None in the modules' own precision.
         rules: which parameter is which; by default it is proposed from names, classes and shapes.
         strict: pin every precision switch for the time of the training.
@@ -265,19 +268,26 @@ class _Training:
         dropout: bool | float,
         loss: Any,
         lr: float,
-        seed: int,
+        seed: int | None,
         dtype: str | None,
         rules: Any,
         progress: Progress | None,
     ):
         self.comparison = Comparison(torch_module, flax_module, batches[0][0], rules=rules)
         self.pairing = self.comparison.pairing
-        self.batches, self.steps, self.seed = batches, steps, seed
+        self.batches, self.steps, self.seed = batches, steps, seed or 0
         self.progress = progress or (lambda what, done, total: None)
         self.dtype = dtype or str(self.comparison.dtype)
         self.precise = self.dtype == "float64"
         self.notes = self.comparison.notes
         self.settings: list[str] = []
+        self.first_weights = self.comparison.held
+        if seed is not None:
+            parameters = self.comparison.torch.parameters()
+            self.first_weights = numbers.draw_weights(parameters, self.first_weights, (seed, 0))
+        self.settings.append(
+            "first weights: those of the torch module" if seed is None else f"first weights: drawn from seed {seed}"
+        )
         optimizers = self._optimizers(optimizer, lr)
         losses = (loss, loss) if isinstance(loss, str) else loss
         modules = (torch_module, flax_module)
@@ -290,14 +300,15 @@ class _Training:
 
         self.exact = trainers("float64")
         self.low = self.exact if self.precise else trainers(None)
-        self.random = np.random.default_rng(seed)
+        self.random = np.random.default_rng(self.seed)
         self.measures: dict[str, list[Measure]] = {}
         self.about: dict[str, tuple[str, str, tuple[int, ...]]] = {}
         self.weight_scales: dict[str, float] = {}
         self.synchronised: dict[str, list[float]] = {}
         self.first: FirstDifference | None = None
         self.dropped = dropout is not False
-        self.foreign = False
+        self.foreign: str = ""
+        self.unclear = ""
 
     def _optimizers(self, optimizer: str | tuple[Any, Any], lr: float) -> tuple[Any, Any]:
         if not isinstance(optimizer, str):
@@ -333,7 +344,8 @@ class _Training:
 
     def run(self) -> TrainingReport:
         """Take all steps and return the report."""
-        held = _cast(self.comparison.held, "float64") if self.precise else self.comparison.held
+        held = self.first_weights
+        held = _cast(held, "float64") if self.precise else held
         runs = self.runs = self._runners(held)
         growth: dict[str, list[float]] = {}
         order: list[int] = []
@@ -383,10 +395,12 @@ class _Training:
         weights, state = ours.weights, ours.state
         masks = {name: Masks(self.seed, step) for name in self.runs}
         steps = {name: one.step(given, targets, masks[name]) for name, one in self.runs.items()}
-        self.foreign = self.foreign or any(one.foreign for one in masks.values())
-        if masks["torch"].rates != masks["flax"].rates and self.first is None:
-            message = _masks_apart(masks["torch"], masks["flax"])
-            self.first = FirstDifference(step + 1, "dropout", "dropout", message)
+        self.foreign = self.foreign or next((run.side for name, run in self.runs.items() if steps[name].foreign), "")
+        apart = differences(masks["torch"].draws, masks["flax"].draws)
+        self.unclear = self.unclear or next((one.message for one in apart if one.verdict == "inconclusive"), "")
+        worst_of = next((one for one in apart if one.verdict == "different"), None)
+        if worst_of is not None and self.first is None:
+            self.first = FirstDifference(step + 1, *worst_of.names(), message=worst_of.message)
         self._measure_step(step, weights, state, steps["torch"], given, targets)
 
     def _measure_step(
@@ -570,7 +584,12 @@ class _Training:
             self.first, message = FirstDifference(at, "free run", "free run", message), ""
         if self.foreign and verdict != "equal":
             verdict, self.first = "inconclusive", None
-            message = "the torch module draws random numbers that are no dropout masks, so the sides can't be compared"
+            message = (
+                f"the {self.foreign} module draws random numbers that are no dropout masks, so the sides can't be "
+                "compared"
+            )
+        elif self.unclear and verdict != "equal":
+            verdict, self.first, message = "inconclusive", None, self.unclear
         ours = self.runs["torch"].losses
         if verdict == "equal" and not all(map(math.isfinite, ours)):
             verdict, message = "inconclusive", f"the losses are not finite from step {_not_finite(ours)} on"
@@ -604,7 +623,7 @@ class _Training:
 def _check(steps: Any, optimizer: Any, loss: Any, lr: Any, seed: Any, dropout: Any, dtype: Any) -> None:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps ({steps}) must be a whole number of at least 1")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
         raise ValueError(f"seed ({seed}) must be a whole number of at least 0")
     for what, value, known in (("optimizer", optimizer, OPTIMIZERS), ("loss", loss, LOSSES)):
         if isinstance(value, str) and value not in known:
@@ -654,18 +673,6 @@ def _relative(one: Array, two: Array) -> Array:
     scale = np.maximum(np.abs(one), np.finfo(np.float64).tiny)
     apart: Array = np.where((one == two) | (np.isnan(one) & np.isnan(two)), 0.0, np.abs(one - two) / scale)
     return apart
-
-
-def _masks_apart(torch: Masks, flax: Masks) -> str:
-    shapes = [shape for shape in {**torch.rates, **flax.rates} if torch.rates[shape] != flax.rates[shape]]
-    shape = shapes[0]
-    ours, theirs = (_rates(one.rates[shape]) for one in (torch, flax))
-    return f"masks of shape {shape}: torch draws {ours}, Flax draws {theirs}"
-
-
-def _rates(keep: Sequence[float]) -> str:
-    rates = ", ".join(sorted({f"{1.0 - one:.4g}" for one in keep}))
-    return f"{len(keep)} at rate {rates}" if keep else "none"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import zlib
 from pathlib import Path
@@ -21,8 +22,9 @@ import attn_bridge
 import jax_attn
 import torch_attn
 from attn_bridge import parity
-from attn_bridge.parity.stepping import Masks
+from attn_bridge.parity.dropout_masks import Masks
 from attn_bridge.parity.training import _Training
+from torch_attn.drawing import drawing
 from torch_attn.random import JaxRngs
 
 LR, RATE = 1e-2, 0.25
@@ -119,21 +121,122 @@ def test_a_pair_of_optimizers_and_of_losses():
     assert (report.first_difference.step, report.first_difference.tensor) == (1, "loss")
 
 
-@pytest.mark.parametrize("rngs", [None, 0], ids=["torch's generator", "JaxRngs"])
-def test_our_model_trains_alike(rngs):
+def our_models(rngs=None):
     config = {"vocab_size": 11, "context_length": 6, "emb_dim": 8, "n_heads": 2, "n_layers": 1}
     config |= {"drop_rate": 0.1, "qkv_bias": True}
     torch.manual_seed(1)
-    pair = (
-        torch_attn.GPTModel(config, rngs=None if rngs is None else JaxRngs(rngs)),
-        jax_attn.GPTModel(config, rngs=nnx.Rngs(5)),
-    )
+    pair = torch_attn.GPTModel(config, rngs=rngs), jax_attn.GPTModel(config, rngs=nnx.Rngs(5))
     ids = np.random.default_rng(2).integers(0, 11, (3, 7))
-    report = parity.train(*pair, [(ids[:, :-1], ids[:, 1:])], steps=3, loss="cross_entropy", lr=LR)
+    return pair, [(ids[:, :-1], ids[:, 1:])]
+
+
+def test_our_model_trains_alike():
+    pair, text = our_models()
+    report = parity.train(*pair, text, steps=3, loss="cross_entropy", lr=LR)
     assert report.verdict == "equal", report.explain()
+
+
+def test_another_rate_in_our_model_whose_masks_are_jaxs():
+    pair, text = our_models(JaxRngs(0))
     pair[1].trf_blocks[0].drop_shortcut.rate = 0.2
-    report = parity.train(*pair, [(ids[:, :-1], ids[:, 1:])], steps=1, loss="cross_entropy", lr=LR)
-    assert report.first_difference.tensor == "dropout"
+    report = parity.train(*pair, text, steps=1, loss="cross_entropy", dtype="float64")
+    assert report.first_difference.tensor == "dropout trf_blocks.0.drop_shortcut"
+    assert report.first_difference.message == "masks of shape (3, 6, 8): rate 0.1 in torch, 0.2 in Flax"
+
+
+# ---- four layers, two hundred steps
+
+
+class TorchLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(6, eps=1e-6), nn.Linear(6, 9), nn.Linear(9, 6)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x):
+        return x + self.drop(self.down(torch.tanh(self.up(self.norm(x)))))
+
+
+class TorchDeep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([TorchLayer() for _ in range(4)])
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x)
+
+
+class FlaxLayer(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = nnx.LayerNorm(6, use_fast_variance=False, rngs=rngs)
+        self.up, self.down = nnx.Linear(6, 9, rngs=rngs), nnx.Linear(9, 6, rngs=rngs)
+        self.drop = nnx.Dropout(0.1, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.drop(self.down(jnp.tanh(self.up(self.norm(x)))))
+
+
+class FlaxDeep(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(1)
+        self.layers = nnx.List([FlaxLayer(rngs) for _ in range(4)])
+        self.out = nnx.Linear(6, 3, rngs=rngs)
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x)
+
+
+def train_deep(flax_module=None, **options):
+    random = np.random.default_rng(4)
+    batches = [(random.normal(size=(5, 6)), random.normal(size=(5, 3))) for _ in range(4)]
+    return parity.train(TorchDeep(), flax_module or FlaxDeep(), batches, **{"lr": LR, "seed": 3, **options})
+
+
+@pytest.mark.parametrize(("dtype", "steps"), [("float64", 200), (None, 20)])
+def test_four_layers_train_alike(dtype, steps):
+    report = train_deep(dtype=dtype, steps=steps)
+    assert report.verdict == "equal", report.explain()
+    ours, theirs = (np.array(report.losses[f"{side} float64" if dtype is None else side]) for side in ("torch", "flax"))
+    assert len(ours) == len(theirs) == steps
+    assert (np.abs(ours - theirs) <= 1e-9 * np.abs(ours)).all()
+    assert ours[-4:].mean() < 0.9 * ours[:4].mean()
+
+
+@pytest.mark.parametrize(
+    ("changed", "tensor"),
+    [
+        ({"b1": 0.999, "b2": 0.9}, "mu layers.0.norm.weight"),
+        ({"mask": None}, "update layers.0.norm.weight"),
+        (None, "loss"),
+    ],
+    ids=["betas swapped", "biases decay", "dropout scaled wrongly"],
+)
+def test_a_fault_in_four_layers_is_named(changed, tensor):
+    theirs = FlaxDeep()
+    if changed is None:
+        theirs.layers[2].drop = ScaledWrongly(0.1, rngs=nnx.Rngs(0))
+    values = {"learning_rate": LR, "weight_decay": 0.01, "mask": matrices, **(changed or {})}
+    report = train_deep(theirs, optimizer=(adamw, optax.adamw(**values)), steps=10, dtype="float64")
+    assert report.verdict == "different"
+    assert (report.first_difference.step, report.first_difference.tensor) == (1, tensor)
+
+
+def test_the_seed_gives_weights_order_and_masks():
+    def losses(seed, torch_seed, **options):
+        torch.manual_seed(torch_seed)
+        report = train(TorchNet(), seed=seed, dtype="float64", steps=2, **options)
+        assert report.verdict == "equal", report.explain()
+        return report.losses["torch"]
+
+    assert losses(5, 0) == losses(5, 1)
+    assert losses(5, 0) != losses(6, 0)
+    assert losses(5, 0, dropout=False)[:1] != losses(6, 0, dropout=False)[:1]
+    assert losses(None, 0) != losses(None, 1)
 
 
 # ---- planted faults
@@ -156,7 +259,7 @@ FAULTS = {
     "eps inside the root": ({"eps": 0.0, "eps_root": 1e-8}, {}, "update a.weight"),
     "lr a little off": ({"learning_rate": LR * (1 + 1e-9)}, {}, "update a.weight"),
     "dropout scaled wrongly": ({}, {"dropout": ScaledWrongly}, "loss"),
-    "another rate": ({}, {"rate": 0.3}, "dropout"),
+    "another rate": ({}, {"rate": 0.3}, "dropout drop"),
 }
 
 
@@ -188,8 +291,8 @@ def test_a_mask_that_is_shared_over_the_batch_is_another_meaning():
 
     report = train(flax_module=FlaxNet(dropout=shared), steps=1)
     assert report.verdict == "different"
-    assert report.first_difference.tensor == "dropout"
-    assert "(6, 8)" in report.first_difference.message
+    assert report.first_difference.tensor == "dropout drop"
+    assert "shared over axis 0 in Flax (broadcast_dims=(0,)): (1, 8)" in report.first_difference.message
 
 
 def test_a_side_that_loses_precision():
@@ -220,6 +323,16 @@ def test_running_variances_differ_between_the_frameworks():
     net.add_module("norm", nn.BatchNorm1d(3))
     report = train(net, FlaxNormed(), steps=2)  # torch keeps the unbiased variance, Flax the biased one
     assert (report.first_difference.step, report.first_difference.tensor) == (1, "statistic norm.running_var")
+
+
+def test_other_random_numbers_of_flax_leave_it_open():
+    class Noisy(FlaxNet):
+        def __call__(self, x):
+            return super().__call__(x + jax.random.normal(self.drop.rngs(), x.shape))
+
+    report = train(flax_module=Noisy(), steps=1)
+    assert report.verdict == "inconclusive"
+    assert report.message.startswith("the flax module draws random numbers")
 
 
 def test_other_random_numbers_of_torch_leave_it_open():
@@ -274,16 +387,13 @@ def test_dropout_off_or_at_another_rate(dropout):
 
 
 def test_torch_attention_drops_the_masks_it_is_given():
-    from torch_attn.training import _drawing
-
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 2, 4, 3) for _ in range(3))
-    with _drawing(Masks(0, 0)):
+    with drawing(Masks(0), nn.Module()):
         found = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=0.5)
-    keep = torch.from_numpy(Masks(0, 0).draw((2, 2, 4, 4), 0.5))
+    keep = torch.from_numpy(Masks(0).draw((2, 2, 4, 4), 0.5))
     scores = torch.where(torch.ones(4, 4).tril() == 1, query @ key.mT / 3**0.5, -torch.inf)
     torch.testing.assert_close(found, (torch.softmax(scores, -1) * keep * 2.0) @ value)
-    assert nn.functional.dropout.__module__ == "torch.nn.functional"
 
 
 # ---- manners
@@ -350,8 +460,22 @@ def test_bad_data():
 
 def test_the_example(capsys, tmp_path):
     example = Path(attn_bridge.__file__).parent.parent / "examples" / "training.py"
+    names = runpy.run_path(str(example))
+    names["CONFIG"].update(n_layers=1, emb_dim=8)
     with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(example))["main"](str(tmp_path / "curves.svg"), steps=2)
+        names["main"](str(tmp_path / "curves.svg"), steps=2)
     assert end.value.code == 0
     assert capsys.readouterr().out.startswith("equal: 2 steps of GPTModel")
     assert (tmp_path / "curves.svg").read_text().count("<polyline") == 2
+
+
+def test_the_python_of_the_documentation_runs():
+    page = Path(attn_bridge.__file__).parent.parent / "docs" / "training.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "docs/training.md", "exec"), names)
+    assert len(blocks) == 3
+    assert [names[name].verdict for name in ("report", "own", "in_train_mode")] == ["equal"] * 3
+    assert "first weights: drawn from seed 1" in names["own"].settings
+    assert "train mode: both sides drop by the same masks, 1 per call" in names["in_train_mode"].notes
