@@ -49,6 +49,16 @@ LATENT = {
     "v_head_dim": 7,
     "first_k_dense_replace": 2,
 }
+GATED = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "attention_bias": True,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 4,
+}
+QWEN_EXPERTS = {"num_experts": 2, "moe_intermediate_size": 4, "shared_expert_intermediate_size": 4}
 SLIDING = {"sliding_window": 4, "head_dim": 8}
 
 
@@ -117,24 +127,9 @@ CASES = {
     "bloom": Case(
         "bloom", {"vocab_size": 11, "hidden_size": 24, "n_layer": 2, "n_head": 6}, (1,), "self_attention", "h"
     ),
-    "qwen3-next": Case(
-        "qwen3_next",
-        {
-            **SIZES,
-            **EXPERTS,
-            "num_hidden_layers": 4,
-            "head_dim": 16,
-            "attention_bias": True,
-            "num_experts": 2,
-            "moe_intermediate_size": 4,
-            "shared_expert_intermediate_size": 4,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 2,
-            "linear_key_head_dim": 4,
-            "linear_value_head_dim": 4,
-        },
-        layers=(3,),
-    ),
+    "qwen3-next": Case("qwen3_next", {**SIZES, **GATED, **EXPERTS, **QWEN_EXPERTS}, layers=(3,)),
+    "qwen3.5": Case("qwen3_5_text", {**SIZES, **GATED}, layers=(3,)),
+    "qwen3.5-experts": Case("qwen3_5_moe_text", {**SIZES, **GATED, **EXPERTS, **QWEN_EXPERTS}, layers=(3,)),
     "deepseek-v2": Case("deepseek_v2", {**LATENT, "attention_bias": True}),
     "deepseek-v2-lite": Case(
         "deepseek_v2",
