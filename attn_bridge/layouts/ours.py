@@ -19,7 +19,17 @@ LINEAR = [
 EMBEDDINGS = ["{path}tok_emb.weight", "{path}pos_emb.weight", "{path}type_emb.weight"]
 NORMS = ["{path}scale", "{path}shift"]
 
-NAMES = [*ATTENTION, *OUT, *BARE, *LINEAR, *EMBEDDINGS, *NORMS]
+MODERN = [
+    *(
+        f"{{path}}{name}.{leaf}"
+        for name in ("W_gate", "W_query_latent", "W_latent", "W_key_rope")
+        for leaf in ("weight", "bias")
+    ),
+    *(f"{{path}}{name}" for name in ("sinks", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")),
+]
+"""What attention after chapter 3 has beside the others."""
+
+NAMES = [*ATTENTION, *OUT, *BARE, *LINEAR, *EMBEDDINGS, *NORMS, *MODERN]
 """Every name of ours, below any prefix."""
 
 TOGETHER = (("W_query.weight", "W_key.weight", "W_value.weight"), ("W_query.bias", "W_key.bias", "W_value.bias"))

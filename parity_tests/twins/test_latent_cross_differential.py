@@ -17,7 +17,7 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3
 import attn_bridge
 import jax_attn
 import torch_attn
-from attn_bridge import families, specs
+from attn_bridge import checkpoints, families, specs
 from attn_bridge.masks import sliding_window
 from jax_attn.backend import precision
 from jax_attn.numpy_interpreter import evaluate
@@ -398,3 +398,15 @@ def test_deepseek_v3s_config_means_what_transformers_takes_it_for():
     factor = layer.config.position.table_factor
     for ours, theirs in ((np.cos(angles), cos), (np.sin(angles), sin)):
         assert np.abs(factor * ours - theirs[0, :, :32].numpy()).max() < 1e-10
+
+
+@pytest.mark.parametrize("config", [LATENT, DIFFERENTIAL, CROSS], ids=["latent", "differential", "cross"])
+def test_a_torch_file_converts_to_one_of_flax_and_back(config, tmp_path):
+    one, two = twins(config)
+    torch_attn.save(one, tmp_path / "torch.safetensors")
+    checkpoints.convert(tmp_path / "torch.safetensors", tmp_path / "flax.safetensors", to_layout="flax")
+    found = checkpoints.read(tmp_path / "flax.safetensors")
+    wanted = jax_attn.backend.get_weights(two)
+    assert {key: array.tobytes() for key, array in found.items()} == {k: a.tobytes() for k, a in wanted.items()}
+    checkpoints.convert(tmp_path / "flax.safetensors", tmp_path / "back.safetensors", to_layout="torch")
+    assert (tmp_path / "back.safetensors").read_bytes() == (tmp_path / "torch.safetensors").read_bytes()
