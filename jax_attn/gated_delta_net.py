@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask
 from attn_bridge.specs import GatedDeltaNetConfig
@@ -61,6 +61,7 @@ class GatedDeltaNet(nnx.Module):
         x: Float[Array, "... t d"],
         *,
         attention_mask: Mask | Bool[Array, "B S"] | None = None,
+        positions: Int[Array, "... t"] | None = None,
         cache: RecurrentCache | None = None,
         form: str | None = None,
     ) -> Any:
@@ -71,6 +72,7 @@ class GatedDeltaNet(nnx.Module):
             attention_mask: bool ``(B, S)``, ``False`` where padding stands, over all tokens so far, the new ones too.
                 As in Transformers, padding is read as zeros: on the left it changes nothing; what comes behind padding
                 finds a state that has faded and a convolution that has seen zeros.
+            positions: not used, since order alone counts; taken so that the layers of a model are called alike.
             cache: what earlier tokens left, from `init_cache`; left as it is.
             form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
 

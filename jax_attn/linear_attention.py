@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from attn_bridge.masks import Mask, causal
 from attn_bridge.specs import LinearAttentionConfig
@@ -47,6 +47,7 @@ class LinearAttention(nnx.Module):
         x: Float[Array, "... t d"],
         *,
         attention_mask: Mask | Bool[Array, "..."] | None = None,
+        positions: Int[Array, "... t"] | None = None,
         cache: RecurrentCache | None = None,
         return_weights: bool = False,
         form: str | None = None,
@@ -58,6 +59,7 @@ class LinearAttention(nnx.Module):
             attention_mask: bool, ``True`` = may be attended: ``(B, S)`` over all tokens so far, the new ones too.
                 Without a cache it may be anything that broadcasts to ``(B, H, T, S)``; one that differs between queries
                 or heads needs the weights, and so time and memory that grow with T times S.
+            positions: not used, since order alone counts; taken so that the layers of a model are called alike.
             cache: what earlier tokens left, from `init_cache`; left as it is.
             return_weights: also return the attention weights ``(B, H, T, T)``, without ``B`` for 2-D `x`; not with a
                 cache, which holds no keys.

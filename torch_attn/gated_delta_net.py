@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from attn_bridge.masks import Mask
@@ -57,6 +57,7 @@ class GatedDeltaNet(nn.Module):
         x: Float[Tensor, "... t d"],
         *,
         attention_mask: Mask | Bool[Tensor, "B S"] | None = None,
+        positions: Int[Tensor, "... t"] | None = None,
         cache: RecurrentCache | None = None,
         form: str | None = None,
     ) -> Any:
@@ -67,6 +68,7 @@ class GatedDeltaNet(nn.Module):
             attention_mask: bool ``(B, S)``, ``False`` where padding stands, over all tokens so far, the new ones too.
                 As in Transformers, padding is read as zeros: on the left it changes nothing; what comes behind padding
                 finds a state that has faded and a convolution that has seen zeros.
+            positions: not used, since order alone counts; taken so that the layers of a model are called alike.
             cache: what earlier tokens left, from `init_cache`; updated in place.
             form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
 

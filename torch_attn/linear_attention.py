@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from attn_bridge.masks import Mask, causal
@@ -47,6 +47,7 @@ class LinearAttention(nn.Module):
         x: Float[Tensor, "... t d"],
         *,
         attention_mask: Mask | Bool[Tensor, "..."] | None = None,
+        positions: Int[Tensor, "... t"] | None = None,
         cache: RecurrentCache | None = None,
         return_weights: bool = False,
         form: str | None = None,
@@ -58,6 +59,7 @@ class LinearAttention(nn.Module):
             attention_mask: bool, ``True`` = may be attended: ``(B, S)`` over all tokens so far, the new ones too.
                 Without a cache it may be anything that broadcasts to ``(B, H, T, S)``; one that differs between queries
                 or heads needs the weights, and so time and memory that grow with T times S.
+            positions: not used, since order alone counts; taken so that the layers of a model are called alike.
             cache: what earlier tokens left, from `init_cache`; updated in place.
             return_weights: also return the attention weights ``(B, H, T, T)``, without ``B`` for 2-D `x`; not with a
                 cache, which holds no keys.

@@ -115,6 +115,12 @@ def test_a_sequence_without_a_batch(x64):
         np.testing.assert_allclose(call(module, x), expected, atol=1e-13)
 
 
+def test_positions_change_nothing(x64):
+    x, positions = tokens(2, 4, 10), np.array([[7, 3, 3, 0], [0, 1, 2, 3]])
+    for module in twins():
+        np.testing.assert_array_equal(call(module, x, positions=positions), call(module, x))
+
+
 def test_padding_gives_zeros_and_changes_no_other_token(x64):
     ours, _ = twins()
     x = tokens(3, 9, 10)
