@@ -187,3 +187,19 @@ def test_a_family_without_an_example_is_one_line(capsys):
     main = runpy.run_path(str(EXAMPLES / "hugging_face.py"))["main"]
     with pytest.raises(SystemExit, match=r"^error: FAMILY \(lama\) must be one of llama, mistral, qwen3, "):
         main("lama")
+
+
+def test_whispers_cross_attention_is_that_of_transformers(capsys, monkeypatch):
+    status, lines = run("cross_attention.py", capsys)
+    assert status == 0
+    assert lines[0].startswith("whisper: 7 tensors in Flax and back bit for bit, ")
+    assert lines[0].endswith(": equal")
+    from_hf = jax_attn.from_hf
+    monkeypatch.setattr(
+        jax_attn,
+        "from_hf",
+        lambda config, layer, state: from_hf(config, layer, {name: 1.001 * array for name, array in state.items()}),
+    )
+    status, lines = run("cross_attention.py", capsys)
+    assert status == 1
+    assert lines[0].endswith(": NOT equal")
