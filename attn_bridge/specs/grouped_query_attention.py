@@ -193,7 +193,7 @@ EXAMPLES = (
     Example("olmo", GroupedQueryAttentionConfig(*_SIZES, d_out=5, position=Rotary(500.0), qk_norm=QKNorm("full"))),
     Example(
         "qwen3-next",
-        GroupedQueryAttentionConfig(*_SIZES, position=Rotary(dim=2), qk_norm=QKNorm(unit_offset=True), gate=True),
+        GroupedQueryAttentionConfig(10, 4, 2, 8, position=Rotary(dim=4), qk_norm=QKNorm(unit_offset=True), gate=True),
         return_weights=True,
     ),
     Example(
@@ -204,7 +204,7 @@ EXAMPLES = (
     ),
     Example(
         "one-kv-head",
-        GroupedQueryAttentionConfig(8, 4, 1, position=Rotary(pairing="interleaved", scaling=NTKScaling(4.0))),
+        GroupedQueryAttentionConfig(16, 4, 1, position=Rotary(pairing="interleaved", scaling=NTKScaling(4.0))),
         batch=None,
     ),
     Example("chunked", GroupedQueryAttentionConfig(*_SIZES, position=Rotary(), mask=chunked(3))),
