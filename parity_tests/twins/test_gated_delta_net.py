@@ -154,7 +154,7 @@ def test_a_transposed_gate_crashes_or_is_caught():
         faulty(torch.ones(1, 5, 10))
     x = tokens(2, CONFIG.num_value_heads, 10).astype(np.float32)
     faulty(torch.from_numpy(x))
-    assert parity.compare(faulty, theirs, x).verdict == "different"
+    assert parity.compare(faulty, theirs, x, seeds=2, localise=False).verdict == "different"
 
 
 # ---- against transformers
