@@ -1,0 +1,44 @@
+"""Attention of few queries, key block by key block, against the reference; its gradient; what it does not do."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_bridge import masks
+from jax_attn import functional
+
+RANDOM = np.random.default_rng(0)
+CASES = {
+    "one token": (1, 700, masks.causal().offset(690), {}),
+    "per head": (3, 1030, RANDOM.random((2, 4, 3, 1030)) < 0.3, {"softcap": 2.0, "sinks": RANDOM.normal(size=4)}),
+    "window": (2, 600, masks.sliding_window(5).offset(300), {"bias": RANDOM.normal(size=(4, 1, 600))}),
+    "all hidden": (1, 600, np.zeros((1, 1, 1, 600), bool), {}),
+    "no mask": (2, 513, None, {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_few_queries_computes_what_the_reference_does(name):
+    queries, keys, mask, options = CASES[name]
+    shapes = ((2, queries, 4, 8), (2, keys, 2, 8), (2, keys, 2, 5))
+    arrays = [jnp.asarray(RANDOM.normal(size=shape), jnp.float32) for shape in shapes]
+    found = []
+    for one in ("few_queries", "reference"):
+
+        def attend(*arrays, one=one):
+            return functional.dot_product_attention(*arrays, mask=mask, implementation=one, **options)
+
+        context, pull = jax.jit(lambda *arrays, attend=attend: jax.vjp(attend, *arrays))(*arrays)
+        found.append([context, *pull(jnp.ones_like(context))])
+    for got, want in zip(*found, strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
+    assert functional.explain(*arrays, mask=mask, **options)["few_queries"] is None
+
+
+def test_it_says_what_it_does_not_do():
+    query, key = jnp.ones((1, 1, 2, 4)), jnp.ones((1, 600, 2, 4))
+    with pytest.raises(NotImplementedError, match="it has no dropout"):
+        functional.dot_product_attention(query, key, key, dropout=0.5, implementation="few_queries")
