@@ -283,12 +283,13 @@ class _Documents(_OfArrays):
         return (self.ids[:, query_positions] == self.ids[:, key_positions])[:, None]
 
     def placed(self, queries: int, keys: int) -> Mask:
-        return self._placed(range(queries), range(keys))
+        return self._placed(slice(0, queries), slice(0, keys))
 
-    def _placed(self, queries: range, keys: range) -> Mask:
-        rows, columns = (self.ids[:, one.start : one.stop] for one in (queries, keys))
+    def _placed(self, queries: slice, keys: slice) -> Mask:
+        # Slices and not ranges: torch.compile would take the ends of a range as constants.
+        rows, columns = self.ids[:, queries], self.ids[:, keys]
         for name, one, wanted in (("queries", rows, queries), ("keys", columns, keys)):
-            if one.shape[1] != len(wanted):
+            if one.shape[1] != wanted.stop - wanted.start:
                 raise ValueError(f"ids ({self.ids.shape[1]}) must be one per token, got {name} up to {wanted.stop}")
         return _Equal(rows[:, None, :, None], columns[:, None, None, :])
 
@@ -321,7 +322,7 @@ class _Offset(Mask):
 
     def placed(self, queries: int, keys: int) -> Mask:
         if isinstance(self.mask, _Documents):
-            return self.mask._placed(range(self.n, self.n + queries), range(self.keys, self.keys + keys))
+            return self.mask._placed(slice(self.n, self.n + queries), slice(self.keys, self.keys + keys))
         return self
 
     def offset(self, n: int, *, keys: int = 0) -> Mask:
@@ -466,6 +467,8 @@ def _parts(mask: Mask, kind: type[_Combined]) -> tuple[Mask, ...]:
 
 
 def _integer(name: str, value: Any) -> int:
+    if type(value) is int:
+        return value  # torch.compile knows the type of its symbols, and nothing of `hasattr`
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
     return int(operator.index(value))

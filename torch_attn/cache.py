@@ -211,7 +211,10 @@ class KeyValueCache:
     def _of_slots(self, mask: Mask) -> Mask:
         """Return what the last token sees of the slots of a rolling cache."""
         last, slots = self.length - 1, self.key.shape[1]
-        if mask.visibility(range(last, last + 1), range(max(0, last + 1 - slots), last + 1)):
+        seen = None
+        if not torch.compiler.is_compiling():  # which would take the ends of a range as constants: a program per token
+            seen = mask.visibility(range(last, last + 1), range(max(0, last + 1 - slots), last + 1))
+        if seen:
             return full()
         numbers = last - (last - torch.arange(min(last + 1, slots), device=self.key.device)) % slots
         query = torch.full((1, 1), last, device=self.key.device)
@@ -240,6 +243,7 @@ class KeyValueCache:
         """Forget all tokens but the first `length`.
 
         Raises:
+            TypeError: `length` is no integer.
             ValueError: `length` is below 0 or above that of the cache, or a rolling cache has forgotten what it needs.
         """
         validation.check_trim(length, self.length, self.key.shape[1], self.rolling)
@@ -252,9 +256,11 @@ class KeyValueCache:
         """Take the rows of the batch in another order, some several times or not at all, as beam search does.
 
         Raises:
-            ValueError: not one index per row.
+            TypeError: indices that are no integers.
+            ValueError: not one index per row, or one of no row.
         """
-        validation.check_reorder(tuple(indices.shape), functional.dtype_name(indices), self.key.shape[0])
+        known = () if torch.compiler.is_compiling() else indices.tolist()
+        validation.check_reorder(tuple(indices.shape), functional.dtype_name(indices), self.key.shape[0], known)
         for array in (self.key, self.value, self.positions, self.visible):
             array.copy_(array[indices])
         return self
