@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from .validation import check_integer
+
 Shape = tuple[int, ...]
 Form = Literal["chunked", "recurrent"]
 
@@ -131,20 +133,12 @@ def check_trim(length: int, tokens: int) -> None:
     """Check the length that a state is to go back to.
 
     Raises:
+        TypeError: `length` is no integer.
         ValueError: neither 0 nor the number of tokens so far.
     """
+    check_integer("length", length)
     if length not in (0, tokens):
         raise ValueError(f"length ({length}) must be 0 or {tokens}: a state does not tell what it was before")
-
-
-def check_reorder(shape: Shape, rows: int) -> None:
-    """Check the indices of the rows that a cache is to take.
-
-    Raises:
-        ValueError: not one index per row.
-    """
-    if tuple(shape) != (rows,):
-        raise ValueError(f"indices {_show(shape)} must have shape (B,) = {_show((rows,))}")
 
 
 def _show(shape: Shape) -> str:

@@ -180,6 +180,15 @@ def check_number(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
 
 
+def check_integer(name: str, value: object) -> None:
+    """Check that a value is an integer, Python's or one of an array library, and not a bool."""
+    dtype = getattr(value, "dtype", None)
+    kind = type(value).__name__ if dtype is None else str(dtype).removeprefix("torch.")
+    is_whole = hasattr(value, "__index__") and (dtype is None or kind.startswith(("int", "uint")))
+    if isinstance(value, bool) or not is_whole:
+        raise TypeError(f"{name} must be an integer, got {kind}")
+
+
 def check_rate(name: str, rate: float) -> None:
     """Check a dropout rate: a real number in [0, 1)."""
     check_number(name, rate)
@@ -256,8 +265,7 @@ def check_trim(length: int, tokens: int, slots: int, rolling: bool) -> None:
         TypeError: `length` is no integer.
         ValueError: it is below 0 or above `tokens`, or a rolling cache has written over what came before.
     """
-    if isinstance(length, bool) or not hasattr(length, "__index__"):
-        raise TypeError(f"length must be an integer, got {type(length).__name__}")
+    check_integer("length", length)
     if not 0 <= length <= tokens:
         raise ValueError(f"length ({length}) must be at least 0 and at most the tokens in the cache ({tokens})")
     if rolling and tokens > slots and length not in (0, tokens):
@@ -266,17 +274,20 @@ def check_trim(length: int, tokens: int, slots: int, rolling: bool) -> None:
         )
 
 
-def check_reorder(shape: Shape, dtype: str, rows: int) -> None:
-    """Check the indices of the rows that a cache is to take.
+def check_reorder(shape: Shape, dtype: str, rows: int, indices: Sequence[int] = ()) -> None:
+    """Check the indices of the rows that a cache is to take; `indices` is empty where they are not known yet.
 
     Raises:
         TypeError: `dtype` is not an integer one.
-        ValueError: not one index per row.
+        ValueError: not one index per row, or one of no row.
     """
     if not dtype.startswith(("int", "uint")):
         raise TypeError(f"indices must have an integer dtype, got {dtype}")
     if shape != (rows,):
         raise ValueError(f"indices must have shape (B,) = ({rows},), got {_show(shape)}")
+    for index in indices:
+        if not 0 <= index < rows:
+            raise ValueError(f"index ({index}) must be at least 0 and below the batch of the cache ({rows})")
 
 
 def check_positions(shape: Shape, dtype: str, batch: int, tokens: int) -> None:

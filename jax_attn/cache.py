@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from attn_bridge import validation
 from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full
 
-from . import functional, implementations
+from . import functional, implementations, running
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -241,20 +241,24 @@ class KeyValueCache:
             attention_mask: as `append` takes it.
 
         Raises:
-            ValueError: a cache without tokens, or a mask that does not fit. A jit knows the former when it runs.
+            ValueError: a cache without tokens, or a mask that does not fit. A jit knows the former when it runs: it
+                raises then, and what is attended to is NaN.
         """
-        if isinstance(self.length, jax.core.Tracer):
-            refuse = functools.partial(jax.debug.callback, validation.check_has_context, False)
-            lax.cond(self.length > 0, lambda: None, refuse)
+        cache, has_context = self, self.length > 0
+        if running.is_known(self.length):
+            validation.check_has_context(bool(has_context))
         else:
-            validation.check_has_context(int(self.length) > 0)
+            running.raise_unless(has_context, validation.check_has_context, has_context)
+            # One slot that everybody sees will do, and costs no copy of the others.
+            first = jnp.where(has_context, self.value[:, 0], jnp.nan)
+            cache = dataclasses.replace(self, value=self.value.at[:, 0].set(first))
         hidden, mask = self._split(full(), attention_mask, 0)
-        cache, held = self, (self.key, self.value, self.positions)
         if hidden is not None:
             hidden = jnp.broadcast_to(hidden, (self.visible.shape[0], hidden.shape[1]))
-            cache = dataclasses.replace(self, visible=lax.dynamic_update_slice_in_dim(self.visible, hidden, 0, 1))
-        visible = cache.visible & (jnp.arange(self.visible.shape[1]) < self.length)
-        if not isinstance(self.length, jax.core.Tracer):
+            cache = dataclasses.replace(cache, visible=lax.dynamic_update_slice_in_dim(self.visible, hidden, 0, 1))
+        held = (cache.key, cache.value, cache.positions)
+        visible = (cache.visible & (jnp.arange(self.visible.shape[1]) < self.length)) | ~has_context
+        if running.is_known(self.length):
             *held, visible = (one[:, : int(self.length)] for one in (*held, visible))
         return cache, View(held[0], held[1], mask.restrict(visible), held[2])
 
@@ -262,23 +266,37 @@ class KeyValueCache:
         """Forget all tokens but the first `length`.
 
         Raises:
+            TypeError: `length` is no integer.
             ValueError: `length` is below 0 or above that of the cache, or a rolling cache has forgotten what it needs.
+                A jit knows that when it runs: it raises then, and keys and values are NaN.
         """
-        slots = self.key.shape[1]
-        if not isinstance(self.length, jax.core.Tracer) and not isinstance(length, jax.core.Tracer):
+        validation.check_integer("length", length)
+        slots, key, value = self.key.shape[1], self.key, self.value
+        if running.is_known(self.length, length):
             validation.check_trim(length, int(self.length), slots, self.rolling)
-        length = jnp.minimum(jnp.asarray(length, jnp.int32), self.length)
+        elif not running.is_known(length) or length != 0:
+            fits = (length >= 0) & (length <= self.length)
+            if self.rolling:
+                fits = fits & ((self.length <= slots) | (length == 0) | (length == self.length))
+            check = functools.partial(validation.check_trim, slots=slots, rolling=self.rolling)
+            running.raise_unless(fits, check, length, self.length)
+            key, value = jnp.where(fits, key, jnp.nan), jnp.where(fits, value, jnp.nan)
+        length = jnp.clip(jnp.asarray(length, jnp.int32), 0, self.length)
         visible = self.visible if self.rolling else self.visible | (jnp.arange(slots) >= length)
-        return dataclasses.replace(self, length=length, visible=visible)
+        return dataclasses.replace(self, key=key, value=value, length=length, visible=visible)
 
     def reorder(self, indices: Int[Array, "B"]) -> KeyValueCache:
         """Take the rows of the batch in another order, some several times or not at all, as beam search does.
 
         Raises:
-            ValueError: not one index per row.
+            TypeError: indices that are no integers.
+            ValueError: not one index per row, or one of no row. A jit knows the latter when it runs: it raises then,
+                and such a row is NaN.
         """
-        validation.check_reorder(indices.shape, functional.dtype_name(indices), self.key.shape[0])
-        arrays = {name: getattr(self, name)[indices] for name in ("key", "value", "positions", "visible")}
+        at = running.known_rows(indices, self.key.shape[0])
+        arrays = {
+            name: jnp.take(getattr(self, name), at, 0, mode="fill") for name in ("key", "value", "positions", "visible")
+        }
         return dataclasses.replace(self, **arrays)
 
 

@@ -14,7 +14,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from attn_bridge.recurrence import check_cache_sizes, check_reorder, check_room, check_rows, check_trim
+from attn_bridge import validation
+from attn_bridge.recurrence import check_cache_sizes, check_room, check_rows, check_trim
+from attn_bridge.validation import check_integer
+
+from . import running
 
 
 class RecurrentCache:
@@ -66,25 +70,40 @@ class RecurrentCache:
         conv = None if conv_shape is None else jnp.zeros((batch_size, *conv_shape), dtype)
         return cls(jnp.zeros((batch_size, *state_shape), wide), conv, jnp.zeros((), jnp.int32), capacity)
 
-    def admit(self, rows: int, tokens: int) -> RecurrentCache:
+    def admit(self, rows: int, tokens: int, mask_shape: tuple[int, int] | None = None) -> RecurrentCache:
         """Return a cache that new tokens can be computed with.
 
         Args:
             rows: sequences of the input.
             tokens: new tokens of each.
+            mask_shape: ``(B, S)`` of a mask over all tokens so far, the new ones too (or up to the capacity); None for
+                no such mask.
 
         Raises:
-            ValueError: other rows than those of the cache, or more tokens than the capacity. Inside ``jax.jit`` that is
-                seen when the compiled function runs, which then gives NaN besides.
+            ValueError: other rows than those of the cache, more tokens than the capacity, or a mask over other tokens.
+                Inside ``jax.jit`` the last two are seen when the compiled function runs, which gives NaN besides.
         """
         check_rows(rows, self.state.shape[0])
-        if not isinstance(self.length, jax.core.Tracer):
-            check_room(int(self.length), tokens, self.capacity)
+        if running.is_known(self.length):
+            self._check_room(rows, tokens, mask_shape, int(self.length))
             return self
-        fits = self.length + tokens <= self.capacity
-        refuse = functools.partial(jax.debug.callback, check_room, self.length, tokens, self.capacity)
-        jax.lax.cond(fits, lambda: None, refuse)
+        self._check_room(rows, tokens, mask_shape)
+        length = self.length + tokens
+        fits = length <= self.capacity
+        if mask_shape is not None and mask_shape[1] != self.capacity:
+            fits = fits & (length == mask_shape[1])
+        check = functools.partial(self._check_room, rows, tokens, mask_shape)
+        running.raise_unless(fits, check, self.length)
         return self._become(jnp.where(fits, self.state, jnp.nan), self.conv_state, self.length)
+
+    def _check_room(
+        self, rows: int, tokens: int, mask_shape: tuple[int, int] | None, length: int | None = None
+    ) -> None:
+        """Check new tokens and their mask behind `length` tokens; None if that is not known."""
+        check_room(length or 0, tokens, self.capacity)
+        if mask_shape is not None:
+            so_far = None if length is None else length + tokens
+            validation.check_mask_of_cache(mask_shape, "bool", rows, so_far, self.capacity)
 
     def advance(
         self, state: Float[Array, "B H D Dv"], conv_state: Float[Array, "B K-1 C"] | None, tokens: int
@@ -96,23 +115,35 @@ class RecurrentCache:
         """Forget all tokens, or none: a state does not tell what it was before.
 
         Raises:
-            ValueError: `length` is neither 0 nor the number of tokens so far.
+            TypeError: `length` is no integer.
+            ValueError: `length` is neither 0 nor the number of tokens so far. Inside ``jax.jit`` that is seen when the
+                compiled function runs, and the states are NaN besides.
         """
-        if not isinstance(self.length, jax.core.Tracer):
+        check_integer("length", length)
+        keep, lost = jnp.asarray(length) > 0, 0.0
+        if running.is_known(self.length, length):
             check_trim(length, int(self.length))
-        keep = jnp.asarray(length) > 0
-        conv_state = None if self.conv_state is None else jnp.where(keep, self.conv_state, 0.0)
-        return self._become(jnp.where(keep, self.state, 0.0), conv_state, jnp.asarray(length, jnp.int32))
+        elif not running.is_known(length) or length != 0:
+            fits = (length == 0) | (length == self.length)
+            running.raise_unless(fits, check_trim, length, self.length)
+            keep, lost = keep & fits, jnp.where(fits, 0.0, jnp.nan)
+        state = jnp.where(keep, self.state, lost).astype(self.state.dtype)
+        conv_state = self.conv_state
+        if conv_state is not None:
+            conv_state = jnp.where(keep, conv_state, lost).astype(conv_state.dtype)
+        return self._become(state, conv_state, jnp.clip(jnp.asarray(length, jnp.int32), 0, self.length))
 
     def reorder(self, indices: Int[Array, "B"]) -> RecurrentCache:
         """Take the rows of the batch in another order, some several times or not at all, as beam search does.
 
         Raises:
-            ValueError: not one index per row.
+            TypeError: indices that are no integers.
+            ValueError: not one index per row, or one of no row. Inside ``jax.jit`` the latter is seen when the compiled
+                function runs, and such a row is NaN besides.
         """
-        check_reorder(indices.shape, self.state.shape[0])
-        conv_state = None if self.conv_state is None else self.conv_state[indices]
-        return self._become(self.state[indices], conv_state, self.length)
+        at = running.known_rows(indices, self.state.shape[0])
+        conv_state = None if self.conv_state is None else jnp.take(self.conv_state, at, 0, mode="fill")
+        return self._become(jnp.take(self.state, at, 0, mode="fill"), conv_state, self.length)
 
     def _become(self, state: Array, conv_state: Array | None, length: Int[Array, ""]) -> RecurrentCache:
         return RecurrentCache(state, conv_state, length, self.capacity)

@@ -12,7 +12,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attn_bridge.recurrence import check_cache_sizes, check_reorder, check_room, check_rows, check_trim
+from attn_bridge import validation
+from attn_bridge.recurrence import check_cache_sizes, check_room, check_rows, check_trim
+
+from . import functional
 
 
 class RecurrentCache:
@@ -66,18 +69,23 @@ class RecurrentCache:
         conv = None if conv_shape is None else torch.zeros(batch_size, *conv_shape, device=device, dtype=dtype)
         return cls(torch.zeros(batch_size, *state_shape, device=device, dtype=wide), conv, 0, capacity)
 
-    def admit(self, rows: int, tokens: int) -> RecurrentCache:
+    def admit(self, rows: int, tokens: int, mask_shape: tuple[int, int] | None = None) -> RecurrentCache:
         """Return a cache that new tokens can be computed with.
 
         Args:
             rows: sequences of the input.
             tokens: new tokens of each.
+            mask_shape: ``(B, S)`` of a mask over all tokens so far, the new ones too (or up to the capacity); None for
+                no such mask.
 
         Raises:
-            ValueError: other rows than those of the cache, or more tokens than the capacity.
+            ValueError: other rows than those of the cache, or more tokens than the capacity, or a mask over other
+                tokens.
         """
         check_rows(rows, self.state.shape[0])
         check_room(self.length, tokens, self.capacity)
+        if mask_shape is not None:
+            validation.check_mask_of_cache(mask_shape, "bool", rows, self.length + tokens, self.capacity)
         return self
 
     def advance(
@@ -90,6 +98,7 @@ class RecurrentCache:
         """Forget all tokens, or none: a state does not tell what it was before.
 
         Raises:
+            TypeError: `length` is no integer.
             ValueError: `length` is neither 0 nor the number of tokens so far.
         """
         check_trim(length, self.length)
@@ -102,9 +111,11 @@ class RecurrentCache:
         """Take the rows of the batch in another order, some several times or not at all, as beam search does.
 
         Raises:
-            ValueError: not one index per row.
+            TypeError: indices that are no integers.
+            ValueError: not one index per row, or one of no row.
         """
-        check_reorder(tuple(indices.shape), self.state.shape[0])
+        known = () if torch.compiler.is_compiling() else indices.tolist()
+        validation.check_reorder(tuple(indices.shape), functional.dtype_name(indices), self.state.shape[0], known)
         conv_state = None if self.conv_state is None else self.conv_state[indices]
         return self._become(self.state[indices], conv_state, self.length)
 

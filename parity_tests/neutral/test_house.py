@@ -18,9 +18,10 @@ from ..bad_calls import BAD_CALLS
 ROOT = Path(__file__).parents[2]
 JAX, TORCH = ROOT / "jax_attn", ROOT / "torch_attn"
 
-ONLY_JAX, ONLY_TORCH = {"linear.py", "numpy_interpreter.py"}, {"book_checkpoints.py", "initial_weights.py"}
-"""Files without a twin: torch's initial weights for Flax, float64 without compiling; the mask buffers in the book's
-checkpoints, Flax's initial weights for torch."""
+ONLY_JAX = {"linear.py", "numpy_interpreter.py", "running.py"}
+ONLY_TORCH = {"book_checkpoints.py", "initial_weights.py"}
+"""Files without a twin: torch's initial weights for Flax, float64 without compiling, checks that wait for a jit to
+run; the mask buffers in the book's checkpoints, Flax's initial weights for torch."""
 
 JAX_ARGUMENTS, TORCH_ARGUMENTS = {"rngs", "param_dtype", "dtype", "device"}, {"rngs", "device", "dtype"}
 """Arguments that may stand on one side alone."""

@@ -224,6 +224,95 @@ def test_a_rolling_cache_is_as_small_as_its_window_and_does_not_go_back():
         cache.trim(5)
 
 
+def cached(tokens: int, capacity: int = 10, rolling: int | None = None) -> jax_attn.cache.KeyValueCache:
+    """Return a cache of two rows that holds so many tokens."""
+    cache = jax_attn.cache.KeyValueCache.empty(2, capacity, 1, 2, rolling=rolling)
+    new = np.random.default_rng(5).normal(size=(2, tokens, 1, 2)).astype(np.float32)
+    return cache.append(new, new)[0] if tokens else cache
+
+
+def silence(monkeypatch) -> None:
+    """Let no check raise that waits for a compiled function to run, as where nobody waits for the error."""
+    monkeypatch.setattr("jax_attn.running.raise_unless", lambda *_: None)
+
+
+TOO_FAR = [
+    (None, -3, r"length \(-3\) must be at least 0 and at most the tokens in the cache \(6\)"),
+    (None, 20, r"length \(20\) must be at least 0 and at most the tokens in the cache \(6\)"),
+    (4, 2, r"length \(2\) must be 0 or 6: the rolling cache keeps the last 4 tokens only"),
+]
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(("rolling", "length", "message"), TOO_FAR)
+def test_a_compiled_trim_refuses_what_a_plain_one_does(monkeypatch, rolling, length, message, known):
+    cache = cached(6, rolling=rolling)
+    with pytest.raises(ValueError, match=message):
+        cache.trim(length)
+    run = lambda: jax.jit(lambda cache, n: cache.trim(length if known else n))(cache, length)  # noqa: E731
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        jax.block_until_ready(run())
+    silence(monkeypatch)
+    trimmed = run()
+    assert np.isnan(trimmed.key).all()
+    assert np.isnan(trimmed.value).all()
+
+
+@pytest.mark.parametrize(("rolling", "tokens"), [(None, 6), (4, 6), (4, 3)])
+def test_a_compiled_trim_does_what_a_plain_one_does(rolling, tokens):
+    cache = cached(tokens, rolling=rolling)
+    for length in {0, tokens} | (set() if tokens > (rolling or tokens) else {2}):
+        trimmed = jax.jit(lambda cache, n: cache.trim(n))(cache, length)
+        jax.tree.map(np.testing.assert_array_equal, trimmed, cache.trim(length))
+        assert int(trimmed.length) == length
+
+
+@pytest.mark.parametrize("index", [2, 5, -1])
+def test_rows_that_a_cache_does_not_have_are_refused(monkeypatch, index):
+    message = rf"index \({index}\) must be at least 0 and below the batch of the cache \(2\)"
+    cache, order = cached(6), np.array([0, index], np.int32)
+    held = torch_attn.cache.KeyValueCache.empty(2, 6, 1, 2)
+    held.key[:] = 1.0
+    with pytest.raises(ValueError, match=message):
+        held.reorder(torch.from_numpy(order))
+    with pytest.raises(ValueError, match=message):
+        cache.reorder(jnp.asarray(order))
+    run = lambda: jax.jit(lambda cache, order: cache.reorder(order))(cache, order)  # noqa: E731
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        jax.block_until_ready(run())
+    silence(monkeypatch)
+    for array, whole in ((run().key, cache.key), (run().value, cache.value)):
+        assert np.isnan(array[1]).all()
+        np.testing.assert_array_equal(array[0], whole[0])
+    assert run().visible.all()
+
+
+def test_a_length_that_is_no_integer_is_refused_in_jit_too():
+    message = "length must be an integer, got float32"
+    for run in (cached(6).trim, jax.jit(cached(6).trim)):
+        with pytest.raises(TypeError, match=message):
+            run(jnp.float32(2.5))
+    with pytest.raises(TypeError, match=message):
+        torch_attn.cache.KeyValueCache.empty(2, 6, 1, 2).trim(torch.tensor(0.5))
+
+
+def test_a_compiled_look_into_an_empty_cache_is_an_error(monkeypatch):
+    query, masks_given = np.ones((2, 3, 1, 2), np.float32), (None, np.zeros((2, 10), bool))
+
+    def attend(cache, mask):
+        _, view = cache.look(attention_mask=mask)
+        return jax_attn.functional.dot_product_attention(query, view.key, view.value, mask=view.mask)
+
+    for mask in masks_given:
+        assert np.isfinite(jax.jit(attend)(cached(3), mask)).all()
+        with pytest.raises(jax.errors.JaxRuntimeError, match="context must be given, or a cache that holds one"):
+            jax.block_until_ready(jax.jit(attend)(cached(0), mask))
+    silence(monkeypatch)
+    jax.clear_caches()
+    for mask in masks_given:
+        assert np.isnan(jax.jit(attend)(cached(0), mask)).all()
+
+
 @pytest.mark.parametrize(
     ("positions", "error", "message"),
     [

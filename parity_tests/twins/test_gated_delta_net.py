@@ -355,9 +355,52 @@ def test_rows_of_a_cache_are_reordered_and_forgotten(x64):
         assert str(caught.value) == "length (4) must be 0 or 5: a state does not tell what it was before"
         with pytest.raises(ValueError, match="indices") as caught:
             cache.reorder(convert(order[:2]))
-        assert str(caught.value) == "indices (2,) must have shape (B,) = (3,)"
+        assert str(caught.value) == "indices must have shape (B,) = (3,), got (2,)"
         out, _ = call(module, x[order], cache=cache.trim(0))
         np.testing.assert_allclose(out, full, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("length", [3, 99, -1])
+def test_a_compiled_trim_refuses_what_a_plain_one_does(monkeypatch, length, known, x64):
+    _, theirs = twins()
+    _, cache = call(theirs, tokens(2, 6, 10), cache=theirs.init_cache(2, 9))
+    run = lambda: jax.jit(lambda cache, n: cache.trim(length if known else n))(cache, length)  # noqa: E731
+    with pytest.raises(jax.errors.JaxRuntimeError, match=rf"length \({length}\) must be 0 or 6: a state does not tell"):
+        jax.block_until_ready(run())
+    monkeypatch.setattr("jax_attn.running.raise_unless", lambda *_: None)
+    trimmed = run()
+    assert np.isnan(trimmed.state).all()
+    assert np.isnan(trimmed.conv_state).all()
+
+
+def test_a_compiled_trim_does_what_a_plain_one_does(x64):
+    _, theirs = twins()
+    _, cache = call(theirs, tokens(2, 6, 10), cache=theirs.init_cache(2, 9))
+    for length in (0, 6):
+        trimmed = jax.jit(lambda cache, n: cache.trim(n))(cache, length)
+        jax.tree.map(np.testing.assert_array_equal, trimmed, cache.trim(length))
+        assert int(trimmed.length) == length
+        assert (np.asarray(trimmed.state) == 0).all() == (length == 0)
+
+
+@pytest.mark.parametrize("index", [3, 7, -1])
+def test_rows_that_a_cache_does_not_have_are_refused(monkeypatch, index, x64):
+    message = rf"index \({index}\) must be at least 0 and below the batch of the cache \(3\)"
+    ours, theirs = twins()
+    order = np.array([2, index, 0])
+    with pytest.raises(ValueError, match=message):
+        ours.init_cache(3, 9).reorder(torch.from_numpy(order))
+    cache = theirs.init_cache(3, 9)
+    with pytest.raises(ValueError, match=message):
+        cache.reorder(order)
+    run = lambda: jax.jit(lambda cache, order: cache.reorder(order))(cache, order)  # noqa: E731
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        jax.block_until_ready(run())
+    monkeypatch.setattr("jax_attn.running.raise_unless", lambda *_: None)
+    for array in (run().state, run().conv_state):
+        assert np.isnan(array[1]).all()
+        assert np.isfinite(array[::2]).all()
 
 
 # ---- gradients and precision
