@@ -87,6 +87,7 @@ CASES = {
     "llama-linear": Case("llama", {**SIZES, "rope_scaling": {"type": "linear", "factor": 2.5}}),
     "llama-yarn": Case("llama", {**SIZES, "head_dim": 12, "rope_scaling": YARN}),
     "llama-dynamic": Case("llama", {**SIZES, "rope_scaling": {"rope_type": "dynamic", "factor": 3.0}}),
+    "llama-partial": Case("llama", {**SIZES, "partial_rotary_factor": 0.5}),
     "llama-multi-query": Case("llama", {**SIZES, "num_key_value_heads": 1}),
     "mistral": Case("mistral", {**SIZES, "sliding_window": 4}),
     "mistral-full": Case("mistral", {**SIZES, "sliding_window": None, "head_dim": 6}),
@@ -137,6 +138,9 @@ CASES = {
     ),
     "deepseek-v3": Case(
         "deepseek_v3", {**LATENT, "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.6}, "rms_norm_eps": 1e-3}
+    ),
+    "deepseek-v3-linear": Case(
+        "deepseek_v3", {**LATENT, "rope_scaling": {"type": "linear", "factor": 2.0, "mscale_all_dim": 1.0}}
     ),
     "deepseek-v3-halves": Case("deepseek_v3", {**LATENT, "rope_interleave": False, "attention_bias": True}),
     "diffllama": Case("diffllama", {**SIZES, "head_dim": 6, "attention_bias": True}, layers=(0, 1)),

@@ -18,6 +18,9 @@ from .model_config import ModelConfig
 Arrays = dict[str, np.ndarray[Any, Any]]
 Table = tuple[Row, ...]
 
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+"""Dtypes that the modules compute in."""
+
 _INDEX = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.([0-9]+)\.")
 
 _ATTENTIONS = {"self_attn", "encoder_attn"}
@@ -49,10 +52,12 @@ class AttentionLayer:
             state: the layer's attention arrays, below no prefix or any, of the table whose names they have.
 
         Raises:
-            TypeError: a value is no NumPy array.
+            TypeError: a value is no NumPy array, or one of a dtype that no attention computes in.
             ValueError: the names are those of another layer.
             WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state must be a dict of NumPy arrays, got {type(state).__name__}")
         for name, array in state.items():
             if not isinstance(array, np.ndarray):
                 raise TypeError(f"{name} must be a NumPy array, got {type(array).__name__}")
@@ -61,6 +66,9 @@ class AttentionLayer:
         encoded = self._layout(library).encode(self._shapes(), part=True)
         dropped = {row.theirs for row in self.tables[library] if row.reason}
         found = {bare[name]: array for name, array in state.items() if name in bare and bare[name] not in dropped}
+        for name, array in found.items():
+            if array.dtype.name not in DTYPES:
+                raise TypeError(f"{name} must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {array.dtype.name}")
         unexpected = [
             name for name in state if name not in bare or not {bare[name]} & (encoded.shapes.keys() | dropped)
         ]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from ..layouts import Row
 from ..specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
+from ..specs.position import Scaling
 from .base import AttentionLayer, Family, Table
 from .grouped import FREQUENCIES
-from .model_config import ModelConfig
+from .model_config import ModelConfig, as_number
 from .rotary import read_rotary
 
 
@@ -50,21 +53,32 @@ def read_deepseek(config: ModelConfig, layer: int) -> AttentionLayer:
     """
     heads, rope_dim = config.integer("num_attention_heads"), config.integer("qk_rope_head_dim")
     config.refuse("num_key_value_heads", None, heads)
+    nope_dim = config.integer("qk_nope_head_dim")
     interleaved = config.model_type == "deepseek_v2" or config.flag("rope_interleave")
+    position = read_rotary(config, rope_dim, pairing="interleaved" if interleaved else "half")
     spec = MultiHeadLatentAttentionConfig(
         d_in=config.integer("hidden_size"),
         num_heads=heads,
         latent_dim=config.integer("kv_lora_rank"),
-        nope_dim=config.integer("qk_nope_head_dim"),
+        nope_dim=nope_dim,
         rope_dim=rope_dim,
         value_dim=config.integer("v_head_dim"),
         query_dim=config.integer_or_none("q_lora_rank"),
         bias=config.flag("attention_bias"),
-        position=read_rotary(config, rope_dim, pairing="interleaved" if interleaved else "half"),
+        position=position,
+        scale=(nope_dim + rope_dim) ** -0.5 * _magnitude(config, position.scaling) ** 2,
         dropout=config.number_or_none("attention_dropout") or 0.0,
     )
     prefix = f"model.layers.{layer}.self_attn."
     return AttentionLayer("MultiHeadLatentAttention", spec, layer, {"transformers": table(spec)}, prefix)
+
+
+def _magnitude(config: ModelConfig, scaling: Scaling | None) -> float:
+    """Return the factor of both query and key where positions are scaled, in whatever way (arXiv 2309.00071)."""
+    values = config.mapping("rope_scaling") or config.mapping("rope_parameters")
+    weight = as_number("mscale_all_dim", values.get("mscale_all_dim") or 0.0)
+    factor = getattr(scaling, "factor", 1.0)
+    return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
 
 
 _BOTH = {

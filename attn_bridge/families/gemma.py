@@ -23,7 +23,7 @@ def read_gemma2(config: ModelConfig, layer: int) -> AttentionLayer:
         out_bias=bias,
         position=read_rotary(config, head_dim_of(config), kind),
         mask=mask_of(config, layer, kind),
-        scale=config.number("query_pre_attn_scalar") ** -0.5,
+        scale=config.positive("query_pre_attn_scalar") ** -0.5,
         softcap=config.number_or_none("attn_logit_softcapping"),
     )
     return attention_layer(layer, spec, {"transformers": SPLIT})
@@ -42,7 +42,7 @@ def read_gemma3(config: ModelConfig, layer: int) -> AttentionLayer:
         position=_gemma3_rotary(config, kind),
         qk_norm=QKNorm("head", config.number("rms_norm_eps"), unit_offset=True),
         mask=mask_of(config, layer, kind),
-        scale=config.number("query_pre_attn_scalar") ** -0.5,
+        scale=config.positive("query_pre_attn_scalar") ** -0.5,
     )
     return attention_layer(layer, spec, {"transformers": SPLIT})
 

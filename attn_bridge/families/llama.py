@@ -57,7 +57,8 @@ def read_qwen(config: ModelConfig, layer: int) -> AttentionLayer:
     """Return a layer of Qwen 2, which has biases but for its output, or of Qwen 3, which has norms."""
     is_2 = config.model_type == "qwen2"
     bias = config.flag("attention_bias")
-    slides = config.flag("use_sliding_window") and layer >= config.integer("max_window_layers", 0)
+    has_window = config.flag("use_sliding_window") and config.get("sliding_window") is not None
+    slides = has_window and layer >= config.integer("max_window_layers", 0)
     kind = config.layer_type(layer, "sliding_attention" if slides else "full_attention")
     if kind == "sliding_attention" and not config.flag("use_sliding_window"):
         raise ValueError(f"layer {layer} of {config.model_type} is sliding_attention, but use_sliding_window is false")

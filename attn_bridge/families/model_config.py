@@ -64,6 +64,18 @@ class ModelConfig:
         """
         return as_number(f"{key} of {self.model_type}", self.get(key))
 
+    def positive(self, key: str) -> float:
+        """Return a finite number above 0.
+
+        Raises:
+            TypeError: it is something else.
+            ValueError: it is not finite, or not above 0.
+        """
+        value = self.number(key)
+        if value <= 0:
+            raise ValueError(f"{key} ({self.get(key)}) of {self.model_type} must be positive")
+        return value
+
     def number_or_none(self, key: str) -> float | None:
         """Return a number as `number` does, or None where the file says null."""
         return None if self.get(key) is None else self.number(key)

@@ -32,7 +32,7 @@ def read_full_attention(config: ModelConfig, layer: int) -> AttentionLayer:
         **read_sizes(config),
         qkv_bias=bias,
         out_bias=bias,
-        position=read_rotary(config, head_dim_of(config)),
+        position=read_rotary(config, head_dim_of(config), partial=True),
         qk_norm=QKNorm("head", config.number("rms_norm_eps"), unit_offset=True),
         mask=mask_of(config, layer, "full_attention"),
         gate=True,

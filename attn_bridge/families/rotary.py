@@ -18,6 +18,7 @@ def read_rotary(
     *,
     theta: float = 10000.0,
     pairing: Pairing = "half",
+    partial: bool = False,
 ) -> Rotary:
     """Return the rotary positions of a layer.
 
@@ -30,6 +31,7 @@ def read_rotary(
         kind: kind of the layer, below which ``rope_parameters`` may hold those of its own.
         theta: base where the config says none.
         pairing: which channels turn together.
+        partial: whether the model may turn a part of each head, by ``partial_rotary_factor``; others ignore it.
 
     Raises:
         TypeError: a value of the wrong type.
@@ -39,8 +41,13 @@ def read_rotary(
     if isinstance(values.get(kind), Mapping):
         values = values[kind]
     base = values.get("rope_theta", config.get("rope_theta"))
-    part = values.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    part = values.get("partial_rotary_factor", config.get("partial_rotary_factor")) if partial else None
     return make_rotary(config, head_dim, values, theta if base is None else base, part, pairing)
+
+
+def rope_type(values: Values) -> str:
+    """Return the name of the scaling, which older files call ``type``."""
+    return str(values.get("rope_type", values.get("type", "default")))
 
 
 def make_rotary(
@@ -60,7 +67,7 @@ def make_rotary(
         TypeError: a value of the wrong type.
         ValueError: a ``rope_type`` that is not known, or a value that is missing or does not fit.
     """
-    kind = values.get("rope_type", values.get("type", "default"))
+    kind = rope_type(values)
     if kind not in _SCALINGS:
         raise ValueError(f"rope_type ({kind}) of {config.model_type} must be one of {', '.join(_SCALINGS)}")
     dim = None if part is None else int(head_dim * _number(config, "partial_rotary_factor", part))

@@ -105,17 +105,17 @@ class Llama3Scaling(Scaling):
 
     def __post_init__(self) -> None:
         _require_positive(self, "factor", "low_freq_factor", "high_freq_factor", "original_context")
-        if self.high_freq_factor <= self.low_freq_factor:
+        if self.high_freq_factor < self.low_freq_factor:
             raise ValueError(
-                f"high_freq_factor ({self.high_freq_factor}) must be above low_freq_factor ({self.low_freq_factor})"
+                f"high_freq_factor ({self.high_freq_factor}) must be at least low_freq_factor ({self.low_freq_factor})"
             )
 
     def frequencies(self, base: float, dim: int) -> Floats:
         """Return the frequencies ``(dim // 2,)``."""
         plain = _plain(base, dim)
         turns = self.original_context * plain / (2 * math.pi)
-        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        kept = np.clip(kept, 0.0, 1.0)
+        width = self.high_freq_factor - self.low_freq_factor
+        kept = np.clip((turns - self.low_freq_factor) / width, 0.0, 1.0) if width else turns >= self.low_freq_factor
         return (1 - kept) * plain / self.factor + kept * plain
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from attn_bridge import families
+from attn_bridge.checkpoints.containers.base import numpy_dtype
 from attn_bridge.masks import causal, sliding_window
 from attn_bridge.specs.position import Alibi, LinearScaling, Llama3Scaling, Rotary, YaRNScaling
 
@@ -48,7 +51,7 @@ def test_every_parameter_is_some_tensor_of_its_own(name, index):
         count = 0
         state = {}
         for key, shape in layer.names(library).items():
-            state[key] = np.arange(count, count + np.prod(shape)).reshape(shape)
+            state[key] = np.arange(count, count + np.prod(shape), dtype=np.float64).reshape(shape)
             count += np.prod(shape)
         numbers = np.concatenate([array.ravel() for array in layer.to_ours(state).values()])
         assert sorted(numbers) == list(range(count))
@@ -214,8 +217,7 @@ ROTARY = {
         {"rope_scaling": {"type": "yarn", "factor": None, "original_max_position_embeddings": 1024}},
         Rotary(10000.0, scaling=YaRNScaling(8.0, 1024)),
     ),
-    "partial": ({"partial_rotary_factor": 0.5, "head_dim": 8}, Rotary(10000.0, 4)),
-    "partial, new": ({"rope_parameters": {"partial_rotary_factor": 0.5}, "head_dim": 8}, Rotary(10000.0, 4)),
+    "partial where no model is": ({"partial_rotary_factor": 0.5, "head_dim": 8}, Rotary(10000.0)),
     "by kind": (
         {"rope_parameters": {"full_attention": {"rope_theta": 7.0}}, "layer_types": ["full_attention"]},
         Rotary(7.0),
@@ -227,6 +229,22 @@ ROTARY = {
 def test_rotary_positions_are_read_from_old_and_new_keys(label):
     keys, expected = ROTARY[label]
     assert read({"model_type": "qwen3", "max_position_embeddings": 8192, **keys}).position == expected
+
+
+@pytest.mark.parametrize("keys", [{"partial_rotary_factor": 0.5}, {"rope_parameters": {"partial_rotary_factor": 0.5}}])
+def test_a_part_of_each_head_turns_where_models_do_so(keys):
+    assert read({"model_type": "qwen3_next", "head_dim": 8, **keys}, 3).position == Rotary(10000.0, 4)
+
+
+def test_scaled_positions_scale_the_scores_of_latent_attention():
+    """DeepSeek's mscale_all_dim counts with every way of scaling, not with YaRN alone."""
+    sizes = {"num_key_value_heads": 4, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4}
+    magnitude = 0.1 * 0.6 * math.log(2.5) + 1
+    for model, kind in (("deepseek_v2", "linear"), ("deepseek_v3", "linear"), ("deepseek_v3", "yarn")):
+        scaling = {"type": kind, "factor": 2.5, "mscale_all_dim": 0.6, "original_max_position_embeddings": 16}
+        spec = read({"model_type": model, **sizes, "rope_scaling": scaling})
+        assert spec.scale == pytest.approx(10**-0.5 * magnitude**2, rel=1e-15)
+    assert read({"model_type": "deepseek_v3", **sizes, "rope_parameters": {"mscale_all_dim": 2.0}}).scale == 10**-0.5
 
 
 GEMMA = {"model_type": "gemma3_text", "sliding_window": 3, "query_pre_attn_scalar": 16}
@@ -257,6 +275,10 @@ WINDOWS = {
     "mistral, null": ({"model_type": "mistral", "sliding_window": None}, [None] * 4),
     "qwen2": ({"sliding_window": 3, "max_window_layers": 0}, [None] * 4),
     "qwen3": ({"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 2}, [None, None, 3, 3]),
+    "qwen3, null": (
+        {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": None, "max_window_layers": 0},
+        [None] * 4,
+    ),
     "gemma2": ({"sliding_window": 3}, [3, None, 3, None]),
     "gemma3_text": ({"sliding_window": 3, "sliding_window_pattern": 3}, [3, 3, None, 3]),
     "gpt_oss": ({"sliding_window": 3}, [3, None, 3, None]),
@@ -345,6 +367,18 @@ REFUSED = {
         ValueError,
         "rope_type (longrope) of llama must be one of default, linear, dynamic, yarn, llama3",
     ),
+    "rope_type of no string": (
+        {**LLAMA, "rope_scaling": {"type": ["linear"]}},
+        0,
+        ValueError,
+        "rope_type (['linear']) of llama must be one of default, linear, dynamic, yarn, llama3",
+    ),
+    "no scale": (
+        {"model_type": "gemma2", "query_pre_attn_scalar": 0},
+        0,
+        ValueError,
+        "query_pre_attn_scalar (0) of gemma2 must be positive",
+    ),
     "rope without factor": (
         {**LLAMA, "rope_scaling": {"type": "linear"}},
         0,
@@ -403,6 +437,20 @@ def test_arrays_of_another_layer_are_refused():
     message = r"^state holds layer 0 \(model.layers.0.self_attn\), not layer 1$"
     with pytest.raises(ValueError, match=message):
         layer.to_ours(random_state(layer, prefix="model.layers.0.self_attn."))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "complex64", "float8_e4m3fn"])
+def test_arrays_of_a_dtype_without_attention_are_refused(dtype):
+    layer = families.find_layer(LLAMA, 1)
+    state = {name: array.astype(numpy_dtype(dtype)) for name, array in random_state(layer).items()}
+    with pytest.raises(TypeError, match=rf"^q_proj.weight must be float64, .* or float16, got {dtype}$"):
+        layer.to_ours(state)
+
+
+@pytest.mark.parametrize("state", [None, [np.ones((24, 24))]])
+def test_a_state_that_is_no_dict_is_refused(state):
+    with pytest.raises(TypeError, match=rf"^state must be a dict of NumPy arrays, got {type(state).__name__}$"):
+        families.find_layer(LLAMA, 1).to_ours(state)
 
 
 def test_what_is_no_array_is_refused():
