@@ -163,6 +163,13 @@ def hides_tokens_only(attention_mask: Any) -> bool:
     return shape is not None and (len(shape) == 2 or (len(shape) == 4 and shape[1:3] == (1, 1)))
 
 
+def mask_shape(attention_mask: Any) -> tuple[int, int] | None:
+    """Return ``(B, S)`` of a mask that is an array which shows all queries and heads the same tokens; else None."""
+    if attention_mask is None or not hides_tokens_only(attention_mask):
+        return None
+    return (attention_mask.shape[0], attention_mask.shape[-1])
+
+
 def visible_tokens(
     attention_mask: Mask | Bool[Array, "..."] | None, x: Float[Array, "B T D"], cache: Any = None
 ) -> Bool[Array, "B T"] | None:

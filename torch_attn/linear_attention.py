@@ -75,7 +75,7 @@ class LinearAttention(nn.Module):
         """
         batch = functional.as_batch(x, self.W_query.weight, d_in=self.config.d_in)
         if cache is not None:
-            cache = cache.admit(*batch.shape[:2])
+            cache = cache.admit(*batch.shape[:2], recurrence.mask_shape(attention_mask))
         query, key, value = (
             rearrange(project(batch), "b t (h c) -> b t h c", h=self.config.num_heads)
             for project in (self.W_query, self.W_key, self.W_value)

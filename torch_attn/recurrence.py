@@ -168,6 +168,13 @@ def hides_tokens_only(attention_mask: Any) -> bool:
     return shape is not None and (len(shape) == 2 or (len(shape) == 4 and shape[1:3] == (1, 1)))
 
 
+def mask_shape(attention_mask: Any) -> tuple[int, int] | None:
+    """Return ``(B, S)`` of a mask that is an array which shows all queries and heads the same tokens; else None."""
+    if attention_mask is None or not hides_tokens_only(attention_mask):
+        return None
+    return (attention_mask.shape[0], attention_mask.shape[-1])
+
+
 def visible_tokens(
     attention_mask: Mask | Bool[Tensor, "..."] | None, x: Float[Tensor, "B T D"], cache: Any = None
 ) -> Bool[Tensor, "B T"] | None:
@@ -192,7 +199,7 @@ def visible_tokens(
     shape = tuple(attention_mask.shape)
     check_token_mask(shape, functional.dtype_name(attention_mask), x.shape[0], x.shape[1], longest)
     bare = attention_mask.reshape(shape[0], shape[-1])
-    start = 0 if cache is None else min(int(cache.length), shape[-1] - x.shape[1])
+    start = 0 if cache is None else int(cache.length)
     return bare[:, start : start + x.shape[1]].expand(x.shape[0], x.shape[1])
 
 

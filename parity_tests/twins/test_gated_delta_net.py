@@ -403,6 +403,39 @@ def test_rows_that_a_cache_does_not_have_are_refused(monkeypatch, index, x64):
         assert np.isfinite(array[::2]).all()
 
 
+def check_masks_over_other_tokens(monkeypatch, ours, theirs):
+    """Have masks refused that are not over all tokens so far, in torch, in JAX, and in a compiled step."""
+    x = tokens(2, 6, 10)
+    cache, twin = ours.init_cache(2, 9), theirs.init_cache(2, 9)
+    ours(torch.from_numpy(x[:, :5]), cache=cache)
+    _, twin = call(theirs, x[:, :5], cache=twin)
+    graph, state = nnx.split(theirs)
+    run = lambda mask: jax.jit(lambda cache: nnx.merge(graph, state)(x[:, 5:], attention_mask=mask, cache=cache))(twin)  # noqa: E731
+    expected = call(theirs, x[:, 5:], cache=twin)[0]
+    wrong = [np.ones(shape, bool) for shape in ((2, 1), (2, 3), (1, 7), (2, 1, 1, 5))]
+    for mask in wrong:
+        message = (
+            rf"2-D attention mask \({len(mask)}, {mask.shape[-1]}\) must be \(B, S\) with B = 2 "
+            r"and S the tokens so far, cached and new \(6\), or capacity \(9\)"
+        )
+        with pytest.raises(ValueError, match=message):
+            ours(torch.from_numpy(x[:, 5:]), attention_mask=torch.from_numpy(mask), cache=cache)
+        assert cache.length == 5
+        with pytest.raises(ValueError, match=message):
+            theirs(x[:, 5:], attention_mask=mask, cache=twin)
+        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+            jax.block_until_ready(run(mask))
+    monkeypatch.setattr("jax_attn.running.raise_unless", lambda *_: None)
+    for mask in wrong:
+        assert np.isnan(run(mask)[0]).all()
+    for columns in (6, 9):
+        np.testing.assert_allclose(run(np.ones((2, columns), bool))[0], expected, rtol=0, atol=1e-13)
+
+
+def test_a_mask_over_other_tokens_than_those_so_far_is_refused(monkeypatch, x64):
+    check_masks_over_other_tokens(monkeypatch, *twins())
+
+
 # ---- gradients and precision
 
 

@@ -11,7 +11,7 @@ from attn_bridge import backends, masks, transfer
 from attn_bridge.specs import LinearAttentionConfig
 
 from ..reference.linear_attention import reference
-from .test_gated_delta_net import call, decode, left_and_right, tokens, x64  # noqa: F401
+from .test_gated_delta_net import call, check_masks_over_other_tokens, decode, left_and_right, tokens, x64  # noqa: F401
 
 CONFIG = LinearAttentionConfig(10, 2, head_dim=3, value_head_dim=4, d_out=7, qkv_bias=True, out_bias=True)
 
@@ -127,6 +127,11 @@ def test_what_a_cache_cannot_do_is_refused_alike():
             with pytest.raises(ValueError, match=name) as caught:
                 module.init_cache(**{"batch_size": 1, "capacity": 1, name: 0})
             assert str(caught.value) == f"{name} (0) must be at least 1"
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_mask_over_other_tokens_than_those_so_far_is_refused(monkeypatch):
+    check_masks_over_other_tokens(monkeypatch, *twins())
 
 
 def test_features_far_below_zero_keep_their_size():
