@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from . import validation
+
 __all__ = [
     "ArrayMask",
     "Band",
@@ -80,6 +82,17 @@ class Mask:
 
     def check_arrays(self, check: Callable[[Any], None]) -> None:
         """Call `check` with every bool array inside the description; other arrays were checked when it was made."""
+
+    def check_sizes(self, batch: int, tokens: int = 0) -> None:
+        """Check that what the description holds per sequence, and per token, is for so many of them at least.
+
+        Args:
+            batch: sequences; what is held for one is for all.
+            tokens: queries and keys together, those in a cache included; 0 leaves that to `placed`.
+
+        Raises:
+            ValueError: it is not.
+        """
 
     def arrays(self) -> Iterator[Any]:
         """Yield the arrays inside the description, for a backend to place on its device."""
@@ -272,6 +285,9 @@ class _Padding(_OfArrays):
     def allowed(self, query_positions: Any, key_positions: Any) -> Any:
         return key_positions < self.lengths
 
+    def check_sizes(self, batch: int, tokens: int = 0) -> None:
+        validation.check_mask_rows("lengths of masks.padding", self.lengths.shape[0], batch)
+
 
 @dataclass(frozen=True, eq=False)
 class _Documents(_OfArrays):
@@ -281,6 +297,11 @@ class _Documents(_OfArrays):
 
     def allowed(self, query_positions: Any, key_positions: Any) -> Any:
         return (self.ids[:, query_positions] == self.ids[:, key_positions])[:, None]
+
+    def check_sizes(self, batch: int, tokens: int = 0) -> None:
+        validation.check_mask_rows("rows of masks.documents", self.ids.shape[0], batch)
+        if self.ids.shape[1] < tokens:
+            raise ValueError(f"ids ({self.ids.shape[1]}) must be one per token, got keys up to {int(tokens)}")
 
     def placed(self, queries: int, keys: int) -> Mask:
         return self._placed(slice(0, queries), slice(0, keys))
@@ -316,6 +337,9 @@ class _Offset(Mask):
 
     def check_arrays(self, check: Callable[[Any], None]) -> None:
         self.mask.check_arrays(check)
+
+    def check_sizes(self, batch: int, tokens: int = 0) -> None:
+        self.mask.check_sizes(batch, tokens and tokens + max(self.n, self.keys))
 
     def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
         return _Offset(self.mask.with_arrays(convert), self.n, self.keys)
@@ -356,6 +380,10 @@ class _Combined(Mask):
     def check_arrays(self, check: Callable[[Any], None]) -> None:
         for part in self.parts:
             part.check_arrays(check)
+
+    def check_sizes(self, batch: int, tokens: int = 0) -> None:
+        for part in self.parts:
+            part.check_sizes(batch, tokens)
 
     def placed(self, queries: int, keys: int) -> Mask:
         return type(self)(tuple(part.placed(queries, keys) for part in self.parts))

@@ -111,6 +111,17 @@ def check_attention_mask(shape: Shape, dtype: str, scores_shape: Shape) -> None:
         raise ValueError(f"attention mask {_show(shape)} must broadcast to (B, H, T, S) = {_show(scores_shape)}")
 
 
+def check_mask_rows(name: str, rows: int, batch: int) -> None:
+    """Check that what a mask holds per sequence is for the sequences of the batch, or one for all of them.
+
+    Raises:
+        ValueError: it is not.
+    """
+    # `rows not in (1, batch)` is answered wrongly for the symbolic sizes of torch.compile.
+    if rows != 1 and rows != batch:
+        raise ValueError(f"{name} ({int(rows)}) must be as many as sequences in the batch ({int(batch)})")
+
+
 def check_attention(
     query: Shape,
     key: Shape,

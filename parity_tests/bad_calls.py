@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from attn_bridge import masks
+
 T, D_IN, CONTEXT_LENGTH, BATCH = 5, 4, 6, 2
 
 
@@ -199,6 +201,18 @@ def _masks(num_heads: int) -> tuple[tuple[str, Any, type[Exception], str], ...]:
             ValueError,
             f"attention mask (3,) must broadcast to (B, H, T, S) = {scores}",
         ),
+        (
+            "padding of other batch",
+            masks.padding([1, 2, 3]),
+            ValueError,
+            "lengths of masks.padding (3) must be as many as sequences in the batch (2)",
+        ),
+        (
+            "documents of other batch",
+            masks.causal() & masks.documents(np.zeros((3, T), np.int32)),
+            ValueError,
+            "rows of masks.documents (3) must be as many as sequences in the batch (2)",
+        ),
     )
 
 
@@ -382,6 +396,18 @@ BAD_OPERANDS: tuple[tuple[str, dict[str, Any], type[Exception], str], ...] = (
         {"mask": np.ones((BATCH, 2, 3, T), np.bool_)},
         ValueError,
         "attention mask (2, 2, 3, 5) must broadcast to (B, H, T, S) = (2, 4, 3, 5)",
+    ),
+    (
+        "mask of padding of other batch",
+        {"mask": masks.padding([1, 2, 3])},
+        ValueError,
+        "lengths of masks.padding (3) must be as many as sequences in the batch (2)",
+    ),
+    (
+        "mask of documents of other batch",
+        {"mask": masks.documents(np.zeros((3, T), np.int32)).offset(2) | masks.prefix(2)},
+        ValueError,
+        "rows of masks.documents (3) must be as many as sequences in the batch (2)",
     ),
     (
         "implementation unknown",

@@ -123,6 +123,7 @@ def _checked(
     if mask is not None:
         mask = as_mask(mask).with_arrays(lambda array: torch.as_tensor(array, device=query.device))
         mask.check_arrays(lambda array: validation.check_attention_mask(tuple(array.shape), dtype_name(array), shape))
+        mask.check_sizes(shape[0])
         mask = mask.placed(*shape[2:])
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return implementations.Call(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
