@@ -113,6 +113,7 @@ class KeyValueCache:
         mask: Mask | None = None,
         attention_mask: Mask | Bool[Array, "..."] | None = None,
         positions: Int[Array, "... T"] | None = None,
+        num_heads: int | None = None,
     ) -> tuple[KeyValueCache, View]:
         """Put new tokens behind the others.
 
@@ -124,6 +125,7 @@ class KeyValueCache:
                 that its shape stays the same), which hides padding from now on; or what `mask` is restricted by in
                 this call: a description, or a bool array ``(B, H, T, S)``.
             positions: ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
+            num_heads: of the queries, for the check of masks that tell heads apart; None leaves that to the attention.
 
         Returns:
             The new cache, and what the new tokens attend to.
@@ -143,7 +145,9 @@ class KeyValueCache:
             validation.check_room(int(first), tokens, self.capacity)
         if positions is None:
             positions = first + jnp.arange(tokens, dtype=jnp.int32)
+        validation.check_positions(jnp.shape(positions), functional.dtype_name(positions), key.shape[0], tokens)
         hidden, mask = self._split(causal() if mask is None else mask, attention_mask, tokens)
+        self._check_mask(mask, num_heads, tokens, None if isinstance(first, jax.core.Tracer) else int(first) + tokens)
         positions = jnp.broadcast_to(positions, key.shape[:2]).astype(jnp.int32)
         if self.rolling:
             return self._roll(key, value, positions, hidden, mask)
@@ -151,6 +155,42 @@ class KeyValueCache:
         if tokens > 1 and not isinstance(first, jax.core.Tracer):
             return cache, cache._known_view(int(first), tokens, mask)
         return cache, cache._view(tokens, mask)
+
+    def fill(
+        self,
+        key: Float[Array, "B S K D"],
+        value: Float[Array, "B S K Dv"],
+        *,
+        attention_mask: Mask | Bool[Array, "..."] | None = None,
+    ) -> KeyValueCache:
+        """Put a context in the place of all tokens, as cross attention has it.
+
+        Args:
+            key: ``(B, S, K, D)``.
+            value: ``(B, S, K, Dv)``.
+            attention_mask: what hides padding is remembered, as `append` has it; any other mask is for the queries.
+
+        Raises:
+            ValueError: more tokens than the capacity, or shapes that do not fit.
+        """
+        validation.check_cached(self.key.shape, key.shape)
+        validation.check_cached(self.value.shape, value.shape)
+        validation.check_room(0, key.shape[1], self.capacity)
+        cache = self.trim(0)
+        hidden, _ = cache._split(full(), attention_mask, key.shape[1])
+        return cache.append(key, value, mask=full(), attention_mask=hidden)[0]
+
+    def _check_mask(self, mask: Mask, num_heads: int | None, tokens: int, length: int | None) -> None:
+        """Refuse a mask here that the attention would not: keys are picked from its columns by their numbers."""
+
+        def check(array: Array) -> None:
+            heads = num_heads or (array.shape[1] if array.ndim == 4 else 1)
+            keys = length or (min(array.shape[-1], self.capacity) if array.ndim else 1)
+            wanted = (self.key.shape[0], heads, tokens, keys)
+            validation.check_attention_mask(array.shape, functional.dtype_name(array), wanted)
+
+        mask.check_arrays(check)
+        mask.check_sizes(self.key.shape[0], length or tokens)
 
     def _check_room(self, key: Array, value: Array) -> tuple[Array, Array]:
         """Raise while a compiled function runs, and give it no numbers to go on with."""

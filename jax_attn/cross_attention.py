@@ -81,8 +81,6 @@ class CrossAttention(nnx.Module):
             other = functional.as_context(context, x, self.W_key.kernel, d_context=config.d_context)
             key = rearrange(self.W_key(other), "b s (h c) -> b s h c", h=config.num_kv_heads)
             value = rearrange(self.W_value(other), "b s (h c) -> b s h c", h=config.num_kv_heads)
-            if cache is not None:
-                cache, _ = cache.trim(0).append(key, value, mask=full(), attention_mask=attention_mask)
         else:
             validation.check_has_context(cache is not None)
             cache, view = cache.look(attention_mask=attention_mask)
@@ -97,6 +95,9 @@ class CrossAttention(nnx.Module):
             **functional.dropout_arguments(self.dropout),
         )
         result, weights = functional.as_pair(result)
+        if cache is not None and context is not None:
+            # Last, so that a call that is refused leaves the old context.
+            cache = cache.fill(key, value, attention_mask=attention_mask)
         output = self.out_proj(rearrange(result, "b t h c -> b t (h c)"))
         return functional.with_cache(functional.as_given(x, output, weights), cache)
 

@@ -95,7 +95,7 @@ class DifferentialAttention(nnx.Module):
         mask = config.mask.restrict(attention_mask)
         if cache is not None:
             arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": positions}
-            cache, view = cache.append(key, value, **arguments)
+            cache, view = cache.append(key, value, **arguments, num_heads=config.num_heads)
             key, value, mask = view.key, view.value, view.mask
         result = functional.dot_product_attention(
             query, key, value, mask=mask, scale=config.scale, return_weights=return_weights

@@ -96,7 +96,8 @@ class GroupedQueryAttention(nnx.Module):
         if cache is None:
             view = View(key, value, config.mask.restrict(attention_mask), at)
         else:
-            cache, view = cache.append(key, value, mask=config.mask, attention_mask=attention_mask, positions=at)
+            arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": at}
+            cache, view = cache.append(key, value, **arguments, num_heads=config.num_heads)
         bias = None
         if isinstance(config.position, Alibi):
             bias = alibi_bias(config.num_heads, at, view.positions, functional.wide_dtype(batch))

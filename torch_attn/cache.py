@@ -117,6 +117,7 @@ class KeyValueCache:
         mask: Mask | None = None,
         attention_mask: Mask | Bool[Tensor, "..."] | None = None,
         positions: Int[Tensor, "... T"] | None = None,
+        num_heads: int | None = None,
     ) -> tuple[KeyValueCache, View]:
         """Put new tokens behind the others.
 
@@ -128,6 +129,7 @@ class KeyValueCache:
                 hides padding from now on; or what `mask` is restricted by in this call: a description, or a bool array
                 ``(B, H, T, S)``.
             positions: ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
+            num_heads: of the queries, for the check of masks that tell heads apart; None leaves that to the attention.
 
         Returns:
             The cache, and what the new tokens attend to.
@@ -142,7 +144,10 @@ class KeyValueCache:
         length = first + tokens
         if positions is None:
             positions = torch.arange(first, length, device=key.device)
+        validation.check_positions(tuple(positions.shape), functional.dtype_name(positions), key.shape[0], tokens)
         hidden, mask = self._split(causal() if mask is None else mask, attention_mask, length)
+        self._check_mask(mask, num_heads, tokens, length)
+        # Nothing is refused from here on: a call that raises leaves the cache as it was.
         if self.rolling:
             return self, self._roll(key, value, positions, hidden, mask)
         self._write(key, value, positions, hidden)
@@ -152,6 +157,41 @@ class KeyValueCache:
         if self.padded:
             mask = mask.restrict(self.visible[:, seen])
         return self, View(self.key[:, seen], self.value[:, seen], mask, self.positions[:, seen])
+
+    def fill(
+        self,
+        key: Float[Tensor, "B S K D"],
+        value: Float[Tensor, "B S K Dv"],
+        *,
+        attention_mask: Mask | Bool[Tensor, "..."] | None = None,
+    ) -> KeyValueCache:
+        """Put a context in the place of all tokens, as cross attention has it.
+
+        Args:
+            key: ``(B, S, K, D)``.
+            value: ``(B, S, K, Dv)``.
+            attention_mask: what hides padding is remembered, as `append` has it; any other mask is for the queries.
+
+        Raises:
+            ValueError: more tokens than the capacity, or shapes that do not fit; the cache is then as it was.
+        """
+        validation.check_cached(tuple(self.key.shape), tuple(key.shape))
+        validation.check_cached(tuple(self.value.shape), tuple(value.shape))
+        validation.check_room(0, key.shape[1], self.capacity)
+        hidden, _ = self._split(full(), attention_mask, key.shape[1])
+        return self.trim(0).append(key, value, mask=full(), attention_mask=hidden)[0]
+
+    def _check_mask(self, mask: Mask, num_heads: int | None, tokens: int, length: int) -> None:
+        """Refuse a mask before anything is written that the attention would refuse after it."""
+
+        def check(array: Tensor) -> None:
+            shape = tuple(array.shape)
+            heads = num_heads or (shape[1] if len(shape) == 4 else 1)
+            wanted = (self.key.shape[0], heads, tokens, length)
+            validation.check_attention_mask(shape, functional.dtype_name(array), wanted)
+
+        mask.check_arrays(check)
+        mask.check_sizes(self.key.shape[0], length)
 
     def _write(self, key: Tensor, value: Tensor, positions: Tensor, hidden: Tensor | None) -> None:
         new = slice(self.length, self.length + key.shape[1])

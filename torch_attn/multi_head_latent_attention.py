@@ -106,7 +106,7 @@ class MultiHeadLatentAttention(nn.Module):
         latent, mask = torch.cat([latent, key_rope], -1), config.mask.restrict(attention_mask)
         if cache is not None:
             arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": positions}
-            cache, view = cache.append(latent, latent[..., :0], **arguments)
+            cache, view = cache.append(latent, latent[..., :0], **arguments, num_heads=config.num_heads)
             latent, mask = view.key, view.mask
         options = {"mask": mask, "scale": config.scale, "return_weights": return_weights}
         options |= functional.dropout_arguments(self.dropout)

@@ -1,4 +1,4 @@
-"""torch.compile(fullgraph=True) of decoding with a cache: a few graphs for all steps, and the numbers of plain steps."""
+"""torch.compile(fullgraph=True) of decoding with a cache: a few graphs for all steps, the numbers of plain steps."""
 
 from __future__ import annotations
 
