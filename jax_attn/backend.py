@@ -199,7 +199,7 @@ class _AttentionModule(nnx.Module):
         return jax_attn.functional.dot_product_attention(query, key, value, mask=mask, **operands, **self.options)
 
 
-def _blanked(name: str, dtype: str, **arguments: Any) -> nnx.Module:
+def _blanked(name: str, dtype: str, /, **arguments: Any) -> nnx.Module:
     # Drawing initial weights would compile one program per shape, only for them to be replaced.
     module: nnx.Module = nnx.eval_shape(
         lambda: getattr(jax_attn, name)(**arguments, rngs=nnx.Rngs(0), param_dtype=jnp.dtype(dtype))

@@ -28,7 +28,9 @@ def test_all_variants_are_equal_in_float64_in_every_case():
     here = {name for library in (torch_attn, jax_attn) for name in library.functional.IMPLEMENTATIONS}
     here -= {"cudnn", "tpu_flash", "flex"} if jax.default_backend() == "cpu" else set()
     assert {row.removeprefix("dot_product_attention: ") for row in rows if ":" in row} >= here
-    assert {case.name for case in CASES} | {"grouped", "windowed", "capped"} == {cell.case for cell in report.cells}
+    cases = {case.name for case in CASES} | {"grouped", "windowed", "capped"}
+    cases |= {example.name for variant in VARIANTS for example in variant.examples}
+    assert {cell.case for cell in report.cells} == cases
     compared = {tensor.name for cell in report.cells if cell.variant == "MultiHeadAttention" for tensor in cell.tensors}
     assert {"output", "weights", "grad x", "grad W_key.bias", "grad out_proj.weight"} <= compared
     assert max(tensor.relative for cell in report.cells for tensor in cell.tensors) <= 1e-12
