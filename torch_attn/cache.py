@@ -92,16 +92,14 @@ class KeyValueCache:
         """
         slots = validation.check_cache_sizes(batch_size, capacity, rolling)
         value_dim = head_dim if value_dim is None else value_dim
+        # In memory the slots of a head follow one another, which is how the kernels read them.
+        key, value = (
+            torch.zeros(batch_size, num_kv_heads, slots, width, device=device, dtype=dtype).transpose(1, 2)
+            for width in (head_dim, value_dim)
+        )
         return cls(
-            torch.zeros(batch_size, slots, num_kv_heads, head_dim, device=device, dtype=dtype),
-            torch.zeros(
-                batch_size,
-                slots,
-                num_kv_heads,
-                head_dim if value_dim is None else value_dim,
-                device=device,
-                dtype=dtype,
-            ),
+            key,
+            value,
             torch.zeros(batch_size, slots, device=device, dtype=torch.int32),
             torch.ones(batch_size, slots, device=device, dtype=torch.bool),
             0,
