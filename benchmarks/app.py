@@ -163,8 +163,8 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         _fail("interrupted")
         return 130
-    except Exception as error:
-        usage = getattr(error, "format_message", None)  # of typer's own parser, whose classes have no public name
+    except Exception as error:  # typer's parser has no public class for its errors; all others go on
+        usage = getattr(error, "format_message", None)
         if usage is None:
             raise
         return _fail(usage())

@@ -11,6 +11,7 @@ import dataclasses
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -102,12 +103,12 @@ class Plan:
 
 def asking(owners: Mapping[int, Found]) -> Found | None:
     """Return the entry of the innermost object, by its id, whose method is being run; None outside of all."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         found = owners.get(id(frame.f_locals.get("self")))
         if found is not None:
             return found
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

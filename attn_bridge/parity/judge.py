@@ -87,6 +87,11 @@ class Measure:
     stress: bool = False
 
 
+def unit_of(dtype: str) -> float:
+    """Return the distance from 1 to the next larger number of a dtype, bfloat16 included."""
+    return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]  # ml_dtypes ships no types for it
+
+
 def scale_of(arrays: Sequence[Array]) -> float:
     """Return the largest finite absolute value."""
     return max((_largest(array) for array in arrays if array.dtype.kind in "fV" and array.size), default=0.0)
@@ -129,7 +134,7 @@ def measure(
     tally = _Tally(meaning_scale)
     for start in range(0, max(torch.size, 1), CHUNK):
         tally.add(start, [None if one is None else _chunk(one, start) for one in arrays])
-    atom = float(ml_dtypes.finfo(dtype).eps) * scale  # type: ignore[no-untyped-call]
+    atom = unit_of(dtype) * scale
     size = max(torch.size, 1)
     meaning = _part(tally.apart, meaning_scale) if len(truths) == 2 else None
     errors = [_part(largest, atom) for largest in tally.largest]
@@ -318,7 +323,7 @@ def agree(torch: Array, flax: Array, dtype: str, kind_scale: float, known: Seque
     own_scale = _largest(torch)
     scale = own_scale if own_scale > 1e-6 * kind_scale else kind_scale
     allowed = GROUP_FACTOR * max(one.torch_max + one.flax_max for one in known) + FLOOR_ULPS
-    limit = allowed * float(ml_dtypes.finfo(dtype).eps) * scale  # type: ignore[no-untyped-call]
+    limit = allowed * unit_of(dtype) * scale
     torch, flax = torch.reshape(-1), flax.reshape(-1)
     for start in range(0, torch.size, CHUNK):
         if not float(np.abs(_chunk(torch, start) - _chunk(flax, start)).max(initial=0.0)) <= limit:
@@ -328,7 +333,7 @@ def agree(torch: Array, flax: Array, dtype: str, kind_scale: float, known: Seque
 
 def with_error(one: Measure, side: Side, plain: Array, redrawn: Array, dtype: str) -> Measure:
     """Return the measure with at least the error that the side makes when its roundings are drawn again."""
-    atom = float(ml_dtypes.finfo(dtype).eps) * one.scale  # type: ignore[no-untyped-call]
+    atom = unit_of(dtype) * one.scale
     finite = np.isfinite(plain) & np.isfinite(redrawn)
     error = np.abs(np.where(finite, redrawn, 0.0) - np.where(finite, plain, 0.0))
     square = _part(math.sqrt(float(np.square(error).mean())) if error.size else 0.0, atom) ** 2

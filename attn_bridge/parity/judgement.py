@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-from ml_dtypes import finfo
 
 from . import samples as numbers
-from .judge import Measure, agree, decide, measure, precision_used, scale_of, sum_floor, with_error
+from .judge import Measure, agree, decide, measure, precision_used, scale_of, sum_floor, unit_of, with_error
 from .report import SEVERITY, Picture, Side, TensorVerdict, Verdict
 from .samples import Outputs, Sample
 from .subjects import Array, CannotLiftError, ModuleFailedError, Run, is_float, wide
@@ -273,7 +272,7 @@ class Judgement:
     def _note_noise(self, what: str, one: Named, two: Named) -> None:
         """Write noise down, and allow it: no comparison can be finer than a side agrees with itself."""
         self._relative(what, one, two)
-        eps = float(finfo(self.dtype).eps)  # type: ignore[no-untyped-call]
+        eps = unit_of(self.dtype)
         for name, (_, first) in one.items():
             if is_float(first):
                 apart = float(np.nanmax(np.abs(wide(first) - wide(two[name][1])), initial=0.0))
@@ -316,7 +315,7 @@ class Judgement:
 
     def _perturb(self, sample: Sample, cotangents: list[Array]) -> None:
         """Without float64: allow what moving weights and inputs by one ulp does to the results."""
-        eps = float(finfo(self.dtype).eps)  # type: ignore[no-untyped-call]
+        eps = unit_of(self.dtype)
         base = self.comparison.run("torch", sample, cotangents, self.cast)
         before = self.comparison.named("torch", base)
         for seed in range(ULP_SEEDS):

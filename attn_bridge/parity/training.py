@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from .. import backends
@@ -27,7 +26,7 @@ from . import samples as numbers
 from .cases import numpy_dtype
 from .compare import Comparison, Progress, _check_modules, _precision_record, _strict
 from .dropout_masks import Masks, differences
-from .judge import Measure, decide, measure, scale_of
+from .judge import Measure, decide, measure, scale_of, unit_of
 from .report import Pair, ParityError, TensorVerdict, Verdict, worst
 from .stepping import Hyperparameters, State, Step
 from .subjects import Arguments, Array, Arrays, CannotLiftError, ModuleFailedError, is_float, wide
@@ -516,7 +515,7 @@ class _Training:
 
     def _decide(self, name: str, measures: Sequence[Measure], updated: bool) -> TensorVerdict:
         kind, flax_name, shape = self.about[name]
-        eps = float(ml_dtypes.finfo(self.dtype).eps)  # type: ignore[no-untyped-call]
+        eps = unit_of(self.dtype)
         noise = NOISE_ULPS
         if updated and not self.precise:
             # An update is the difference of two rounded weights: it can't be finer than these.
@@ -554,7 +553,7 @@ class _Training:
                 return "different", step + 1, message
         if self.precise:
             return "equal", 0, ""
-        eps = float(ml_dtypes.finfo(self.dtype).eps)  # type: ignore[no-untyped-call]
+        eps = unit_of(self.dtype)
         drifts = {side: np.array(growth[f"{side} and {side} float64"]) for side in ("torch", "flax")}
         common = np.maximum.accumulate(growth["torch and torch moved"])
         for side, other in (("torch", "flax"), ("flax", "torch")):
@@ -663,7 +662,7 @@ def _one_ulp(arrays: Mapping[str, Array], seed: int) -> Arrays:
     for name, one in arrays.items():
         found[name] = one
         if is_float(one):
-            eps = float(ml_dtypes.finfo(one.dtype).eps)  # type: ignore[no-untyped-call]
+            eps = unit_of(one.dtype.name)
             sign = random.integers(0, 2, one.shape) * 2 - 1
             found[name] = (wide(one) * (1.0 + eps * sign)).astype(one.dtype)
     return found

@@ -23,11 +23,11 @@ import torch_attn
 from attn_bridge import backends, families, parity, transfer
 from attn_bridge.parity.judge import decide, measure
 from attn_bridge.specs import GatedDeltaNetConfig
-from jax_attn import numpy_interpreter
 from torch_attn.backend import to_numpy
 from torch_attn.lifting import lifted
 
 from ..reference.gated_delta_net import reference
+from .recurrent import call, check_masks_over_other_tokens, decode, left_and_right, tokens
 
 CONFIG = GatedDeltaNetConfig(
     d_in=10, num_heads=2, num_value_heads=6, head_dim=4, value_head_dim=5, d_out=7, conv_size=3, eps=1e-3
@@ -58,38 +58,6 @@ def twins(config: GatedDeltaNetConfig = CONFIG, seed: int = 0, dtype: str = "flo
     theirs = backends.load("flax").build_blank("GatedDeltaNet", config, dtype)
     transfer(ours, theirs)
     return ours, theirs
-
-
-def tokens(*shape: int, seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape)
-
-
-def left_and_right(length: int) -> np.ndarray:
-    """Return a mask ``(3, length)``: whole, padded on the left, padded on the right."""
-    at = np.arange(length)
-    return np.stack([at >= 0, at >= 3, at < length - 4])
-
-
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
-def call(module, x, **arguments):
-    """Call either twin with NumPy arrays; JAX is interpreted by NumPy, which compiles nothing."""
-    arrays = {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
-    rest = {name: value for name, value in arguments.items() if name not in arrays}
-    if isinstance(module, torch.nn.Module):
-        with torch.no_grad():
-            return module(
-                torch.from_numpy(x), **{name: torch.from_numpy(array) for name, array in arrays.items()}, **rest
-            )
-    cache = rest.pop("cache", None)
-    run = lambda x, arrays, cache: module(x, **arrays, **rest, **({} if cache is None else {"cache": cache}))  # noqa: E731
-    leaves, _ = jax.tree.flatten((x, arrays, cache))
-    closed, shape = jax.make_jaxpr(run, return_shape=True)(x, arrays, cache)
-    return jax.tree.unflatten(jax.tree.structure(shape), numpy_interpreter.evaluate(closed, *map(np.asarray, leaves)))
 
 
 # ---- against the formula
@@ -275,18 +243,6 @@ def test_another_activation_is_refused():
 # ---- through a cache
 
 
-def decode(module, x, steps, mask=None):
-    """Return the outputs of several calls with a cache, one after the other; one call has none."""
-    cache = module.init_cache(x.shape[0], sum(steps)) if len(steps) > 1 else None
-    outputs, stop = [], 0
-    for count in steps:
-        begin, stop = stop, stop + count
-        out = call(module, x[:, begin:stop], attention_mask=None if mask is None else mask[:, :stop], cache=cache)
-        out, cache = (out, None) if cache is None else out
-        outputs.append(np.asarray(out))
-    return np.concatenate(outputs, 1)
-
-
 @pytest.mark.parametrize("steps", [(1, 1, 2, 5), (66, 1, 5)], ids=str)
 def test_cached_decoding_is_the_full_pass(steps, x64):
     x = tokens(3, sum(steps), 10)
@@ -365,7 +321,10 @@ def test_rows_of_a_cache_are_reordered_and_forgotten(x64):
 def test_a_compiled_trim_refuses_what_a_plain_one_does(monkeypatch, length, known, x64):
     _, theirs = twins()
     _, cache = call(theirs, tokens(2, 6, 10), cache=theirs.init_cache(2, 9))
-    run = lambda: jax.jit(lambda cache, n: cache.trim(length if known else n))(cache, length)  # noqa: E731
+
+    def run():  # traced anew each time, as a check may have been silenced
+        return jax.jit(lambda cache, n: cache.trim(length if known else n))(cache, length)
+
     with pytest.raises(jax.errors.JaxRuntimeError, match=rf"length \({length}\) must be 0 or 6: a state does not tell"):
         jax.block_until_ready(run())
     monkeypatch.setattr("jax_attn.running.raise_unless", lambda *_: None)
@@ -394,42 +353,16 @@ def test_rows_that_a_cache_does_not_have_are_refused(monkeypatch, index, x64):
     cache = theirs.init_cache(3, 9)
     with pytest.raises(ValueError, match=message):
         cache.reorder(order)
-    run = lambda: jax.jit(lambda cache, order: cache.reorder(order))(cache, order)  # noqa: E731
+
+    def run():  # traced anew each time, as a check may have been silenced
+        return jax.jit(lambda cache, order: cache.reorder(order))(cache, order)
+
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         jax.block_until_ready(run())
     monkeypatch.setattr("jax_attn.running.raise_unless", lambda *_: None)
     for array in (run().state, run().conv_state):
         assert np.isnan(array[1]).all()
         assert np.isfinite(array[::2]).all()
-
-
-def check_masks_over_other_tokens(monkeypatch, ours, theirs):
-    """Have masks refused that are not over all tokens so far, in torch, in JAX, and in a compiled step."""
-    x = tokens(2, 6, 10)
-    cache, twin = ours.init_cache(2, 9), theirs.init_cache(2, 9)
-    ours(torch.from_numpy(x[:, :5]), cache=cache)
-    _, twin = call(theirs, x[:, :5], cache=twin)
-    graph, state = nnx.split(theirs)
-    run = lambda mask: jax.jit(lambda cache: nnx.merge(graph, state)(x[:, 5:], attention_mask=mask, cache=cache))(twin)  # noqa: E731
-    expected = call(theirs, x[:, 5:], cache=twin)[0]
-    wrong = [np.ones(shape, bool) for shape in ((2, 1), (2, 3), (1, 7), (2, 1, 1, 5))]
-    for mask in wrong:
-        message = (
-            rf"2-D attention mask \({len(mask)}, {mask.shape[-1]}\) must be \(B, S\) with B = 2 "
-            r"and S the tokens so far, cached and new \(6\), or capacity \(9\)"
-        )
-        with pytest.raises(ValueError, match=message):
-            ours(torch.from_numpy(x[:, 5:]), attention_mask=torch.from_numpy(mask), cache=cache)
-        assert cache.length == 5
-        with pytest.raises(ValueError, match=message):
-            theirs(x[:, 5:], attention_mask=mask, cache=twin)
-        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-            jax.block_until_ready(run(mask))
-    monkeypatch.setattr("jax_attn.running.raise_unless", lambda *_: None)
-    for mask in wrong:
-        assert np.isnan(run(mask)[0]).all()
-    for columns in (6, 9):
-        np.testing.assert_allclose(run(np.ones((2, columns), bool))[0], expected, rtol=0, atol=1e-13)
 
 
 def test_a_mask_over_other_tokens_than_those_so_far_is_refused(monkeypatch, x64):

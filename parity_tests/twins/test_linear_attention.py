@@ -11,7 +11,7 @@ from attn_bridge import backends, masks, transfer
 from attn_bridge.specs import LinearAttentionConfig
 
 from ..reference.linear_attention import reference
-from .test_gated_delta_net import call, check_masks_over_other_tokens, decode, left_and_right, tokens, x64  # noqa: F401
+from .recurrent import call, check_masks_over_other_tokens, decode, left_and_right, tokens
 
 CONFIG = LinearAttentionConfig(10, 2, head_dim=3, value_head_dim=4, d_out=7, qkv_bias=True, out_bias=True)
 

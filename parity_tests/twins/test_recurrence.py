@@ -36,7 +36,10 @@ def run(framework: str, function: str, arrays: dict[str, np.ndarray], dtype: str
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return [one.numpy() for one in getattr(torch_attn.recurrence, function)(**tensors, **options)]
     with jax.enable_x64(dtype == "float64"):
-        call = lambda arrays: getattr(jax_attn.recurrence, function)(**arrays, **options)  # noqa: E731
+
+        def call(arrays):
+            return getattr(jax_attn.recurrence, function)(**arrays, **options)
+
         if dtype == "float64":  # for its meaning, which needs no compiler
             return numpy_interpreter.evaluate(jax.make_jaxpr(call)(arrays), *jax.tree.leaves(arrays))
         return [np.asarray(one) for one in jax.jit(call)(arrays)]
