@@ -2,7 +2,9 @@
 
 The softmax of a row is put together block by block (online softmax, arXiv 1805.02867), and the gradient is written by
 hand: it computes the blocks again from the sum of each row (FlashAttention-2, arXiv 2307.08691). No array of T times S
-is made in either direction. Everything is plain JAX in rolled loops, so one small program is compiled whatever T is.
+is made in either direction. Everything is plain JAX. Short sequences take a few blocks of rows, each as long as what it
+sees, which are written out: the scores of one head, not of all, are held. Long ones take rolled loops over square
+blocks, so one small program is compiled whatever T is.
 
 Letters: n a query head of a sequence (batch and heads in one axis), r row (query), s column (key), c channel.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import os
 from collections.abc import Callable
@@ -30,10 +33,16 @@ from attn_bridge.masks import Mask
 from .call import Call
 
 SMALL_BLOCK = 128
-"""Rows and columns of a block for short sequences, where larger ones would compute much that a causal mask hides."""
+"""Least rows and columns of a block: smaller ones compute less of what is hidden, but start more operations."""
 
-BLOCKS = {512: 256, 2048: 512}
-"""Rows and columns of a block on two cores, from these lengths on: measured, larger ones start fewer operations."""
+UNROLLED = 2048
+"""Longest sequences whose blocks are written out on a CPU: products as wide as what is seen share the cores."""
+
+ROW_BLOCKS = 8
+"""Blocks of rows that are written out: each compiles for itself."""
+
+LARGE_BLOCK = 512
+"""Rows and columns of a block in rolled loops."""
 
 
 def unsupported(call: Call) -> str | None:
@@ -76,7 +85,7 @@ def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, 
     batch, heads, queries, keys = call.scores_shape
     shape = _Shape(batch, heads, call.key.shape[2], queries, keys)
     softcap = None if call.softcap is None else float(call.softcap)
-    plan = _Plan(shape, mask, float(call.scale), softcap, float(call.dropout), *_blocks(shape, bias is not None))
+    plan = _Plan(shape, mask, float(call.scale), softcap, float(call.dropout), **_blocks(shape, bias is not None))
     return _attention(plan, call.query, call.key, call.value, bias, call.sinks, tuple(map(_four_axes, arrays)), seed)
 
 
@@ -126,6 +135,7 @@ class _Plan:
     together: int
     rows: int
     columns: int
+    unrolled: bool
 
     @property
     def row_blocks(self) -> int:
@@ -141,6 +151,18 @@ class _Plan:
         return dataclasses.replace(self, together=shape.batch * shape.heads, rows=shape.queries, columns=shape.keys)
 
     @functools.cached_property
+    def visible(self) -> list[list[bool | None]]:
+        """For each block of rows and each of columns whether all rows see all columns, none any, or it differs."""
+
+        def answer(i: int, j: int) -> bool | None:
+            rows = range(i * self.rows, min((i + 1) * self.rows, self.shape.queries))
+            columns = range(j * self.columns, min((j + 1) * self.columns, self.shape.keys))
+            seen = True if self.mask is None else self.mask.visibility(rows, columns)
+            return None if seen and len(columns) < self.columns else seen
+
+        return [[answer(i, j) for j in range(self.column_blocks)] for i in range(self.row_blocks)]
+
+    @property
     def tables(self) -> tuple[list[int], list[int], list[int], list[int]]:
         """Blocks of columns, and where in that list those of each block of rows begin.
 
@@ -148,13 +170,7 @@ class _Plan:
         """
         listed: list[int] = []
         begins, middles, ends = [], [], []
-        for i in range(self.row_blocks):
-            rows = range(i * self.rows, min((i + 1) * self.rows, self.shape.queries))
-            answers = []
-            for j in range(self.column_blocks):
-                columns = range(j * self.columns, min((j + 1) * self.columns, self.shape.keys))
-                answer = True if self.mask is None else self.mask.visibility(rows, columns)
-                answers.append(None if answer and len(columns) < self.columns else answer)
+        for answers in self.visible:
             begins.append(len(listed))
             listed += [j for j, answer in enumerate(answers) if answer]
             middles.append(len(listed))
@@ -162,9 +178,27 @@ class _Plan:
             ends.append(len(listed))
         return listed, begins, middles, ends
 
+    def runs(self, i: int) -> list[tuple[bool, _Columns]]:
+        """Return the neighbouring columns that a block of rows sees, and whether they are to be masked."""
+        runs = []
+        for is_seen, group in itertools.groupby(enumerate(self.visible[i]), lambda one: one[1] is not False):
+            blocks = list(group)
+            if is_seen:
+                columns = _Columns(blocks[0][0] * self.columns, len(blocks) * self.columns)
+                runs.append((any(answer is None for _, answer in blocks), columns))
+        return runs
 
-def _blocks(shape: _Shape, has_bias: bool) -> tuple[int, int, int]:
-    """Return how many heads go together, and the rows and columns of a block.
+
+@dataclasses.dataclass(frozen=True)
+class _Columns:
+    """Neighbouring columns: the first, and how many."""
+
+    start: int | Array
+    width: int
+
+
+def _blocks(shape: _Shape, has_bias: bool) -> dict[str, Any]:
+    """Return how many heads go together, the rows and columns of a block, and whether blocks are written out.
 
     More cores take larger blocks, as one matrix product is what they share, and one head at a time, as that keeps a
     block in the cache. An accelerator takes all heads at once, and so do several devices: what they share out, a loop
@@ -172,13 +206,17 @@ def _blocks(shape: _Shape, has_bias: bool) -> tuple[int, int, int]:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     is_cpu = jax.default_backend() == "cpu"
-    longest = min(shape.queries, shape.keys)
-    block = max([SMALL_BLOCK, *(size for length, size in BLOCKS.items() if longest >= length or not is_cpu)])
-    if is_cpu:
-        block *= max(1, math.isqrt(cores // 2))
-    rows, columns = _even(shape.queries, block), _even(shape.keys, block)
     one_by_one = has_bias or (is_cpu and jax.device_count() == 1)
-    return 1 if one_by_one else shape.batch * shape.heads, rows, columns
+    unrolled = is_cpu and one_by_one and max(shape.queries, shape.keys) <= UNROLLED
+    factor = max(1, math.isqrt(cores // 2)) if is_cpu else 1
+    columns = (SMALL_BLOCK if unrolled else LARGE_BLOCK) * factor
+    rows = max(columns, -(-shape.queries // ROW_BLOCKS)) if unrolled else columns
+    return {
+        "together": 1 if one_by_one else shape.batch * shape.heads,
+        "rows": _even(shape.queries, rows),
+        "columns": _even(shape.keys, columns),
+        "unrolled": unrolled,
+    }
 
 
 def _even(size: int, block: int) -> int:
@@ -271,27 +309,32 @@ def _forward(
     sides = _Sides(plan, query, key, value, bias, arrays, seed, dtype)
 
     def heads(first: Array) -> tuple[Array, Array, Array]:
-        q, k, v = sides.queries(first), sides.keys(first), sides.values(first)
+        q, k, v = lax.optimization_barrier((sides.queries(first), sides.keys(first), sides.values(first)))
 
-        def row_block(i: Array) -> tuple[Array, Array, Array]:
+        def row_block(i: Any) -> tuple[Array, Array, Array]:
             q_block = sides.rows_of(q, i)
 
-            def step(masked: bool, j: Array, kept: Any) -> Any:
-                context, top, total = kept
+            def step(masked: bool, j: _Columns, kept: Any) -> Any:
                 scores, _ = sides.scores(first, i, j, q_block, sides.columns_of(k, j), masked)
-                new_top = jnp.maximum(top, scores.max(-1, keepdims=True))
-                safe_top = jnp.where(new_top == -jnp.inf, 0.0, new_top)
-                weights = jnp.exp(scores - safe_top)
-                shrink = jnp.exp(top - safe_top)
-                total = total * shrink + weights.sum(-1, keepdims=True)
+                top = scores.max(-1, keepdims=True)
+                if kept is not None:
+                    top = jnp.maximum(kept[1], top)
+                safe_top = jnp.where(top == -jnp.inf, 0.0, top)
+                weights = lax.optimization_barrier(jnp.exp(scores - safe_top))
+                total = weights.sum(-1, keepdims=True)
                 if seed is not None:
                     weights = weights * sides.kept(first, i, j)
-                return context * shrink + _times(weights, sides.columns_of(v, j)), new_top, total
+                context = _times(weights, sides.columns_of(v, j))
+                if kept is not None:
+                    shrink = jnp.exp(kept[1] - safe_top)
+                    context, total = kept[0] * shrink + context, kept[2] * shrink + total
+                return context, top, total
 
             shape = (plan.together, plan.rows)
-            context, total = sides.filled((*shape, v.shape[-1]), 0.0), sides.filled((*shape, 1), 0.0)
-            top = sides.filled((*shape, 1), -jnp.inf)
-            context, top, total = sides.over_columns(i, step, (context, top, total))
+            nothing = sides.filled((*shape, v.shape[-1]), 0.0), sides.filled((*shape, 1), -jnp.inf)
+            nothing = (*nothing, sides.filled((*shape, 1), 0.0))
+            results = sides.over_columns(i, step, None if plan.unrolled else nothing)
+            context, top, total = nothing if results is None else results
             sees = top != -jnp.inf
             if sinks is not None:
                 sink = jnp.take(sinks.astype(dtype), sides.head_of(first), axis=0)[:, None, None]
@@ -302,7 +345,7 @@ def _forward(
             context = jnp.where(sees, context / total, 0.0)
             return context, jnp.where(sees, top, 0.0)[..., 0], jnp.where(sees, total, 0.0)[..., 0]
 
-        contexts, tops, totals = lax.map(row_block, jnp.arange(plan.row_blocks))
+        contexts, tops, totals = sides.over_rows(row_block)
         tops, totals = (rearrange(one, "i n r -> n (i r)") for one in (tops, totals))
         return rearrange(contexts, "i n r c -> n (i r) c"), tops, totals
 
@@ -347,41 +390,50 @@ def _backward(
 
     def heads(carry: Any, first: Array) -> Any:
         d_key, d_value, d_bias = carry
-        q, k, v = sides.queries(first), sides.keys(first), sides.values(first)
+        q, k, v = lax.optimization_barrier((sides.queries(first), sides.keys(first), sides.values(first)))
         d_c, row_slope, row_tops = (sides.take(array, first) for array in (d_heads, slope, tops))
 
-        def row_block(i: Array, carry: Any) -> Any:
+        def row_block(i: Any, carry: Any) -> Any:
             d_q, d_k, d_v, d_bias = carry
             q_block, d_c_block = sides.rows_of(q, i), sides.rows_of(d_c, i)
             slope_block, top_block = sides.rows_of(row_slope, i), sides.rows_of(row_tops, i)
 
-            def step(masked: bool, j: Array, carry: Any) -> Any:
-                d_q_block, d_k, d_v, d_bias = carry
+            # Columns first: four of the five products then take both sides as they lie in memory, which is faster.
+            def step(masked: bool, j: _Columns, kept: Any) -> Any:
+                d_q_block, d_k, d_v, d_bias = kept
                 k_block, v_block = sides.columns_of(k, j), sides.columns_of(v, j)
-                scores, capped = sides.scores(first, i, j, q_block, k_block, masked)
-                weights = jnp.exp(scores - top_block)
-                d_weights = _times_transposed(d_c_block, v_block)
+                scores, capped = sides.scores(first, i, j, q_block, k_block, masked, columns_first=True)
+                weights = jnp.exp(scores - _turned(top_block))
+                d_weights = _times_transposed(v_block, d_c_block)
+                weights, d_weights = lax.optimization_barrier((weights, d_weights))
                 dropped = weights
                 if seed is not None:
-                    keep = sides.kept(first, i, j)
+                    keep = _turned(sides.kept(first, i, j))
                     dropped, d_weights = weights * keep, d_weights * keep
-                d_scores = weights * (d_weights - slope_block)
-                d_v = sides.add_columns(d_v, j, _transposed_times(dropped, d_c_block))
+                d_scores = lax.optimization_barrier(weights * (d_weights - _turned(slope_block)))
+                d_v = sides.add_columns(d_v, j, _times(dropped, d_c_block))
                 if bias is not None:
-                    d_bias = sides.add_bias(d_bias, first, i, j, d_scores)
-                if plan.softcap is not None:
+                    d_bias = sides.add_bias(d_bias, first, i, j, _turned(d_scores))
+                if capped is not None:
                     d_scores = d_scores * (1.0 - capped * capped)
-                d_k = sides.add_columns(d_k, j, _transposed_times(d_scores, q_block))
-                return d_q_block + _times(d_scores, k_block), d_k, d_v, d_bias
+                d_k = sides.add_columns(d_k, j, _times(d_scores, q_block))
+                part = _transposed_times(d_scores, k_block)
+                return part if d_q_block is None else d_q_block + part, d_k, d_v, d_bias
 
-            d_q_block, d_k, d_v, d_bias = sides.over_columns(
-                i, step, (sides.filled(q_block.shape, 0.0), d_k, d_v, d_bias)
-            )
+            none = None if plan.unrolled else sides.filled(q_block.shape, 0.0)
+            d_q_block, d_k, d_v, d_bias = sides.over_columns(i, step, (none, d_k, d_v, d_bias))
+            if d_q_block is None:
+                return d_q, d_k, d_v, d_bias
             d_q = lax.dynamic_update_slice_in_dim(d_q, d_q_block * plan.scale, i * plan.rows, 1)
             return d_q, d_k, d_v, d_bias
 
-        start = (*(sides.filled(array.shape, 0.0) for array in (q, k, v)), d_bias)
-        d_q, d_k, d_v, d_bias = lax.fori_loop(0, plan.row_blocks, row_block, start)
+        carry = (*(sides.filled(array.shape, 0.0) for array in (q, k, v)), d_bias)
+        if plan.unrolled:
+            for i in range(plan.row_blocks):
+                carry = row_block(i, carry)
+        else:
+            carry = lax.fori_loop(0, plan.row_blocks, row_block, carry)
+        d_q, d_k, d_v, d_bias = carry
         return (sides.add_keys(d_key, first, d_k), sides.add_keys(d_value, first, d_v), d_bias), d_q
 
     zeros = (sides.filled(sides.key.shape, 0.0), sides.filled(sides.value.shape, 0.0))
@@ -408,7 +460,8 @@ def _in_one_block(
     dtype = jnp.promote_types(query.dtype, jnp.float32)
     sides = _Sides(plan, query, key, value, bias, arrays, seed, dtype)
     zero = jnp.int32(0)
-    scores, _ = sides.scores(zero, zero, zero, sides.queries(zero), sides.keys(zero), plan.mask is not None)
+    every = _Columns(0, plan.columns)
+    scores, _ = sides.scores(zero, 0, every, sides.queries(zero), sides.keys(zero), plan.mask is not None)
     sees = (scores != -jnp.inf).any(-1, keepdims=True)
     scores = jnp.where(sees, scores, 0.0)
     top = scores.max(-1, keepdims=True)
@@ -419,7 +472,7 @@ def _in_one_block(
     if sink is not None:
         total = total + jnp.exp(sink - top)
     if seed is not None:
-        weights = weights * sides.kept(zero, zero, zero)
+        weights = weights * sides.kept(zero, 0, every)
     context = jnp.where(sees, _times(weights, sides.values(zero)) / total, 0.0)
     total = jnp.where(sees, total, 0.0)[..., 0]
     batch = plan.shape.batch
@@ -445,6 +498,11 @@ def _transposed_times(one: Array, two: Array) -> Array:
     return _product(one, 1, two, 1)
 
 
+def _turned(block: Array) -> Array:
+    """Return a block with columns first, or back."""
+    return jnp.swapaxes(block, 1, 2)
+
+
 def _pad(array: Array, axis: int, block: int, value: float = 0.0) -> Array:
     missing = -array.shape[axis] % block
     widths = [(0, missing if one == axis else 0) for one in range(array.ndim)]
@@ -454,7 +512,8 @@ def _pad(array: Array, axis: int, block: int, value: float = 0.0) -> Array:
 class _Sides:
     """The operands of a call with heads in front, filled up to whole blocks, and the parts of them a step needs.
 
-    ``first`` is the first of the query heads that are worked on together, ``i`` a block of rows, ``j`` of columns.
+    ``first`` is the first of the query heads that are worked on together, ``i`` the number of a block of rows, ``j``
+    neighbouring columns.
     """
 
     def __init__(
@@ -521,50 +580,72 @@ class _Sides:
 
     # ---- blocks
 
-    def rows_of(self, array: Array, i: Array) -> Array:
+    def rows_of(self, array: Array, i: Any) -> Array:
         """Return a block of rows."""
         return lax.dynamic_slice_in_dim(array, i * self.plan.rows, self.plan.rows, 1)
 
-    def columns_of(self, array: Array, j: Array) -> Array:
-        """Return a block of columns."""
-        return lax.dynamic_slice_in_dim(array, j * self.plan.columns, self.plan.columns, 1)
+    def columns_of(self, array: Array, j: _Columns) -> Array:
+        """Return some columns."""
+        return lax.dynamic_slice_in_dim(array, j.start, j.width, 1)
 
-    def add_columns(self, total: Array, j: Array, part: Array) -> Array:
-        """Add to a block of columns."""
-        return lax.dynamic_update_slice_in_dim(total, self.columns_of(total, j) + part, j * self.plan.columns, 1)
+    def add_columns(self, total: Array, j: _Columns, part: Array) -> Array:
+        """Add to some columns."""
+        return lax.dynamic_update_slice_in_dim(total, self.columns_of(total, j) + part, j.start, 1)
 
-    def over_columns(self, i: Array, step: Callable[[bool, Array, Any], Any], start: Any) -> Any:
-        """Do a step for every block of columns that a block of rows sees, first those without a mask."""
+    def over_rows(self, row_block: Callable[[Any], Any]) -> Any:
+        """Return what a function makes of each block of rows, stacked."""
+        if not self.plan.unrolled:
+            return lax.map(row_block, jnp.arange(self.plan.row_blocks))
+        return jax.tree.map(lambda *parts: jnp.stack(parts), *map(row_block, range(self.plan.row_blocks)))
+
+    def over_columns(self, i: Any, step: Callable[[bool, _Columns, Any], Any], start: Any) -> Any:
+        """Do a step for all columns that a block of rows sees, a block at a time in a rolled loop."""
+        if self.plan.unrolled:
+            kept = start
+            for masked, columns in self.plan.runs(i):
+                kept = step(masked, columns, kept)
+            return kept
         listed, begins, middles, ends = (jnp.asarray(table) for table in self.tables)
+
+        def at(masked: bool) -> Callable[[Array, Any], Any]:
+            width = self.plan.columns
+            return lambda at, kept: step(masked, _Columns(listed[at] * width, width), kept)
+
         if (self.tables[1] != self.tables[2]).any():
-            start = lax.fori_loop(begins[i], middles[i], lambda at, kept: step(False, listed[at], kept), start)
+            start = lax.fori_loop(begins[i], middles[i], at(False), start)
         if (self.tables[2] != self.tables[3]).any():
-            start = lax.fori_loop(middles[i], ends[i], lambda at, kept: step(True, listed[at], kept), start)
+            start = lax.fori_loop(middles[i], ends[i], at(True), start)
         return start
 
-    def scores(self, first: Array, i: Array, j: Array, q: Array, k: Array, masked: bool) -> tuple[Array, Array | None]:
+    def scores(
+        self, first: Array, i: Any, j: _Columns, q: Array, k: Array, masked: bool, columns_first: bool = False
+    ) -> tuple[Array, Array | None]:
         """Return the scores of a block, and what softcap made of them before its factor."""
         plan = self.plan
-        scores, capped = _times_transposed(q, k), None
+        lie = _turned if columns_first else lambda block: block
+        scores, capped = _times_transposed(k, q) if columns_first else _times_transposed(q, k), None
         if plan.softcap is not None:
             capped = jnp.tanh(scores / plan.softcap)
             scores = plan.softcap * capped
         if self.bias is not None:
-            scores = scores + self._block_of(self.bias, first, i, j).astype(self.dtype)
-        return (jnp.where(self._allowed(first, i, j), scores, -jnp.inf) if masked else scores), capped
+            scores = scores + lie(self._block_of(self.bias, first, i, j).astype(self.dtype))
+        if masked:
+            allowed = self._allowed(first, i, j)
+            scores = jnp.where(lie(allowed if allowed.ndim == 3 else allowed[None]), scores, -jnp.inf)
+        return scores, capped
 
-    def _allowed(self, first: Array, i: Array, j: Array) -> Array:
+    def _allowed(self, first: Array, i: Any, j: _Columns) -> Array:
         """Return which pairs of a block may attend; columns that only fill it up may not."""
         plan = self.plan
         rows = i * plan.rows + jnp.arange(plan.rows)[:, None]
-        columns = j * plan.columns + jnp.arange(plan.columns)[None, :]
+        columns = j.start + jnp.arange(j.width)[None, :]
         inside = columns < plan.shape.keys
         if plan.mask is None:
             return inside
         blocks = iter([self._block_of(array, first, i, j) for array in self.arrays])
         return plan.mask.with_arrays(lambda _: next(blocks)).allowed(rows, columns) & inside
 
-    def _block_of(self, array: Array, first: Array, i: Array, j: Array) -> Array:
+    def _block_of(self, array: Array, first: Array, i: Any, j: _Columns) -> Array:
         """Return the block ``(n, rows, columns)`` of an array ``(B, H, T, S)``, whose axes may be 1."""
 
         def one(sequence: Array, head: Array) -> Array:
@@ -576,20 +657,20 @@ class _Sides:
             return one(sequences[0], heads[0])[None]
         return jax.vmap(one)(sequences, heads)
 
-    def _place(self, array: Array, sequence: Array, head: Array, i: Array, j: Array) -> tuple[list[Array], list[int]]:
-        at = (sequence, head, i * self.plan.rows, j * self.plan.columns)
+    def _place(self, array: Array, sequence: Array, head: Array, i: Any, j: _Columns) -> tuple[list[Array], list[int]]:
+        at = (sequence, head, i * self.plan.rows, j.start)
         starts = [jnp.asarray(start if size > 1 else 0, jnp.int32) for start, size in zip(at, array.shape, strict=True)]
-        block = (1, 1, self.plan.rows, self.plan.columns)
+        block = (1, 1, self.plan.rows, j.width)
         return starts, [min(size, whole) for size, whole in zip(block, array.shape, strict=True)]
 
-    def add_bias(self, total: Array, first: Array, i: Array, j: Array, part: Array) -> Array:
+    def add_bias(self, total: Array, first: Array, i: Any, j: _Columns, part: Array) -> Array:
         """Add the gradients of a block to those of the bias, summed where the bias was broadcast."""
         starts, sizes = self._place(total, self.sequence_of(first)[0], self.head_of(first)[0], i, j)
         part = part[None]
         summed = part.sum([axis for axis in (2, 3) if sizes[axis] == 1 != part.shape[axis]], keepdims=True)
         return lax.dynamic_update_slice(total, lax.dynamic_slice(total, starts, sizes) + summed, starts)
 
-    def kept(self, first: Array, i: Array, j: Array) -> Array:
+    def kept(self, first: Array, i: Any, j: _Columns) -> Array:
         """Return the factors of dropout for a block: those of ``jax.random.bernoulli`` over ``(B, H, T, S)``.
 
         Partitionable Threefry draws an element from its place alone, so a block needs nothing but its own places.
@@ -597,11 +678,11 @@ class _Sides:
         plan, shape = self.plan, self.plan.shape
         heads = (first + jnp.arange(plan.together)).astype(jnp.uint32)[:, None, None]
         rows = (i * plan.rows + jnp.arange(plan.rows)).astype(jnp.uint32)[:, None]
-        columns = (j * plan.columns + jnp.arange(plan.columns)).astype(jnp.uint32)
+        columns = (j.start + jnp.arange(j.width)).astype(jnp.uint32)
         high, low = _multiply(heads * np.uint32(shape.queries) + rows, shape.keys)
         place = low + columns
         high = high + (place < low)
-        high, place = (jnp.broadcast_to(one, (plan.together, plan.rows, plan.columns)) for one in (high, place))
+        high, place = (jnp.broadcast_to(one, (plan.together, plan.rows, j.width)) for one in (high, place))
         words = generators.threefry_2x32((self.seed[0], self.seed[1]), jnp.stack([high, place]).ravel())
         one, two = words.reshape(2, *place.shape)
         mantissa = ((one ^ two) >> np.uint32(9)) | np.uint32(0x3F800000)
