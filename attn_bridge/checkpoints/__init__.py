@@ -140,7 +140,7 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
     with containers.open_reader(path, format) as reader:
         layout, why = "", ""
         try:
-            layout = layouts.detect(reader.tensors).name
+            layout = layouts.detect(reader.tensors, _config(reader.path).get("model_type")).name
         except layouts.LayoutError as error:
             why = str(error)
         return Inspection(
@@ -276,7 +276,7 @@ def verify(
                 to_layout = to_layout or known.layout or "same"
                 settings = {**known.source.get("settings", {}), **(settings or {})} if to_layout != "same" else settings
             elif rules is None and to_layout is None:
-                to_layout = layouts.detect(there.tensors).name
+                to_layout = layouts.detect(there.tensors, _config(there.path).get("model_type")).name
             with containers.open_reader(Path(source)) as reader:
                 before = manifest.of(reader, Path(source))
                 dtype = known.dtype if known is not None and known.dtype else None
@@ -327,8 +327,9 @@ def _is_folder(target: Path, format: str) -> bool:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """Return the config.json of a folder, or beside a file; {} where there is none that can be read."""
-    file = (path if path.is_dir() else path.parent) / "config.json"
+    """Return the config.json (or Meta's params.json) of a folder, or beside a file; {} where none can be read."""
+    folder = path if path.is_dir() else path.parent
+    file = next((folder / name for name in ("config.json", "params.json") if (folder / name).is_file()), folder)
     try:
         document = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except (OSError, ValueError, RecursionError):

@@ -174,7 +174,7 @@ def _of_gpt2(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def config_of_layout(config: Mapping[str, Any], layout: str, *, tied: bool) -> dict[str, Any] | None:
     """Return the config.json that goes with a checkpoint in an outside layout, made from ours; None: there is none."""
-    if not layout.startswith("hf-"):
+    if not layout.startswith(("hf-", "meta-")):
         return dict(config)
     if (config.get("model_type"), layout) != (OWN + "GPTModel", "hf-gpt2"):
         return None

@@ -146,7 +146,8 @@ def make(
     if table is not None:
         ours, theirs = table
     elif source_layout is not None or target_layout != "same":
-        ours = layouts.find(source_layout) if source_layout else layouts.detect(reader.tensors)
+        kind = (config or {}).get("model_type")
+        ours = layouts.find(source_layout) if source_layout else layouts.detect(reader.tensors, kind)
         theirs = layouts.find(target_layout or TWINS.get(ours.name, "flax")) if target_layout != "same" else ours
     if theirs is None or (theirs is ours and table is None):
         if settings:
@@ -251,7 +252,7 @@ def _check_settings(settings: Mapping[str, Any], *pair: layouts.Layout) -> None:
             if not any(value in layout.prefixes for layout in pair):
                 choices = [repr(one) for layout in pair if len(layout.prefixes) > 1 for one in layout.prefixes]
                 raise layouts.LayoutError(f"prefix ({printable(value)}) must be one of {', '.join(choices)}")
-        elif isinstance(value, bool) or not isinstance(value, int) or value < (name != "tie"):
+        elif isinstance(value, bool) or not isinstance(value, int) or value < (name not in ("tie", "fused")):
             raise layouts.LayoutError(f"{name} ({printable(value)}) must be a whole number of at least 1")
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ..layouts import Layout, Row
+from ..layouts import Layout
+from ..layouts.attention import Table
 from ..specs import Config
 from ..weights import WeightsMismatchError
 from .model_config import ModelConfig
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-Table = tuple[Row, ...]
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 """Dtypes that the modules compute in."""

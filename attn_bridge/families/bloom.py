@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from ..layouts import Row
+from ..layouts.attention import by_head
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ..specs.position import Alibi
-from .base import AttentionLayer, Family, Table
+from .base import AttentionLayer, Family
 from .grouped import attention_layer
 from .model_config import ModelConfig
-
-
-def _table(num_heads: int) -> Table:
-    def fused(leaf: str) -> Row:
-        parts = tuple(f"W_{name}.{leaf}" for name in ("query", "key", "value"))
-        return Row(f"query_key_value.{leaf}", parts, "(h c) ... -> (h part c) ...", part="part", sizes={"h": num_heads})
-
-    return (
-        fused("weight"),
-        fused("bias"),
-        Row("dense.weight", ("out_proj.weight",)),
-        Row("dense.bias", ("out_proj.bias",)),
-    )
 
 
 def read_bloom(config: ModelConfig, layer: int) -> AttentionLayer:
@@ -35,7 +22,7 @@ def read_bloom(config: ModelConfig, layer: int) -> AttentionLayer:
         dropout=config.number_or_none("attention_dropout") or 0.0,
     )
     return attention_layer(
-        layer, spec, {"transformers": _table(heads)}, prefix=f"transformer.h.{layer}.self_attention."
+        layer, spec, {"transformers": by_head(heads)}, prefix=f"transformer.h.{layer}.self_attention."
     )
 
 

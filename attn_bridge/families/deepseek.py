@@ -4,46 +4,18 @@ from __future__ import annotations
 
 import math
 
-from ..layouts import Row
+from ..layouts.attention import QUERY, QUERY_LATENT, Table, latent
 from ..specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ..specs.position import Scaling
-from .base import AttentionLayer, Family, Table
-from .grouped import FREQUENCIES
+from .base import AttentionLayer, Family
 from .model_config import ModelConfig, as_number
 from .rotary import read_rotary
 
 
 def table(config: MultiHeadLatentAttentionConfig) -> Table:
-    """Return the names of `transformers`, which are those of DeepSeek's files.
-
-    The latent and the key with the position are one projection, and so are, head by head, what is made of the latent.
-    """
-    by_latent = (
-        Row("q_a_proj.weight", ("W_query_latent.weight",)),
-        Row("q_a_proj.bias", ("W_query_latent.bias",)),
-        Row("q_a_layernorm.weight", ("query_norm.scale",)),
-        Row("q_b_proj.weight", ("W_query.weight",)),
-    )
-    split = (config.latent_dim, config.rope_dim)
-    return (
-        *((Row("q_proj.weight", ("W_query.weight",)),) if config.query_dim is None else by_latent),
-        Row(
-            "kv_a_proj_with_mqa.weight", ("W_latent.weight", "W_key_rope.weight"), "o i -> o i", along="o", split=split
-        ),
-        Row("kv_a_proj_with_mqa.bias", ("W_latent.bias", "W_key_rope.bias"), "o -> o", along="o", split=split),
-        Row("kv_a_layernorm.weight", ("latent_norm.scale",)),
-        Row(
-            "kv_b_proj.weight",
-            ("W_key.weight", "W_value.weight"),
-            "(h c) i -> (h c) i",
-            along="c",
-            split=(config.nope_dim, config.value_dim),
-            sizes={"h": config.num_heads},
-        ),
-        Row("o_proj.weight", ("out_proj.weight",)),
-        Row("o_proj.bias", ("out_proj.bias",)),
-        FREQUENCIES,
-    )
+    """Return the names of `transformers`, which are those of DeepSeek's files."""
+    queries = QUERY if config.query_dim is None else QUERY_LATENT
+    return (*queries, *latent(config.num_heads, config.latent_dim, config.nope_dim))
 
 
 def read_deepseek(config: ModelConfig, layer: int) -> AttentionLayer:

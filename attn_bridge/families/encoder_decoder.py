@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from ..layouts import Row
+from ..layouts.attention import ENCODER_DECODER
 from ..specs.cross_attention import CrossAttentionConfig
-from .base import AttentionLayer, Family, Table
+from .base import AttentionLayer, Family
 from .model_config import ModelConfig
-
-TABLE: Table = tuple(
-    Row(f"{theirs}.{leaf}", (f"{ours}.{leaf}",))
-    for theirs, ours in (("q_proj", "W_query"), ("k_proj", "W_key"), ("v_proj", "W_value"), ("out_proj", "out_proj"))
-    for leaf in ("weight", "bias")
-)
 
 
 def read_cross_attention(config: ModelConfig, layer: int) -> AttentionLayer:
@@ -25,7 +19,7 @@ def read_cross_attention(config: ModelConfig, layer: int) -> AttentionLayer:
         dropout=config.number_or_none("attention_dropout") or 0.0,
     )
     prefix = f"model.decoder.layers.{layer}.encoder_attn."
-    return AttentionLayer("CrossAttention", spec, layer, {"transformers": TABLE}, prefix)
+    return AttentionLayer("CrossAttention", spec, layer, {"transformers": ENCODER_DECODER}, prefix)
 
 
 FAMILIES = (

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..layouts import Row
+from ..layouts.attention import SINKS, SPLIT, Table
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from .base import AttentionLayer, Family, Table
-from .grouped import SPLIT, attention_layer, head_dim_of, mask_of, read_sizes
+from .base import AttentionLayer, Family
+from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
 from .model_config import ModelConfig
 from .rotary import make_rotary, read_rotary
-
-SINKS = Row("sinks", ("sinks",))
 
 
 def _fused(leaf: str) -> Row:

@@ -5,23 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..layouts import Row
+from ..layouts.attention import Table
 from ..masks import Mask, causal, sliding_window
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from .base import AttentionLayer, Table
+from .base import AttentionLayer
 from .model_config import ModelConfig
-
-PROJECTIONS = (("q_proj", "W_query"), ("k_proj", "W_key"), ("v_proj", "W_value"), ("o_proj", "out_proj"))
-
-FREQUENCIES = Row("rotary_emb.inv_freq", reason="rotary frequencies, which are computed")
-"""Held by files of before 2023."""
-
-SPLIT: Table = (
-    *(Row(f"{theirs}.{leaf}", (f"{ours}.{leaf}",)) for theirs, ours in PROJECTIONS for leaf in ("weight", "bias")),
-    *(Row(f"{name}_norm.weight", (f"{name}_norm.scale",)) for name in ("q", "k")),
-    FREQUENCIES,
-)
-"""The names of Llama, which most models have taken over."""
 
 
 def read_sizes(config: ModelConfig) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..layouts import Row
+from ..layouts.attention import DELTA_NET, Table, delta_net_by_head
 from ..specs.gated_delta_net import GatedDeltaNetConfig
-from .base import AttentionLayer, Table
+from .base import AttentionLayer
 from .model_config import ModelConfig
 
 DEFAULTS = {
@@ -20,39 +21,10 @@ DEFAULTS = {
 }
 """What `transformers` takes for keys that a config leaves out."""
 
-_ALIKE: Table = (
-    Row("conv1d.weight", ("conv1d.weight",)),
-    Row("dt_bias", ("dt_bias",)),
-    Row("A_log", ("A_log",)),
-    Row("norm.weight", ("norm.scale",)),
-    Row("out_proj.weight", ("out_proj.weight",)),
-)
-
 
 def grouped_table(config: GatedDeltaNetConfig) -> Table:
-    """Return the table of Qwen3-Next: per key head its query, its key, then value and gate of its value heads.
-
-    Beta and alpha are in the same groups.
-    """
-    head_dim, values = config.key_width // config.num_heads, config.value_width // config.num_heads
-    return (
-        Row(
-            "in_proj_qkvz.weight",
-            ("W_query.weight", "W_key.weight", "W_value.weight", "W_gate.weight"),
-            "(h c) i -> (h c) i",
-            along="c",
-            split=(head_dim, head_dim, values, values),
-            sizes={"h": config.num_heads},
-        ),
-        Row(
-            "in_proj_ba.weight",
-            ("W_beta.weight", "W_alpha.weight"),
-            "(h g) i -> (h part g) i",
-            part="part",
-            sizes={"h": config.num_heads},
-        ),
-        *_ALIKE,
-    )
+    """Return the table of Qwen3-Next."""
+    return delta_net_by_head(config.num_heads, config.key_width // config.num_heads)
 
 
 def split_table(config: GatedDeltaNetConfig) -> Table:
@@ -68,7 +40,7 @@ def split_table(config: GatedDeltaNetConfig) -> Table:
         Row("in_proj_z.weight", ("W_gate.weight",)),
         Row("in_proj_b.weight", ("W_beta.weight",)),
         Row("in_proj_a.weight", ("W_alpha.weight",)),
-        *_ALIKE,
+        *DELTA_NET,
     )
 
 

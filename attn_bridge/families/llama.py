@@ -4,33 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..layouts import Row
+from ..layouts.attention import SPLIT, Table, turned
 from ..masks import causal, sliding_window
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
-from .base import AttentionLayer, Family, Table
-from .grouped import FREQUENCIES, SPLIT, attention_layer, head_dim_of, mask_of, read_sizes
+from .base import AttentionLayer, Family
+from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
 from .model_config import ModelConfig
 from .rotary import read_rotary
 
 
-def meta_table(config: GroupedQueryAttentionConfig) -> Table:
-    """Return the table of Meta's and Mistral's own files, whose rotary positions turn neighbours.
-
-    Channel ``i`` of either half of a head is theirs at ``2 i`` and ``2 i + 1``.
-    """
-    turned = "(h pair c) i -> (h c pair) i"
-    return (
-        Row("wq.weight", ("W_query.weight",), turned, sizes={"h": config.num_heads, "pair": 2}),
-        Row("wk.weight", ("W_key.weight",), turned, sizes={"h": config.num_kv_heads or config.num_heads, "pair": 2}),
-        Row("wv.weight", ("W_value.weight",)),
-        Row("wo.weight", ("out_proj.weight",)),
-        FREQUENCIES,
-    )
-
-
 def _tables(config: GroupedQueryAttentionConfig) -> dict[str, Table]:
     has_biases = config.qkv_bias or config.out_bias
-    return {"transformers": SPLIT} | ({} if has_biases else {"meta": meta_table(config)})
+    meta = turned(config.num_heads, config.num_kv_heads or config.num_heads)
+    return {"transformers": SPLIT} | ({} if has_biases else {"meta": meta})
 
 
 def read_llama(config: ModelConfig, layer: int) -> AttentionLayer:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..layouts.attention import SPLIT
 from ..masks import causal
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ..specs.position import Rotary
 from .base import AttentionLayer, Family
-from .grouped import SPLIT, attention_layer, head_dim_of, mask_of, read_sizes
+from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
 from .model_config import ModelConfig
 from .rotary import make_rotary, read_rotary
 

@@ -5,24 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..layouts import Row
+from ..layouts.attention import Table, gated
 from ..specs.gated_delta_net import GatedDeltaNetConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from . import linear_attention
-from .base import AttentionLayer, Family, Table
-from .grouped import SPLIT, attention_layer, head_dim_of, mask_of, read_sizes
+from .base import AttentionLayer, Family
+from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
 from .model_config import ModelConfig
 from .rotary import read_rotary
-
-
-def gated_table(num_heads: int) -> Table:
-    """Return the table of attention whose projection of queries holds each head's query, then its gate."""
-
-    def gated(leaf: str) -> Row:
-        parts = (f"W_query.{leaf}", f"W_gate.{leaf}")
-        return Row(f"q_proj.{leaf}", parts, "(h c) ... -> (h part c) ...", part="part", sizes={"h": num_heads})
-
-    return (gated("weight"), gated("bias"), *(row for row in SPLIT if not row.theirs.startswith("q_proj.")))
 
 
 def read_full_attention(config: ModelConfig, layer: int) -> AttentionLayer:
@@ -37,7 +27,7 @@ def read_full_attention(config: ModelConfig, layer: int) -> AttentionLayer:
         mask=mask_of(config, layer, "full_attention"),
         gate=True,
     )
-    return attention_layer(layer, spec, {"transformers": gated_table(spec.num_heads)})
+    return attention_layer(layer, spec, {"transformers": gated(spec.num_heads)})
 
 
 def _read(config: ModelConfig, layer: int, table: Callable[[GatedDeltaNetConfig], Table]) -> AttentionLayer:

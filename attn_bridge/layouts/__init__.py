@@ -9,7 +9,20 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from . import chapter3, hf_bert, hf_gpt2, hf_llama
+from . import (
+    chapter3,
+    hf_bert,
+    hf_bloom,
+    hf_deepseek,
+    hf_encoder_decoder,
+    hf_gemma,
+    hf_gpt2,
+    hf_gpt_oss,
+    hf_llama,
+    hf_olmo,
+    hf_qwen3_next,
+    meta_llama,
+)
 from .layout import Decoded, Encoded, Layout
 from .table import LayoutError, Placement, Row, SettingError
 
@@ -27,18 +40,37 @@ __all__ = [
     "names",
 ]
 
-_LAYOUTS = {one.name: one for one in (*chapter3.LAYOUTS, hf_gpt2.LAYOUT, hf_bert.LAYOUT, hf_llama.LAYOUT)}
+_LAYOUTS = {
+    one.name: one
+    for one in (
+        *chapter3.LAYOUTS,
+        hf_gpt2.LAYOUT,
+        hf_bert.LAYOUT,
+        hf_llama.LAYOUT,
+        hf_gemma.LAYOUT,
+        hf_gpt_oss.LAYOUT,
+        *hf_olmo.LAYOUTS,
+        hf_deepseek.LAYOUT,
+        hf_qwen3_next.LAYOUT,
+        hf_bloom.LAYOUT,
+        *hf_encoder_decoder.LAYOUTS,
+        meta_llama.LAYOUT,
+    )
+}
+
+_ALIASES = {f"hf-{kind.replace('_', '-')}": one for one in _LAYOUTS.values() for kind in one.model_types} | _LAYOUTS
+"""Also by what a config.json calls a model."""
 
 
 def find(name: str) -> Layout:
-    """Return the layout of that name.
+    """Return the layout of that name, or of the ``model_type`` of a config.json after ``hf-``.
 
     Raises:
         ValueError: there is none; the message names those there are.
     """
-    if name not in _LAYOUTS:
+    if name not in _ALIASES:
         raise LayoutError(f"layout ({name}) must be one of {', '.join(_LAYOUTS)}")
-    return _LAYOUTS[name]
+    return _ALIASES[name]
 
 
 def names() -> tuple[str, ...]:
@@ -46,8 +78,12 @@ def names() -> tuple[str, ...]:
     return tuple(_LAYOUTS)
 
 
-def detect(names: Iterable[str]) -> Layout:
+def detect(names: Iterable[str], model_type: Any = None) -> Layout:
     """Return the layout that covers all the names.
+
+    Args:
+        names: the names of all tensors.
+        model_type: what the model's config.json says; a layout that is for other ones is refused.
 
     Raises:
         LayoutError: none does, or several do; the message says which come closest.
@@ -63,8 +99,12 @@ def detect(names: Iterable[str]) -> Layout:
         full.remove("nnx-mha" if covered["linen-mha"][0] else "linen-mha")
     # Where the names are ours, nothing in them is particular to a layout that only adds to ours.
     full = next(([name] for name in ("torch", "flax") if name in full), full)
+    if len(full) > 1:
+        full = [name for name in full if _LAYOUTS[name].is_complete(names)] or full
+    if len(full) > 1:
+        full = [name for name in full if model_type in _LAYOUTS[name].model_types] or full
     if len(full) == 1:
-        return _LAYOUTS[full[0]]
+        return _checked(_LAYOUTS[full[0]], model_type)
     if full:
         raise LayoutError(f"the names fit the layouts {', '.join(full)}; say which with --from")
     if not names:
@@ -73,8 +113,21 @@ def detect(names: Iterable[str]) -> Layout:
         raise LayoutError(f"no tensor has a name that a layout knows ({', '.join(_LAYOUTS)}), such as {names[0]}")
     closest = max(covered, key=lambda name: len(covered[name][1]))
     rest = [name for name in names if name not in covered[closest][1]]
+    refused = _LAYOUTS[closest].why_refused(rest)
+    if refused:
+        raise LayoutError(refused)
     shown = ", ".join(rest[:3]) + (f" and {len(rest) - 3} more" if len(rest) > 3 else "")
     raise LayoutError(f"the names fit no layout; {closest} comes closest, but does not know {shown}")
+
+
+def _checked(layout: Layout, model_type: Any) -> Layout:
+    """Return the layout, unless it is for models of other types."""
+    if isinstance(model_type, str) and layout.model_types and model_type not in layout.model_types:
+        raise LayoutError(
+            f"the names fit {layout.name}, which is for {', '.join(layout.model_types)}, but config.json says "
+            f"{model_type}, which may mean other things by them; --from {layout.name} takes them as they are"
+        )
+    return layout
 
 
 def attention_layers(arrays: Mapping[str, Any]) -> dict[int, dict[str, Any]]:

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
+from .attention import SPLIT
+from .hf_decoder import EMBEDDINGS, FINAL_NORM, QUANTISED, TIE, attention, feed_forward, norms
 from .layout import Layout
-from .table import Row
-
-LAYER, OURS = "{prefix}layers.{i}.", "trf_blocks.{i}."
-
-
-def _both(theirs: str, ours: str) -> list[Row]:
-    return [Row(f"{LAYER}{theirs}.weight", (f"{OURS}{ours}.weight",)),
-            Row(f"{LAYER}{theirs}.bias", (f"{OURS}{ours}.bias",), optional=True)]  # fmt: skip
-
 
 LAYOUT = Layout(
     "hf-llama",
     "transformers Llama, Mistral, Qwen 2 and 3",
     [
-        Row("{prefix}embed_tokens.weight", ("tok_emb.weight",), tied=("out_head.weight",)),
-        Row("lm_head.weight", ("out_head.weight",), optional=True),
-        *(row for name, ours in (("q", "query"), ("k", "key"), ("v", "value"))
-          for row in _both(f"self_attn.{name}_proj", f"att.W_{ours}")),
-        *_both("self_attn.o_proj", "att.out_proj"),
-        *(Row(f"{LAYER}self_attn.{name}_norm.weight", (f"{OURS}att.{name}_norm.scale",), optional=True)
-          for name in ("q", "k")),
-        *(row for name, ours in (("gate", "fc1"), ("up", "fc2"), ("down", "fc3"))
-          for row in _both(f"mlp.{name}_proj", f"ff.{ours}")),
-        Row(f"{LAYER}input_layernorm.weight", (f"{OURS}norm1.scale",)),
-        Row(f"{LAYER}post_attention_layernorm.weight", (f"{OURS}norm2.scale",)),
-        Row("{prefix}norm.weight", ("final_norm.scale",)),
-        Row(f"{LAYER}self_attn.rotary_emb.inv_freq", reason="rotary frequencies, which are computed"),
+        *EMBEDDINGS,
+        *attention(SPLIT),
+        *feed_forward(bias=True),
+        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
+        FINAL_NORM,
     ],
     prefixes=("model.", ""),
-    settings={"tie": ("tie_word_embeddings",)},
+    settings=TIE,
     defaults={"tie": 0},
     whole=True,
-)  # fmt: skip
+    refused=QUANTISED,
+    model_types=("llama", "mistral", "qwen2", "qwen3"),
+)

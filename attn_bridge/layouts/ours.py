@@ -5,6 +5,7 @@ from __future__ import annotations
 from .table import Row
 
 MATRIX = "o i -> i o"
+CONVOLUTION = "o i k -> k i o"
 
 ATTENTION = [f"{{path}}{name}.{leaf}" for name in ("W_query", "W_key", "W_value") for leaf in ("weight", "bias")]
 OUT = ["{path}out_proj.weight", "{path}out_proj.bias"]
@@ -13,27 +14,45 @@ BARE = ["{path}W_query", "{path}W_key", "{path}W_value"]
 
 LINEAR = [
     f"{{path}}{name}.{leaf}"
-    for name in ("ff.layers.0", "ff.layers.2", "ff.fc1", "ff.fc2", "ff.fc3", "out_head")
+    for name in (
+        *("ff.layers.0", "ff.layers.2", "ff.fc1", "ff.fc2", "ff.fc3", "out_head"),
+        *(f"ff.{one}.fc{number}" for one in ("experts.{j}", "shared") for number in (1, 2, 3)),
+        *("ff.router", "ff.shared_gate"),
+    )
     for leaf in ("weight", "bias")
 ]
+CONVOLUTIONS = [
+    "{path}conv1d.weight",
+    *(f"{{path}}encoder.conv{number}.{leaf}" for number in (1, 2) for leaf in ("weight", "bias")),
+]
+"""Those of a gated delta net, and those in front of Whisper's encoder."""
 EMBEDDINGS = ["{path}tok_emb.weight", "{path}pos_emb.weight", "{path}type_emb.weight"]
 NORMS = ["{path}scale", "{path}shift"]
 
 MODERN = [
     *(
         f"{{path}}{name}.{leaf}"
-        for name in ("W_gate", "W_query_latent", "W_latent", "W_key_rope")
+        for name in ("W_gate", "W_query_latent", "W_latent", "W_key_rope", "W_beta", "W_alpha")
         for leaf in ("weight", "bias")
     ),
-    *(f"{{path}}{name}" for name in ("sinks", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")),
+    *(f"{{path}}{name}" for name in ("sinks", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "dt_bias", "A_log")),
 ]
 """What attention after chapter 3 has beside the others."""
 
-NAMES = [*ATTENTION, *OUT, *BARE, *LINEAR, *EMBEDDINGS, *NORMS, *MODERN]
+BARE_VECTORS = ["{path}ff.router.correction_bias", "{path}logits_bias"]
+
+NAMES = [*ATTENTION, *OUT, *BARE, *LINEAR, *CONVOLUTIONS, *EMBEDDINGS, *NORMS, *MODERN, *BARE_VECTORS]
 """Every name of ours, below any prefix."""
 
-TOGETHER = (("W_query.weight", "W_key.weight", "W_value.weight"), ("W_query.bias", "W_key.bias", "W_value.bias"))
+TOGETHER = (
+    ("W_query.weight", "W_key.weight", "W_value.weight"),
+    ("W_query.bias", "W_value.bias"),
+    ("q_norm.scale", "k_norm.scale"),
+)
 """Endings of which a module has all or none."""
+
+QUERY_BIAS, KEY_BIAS = "W_query.bias", "W_key.bias"
+"""All modules of a checkpoint that have the first have the second, or none: Whisper's keys have no bias."""
 
 
 def torch_rows(*left_out: list[str]) -> list[Row]:
@@ -53,5 +72,5 @@ def _flax_row(name: str) -> Row:
     if name in EMBEDDINGS:
         return Row(f"{stem}.embedding", (name,))
     if leaf == "weight":
-        return Row(f"{stem}.kernel", (name,), MATRIX)
+        return Row(f"{stem}.kernel", (name,), CONVOLUTION if name in CONVOLUTIONS else MATRIX)
     return Row(name, (name,))

@@ -2,7 +2,7 @@
 
 Keys: ``torch`` and ``flax`` (names; ``torch`` may be a list of parts), ``pattern`` and sizes by letter as in `Rule`,
 ``part`` (axis of the Flax tensor that counts the parts), or ``along`` (the axis they lie along) and ``split`` (sizes),
-``stack`` (axis of the Flax tensor that counts ``{i}``), and ``drop`` (the reason; then one name only).
+``stack`` (axis of the Flax tensor that counts ``{i}`` or ``{j}``), and ``drop`` (the reason; then one name only).
 """
 
 from __future__ import annotations

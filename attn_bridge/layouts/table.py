@@ -15,8 +15,10 @@ Shape = tuple[int, ...]
 Axes = tuple[tuple[int, int], ...]
 """(size, stride in elements of the outside tensor), outermost first."""
 
-PLACEHOLDERS = {"i": r"(0|[1-9][0-9]*)", "path": r"((?:[^.]+\.)*?)", "rest": r"(.+)"}
-"""``{i}`` is an integer; ``{path}`` any prefix, none included, with its dot; ``{rest}`` whatever follows."""
+_INTEGER = r"(0|[1-9][0-9]*)"
+PLACEHOLDERS = {"i": _INTEGER, "j": _INTEGER, "path": r"((?:[^.]+\.)*?)", "rest": r"(.+)"}
+"""``{i}`` is an integer, ``{j}`` one below it; ``{path}`` any prefix, none included, with its dot; ``{rest}`` whatever
+follows."""
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _AXIS = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
@@ -61,11 +63,14 @@ class Row:
         pattern: axes of each of ours ``->`` axes of theirs, as einops has it; "..." is any axes, unchanged.
         part: the axis of theirs that counts the parts, where they are of one size.
         along: the axis along which parts of different sizes lie one after the other.
-        split: their sizes along it: numbers or names of settings.
-        stack: the axis of theirs that counts ``{i}``, which only our names hold.
+        split: their sizes along it: numbers or names of settings; "..." is an equal share of the rest.
+        stack: the axis of theirs that counts ``{i}`` or ``{j}``, which only our names hold.
         sizes: axis -> its size, a number or the name of a setting.
         tied: names of ours that hold the same numbers as the first.
-        optional: whether a block is complete without it.
+        optional: whether a model is complete without it in any block.
+        branch: ``choice/alternative`` (or ``choice/one|other``), where a block is complete with one alternative of each
+            choice. A tensor of ours that several alternatives hold goes to the one that a setting of its name asks
+            for, or else to the largest of which a block has all.
         reason: why it is dropped.
     """
 
@@ -79,6 +84,7 @@ class Row:
     sizes: Mapping[str, int | str] = dataclasses.field(default_factory=dict)
     tied: tuple[str, ...] = ()
     optional: bool = False
+    branch: str = ""
     reason: str = ""
 
     def __post_init__(self) -> None:
@@ -87,11 +93,11 @@ class Row:
         for name in (self.theirs, *self.ours, *self.tied):
             for known in _PLACEHOLDER.findall(name):
                 if known not in ("prefix", *PLACEHOLDERS):
-                    raise LayoutError(f"{name}: a placeholder is {{i}} or {{path}}, not {{{known}}}")
-        counted = {"i"} if self.stack else set()
+                    raise LayoutError(f"{name}: a placeholder is {{i}}, {{j}}, {{path}} or {{rest}}, not {{{known}}}")
+        counted = {self.counter} if self.stack else set()
         wanted = placeholders(self.theirs) - {"prefix"}
-        if counted & wanted or any(placeholders(name) != wanted | counted for name in (*self.ours, *self.tied)):
-            rest = ", but for the {i} that stack counts" if counted else ""
+        if "" in counted or any(placeholders(name) != wanted | counted for name in (*self.ours, *self.tied)):
+            rest = f", but for the {{{self.counter or 'i'}}} that stack counts" if counted else ""
             raise LayoutError(f"{self.theirs}: names on both sides must hold the same placeholders{rest}")
         if any(isinstance(size, bool) or (isinstance(size, int) and size < 0) for size in self.split):
             raise LayoutError(f"{self.theirs}: split must hold sizes or names of settings")
@@ -122,6 +128,22 @@ class Row:
                 raise LayoutError(f"{self.theirs}: size given for {axis!r}, which is no axis of the pattern")
             if axis in extra:
                 raise LayoutError(f"{self.theirs}: size given for {axis!r}, which is counted")
+
+    @property
+    def choice(self) -> str:
+        """What its branch is an alternative of; "" where it has none."""
+        return self.branch.partition("/")[0]
+
+    @property
+    def alternatives(self) -> tuple[str, ...]:
+        """Which alternatives it belongs to."""
+        return tuple(self.branch.partition("/")[2].split("|"))
+
+    @property
+    def counter(self) -> str:
+        """The placeholder that `stack` counts; "" where there is none."""
+        mine = placeholders(self.ours[0]) - placeholders(self.theirs) if self.stack and self.ours else set()
+        return next((name for name in ("j", "i") if name in mine), "")
 
     def match_theirs(self, name: str, prefixes: Sequence[str]) -> dict[str, str] | None:
         """Return what the placeholders stand for in an outside name, or None if it is another one."""
@@ -154,7 +176,7 @@ class Row:
         for number, template in enumerate(self.ours):
             start = sum(splits[:number]) if self.along else 0
             for position in range(sizes[self.stack] if self.stack else 1):
-                bound = {**values, "i": str(position)} if self.stack else dict(values)
+                bound = {**values, self.counter: str(position)} if self.stack else dict(values)
                 mine = {**sizes, self.along: splits[number]} if self.along else sizes
                 found[fill(template, bound)] = _place(
                     theirs,
@@ -245,10 +267,15 @@ class Row:
             if total % len(self.ours):
                 raise LayoutError(f"{theirs}: {total} is not {len(self.ours)} equal parts")
             return [total // len(self.ours)] * len(self.ours)
-        missing = [size for size in self.split if isinstance(size, str) and size not in settings]
+        shares = self.split.count("...")
+        missing = [size for size in self.split if isinstance(size, str) and size != "..." and size not in settings]
         if missing:
             raise SettingError(f"{theirs}: the sizes of its parts need {_wanted(missing)}")
-        found = [settings[size] if isinstance(size, str) else size for size in self.split]
+        said = [0 if size == "..." else settings[size] if isinstance(size, str) else size for size in self.split]
+        rest = total - sum(said)
+        if shares and (rest < 0 or rest % shares):
+            raise LayoutError(f"{theirs}: {rest} of {total} rows are not {shares} equal parts")
+        found = [rest // shares if size == "..." else one for size, one in zip(self.split, said, strict=True)]
         if sum(found) != total:
             raise LayoutError(f"{theirs}: parts of {' + '.join(map(str, found))} rows are not its {total}")
         return found

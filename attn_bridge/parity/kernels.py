@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -76,26 +77,32 @@ CASES = (
 )
 
 
-def check_kernels(case: str, *, dtypes: tuple[str, ...], everywhere: bool, seeds: int) -> list[Cell]:
-    """Run and judge every implementation of both frameworks in one of `CASES`, by its name.
+def check_kernels(
+    case: str, *, dtypes: tuple[str, ...], everywhere: bool, seeds: int, pools: Mapping[backends.Framework, Executor]
+) -> Callable[[], list[Cell]]:
+    """Begin to run every implementation of both frameworks in one of `CASES`; return what waits for it and judges.
 
     Args:
         case: its name.
         dtypes: precisions to run.
         everywhere: run them also where the case does not name them.
         seeds: how many times numbers are drawn.
+        pools: where each framework runs.
     """
     (chosen,) = (one for one in CASES if one.name == case)
-    return _check_case(chosen, tuple(one for one in dtypes if everywhere or one in chosen.dtypes), seeds)
+    dtypes = tuple(one for one in dtypes if everywhere or one in chosen.dtypes)
+    numbers = [chosen.draw(seed) for seed in range(seeds)]
+    futures = {framework: pools[framework].submit(_run_all, framework, chosen, numbers, dtypes) for framework in OTHER}
+    return lambda: _judge_all(chosen, {framework: one.result() for framework, one in futures.items()}, dtypes, seeds)
 
 
 Runs = dict[tuple[str, str], list[Arrays]]
 """(precision of the numbers, precision it was computed in: that or float64) -> tensors by name, per seed."""
 
 
-def _check_case(case: KernelCase, dtypes: tuple[str, ...], seeds: int) -> list[Cell]:
-    numbers = [case.draw(seed) for seed in range(seeds)]
-    runs = {framework: _run_all(framework, case, numbers, dtypes) for framework in OTHER}
+def _judge_all(
+    case: KernelCase, runs: Mapping[backends.Framework, dict[str, Runs | str]], dtypes: tuple[str, ...], seeds: int
+) -> list[Cell]:
     cells = []
     for framework, other in OTHER.items():
         for name, found in runs[framework].items():

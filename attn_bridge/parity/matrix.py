@@ -186,7 +186,7 @@ def check(
     total = len(subjects) + len(kernel_cases)
     stop = threading.Event()
     with ThreadPoolExecutor(1) as torch_pool, ThreadPoolExecutor(1) as flax_pool:
-        pools: dict[str, ThreadPoolExecutor] = {"torch": torch_pool, "flax": flax_pool}
+        pools: dict[backends.Framework, ThreadPoolExecutor] = {"torch": torch_pool, "flax": flax_pool}
 
         def submit(subject: Subject, numbers: list[Numbers], dtypes: tuple[str, ...]) -> _Futures:
             arguments = (subject, numbers, dtypes, everywhere, full, stop)
@@ -197,6 +197,10 @@ def check(
             for subject in subjects:
                 numbers = subject.numbers(range(seeds), subject.copies(wanted, everywhere))
                 pending.append((subject, numbers, submit(subject, numbers, wanted)))
+            kernels_pending = [
+                (name, kernels.check_kernels(name, dtypes=wanted, everywhere=everywhere, seeds=seeds, pools=pools))
+                for name in kernel_cases
+            ]
             for subject, numbers, futures in pending:
                 judged = _judge_subject(subject, numbers, futures, seeds)
                 suspects = {cell.dtype for cell in judged if cell.verdict == "precision"}
@@ -212,13 +216,13 @@ def check(
                 done += 1
                 if progress:
                     progress(f"{subject.variant.name} {subject.case.name}", done, total)
+            for name, judged_kernels in kernels_pending:
+                cells.extend(judged_kernels())
+                done += 1
+                if progress:
+                    progress(f"{kernels.NAME} {name}", done, total)
         finally:
             stop.set()
-    for name in kernel_cases:
-        cells.extend(kernels.check_kernels(name, dtypes=wanted, everywhere=everywhere, seeds=seeds))
-        done += 1
-        if progress:
-            progress(f"{kernels.NAME} {name}", done, total)
     return CheckReport(tuple(cells), environment(), seeds, time.perf_counter() - start)
 
 

@@ -4,7 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
+from attn_bridge import layouts
+
 WIDTH = 6
+
+SIZES = {
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "kv_lora_rank": 5,
+    "qk_nope_head_dim": 2,
+    "linear_num_key_heads": 4,
+    "linear_key_head_dim": 2,
+}
+"""Settings that fit what `whole` makes."""
+
+CONFIG = {
+    **SIZES,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+"""The same as a config.json says them."""
 
 
 def attention(path="", *, seed=0, bias=True, out=True):
@@ -77,6 +96,42 @@ def llama(layers, *, seed=0):
             found[f"{block}{norm}.scale"] = _draw(random, size)
     found["final_norm.scale"] = _draw(random, WIDTH)
     return found
+
+
+def whole(name, layers, *, seed=0):
+    """Return a model of that layout; where its blocks are of two kinds, they take turns."""
+    random = np.random.default_rng([seed, 5])
+    rows = [row for row in layouts.find(name).rows if row.ours]
+    found = {}
+    alternatives = {}
+    for row in rows:
+        alternatives.setdefault(row.choice, {}).update(dict.fromkeys(set(row.alternatives) - {"fused"}))
+    for row in rows:
+        for i in range(layers):
+            mine = list(alternatives[row.choice])
+            if mine and mine[i % len(mine)] not in row.alternatives:
+                continue
+            for j in range(3):
+                for template in row.ours:
+                    key = template.format(i=i, j=j)
+                    if key not in found:
+                        found[key] = _draw(random, *_shape(key, row))
+    for row in rows:
+        found |= {one: found[row.ours[0]].copy() for one in row.tied}
+    return found
+
+
+def _shape(name, row):
+    leaf = name.rpartition(".")[2]
+    if "conv" in name and leaf == "weight":
+        return 8, 3, 2
+    rows = {"W_latent": 5, "W_key_rope": 3}
+    if row.along == "c":
+        rows |= {"W_value": 16, "W_gate": 16}
+    if len(row.ours) == 1:
+        rows |= {"W_key": 4, "W_value": 4}
+    width = rows.get(name.split(".")[-2] if "." in name else "", 8)
+    return (width, WIDTH) if leaf == "weight" else (width,)
 
 
 def _draw(random, *shape):

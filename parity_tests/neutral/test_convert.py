@@ -22,7 +22,7 @@ from attn_bridge.checkpoints import modules
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.cli.app import run
 from attn_bridge.layouts import LayoutError, SettingError
-from parity_tests.neutral.checkpoints import attention, bert, gpt, llama
+from parity_tests.neutral.checkpoints import CONFIG, SIZES, attention, bert, gpt, llama, whole
 
 FILES = ["x.safetensors", "x.pt", "x.npz", "x.msgpack"]
 """One name per container that needs no framework."""
@@ -34,13 +34,18 @@ DTYPES = ["float64", "float32", "float16", "bfloat16"]
 
 def made(name, dtype="float32", seed=0):
     """Return tensors of that layout, what it drops among them."""
-    canonical = WHOLE[name](2, seed=seed) if name in WHOLE else attention("net.att.", seed=seed)
-    theirs = layouts.find(name).from_canonical(canonical, num_heads=4)
+    if name in WHOLE:
+        canonical = WHOLE[name](2, seed=seed)
+    else:
+        canonical = whole(name, 2, seed=seed) if layouts.find(name).whole else attention("net.att.", seed=seed)
+    theirs = layouts.find(name).from_canonical(canonical, **SIZES)
     theirs = {key: array.astype(np.dtype(dtype)) for key, array in theirs.items()}
     extra = {
         "hf-gpt2": {"transformer.h.0.attn.bias": np.tri(7, dtype=np.uint8)[None, None]},
         "hf-bert": {"embeddings.position_ids": np.arange(9)[None], "pooler.dense.bias": np.float32([1, 2])},
         "hf-llama": {"model.layers.0.self_attn.rotary_emb.inv_freq": np.float32([0.5, 0.25])},
+        "hf-qwen3-next": {"mtp.fc.weight": np.float32([[1, 2], [3, 4]])},
+        "meta-llama": {"rope.freqs": np.float32([0.5, 0.25])},
         "book": {"net.att.mask": np.triu(np.ones((5, 5), np.float32), 1)},
         "fused-qkv": {"net.att.mask": np.triu(np.ones((5, 5), bool), 1)},
     }
@@ -86,9 +91,11 @@ def tree(path):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_and_container_goes_to_its_twin_and_back_byte_for_byte(tmp_path, name, file, dtype):
     source = write(tmp_path / "source.safetensors", made(name, dtype), {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     there = checkpoints.convert(source, tmp_path / file, from_layout=name).target
     assert checkpoints.inspect(there).layout == ("torch" if name in ("nnx-mha", "linen-mha") else "flax")
     assert checkpoints.verify(source, there).passed
+    (tmp_path / "config.json").unlink()  # the manifest remembers what the way back needs
     back = checkpoints.convert(there, tmp_path / "back.safetensors", to_layout=name).target
     assert bits(checkpoints.read(back)) == bits(checkpoints.read(source))
     assert checkpoints.open(back).metadata == {"format": "pt"}
@@ -377,7 +384,7 @@ def test_rules_of_ones_own_lead_there_and_back(tmp_path):
         (("(h p d)", "(h p e)"), "line 2: encoder"),
         (("h = 2", "h = 0"), "line 2: h must be a size"),
         (('flax = "scales"', ""), "line 9: a rule needs the keys torch and flax"),
-        (("enc.{i}.q", "enc.{j}.q"), "{j}"),
+        (("enc.{i}.q", "enc.{k}.q"), "not {k}"),
         (("h = 2", "optional = true"), "line 2: optional is no key of a rule"),
         (("[[rule]]\ntorch = [", "[rule\ntorch = ["), "rules.toml"),
     ],

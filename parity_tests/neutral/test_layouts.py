@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import re
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -11,9 +13,11 @@ from attn_bridge import WeightsMismatchError, layouts
 from attn_bridge.layouts import LayoutError, Row, SettingError
 from attn_bridge.layouts.layout import lacking
 from attn_bridge.layouts.table import refined
-from parity_tests.neutral.checkpoints import attention, bert, gpt, llama
+from parity_tests.neutral.checkpoints import SIZES, attention, bert, gpt, llama, whole
 
 SINGLE = ["torch", "flax", "book", "fused-qkv", "torch-mha", "nnx-mha", "linen-mha"]
+WHOLE = [name for name in layouts.names() if layouts.find(name).whole]
+MADE = [name for name in WHOLE if name not in ("hf-gpt2", "hf-bert", "hf-llama")]
 DTYPES = [np.float32, np.float64, ml_dtypes.bfloat16, np.float16, np.int8]
 
 
@@ -39,7 +43,10 @@ def test_single_modules_go_there_and_back(name, path, dtype):
     assert layouts.detect(theirs).name == ("torch" if name == "book" else name)
 
 
-@pytest.mark.parametrize(("name", "make"), [("hf-gpt2", gpt), ("hf-bert", bert), ("hf-llama", llama)])
+MAKE = {"hf-gpt2": gpt, "hf-bert": bert, "hf-llama": llama}
+
+
+@pytest.mark.parametrize(("name", "make"), MAKE.items())
 @pytest.mark.parametrize("prefix", [0, 1])
 def test_whole_models_go_there_and_back(name, make, prefix):
     layout = layouts.find(name)
@@ -50,6 +57,81 @@ def test_whole_models_go_there_and_back(name, make, prefix):
     assert layouts.detect(theirs).name == name
     decoded = layout.decode(shapes(theirs))
     assert decoded.restore["prefix"] == layout.prefixes[prefix]
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_models_of_every_kind_of_block_go_there_and_back(name):
+    layout = layouts.find(name)
+    canonical = whole(name, 4)
+    assert layouts.detect(canonical).name == "torch"
+    for prefix in layout.prefixes:
+        theirs = layout.from_canonical(canonical, prefix=prefix, **SIZES)
+        outside = ("lm_head", "proj_out", "final_logits_bias", prefix)
+        assert all(key.startswith(outside) for key in theirs)
+        assert_same_bits(layout.to_canonical(theirs, **SIZES), canonical)
+        assert layout.decode(shapes(theirs), SIZES).restore.get("prefix", "") == prefix
+        in_flax = layouts.find("flax").from_canonical(canonical)
+        assert layouts.detect(in_flax).name == "flax"
+        assert_same_bits(layouts.find("flax").to_canonical(in_flax), canonical)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_no_layout_takes_the_models_of_another(name):
+    layout = layouts.find(name)
+    for prefix in layout.prefixes:
+        theirs = layout.from_canonical(whole(name, 4) if name in MADE else MAKE[name](4), prefix=prefix, **SIZES)
+        assert layouts.detect(theirs) is layout
+        for other in WHOLE:
+            if other != name:
+                with pytest.raises((WeightsMismatchError, LayoutError)):
+                    layouts.find(other).decode(shapes(theirs), SIZES)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_model_that_lacks_any_tensor_is_refused(name):
+    layout = layouts.find(name)
+    theirs = shapes(layout.from_canonical(whole(name, 4), **SIZES))
+    spared = set()
+    for key in theirs:
+        rest = {one: shape for one, shape in theirs.items() if one != key}
+        try:
+            layout.decode(rest, SIZES)
+        except WeightsMismatchError:
+            continue
+        spared.add(key)
+    assert spared <= {"lm_head.weight", "final_logits_bias"}  # models without a head, or whose head is tied
+
+
+def test_docs_and_help_name_every_layout():
+    root = Path(layouts.__file__).parents[2]
+    for file in ("docs/checkpoints.md", "attn_bridge/cli/checkpoint.py"):
+        text = (root / file).read_text(encoding="utf-8")
+        assert not [name for name in layouts.names() if not re.search(rf"[` ]{name}[`,;]", text)], file
+
+
+def test_a_model_type_names_its_layout_and_tells_models_of_others():
+    theirs = layouts.find("hf-llama").from_canonical(llama(2))
+    assert layouts.find("hf-mistral") is layouts.find("hf-llama")
+    assert layouts.detect(theirs, "qwen3").name == "hf-llama"
+    assert layouts.detect(theirs, None).name == "hf-llama"
+    with pytest.raises(LayoutError, match=r"which is for llama, mistral, qwen2, qwen3, but config.json says gemma, "):
+        layouts.detect(theirs, "gemma")
+    assert layouts.detect(llama(2), "gemma").name == "torch"
+
+
+def test_a_llama_is_no_qwen3_next_whose_queries_are_gated():
+    theirs = layouts.find("hf-llama").from_canonical(llama(2))
+    with pytest.raises(WeightsMismatchError, match=r"missing: any linear_attn\."):
+        layouts.find("hf-qwen3-next").decode(shapes(theirs), SIZES)
+
+
+def test_keys_of_all_modules_have_biases_or_none():
+    both = [*attention("a."), *attention("b.")]
+    assert lacking(both) == []
+    assert lacking([name for name in both if not name.endswith("W_key.bias")]) == []
+    assert lacking([name for name in both if name != "b.W_key.bias"]) == ["b.W_key.bias"]
+    assert lacking([name for name in both if name != "b.W_query.bias"]) == ["b.W_query.bias"]
+    assert lacking(["q_norm.scale"]) == ["k_norm.scale"]
 
 
 @pytest.mark.parametrize(
@@ -222,14 +304,14 @@ def test_a_row_that_is_no_bijection_is_refused(row, message):
 
 def test_every_row_of_every_layout_places_every_element_once():
     every = [(name, row) for name in layouts.names() for row in layouts.find(name).rows if row.ours]
+    settings = {**dict.fromkeys(SIZES, 3), "kv_lora_rank": 12, "qk_nope_head_dim": 4, "linear_key_head_dim": 4}
     for name, row in every:
-        values = {"i": "0", "path": "", "prefix": ""}
-        of_ours = row.pattern.partition("->")[0].strip()
-        left, _ = row._sides(2, of_theirs=False) if of_ours == "..." else (of_ours.replace("(h c)", "o").split(), None)
+        values = {"i": "0", "j": "0", "path": "", "prefix": ""}
+        left, _ = row._sides(2, of_theirs=False)
         shape = tuple(12 + 6 * position for position in range(len(left)))
         keys = {(number, 0): shape for number in range(len(row.ours))}
         names = {(number, 0): str(number) for number in range(len(row.ours))}
-        whole, placed = row.encode(row.theirs, keys, names, {"num_heads": 3})
+        whole, placed = row.encode(row.theirs, keys, names, settings)
         taken = []
         for placement in placed.values():
             steps = [
@@ -237,7 +319,7 @@ def test_every_row_of_every_layout_places_every_element_once():
             ]
             taken += [placement.offset + sum(place) for place in itertools.product(*steps)]
         assert sorted(taken) == list(range(math.prod(whole))), (name, row)
-        assert set(row.decode(row.theirs, whole, values, {"num_heads": 3})) == {
+        assert set(row.decode(row.theirs, whole, values, settings)) == {
             template.format(**values) for template in row.ours
         }
 

@@ -1,0 +1,79 @@
+"""Hugging Face BART and Whisper: an encoder, and a decoder whose layers attend to themselves and to what it made."""
+
+from __future__ import annotations
+
+from .attention import ENCODER_DECODER, below
+from .hf_decoder import TIE
+from .layout import Layout
+from .table import Row
+
+SIDES = ("encoder", "decoder")
+
+
+def _both(theirs: str, ours: str, leaves: tuple[str, str] = ("weight", "bias")) -> list[Row]:
+    return [Row(f"{theirs}.{one}", (f"{ours}.{leaf}",)) for one, leaf in zip(("weight", "bias"), leaves, strict=True)]
+
+
+def _norm(theirs: str, ours: str) -> list[Row]:
+    return _both(theirs, ours, ("scale", "shift"))
+
+
+def _stack(side: str, final_norm: str, required: tuple[str, ...]) -> list[Row]:
+    """Return the rows of one side, with its norm that comes before all layers or after them."""
+    layer, ours = f"{{prefix}}{side}.layers.{{i}}.", f"{side}.trf_blocks.{{i}}."
+    cross = [
+        *below(ENCODER_DECODER, f"{layer}encoder_attn.", f"{ours}cross_att.", required=required),
+        *_norm(f"{layer}encoder_attn_layer_norm", f"{ours}norm2"),
+    ]
+    has_cross = side == "decoder"
+    return [
+        Row(f"{{prefix}}{side}.embed_positions.weight", (f"{side}.pos_emb.weight",)),
+        *below(ENCODER_DECODER, f"{layer}self_attn.", f"{ours}att.", required=required),
+        *_norm(f"{layer}self_attn_layer_norm", f"{ours}norm1"),
+        *(cross if has_cross else ()),
+        *_both(f"{layer}fc1", f"{ours}ff.layers.0"),
+        *_both(f"{layer}fc2", f"{ours}ff.layers.2"),
+        *_norm(f"{layer}final_layer_norm", f"{ours}norm{3 if has_cross else 2}"),
+        *_norm(f"{{prefix}}{side}.{final_norm}", f"{side}.{'emb_norm' if 'embedding' in final_norm else 'final_norm'}"),
+    ]
+
+
+LAYOUTS = [
+    Layout(
+        "hf-bart",
+        "transformers BART",
+        [
+            Row(
+                "{prefix}shared.weight",
+                ("tok_emb.weight",),
+                tied=("encoder.tok_emb.weight", "decoder.tok_emb.weight", "out_head.weight"),
+            ),
+            *(Row(f"{{prefix}}{side}.embed_tokens.weight", (f"{side}.tok_emb.weight",), optional=True)
+              for side in SIDES),
+            Row("lm_head.weight", ("out_head.weight",), optional=True),
+            Row("final_logits_bias", ("logits_bias",), optional=True),
+            *(row for side in SIDES for row in _stack(side, "layernorm_embedding", ("k_proj",))),
+        ],
+        prefixes=("model.", ""),
+        settings=TIE,
+        defaults={"tie": 1},
+        whole=True,
+        model_types=("bart",),
+    ),
+    Layout(
+        "hf-whisper",
+        "transformers Whisper",
+        [
+            Row("{prefix}decoder.embed_tokens.weight", ("decoder.tok_emb.weight",), tied=("out_head.weight",)),
+            Row("proj_out.weight", ("out_head.weight",), optional=True),
+            *(row for number in (1, 2)
+              for row in _both(f"{{prefix}}encoder.conv{number}", f"encoder.conv{number}")),
+            *(row for side in SIDES for row in _stack(side, "layer_norm", ())),
+        ],
+        prefixes=("model.", ""),
+        settings=TIE,
+        defaults={"tie": 1},
+        whole=True,
+        model_types=("whisper",),
+    ),
+]  # fmt: skip

@@ -1,0 +1,134 @@
+"""Folders of tiny random `transformers` models, of every family that a layout of whole models is for."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import transformers
+
+T = transformers
+GROUPED = {
+    "vocab_size": 31,
+    "hidden_size": 16,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+}
+GPT = {"vocab_size": 31, "n_positions": 16, "n_embd": 8, "n_head": 2, "n_layer": 2}
+BERT = {key: value for key, value in GROUPED.items() if key != "num_key_value_heads"}
+SLIDING = {**GROUPED, "head_dim": 6, "sliding_window": 4}
+LATENT = {
+    **GROUPED,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 6,
+    "q_lora_rank": 5,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 7,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 3,
+    "moe_intermediate_size": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 2,
+}
+GATED = {
+    **GROUPED,
+    "num_hidden_layers": 5,
+    "head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 6,
+    "num_experts": 3,
+    "moe_intermediate_size": 4,
+    "shared_expert_intermediate_size": 6,
+    "num_experts_per_tok": 2,
+    "mlp_only_layers": [1],
+}
+SIDES = {
+    "vocab_size": 31,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 20,
+    "decoder_ffn_dim": 12,
+    "pad_token_id": 0,
+}
+SPEECH = {
+    **SIDES,
+    "num_mel_bins": 5,
+    "max_source_positions": 7,
+    "max_target_positions": 9,
+    "decoder_start_token_id": 1,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+FAMILIES = {
+    "gpt2": ("hf-gpt2", T.GPT2LMHeadModel, T.GPT2Config, GPT),
+    "gpt2-bare": ("hf-gpt2", T.GPT2Model, T.GPT2Config, GPT),
+    "gpt2-untied": ("hf-gpt2", T.GPT2LMHeadModel, T.GPT2Config, {**GPT, "tie_word_embeddings": False}),
+    "bert": ("hf-bert", T.BertModel, T.BertConfig, BERT),
+    "bert-masked": ("hf-bert", T.BertForMaskedLM, T.BertConfig, BERT),
+    "llama": ("hf-llama", T.LlamaForCausalLM, T.LlamaConfig, GROUPED),
+    "llama-tied": ("hf-llama", T.LlamaForCausalLM, T.LlamaConfig, {**GROUPED, "tie_word_embeddings": True}),
+    "llama-bare": ("hf-llama", T.LlamaModel, T.LlamaConfig, GROUPED),
+    "mistral": ("hf-llama", T.MistralForCausalLM, T.MistralConfig, {**GROUPED, "sliding_window": 4}),
+    "qwen2": ("hf-llama", T.Qwen2ForCausalLM, T.Qwen2Config, GROUPED),
+    "qwen3": ("hf-llama", T.Qwen3ForCausalLM, T.Qwen3Config, {**GROUPED, "head_dim": 6}),
+    "gemma2": ("hf-gemma", T.Gemma2ForCausalLM, T.Gemma2Config, SLIDING),
+    "gemma3": ("hf-gemma", T.Gemma3ForCausalLM, T.Gemma3TextConfig, SLIDING),
+    "gemma3-bare": ("hf-gemma", T.Gemma3TextModel, T.Gemma3TextConfig, {**SLIDING, "attention_bias": True}),
+    "gpt-oss": ("hf-gpt-oss", T.GptOssForCausalLM, T.GptOssConfig,
+                {**SLIDING, "num_local_experts": 3, "num_experts_per_tok": 2}),
+    "olmo": ("hf-olmo", T.OlmoForCausalLM, T.OlmoConfig, GROUPED),
+    "olmo-tied": ("hf-olmo", T.OlmoForCausalLM, T.OlmoConfig, {**GROUPED, "tie_word_embeddings": True}),
+    "olmo2": ("hf-olmo2", T.Olmo2ForCausalLM, T.Olmo2Config, GROUPED),
+    "olmo3": ("hf-olmo2", T.Olmo3ForCausalLM, T.Olmo3Config, {**GROUPED, "sliding_window": 4}),
+    "deepseek-v2": ("hf-deepseek", T.DeepseekV2ForCausalLM, T.DeepseekV2Config, {**LATENT, "attention_bias": True}),
+    "deepseek-v2-lite": ("hf-deepseek", T.DeepseekV2ForCausalLM, T.DeepseekV2Config, {**LATENT, "q_lora_rank": None}),
+    "deepseek-v3": ("hf-deepseek", T.DeepseekV3ForCausalLM, T.DeepseekV3Config, LATENT),
+    "qwen3-next": ("hf-qwen3-next", T.Qwen3NextForCausalLM, T.Qwen3NextConfig, GATED),
+    "bloom": ("hf-bloom", T.BloomForCausalLM, T.BloomConfig,
+              {"vocab_size": 31, "hidden_size": 24, "n_layer": 2, "n_head": 6}),
+    "bloom-bare": ("hf-bloom", T.BloomModel, T.BloomConfig,
+                   {"vocab_size": 31, "hidden_size": 24, "n_layer": 2, "n_head": 6}),
+    "bart": ("hf-bart", T.BartForConditionalGeneration, T.BartConfig, SIDES),
+    "bart-bare": ("hf-bart", T.BartModel, T.BartConfig, SIDES),
+    "whisper": ("hf-whisper", T.WhisperForConditionalGeneration, T.WhisperConfig, SPEECH),
+    "whisper-bare": ("hf-whisper", T.WhisperModel, T.WhisperConfig, SPEECH),
+}  # fmt: skip
+"""Word -> layout, class, config, and what the config says."""
+
+
+def saved(folder, kind, config, sizes, shard):
+    """Save a model with weights that hide nothing, its buffers included, and return it."""
+    model = kind(config(**sizes)).eval()
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator) + (parameter.ndim == 1))
+        state = model.state_dict()
+        for name, buffer in model.named_buffers():
+            if name in state and buffer.is_floating_point():
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model
+
+
+def attention_of(arrays, path):
+    """Return the arrays below a path, without it."""
+    return {name.removeprefix(path): array for name, array in arrays.items() if name.startswith(path)}
+
+
+def equal(one, two):
+    """Say whether two dicts hold the same names, dtypes and numbers."""
+    return one.keys() == two.keys() and all(
+        one[name].dtype == two[name].dtype and np.array_equal(one[name], two[name]) for name in one
+    )
