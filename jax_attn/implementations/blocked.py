@@ -256,7 +256,13 @@ def _false_of(operands: Any) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _differentiable(plan: _Plan, *operands: Any) -> tuple[Array, Array, Array]:
-    return _forward(plan, *operands)
+    return _one_at_a_time(plan, _forward)(*operands)
+
+
+def _one_at_a_time(plan: _Plan, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with its plan; where blocks are written out, `jax.vmap` of it goes on holding one head's."""
+    planned = functools.partial(function, plan)
+    return jax.custom_batching.sequential_vmap(planned) if plan.unrolled else planned
 
 
 def _differentiable_forward(plan: _Plan, *operands: Any) -> tuple[tuple[Array, Array, Array], Any]:
@@ -276,7 +282,7 @@ _differentiable.defvjp(_differentiable_forward, _differentiable_backward)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gradients(plan: _Plan, operands: Any, results: Any, cotangents: Any) -> Any:
     """Return the gradients of query, key, value, bias and sinks; its own gradient takes T times S, as it is rare."""
-    return _backward(plan, *operands, *results, *cotangents)
+    return _one_at_a_time(plan, _backward)(*operands, *results, *cotangents)
 
 
 def _gradients_forward(plan: _Plan, operands: Any, results: Any, cotangents: Any) -> Any:

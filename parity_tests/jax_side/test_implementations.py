@@ -389,6 +389,14 @@ def test_a_window_visits_its_blocks_only():
         assert sum(columns.width for _, columns in plan.runs(i)) <= 3 * 256
 
 
+def test_vmap_does_not_hold_the_scores_of_all():
+    query, key, value = (jax.ShapeDtypeStruct((9, 1, 1024, 2, 8), "float32") for _ in range(3))
+    sides = 9 * 1024 * 2 * 8 * 4
+    for function in (loss("blocked"), jax.grad(loss("blocked"), (0, 1, 2))):
+        memory = jax.jit(jax.vmap(function)).lower(query, key, value).compile().memory_analysis()
+        assert memory.temp_size_in_bytes < 3 * 1024 * 1024 * 4 + 12 * sides
+
+
 # ---- choice
 
 
