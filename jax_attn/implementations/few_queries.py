@@ -133,6 +133,8 @@ def _keys(array: Array, start: Array, size: int) -> Array:
     """Return keys from `start` on; as integers, as XLA's CPU would widen all bfloat16 to take a part of them."""
     if array.dtype.itemsize != 2:
         return lax.dynamic_slice_in_dim(array, start, size, 1)
+    # Else the loop would be given all keys as integers, which is a copy.
+    array, start = lax.optimization_barrier((array, start))
     part = lax.dynamic_slice_in_dim(lax.bitcast_convert_type(array, jnp.uint16), start, size, 1)
     return lax.bitcast_convert_type(part, array.dtype)
 

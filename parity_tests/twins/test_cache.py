@@ -163,13 +163,14 @@ def test_beyond_the_capacity_a_compiled_step_gives_nan(monkeypatch):
         assert np.isnan(output).all()
 
 
-def test_steps_share_one_program_and_write_in_place():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_steps_share_one_program_and_write_in_place(dtype):
     config = GroupedQueryAttentionConfig(64, 8, 2, 8, position=Rotary())
-    twin = jax_attn.GroupedQueryAttention(config, rngs=nnx.Rngs(0))
+    twin = jax_attn.GroupedQueryAttention(config, rngs=nnx.Rngs(0), dtype=dtype, param_dtype=dtype)
     graphdef, state = nnx.split(twin)
     cache = twin.init_cache(2, 4096)
     size = cache.key.nbytes + cache.value.nbytes
-    x = jnp.ones((2, 1, 64))
+    x = jnp.ones((2, 1, 64), dtype)
     compiled = flax_step.lower(graphdef, state, x, {}, cache).compile()
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= size, "the cache is given back where it was"
