@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
+from .common import layer_norm, with_bias
 from .layout import Layout
 from .table import Row
 
 LAYER, OURS = "{prefix}encoder.layer.{i}.", "layers.{i}."
-
-
-def _both(theirs: str, ours: str, leaves: tuple[str, str] = ("weight", "bias")) -> list[Row]:
-    return [Row(f"{theirs}.{one}", (f"{ours}.{leaf}",)) for one, leaf in zip(("weight", "bias"), leaves, strict=True)]
-
-
-def _norm(theirs: str, ours: str) -> list[Row]:
-    return _both(theirs, ours, ("scale", "shift"))
 
 
 LAYOUT = Layout(
@@ -22,14 +15,14 @@ LAYOUT = Layout(
     [
         *(Row(f"{{prefix}}embeddings.{theirs}_embeddings.weight", (f"{ours}_emb.weight",))
           for theirs, ours in (("word", "tok"), ("position", "pos"), ("token_type", "type"))),
-        *_norm("{prefix}embeddings.LayerNorm", "emb_norm"),
+        *layer_norm("{prefix}embeddings.LayerNorm", "emb_norm"),
         *(row for name in ("query", "key", "value")
-          for row in _both(f"{LAYER}attention.self.{name}", f"{OURS}att.W_{name}")),
-        *_both(f"{LAYER}attention.output.dense", f"{OURS}att.out_proj"),
-        *_norm(f"{LAYER}attention.output.LayerNorm", f"{OURS}norm1"),
-        *_both(f"{LAYER}intermediate.dense", f"{OURS}ff.layers.0"),
-        *_both(f"{LAYER}output.dense", f"{OURS}ff.layers.2"),
-        *_norm(f"{LAYER}output.LayerNorm", f"{OURS}norm2"),
+          for row in with_bias(f"{LAYER}attention.self.{name}", f"{OURS}att.W_{name}")),
+        *with_bias(f"{LAYER}attention.output.dense", f"{OURS}att.out_proj"),
+        *layer_norm(f"{LAYER}attention.output.LayerNorm", f"{OURS}norm1"),
+        *with_bias(f"{LAYER}intermediate.dense", f"{OURS}ff.layers.0"),
+        *with_bias(f"{LAYER}output.dense", f"{OURS}ff.layers.2"),
+        *layer_norm(f"{LAYER}output.LayerNorm", f"{OURS}norm2"),
         Row("{prefix}embeddings.position_ids", reason="the numbers from 0 on"),
         Row("{prefix}embeddings.token_type_ids", reason="a buffer of zeros"),
         Row("{prefix}pooler.dense.weight", reason="the pooler is no part of the encoder"),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from .attention import below
+from .common import TIE
+from .layout import Layout
 from .table import Row
 
 LAYER, OURS = "{prefix}layers.{i}.", "trf_blocks.{i}."
-
-TIE = {"tie": ("tie_word_embeddings",)}
-HEADS = {"num_heads": ("num_attention_heads", "n_head")}
 
 QUANTISED = dict.fromkeys(
     ("{rest}.weight_scale_inv", "{rest}.weight_scale"),
@@ -22,6 +21,33 @@ EMBEDDINGS = [
     Row("lm_head.weight", ("out_head.weight",), optional=True),
 ]
 FINAL_NORM = Row("{prefix}norm.weight", ("final_norm.scale",))
+
+
+def decoder(
+    name: str,
+    title: str,
+    rows: Iterable[Row],
+    *,
+    model_types: tuple[str, ...],
+    settings: Mapping[str, tuple[str, ...]] | None = None,
+    defaults: Mapping[str, int] | None = None,
+    prefixes: tuple[str, ...] = ("model.", ""),
+    refused: Mapping[str, str] | None = None,
+    mark: str = "",
+) -> Layout:
+    """Return the layout of a decoder with these rows between its embeddings; the rest is as `Layout` takes it."""
+    return Layout(
+        name,
+        title,
+        [*EMBEDDINGS, *rows],
+        prefixes=prefixes,
+        settings={**TIE, **(settings or {})},
+        defaults={"tie": 0, **(defaults or {})},
+        whole=True,
+        mark=mark,
+        refused={**QUANTISED, **(refused or {})},
+        model_types=model_types,
+    )
 
 
 def attention(rows: Iterable[Row], *, required: tuple[str, ...] = (), branch: str = "") -> list[Row]:

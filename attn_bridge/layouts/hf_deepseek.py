@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from .attention import QUERY, QUERY_LATENT, latent
-from .hf_decoder import (
-    EMBEDDINGS,
-    EXPERTS,
-    FINAL_NORM,
-    FUSED,
-    HEADS,
-    LAYER,
-    OURS,
-    QUANTISED,
-    TIE,
-    attention,
-    experts,
-    norms,
-)
-from .layout import Layout
+from .common import HEADS
+from .hf_decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
 from .table import Row
 
-LAYOUT = Layout(
+LAYOUT = decoder(
     "hf-deepseek",
     "transformers DeepSeek V2 and V3",
     [
-        *EMBEDDINGS,
         *attention(QUERY, branch="queries/direct"),
         *attention(QUERY_LATENT, branch="queries/latent"),
         *attention(latent("num_heads", "kv_lora_rank", "qk_nope_head_dim")),
@@ -38,12 +24,9 @@ LAYOUT = Layout(
         *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
         FINAL_NORM,
     ],
-    prefixes=("model.", ""),
-    settings={**TIE, **FUSED, **HEADS, **{name: (name,) for name in ("kv_lora_rank", "qk_nope_head_dim")}},
-    defaults={"tie": 0, "fused": 0},
-    whole=True,
+    settings={**FUSED, **HEADS, **{name: (name,) for name in ("kv_lora_rank", "qk_nope_head_dim")}},
+    defaults={"fused": 0},
     refused={
-        **QUANTISED,
         "{prefix}layers.{i}.eh_proj.weight": "a layer that predicts further tokens, which transformers leaves out, too",
     },
     model_types=("deepseek_v2", "deepseek_v3"),

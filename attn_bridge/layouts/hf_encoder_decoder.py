@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 from .attention import ENCODER_DECODER, below
-from .hf_decoder import TIE
+from .common import TIE, layer_norm, with_bias
 from .layout import Layout
 from .table import Row
 
 SIDES = ("encoder", "decoder")
 
 
-def _both(theirs: str, ours: str, leaves: tuple[str, str] = ("weight", "bias")) -> list[Row]:
-    return [Row(f"{theirs}.{one}", (f"{ours}.{leaf}",)) for one, leaf in zip(("weight", "bias"), leaves, strict=True)]
-
-
-def _norm(theirs: str, ours: str) -> list[Row]:
-    return _both(theirs, ours, ("scale", "shift"))
-
-
-def _stack(side: str, final_norm: str, required: tuple[str, ...]) -> list[Row]:
+def _stack(side: str, outer_norm: str, required: tuple[str, ...]) -> list[Row]:
     """Return the rows of one side, with its norm that comes before all layers or after them."""
     layer, ours = f"{{prefix}}{side}.layers.{{i}}.", f"{side}.trf_blocks.{{i}}."
     cross = [
         *below(ENCODER_DECODER, f"{layer}encoder_attn.", f"{ours}cross_att.", required=required),
-        *_norm(f"{layer}encoder_attn_layer_norm", f"{ours}norm2"),
+        *layer_norm(f"{layer}encoder_attn_layer_norm", f"{ours}norm2"),
     ]
     has_cross = side == "decoder"
+    ours_outer = "emb_norm" if "embedding" in outer_norm else "final_norm"
     return [
         Row(f"{{prefix}}{side}.embed_positions.weight", (f"{side}.pos_emb.weight",)),
         *below(ENCODER_DECODER, f"{layer}self_attn.", f"{ours}att.", required=required),
-        *_norm(f"{layer}self_attn_layer_norm", f"{ours}norm1"),
+        *layer_norm(f"{layer}self_attn_layer_norm", f"{ours}norm1"),
         *(cross if has_cross else ()),
-        *_both(f"{layer}fc1", f"{ours}ff.layers.0"),
-        *_both(f"{layer}fc2", f"{ours}ff.layers.2"),
-        *_norm(f"{layer}final_layer_norm", f"{ours}norm{3 if has_cross else 2}"),
-        *_norm(f"{{prefix}}{side}.{final_norm}", f"{side}.{'emb_norm' if 'embedding' in final_norm else 'final_norm'}"),
+        *with_bias(f"{layer}fc1", f"{ours}ff.layers.0"),
+        *with_bias(f"{layer}fc2", f"{ours}ff.layers.2"),
+        *layer_norm(f"{layer}final_layer_norm", f"{ours}norm{3 if has_cross else 2}"),
+        *layer_norm(f"{{prefix}}{side}.{outer_norm}", f"{side}.{ours_outer}"),
     ]
 
 
@@ -67,7 +60,7 @@ LAYOUTS = [
             Row("{prefix}decoder.embed_tokens.weight", ("decoder.tok_emb.weight",), tied=("out_head.weight",)),
             Row("proj_out.weight", ("out_head.weight",), optional=True),
             *(row for number in (1, 2)
-              for row in _both(f"{{prefix}}encoder.conv{number}", f"encoder.conv{number}")),
+              for row in with_bias(f"{{prefix}}encoder.conv{number}", f"encoder.conv{number}")),
             *(row for side in SIDES for row in _stack(side, "layer_norm", ())),
         ],
         prefixes=("model.", ""),

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from .attention import SPLIT
-from .hf_decoder import EMBEDDINGS, FINAL_NORM, QUANTISED, TIE, attention, feed_forward, norms
-from .layout import Layout
+from .hf_decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 
 _VISION = "no part of the text model, which alone is converted; save that by itself first"
 
-LAYOUT = Layout(
+LAYOUT = decoder(
     "hf-gemma",
     "transformers Gemma 2 and 3, of Gemma 3 the text model",
     [
-        *EMBEDDINGS,
         *attention(SPLIT),
         *feed_forward(),
         *norms(
@@ -24,14 +22,11 @@ LAYOUT = Layout(
         FINAL_NORM,
     ],
     prefixes=("model.", "", "language_model.model.", "model.language_model."),
-    settings=TIE,
     defaults={"tie": 1},
-    whole=True,
     refused={
         f"{front}{part}.{{rest}}": _VISION
         for front in ("", "model.")
         for part in ("vision_tower", "multi_modal_projector")
-    }
-    | QUANTISED,
+    },
     model_types=("gemma2", "gemma3", "gemma3_text"),
 )

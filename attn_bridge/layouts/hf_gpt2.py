@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
+from .common import TIE, layer_norm, with_bias
 from .layout import Layout
 from .table import Row
 
 BLOCK, OURS = "{prefix}h.{i}.", "trf_blocks.{i}."
-
-
-def _both(theirs: str, ours: str, pattern: str) -> list[Row]:
-    return [Row(f"{BLOCK}{theirs}.weight", (f"{OURS}{ours}.weight",), pattern),
-            Row(f"{BLOCK}{theirs}.bias", (f"{OURS}{ours}.bias",))]  # fmt: skip
-
-
-def _norm(theirs: str, ours: str) -> list[Row]:
-    return [Row(f"{theirs}.weight", (f"{ours}.scale",)), Row(f"{theirs}.bias", (f"{ours}.shift",))]
 
 
 def _projections(leaf: str) -> tuple[str, ...]:
@@ -30,17 +22,17 @@ LAYOUT = Layout(
         Row("{prefix}wpe.weight", ("pos_emb.weight",)),
         Row(f"{BLOCK}attn.c_attn.weight", _projections("weight"), "o i -> i (part o)", part="part"),
         Row(f"{BLOCK}attn.c_attn.bias", _projections("bias"), "o -> (part o)", part="part"),
-        *_both("attn.c_proj", "att.out_proj", "o i -> i o"),
-        *_both("mlp.c_fc", "ff.layers.0", "o i -> i o"),
-        *_both("mlp.c_proj", "ff.layers.2", "o i -> i o"),
-        *_norm(f"{BLOCK}ln_1", f"{OURS}norm1"),
-        *_norm(f"{BLOCK}ln_2", f"{OURS}norm2"),
-        *_norm("{prefix}ln_f", "final_norm"),
+        *with_bias(f"{BLOCK}attn.c_proj", f"{OURS}att.out_proj", "o i -> i o"),
+        *with_bias(f"{BLOCK}mlp.c_fc", f"{OURS}ff.layers.0", "o i -> i o"),
+        *with_bias(f"{BLOCK}mlp.c_proj", f"{OURS}ff.layers.2", "o i -> i o"),
+        *layer_norm(f"{BLOCK}ln_1", f"{OURS}norm1"),
+        *layer_norm(f"{BLOCK}ln_2", f"{OURS}norm2"),
+        *layer_norm("{prefix}ln_f", "final_norm"),
         Row(f"{BLOCK}attn.bias", reason="a causal mask, which our modules compute"),
         Row(f"{BLOCK}attn.masked_bias", reason="the number that masked scores are set to"),
     ],
     prefixes=("transformer.", ""),
-    settings={"tie": ("tie_word_embeddings",)},
+    settings=TIE,
     defaults={"tie": 1},
     whole=True,
 )

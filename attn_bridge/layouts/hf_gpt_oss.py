@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .attention import SINKS, SPLIT
-from .hf_decoder import EMBEDDINGS, FINAL_NORM, LAYER, OURS, TIE, attention, norms
-from .layout import Layout
+from .hf_decoder import FINAL_NORM, LAYER, OURS, attention, decoder, norms
 from .table import Row
 
 _THEIRS, _EXPERT = f"{LAYER}mlp.experts.", f"{OURS}ff.experts.{{j}}."
@@ -14,11 +13,10 @@ def _gate_and_up(leaf: str) -> tuple[str, ...]:
     return tuple(f"{_EXPERT}{fc}.{leaf}" for fc in ("fc1", "fc2"))
 
 
-LAYOUT = Layout(
+LAYOUT = decoder(
     "hf-gpt-oss",
     "transformers gpt-oss in bfloat16",
     [
-        *EMBEDDINGS,
         *attention((*SPLIT, SINKS)),
         *(Row(f"{LAYER}mlp.router.{leaf}", (f"{OURS}ff.router.{leaf}",)) for leaf in ("weight", "bias")),
         Row(f"{_THEIRS}gate_up_proj", _gate_and_up("weight"), "o i -> e i (o part)", part="part", stack="e"),
@@ -28,10 +26,6 @@ LAYOUT = Layout(
         *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
         FINAL_NORM,
     ],
-    prefixes=("model.", ""),
-    settings=TIE,
-    defaults={"tie": 0},
-    whole=True,
     refused=dict.fromkeys(
         ("{rest}_proj_blocks", "{rest}_proj_scales"),
         "experts in MXFP4, which can't be rearranged; dequantise the checkpoint to bfloat16 first",

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from .attention import below, delta_net_by_head, gated
-from .hf_decoder import (
-    EMBEDDINGS,
-    EXPERTS,
-    FINAL_NORM,
-    FUSED,
-    HEADS,
-    LAYER,
-    OURS,
-    QUANTISED,
-    TIE,
-    attention,
-    experts,
-    norms,
-)
-from .layout import Layout
+from .common import HEADS
+from .hf_decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
 from .table import Row
 
-LAYOUT = Layout(
+LAYOUT = decoder(
     "hf-qwen3-next",
     "transformers Qwen3-Next",
     [
-        *EMBEDDINGS,
         *below(
             delta_net_by_head("linear_num_key_heads", "linear_key_head_dim"),
             f"{LAYER}linear_attn.",
@@ -38,11 +24,8 @@ LAYOUT = Layout(
         FINAL_NORM,
         Row("mtp.{rest}", reason="predicts further tokens, which transformers leaves out, too"),
     ],
-    prefixes=("model.", ""),
-    settings={**TIE, **FUSED, **HEADS, **{name: (name,) for name in ("linear_num_key_heads", "linear_key_head_dim")}},
-    defaults={"tie": 0, "fused": 0},
-    whole=True,
+    settings={**FUSED, **HEADS, **{name: (name,) for name in ("linear_num_key_heads", "linear_key_head_dim")}},
+    defaults={"fused": 0},
     mark="linear_attn.",
-    refused=QUANTISED,
     model_types=("qwen3_next",),
 )

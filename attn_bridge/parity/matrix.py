@@ -223,6 +223,8 @@ def check(
                     progress(f"{kernels.NAME} {name}", done, total)
         finally:
             stop.set()
+            for pool in pools.values():
+                pool.shutdown(wait=False, cancel_futures=True)
     return CheckReport(tuple(cells), environment(), seeds, time.perf_counter() - start)
 
 

@@ -20,7 +20,7 @@ import attn_bridge
 import jax_attn
 from attn_bridge import masks
 from jax_attn import functional
-from jax_attn.implementations import blocked
+from jax_attn.implementations import block_operands, block_plan, blocked
 
 FLOAT32 = 3e-6
 """Error allowed beside that of the reference, as part of the largest value: a few units in the last place."""
@@ -165,8 +165,8 @@ def test_blocked_computes_what_the_reference_does(label):
 @pytest.fixture
 def rolled(monkeypatch):
     """Take the loops of long sequences, with blocks of which short ones have several."""
-    monkeypatch.setattr(blocked, "UNROLLED", 0)
-    monkeypatch.setattr(blocked, "LARGE_BLOCK", 64)
+    monkeypatch.setattr(block_plan, "UNROLLED", 0)
+    monkeypatch.setattr(block_plan, "LARGE_BLOCK", 64)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_dropout_counts_as_the_reference_does(make):
 def test_places_beyond_32_bits_have_their_own_dropout():
     words = jnp.asarray([1, 77_777, 2**32 - 1], jnp.uint32)
     for factor in (1, 300, 65_537, 2**31 + 12_345):
-        high, low = blocked._multiply(words, factor)
+        high, low = block_operands.multiply(words, factor)
         whole = [int(word) * factor for word in words]
         assert [int(one) for one in high] == [one >> 32 for one in whole]
         assert [int(one) for one in low] == [one & 0xFFFFFFFF for one in whole]
@@ -380,8 +380,8 @@ def test_eager_calls_compile_once():
 
 
 def test_a_window_visits_its_blocks_only():
-    shape = blocked._Shape(1, 1, 1, 8192, 8192)
-    plan = blocked._Plan(shape, masks.sliding_window(256), 1.0, None, 0.0, 1, 256, 256, unrolled=False)
+    shape = block_plan.Shape(1, 1, 1, 8192, 8192)
+    plan = block_plan.Plan(shape, masks.sliding_window(256), 1.0, None, 0.0, 1, 256, 256, unrolled=False)
     listed, begins, _, ends = plan.tables
     assert len(listed) < 3 * len(begins)
     assert max(end - begin for begin, end in zip(begins, ends, strict=True)) <= 3

@@ -1,0 +1,248 @@
+"""The operands of a call of `blocked`, the parts of them that a step needs, and products of such parts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from jax import Array, lax
+from jax.extend import random as generators
+
+from .block_plan import Columns, Plan
+
+
+def false_of(operands: Any) -> Array:
+    """Return False, told apart along every axis of a `jax.shard_map` along which an operand is, as loops there ask."""
+    firsts = (array.ravel()[:1].astype(bool) for array in jax.tree.leaves(operands))
+    return functools.reduce(jnp.logical_or, (first ^ first for first in firsts)).any()
+
+
+def _product(one: Array, axis: int, two: Array, other: int) -> Array:
+    """Return the matrix product of each head over an axis of either side; one head needs no batch, which is slower."""
+    if one.shape[0] == 1:
+        return lax.dot_general(one[0], two[0], (((axis - 1,), (other - 1,)), ((), ())))[None]
+    return lax.dot_general(one, two, (((axis,), (other,)), ((0,), (0,))))
+
+
+def times(one: Array, two: Array) -> Array:
+    """Return ``one @ two`` of each head."""
+    return _product(one, 2, two, 1)
+
+
+def times_transposed(one: Array, two: Array) -> Array:
+    """Return ``one @ two.T`` of each head."""
+    return _product(one, 2, two, 2)
+
+
+def transposed_times(one: Array, two: Array) -> Array:
+    """Return ``one.T @ two`` of each head."""
+    return _product(one, 1, two, 1)
+
+
+def turned(block: Array) -> Array:
+    """Return a block with columns first, or back."""
+    return jnp.swapaxes(block, 1, 2)
+
+
+def pad(array: Array, axis: int, block: int, value: float = 0.0) -> Array:
+    """Return the array filled up along an axis to a whole number of blocks."""
+    missing = -array.shape[axis] % block
+    widths = [(0, missing if one == axis else 0) for one in range(array.ndim)]
+    return jnp.pad(array, widths, constant_values=value) if missing else array
+
+
+class Operands:
+    """The operands of a call with heads in front, filled up to whole blocks, and the parts of them a step needs.
+
+    ``first`` is the first of the query heads that are worked on together, ``i`` the number of a block of rows, ``j``
+    neighbouring columns.
+    """
+
+    def __init__(
+        self, plan: Plan, query: Array, key: Array, value: Array, bias: Any, arrays: Any, seed: Any, dtype: Any
+    ):
+        self.plan, self.dtype, self.seed = plan, dtype, seed
+        self.query = pad(rearrange(query, "b t h c -> (b h) t c"), 1, plan.rows)
+        self.key = pad(rearrange(key, "b s h c -> (b h) s c"), 1, plan.columns)
+        self.value = pad(rearrange(value, "b s h c -> (b h) s c"), 1, plan.columns)
+        self.bias = None if bias is None else self._whole_blocks(bias)
+        self.arrays = tuple(map(self._whole_blocks, arrays))
+        shape = plan.shape
+        self.group = shape.heads // shape.key_heads
+        self.key_together = max(1, plan.together // self.group)
+        self.never = false_of(query) if jax.sharding.get_abstract_mesh().manual_axes else None
+        self.firsts = jnp.arange(0, shape.batch * shape.heads, plan.together, dtype=jnp.int32)
+        self.tables = [np.asarray(table, np.int32) for table in plan.tables]
+
+    def _whole_blocks(self, array: Array) -> Array:
+        rows = array if array.shape[2] == 1 else pad(array, 2, self.plan.rows)
+        return rows if rows.shape[3] == 1 else pad(rows, 3, self.plan.columns)
+
+    def filled(self, shape: tuple[int, ...], value: float) -> Array:
+        """Return an array to begin a loop with."""
+        array = jnp.full(shape, value, self.dtype)
+        return array if self.never is None else jnp.where(self.never, array, array)
+
+    # ---- heads
+
+    def take(self, array: Array, first: Array) -> Array:
+        """Return the query heads from `first` on that are worked on together."""
+        return lax.dynamic_slice_in_dim(array, first, self.plan.together, 0)
+
+    def queries(self, first: Array) -> Array:
+        """Return the scaled queries ``(n, rows, c)``."""
+        return self.take(self.query, first).astype(self.dtype) * self.plan.scale
+
+    def keys(self, first: Array) -> Array:
+        """Return the keys ``(n, columns, c)`` of the heads; those that share them read one copy."""
+        return self._shared(self.key, first)
+
+    def values(self, first: Array) -> Array:
+        """Return the values ``(n, columns, c)`` of the heads."""
+        return self._shared(self.value, first)
+
+    def _shared(self, array: Array, first: Array) -> Array:
+        array = lax.dynamic_slice_in_dim(array, first // self.group, self.key_together, 0).astype(self.dtype)
+        return jnp.repeat(array, self.plan.together // self.key_together, 0)
+
+    def add_keys(self, total: Array, first: Array, part: Array) -> Array:
+        """Add the gradients of keys or values, summed over the query heads that share them."""
+        part = rearrange(part, "(k g) s c -> k g s c", k=self.key_together).sum(1)
+        start = first // self.group
+        old = lax.dynamic_slice_in_dim(total, start, self.key_together, 0)
+        return lax.dynamic_update_slice_in_dim(total, old + part, start, 0)
+
+    def sequence_of(self, first: Array) -> Array:
+        """Return the place in the batch of each head that is worked on."""
+        return (first + jnp.arange(self.plan.together)) // self.plan.shape.heads
+
+    def head_of(self, first: Array) -> Array:
+        """Return the number of each head that is worked on."""
+        return (first + jnp.arange(self.plan.together)) % self.plan.shape.heads
+
+    # ---- blocks
+
+    def rows_of(self, array: Array, i: Any) -> Array:
+        """Return a block of rows."""
+        return lax.dynamic_slice_in_dim(array, i * self.plan.rows, self.plan.rows, 1)
+
+    def columns_of(self, array: Array, j: Columns) -> Array:
+        """Return some columns."""
+        return lax.dynamic_slice_in_dim(array, j.start, j.width, 1)
+
+    def add_columns(self, total: Array, j: Columns, part: Array) -> Array:
+        """Add to some columns."""
+        return lax.dynamic_update_slice_in_dim(total, self.columns_of(total, j) + part, j.start, 1)
+
+    def over_rows(self, row_block: Callable[[Any], Any]) -> Any:
+        """Return what a function makes of each block of rows, stacked."""
+        if not self.plan.unrolled:
+            return lax.map(row_block, jnp.arange(self.plan.row_blocks))
+        return jax.tree.map(lambda *parts: jnp.stack(parts), *map(row_block, range(self.plan.row_blocks)))
+
+    def over_columns(self, i: Any, step: Callable[[bool, Columns, Any], Any], start: Any) -> Any:
+        """Do a step for all columns that a block of rows sees, a block at a time in a rolled loop."""
+        if self.plan.unrolled:
+            kept = start
+            for masked, columns in self.plan.runs(i):
+                kept = step(masked, columns, kept)
+            return kept
+        listed, begins, middles, ends = (jnp.asarray(table) for table in self.tables)
+
+        def at(masked: bool) -> Callable[[Array, Any], Any]:
+            width = self.plan.columns
+            return lambda at, kept: step(masked, Columns(listed[at] * width, width), kept)
+
+        if (self.tables[1] != self.tables[2]).any():
+            start = lax.fori_loop(begins[i], middles[i], at(False), start)
+        if (self.tables[2] != self.tables[3]).any():
+            start = lax.fori_loop(middles[i], ends[i], at(True), start)
+        return start
+
+    def scores(
+        self, first: Array, i: Any, j: Columns, q: Array, k: Array, masked: bool, columns_first: bool = False
+    ) -> tuple[Array, Array | None]:
+        """Return the scores of a block, and what softcap made of them before its factor."""
+        plan = self.plan
+        lie = turned if columns_first else lambda block: block
+        scores, capped = times_transposed(k, q) if columns_first else times_transposed(q, k), None
+        if plan.softcap is not None:
+            capped = jnp.tanh(scores / plan.softcap)
+            scores = plan.softcap * capped
+        if self.bias is not None:
+            scores = scores + lie(self._block_of(self.bias, first, i, j).astype(self.dtype))
+        if masked:
+            allowed = self._allowed(first, i, j)
+            scores = jnp.where(lie(allowed if allowed.ndim == 3 else allowed[None]), scores, -jnp.inf)
+        return scores, capped
+
+    def _allowed(self, first: Array, i: Any, j: Columns) -> Array:
+        """Return which pairs of a block may attend; columns that only fill it up may not."""
+        plan = self.plan
+        rows = i * plan.rows + jnp.arange(plan.rows)[:, None]
+        columns = j.start + jnp.arange(j.width)[None, :]
+        inside = columns < plan.shape.keys
+        if plan.mask is None:
+            return inside
+        blocks = iter([self._block_of(array, first, i, j) for array in self.arrays])
+        return plan.mask.with_arrays(lambda _: next(blocks)).allowed(rows, columns) & inside
+
+    def _block_of(self, array: Array, first: Array, i: Any, j: Columns) -> Array:
+        """Return the block ``(n, rows, columns)`` of an array ``(B, H, T, S)``, whose axes may be 1."""
+
+        def one(sequence: Array, head: Array) -> Array:
+            starts, sizes = self._place(array, sequence, head, i, j)
+            return lax.dynamic_slice(array, starts, sizes)[0, 0]
+
+        sequences, heads = self.sequence_of(first), self.head_of(first)
+        if self.plan.together == 1:
+            return one(sequences[0], heads[0])[None]
+        return jax.vmap(one)(sequences, heads)
+
+    def _place(self, array: Array, sequence: Array, head: Array, i: Any, j: Columns) -> tuple[list[Array], list[int]]:
+        at = (sequence, head, i * self.plan.rows, j.start)
+        starts = [jnp.asarray(start if size > 1 else 0, jnp.int32) for start, size in zip(at, array.shape, strict=True)]
+        block = (1, 1, self.plan.rows, j.width)
+        return starts, [min(size, whole) for size, whole in zip(block, array.shape, strict=True)]
+
+    def add_bias(self, total: Array, first: Array, i: Any, j: Columns, part: Array) -> Array:
+        """Add the gradients of a block to those of the bias, summed where the bias was broadcast."""
+        starts, sizes = self._place(total, self.sequence_of(first)[0], self.head_of(first)[0], i, j)
+        part = part[None]
+        summed = part.sum([axis for axis in (2, 3) if sizes[axis] == 1 != part.shape[axis]], keepdims=True)
+        return lax.dynamic_update_slice(total, lax.dynamic_slice(total, starts, sizes) + summed, starts)
+
+    def kept(self, first: Array, i: Any, j: Columns) -> Array:
+        """Return the factors of dropout for a block: those of ``jax.random.bernoulli`` over ``(B, H, T, S)``.
+
+        Partitionable Threefry draws an element from its place alone, so a block needs nothing but its own places.
+        """
+        plan, shape = self.plan, self.plan.shape
+        heads = (first + jnp.arange(plan.together)).astype(jnp.uint32)[:, None, None]
+        rows = (i * plan.rows + jnp.arange(plan.rows)).astype(jnp.uint32)[:, None]
+        columns = (j.start + jnp.arange(j.width)).astype(jnp.uint32)
+        high, low = multiply(heads * np.uint32(shape.queries) + rows, shape.keys)
+        place = low + columns
+        high = high + (place < low)
+        high, place = (jnp.broadcast_to(one, (plan.together, plan.rows, j.width)) for one in (high, place))
+        words = generators.threefry_2x32((self.seed[0], self.seed[1]), jnp.stack([high, place]).ravel())
+        one, two = words.reshape(2, *place.shape)
+        mantissa = ((one ^ two) >> np.uint32(9)) | np.uint32(0x3F800000)
+        uniform = lax.bitcast_convert_type(mantissa, jnp.float32) - 1.0
+        return jnp.where(uniform < np.float32(1.0 - plan.dropout), 1.0 / (1.0 - plan.dropout), 0.0).astype(self.dtype)
+
+
+def multiply(words: Array, factor: int) -> tuple[Array, Array]:
+    """Return the high and the low words of the 64-bit products of uint32 words and a number below 2**32."""
+    low_factor, high_factor = np.uint32(factor & 0xFFFF), np.uint32(factor >> 16)
+    low_words, high_words = words & np.uint32(0xFFFF), words >> np.uint32(16)
+    low = low_words * low_factor
+    middle = high_words * low_factor + (low >> np.uint32(16))
+    other = low_words * high_factor + (middle & np.uint32(0xFFFF))
+    high = high_words * high_factor + (middle >> np.uint32(16)) + (other >> np.uint32(16))
+    return high, words * np.uint32(factor)
