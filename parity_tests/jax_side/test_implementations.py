@@ -98,6 +98,10 @@ CASES: dict[str, tuple[Options, Any]] = {
         {"queries": 300, "keys": 300},
         lambda seed: {"mask": masks.sliding_window(7) & padding(2, 300, seed)},
     ),
+    "two bands": (
+        {"queries": 512, "keys": 512, "batch": 1},
+        lambda seed: {"mask": masks.sliding_window(7) | masks.sliding_window(9).offset(0, keys=390)},
+    ),
     "softcap": ({}, lambda seed: {"softcap": 2.0, "mask": masks.causal(), "bias": draw(4, 1, 70, seed=seed)}),
     "sinks": (
         {},
