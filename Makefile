@@ -9,6 +9,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 JOBS ?= auto
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --maxprocesses 8
 
+# What XLA compiled is kept beside the packages: the workers of a run share it, and the next run starts with it.
+export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/xla
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
+export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
+
 .DEFAULT_GOAL := help
 .PHONY: help check test lanes lint types docs bench clean
 

@@ -116,7 +116,7 @@ def cases_of(variant: Variant, is_brief: bool = False) -> tuple[Case, ...]:
 
     Args:
         variant: the variant.
-        is_brief: of its own examples only the first one, and not in float16.
+        is_brief: of its own examples the first without float16, and the meaning alone of the others.
     """
     if not variant.examples:
         return CASES
@@ -127,7 +127,8 @@ def cases_of(variant: Variant, is_brief: bool = False) -> tuple[Case, ...]:
     )
     if not is_brief:
         return own
-    return (dataclasses.replace(own[0], dtypes=tuple(dtype for dtype in own[0].dtypes if dtype != "float16")),)
+    kept = [tuple(dtype for dtype in own[0].dtypes if dtype != "float16"), *[("float64",)] * (len(own) - 1)]
+    return tuple(dataclasses.replace(case, dtypes=dtypes) for case, dtypes in zip(own, kept, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -139,7 +139,7 @@ def check(
 
     Args:
         variants: class names (or aliases) to check, and ``dot_product_attention`` for its implementations; empty = all,
-            each modern one on its first example only, and not in float16.
+            each modern one on its first example not in float16, and on the others for their meaning only.
         cases: names of cases; empty = all.
         dtypes: names of precisions to run in every case; empty = those that each case names. float64 always runs, as
             the proof of the meaning.
@@ -185,7 +185,7 @@ def check(
     done = 0
     total = len(subjects) + len(kernel_cases)
     stop = threading.Event()
-    with ThreadPoolExecutor(1) as torch_pool, ThreadPoolExecutor(1) as flax_pool:
+    with ThreadPoolExecutor(1) as torch_pool, ThreadPoolExecutor(2) as flax_pool:
         pools: dict[backends.Framework, ThreadPoolExecutor] = {"torch": torch_pool, "flax": flax_pool}
 
         def submit(subject: Subject, numbers: list[Numbers], dtypes: tuple[str, ...]) -> _Futures:
