@@ -1,4 +1,4 @@
-"""One transformer block into which faults are planted, and the modules beside it that are known to be right.
+"""What faults are planted into, a transformer block and ports of our variants, and modules that are known to be right.
 
 The twin is `torch_attn.mutants`; configurations and faults are told in `attn_bridge.parity.mutants`. Letters: b batch,
 t query position, s key position, k key/value head, g query heads per key/value head, h head, c channel of a head.
@@ -19,6 +19,8 @@ from jaxtyping import Bool, Float
 
 import jax_attn
 from attn_bridge.parity.mutants import BlockConfig
+from attn_bridge.parity.port_faults import Read, read
+from attn_bridge.specs import Config
 
 
 class Norm(nnx.Module):
@@ -246,12 +248,39 @@ class Block(nnx.Module):
         return self.multiply(context, "out_proj")
 
 
+class Port(nnx.Module):
+    """One of our variants that reads other weights than it holds.
+
+    Args:
+        variant: name of its class.
+        config: its config.
+        reads: what is read in the place of what.
+        rngs: random numbers for initial weights.
+    """
+
+    def __init__(self, variant: str, config: Config, reads: tuple[Read, ...] = (), *, rngs: nnx.Rngs):
+        self.reads = nnx.static(reads)
+        self.port = getattr(jax_attn, variant)(config, rngs=rngs)
+
+    def __call__(self, x: Array, attention_mask: Array | None = None, context: Array | None = None) -> Array:
+        """Call the variant."""
+        given = {"attention_mask": attention_mask, "context": context}
+        given = {name: one for name, one in given.items() if one is not None}
+        graphdef, parameters, rest = nnx.split(self.port, nnx.Param, ...)
+        flat = nnx.to_flat_state(parameters)
+        held = {".".join(map(str, path)): variable.get_value() for path, variable in flat}
+        held |= read(self.reads, held, transposed=True)
+        read_from = [(path, variable.replace(held[".".join(map(str, path))])) for path, variable in flat]
+        output: Array = nnx.merge(graphdef, nnx.from_flat_state(read_from), rest)(x, **given)
+        return output
+
+
 def build(name: str, arguments: Mapping[str, Any]) -> nnx.Module:
     """Return the block, a stock module, or one of our own.
 
     Args:
-        name: ``Block``, ``Linear``, ``LayerNorm (stock)``, ``MultiheadAttention``, ``TransformerEncoderLayer``, or one
-            of ours.
+        name: ``Block``, ``Port``, ``Linear``, ``LayerNorm (stock)``, ``MultiheadAttention``,
+            ``TransformerEncoderLayer``, or one of ours.
         arguments: the block's configuration and fault, or the sizes of the others.
     """
     # Drawing initial weights by JAX would compile one program per shape.
@@ -263,6 +292,8 @@ def build(name: str, arguments: Mapping[str, Any]) -> nnx.Module:
 def _make(name: str, arguments: Mapping[str, Any], rngs: nnx.Rngs) -> nnx.Module:
     if name == "Block":
         return Block(**arguments, rngs=rngs)
+    if name == "Port":
+        return Port(**arguments, rngs=rngs)
     if name == "Linear":
         return nnx.Linear(arguments["d_in"], arguments["d_out"], use_bias=arguments["bias"], rngs=rngs)
     if name == "LayerNorm (stock)":

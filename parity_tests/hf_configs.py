@@ -1,8 +1,18 @@
-"""What the ``config.json`` of published models says about attention; keys that say nothing of it are left out."""
+"""What the ``config.json`` of models says: of published ones about attention alone, and what tiny ones share."""
 
 from __future__ import annotations
 
 from typing import Any
+
+LATENT_HEADS = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 6,
+    "q_lora_rank": 5,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 7,
+}
+"""Sizes of the tiny DeepSeek models of the tests; no model was published with them."""
 
 LLAMA3 = {
     "low_freq_factor": 1.0,

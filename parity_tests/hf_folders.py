@@ -6,6 +6,8 @@ import numpy as np
 import torch
 import transformers
 
+from .hf_configs import LATENT_HEADS
+
 T = transformers
 GROUPED = {
     "vocab_size": 31,
@@ -22,12 +24,7 @@ SLIDING = {**GROUPED, "head_dim": 6, "sliding_window": 4}
 LATENT = {
     **GROUPED,
     "num_hidden_layers": 3,
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 6,
-    "q_lora_rank": 5,
-    "qk_nope_head_dim": 6,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 7,
+    **LATENT_HEADS,
     "first_k_dense_replace": 1,
     "n_routed_experts": 3,
     "moe_intermediate_size": 4,

@@ -20,6 +20,8 @@ import transformers
 from torch_attn.backend import to_numpy
 from torch_attn.lifting import lifted
 
+from .hf_configs import LATENT_HEADS
+
 SIZES = {
     "vocab_size": 11,
     "hidden_size": 16,
@@ -41,12 +43,7 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LATENT = {
     **SIZES,
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 6,
-    "q_lora_rank": 5,
-    "qk_nope_head_dim": 6,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 7,
+    **LATENT_HEADS,
     "first_k_dense_replace": 2,
 }
 GATED = {

@@ -1,4 +1,4 @@
-"""One transformer block into which faults are planted, and the modules beside it that are known to be right.
+"""What faults are planted into, a transformer block and ports of our variants, and modules that are known to be right.
 
 The twin is `jax_attn.mutants`; configurations and faults are told in `attn_bridge.parity.mutants`. Letters: b batch,
 t query position, s key position, k key/value head, g query heads per key/value head, h head, c channel of a head.
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 import torch_attn
 from attn_bridge.parity.mutants import BlockConfig
+from attn_bridge.parity.port_faults import Read, read
+from attn_bridge.specs import Config
 
 
 class Norm(nn.Module):
@@ -246,16 +248,41 @@ class Block(nn.Module):
         return self.multiply(context, "out_proj")
 
 
+class Port(nn.Module):
+    """One of our variants that reads other weights than it holds.
+
+    Args:
+        variant: name of its class.
+        config: its config.
+        reads: what is read in the place of what.
+    """
+
+    def __init__(self, variant: str, config: Config, reads: tuple[Read, ...] = ()):
+        super().__init__()
+        self.reads = reads
+        self.port = getattr(torch_attn, variant)(config)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None, context: Tensor | None = None) -> Tensor:
+        """Call the variant."""
+        given = {"attention_mask": attention_mask, "context": context}
+        given = {name: one for name, one in given.items() if one is not None}
+        weights = read(self.reads, dict(self.port.named_parameters()), transposed=False)
+        output: Tensor = torch.func.functional_call(self.port, weights, (x,), given)
+        return output
+
+
 def build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     """Return the block, a stock module, or one of our own.
 
     Args:
-        name: ``Block``, ``Linear``, ``LayerNorm (stock)``, ``MultiheadAttention``, ``TransformerEncoderLayer``, or one
-            of ours.
+        name: ``Block``, ``Port``, ``Linear``, ``LayerNorm (stock)``, ``MultiheadAttention``,
+            ``TransformerEncoderLayer``, or one of ours.
         arguments: the block's configuration and fault, or the sizes of the others.
     """
     if name == "Block":
         return Block(**arguments)
+    if name == "Port":
+        return Port(**arguments)
     if name == "Linear":
         return nn.Linear(arguments["d_in"], arguments["d_out"], bias=arguments["bias"])
     if name == "LayerNorm (stock)":

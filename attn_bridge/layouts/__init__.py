@@ -123,9 +123,10 @@ def detect(names: Iterable[str], model_type: Any = None) -> Layout:
 def _checked(layout: Layout, model_type: Any) -> Layout:
     """Return the layout, unless it is for models of other types."""
     if isinstance(model_type, str) and layout.model_types and model_type not in layout.model_types:
+        said = " ".join(model_type.split())[:80]
         raise LayoutError(
             f"the names fit {layout.name}, which is for {', '.join(layout.model_types)}, but config.json says "
-            f"{model_type}, which may mean other things by them; --from {layout.name} takes them as they are"
+            f"{said}, which may mean other things by them; --from {layout.name} takes them as they are"
         )
     return layout
 

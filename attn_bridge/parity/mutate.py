@@ -18,10 +18,13 @@ import numpy as np
 
 from .. import backends
 from . import mutants, samples, usual_rules
+from .block_faults import Fault, always, never
 from .check_report import environment
-from .mutants import FAULTS, FIRST_SEED, Arrays, Fault, Pair
+from .faults import FAULTS, find_fault
+from .mutants import FIRST_SEED, MOST_DRAWS, Arrays, Pair
 from .mutation_report import MutationReport, Result, Trial
 from .report import Picture, Report, Side
+from .subjects import Arguments
 from .visibility import Change, Numbers, measure_change
 
 SIDES: tuple[Side, Side] = ("torch", "flax")
@@ -103,8 +106,7 @@ def find_trial(case: str) -> Trial:
         raise ValueError(f"case ({case}) must read right:SEED or FAULT:SIDE:SEED, with a side of {', '.join(SIDES)}")
     if kind == "right":
         return Trial("", None, int(number))
-    fault, config = mutants.find_fault(kind), mutants.draw_config(int(number))
-    if not fault.applies(config):
+    if find_fault(kind).pair(int(number)) is None:
         raise ValueError(f"case ({case}): the configuration of seed {number} does not have what this fault needs")
     return Trial(kind, "torch" if side == "torch" else "flax", int(number))
 
@@ -169,10 +171,11 @@ class _Subject:
 
     def __init__(self, trial: Trial):
         self.trial = trial
-        self.fault = mutants.find_fault(trial.fault) if trial.fault else None
-        self.pair: Pair = (
-            mutants.block_pair(mutants.draw_config(trial.seed)) if trial.fault else mutants.draw_pair(trial.seed)
-        )
+        self.fault = find_fault(trial.fault) if trial.fault else None
+        pair = mutants.draw_pair(trial.seed) if self.fault is None else self.fault.pair(trial.seed)
+        if pair is None:
+            raise ValueError(f"case ({trial}): there is nothing in this configuration that the fault could change")
+        self.pair: Pair = pair
         self._backends = {side: backends.load(side) for side in SIDES}
         self.modules = self._build("torch"), self._build("flax")
         described = self._backends["torch"].describe_weights(self.modules[0])
@@ -205,8 +208,7 @@ class _Subject:
         """Measure what the fault changes on its own side."""
         assert self.fault is not None
         assert self.trial.side is not None
-        assert self.pair.config is not None
-        side, config = self.trial.side, self.pair.config
+        side, seed = self.trial.side, self.pair.seed
         harness = backends.load_harness(side).Harness
         right = harness(self._build(side, with_fault=False))
         wrong = harness(self._build(side))
@@ -214,20 +216,21 @@ class _Subject:
         for number in range(2):
             weights, inputs = self.held, self.pair.inputs
             if number:
-                weights = mutants.draw_weights(self.shapes, config.seed + number, 1.0)
-                inputs = samples.draw_inputs(samples.as_arguments(dict(inputs)), (config.seed, number)).kwargs
-            random = np.random.default_rng([config.seed, number, 5])
-            cotangents = [np.asarray(random.normal(size=inputs["x"].shape)) for _ in range(config.outputs)]
+                weights = mutants.draw_weights(self.shapes, seed + number, 1.0)
+                inputs = samples.draw_inputs(samples.as_arguments(dict(inputs)), (seed, number)).kwargs
+            random = np.random.default_rng([seed, number, 5])
+            held = self._on_side(weights, side)
+            described = right.describe_outputs(held, Arguments((), dict(inputs)))
+            cotangents = [np.asarray(random.normal(size=shape)) for _, shape, _ in described]
             others = self._rounded(weights) if self.fault.held else weights
-            numbers.append(Numbers(self._on_side(weights, side), self._on_side(others, side), inputs, cotangents))
+            numbers.append(Numbers(held, self._on_side(others, side), inputs, cotangents))
         return measure_change(right, wrong, numbers)
 
     def _build(self, side: Side, *, with_fault: bool = True) -> Any:
-        module = backends.load(side, "mutants")
-        if self.pair.config is None:
-            return module.build(self.pair.name, self.pair.arguments)
-        planted = with_fault and self.trial.side == side and self.fault is not None and not self.fault.held
-        return module.build("Block", {"config": self.pair.config, "fault": self.trial.fault if planted else ""})
+        build = backends.load(side, "mutants").build
+        if self.fault is None:
+            return build(self.pair.name, self.pair.arguments)
+        return build(*self.fault.module(self.pair, planted=with_fault and self.trial.side == side))
 
     def _holds(self, side: Side) -> bool:
         """Whether the fault is in the weights that this side holds."""
@@ -238,7 +241,8 @@ class _Subject:
             return weights
         from ..weights import torch_to_flax
 
-        return torch_to_flax(weights, mutants.block_rules(self.shapes))
+        assert self.fault is not None, "right pairs are loaded by the judge"
+        return torch_to_flax(weights, self.fault.rules(self.pair, self.shapes))
 
     @staticmethod
     def _rounded(weights: Arrays) -> Arrays:
@@ -250,14 +254,22 @@ def plan_faults(faults: tuple[Fault, ...], seed: int, plants: int) -> Iterator[T
     for position, fault in enumerate(faults):
         start = seed + 1000 * (FAULTS.index(fault) if fault in FAULTS else position)
         for side in SIDES:
-            for _ in range(plants if fault.hidden is not mutants.always else 0):
-                config = mutants.find_config(start, lambda c: fault.applies(c) and not fault.hidden(c))  # noqa: B023
-                yield Trial(fault.name, side, config.seed)
-                start = config.seed + 1
-            if fault.hidden is not mutants.never:
-                config = mutants.find_config(start, lambda c: fault.applies(c) and fault.hidden(c))  # noqa: B023
-                yield Trial(fault.name, side, config.seed)
-                start = config.seed + 1
+            for _ in range(0 if fault.hidden is always else plants):
+                start = _find_seed(fault, start, is_hidden=False)
+                yield Trial(fault.name, side, start)
+                start += 1
+            if fault.hidden is not never:
+                start = _find_seed(fault, start, is_hidden=True)
+                yield Trial(fault.name, side, start)
+                start += 1
+
+
+def _find_seed(fault: Fault, start: int, *, is_hidden: bool) -> int:
+    for seed in range(start, start + MOST_DRAWS):
+        pair = fault.pair(seed)
+        if pair is not None and fault.is_hidden(pair) == is_hidden:
+            return seed
+    raise ValueError(f"no configuration from seed {start} on fits {fault.name}")
 
 
 def run_trials(trials: list[Trial], jobs: int) -> Iterator[Result]:

@@ -12,7 +12,9 @@ from typing import Any
 import rich.box
 import rich.table
 
-from .mutants import FAULTS, FIRST_SEED, always, find_fault
+from .block_faults import always
+from .faults import FAULTS, find_fault
+from .mutants import FIRST_SEED
 from .report import Side
 from .usual_rules import USUAL_RULES
 from .visibility import Change

@@ -10,6 +10,7 @@ import pytest
 import attn_bridge
 from attn_bridge.cli.app import run
 from attn_bridge.parity import mutants
+from attn_bridge.parity.faults import FAULTS
 from attn_bridge.parity.mutation_report import upper_bound
 from attn_bridge.parity.report import Picture
 from attn_bridge.parity.usual_rules import rejections
@@ -20,7 +21,7 @@ USAGE_ERRORS = [
     (["--configs", "-3"], "error: configs (-3) must be at least 1\n"),
     (["--configs", "many"], "error: Invalid value for '--configs': "),
     (["--faults", "0"], "error: faults (0) must be at least 1\n"),
-    (["--faults", "1000"], f"error: faults (1000) must be at most {len(mutants.FAULTS)}\n"),
+    (["--faults", "1000"], f"error: faults (1000) must be at most {len(FAULTS)}\n"),
     (["--plants", "0"], "error: plants (0) must be at least 1\n"),
     (["--seed", "-1"], "error: seed (-1) must be at least 0\n"),
     (["--jobs", "0"], "error: jobs (0) must be at least 1\n"),
@@ -97,12 +98,12 @@ def test_the_upper_bound_is_that_of_clopper_and_pearson():
 def test_the_page_in_docs_lists_every_fault_and_how_it_was_made():
     page = (Path(attn_bridge.__file__).parents[1] / "docs" / "mutants.md").read_text(encoding="utf-8")
     assert "<!-- made by: attn-bridge mutate --configs " in page
-    assert [fault.name for fault in mutants.FAULTS if f"| `{fault.name}` | {fault.about} | " not in page] == []
+    assert [fault.name for fault in FAULTS if f"| `{fault.name}` | {fault.about} | " not in page] == []
     assert "not as it should be" not in page
 
 
 def test_there_are_at_least_twenty_faults_with_a_name_and_a_sentence_each():
-    assert len(mutants.FAULTS) >= 20
-    assert len({fault.name for fault in mutants.FAULTS}) == len(mutants.FAULTS)
-    assert all(fault.about for fault in mutants.FAULTS)
-    assert {fault.verdict for fault in mutants.FAULTS} == {"different", "precision", "inconclusive"}
+    assert len(FAULTS) >= 20
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    assert all(fault.about for fault in FAULTS)
+    assert {fault.verdict for fault in FAULTS} == {"different", "precision", "inconclusive"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import backends, torch_to_flax
-from attn_bridge.parity import mutants
+from attn_bridge.parity import block_faults, mutants
 from attn_bridge.parity.subjects import Arguments
 from parity_tests.reference import directional_derivative
 from parity_tests.reference.mutants import reference
@@ -117,12 +117,12 @@ def test_the_empty_rows_of_a_configuration_are_told_by_its_mask():
     assert not dataclasses.replace(config, causal=False).empty_rows
 
 
-@pytest.mark.parametrize("fault", mutants.FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", block_faults.BLOCK_FAULTS, ids=lambda fault: fault.name)
 def test_every_fault_can_be_planted_and_changes_what_it_says(fault):
     if fault.held:
         pytest.skip("it is in the weights, not in the code")
     config = mutants.find_config(
-        300_000, lambda one: fault.applies(one) and (fault.hidden is mutants.always or not fault.hidden(one))
+        300_000, lambda one: fault.applies(one) and (fault.hidden is block_faults.always or not fault.hidden(one))
     )
     random = np.random.default_rng(1)
     weights = mutants.draw_weights(shapes_of(config), 1, 1.0)
@@ -131,7 +131,7 @@ def test_every_fault_can_be_planted_and_changes_what_it_says(fault):
     right, right_gradients = run("torch", config, weights, inputs, cotangents)
     wrong, wrong_gradients = run("torch", config, weights, inputs, cotangents, fault.name)
     forward, backward = apart(right, wrong), apart(right_gradients.values(), wrong_gradients.values())
-    if fault.verdict == "precision" or fault.hidden is mutants.always:
+    if fault.verdict == "precision" or fault.hidden is block_faults.always:
         assert max(forward, backward) < 1e-8, "in float64 it is the same function"
     elif fault.name in BACKWARD_ONLY:
         assert forward < 1e-14
@@ -150,8 +150,3 @@ def apart(ones, others):
     """Return the largest difference of arrays, as a part of the largest value of all of them."""
     pairs = list(zip(ones, others, strict=True))
     return max(np.abs(one - two).max() for one, two in pairs) / max(np.abs(one).max() for one, _ in pairs)
-
-
-def test_a_fault_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match=r"fault \(nonsense\) must be one of query-weight-not-transposed, "):
-        mutants.find_fault("nonsense")

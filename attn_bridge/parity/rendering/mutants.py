@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..mutants import find_fault
+from ..faults import find_fault
 from ..usual_rules import USUAL_RULES
 
 if TYPE_CHECKING:
@@ -15,8 +15,9 @@ HEAD = """# How good the judge is
 
 Every fault below is planted into one side of a transformer block that stands in torch and in Flax
 (`torch_attn/mutants.py`, `jax_attn/mutants.py`): grouped heads, rotary positions, norms on query and key, windows,
-padding, soft-cap, sinks, biases, an MLP, each there or not by the seed. Then `attn_bridge.parity.compare` judges the
-pair as it would a user's. Right pairs, the same block and others, show how often it objects for nothing. Their numbers
+padding, soft-cap, sinks, biases, an MLP, each there or not by the seed; or into one side of one of our modern variants,
+which then runs by another config or on weights read in another order. Then `attn_bridge.parity.compare` judges the
+pair as it would a user's. Right pairs, the same ones and others, show how often it objects for nothing. Their numbers
 were used for no constant of the judge.
 
 Beside the judge stand the usual rules, on the same float32 numbers, with the weights that the modules hold. `2 / 5`
