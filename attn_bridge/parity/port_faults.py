@@ -14,7 +14,7 @@ import numpy as np
 
 from ..masks import causal, sliding_window
 from ..specs import Config
-from ..specs.position import Alibi, Rotary
+from ..specs.position import Alibi, Pairing, Rotary
 from ..weights import Rules
 from .block_faults import Fault
 from .mutants import Pair, draw_modern
@@ -192,10 +192,10 @@ def _other_position(changes: Callable[[Rotary], Rotary]) -> Callable[[Any], Mapp
 
 
 def _other_pairing(config: Any) -> Mapping[str, Any]:
-    other = {"half": "interleaved", "interleaved": "half"}
     if not isinstance(config.position, Rotary) or _turning(config) == 2:
         return {}
-    return {"position": dataclasses.replace(config.position, pairing=other[config.position.pairing])}
+    pairing: Pairing = "half" if config.position.pairing == "interleaved" else "interleaved"
+    return {"position": dataclasses.replace(config.position, pairing=pairing)}
 
 
 def _turning(config: Any) -> int:
