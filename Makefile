@@ -10,9 +10,9 @@ JOBS ?= auto
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --maxprocesses 8
 
 # What XLA compiled is kept beside the packages: the workers of a run share it, and the next run starts with it.
-export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/xla
-export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
-export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
+check test lanes: export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/xla
+check test lanes: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
+check test lanes: export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
 .DEFAULT_GOAL := help
 .PHONY: help check test lanes lint types docs bench clean

@@ -1,7 +1,8 @@
 """What faults are planted into, a transformer block and ports of our variants, and modules that are known to be right.
 
-The twin is `torch_attn.mutants`; configurations and faults are told in `attn_bridge.parity.mutants`. Letters: b batch,
-t query position, s key position, k key/value head, g query heads per key/value head, h head, c channel of a head.
+The twin is `torch_attn.mutants`; configurations stand in `attn_bridge.parity.mutants`, faults in `block_faults` and
+`port_faults` there. Letters: b batch, t query position, s key position, k key/value head, g query heads per key/value
+head, h head, c channel of a head.
 """
 
 from __future__ import annotations

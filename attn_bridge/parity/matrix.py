@@ -101,10 +101,12 @@ class Subject:
     def numbers(self, seeds: range, copies: int) -> list[Numbers]:
         """Draw the numbers of every seed and their moved copies, `copies` samples in a row per seed, in float64."""
         found: list[Numbers] = []
+        shapes: list[tuple[int, ...]] = []
         for seed in seeds:
             numbers = draw(self.case, self.variant, seed, self.weights)
-            outputs = [output for output in self.reference(numbers) if output is not None]
-            shapes = [output.shape for output in outputs[: 2 if self.returns_weights else 1]]
+            if not shapes:
+                outputs = [output for output in self.reference(numbers) if output is not None]
+                shapes = [output.shape for output in outputs[: 2 if self.returns_weights else 1]]
             numbers = draw_cotangents(numbers, shapes, self.case, seed)
             found += [numbers, *(numbers.moved(seed * COPIES + copy) for copy in range(1, copies))]
         return found
@@ -139,7 +141,7 @@ def check(
 
     Args:
         variants: class names (or aliases) to check, and ``dot_product_attention`` for its implementations; empty = all,
-            each modern one on its first example not in float16, and on the others for their meaning only.
+            each modern one on its first example, though not in float16, and on the others for their meaning only.
         cases: names of cases; empty = all.
         dtypes: names of precisions to run in every case; empty = those that each case names. float64 always runs, as
             the proof of the meaning.
@@ -342,7 +344,7 @@ def _judge_subject(subject: Subject, numbers: list[Numbers], futures: _Futures, 
             verdict = "different" if isinstance(error, TwinDiffersError) else "inconclusive"
             command = subject.command("float64", seeds)
             return [Cell(variant, case, "float64", f"{framework} run", verdict, (), command, message)]
-    cells = [_against_reference(subject, numbers, framework, side) for framework, side in sides.items()]
+    cells = _against_reference(subject, numbers, sides)
     pairs: tuple[tuple[backends.Framework, backends.Framework], ...] = (("torch", "flax"), ("flax", "torch"))
     for framework, other in pairs:
         for run, results in sides[framework].runs.items():
@@ -394,18 +396,30 @@ def _judge_tensors(
     return tuple(judged)
 
 
-def _against_reference(subject: Subject, numbers: list[Numbers], framework: backends.Framework, side: _Side) -> Cell:
-    """Judge a twin's float64 results against the NumPy reference: outputs, and gradients along random directions."""
-    numbers, results = numbers[:MOST_REFERENCES], side.oracle["float64"][:MOST_REFERENCES]
+def _against_reference(
+    subject: Subject, numbers: list[Numbers], sides: Mapping[backends.Framework, _Side]
+) -> list[Cell]:
+    """Judge the twins' float64 results against the NumPy reference: outputs, and gradients along random directions."""
+    numbers = numbers[:MOST_REFERENCES]
     references = [subject.reference(one) for one in numbers]
-    judged = []
-    for position, name in enumerate(("output", "weights")):
-        if name in results[0]:
-            expected = [np.asarray(reference[position]) for reference in references]
-            judged.append(_meaning(name, name, [tensors[name][1] for tensors in results], expected))
-    judged.extend(_directions(subject, numbers[0], results[0]))
-    run = Run(framework, "float64", MODES[framework][0])
-    return _cell(subject, run, tuple(judged), f"{run} vs NumPy reference")
+    results = {framework: side.oracle["float64"][:MOST_REFERENCES] for framework, side in sides.items()}
+    slopes = _slopes(subject, numbers[0], results["torch"][0])
+    cells = []
+    for framework, found in results.items():
+        judged = []
+        for position, name in enumerate(("output", "weights")):
+            if name in found[0]:
+                expected = [np.asarray(reference[position]) for reference in references]
+                judged.append(_meaning(name, name, [tensors[name][1] for tensors in found], expected))
+        scales = _scales(found[0])
+        for name, (direction, slope) in slopes.items():
+            kind, gradient = found[0][name]
+            scale = scales[kind] * float(np.abs(direction).sum())
+            got, wanted = np.array(np.sum(gradient * direction)), np.array(slope)
+            judged.append(_meaning(f"{name} along a direction", kind, [got], [wanted], scale))
+        run = Run(framework, "float64", MODES[framework][0])
+        cells.append(_cell(subject, run, tuple(judged), f"{run} vs NumPy reference"))
+    return cells
 
 
 def _meaning(
@@ -425,27 +439,24 @@ def _meaning(
     return decide(name, name, kind, got[0].shape, "float64", measures)
 
 
-def _directions(subject: Subject, numbers: Numbers, tensors: Tensors) -> list[TensorVerdict]:
-    """Compare every gradient, along one random direction, with the reference's derivative by the complex step."""
+def _slopes(subject: Subject, numbers: Numbers, tensors: Tensors) -> dict[str, tuple[Array, float]]:
+    """Return for every gradient a random direction, and the reference's derivative along it by the complex step."""
     module = importlib.import_module("parity_tests.reference")
     function = module.find(subject.variant)
     config = subject.case.config_of(subject.variant)
     random = np.random.default_rng(0)
     cotangents = [*numbers.cotangents, None][:2]
-    scales = _scales(tensors)
-    judged = []
-    for name, (kind, gradient) in tensors.items():
+    slopes: dict[str, tuple[Array, float]] = {}
+    for name, (_, gradient) in tensors.items():
         if not name.startswith("grad "):
             continue
-        direction = random.normal(size=gradient.shape)
+        direction: Array = np.asarray(random.normal(size=gradient.shape))
         others = dict(numbers.inputs)
         inputs = (numbers.weights, others.pop("x"), others.pop("attention_mask", None))
         source = name.removeprefix("grad ")
-        expected = module.directional_derivative(function, config, *inputs, source, direction, cotangents, **others)
-        scale = scales[kind] * float(np.abs(direction).sum())
-        got = np.array(np.sum(gradient * direction))
-        judged.append(_meaning(f"{name} along a direction", kind, [got], [np.array(expected)], scale))
-    return judged
+        slope = module.directional_derivative(function, config, *inputs, source, direction, cotangents, **others)
+        slopes[name] = direction, slope
+    return slopes
 
 
 def _scales(*results: Tensors) -> dict[str, float]:

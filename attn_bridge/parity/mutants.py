@@ -135,10 +135,6 @@ class BlockConfig:
         mask = self.attention_mask()
         return {"x": x.astype(np.float32)} | ({} if mask is None else {"attention_mask": mask})
 
-    def weights(self, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
-        """Draw the weights that the block holds, from their torch names and shapes."""
-        return draw_weights(shapes, self.seed, self.gain, zero_biases=self.zero_biases)
-
 
 def draw_config(seed: int) -> BlockConfig:
     """Draw a configuration."""
@@ -187,17 +183,16 @@ def draw_config(seed: int) -> BlockConfig:
     )
 
 
-def find_config(seed: int, wanted: Callable[[BlockConfig], bool]) -> BlockConfig:
-    """Return the first configuration from `seed` on that is wanted.
+def find_seed(start: int, wanted: Callable[[int], bool]) -> int:
+    """Return the first seed from `start` on that is wanted.
 
     Raises:
         ValueError: there is none among many.
     """
-    for number in range(seed, seed + MOST_DRAWS):
-        config = draw_config(number)
-        if wanted(config):
-            return config
-    raise ValueError(f"no configuration from seed {seed} on fits")
+    for seed in range(start, start + MOST_DRAWS):
+        if wanted(seed):
+            return seed
+    raise ValueError(f"no configuration from seed {start} on fits")
 
 
 def draw_weights(shapes: Mapping[str, tuple[int, ...]], seed: int, gain: float, *, zero_biases: bool = False) -> Arrays:

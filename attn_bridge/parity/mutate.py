@@ -21,7 +21,7 @@ from . import mutants, samples, usual_rules
 from .block_faults import Fault, always, never
 from .check_report import environment
 from .faults import FAULTS, find_fault
-from .mutants import FIRST_SEED, MOST_DRAWS, Arrays, Pair
+from .mutants import FIRST_SEED, Arrays, Pair
 from .mutation_report import MutationReport, Result, Trial
 from .report import Picture, Report, Side
 from .subjects import Arguments
@@ -265,11 +265,11 @@ def plan_faults(faults: tuple[Fault, ...], seed: int, plants: int) -> Iterator[T
 
 
 def _find_seed(fault: Fault, start: int, *, is_hidden: bool) -> int:
-    for seed in range(start, start + MOST_DRAWS):
+    def fits(seed: int) -> bool:
         pair = fault.pair(seed)
-        if pair is not None and fault.is_hidden(pair) == is_hidden:
-            return seed
-    raise ValueError(f"no configuration from seed {start} on fits {fault.name}")
+        return pair is not None and fault.is_hidden(pair) == is_hidden
+
+    return mutants.find_seed(start, fits)
 
 
 def run_trials(trials: list[Trial], jobs: int) -> Iterator[Result]:

@@ -30,7 +30,7 @@ exact arithmetic) or ``below rounding`` (no more is lost than rounding loses any
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One comparison: a fault on one side of the block (none: a right pair), and the seed of everything else."""
+    """One comparison: a fault on one side of a pair (none: a right pair), and the seed of everything else."""
 
     fault: str
     side: Side | None

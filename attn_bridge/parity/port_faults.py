@@ -118,7 +118,11 @@ class PortFault(Fault):
 
 
 def _order(pattern: str, **sizes: int) -> tuple[int, ...]:
-    """Return which row each row is, by an einops pattern whose left side says how the rows lie."""
+    """Return which held row each row that is needed is read from.
+
+    On the left of the einops pattern stands how the wrong code takes the held rows to lie, on the right how the right
+    code does.
+    """
     from einops import rearrange
 
     left, right = pattern.split(" -> ")
@@ -152,11 +156,16 @@ def _rows(target: str, pattern: str, **sizes: str) -> Callable[[Any], tuple[Read
 
 
 def _groups_tiled(config: Any) -> tuple[Read, ...]:
-    sizes = {"k": config.num_kv_heads, "g": config.num_heads // config.num_kv_heads, "c": config.head_dim}
-    order = _order("(k g c) -> (g k c)", **sizes)
-    if order == tuple(sorted(order)):
+    """Move every head of queries to the key/value head that it would get, with all that belongs to the head."""
+    sizes = {"k": config.num_kv_heads, "g": config.num_heads // config.num_kv_heads}
+    heads = _order("(g k) -> (k g)", **sizes)
+    if heads == tuple(sorted(heads)):
         return ()
-    return Read("W_query", "W_query", order), Read("out_proj", "out_proj", order, -1)
+    rows = _order("(g k c) -> (k g c)", c=config.head_dim, **sizes)
+    norm = getattr(config, "qk_norm", None)
+    moved = [Read(name, name, rows) for name in ("W_query", "W_gate")]
+    moved += [Read("q_norm", "q_norm", rows)] if norm is not None and norm.scope == "full" else []
+    return *moved, Read("sinks", "sinks", heads), Read("out_proj", "out_proj", rows, -1)
 
 
 def _maps_interleaved(config: Any) -> tuple[Read, ...]:
@@ -165,8 +174,10 @@ def _maps_interleaved(config: Any) -> tuple[Read, ...]:
 
 
 def _rope_first(config: Any) -> tuple[Read, ...]:
+    if config.position is None:
+        return ()
     width = config.nope_dim + config.rope_dim
-    one = [*range(config.nope_dim, width), *range(config.nope_dim)]
+    one = [*range(config.rope_dim, width), *range(config.rope_dim)]
     order = tuple(head * width + channel for head in range(config.num_heads) for channel in one)
     return (Read("W_query", "W_query", order),)
 
@@ -177,8 +188,8 @@ def _taps_reversed(config: Any) -> tuple[Read, ...]:
 
 
 def _channels_value_first(config: Any) -> tuple[Read, ...]:
-    keys, width = 2 * config.key_width, config.conv_width
-    return (Read("conv1d", "conv1d", (*range(keys, width), *range(keys))),)
+    values, width = config.value_width, config.conv_width
+    return (Read("conv1d", "conv1d", (*range(values, width), *range(values))),)
 
 
 def _other_position(changes: Callable[[Rotary], Rotary]) -> Callable[[Any], Mapping[str, Any]]:
@@ -313,7 +324,7 @@ PORT_FAULTS: tuple[PortFault, ...] = (
         _otherwise("scale", lambda c: (c.nope_dim + c.rope_dim) ** -0.5),
     ),
     _fault(
-        _LATENT, "latent-rope-first", "rotary channels of the query taken from the front of a head", reads=_rope_first
+        _LATENT, "latent-rope-first", "rotary channels of the query taken to be the first of a head", reads=_rope_first
     ),
     _fault(
         _LATENT,
@@ -339,8 +350,8 @@ PORT_FAULTS: tuple[PortFault, ...] = (
     # DifferentialAttention.
     _fault(
         _DIFFERENTIAL,
-        "differential-lambda-of-next-layer",
-        "initial lambda of the next layer",
+        "differential-lambda-init",
+        "initial lambda 0.05 too large",
         _otherwise("lambda_init", lambda c: c.lambda_init + 0.05),
     ),
     _fault(
@@ -352,7 +363,7 @@ PORT_FAULTS: tuple[PortFault, ...] = (
     _fault(
         _DIFFERENTIAL,
         "differential-maps-interleaved",
-        "the two maps read from neighbouring heads",
+        "queries of the two maps read from neighbouring heads",
         reads=_maps_interleaved,
     ),
     _fault(
@@ -373,7 +384,7 @@ PORT_FAULTS: tuple[PortFault, ...] = (
     _fault(
         _DELTA,
         "delta-channels-value-first",
-        "channels of the convolution read as value, query, key",
+        "channels of the convolution taken to lie as value, query, key",
         reads=_channels_value_first,
     ),
     _fault(

@@ -9,12 +9,13 @@ import pytest
 
 import attn_bridge
 from attn_bridge.cli.app import run
-from attn_bridge.parity import mutants
 from attn_bridge.parity.faults import FAULTS
 from attn_bridge.parity.mutation_report import upper_bound
 from attn_bridge.parity.report import Picture
 from attn_bridge.parity.usual_rules import rejections
 from attn_bridge.parity.visibility import Change
+
+from ..blocks import find_config
 
 USAGE_ERRORS = [
     (["--configs", "0"], "error: configs (0) must be at least 1\n"),
@@ -45,7 +46,7 @@ def test_bad_usage_is_one_line_and_status_2(arguments, message, capsys):
 
 
 def test_a_case_that_a_fault_does_not_fit_is_refused(capsys):
-    seed = mutants.find_config(0, lambda config: config.softcap is None).seed
+    seed = find_config(0, lambda config: config.softcap is None).seed
     assert run(["mutate", "--case", f"softcap-missing:flax:{seed}"]) == 2
     assert "does not have what this fault needs" in capsys.readouterr().err
 

@@ -10,6 +10,7 @@ import pytest
 from attn_bridge import backends, torch_to_flax
 from attn_bridge.parity import block_faults, mutants
 from attn_bridge.parity.subjects import Arguments
+from parity_tests.blocks import find_config
 from parity_tests.reference import directional_derivative
 from parity_tests.reference.mutants import reference
 
@@ -19,7 +20,7 @@ BACKWARD_ONLY = ("keys-detached", "softmax-gradient-without-sum")
 
 def config_with(**wanted):
     """Find a configuration that has some features, above the seeds of the default run."""
-    return mutants.find_config(300_000, lambda config: all(getattr(config, k) == v for k, v in wanted.items()))
+    return find_config(300_000, lambda config: all(getattr(config, k) == v for k, v in wanted.items()))
 
 
 CONFIGS = {
@@ -121,7 +122,7 @@ def test_the_empty_rows_of_a_configuration_are_told_by_its_mask():
 def test_every_fault_can_be_planted_and_changes_what_it_says(fault):
     if fault.held:
         pytest.skip("it is in the weights, not in the code")
-    config = mutants.find_config(
+    config = find_config(
         300_000, lambda one: fault.applies(one) and (fault.hidden is block_faults.always or not fault.hidden(one))
     )
     random = np.random.default_rng(1)

@@ -19,6 +19,8 @@ from attn_bridge.parity.mutate import Trial, find_trial, plan_faults, run_trial,
 from attn_bridge.parity.report import Picture, Report, TensorVerdict
 from attn_bridge.parity.usual_rules import USUAL_RULES
 
+from ..blocks import find_config
+
 SEED = 400_000
 """Where the tests' own numbers begin."""
 
@@ -26,7 +28,7 @@ SEED = 400_000
 def case(fault, side, *, hidden=False):
     """Return the name of a case in which a fault shows, or is hidden."""
     wanted = find_fault(fault)
-    config = mutants.find_config(SEED, lambda one: wanted.applies(one) and wanted.hidden(one) == hidden)
+    config = find_config(SEED, lambda one: wanted.applies(one) and wanted.hidden(one) == hidden)
     return f"{fault}:{side}:{config.seed}"
 
 

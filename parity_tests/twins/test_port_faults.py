@@ -11,6 +11,7 @@ from attn_bridge.parity.faults import FAULTS, find_fault
 from attn_bridge.parity.mutate import find_trial, run_trial
 from attn_bridge.parity.port_faults import PORT_FAULTS
 from attn_bridge.parity.subjects import Arguments
+from attn_bridge.specs import find_variant
 
 SEED = 500_000
 
@@ -36,6 +37,66 @@ def test_a_fault_makes_the_same_wrong_function_on_both_sides(fault):
     assert np.abs(wrong - right).max() > 1e-9 * largest
     assert np.abs(run(fault, pair, "flax", planted=True) - wrong).max() < 1e-11 * largest
     assert np.abs(run(fault, pair, "flax", planted=False) - right).max() < 1e-11 * largest
+
+
+def example(variant, name):
+    (found,) = (one for one in find_variant(variant).examples if one.name == name)
+    return found.config
+
+
+def output(variant, config, weights, x):
+    """Run our own module on given weights."""
+    module = backends.load("torch").build(find_variant(variant), {"config": config}, "float64")
+    return backends.load_harness("torch").Harness(module).run(weights, Arguments((), {"x": x}), None).outputs[0]
+
+
+def planted(name, config, weights, x):
+    """Run a port that goes wrong on the same weights."""
+    fault = find_fault(name)
+    arguments = {"variant": fault.variant, "config": config, "reads": fault.reads(config)}
+    module = backends.load("torch", "mutants").build("Port", arguments)
+    weights = {f"port.{name}": array for name, array in weights.items()}
+    harness = backends.load_harness("torch").Harness(module)
+    return harness.run(weights, Arguments((), {"x": x}), None, dtype="float64").outputs[0]
+
+
+def drawn(config):
+    random = np.random.default_rng(3)
+    weights = {row.rule.torch: random.normal(size=row.shape) for row in config.parameters}
+    return weights, random.normal(size=(2, 7, config.d_in))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt-oss", "gemma", "qwen3-next"])
+def test_tiled_heads_are_those_of_a_port_that_tiles_keys_and_values(name):
+    config = example("GroupedQueryAttention", name)
+    weights, x = drawn(config)
+    tiled = dict(weights)
+    for key in ("W_key.weight", "W_key.bias", "W_value.weight", "W_value.bias"):
+        if key in weights:
+            repeats = (config.num_heads // config.num_kv_heads, *[1] * (weights[key].ndim - 1))
+            tiled[key] = np.tile(weights[key], repeats)
+    expected = output("GroupedQueryAttention", config.replace(num_kv_heads=config.num_heads), tiled, x)
+    found = planted("grouped-heads-tiled", config, weights, x)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+
+
+def test_a_rope_taken_first_is_that_of_rows_held_the_other_way_round():
+    config = example("MultiHeadLatentAttention", "deepseek-v3")
+    weights, x = drawn(config)
+    heads = weights["W_query.weight"].reshape(config.num_heads, -1, config.query_dim)
+    rope, nope = np.split(heads, [config.rope_dim], axis=1)
+    turned = weights | {"W_query.weight": np.concatenate([nope, rope], 1).reshape(weights["W_query.weight"].shape)}
+    expected = output("MultiHeadLatentAttention", config, turned, x)
+    assert np.abs(planted("latent-rope-first", config, weights, x) - expected).max() < 1e-12 * np.abs(expected).max()
+
+
+def test_channels_taken_value_first_are_those_of_a_convolution_held_so():
+    config = example("GatedDeltaNet", "qwen3-next")
+    weights, x = drawn(config)
+    value, rest = np.split(weights["conv1d.weight"], [config.value_width])
+    expected = output("GatedDeltaNet", config, weights | {"conv1d.weight": np.concatenate([rest, value])}, x)
+    found = planted("delta-channels-value-first", config, weights, x)
+    assert np.abs(found - expected).max() < 1e-12 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("side", ["torch", "flax"])

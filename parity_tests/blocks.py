@@ -1,0 +1,12 @@
+"""Configurations of the block of `attn_bridge.parity.mutants` that tests look for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attn_bridge.parity.mutants import BlockConfig, draw_config, find_seed
+
+
+def find_config(start: int, wanted: Callable[[BlockConfig], bool]) -> BlockConfig:
+    """Return the first configuration from the seed `start` on that is wanted."""
+    return draw_config(find_seed(start, lambda seed: wanted(draw_config(seed))))
