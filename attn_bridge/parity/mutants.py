@@ -258,7 +258,7 @@ class Pair:
 def block_pair(config: BlockConfig) -> Pair:
     """Return the block of a configuration as a pair."""
     inputs = config.inputs()
-    return Pair("Block", config.seed, {}, inputs, inputs, config.gain, config.zero_biases, config)
+    return Pair("Block", config.seed, {"config": config}, inputs, inputs, config.gain, config.zero_biases, config)
 
 
 def draw_modern(seed: int, name: str = "") -> Pair:
