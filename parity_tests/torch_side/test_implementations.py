@@ -582,3 +582,40 @@ def test_operands_of_two_dtypes_are_served(mask):
     bias = draw(80, 80, seed=3)
     context = functional.dot_product_attention(query.float(), key.float(), value.float(), mask=mask, bias=bias)
     assert context.isfinite().all()
+
+
+def hidden_by(how: str, tokens: int) -> tuple[Options, Tensor]:
+    """Return a mask or bias, and which queries see which keys."""
+    allowed = torch.ones(tokens, tokens, dtype=torch.bool)
+    if how == "causal":
+        return {"mask": masks.causal()}, allowed.tril()
+    if how == "mask":
+        allowed[:, -1] = tokens == 1
+        return {"mask": allowed[None, None]}, allowed
+    if how == "bias":
+        bias = draw(tokens, tokens, seed=3).masked_fill(~allowed.tril(), -torch.inf)
+        return {"bias": bias}, allowed.tril()
+    return {}, allowed
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 8, 15, 16, 70])
+@pytest.mark.parametrize("how", ["none", "causal", "mask", "bias"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_nan_is_not_lost(tokens, how, dtype):
+    """Torch's kernel on a CPU gives zeros to a row of nothing but NaN that is shorter than a vector."""
+    query, key, value = (one.to(dtype) for one in operands(queries=tokens, keys=tokens))
+    options, allowed = hidden_by(how, tokens)
+    bad = query.clone()
+    bad[1, -1, 2] = torch.nan
+    lost = functional.dot_product_attention(bad, key, value, **options).isnan()
+    assert lost[1, -1, 2].all()
+    assert int(lost.sum()) == value.shape[-1], "no other row"
+    for place in {0, tokens - 1}:
+        bad = key.clone()
+        bad[0, place, 1] = torch.nan
+        lost = functional.dot_product_attention(query, bad, value, **options).isnan()
+        assert lost[0, :, 2:][allowed[:, place]].all(), "in the heads that share the key"
+        assert not lost[1].any()
+        assert not lost[0, :, :2].any()
+        if how == "causal":
+            assert not lost[0][~allowed[:, place]].any(), "nobody else sees it"

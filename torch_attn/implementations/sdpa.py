@@ -21,6 +21,10 @@ FAST_ON_CPU = (torch.float32, torch.float64, *([torch.bfloat16] if torch.cpu._is
 """Dtypes in which the CPU kernel is fast. Without AMX, forward and backward in 16 bits take 6 to 9 times as long as in
 float32, casts included (2 cores with AVX2, 12 heads of 64, (B, T) = (8, 256) and (2, 1024))."""
 
+LEAST_KEYS = 16
+"""Numbers in the widest vector of a CPU. Where no mask is given, torch's kernel there compares fewer scores one by one,
+passes over NaN, and takes a row of nothing else for a hidden one (pytorch/pytorch#141128, in torch 2.13 still)."""
+
 
 def unsupported(call: Call) -> str | None:
     """Return why it can't serve a call; None if it can."""
@@ -108,8 +112,19 @@ def fused(
     )
     if has_key is not None:
         context = torch.where(has_key, context, 0.0)
+    if query.is_cpu and mask is None and key.shape[-2] < LEAST_KEYS:
+        context = torch.where(_is_unknown(query, key, is_causal), torch.nan, context)
     context = context if context.shape[-1] == width else context[..., :width]
     return context if context.dtype == dtype else context.to(dtype)
+
+
+def _is_unknown(
+    query: Float[Tensor, "B H T D"], key: Float[Tensor, "B K S D"], is_causal: bool
+) -> Bool[Tensor, "B H T 1"]:
+    """Return which queries see a score of NaN."""
+    grouped = query.detach().unflatten(1, (key.shape[1], -1))
+    unknown = (grouped @ key.detach().unsqueeze(2).mT).flatten(1, 2).isnan()
+    return (unknown.tril() if is_causal else unknown).any(-1, keepdim=True)
 
 
 def _split_mask(call: Call) -> tuple[Tensor | None, bool]:
