@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from . import backends
+from .printable import printable
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Side = Literal["torch", "flax"]
@@ -46,7 +47,7 @@ class WeightsMismatchError(ValueError):
         self.unexpected = sorted(unexpected)
         self.misshapen = sorted(misshapen)
         found = (("missing", self.missing), ("unexpected", self.unexpected), ("misshapen", self.misshapen))
-        parts = [f"{kind}: {', '.join(map(_printable, names))}" for kind, names in found if names]
+        parts = [f"{kind}: {', '.join(map(printable, names))}" for kind, names in found if names]
         super().__init__(f"weights do not match: {'; '.join(parts)}")
 
 
@@ -265,7 +266,7 @@ class Rules:
                 continue
             if len(hits) > 1:
                 claims = ", ".join(str(hit[0]) for hit in hits)
-                raise ValueError(f"{_printable(name)} must be covered by exactly one rule, got {claims}")
+                raise ValueError(f"{printable(name)} must be covered by exactly one rule, got {claims}")
             rule, keys, hit = hits[0]
             values = dict(zip(keys, hit.groups(), strict=True))
             other = _fill(rule.name(target), values)
@@ -394,7 +395,7 @@ def transfer(source: Any, target: Any, rules: Rules | Iterable[Rule] | None = No
     unexpected += [name for name in targets if name not in wanted]
     for name, array in converted.items():
         if name in wanted and array.shape != wanted[name][0]:
-            misshapen.append(f"{_printable(name)}: expected {wanted[name][0]}, got {array.shape}")
+            misshapen.append(f"{printable(name)}: expected {wanted[name][0]}, got {array.shape}")
     if missing or unexpected or misshapen:
         raise WeightsMismatchError(missing, unexpected, misshapen)
     _check_same_meaning(reader.find_configs(source), writer.find_configs(target))
@@ -434,9 +435,9 @@ def _check_arrays(arrays: Mapping[str, Any]) -> None:
         if not isinstance(name, str):
             raise TypeError(f"names must be strings, got {name!r}")
         if not isinstance(array, np.ndarray):
-            raise TypeError(f"{_printable(name)} must be a NumPy array, got {type(array).__name__}")
+            raise TypeError(f"{printable(name)} must be a NumPy array, got {type(array).__name__}")
         if array.dtype.kind not in "biufc" and not hasattr(ml_dtypes, array.dtype.name):
-            raise TypeError(f"{_printable(name)} must hold numbers, got dtype {array.dtype}")
+            raise TypeError(f"{printable(name)} must hold numbers, got dtype {array.dtype}")
 
 
 def _convert_pairs(
@@ -449,7 +450,7 @@ def _convert_pairs(
         try:
             converted[other] = np.array(rule.convert(arrays[name], source), order="C", copy=True)
         except ValueError as error:
-            misshapen.append(f"{_printable(name)}: {error}")
+            misshapen.append(f"{printable(name)}: {error}")
     return converted, misshapen
 
 
@@ -498,9 +499,3 @@ def _compile(template: str) -> tuple[list[str], re.Pattern[str]]:
         keys.append(match[1])
         position = match.end()
     return keys, re.compile(expression + re.escape(template[position:]))
-
-
-def _printable(name: str) -> str:
-    """Return a name as one harmless, bounded line."""
-    text = name if name.isprintable() else ascii(name)[1:-1]
-    return text if len(text) <= 200 else f"{text[:200]}..."

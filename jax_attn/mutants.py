@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 
 import jax_attn
 from attn_bridge.parity.mutants import BlockConfig
-from attn_bridge.parity.port_faults import Read, read
+from attn_bridge.parity.port_reads import Read, read
 from attn_bridge.specs import Config
 
 

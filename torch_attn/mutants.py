@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import torch_attn
 from attn_bridge.parity.mutants import BlockConfig
-from attn_bridge.parity.port_faults import Read, read
+from attn_bridge.parity.port_reads import Read, read
 from attn_bridge.specs import Config
 
 

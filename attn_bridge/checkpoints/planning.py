@@ -15,9 +15,10 @@ import numpy as np
 
 from .. import layouts
 from ..layouts.table import refined
+from ..printable import printable
 from ..weights import WeightsMismatchError
 from . import digests
-from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype, printable
+from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
 from .copying import Move, move_of
 from .manifest import Manifest
 

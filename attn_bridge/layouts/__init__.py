@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..printable import printable
 from . import (
     chapter3,
     hf_bert,
@@ -110,23 +111,24 @@ def detect(names: Iterable[str], model_type: Any = None) -> Layout:
     if not names:
         raise LayoutError("it holds no tensor")
     if not covered:
-        raise LayoutError(f"no tensor has a name that a layout knows ({', '.join(_LAYOUTS)}), such as {names[0]}")
+        raise LayoutError(
+            f"no tensor has a name that a layout knows ({', '.join(_LAYOUTS)}), such as {printable(names[0])}"
+        )
     closest = max(covered, key=lambda name: len(covered[name][1]))
     rest = [name for name in names if name not in covered[closest][1]]
     refused = _LAYOUTS[closest].why_refused(rest)
     if refused:
         raise LayoutError(refused)
-    shown = ", ".join(rest[:3]) + (f" and {len(rest) - 3} more" if len(rest) > 3 else "")
+    shown = ", ".join(map(printable, rest[:3])) + (f" and {len(rest) - 3} more" if len(rest) > 3 else "")
     raise LayoutError(f"the names fit no layout; {closest} comes closest, but does not know {shown}")
 
 
 def _checked(layout: Layout, model_type: Any) -> Layout:
     """Return the layout, unless it is for models of other types."""
     if isinstance(model_type, str) and layout.model_types and model_type not in layout.model_types:
-        said = " ".join(model_type.split())[:80]
         raise LayoutError(
             f"the names fit {layout.name}, which is for {', '.join(layout.model_types)}, but config.json says "
-            f"{said}, which may mean other things by them; --from {layout.name} takes them as they are"
+            f"{printable(model_type)}, which may mean other things by them; --from {layout.name} takes them as they are"
         )
     return layout
 

@@ -29,8 +29,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from .check_report import CheckReport
     from .compare import compare
-    from .matrix import CheckReport, check
+    from .matrix import check
     from .mutate import mutate
     from .mutation_report import MutationReport
     from .precision import strict

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..weights import Rules
-from .mutants import BlockConfig, Pair, block_pair, block_rules, draw_config
+from .mutants import BlockConfig, block_rules, draw_config
+from .pairs import Pair, block_pair
 from .report import Verdict
 
 Predicate = Callable[[BlockConfig], bool]
@@ -58,12 +59,11 @@ class Fault:
 
     def is_hidden(self, pair: Pair) -> bool:
         """Whether it changes nothing in a pair."""
-        assert pair.config is not None
-        return self.hidden(pair.config)
+        return self.hidden(pair.arguments["config"])
 
     def module(self, pair: Pair, *, planted: bool) -> tuple[str, Mapping[str, Any]]:
         """Return what ``build`` of both ``mutants.py`` takes for one side of a pair, with the fault or without."""
-        return "Block", {"config": pair.config, "fault": self.name if planted and not self.held else ""}
+        return "Block", {**pair.arguments, "fault": self.name if planted and not self.held else ""}
 
     def rules(self, pair: Pair, shapes: Mapping[str, tuple[int, ...]]) -> Rules:
         """Return the rules of a pair's weights, from their torch names and shapes."""

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from .. import backends
-from . import mutants, samples, usual_rules
+from . import mutants, pairs, samples, usual_rules
 from .block_faults import Fault, always, never
 from .check_report import environment
 from .faults import FAULTS, find_fault
-from .mutants import FIRST_SEED, Arrays, Pair
+from .mutants import FIRST_SEED, Arrays
 from .mutation_report import MutationReport, Result, Trial
 from .report import Picture, Report, Side
 from .subjects import Arguments
@@ -172,10 +172,10 @@ class _Subject:
     def __init__(self, trial: Trial):
         self.trial = trial
         self.fault = find_fault(trial.fault) if trial.fault else None
-        pair = mutants.draw_pair(trial.seed) if self.fault is None else self.fault.pair(trial.seed)
+        pair = pairs.draw_pair(trial.seed) if self.fault is None else self.fault.pair(trial.seed)
         if pair is None:
             raise ValueError(f"case ({trial}): there is nothing in this configuration that the fault could change")
-        self.pair: Pair = pair
+        self.pair = pair
         self._backends = {side: backends.load(side) for side in SIDES}
         self.modules = self._build("torch"), self._build("flax")
         described = self._backends["torch"].describe_weights(self.modules[0])

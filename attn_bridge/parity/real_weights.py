@@ -11,7 +11,7 @@ import numpy as np
 from .. import checkpoints, layouts
 from ..specs import find_variant
 from .cases import DTYPES, Arrays, Case
-from .matrix import Subject
+from .twin_runs import Subject
 
 BATCH, TOKENS = 2, 12
 """Size of the random input that each layer is run on."""

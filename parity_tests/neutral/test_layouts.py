@@ -330,3 +330,12 @@ def test_axes_that_two_layouts_cut_in_different_places_meet():
     assert refined(one, two) == [(4, 10, 6), (2, 3, 3), (3, 1, 100)]
     with pytest.raises(LayoutError, match="cut into pieces"):
         refined([((4, 6), (6, 1))], [((6, 4), (4, 1))])
+
+
+def test_a_model_type_of_any_length_stays_in_one_short_line():
+    theirs = layouts.find("hf-llama").from_canonical(llama(2))
+    with pytest.raises(LayoutError) as caught:
+        layouts.detect(theirs, "a\nb" + "x" * 10_000)
+    assert "config.json says a\\nbxxx" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400

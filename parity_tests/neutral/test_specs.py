@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import Rule, Rules, specs
+from attn_bridge.parity.cases import cases_of
 
 from ..bad_calls import BAD_CALLS, MODULES
 
@@ -165,6 +166,16 @@ def test_names_files_and_configs_are_not_shared():
 def test_examples_have_names_of_their_own_and_configs_of_the_variant(variant):
     assert len({example.name for example in variant.examples}) == len(variant.examples)
     assert {type(example.config) for example in variant.examples} <= {variant.config}
+
+
+@pytest.mark.parametrize("variant", specs.VARIANTS, ids=lambda variant: variant.name)
+def test_a_brief_check_proves_the_meaning_of_every_example(variant):
+    own, brief = cases_of(variant), cases_of(variant, is_brief=True)
+    assert [case.name for case in brief] == [case.name for case in own]
+    assert all("float64" in case.dtypes for case in brief)
+    if variant.examples:
+        assert brief[0].dtypes == ("float64", "float32", "bfloat16")
+        assert {case.dtypes for case in brief[1:]} == {("float64",)}
 
 
 @pytest.mark.parametrize(

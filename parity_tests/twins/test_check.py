@@ -38,11 +38,11 @@ def test_all_variants_are_equal_in_float64_in_every_case():
 
 @pytest.mark.parametrize("first_seed", [1000, 2000])
 def test_low_precisions_raise_no_false_alarm_on_many_seeds(first_seed, monkeypatch):
-    from attn_bridge.parity import matrix
+    from attn_bridge.parity import twin_runs
 
-    right = matrix.draw
+    right = twin_runs.draw
     monkeypatch.setattr(
-        matrix, "draw", lambda case, variant, seed, weights: right(case, variant, first_seed + seed, weights)
+        twin_runs, "draw", lambda case, variant, seed, weights: right(case, variant, first_seed + seed, weights)
     )
     report = check(
         ["SelfAttention_v1", "MultiHeadAttention", "LayerNorm"], cases=["odd-sizes", "large-scores"], seeds=10
@@ -220,10 +220,32 @@ def test_what_only_the_second_look_finds_is_not_dropped(monkeypatch):
         dtype, verdict = next(looks)
         return [Cell(subject.variant.name, subject.case.name, dtype, "a run", verdict, ())]
 
-    monkeypatch.setattr(matrix, "_run_side", lambda *arguments: None)
+    monkeypatch.setattr(matrix, "run_side", lambda *arguments: None)
     monkeypatch.setattr(matrix, "_judge_subject", judge)
     report = check(["LayerNorm"], cases=["odd-sizes"], seeds=1)
     assert [cell.verdict for cell in report.cells] == ["different"]
     assert report.notes == (
         "LayerNorm, odd-sizes, float64: beyond the allowance on 1 seeds, judged again on 4 new ones",
     )
+
+
+def test_an_interrupted_check_starts_nothing_more(monkeypatch):
+    from attn_bridge.parity import matrix
+
+    started = []
+
+    def run_side(framework, subject, *arguments):
+        started.append((framework, subject.case.name))
+        if subject.case.name != "odd-sizes":
+            assert arguments[-1].wait(60), "it is told to stop"
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(matrix, "run_side", run_side)
+    monkeypatch.setattr(matrix, "_judge_subject", lambda *arguments: [])
+    with pytest.raises(KeyboardInterrupt):
+        check(["LayerNorm"], seeds=1, progress=interrupt)
+    blocked = [framework for framework, case in started if case != "odd-sizes"]
+    assert blocked.count("torch") <= 1, "one thread"
+    assert blocked.count("flax") <= 2, "two threads"

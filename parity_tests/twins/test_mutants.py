@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import backends, torch_to_flax
-from attn_bridge.parity import block_faults, mutants
+from attn_bridge.parity import block_faults, mutants, pairs
 from attn_bridge.parity.subjects import Arguments
 from parity_tests.blocks import find_config
 from parity_tests.reference import directional_derivative
@@ -91,7 +91,7 @@ def test_the_configurations_cover_what_the_block_can_do():
     assert any(1 < config.num_kv_heads < config.num_heads for config in drawn)
     assert sum(config.d_model != config.num_heads * config.head_dim for config in drawn) > 200
     assert any(config.empty_rows for config in drawn)
-    assert {mutants.draw_pair(seed).name for seed in range(5000, 5300)} >= {
+    assert {pairs.draw_pair(seed).name for seed in range(5000, 5300)} >= {
         "Block",
         "Linear",
         "LayerNorm",
@@ -105,8 +105,8 @@ def test_the_configurations_cover_what_the_block_can_do():
 
 def test_a_configuration_depends_on_its_seed_alone():
     assert mutants.draw_config(7) == mutants.draw_config(7) != mutants.draw_config(8)
-    pairs = [mutants.draw_pair(5001) for _ in range(2)]
-    for one, two in zip(*(pair.inputs.items() for pair in pairs), strict=True):
+    twice = [pairs.draw_pair(5001) for _ in range(2)]
+    for one, two in zip(*(pair.inputs.items() for pair in twice), strict=True):
         assert one[0] == two[0]
         assert np.array_equal(one[1], two[1])
 

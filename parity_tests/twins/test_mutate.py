@@ -11,7 +11,7 @@ import pytest
 
 import attn_bridge.parity.compare  # noqa: F401  # the module, which the package hides behind the function
 from attn_bridge.cli.app import run
-from attn_bridge.parity import mutants
+from attn_bridge.parity import mutants, pairs
 from attn_bridge.parity import mutate as run_mutate
 from attn_bridge.parity.block_faults import always, never
 from attn_bridge.parity.faults import FAULTS, find_fault
@@ -102,9 +102,9 @@ def test_every_fault_is_planted_on_both_sides_where_it_applies():
     for fault in FAULTS:
         mine = [trial for trial in trials if trial.fault == fault.name]
         assert {trial.side for trial in mine} == {"torch", "flax"}
-        pairs = [fault.pair(trial.seed) for trial in mine]
-        assert None not in pairs
-        shown, hidden = (sum(fault.is_hidden(pair) == wanted for pair in pairs) for wanted in (False, True))
+        planted = [fault.pair(trial.seed) for trial in mine]
+        assert None not in planted
+        shown, hidden = (sum(fault.is_hidden(pair) == wanted for pair in planted) for wanted in (False, True))
         assert shown == (0 if fault.hidden is always else 4)
         assert hidden == (0 if fault.hidden is never else 2)
         assert find_trial(str(mine[0])) == mine[0]
@@ -191,11 +191,11 @@ def test_a_case_runs_again_from_its_name(capsys):
     assert run(["mutate", "--case", f"right:{SEED}"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("equal: ")
-    assert f"right: {mutants.draw_pair(SEED).name}, seed {SEED}: equal\n" in printed
+    assert f"right: {pairs.draw_pair(SEED).name}, seed {SEED}: equal\n" in printed
 
 
 def test_processes_give_the_results_of_one():
-    small = [seed for seed in range(SEED, SEED + 200) if mutants.draw_pair(seed).name == "Linear"][:2]
+    small = [seed for seed in range(SEED, SEED + 200) if pairs.draw_pair(seed).name == "Linear"][:2]
     trials = [Trial("", None, seed) for seed in small]
     one, two = (sorted(run_trials(trials, jobs), key=lambda result: result.trial.seed) for jobs in (1, 2))
     assert [dataclasses.replace(result, seconds=0, explanation="") for result in one] == [

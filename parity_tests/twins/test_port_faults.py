@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from attn_bridge import backends, torch_to_flax
-from attn_bridge.parity import mutants
+from attn_bridge.parity import mutants, pairs
 from attn_bridge.parity.faults import FAULTS, find_fault
 from attn_bridge.parity.mutate import find_trial, run_trial
 from attn_bridge.parity.port_faults import PORT_FAULTS
 from attn_bridge.parity.subjects import Arguments
-from attn_bridge.specs import find_variant
+from attn_bridge.specs import VARIANTS, find_variant
 
 SEED = 500_000
 
@@ -29,8 +29,8 @@ def run(fault, pair, side, *, planted):
 
 @pytest.mark.parametrize("fault", PORT_FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_makes_the_same_wrong_function_on_both_sides(fault):
-    pairs = (fault.pair(seed) for seed in range(SEED, SEED + 200))
-    pair = next(pair for pair in pairs if pair is not None)
+    drawn = (fault.pair(seed) for seed in range(SEED, SEED + 200))
+    pair = next(pair for pair in drawn if pair is not None)
     right = run(fault, pair, "torch", planted=False)
     wrong = run(fault, pair, "torch", planted=True)
     largest = np.abs(right).max()
@@ -53,7 +53,7 @@ def output(variant, config, weights, x):
 def planted(name, config, weights, x):
     """Run a port that goes wrong on the same weights."""
     fault = find_fault(name)
-    arguments = {"variant": fault.variant, "config": config, "reads": fault.reads(config)}
+    arguments = {"variant": fault.variant, "config": config, "reads": fault.wrong(config)}
     module = backends.load("torch", "mutants").build("Port", arguments)
     weights = {f"port.{name}": array for name, array in weights.items()}
     harness = backends.load_harness("torch").Harness(module)
@@ -109,16 +109,16 @@ def test_a_convolution_read_backwards_in_time_is_found(side):
 
 def test_a_fault_is_not_planted_where_there_is_nothing_to_change():
     fault = find_fault("grouped-alibi-missing")
-    pairs = {seed: fault.pair(seed) for seed in range(SEED, SEED + 40)}
-    without = next(seed for seed, pair in pairs.items() if pair is None)
+    planted = {seed: fault.pair(seed) for seed in range(SEED, SEED + 40)}
+    without = next(seed for seed, pair in planted.items() if pair is None)
     with pytest.raises(ValueError, match=f"the configuration of seed {without} does not have what this fault needs"):
         find_trial(f"grouped-alibi-missing:flax:{without}")
 
 
 def test_every_modern_variant_is_among_the_right_pairs_and_has_faults():
-    modern = {variant.name for variant in mutants.VARIANTS if variant.examples}
+    modern = {variant.name for variant in VARIANTS if variant.examples}
     assert {fault.variant for fault in PORT_FAULTS} == modern
-    assert modern <= {mutants.draw_pair(seed).name for seed in range(5000, 5300)}
+    assert modern <= {pairs.draw_pair(seed).name for seed in range(5000, 5300)}
 
 
 def test_a_fault_that_does_not_exist_is_refused():

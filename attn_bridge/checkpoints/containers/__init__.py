@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .base import ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer, printable
+from ...printable import printable
+from .base import ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
 from .files import bad
 
 __all__ = [

@@ -16,6 +16,8 @@ from typing import Any, ClassVar, Self
 import ml_dtypes
 import numpy as np
 
+from ...printable import printable
+
 Array = np.ndarray[Any, Any]
 
 MOST_TENSORS = 1_000_000
@@ -169,10 +171,3 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return dtype
     except (AttributeError, TypeError):
         raise CheckpointError(f"dtype {printable(name)} is unknown here") from None
-
-
-def printable(text: object, most: int = 120) -> str:
-    """Return a name from outside as it may be printed: escaped, and cut where it is long."""
-    shown = str(text)
-    shown = shown if len(shown) <= most else f"{shown[:most]}... ({len(shown)} characters)"
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in shown)

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .base import MOST_AXES, MOST_HEADER, MOST_TENSORS, CheckpointError, TensorInfo, printable
+from ...printable import printable
+from .base import MOST_AXES, MOST_HEADER, MOST_TENSORS, CheckpointError, TensorInfo
 
 DTYPES = frozenset(
     {

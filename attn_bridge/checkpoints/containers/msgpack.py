@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .base import MOST_AXES, Reader, TensorInfo, Writer, numpy_dtype, printable
+from ...printable import printable
+from .base import MOST_AXES, Reader, TensorInfo, Writer, numpy_dtype
 from .files import (
     MOST_NODES,
     File,

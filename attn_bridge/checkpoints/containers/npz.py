@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .base import MOST_HEADER, Reader, TensorInfo, Writer, numpy_dtype, printable
+from ...printable import printable
+from .base import MOST_HEADER, Reader, TensorInfo, Writer, numpy_dtype
 from .files import (
     DTYPES,
     File,

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .base import MOST_HEADER, Array, CheckpointError, Reader, TensorInfo, Writer, numpy_dtype, printable
+from ...printable import printable
+from .base import MOST_HEADER, Array, CheckpointError, Reader, TensorInfo, Writer, numpy_dtype
 from .base import ORBAX_METADATA as METADATA
 from .files import (
     File,

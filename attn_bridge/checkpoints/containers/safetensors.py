@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .base import MOST_HEADER, CheckpointError, Reader, TensorInfo, Writer, printable
+from ...printable import printable
+from .base import MOST_HEADER, CheckpointError, Reader, TensorInfo, Writer
 from .files import (
     File,
     Target,

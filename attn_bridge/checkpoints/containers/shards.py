@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .base import MOST_HEADER, Reader, TensorInfo, printable
+from ...printable import printable
+from .base import MOST_HEADER, Reader, TensorInfo
 from .files import File, bad, check_count, check_name, listed, parse_json
 
 

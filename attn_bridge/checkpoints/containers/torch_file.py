@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .base import MOST_HEADER, Reader, TensorInfo, Writer, numpy_dtype, printable
+from ...printable import printable
+from .base import MOST_HEADER, Reader, TensorInfo, Writer, numpy_dtype
 from .files import (
     File,
     InOrder,

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .base import MOST_HEADER, MOST_TENSORS, printable
+from ...printable import printable
+from .base import MOST_HEADER, MOST_TENSORS
 from .files import File, Target, as_bytes, bad
 
 LOCAL, CENTRAL, END, END64, LOCATOR64 = b"PK\3\4", b"PK\1\2", b"PK\5\6", b"PK\6\6", b"PK\6\7"

@@ -1,0 +1,140 @@
+"""What a port reads in the place of what: weights in another order than they are held, or in the place of others.
+
+Each way of reading is a function of the config; it returns nothing where that config has nothing to confuse.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from einops import rearrange
+
+Reads = Callable[[Any], "tuple[Read, ...]"]
+"""Config -> what is read in the place of what."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+    """What stands in the place of a tensor, or of the weight and the bias of a layer.
+
+    Attributes:
+        target: name of the vector or layer.
+        source: name of the one that is read instead, a bias only where it has one.
+        order: which index of the source each index is; () as they stand.
+        axis: the axis that is put into this order, 0 or -1, counted in the torch layout; a bias only has the first.
+    """
+
+    target: str
+    source: str
+    order: tuple[int, ...] = ()
+    axis: int = 0
+
+
+def read(reads: tuple[Read, ...], held: Mapping[str, Any], *, transposed: bool) -> dict[str, Any]:
+    """Return the tensors in whose place others are read.
+
+    Args:
+        reads: what is read in the place of what.
+        held: all tensors, of either framework, by their names there.
+        transposed: whether the axes of everything but vectors stand the other way round, as in Flax.
+    """
+    found = {}
+    for one in reads:
+        for name in held:
+            layer, _, last = name.rpartition(".")
+            if one.target not in (name, layer):
+                continue
+            source = one.source if name == one.target else f"{one.source}.{last}"
+            tensor = held.get(source, held[name])
+            if one.order and not (one.axis and tensor.ndim == 1):
+                turned = transposed and tensor.ndim > 1
+                tensor = tensor.T if turned else tensor
+                order = np.array(one.order)
+                tensor = tensor[order] if one.axis == 0 else tensor[..., order]
+                tensor = tensor.T if turned else tensor
+            found[name] = tensor
+    return found
+
+
+def _order(pattern: str, **sizes: int) -> tuple[int, ...]:
+    """Return which held row each row that is needed is read from.
+
+    On the left of the einops pattern stands how the wrong code takes the held rows to lie, on the right how the right
+    code does.
+    """
+    left, right = pattern.split(" -> ")
+    names = left.strip("()").split()
+    total = int(np.prod([sizes[name] for name in names]))
+    order = rearrange(np.arange(total), f"{left} -> {right}", **sizes)
+    return tuple(int(one) for one in order)
+
+
+def _is_as_held(order: tuple[int, ...]) -> bool:
+    return order == tuple(range(len(order)))
+
+
+def swapped(*pairs: tuple[str, str]) -> Reads:
+    """Read vectors or layers in each other's place, where they are of one shape."""
+
+    def reads(config: Any) -> tuple[Read, ...]:
+        shapes = {parameter.rule.torch.removesuffix(".weight"): parameter.shape for parameter in config.parameters}
+        same = [pair for pair in pairs if pair[0] in shapes and shapes[pair[0]] == shapes.get(pair[1])]
+        return tuple(Read(*names) for one, two in same for names in ((one, two), (two, one)))
+
+    return reads
+
+
+def inside_out(layer: str, width: str, heads: str) -> Reads:
+    """Read the rows of a layer as (channel head); the sizes are names of fields of the config."""
+
+    def reads(config: Any) -> tuple[Read, ...]:
+        if not any(parameter.rule.torch == f"{layer}.weight" for parameter in config.parameters):
+            return ()
+        order = _order("(c h) -> (h c)", c=getattr(config, width), h=getattr(config, heads))
+        return () if _is_as_held(order) else (Read(layer, layer, order),)
+
+    return reads
+
+
+def groups_tiled(config: Any) -> tuple[Read, ...]:
+    """Move every head of queries to the key/value head that it would get, with all that belongs to the head."""
+    sizes = {"k": config.num_kv_heads, "g": config.num_heads // config.num_kv_heads}
+    heads = _order("(g k) -> (k g)", **sizes)
+    if _is_as_held(heads):
+        return ()
+    rows = _order("(g k c) -> (k g c)", c=config.head_dim, **sizes)
+    norm = getattr(config, "qk_norm", None)
+    moved = [Read(name, name, rows) for name in ("W_query", "W_gate")]
+    moved += [Read("q_norm", "q_norm", rows)] if norm is not None and norm.scope == "full" else []
+    return *moved, Read("sinks", "sinks", heads), Read("out_proj", "out_proj", rows, -1)
+
+
+def maps_interleaved(config: Any) -> tuple[Read, ...]:
+    """Read the queries of the two maps of differential attention from neighbouring heads."""
+    order = _order("(h n c) -> (n h c)", h=config.num_heads // 2, n=2, c=config.head_dim)
+    return () if _is_as_held(order) else (Read("W_query", "W_query", order),)
+
+
+def rope_first(config: Any) -> tuple[Read, ...]:
+    """Take the rotary channels of a latent query to be the first of a head."""
+    if config.position is None:
+        return ()
+    width = config.nope_dim + config.rope_dim
+    one = [*range(config.rope_dim, width), *range(config.rope_dim)]
+    order = tuple(head * width + channel for head in range(config.num_heads) for channel in one)
+    return (Read("W_query", "W_query", order),)
+
+
+def taps_reversed(config: Any) -> tuple[Read, ...]:
+    """Read a short convolution backwards in time."""
+    order = tuple(reversed(range(config.conv_size)))
+    return (Read("conv1d", "conv1d", order, -1),) if len(order) > 1 else ()
+
+
+def channels_value_first(config: Any) -> tuple[Read, ...]:
+    """Take the channels of a short convolution to lie as value, query, key."""
+    values, width = config.value_width, config.conv_width
+    return (Read("conv1d", "conv1d", (*range(values, width), *range(values))),)

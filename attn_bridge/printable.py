@@ -1,0 +1,10 @@
+"""Text from outside (names in files, of types) as one harmless, bounded line of a message."""
+
+from __future__ import annotations
+
+
+def printable(text: object, most: int = 120) -> str:
+    """Return a name from outside as it may be printed: escaped, and cut where it is long."""
+    shown = str(text)
+    shown = shown if len(shown) <= most else f"{shown[:most]}... ({len(shown)} characters)"
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in shown)
