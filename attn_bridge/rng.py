@@ -10,6 +10,7 @@ with torch builds that draw as the x86-64 wheels with AVX2 do (see docs/randomne
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
@@ -35,6 +36,14 @@ _BLOCK = 1 << 16
 _FLOATS = {np.dtype(name): info for name, info in (("float16", (16, 10)), ("float32", (32, 23)), ("float64", (64, 52)))}
 _FLOATS[np.dtype(ml_dtypes.bfloat16)] = (8, 7)
 """Floating-point type -> the width of the draw behind it, and how many bits of it become the mantissa."""
+
+_CPU_FEATURES: dict[str, bool] = getattr(
+    importlib.import_module("numpy._core._multiarray_umath"), "__cpu_features__", {}
+)
+
+COMPUTES_FLOAT16 = any(_CPU_FEATURES.get(name, False) for name in ("AVX512FP16", "AVX512_SPR", "ASIMDHP"))
+"""Whether the processor has arithmetic in float16. XLA then rounds ``a * b + c`` in it once, else after each step; JAX
+itself draws other numbers there, in float16 between bounds."""
 
 
 # ---- JAX
@@ -230,12 +239,16 @@ def _counters(start: int, count: int) -> tuple[Words, Words]:
 
 
 def multiply_add(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> NDArray[Any]:
-    """Return ``a * b + c``: rounded once in float32 and float64, after each operation in float16 and bfloat16."""
+    """Return ``a * b + c``: rounded once in float32 and float64, after each operation in bfloat16.
+
+    In float16 it is rounded once where the processor computes in float16 (`COMPUTES_FLOAT16`).
+    """
     dtype = np.result_type(a)
-    if dtype == np.float32:
-        # The product of two float32 is exact in float64.
-        wide = a.astype(np.float64) * b.astype(np.float64)
-        return np.asarray(_add_to_odd(wide, np.broadcast_to(c.astype(np.float64), wide.shape)).astype(np.float32))
+    wider = {"float32": np.float64, "float16": np.float32}.get(dtype.name)
+    if wider is not None and (dtype != np.float16 or COMPUTES_FLOAT16):
+        # The product of two is exact in the wider type.
+        product = a.astype(wider) * b.astype(wider)
+        return np.asarray(_add_to_odd(product, np.broadcast_to(c.astype(wider), product.shape)).astype(dtype))
     if dtype == np.float64:
         return _fused_double(a, b, c)
     return np.asarray(a * b + c)
@@ -249,16 +262,16 @@ def _two_sum(a: NDArray[Any], b: NDArray[Any]) -> tuple[NDArray[Any], NDArray[An
 
 
 def _add_to_odd(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Add in float64, rounding what is not exact to the neighbour with an odd mantissa.
+    """Add in float64 or float32, rounding what is not exact to the neighbour with an odd mantissa.
 
     Such a sum can be rounded once more, to a shorter type, as if it had not been rounded before (Boldo and Melquiond,
     "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
     """
     total, error = _two_sum(a, b)
     total = np.asarray(total)
-    raw = total.view(np.int64)
-    step = np.where((error > 0) == (total > 0), 1, -1)
-    return (raw + np.where((error != 0) & (raw & 1 == 0), step, 0)).view(np.float64)
+    raw = total.view(f"i{total.itemsize}")
+    step = np.where((error > 0) == (total > 0), 1, -1).astype(raw.dtype)
+    return np.asarray((raw + np.where((error != 0) & (raw & 1 == 0), step, 0).astype(raw.dtype)).view(total.dtype))
 
 
 def _fused_double(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> NDArray[Any]:

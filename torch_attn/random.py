@@ -456,9 +456,10 @@ def _bits(key: Key, shape: tuple[int, ...], width: int, device: Any) -> Tensor:
 
 def _multiply_add(a: Float[Tensor, "..."], b: Tensor, c: Tensor) -> Float[Tensor, "..."]:
     """Return ``a * b + c`` as `attn_bridge.rng.multiply_add` does, which explains it."""
-    if a.dtype == torch.float32:
-        wide = a.double() * b.double()
-        return _add_to_odd(wide, c.double().expand_as(wide)).float()
+    wider = {torch.float32: torch.float64, torch.float16: torch.float32}.get(a.dtype)
+    if wider is not None and (a.dtype != torch.float16 or rng.COMPUTES_FLOAT16):
+        product = a.to(wider) * b.to(wider)
+        return _add_to_odd(product, c.to(wider).expand_as(product)).to(a.dtype)
     if a.dtype != torch.float64:
         return a * b + c
 
@@ -483,11 +484,11 @@ def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _add_to_odd(a: Tensor, b: Tensor) -> Tensor:
-    """Add in float64, rounding what is not exact to the neighbour with an odd mantissa."""
+    """Add in float64 or float32, rounding what is not exact to the neighbour with an odd mantissa."""
     total, error = _two_sum(a, b)
-    raw = total.view(torch.int64)
+    raw = total.view({4: torch.int32, 8: torch.int64}[total.itemsize])
     step = torch.where((error > 0) == (total > 0), 1, -1)
-    return (raw + torch.where((error != 0) & (raw & 1 == 0), step, 0)).view(torch.float64)
+    return (raw + torch.where((error != 0) & (raw & 1 == 0), step, 0).to(raw.dtype)).view(total.dtype)
 
 
 # Giles, "Approximating the erfinv function", 2010: the polynomials, highest power first, that XLA evaluates in float32.

@@ -1,16 +1,22 @@
 """Draw the test vectors with the frameworks that own them: ``python -m parity_tests.goldens.make_random_vectors``.
 
-Run it again after a framework has changed a stream on purpose; the tests then say what else has to follow.
+Run it again after a framework has changed a stream on purpose; the tests then say what else has to follow. It takes a
+processor with arithmetic in float16, which XLA is told to use and not to use.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from attn_bridge import rng
 
 from .random_vectors import jax_cases, streams, torch_cases
 
@@ -53,20 +59,37 @@ def draw_with_torch(case: Mapping[str, Any]) -> np.ndarray:
     return drawn.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]).numpy()
 
 
+def jax_bytes(instructions: str) -> list[str]:
+    """Draw all cases with JAX in a process of its own, where XLA uses no newer instructions than these."""
+    code = f"from {__name__} import *; print(json.dumps([draw_with_jax(case).tobytes().hex() for case in jax_cases()]))"
+    command = [sys.executable, "-c", code.replace("__main__", "parity_tests.goldens.make_random_vectors")]
+    flags = {"XLA_FLAGS": f"--xla_cpu_max_isa={instructions}"}
+    done = subprocess.run(command, env=os.environ | flags, capture_output=True, text=True, check=True)
+    drawn: list[str] = json.loads(done.stdout)
+    return drawn
+
+
+def write(name: str, versions: Mapping[str, str], cases: list[dict[str, Any]]) -> None:
+    """Write one file, a case a line."""
+    lines = ",\n".join(map(json.dumps, cases))
+    text = f'{{\n"versions": {json.dumps(versions)},\n"cases": [\n{lines}\n]\n}}\n'
+    Path(__file__).with_name(f"random_{name}.json").write_text(text, encoding="utf-8")
+
+
 def main() -> None:
     """Write both files."""
     import flax
     import jax
     import torch
 
-    parts = {
-        "jax": ({"jax": jax.__version__, "flax": flax.__version__}, jax_cases(), draw_with_jax),
-        "torch": ({"torch": torch.__version__.partition("+")[0]}, torch_cases(), draw_with_torch),
-    }
-    for name, (versions, cases, draw) in parts.items():
-        lines = [json.dumps({"draw": case, "bytes": draw(case).tobytes().hex()}) for case in cases]
-        text = f'{{\n"versions": {json.dumps(versions)},\n"cases": [\n' + ",\n".join(lines) + "\n]\n}\n"
-        Path(__file__).with_name(f"random_{name}.json").write_text(text, encoding="utf-8")
+    if not rng.COMPUTES_FLOAT16:
+        sys.exit("this processor has no arithmetic in float16, and what others draw with it would be lost")
+    cases = []
+    for case, plain, fused in zip(jax_cases(), jax_bytes("AVX2"), jax_bytes("AMX_FP16"), strict=True):
+        cases.append({"draw": case, "bytes": plain, **({} if plain == fused else {"bytes with float16": fused})})
+    write("jax", {"jax": jax.__version__, "flax": flax.__version__}, cases)
+    cases = [{"draw": case, "bytes": draw_with_torch(case).tobytes().hex()} for case in torch_cases()]
+    write("torch", {"torch": torch.__version__.partition("+")[0]}, cases)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,9 @@ def draw_as_torch(case):
     return None
 
 
-def test_numpy_draws_what_jax_drew():
+@pytest.mark.parametrize("computes_float16", [False, True])
+def test_numpy_draws_what_jax_drew(computes_float16, monkeypatch):
+    monkeypatch.setattr(rng, "COMPUTES_FLOAT16", computes_float16)
     assert random_vectors.check("jax", draw_as_jax) == len(random_vectors.jax_cases()) - len(random_vectors.SEEDS)
 
 

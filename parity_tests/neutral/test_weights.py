@@ -376,7 +376,12 @@ def test_only_named_arrays_of_numbers_are_taken(arrays, message):
 
 @pytest.mark.parametrize(
     ("name", "shown"),
-    [("a\nb", r"a\nb"), ("\x1b[31m", r"\x1b[31m"), ("n" * 300, "n" * 200 + "..."), ("Gewicht_ü", "Gewicht_ü")],
+    [
+        ("a\nb", r"a\nb"),
+        ("\x1b[31m", r"\x1b[31m"),
+        ("n" * 300, "n" * 120 + "... (300 characters)"),
+        ("Gewicht_ü", "Gewicht_ü"),
+    ],
     ids=["line break", "escape code", "long", "letters"],
 )
 def test_a_hostile_name_is_one_harmless_line(name, shown):
