@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import resource
 import sys
 import time
@@ -521,8 +522,7 @@ class Comparison:
     def work(self) -> float:
         """Return about how many operations forward and backward of one side take."""
         size = sum(array.size for array in self.held.values())
-        rows = max((int(np.prod(leaf.shape[:-1])) or 1 for leaf in self.arguments.leaves), default=1)
-        return 6.0 * size * rows
+        return 6.0 * size * max((_rows(leaf) for leaf in self.arguments.leaves), default=1)
 
     # ---- running samples
 
@@ -728,6 +728,13 @@ def _own_rules(modules: tuple[Any, Any]) -> Rules | None:
 
 def _is_plain(leaf: Array) -> bool:
     return is_float(leaf) and not numbers.is_mask(leaf)
+
+
+def _rows(leaf: Array) -> int:
+    """Return how many vectors an input stands for: its rows, the elements of integers, one of a mask."""
+    if leaf.dtype == bool:
+        return 1
+    return max(1, leaf.size if leaf.dtype.kind in "iu" else math.prod(leaf.shape[:-1]))
 
 
 def _class_of(dtype: str) -> str:

@@ -16,6 +16,7 @@ import jax_attn.harness
 import torch_attn.harness
 from attn_bridge import Rule, transfer
 from attn_bridge.parity import compare, judge
+from attn_bridge.parity.compare import Comparison
 from attn_bridge.parity.judgement import Judgement
 
 X = np.random.default_rng(0).normal(size=(4, 9, 16)).astype(np.float32)
@@ -173,3 +174,31 @@ def test_outputs_are_described_without_a_run_unless_the_module_looks_at_values(r
     assert report.verdict == ("different" if fault else "equal")
     assert runs["torch", "forward"] == forward
     assert runs["flax", "forward"] == 0
+
+
+class TorchLookup(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+
+    def forward(self, ids, mask):
+        return self.embed(ids) * mask[..., None]
+
+
+class FlaxLookup(nnx.Module):
+    def __init__(self):
+        self.embed = nnx.Embed(11, 8, rngs=nnx.Rngs(0))
+
+    def __call__(self, ids, mask):
+        return self.embed(ids) * mask[..., None]
+
+
+def test_work_counts_every_token_of_a_batch_but_no_mask():
+    ids = np.random.default_rng(0).integers(0, 11, (2, 5))
+    pairs = [
+        (TorchModel(), FlaxModel(), X, (16 * 24 + 24) * 4 * 9),
+        (TorchLookup(), FlaxLookup(), {"ids": ids, "mask": np.ones((2, 5), bool)}, 11 * 8 * 2 * 5),
+        (TorchLookup(), FlaxLookup(), {"ids": ids[:, :1], "mask": np.ones((7, 1, 1), bool)}, 11 * 8 * 2),
+    ]
+    for torch_module, flax_module, inputs, multiplied in pairs:
+        assert Comparison(torch_module, flax_module, inputs).work() == 6 * multiplied
