@@ -22,7 +22,16 @@ from flax import nnx
 from jax import Array, lax
 from jaxtyping import Float
 
-from .block_operands import Operands, false_of, pad, times, times_transposed, transposed_times, turned
+from .block_operands import (
+    Operands,
+    false_of,
+    pad,
+    summed_columns,
+    times,
+    times_transposed,
+    transposed_times,
+    turned,
+)
 from .block_plan import SMALL_BLOCK, Columns, Plan, Shape, block_sizes
 from .call import Call
 
@@ -245,49 +254,66 @@ def _backward(
     # A row of softmax has the gradient weights * (d_weights - slope). What its weights are divided by is taken out of
     # the rows that they are multiplied with.
     share = jnp.where(total > 0.0, 1.0 / jnp.where(total > 0.0, total, 1.0), 0.0)
-    slope = (rearrange((context * d_context).sum(-1), "b t h -> b h t") - d_total * total) * share
+    of_sums = -jnp.where(total > 0.0, d_total, 0.0)
+    slope = rearrange((context * d_context).sum(-1), "b t h -> b h t") * share + of_sums
     if sinks is not None:
         d_sinks = -(jnp.exp(sinks.astype(dtype)[:, None] - top) * slope).sum((0, 2)).astype(sinks.dtype)
     d_context = d_context * rearrange(share, "b h t -> b t h 1")
     d_heads = pad(rearrange(d_context, "b t h c -> (b h) t c"), 1, plan.rows)
-    slope = pad(rearrange(slope, "b h t -> (b h) t 1"), 1, plan.rows)
+    slope, of_sums, share = (pad(rearrange(one, "b h t -> (b h) t 1"), 1, plan.rows) for one in (slope, of_sums, share))
     # Rows that only fill a block up have no weights, however large the bias.
     tops = pad(rearrange(top, "b h t -> (b h) t 1"), 1, plan.rows, jnp.inf)
 
     def heads(carry: Any, first: Array) -> Any:
         d_key, d_value, d_bias = carry
         q, k, v = lax.optimization_barrier((sides.queries(first), sides.keys(first), sides.values(first)))
-        d_c, row_slope, row_tops = (sides.take(array, first) for array in (d_heads, slope, tops))
+        d_c = sides.take(d_heads, first)
+        per_row = [sides.take(array, first) for array in (tops, slope, of_sums, share)]
 
         def row_block(i: Any, carry: Any) -> Any:
             d_q, d_k, d_v, d_bias = carry
             q_block, d_c_block = sides.rows_of(q, i), sides.rows_of(d_c, i)
-            slope_block, top_block = sides.rows_of(row_slope, i), sides.rows_of(row_tops, i)
+            top_block, slope_block, of_sums_block, share_block = (turned(sides.rows_of(one, i)) for one in per_row)
 
             # Columns first: four of the five products then take both sides as they lie in memory, which is faster.
-            def step(masked: bool, j: Columns, kept: Any) -> Any:
-                d_q_block, d_k, d_v, d_bias = kept
+            def weigh(masked: bool, j: Columns) -> tuple[Array, Array, Array, Any]:
+                """Return the weights, what is left of them, what comes back to that, and the capped scores."""
                 k_block, v_block = sides.columns_of(k, j), sides.columns_of(v, j)
                 scores, capped = sides.scores(first, i, j, q_block, k_block, masked, columns_first=True)
-                weights = jnp.exp(scores - turned(top_block))
+                weights = jnp.exp(scores - top_block)
                 d_weights = times_transposed(v_block, d_c_block)
                 weights, d_weights = lax.optimization_barrier((weights, d_weights))
-                dropped = weights
-                if seed is not None:
-                    keep = turned(sides.kept(first, i, j))
-                    dropped, d_weights = weights * keep, d_weights * keep
-                d_scores = lax.optimization_barrier(weights * (d_weights - turned(slope_block)))
+                if seed is None:
+                    return weights, weights, d_weights, capped
+                keep = turned(sides.kept(first, i, j))
+                return weights, weights * keep, d_weights * keep, capped
+
+            def add(j: Columns, seen: tuple[Array, Array, Array, Any], slope: Array, kept: Any) -> Any:
+                """Add what a block gives to the gradients."""
+                d_q_block, d_k, d_v, d_bias = kept
+                weights, dropped, d_weights, capped = seen
+                d_scores = lax.optimization_barrier(weights * (d_weights - slope))
                 d_v = sides.add_columns(d_v, j, times(dropped, d_c_block))
                 if bias is not None:
                     d_bias = sides.add_bias(d_bias, first, i, j, turned(d_scores))
                 if capped is not None:
                     d_scores = d_scores * (1.0 - capped * capped)
                 d_k = sides.add_columns(d_k, j, times(d_scores, q_block))
-                part = transposed_times(d_scores, k_block)
+                part = transposed_times(d_scores, sides.columns_of(k, j))
                 return part if d_q_block is None else d_q_block + part, d_k, d_v, d_bias
 
-            none = None if plan.unrolled else sides.filled(q_block.shape, 0.0)
-            d_q_block, d_k, d_v, d_bias = sides.over_columns(i, step, (none, d_k, d_v, d_bias))
+            kept = (None if plan.unrolled else sides.filled(q_block.shape, 0.0), d_k, d_v, d_bias)
+            if plan.unrolled:
+                # With all that a row sees at hand, its slope is that of the products themselves: their rounding cancels
+                # then, where that of the context would stay, times all that the keys have in common.
+                seen = [(j, weigh(masked, j)) for masked, j in plan.runs(i)]
+                for _, (weights, _, d_weights, _) in seen:
+                    of_sums_block = of_sums_block + share_block * summed_columns(weights * d_weights)
+                for j, parts in seen:
+                    kept = add(j, parts, of_sums_block, kept)
+            else:
+                kept = sides.over_columns(i, lambda masked, j, kept: add(j, weigh(masked, j), slope_block, kept), kept)
+            d_q_block, d_k, d_v, d_bias = kept
             if d_q_block is None:
                 return d_q, d_k, d_v, d_bias
             d_q = lax.dynamic_update_slice_in_dim(d_q, d_q_block * plan.scale, i * plan.rows, 1)
