@@ -619,3 +619,23 @@ def test_nan_is_not_lost(tokens, how, dtype):
         assert not lost[0, :, :2].any()
         if how == "causal":
             assert not lost[0][~allowed[:, place]].any(), "nobody else sees it"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_module_takes_any_number_of_tokens(strict):
+    module = torch_attn.MultiHeadAttention(8, 8, 32, 0.0, 2).eval()
+    tokens = torch.export.Dim("tokens", max=32)
+    graph = torch.export.export(module, (draw(2, 20, 8, seed=0).float(),), dynamic_shapes=({1: tokens},), strict=strict)
+    for count in (2, 15, 16, 32):
+        x = draw(2, count, 8, seed=count).float()
+        torch.testing.assert_close(graph.module()(x), module(x))
+
+
+@pytest.mark.parametrize("tokens", [3, 20])
+def test_a_graph_for_one_length_does_not_lose_nan_either(tokens):
+    query, key, value = (one.float() for one in operands(queries=tokens, keys=tokens))
+    query[0, 1, 3] = torch.nan
+    compiled = torch.compile(functional.dot_product_attention, backend="eager", fullgraph=True, dynamic=False)
+    lost = compiled(query, key, value, mask=masks.causal()).isnan()
+    assert lost[0, 1, 3].all()
+    assert int(lost.sum()) == value.shape[-1]

@@ -112,10 +112,19 @@ def fused(
     )
     if has_key is not None:
         context = torch.where(has_key, context, 0.0)
-    if query.is_cpu and mask is None and key.shape[-2] < LEAST_KEYS:
+    if query.is_cpu and mask is None and _is_short(key.shape[-2]):
         context = torch.where(_is_unknown(query, key, is_causal), torch.nan, context)
     context = context if context.shape[-1] == width else context[..., :width]
     return context if context.dtype == dtype else context.to(dtype)
+
+
+def _is_short(keys: int) -> bool:
+    """Return whether there are fewer keys than `LEAST_KEYS`; not where a graph is for any number of them."""
+    if isinstance(keys, int) and not torch.compiler.is_compiling():
+        return keys < LEAST_KEYS
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # its import takes long
+
+    return statically_known_true(keys < LEAST_KEYS)
 
 
 def _is_unknown(
