@@ -37,9 +37,10 @@ _FLOATS = {np.dtype(name): info for name, info in (("float16", (16, 10)), ("floa
 _FLOATS[np.dtype(ml_dtypes.bfloat16)] = (8, 7)
 """Floating-point type -> the width of the draw behind it, and how many bits of it become the mantissa."""
 
-_CPU_FEATURES: dict[str, bool] = getattr(
-    importlib.import_module("numpy._core._multiarray_umath"), "__cpu_features__", {}
-)
+try:
+    _CPU_FEATURES = importlib.import_module("numpy._core._multiarray_umath").__cpu_features__
+except (ImportError, AttributeError):  # it is NumPy's own, for want of a public list
+    _CPU_FEATURES = {}
 
 COMPUTES_FLOAT16 = any(_CPU_FEATURES.get(name, False) for name in ("AVX512FP16", "AVX512_SPR", "ASIMDHP"))
 """Whether the processor has arithmetic in float16. XLA then rounds ``a * b + c`` in it once, else after each step; JAX

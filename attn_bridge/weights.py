@@ -46,8 +46,9 @@ class WeightsMismatchError(ValueError):
         self.missing = sorted(missing)
         self.unexpected = sorted(unexpected)
         self.misshapen = sorted(misshapen)
-        found = (("missing", self.missing), ("unexpected", self.unexpected), ("misshapen", self.misshapen))
-        parts = [f"{kind}: {', '.join(map(printable, names))}" for kind, names in found if names]
+        named = [list(map(printable, names)) for names in (self.missing, self.unexpected)]
+        found = (("missing", named[0]), ("unexpected", named[1]), ("misshapen", self.misshapen))
+        parts = [f"{kind}: {', '.join(texts)}" for kind, texts in found if texts]
         super().__init__(f"weights do not match: {'; '.join(parts)}")
 
 

@@ -37,7 +37,7 @@ def mutate(
     """Measure the judge behind compare: faults planted into torch or Flax must be found, right pairs must pass.
 
     The table also shows what the usual rules say of the same numbers: rejected by the outputs | by gradients, too.
-    The default makes some 230 comparisons of a few seconds each.
+    The default makes some 220 comparisons of a few seconds each.
 
     Example: attn-bridge mutate --configs 200 --plants 3 --json mutants.json
 

@@ -731,10 +731,11 @@ def _is_plain(leaf: Array) -> bool:
 
 
 def _rows(leaf: Array) -> int:
-    """Return how many vectors an input stands for: its rows, the elements of integers, one of a mask."""
-    if leaf.dtype == bool:
+    """Return how many vectors an input stands for: its rows, the elements of integers, one of a mask of any dtype."""
+    is_whole = leaf.dtype.kind in "iu"
+    if leaf.dtype == bool or (is_whole and np.isin(leaf, (0, 1)).all()):
         return 1
-    return max(1, leaf.size if leaf.dtype.kind in "iu" else math.prod(leaf.shape[:-1]))
+    return max(1, leaf.size if is_whole else math.prod(leaf.shape[:-1]))
 
 
 def _class_of(dtype: str) -> str:

@@ -16,7 +16,7 @@ from jax.extend import random as generators
 from .block_plan import Columns, Plan
 
 PARTS = 16
-"""Parts that columns are summed in: the rounding error of a sum grows with the root of its length."""
+"""Parts that keys are summed in: the rounding error of a sum grows with the root of its length."""
 
 
 def false_of(operands: Any) -> Array:
@@ -47,14 +47,14 @@ def transposed_times(one: Array, two: Array) -> Array:
     return _product(one, 1, two, 1)
 
 
-def summed_columns(block: Array) -> Array:
-    """Return the sum of each column ``(n, 1, r)``.
+def sum_over_keys(block: Array) -> Array:
+    """Return the sum over the keys of a block with columns first, ``(n, 1, r)``.
 
     It is put together from sums of parts, which rounds less; those are a matrix product, faster than a sum on a CPU.
     """
     height = block.shape[1]
-    part_of_row = jnp.arange(height) // -(-height // PARTS)
-    is_in_part = (jnp.arange(PARTS)[:, None] == part_of_row).astype(block.dtype)
+    part_of_key = jnp.arange(height) // -(-height // PARTS)
+    is_in_part = (jnp.arange(PARTS)[:, None] == part_of_key).astype(block.dtype)
     return times(jnp.broadcast_to(is_in_part, (block.shape[0], *is_in_part.shape)), block).sum(1, keepdims=True)
 
 

@@ -26,7 +26,7 @@ from .block_operands import (
     Operands,
     false_of,
     pad,
-    summed_columns,
+    sum_over_keys,
     times,
     times_transposed,
     transposed_times,
@@ -307,10 +307,11 @@ def _backward(
                 # With all that a row sees at hand, its slope is that of the products themselves: their rounding cancels
                 # then, where that of the context would stay, times all that the keys have in common.
                 seen = [(j, weigh(masked, j)) for masked, j in plan.runs(i)]
+                slope_block = of_sums_block
                 for _, (weights, _, d_weights, _) in seen:
-                    of_sums_block = of_sums_block + share_block * summed_columns(weights * d_weights)
+                    slope_block = slope_block + share_block * sum_over_keys(weights * d_weights)
                 for j, parts in seen:
-                    kept = add(j, parts, of_sums_block, kept)
+                    kept = add(j, parts, slope_block, kept)
             else:
                 kept = sides.over_columns(i, lambda masked, j, kept: add(j, weigh(masked, j), slope_block, kept), kept)
             d_q_block, d_k, d_v, d_bias = kept

@@ -12,7 +12,6 @@ import argparse
 import faulthandler
 import io
 import random
-import resource
 import shutil
 import struct
 import sys
@@ -25,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from attn_bridge.checkpoints.containers import CheckpointError, open_reader
+from attn_bridge.parity.compare import peak_memory
 
 from . import samples
 
@@ -37,8 +37,8 @@ MOST_SECONDS = 60
 WARM_UP = 500
 """Files after which the process has imported and cached what it will."""
 
-MOST_GROWTH = 1 << 26
-"""Bytes that the process may grow by after that; a leak of 1 KiB per file is beyond it after 65,536 files."""
+MOST_GROWTH = 2 * MOST_MEMORY
+"""Bytes that the peak of the process may grow by after that; a leak of 1 KiB per file is beyond it after 131,072."""
 
 FORMATS = ("safetensors", "sharded", "torch", "npz", "msgpack", "orbax")
 
@@ -162,11 +162,6 @@ def try_one(format: str, valid: Path, folder: Path, seed: int) -> str:
     return result
 
 
-def peak_memory() -> int:
-    """Return the most bytes that this process has held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def main() -> int:
     """Run for a time, over all formats in turn."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -175,6 +170,7 @@ def main() -> int:
     parser.add_argument("--formats", nargs="*", choices=FORMATS, default=FORMATS)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="fuzz-checkpoints-"))
+    print(f"what fails or hangs stays in {folder}, with its format and seed in its name", flush=True)
     valid = {}
     for format in arguments.formats:
         (folder / format).mkdir()
@@ -184,7 +180,7 @@ def main() -> int:
     tracemalloc.start()  # once: to start and stop it for every file leaks some 2 KiB each time (CPython 3.11)
     counts: dict[tuple[str, str], int] = {}
     seed = first = arguments.seed << 20
-    warm = peak_memory()
+    warm = 0
     while time.monotonic() < until:
         seed += 1
         if seed - first == WARM_UP:
@@ -200,8 +196,9 @@ def main() -> int:
     faulthandler.cancel_dump_traceback_later()
     for (format, result), count in sorted(counts.items()):
         print(f"{format:12} {result:8} {count}")
-    grown = peak_memory() - warm
-    print(f"the process grew by {grown / 2**20:.1f} MiB after the first {WARM_UP} files of each format")
+    grown = peak_memory() - warm if seed - first > WARM_UP else 0
+    if grown:
+        print(f"the process grew by {grown / 2**20:.1f} MiB after the first {WARM_UP} files of each format")
     failed = any(result == "FAILED" for _, result in counts) or grown > MOST_GROWTH
     if not failed:
         shutil.rmtree(folder)

@@ -232,12 +232,12 @@ def test_what_only_the_second_look_finds_is_not_dropped(monkeypatch):
 def test_an_interrupted_check_starts_nothing_more(monkeypatch):
     from attn_bridge.parity import matrix
 
-    started = []
+    started, told = [], []
 
     def run_side(framework, subject, *arguments):
         started.append((framework, subject.case.name))
         if subject.case.name != "odd-sizes":
-            assert arguments[-1].wait(60), "it is told to stop"
+            told.append(arguments[-1].wait(60))
 
     def interrupt(*arguments):
         raise KeyboardInterrupt
@@ -246,6 +246,7 @@ def test_an_interrupted_check_starts_nothing_more(monkeypatch):
     monkeypatch.setattr(matrix, "_judge_subject", lambda *arguments: [])
     with pytest.raises(KeyboardInterrupt):
         check(["LayerNorm"], seeds=1, progress=interrupt)
+    assert all(told), "to stop"
     blocked = [framework for framework, case in started if case != "odd-sizes"]
     assert blocked.count("torch") <= 1, "one thread"
     assert blocked.count("flax") <= 2, "two threads"

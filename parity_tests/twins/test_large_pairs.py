@@ -199,6 +199,7 @@ def test_work_counts_every_token_of_a_batch_but_no_mask():
         (TorchModel(), FlaxModel(), X, (16 * 24 + 24) * 4 * 9),
         (TorchLookup(), FlaxLookup(), {"ids": ids, "mask": np.ones((2, 5), bool)}, 11 * 8 * 2 * 5),
         (TorchLookup(), FlaxLookup(), {"ids": ids[:, :1], "mask": np.ones((7, 1, 1), bool)}, 11 * 8 * 2),
+        (TorchLookup(), FlaxLookup(), {"ids": ids[:, :1], "mask": np.ones((7, 1, 1), np.int64)}, 11 * 8 * 2),
     ]
     for torch_module, flax_module, inputs, multiplied in pairs:
         assert Comparison(torch_module, flax_module, inputs).work() == 6 * multiplied

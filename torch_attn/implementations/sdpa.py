@@ -112,23 +112,31 @@ def fused(
     )
     if has_key is not None:
         context = torch.where(has_key, context, 0.0)
-    if query.is_cpu and mask is None and _is_short(key.shape[-2]):
-        context = torch.where(_is_unknown(query, key, is_causal), torch.nan, context)
+    few = _first_keys(key) if query.is_cpu and mask is None else None
+    if few is not None:
+        context = torch.where(_is_unknown(query, few, is_causal), torch.nan, context)
     context = context if context.shape[-1] == width else context[..., :width]
     return context if context.dtype == dtype else context.to(dtype)
 
 
-def _is_short(keys: int) -> bool:
-    """Return whether there are fewer keys than `LEAST_KEYS`; not where a graph is for any number of them."""
-    if isinstance(keys, int) and not torch.compiler.is_compiling():
-        return keys < LEAST_KEYS
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # its import takes long
+def _first_keys(key: Float[Tensor, "B K S D"]) -> Float[Tensor, "B K F D"] | None:
+    """Return `LEAST_KEYS` keys, the last of fewer again and again; None where there are more for certain.
 
-    return statically_known_true(keys < LEAST_KEYS)
+    A graph for any number of keys stays one.
+    """
+    keys = key.shape[-2]
+    if isinstance(keys, int) and not torch.compiler.is_compiling():
+        return key if keys < LEAST_KEYS else None
+    if not isinstance(keys, Tensor):  # as under torch.jit.trace
+        from torch.fx.experimental.symbolic_shapes import statically_known_true  # its import takes long
+
+        if statically_known_true(keys >= LEAST_KEYS):
+            return None
+    return key.index_select(-2, torch.arange(LEAST_KEYS, device=key.device).clamp(max=keys - 1))
 
 
 def _is_unknown(
-    query: Float[Tensor, "B H T D"], key: Float[Tensor, "B K S D"], is_causal: bool
+    query: Float[Tensor, "B H T D"], key: Float[Tensor, "B K F D"], is_causal: bool
 ) -> Bool[Tensor, "B H T 1"]:
     """Return which queries see a score of NaN."""
     grouped = query.detach().unflatten(1, (key.shape[1], -1))
