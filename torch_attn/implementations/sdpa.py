@@ -7,6 +7,8 @@ Softmax and sums run in float32. There are no second derivatives: asking for the
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -112,36 +114,27 @@ def fused(
     )
     if has_key is not None:
         context = torch.where(has_key, context, 0.0)
-    few = _first_keys(key) if query.is_cpu and mask is None else None
-    if few is not None:
-        context = torch.where(_is_unknown(query, few, is_causal), torch.nan, context)
+    if query.is_cpu and mask is None and _may_be_few(key.shape[-2]):
+        context = torch.where(_is_unknown(query, key), torch.nan, context)
     context = context if context.shape[-1] == width else context[..., :width]
     return context if context.dtype == dtype else context.to(dtype)
 
 
-def _first_keys(key: Float[Tensor, "B K S D"]) -> Float[Tensor, "B K F D"] | None:
-    """Return `LEAST_KEYS` keys, the last of fewer again and again; None where there are more for certain.
-
-    A graph for any number of keys stays one.
-    """
-    keys = key.shape[-2]
+def _may_be_few(keys: Any) -> bool:
+    """Return whether there may be fewer keys than `LEAST_KEYS`; a graph for any number of them stays one."""
+    if isinstance(keys, Tensor):  # under torch.jit.trace
+        return True
     if isinstance(keys, int) and not torch.compiler.is_compiling():
-        return key if keys < LEAST_KEYS else None
-    if not isinstance(keys, Tensor):  # as under torch.jit.trace
-        from torch.fx.experimental.symbolic_shapes import statically_known_true  # its import takes long
+        return keys < LEAST_KEYS
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # its import takes long
 
-        if statically_known_true(keys >= LEAST_KEYS):
-            return None
-    return key.index_select(-2, torch.arange(LEAST_KEYS, device=key.device).clamp(max=keys - 1))
+    return not statically_known_true(keys >= LEAST_KEYS)
 
 
-def _is_unknown(
-    query: Float[Tensor, "B H T D"], key: Float[Tensor, "B K F D"], is_causal: bool
-) -> Bool[Tensor, "B H T 1"]:
-    """Return which queries see a score of NaN."""
-    grouped = query.detach().unflatten(1, (key.shape[1], -1))
-    unknown = (grouped @ key.detach().unsqueeze(2).mT).flatten(1, 2).isnan()
-    return (unknown.tril() if is_causal else unknown).any(-1, keepdim=True)
+def _is_unknown(query: Float[Tensor, "B H T D"], key: Float[Tensor, "B K S D"]) -> Bool[Tensor, "B H T 1"]:
+    """Return which queries have a score of NaN with the first key, which all see; so has a row of nothing else."""
+    first = key.detach().select(-2, 0)[:, :, None, :, None]
+    return (query.detach().unflatten(1, (key.shape[1], -1)) @ first).isnan().flatten(1, 2)
 
 
 def _split_mask(call: Call) -> tuple[Tensor | None, bool]:
