@@ -46,9 +46,12 @@ class WeightsMismatchError(ValueError):
         self.missing = sorted(missing)
         self.unexpected = sorted(unexpected)
         self.misshapen = sorted(misshapen)
-        named = [list(map(printable, names)) for names in (self.missing, self.unexpected)]
-        found = (("missing", named[0]), ("unexpected", named[1]), ("misshapen", self.misshapen))
-        parts = [f"{kind}: {', '.join(texts)}" for kind, texts in found if texts]
+        shown = {
+            "missing": [printable(name) for name in self.missing],
+            "unexpected": [printable(name) for name in self.unexpected],
+            "misshapen": [printable(text, 500) for text in self.misshapen],  # a name, and what is wrong with its shape
+        }
+        parts = [f"{kind}: {', '.join(texts)}" for kind, texts in shown.items() if texts]
         super().__init__(f"weights do not match: {'; '.join(parts)}")
 
 

@@ -489,24 +489,6 @@ def test_a_batch_over_two_devices_stays_there():
     subprocess.run([sys.executable, "-c", SHARDED], check=True, env=os.environ | flags)
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 16, 70])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_nan_is_not_lost(tokens, is_causal):
-    mask = masks.causal() if is_causal else None
-    allowed = np.tri(tokens, dtype=bool) if is_causal else np.ones((tokens, tokens), bool)
-    query, key, value = (jnp.asarray(one, jnp.float32) for one in operands(queries=tokens, keys=tokens))
-    lost = jnp.isnan(functional.dot_product_attention(query.at[1, -1, 2].set(jnp.nan), key, value, mask=mask))
-    assert lost[1, -1, 2].all()
-    assert int(lost.sum()) == value.shape[-1], "no other row"
-    for place in {0, tokens - 1}:
-        bad = key.at[0, place, 1].set(jnp.nan)
-        lost = np.isnan(functional.dot_product_attention(query, bad, value, mask=mask))
-        assert lost[0, :, 2:][allowed[:, place]].all(), "in the heads that share the key"
-        assert not lost[1].any()
-        assert not lost[0, :, :2].any()
-        assert not lost[0][~allowed[:, place]].any(), "nobody else sees it"
-
-
 def test_what_all_keys_have_in_common_does_not_cost_precision():
     """Gradients of a row's scores add up to zero; what rounding leaves of that is multiplied with the common part."""
     ratios = []

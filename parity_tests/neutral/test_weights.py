@@ -374,6 +374,16 @@ def test_only_named_arrays_of_numbers_are_taken(arrays, message):
     raises(TypeError, message, torch_to_flax, arrays, [Rule("a", "b")])
 
 
+def test_shapes_are_not_cut_off_behind_a_long_name():
+    arrays = {"n" * 100: np.ones((3, 2))}
+    with pytest.raises(WeightsMismatchError) as caught:
+        torch_to_flax(arrays, [Rule("n" * 100, "b", "a b -> b a", a=1234567)])
+    assert "n" * 100 + ": " in str(caught.value)
+    assert str(caught.value).isprintable()
+    text = str(WeightsMismatchError(misshapen=["n" * 100 + ": expected (12288, 4096),\ngot (4096, 12288)"]))
+    assert text.endswith(r"expected (12288, 4096),\ngot (4096, 12288)")
+
+
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
