@@ -362,14 +362,9 @@ class Harness:
     def _program(self, function: Callable[..., Any], operands: Any, dtype: str | None, mode: str) -> Callable[..., Any]:
         if dtype == "float64":
             try:
-                with lifted(), jax.disable_jit():
-                    closed, tree = _trace(function, operands)
+                closed, tree = self._trace_lifted(function, operands)
             except _UNTRACEABLE:
-                with lifted():  # control flow on values, perhaps below a loop that has to stay one
-                    try:
-                        closed, tree = _trace(function, operands)
-                    except _UNTRACEABLE:
-                        return self._directly(function, lift=True)
+                return self._directly(function, lift=True)
             return lambda operands: jax.tree.unflatten(tree, evaluate(closed, *jax.tree.leaves(operands)))
         if mode == "jit":
             compiled = jax.jit(function)
@@ -389,6 +384,22 @@ class Harness:
             )
         run = _op_by_op(closed)
         return lambda operands: jax.tree.unflatten(tree, run(*jax.device_put(jax.tree.leaves(operands), self.device)))
+
+    def _trace_lifted(self, function: Callable[..., Any], operands: Any) -> tuple[Any, Any]:
+        """Trace a function in float64.
+
+        Loops and compiled parts are traced once, as they are. A loop that carries what was float32 before it can't be,
+        and masks are asked for anew in every part; there each step is traced by itself.
+        """
+        if not self.train:
+            with contextlib.suppress(Exception), lifted():
+                return _trace(function, operands)
+        try:
+            with lifted(), jax.disable_jit():
+                return _trace(function, operands)
+        except _UNTRACEABLE:
+            with lifted():  # control flow on values, perhaps below a loop that has to stay one
+                return _trace(function, operands)
 
     def _directly(self, function: Callable[..., Any], *, lift: bool) -> Callable[[Any], Any]:
         """Run a function that can't be traced, because it looks at values."""

@@ -21,6 +21,8 @@ _LOW = {
 _OPAQUE = ("pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_call")
 _PARAMETERS = ("new_dtype", "dtype", "preferred_element_type", "out_dtype")
 
+_LIFTED = jax.make_user_context(False)  # JAX keeps what it traces within this context apart from all else
+
 
 @contextlib.contextmanager
 def lifted() -> Iterator[None]:
@@ -40,7 +42,7 @@ def lifted() -> Iterator[None]:
 
     core.Primitive.bind = _lifted_bind
     try:
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), _LIFTED(True):
             yield
     finally:
         core.Primitive.bind = bind

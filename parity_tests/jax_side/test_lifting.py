@@ -295,6 +295,41 @@ def test_nothing_stays_lifted(fails):
     assert state() == before
 
 
+@jax.jit
+def halved(x):
+    return (x * THIRD).astype(BF16).astype(x.dtype)
+
+
+def test_what_was_traced_lifted_stays_apart_from_what_was_not():
+    with jax.enable_x64(True):
+        rounded = halved(jnp.asarray(X))
+        with lifted():
+            np.testing.assert_allclose(halved(jnp.asarray(X)), third(X), rtol=1e-14)
+        np.testing.assert_array_equal(halved(jnp.asarray(X)), rounded)
+        halved.clear_cache()
+        with lifted():
+            halved(jnp.asarray(X))
+        np.testing.assert_array_equal(halved(jnp.asarray(X)), rounded)
+
+
+@pytest.mark.parametrize(("carried", "most"), [(lambda x: x[0], 4), (lambda x: np.float32(0.0), 1000)])
+def test_a_loop_is_traced_once_where_what_it_carries_can_be_lifted(carried, most):
+    seen = []
+
+    def step(total, one):
+        seen.append(one)
+        return total + third(one).astype(F32), one * THIRD
+
+    def function(x):
+        total, each = lax.scan(step, carried(x), jnp.repeat(x, 100))
+        return total - carried(x), each.sum()
+
+    outputs = Harness(Module(function)).run({}, Arguments((X,)), dtype="float64").outputs
+    for found in outputs:
+        np.testing.assert_allclose(found, 100 * third(X).sum(), rtol=1e-12)
+    assert 0 < len(seen) <= most
+
+
 def test_nothing_stays_lifted_after_a_module_that_fails():
     def fail(x):
         raise PlannedError("no")
