@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .containers.base import Reader, numpy_dtype
+from .containers.files import PAGE
 from .copying import Move, apply, move_of, pieces, source_runs
 from .planning import Target
 
@@ -37,34 +38,39 @@ class Elements:
 
     def release(self, array: Array) -> None:
         """Take an array back that `read` gave, for its memory to be used again; fresh memory is slow."""
-        memory = self._lent.pop(array.__array_interface__["data"][0], None)
+        memory = self._lent.pop(_address(array), None)
         if memory is not None and len(self._free) < MOST_FREE:
             self._free.append(memory)
 
-    def _take(self, count: int, dtype: np.dtype[Any]) -> Array:
+    def _take(self, count: int, dtype: np.dtype[Any], place: int) -> Array:
+        """Return memory whose first byte lies in its page as byte `place` of a file does: it can go there directly."""
         size = count * dtype.itemsize
-        fitting = [one for one in self._free if one.nbytes >= size]
+        fitting = [one for one in self._free if one.nbytes >= size + PAGE]
         memory = min(fitting, key=lambda one: one.nbytes) if fitting else None
         if memory is None:
             if self._free:
                 self._free.pop(0)
-            memory = np.empty(max(size, 1), np.uint8)
+            memory = np.empty(size + PAGE, np.uint8)
         else:
             self._free = [one for one in self._free if one is not memory]
-        self._lent[memory.__array_interface__["data"][0]] = memory
-        return memory[:size].view(dtype)
+        first = 0 if place % dtype.itemsize else (place - _address(memory)) % PAGE
+        self._lent[_address(memory) + first] = memory
+        return memory[first : first + size].view(dtype)
 
-    def read(self, target: Target, start: int = 0, stop: int | None = None) -> tuple[Array, int]:
-        """Return elements ``start:stop`` of a target in C order, and how many of them a cast changed."""
+    def read(self, target: Target, start: int = 0, stop: int | None = None, *, place: int = 0) -> tuple[Array, int]:
+        """Return elements ``start:stop`` of a target in C order, and how many of them a cast changed.
+
+        `place` is where in a file they will go, if that is known.
+        """
         stop = target.info.nbytes // target.info.itemsize if stop is None else stop
         reader = self._kept if target.kept and self._kept is not None else self._reader
         dtype = numpy_dtype(target.source_dtype)
         if len(target.moves) == 1 and target.moves[0].is_plain:
             move = target.moves[0]
-            found = self._take(stop - start, dtype)
+            found = self._take(stop - start, dtype, place)
             _read_into(reader, move.source, move.source_offset + start, found)
         else:
-            found = self._take(stop - start, dtype)
+            found = self._take(stop - start, dtype, place)
             for move in target.moves:
                 for piece in pieces(move, start, stop):
                     self._gather(reader, piece, found, start)
@@ -132,6 +138,11 @@ def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
     bits -= (inexact & (np.abs(single.astype(np.float64)) > np.abs(array))).astype(np.uint32)  # towards zero
     bits |= inexact.astype(np.uint32)
     return single.astype(dtype)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _range(reader: Reader, name: str, start: int, stop: int, dtype: np.dtype[Any]) -> Array:

@@ -144,6 +144,11 @@ def _write(
     chunks = ((one, *bounds) for one in plan.targets if one.info.name not in done for bounds in _bounds(one, budget))
     digest = digests_of.new()
     pending: Future[tuple[Any, int]] | None = None
+
+    def read(target: Target, start: int, stop: int) -> tuple[Any, int]:
+        place = writer.place(target.info.name, start * target.info.itemsize)
+        return elements.read(target, start, stop, place=place)
+
     now = next(chunks, None)
     for one in plan.targets:
         if one.info.name in done:
@@ -152,12 +157,12 @@ def _write(
     progress(written, total, "")
     with ThreadPoolExecutor(1, "attn-bridge-read") as ahead:
         if now is not None:
-            pending = ahead.submit(elements.read, *now)
+            pending = ahead.submit(read, *now)
         while now is not None and pending is not None:
             target, start, stop = now
             array, count = pending.result()
             now = next(chunks, None)
-            pending = None if now is None else ahead.submit(elements.read, *now)
+            pending = None if now is None else ahead.submit(read, *now)
             name, width = target.info.name, target.info.itemsize
             data = array.reshape(-1).view(np.uint8).data
             if start == 0:

@@ -100,6 +100,35 @@ def test_memory_is_used_again_only_once_it_was_given_back():
     assert third.tobytes() == second.tobytes() == two.T.tobytes()
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float64])
+def test_memory_lies_in_its_page_as_its_bytes_will_in_the_file(kind):
+    array = drawn((70, 64), kind)
+    move = move_of("x", 0, 0, [(64, 1, 70), (70, 64, 1)])
+    target = Target(TensorInfo("y", array.dtype.name, (64, 70)), array.dtype.name, (move,), "")
+    elements = Elements(ArraysReader({"x": array}), None, 1 << 20)
+    for place in (0, 8, 4096, 12345 * 8, 1 << 40, 40960 - 8, 8 * 511):
+        found, _ = elements.read(target, place=place)
+        assert found.tobytes() == array.T.tobytes()
+        assert (found.ctypes.data - place) % 4096 == 0
+        assert found.flags.aligned
+        elements.release(found)
+    odd = elements.read(target, place=3)[0]
+    assert odd.flags.aligned
+    assert odd.tobytes() == array.T.tobytes()
+
+
+def test_memory_that_is_used_again_has_room_at_any_place():
+    arrays = {"a": drawn((64, 64), np.uint8), "b": drawn((128, 64), np.uint8, 1)}
+    elements = Elements(ArraysReader(arrays), None, 1 << 20)
+    for name, array in arrays.items():  # the memory of the first has as many bytes as the second needs
+        rows = len(array)
+        move = move_of(name, 0, 0, [(64, 1, rows), (rows, 64, 1)])
+        target = Target(TensorInfo(name, "uint8", (64, rows)), "uint8", (move,), "")
+        found, _ = elements.read(target, place=4096 - 64 + 2048)
+        assert found.tobytes() == array.T.tobytes()
+        elements.release(found)
+
+
 def test_a_cast_says_how_many_elements_it_changed():
     array = np.float32([1.0, 1.0 + 2**-20, np.nan, np.inf, -0.0, 1e-45])
     move = move_of("x", 0, 0, [(6, 1, 1)])

@@ -143,6 +143,10 @@ class Writer(abc.ABC):
         Without random access: tensors in their order, and their bytes from first to last.
         """
 
+    def place(self, name: str, start: int) -> int:
+        """Return where in its file byte `start` of a tensor goes, if that is known: memory can be made to suit it."""
+        return 0
+
     def write(self, name: str, array: Array) -> None:
         """Write a whole tensor."""
         self.write_range(name, 0, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

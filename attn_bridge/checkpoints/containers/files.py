@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
+import contextlib
+import errno
 import json
 import math
+import mmap
 import os
 import stat
 import threading
@@ -12,6 +16,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ...printable import printable
 from .base import MOST_AXES, MOST_HEADER, MOST_TENSORS, CheckpointError, TensorInfo
@@ -303,28 +309,98 @@ def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[slice, 
 # ---- writing
 
 
+PAGE = 1 << 12
+"""What places in a file and in memory are multiples of, where bytes go past the page cache."""
+
+LARGE = 1 << 20
+"""Bytes from which on a write goes past the page cache."""
+
+_DIRECT = getattr(os, "O_DIRECT", 0)
+
+BLOCK = 1 << 22
+"""Bytes that go past the page cache at a time; two such blocks are under way at once."""
+
+_WRITERS = concurrent.futures.ThreadPoolExecutor(2, "attn-bridge-write")
+
+_scratch = threading.local()
+
+
 class Target:
-    """A file written by position. One that exists is kept as it is, so that a writer can go on after a restart."""
+    """A file written by position. One that exists is kept as it is, so that a writer can go on after a restart.
+
+    What is large goes past the page cache where the system can: since all of it is flushed in the end, caching it
+    first only costs processor time, several times as much as the disk takes.
+    """
 
     def __init__(self, path: Path, size: int | None = None):
         self.path = path
-        self._number = -1
+        self._number = self._direct = -1
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             os.ftruncate(self._number, 0 if size is None else size)
         except OSError as error:
             raise bad(path, f"can't be written: {reason(error)}") from None
+        if _DIRECT:
+            with contextlib.suppress(OSError):  # a file system that has no such way
+                self._direct = os.open(path, os.O_WRONLY | os.O_CLOEXEC | _DIRECT)
 
     def write(self, start: int, data: Any) -> None:
         """Write bytes at a position."""
         view = as_bytes(data)
-        done = 0
         try:
-            while done < len(view):
-                done += os.pwrite(self._number, view[done : done + PIECE], start + done)
+            first = -start % PAGE
+            whole = (len(view) - first) // PAGE * PAGE
+            if self._direct < 0 or whole < LARGE:
+                self._write_cached(start, view)
+                return
+            self._write_cached(start, view[:first])
+            done = first + self._write_past_cache(start + first, view[first : first + whole])
+            self._write_cached(start + done, view[done:])
         except OSError as error:
             raise bad(self.path, f"can't be written: {reason(error)}") from None
+
+    def _write_cached(self, start: int, view: memoryview) -> None:
+        done = 0
+        while done < len(view):
+            done += os.pwrite(self._number, view[done : done + PIECE], start + done)
+
+    def _write_past_cache(self, start: int, view: memoryview) -> int:
+        """Write whole pages, and return how many bytes that were: fewer where the system won't take more this way."""
+        jobs = [
+            _WRITERS.submit(self._write_block, start + place, view[place : place + BLOCK])
+            for place in range(0, len(view), BLOCK)
+        ]
+        try:
+            concurrent.futures.wait(jobs)
+        except BaseException:  # whoever is interrupted closes the file, and its number may be another's then
+            for job in jobs:
+                job.cancel()
+            concurrent.futures.wait(jobs)
+            raise
+        done = 0
+        for job in jobs:
+            written = job.result()
+            done += written
+            if written < BLOCK and done < len(view):
+                os.close(self._direct)
+                self._direct = -1
+                break
+        return done
+
+    def _write_block(self, start: int, view: memoryview) -> int:
+        """Write at most a block of whole pages, and return how many of their bytes were taken."""
+        array = np.frombuffer(view, np.uint8)
+        if array.__array_interface__["data"][0] % PAGE:
+            room = _aligned()[: len(view)]
+            np.copyto(room, array)
+            view = room.data
+        try:
+            return os.pwrite(self._direct, view, start) // PAGE * PAGE
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # larger pages than ours, or none of this at all
+                return 0
+            raise
 
     def sync(self) -> None:
         """Have the disk hold what was written."""
@@ -335,12 +411,21 @@ class Target:
 
     def close(self) -> None:
         """Close it."""
-        if self._number >= 0:
-            os.close(self._number)
-            self._number = -1
+        for number in (self._number, self._direct):
+            if number >= 0:
+                os.close(number)
+        self._number = self._direct = -1
 
     def __del__(self) -> None:
         self.close()
+
+
+def _aligned() -> np.ndarray[Any, Any]:
+    """Return this thread's own memory of whole pages."""
+    if not hasattr(_scratch, "room"):
+        _scratch.room = np.frombuffer(mmap.mmap(-1, BLOCK), np.uint8)
+    room: np.ndarray[Any, Any] = _scratch.room
+    return room
 
 
 def as_bytes(data: Any) -> memoryview:

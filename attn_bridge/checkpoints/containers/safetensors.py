@@ -263,6 +263,10 @@ class SafetensorsWriter(Writer):
             self._open.pop(oldest).close()
         return target
 
+    def place(self, name: str, start: int) -> int:
+        """Return where in its file a byte of a tensor goes."""
+        return self._starts[name] + start
+
     def write_range(self, name: str, start: int, data: Any) -> None:
         """Write bytes of a tensor, in any order."""
         info = self.tensors[name]
@@ -276,7 +280,7 @@ class SafetensorsWriter(Writer):
             self._flushes.pop(0).result()
         self._last = target
         self._unflushed += memoryview(data).nbytes
-        target.write(self._starts[name] + start, data)
+        target.write(self.place(name, start), data)
 
     def finish(self) -> None:
         """Flush all files, then write the index."""

@@ -1,0 +1,120 @@
+"""Writing by position: through the page cache and past it, the file holds the same bytes."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+
+import numpy as np
+import pytest
+
+from attn_bridge.checkpoints.containers import files
+from attn_bridge.checkpoints.containers.base import CheckpointError
+from attn_bridge.checkpoints.containers.files import BLOCK, LARGE, PAGE, Target
+
+SIZE = 3 * BLOCK + 12345
+RANGES = [
+    (0, SIZE),
+    (8, BLOCK + 1),
+    (PAGE, 2 * BLOCK),
+    (PAGE - 1, BLOCK + 2),
+    (5 * PAGE + 7, LARGE + PAGE),
+    (2 * BLOCK + 3, LARGE - 1),
+    (SIZE - LARGE - PAGE, LARGE + PAGE),
+]
+
+
+@pytest.fixture
+def passes_cache(tmp_path):
+    """Skip where the file system has no way past the page cache."""
+    try:
+        number = os.open(tmp_path / "tried", os.O_RDWR | os.O_CREAT | getattr(os, "O_DIRECT", 0))
+        os.pwrite(number, mmap.mmap(-1, PAGE), 0)
+        os.close(number)
+    except OSError:
+        pytest.skip("needs a file system with O_DIRECT")
+    if not hasattr(os, "O_DIRECT"):
+        pytest.skip("needs a system with O_DIRECT")
+
+
+def some_bytes(count, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, count, np.uint8)
+
+
+def assert_lands(target, shift=0):
+    """Write every range with bytes of its own, and look at the whole file after each."""
+    expected = np.zeros(SIZE, np.uint8)
+    for number, (start, count) in enumerate(RANGES):
+        memory = some_bytes(count + PAGE, number)
+        first = (start + shift - memory.__array_interface__["data"][0]) % PAGE
+        data = memory[first : first + count]
+        target.write(start, data.data)
+        expected[start : start + count] = data
+        np.testing.assert_array_equal(np.fromfile(target.path, np.uint8), expected)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 8], ids=["in its page", "a byte off", "a word off"])
+def test_every_range_lands_where_it_belongs(tmp_path, shift):
+    assert_lands(Target(tmp_path / "x", SIZE), shift)
+
+
+def test_what_is_large_goes_past_the_page_cache(tmp_path, passes_cache, monkeypatch):
+    cached = []
+    write = Target._write_cached
+    monkeypatch.setattr(Target, "_write_cached", lambda *call: (cached.append(len(call[2])), write(*call)))
+    target = Target(tmp_path / "x", SIZE)
+    target.write(100, some_bytes(2 * BLOCK))
+    assert max(cached) < PAGE
+    target.write(100, some_bytes(LARGE - 1))
+    assert max(cached) == LARGE - 1
+
+
+@pytest.mark.parametrize("answers", [[None], [PAGE, None], [BLOCK, PAGE + 9, None], [BLOCK, BLOCK, 0, None]])
+def test_a_system_that_takes_no_more_this_way_is_written_to_through_the_cache(
+    tmp_path, passes_cache, monkeypatch, answers
+):
+    pwrite, left = os.pwrite, list(answers)
+
+    def reluctant(number, data, start):
+        if number != target._direct:
+            return pwrite(number, data, start)
+        answer = left[0] if len(left) == 1 else left.pop(0)
+        if answer is None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        if answer:
+            pwrite(number, data[: answer // PAGE * PAGE], start)
+        return answer
+
+    target = Target(tmp_path / "x", SIZE)
+    monkeypatch.setattr(files, "_WRITERS", files.concurrent.futures.ThreadPoolExecutor(1))
+    monkeypatch.setattr(os, "pwrite", reluctant)
+    assert_lands(target)
+
+
+def test_a_full_disk_is_one_line(tmp_path, passes_cache, monkeypatch):
+    target = Target(tmp_path / "x", SIZE)
+
+    def full(number, data, start):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(CheckpointError, match=r"x: can't be written: No space left on device$"):
+        target.write(0, some_bytes(BLOCK))
+
+
+def test_an_interrupted_write_leaves_nothing_under_way(tmp_path, passes_cache, monkeypatch):
+    target = Target(tmp_path / "x", SIZE)
+    wait, waits, ended = files.concurrent.futures.wait, [], []
+
+    def interrupted(jobs):
+        waits.append(jobs)
+        if len(waits) == 1:
+            raise KeyboardInterrupt
+        wait(jobs)
+        ended.extend(job.done() for job in jobs)
+
+    monkeypatch.setattr(files.concurrent.futures, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        target.write(0, some_bytes(3 * BLOCK))
+    assert ended == [True] * 3
