@@ -17,7 +17,7 @@ from .samples import Outputs, Sample
 from .subjects import Array, CannotLiftError, ModuleFailedError, Run, is_float, wide
 
 if TYPE_CHECKING:
-    from .compare import Comparison
+    from .comparison import Comparison
 
 __all__ = ["Judgement", "Outputs"]
 

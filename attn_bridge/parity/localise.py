@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from .judge import Measure, measure, precision_used, scale_of
+from .module_pairs import differing_settings, pair_modules
 from .report import Divergence, ModuleNode, Side
 from .subjects import (
     Arguments,
@@ -25,12 +26,11 @@ from .subjects import (
     Harness,
     ModuleFailedError,
     Run,
-    Submodule,
     is_float,
 )
 
 if TYPE_CHECKING:
-    from .compare import Comparison
+    from .comparison import Comparison
     from .samples import Sample
 
 LIMIT = 1e-11
@@ -223,7 +223,7 @@ class _Search:
         node.first = True
         settings = [
             text
-            for text in self.comparison.differing_settings()
+            for text in differing_settings(self.comparison)
             if f" of {node.path or self.comparison.torch.name} is " in text
         ]
         node.message = "; ".join([*settings, node.message])
@@ -467,76 +467,6 @@ def _fed_cotangents(
         value = _in(value, dtype) if dtype is not None else value
         ours[group.torch[0]], theirs[group.flax[0]] = group.to_torch(value), value
     return ours, theirs
-
-
-# ---- which module is which
-
-
-def pair_modules(matches: Sequence[Any], torch: Sequence[Submodule], flax: Sequence[Submodule]) -> dict[str, str]:
-    """Return torch path -> Flax path of the submodules that hold the same parameters.
-
-    Submodules without parameters are paired by name inside paired ones.
-    """
-    ours, theirs = _holdings(matches, "torch", torch), _holdings(matches, "flax", flax)
-    classes = [{module.path: module.type.lower() for module in side} for side in (torch, flax)]
-    pairs = {"": ""}
-    for held in dict.fromkeys(ours.values()):
-        if not held:
-            continue
-        mine = [path for path, other in ours.items() if other == held and path]
-        its = [path for path, other in theirs.items() if other == held and path]
-        if len(mine) == len(its):
-            pairs |= dict(zip(mine, its, strict=True))
-            continue
-        left = dict.fromkeys(its)
-        for alike in (_same_class_and_name, _same_class, _same_name):
-            for path in mine:
-                same = next((one for one in left if alike(path, one, classes)), None) if path not in pairs else None
-                if same is not None:
-                    pairs[path] = same
-                    del left[same]
-        rest = [path for path in mine if path not in pairs]
-        pairs |= dict(zip(reversed(rest), reversed(list(left)), strict=False))
-    taken = set(pairs.values())
-    names = {module.path for module in flax}
-    for module in torch:
-        parent, _, name = module.path.rpartition(".")
-        if module.path in pairs or ours[module.path] or parent not in pairs:
-            continue
-        other = f"{pairs[parent]}.{name}" if pairs[parent] else name
-        if other in names and other not in taken and not theirs.get(other):
-            pairs[module.path] = other
-            taken.add(other)
-    return pairs
-
-
-Classes = Sequence[Mapping[str, str]]
-
-
-def _same_class(one: str, two: str, classes: Classes) -> bool:
-    return classes[0][one] == classes[1][two]
-
-
-def _same_name(one: str, two: str, classes: Classes) -> bool:
-    return one.rpartition(".")[2] == two.rpartition(".")[2]
-
-
-def _same_class_and_name(one: str, two: str, classes: Classes) -> bool:
-    return _same_class(one, two, classes) and _same_name(one, two, classes)
-
-
-def _holdings(matches: Sequence[Any], side: Side, modules: Sequence[Submodule]) -> dict[str, frozenset[int]]:
-    """Return path -> the numbers of the matches that the module holds."""
-    held: dict[str, set[int]] = {module.path: set() for module in modules}
-    for number, match in enumerate(matches):
-        path = (match.torch if side == "torch" else match.flax).parameter.path
-        while True:
-            if path in held:
-                held[path].add(number)
-            if not path:
-                break
-            path = path.rpartition(".")[0]
-    return {path: frozenset(numbers) for path, numbers in held.items()}
 
 
 # ---- small things

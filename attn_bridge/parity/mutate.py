@@ -189,7 +189,7 @@ class _Subject:
 
     def pictures(self) -> list[Picture]:
         """Run both sides once on what they hold, for a pair that the judge did not come to compare."""
-        from .compare import Comparison
+        from .comparison import Comparison
 
         comparison = Comparison(*self.modules, dict(self.pair.inputs), dict(self.pair.flax_inputs))
         sample = comparison.sample("held", 0, 0, -1)

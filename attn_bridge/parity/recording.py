@@ -19,10 +19,12 @@ from ..weights import Rule, Rules
 from . import dumps, folders
 from . import pairing as pairings
 from . import samples as numbers
-from .compare import MOST_PROBES, Comparison, Progress, apart, check_outputs
+from .comparison import Comparison, Progress
+from .coverage import MOST_PROBES
 from .dumps import FIRST, ORACLE, Dump, Id, Manifest, Recorded, Writer, key_of, stored_as
 from .judge import ZERO, scale_of
 from .judgement import QUICK, SLOW, Judgement
+from .outputs import apart, check_outputs
 from .pairing import Match, Pairing, Tensor
 from .report import Side
 from .samples import Sample
@@ -272,14 +274,14 @@ class _Recording(Comparison):
             return {}
         side = self.side
         drawn = numbers.draw_weights(self.torch.parameters(), self.held, (0, 2))
-        before = {side: self._changed(side, drawn, [], 0.0)}
+        before = {side: self.changed(side, drawn, [], 0.0)}
         if self.large:
-            moves = self._reaches(side, before, drawn, list(zeros.values()), 1.0)
+            moves = self.reaches(side, before, drawn, list(zeros.values()), 1.0)
             return dict.fromkeys(zeros, (True, moves))
         return {
             key: (
-                self._reaches(side, before, drawn, [match], math.nan),
-                self._reaches(side, before, drawn, [match], 1.0),
+                self.reaches(side, before, drawn, [match], math.nan),
+                self.reaches(side, before, drawn, [match], 1.0),
             )
             for key, match in list(zeros.items())[: 2 * MOST_PROBES]
         }

@@ -13,10 +13,12 @@ import numpy as np
 from ..weights import Rule, Rules
 from . import pairing as pairings
 from . import samples as numbers
-from .compare import Comparison, Progress, check_outputs, peak_memory
+from .compare import peak_memory
+from .comparison import Comparison, Progress
 from .dumps import FIRST, ORACLE, Dump, DumpError, Id, key_of, of_side
 from .judgement import SLOW, Judgement
 from .localise import LIMIT, Node, _larger, _relative, _Search, match_leaves
+from .outputs import check_outputs
 from .pairing import Match, Pairing, Tensor
 from .recording import PARTS
 from .report import Divergence, ModuleNode, Report, Side, TensorVerdict
@@ -204,11 +206,11 @@ class _Replay(Comparison):
         del sides
         return self.torch.manifest.unstable or self.flax.manifest.unstable
 
-    def _changed(self, side: Side, weights: Arrays, matches: list[Match], by: float) -> list[Array]:
+    def changed(self, side: Side, weights: Arrays, matches: list[Match], by: float) -> list[Array]:
         del side, weights, matches, by
         return []
 
-    def _reaches(
+    def reaches(
         self, side: Side, before: Mapping[Side, list[Array]], weights: Arrays, matches: list[Match], by: float
     ) -> bool:
         """Look up whether parameters reach the output; those that are not listed have a gradient, so they do."""

@@ -24,9 +24,12 @@ from .. import backends
 from ..weights import Rule, Rules
 from . import samples as numbers
 from .cases import numpy_dtype
-from .compare import Comparison, Progress, _check_modules, _precision_record, _strict
+from .compare import check_modules
+from .comparison import Comparison, Progress
 from .dropout_masks import Masks, differences
 from .judge import Measure, decide, measure, scale_of, unit_of
+from .precision import record
+from .precision import strict as pinned
 from .report import Pair, ParityError, TensorVerdict, Verdict, worst
 from .stepping import Hyperparameters, State, Step
 from .subjects import Arguments, Array, Arrays, CannotLiftError, ModuleFailedError, is_float, wide
@@ -224,10 +227,10 @@ def train(
         ValueError: an argument is wrong, or the modules can't be run or paired.
     """
     started = time.perf_counter()
-    _check_modules(torch_module, flax_module)
+    check_modules(torch_module, flax_module)
     batches = _batches(data, loss)
     _check(steps, optimizer, loss, lr, seed, dropout, dtype)
-    with np.errstate(all="ignore"), _strict() if strict else contextlib.nullcontext():
+    with np.errstate(all="ignore"), pinned() if strict else contextlib.nullcontext():
         training = _Training(
             torch_module, flax_module, batches, steps, optimizer, dropout, loss, lr, seed, dtype, rules, progress
         )
@@ -610,7 +613,7 @@ class _Training:
             steps=self.steps,
             dtype=self.dtype,
             pairing=self.pairing.rows(),
-            environment=_precision_record(),
+            environment=record(),
             torch_name=self.comparison.torch.name,
             flax_name=self.comparison.flax.name,
         )

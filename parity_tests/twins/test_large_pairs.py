@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +14,8 @@ from torch import nn
 import jax_attn.harness
 import torch_attn.harness
 from attn_bridge import Rule, transfer
-from attn_bridge.parity import compare, judge
-from attn_bridge.parity.compare import Comparison
+from attn_bridge.parity import compare, comparison, judge
+from attn_bridge.parity.comparison import Comparison
 from attn_bridge.parity.judgement import Judgement
 
 X = np.random.default_rng(0).normal(size=(4, 9, 16)).astype(np.float32)
@@ -61,7 +60,7 @@ class FlaxLow(FlaxModel):
 @pytest.fixture(autouse=True)
 def runs(monkeypatch):
     """Make every pair a large one, and count the runs: (side, dtype or mode) -> how many."""
-    monkeypatch.setattr(sys.modules["attn_bridge.parity.compare"], "SLOW", 0.0)
+    monkeypatch.setattr(comparison, "SLOW", 0.0)
     monkeypatch.setattr(torch_attn.harness, "LARGE", 0)
     counted = collections.Counter()
     for side, harness in HARNESSES.items():
