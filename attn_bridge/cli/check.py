@@ -91,8 +91,6 @@ def check(
             subjects=subjects,
             progress=advance,
         )
-    if json_file is not None:
-        write_json(report.to_json(), json_file)
     if json_file != "-":
         console.print(report.table())
         for note in report.notes:
@@ -102,6 +100,8 @@ def check(
         facts = ", ".join(f"{name} {value}" for name, value in report.environment.items())
         console.print(facts, markup=False, soft_wrap=True)
         console.print(report.summary(), markup=False, soft_wrap=True)
+    if json_file is not None:
+        write_json(report.to_json(), json_file)
     return 0 if report.passed else 1
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from .output import check_writable, progress, write_json
+from .output import check_writable, progress, write_all, write_json
 
 MOST_JOBS = 4
 """Most processes by default; each holds both frameworks."""
@@ -69,10 +71,6 @@ def mutate(
             jobs=min(os.cpu_count() or 1, MOST_JOBS) if jobs is None else jobs,
             progress=advance,
         )
-    if markdown is not None:
-        report.to_markdown(markdown)
-    if json_file is not None:
-        write_json(report.to_json(), json_file)
     if json_file != "-":
         console.print(report.table())
         for line in report.lines():
@@ -80,4 +78,10 @@ def mutate(
         facts = ", ".join(f"{name} {value}" for name, value in report.environment.items())
         console.print(facts, markup=False, soft_wrap=True)
         console.print(report.summary(), markup=False, soft_wrap=True)
+    writes: list[Callable[[], object]] = []
+    if json_file is not None:
+        writes.append(functools.partial(write_json, report.to_json(), json_file))
+    if markdown is not None:
+        writes.append(functools.partial(report.to_markdown, markdown))
+    write_all(*writes)
     return 0 if report.passed else 1

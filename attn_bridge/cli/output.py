@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -35,6 +36,18 @@ def write_json(data: dict[str, Any], target: str) -> None:
         typer.echo(text)
     else:
         Path(target).write_text(text + "\n", encoding="utf-8")
+
+
+def write_all(*writes: Callable[[], object]) -> None:
+    """Write every file, and raise only then what one of them raised: what took long to find out is not lost."""
+    errors: list[OSError | ValueError] = []
+    for write in writes:
+        try:
+            write()
+        except (OSError, ValueError) as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 @contextlib.contextmanager
@@ -93,12 +106,6 @@ class Outputs:
 
         from ..parity.rendering import terminal
 
-        if self.html is not None:
-            report.to_html(self.html)
-        if self.junit is not None:
-            report.to_junit(self.junit)
-        if self.json not in (None, "-"):
-            report.to_json(self.json)
         if self.json == "-":
             write_json(report.to_json(), "-")
         else:
@@ -106,6 +113,8 @@ class Outputs:
             terminal.render(report, console, self.full)
             for line in more:
                 console.print(line, markup=False, soft_wrap=True)
+        writes = {self.html: report.to_html, self.junit: report.to_junit, self.json: report.to_json}
+        write_all(*(functools.partial(write, file) for file, write in writes.items() if file not in (None, "-")))
         if report.verdict == "inconclusive":
             sys.stdout.flush()
             raise ValueError(f"inconclusive: {report.message}")

@@ -9,6 +9,9 @@ import sys
 import pytest
 
 from attn_bridge.cli.app import run
+from attn_bridge.cli.output import Outputs, write_all
+
+from ..reports import different_report
 
 USAGE_ERRORS = [
     ([], "error: Missing command. See attn-bridge --help\n"),
@@ -51,6 +54,31 @@ def test_bad_usage_is_one_line_and_status_2(arguments, message, capsys):
 def test_help_and_version_are_status_0(arguments, capsys):
     assert run(arguments) == 0
     assert capsys.readouterr().out
+
+
+def test_a_report_is_shown_and_written_where_it_can_be_though_one_file_can_not(tmp_path, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    outputs = Outputs(html=str(gone / "x.html"), json=str(tmp_path / "x.json"), junit=str(gone / "x.xml"))
+    gone.rmdir()
+    with pytest.raises(ValueError, match=f"^{gone}/x.html cannot be written"):
+        outputs.write(different_report())
+    assert different_report().summary() in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "x.json").stat().st_size
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_every_file_is_tried_and_the_first_error_raised():
+    tried = []
+
+    def write(number):
+        tried.append(number)
+        if number:
+            raise OSError(f"no room for {number}")
+
+    with pytest.raises(OSError, match=r"^no room for 2$"):
+        write_all(*(lambda number=number: write(number) for number in (0, 2, 1, 0)))
+    assert tried == [0, 2, 1, 0]
 
 
 def test_check_help_gives_an_example(capsys):
