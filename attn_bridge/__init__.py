@@ -33,18 +33,19 @@ __all__ = [
 if TYPE_CHECKING:
     from . import checkpoints, families, layouts, masks, parity, specs
     from .backends import MissingBackendError, explain_attention
-    from .weights import Rule, Rules, TransferReport, WeightsMismatchError, flax_to_torch, torch_to_flax, transfer
+    from .module_weights import TransferReport, transfer
+    from .weights import Rule, Rules, WeightsMismatchError, flax_to_torch, torch_to_flax
 
 _HOMES = {
     "MissingBackendError": "backends",
     "Rule": "weights",
     "Rules": "weights",
-    "TransferReport": "weights",
+    "TransferReport": "module_weights",
     "WeightsMismatchError": "weights",
     "explain_attention": "backends",
     "flax_to_torch": "weights",
     "torch_to_flax": "weights",
-    "transfer": "weights",
+    "transfer": "module_weights",
 }
 
 

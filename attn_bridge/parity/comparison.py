@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import backends
+from ..module_weights import check_same_meaning, own_rules
 from ..weights import Rule, Rules
 from . import coverage
 from . import pairing as pairings
@@ -504,16 +505,14 @@ def _weights(harness: Any, what: str) -> Arrays:
 
 
 def _own_rules(modules: tuple[Any, Any]) -> Rules | None:
-    """Rules of our own modules inside both, if there are any."""
-    from ..weights import _check_same_meaning, _own_rules
-
+    """Return the rules of our own modules inside both, if there are any."""
     readers = [backends.load(side) for side in SIDES]
     configs = [reader.find_configs(module) for reader, module in zip(readers, modules, strict=True)]
     if not configs[0] or configs[0].keys() != configs[1].keys():
         return None
     with contextlib.suppress(ValueError):
-        _check_same_meaning(*configs)
-        return _own_rules(readers[0], modules[0])
+        check_same_meaning(*configs)
+        return own_rules(readers[0], modules[0])
     return None
 
 

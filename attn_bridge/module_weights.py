@@ -1,0 +1,106 @@
+"""The weights of modules: copied from one framework's module into the other's, by rules of the modules' own configs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from . import backends
+from .printable import printable
+from .weights import Arrays, Rule, Rules, WeightsMismatchError, as_rules, convert_pairs
+
+_WITHOUT_MEANING = ("dropout", "drop_rate", "hidden_dropout_prob", "attention_probs_dropout_prob", "context_length")
+"""Fields of configs that the same weights may differ in: what training drops, and the longest sequence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TransferReport:
+    """What `transfer` copied: direction, and per tensor ``(source name, target name, target shape, dtype)``.
+
+    `redtyped` lists the target names whose dtype was changed to the source's, so that no bit is lost.
+    """
+
+    direction: str
+    tensors: tuple[tuple[str, str, tuple[int, ...], str], ...]
+    redtyped: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __str__(self) -> str:
+        lines = [f"{self.direction}: {len(self)} tensors copied bit for bit"]
+        for source, target, shape, dtype in self.tensors:
+            note = ", dtype taken from the source" if target in self.redtyped else ""
+            lines.append(f"  {source} -> {target} {shape} {dtype}{note}")
+        return "\n".join(lines)
+
+
+def transfer(source: Any, target: Any, rules: Rules | Iterable[Rule] | None = None) -> TransferReport:
+    """Copy all weights of a torch module into its Flax twin, or back; the direction follows from the types.
+
+    The copy is exact to the last bit: where the two differ in dtype, the target takes the source's. It is strict and
+    all or nothing: whatever is wrong, the target is left as it was.
+
+    Args:
+        source: a ``torch.nn.Module`` or ``flax.nnx.Module``.
+        target: a module of the other framework, with the same parameters.
+        rules: the rule set; by default that of the modules' own config (or of our modules inside a larger one, at the
+            same path on both sides).
+
+    Returns:
+        A report of every tensor copied; print it.
+
+    Raises:
+        TypeError: not one module of each framework, or a dtype that the target's framework would narrow.
+        WeightsMismatchError: (a ValueError) lists every missing, unexpected and misshapen name.
+        ValueError: the two configs differ in what the weights mean, such as ``num_heads``; or no rules are known.
+    """
+    side, other = backends.framework_of(source), backends.framework_of(target)
+    if side is None or other is None or side == other:
+        raise TypeError(
+            "transfer takes a torch.nn.Module and a flax.nnx.Module, in either order, "
+            f"got {type(source).__name__} and {type(target).__name__}"
+        )
+    reader, writer = backends.load(side), backends.load(other)
+    rule_set = own_rules(reader, source) if rules is None else as_rules(rules)
+    arrays: Arrays = reader.get_weights(source)
+    wanted: dict[str, tuple[tuple[int, ...], str]] = writer.describe_weights(target)
+    pairs, missing, unexpected = rule_set.pair(arrays, side)
+    converted, misshapen = convert_pairs(pairs, arrays, side)
+    targets = {target_name for _, target_name in pairs.values()}
+    missing += [name for name in wanted if name not in targets]
+    unexpected += [name for name in targets if name not in wanted]
+    for name, array in converted.items():
+        if name in wanted and array.shape != wanted[name][0]:
+            misshapen.append(f"{printable(name)}: expected {wanted[name][0]}, got {array.shape}")
+    if missing or unexpected or misshapen:
+        raise WeightsMismatchError(missing, unexpected, misshapen)
+    check_same_meaning(reader.find_configs(source), writer.find_configs(target))
+    writer.set_weights(target, converted)
+    redtyped = tuple(name for name, array in converted.items() if array.dtype.name != wanted[name][1])
+    rows = ((name, other, converted[other].shape, converted[other].dtype.name) for name, (_, other) in pairs.items())
+    return TransferReport(f"{side} -> {other}", tuple(rows), redtyped)
+
+
+def own_rules(backend: Any, module: Any) -> Rules:
+    """Return the rules of the configs found in a module, each below its path."""
+    rules: list[Rule] = []
+    configs = backend.find_configs(module)
+    if not configs:
+        raise ValueError(f"{type(module).__name__} has no config to take rules from; give rules=Rules([...])")
+    for path, config in configs.items():
+        rules.extend(config.rules().prefixed(path, path))
+    return Rules(rules)
+
+
+def check_same_meaning(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Refuse twins whose configs give the same weights another meaning (heads split otherwise, another eps)."""
+    for path in ours.keys() & theirs.keys():
+        a, b = ours[path], theirs[path]
+        if type(a) is not type(b):
+            raise ValueError(f"configs differ: {type(a).__name__} in the source, {type(b).__name__} in the target")
+        for field in dataclasses.fields(a):
+            one, two = getattr(a, field.name), getattr(b, field.name)
+            if one != two and field.name not in _WITHOUT_MEANING:
+                raise ValueError(f"configs differ: {field.name} is {one} in the source and {two} in the target")
