@@ -11,13 +11,17 @@ import contextlib
 import dataclasses
 import functools
 import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
-from torch_attn.backend import to_numpy
+import torch_attn
+from attn_bridge.parity.judge import decide, measure
+from attn_bridge.parity.report import TensorVerdict
+from torch_attn.backend import from_numpy, to_numpy
 from torch_attn.lifting import lifted
 
 from .hf_configs import LATENT_HEADS
@@ -273,3 +277,70 @@ def _write_down(calls: list[Any], module: Any, args: Any, kwargs: Any, output: A
     hidden = args[0] if args else kwargs["hidden_states"]
     residual = args[1] if len(args) > 1 and type(module).__name__ == "BloomAttention" else 0.0
     calls.append((hidden.clone(), output[0] - residual))
+
+
+def torch_outputs(
+    layer: Layer, dtype: str | None = None, state: Mapping[str, np.ndarray] | None = None
+) -> list[np.ndarray]:
+    """Return what our torch module makes of every call; with a cache where there are several.
+
+    Args:
+        layer: the calls.
+        dtype: of weights and inputs; None leaves them as they are.
+        state: other weights than the layer's.
+    """
+    arrays = layer.state if state is None else state
+    if dtype is not None:
+        arrays = {name: array.astype(dtype) for name, array in arrays.items()}
+    module = torch_attn.from_hf(layer.config, layer.index, arrays)
+    cache = module.init_cache(len(layer.steps[0].mask), layer.steps[-1].mask.shape[1]) if len(layer.steps) > 1 else None
+    found = []
+    with torch.no_grad():
+        for step in layer.steps:
+            hidden = from_numpy(step.hidden if dtype is None else step.hidden.astype(dtype))
+            at = {"attention_mask": torch.tensor(step.mask), "positions": torch.tensor(step.positions)}
+            if cache is None:
+                found.append(to_numpy(module(hidden, **at)))
+            else:
+                out, cache = module(hidden, cache=cache, **at)
+                found.append(to_numpy(out))
+    return found
+
+
+FIRST_POSITION = {"float32": 0, "bfloat16": 1000}
+"""Where roundings are looked at: rotary tables in bfloat16 show there; angles in float32 would hide all else there."""
+
+
+def judge_layer(name: str, index: int, dtype: str, outputs: Callable[[Layer], list[np.ndarray]]) -> TensorVerdict:
+    """Return the judge's verdict on the roundings of our module; what is exact is our torch module in float64.
+
+    Args:
+        name: a key of `CASES`.
+        index: of the layer.
+        dtype: the precision.
+        outputs: gives what our module makes of every call.
+    """
+    calls = []
+    for seed in range(3):
+        start = 0 if name == "bloom" else FIRST_POSITION[dtype]
+        layer = run(name, index, padded="left", start=start, dtype=dtype, seed=seed)
+        (step,), (ours,), (exact,) = layer.steps, outputs(layer), torch_outputs(layer, "float64")
+        calls.append((step.output[step.rows], ours[step.rows], exact[step.rows]))
+    return judge_roundings(calls, dtype)
+
+
+def judge_roundings(calls: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], dtype: str) -> TensorVerdict:
+    """Return the judge's verdict on our roundings: what it calls Flax is ours in either framework, and torch is theirs.
+
+    Args:
+        calls: one per seed: what `transformers` gives, what ours gives, both in `dtype`, and the float64 result.
+        dtype: the precision.
+    """
+    measures = []
+    for seed, (theirs, ours, exact) in enumerate(calls):
+        assert theirs.dtype.name == ours.dtype.name == dtype
+        assert exact.dtype == np.float64
+        scale = float(np.abs(exact).max())
+        kind: dict[str, Any] = {"kind_scale": scale, "dtype": dtype, "group": seed, "weights": "own", "sample": seed}
+        measures.append(measure(theirs, ours, exact, exact, **kind))
+    return decide("output", "output", "output", theirs.shape, dtype, measures, sides=("flax",))

@@ -14,15 +14,12 @@ import transformers
 import torch_attn
 from attn_bridge import families
 from attn_bridge.masks import causal, sliding_window
-from attn_bridge.parity.judge import decide, measure
 from attn_bridge.specs.position import Rotary
-from torch_attn.backend import from_numpy, to_numpy
+from torch_attn.backend import to_numpy
 from torch_attn.lifting import lifted
 
 from ..hf_configs import PUBLISHED
-from ..hf_oracle import CASES, LAYERS, build, padding, run
-
-SEEDS = range(3)
+from ..hf_oracle import CASES, LAYERS, build, judge_layer, padding, run, torch_outputs
 
 DIFFERENTIATED = ("llama", "gemma2", "gemma3", "gpt-oss", "olmo-clipped", "olmo2", "bloom", "qwen3-next")
 """Cases whose gradients are looked at; `check` judges those of the twins for all pieces."""
@@ -90,26 +87,6 @@ def test_a_config_means_the_same_however_much_of_it_is_written_down(name, index)
 # ---- what attention gives
 
 
-def outputs(layer, dtype=None, state=None):
-    """Return what our module makes of every call, as arrays; with a cache where there are several."""
-    arrays = layer.state if state is None else state
-    if dtype is not None:
-        arrays = {name: array.astype(dtype) for name, array in arrays.items()}
-    module = torch_attn.from_hf(layer.config, layer.index, arrays)
-    cache = module.init_cache(len(layer.steps[0].mask), layer.steps[-1].mask.shape[1]) if len(layer.steps) > 1 else None
-    found = []
-    with torch.no_grad():
-        for step in layer.steps:
-            hidden = from_numpy(step.hidden if dtype is None else step.hidden.astype(dtype))
-            at = {"attention_mask": torch.tensor(step.mask), "positions": torch.tensor(step.positions)}
-            if cache is None:
-                found.append(to_numpy(module(hidden, **at)))
-            else:
-                out, cache = module(hidden, cache=cache, **at)
-                found.append(to_numpy(out))
-    return found
-
-
 def assert_close(layer, found, limit=1e-10):
     for step, one in zip(layer.steps, found, strict=True):
         assert one.shape == step.output.shape
@@ -122,13 +99,13 @@ def assert_close(layer, found, limit=1e-10):
 @pytest.mark.parametrize(("name", "index"), LAYERS)
 def test_a_batch_is_what_transformers_gives(name, index, padded):
     layer = run(name, index, padded=padded)
-    assert_close(layer, outputs(layer))
+    assert_close(layer, torch_outputs(layer))
 
 
 @pytest.mark.parametrize(("name", "index"), [one for one in LAYERS if one[0] != "bloom"])
 def test_large_positions_are_what_transformers_gives(name, index):
     layer = run(name, index, start=100_000, seed=1)
-    assert_close(layer, outputs(layer))
+    assert_close(layer, torch_outputs(layer))
 
 
 @pytest.mark.parametrize("padded", ["left", "right"])
@@ -136,7 +113,7 @@ def test_large_positions_are_what_transformers_gives(name, index):
 def test_decoding_with_a_cache_is_what_transformers_gives(name, index, padded):
     steps = (6, 1, 1, 3) if padded == "left" else (11, 1, 2)
     layer = run(name, index, padded=padded, tokens=sum(steps), steps=steps, seed=2)
-    assert_close(layer, outputs(layer))
+    assert_close(layer, torch_outputs(layer))
 
 
 @pytest.mark.parametrize(("name", "index"), [one for one in LAYERS if one[0] in DIFFERENTIATED])
@@ -178,14 +155,7 @@ def test_gradients_are_what_transformers_gives(name, index):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("name", "index"), LAYERS)
 def test_roundings_are_no_larger_than_those_of_transformers(name, index, dtype):
-    measures = []
-    for seed in SEEDS:
-        layer = run(name, index, padded="left", dtype=dtype, seed=seed)
-        (step,), (ours,), (oracle,) = layer.steps, outputs(layer), outputs(layer, "float64")
-        theirs, ours, oracle = (one[step.rows] for one in (step.output, ours, oracle))
-        kind = {"kind_scale": np.abs(oracle).max(), "dtype": dtype, "group": seed, "weights": "own", "sample": seed}
-        measures.append(measure(theirs, ours, oracle, oracle, **kind))
-    verdict = decide("output", "output", "output", theirs.shape, dtype, measures, sides=("flax",))
+    verdict = judge_layer(name, index, dtype, torch_outputs)
     assert verdict.verdict == "equal", verdict.message
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,14 +13,11 @@ import attn_bridge
 import jax_attn
 import torch_attn
 from attn_bridge import families, parity
-from attn_bridge.parity.judge import decide, measure
 from jax_attn.backend import precision
 from jax_attn.numpy_interpreter import evaluate
 
-from ..hf_oracle import LAYERS, run
-
-COMPILED = ("gemma2", "gpt-oss", "qwen3-next")
-"""Cases whose float32 is looked at, with all pieces between them; `check` judges the twins of all pieces."""
+from ..hf_oracle import LAYERS, judge_layer, run
+from .compiled import in_jit
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -42,12 +37,6 @@ def by_numpy(module, hidden, at):
         *inputs
     )
     return jax.tree.unflatten(jax.tree.structure(shape), evaluate(closed, *map(np.asarray, jax.tree.leaves(inputs))))
-
-
-@functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-def in_jit(module, hidden, at):
-    """Call a module as one compiled program per number of tokens."""
-    return module(hidden, **at)
 
 
 def outputs(layer, dtype="float64", how=by_numpy):
@@ -97,16 +86,10 @@ def test_compiled_decoding_is_what_transformers_gives(name):
     assert_close(layer, outputs(layer, how=in_jit))
 
 
-@pytest.mark.parametrize(("name", "index"), [one for one in LAYERS if one[0] in COMPILED])
-def test_roundings_are_no_larger_than_those_of_transformers(name, index):
-    measures = []
-    for seed in range(3):
-        layer = run(name, index, padded="left", dtype="float32", seed=seed)
-        (step,), (ours,), (oracle,) = layer.steps, outputs(layer, "float32", in_jit), outputs(layer)
-        theirs, ours, oracle = (one[step.rows] for one in (step.output, ours, oracle))
-        kind = {"kind_scale": np.abs(oracle).max(), "dtype": "float32", "group": seed, "weights": "own", "sample": seed}
-        measures.append(measure(theirs, ours, oracle, oracle, **kind))
-    verdict = decide("output", "output", "output", theirs.shape, "float32", measures, sides=("flax",))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "index"), LAYERS)
+def test_roundings_are_no_larger_than_those_of_transformers(name, index, dtype):
+    verdict = judge_layer(name, index, dtype, lambda layer: outputs(layer, dtype, in_jit))
     assert verdict.verdict == "equal", verdict.message
 
 

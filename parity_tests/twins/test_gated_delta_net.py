@@ -21,12 +21,13 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 import jax_attn
 import torch_attn
 from attn_bridge import backends, families, parity, transfer
-from attn_bridge.parity.judge import decide, measure
 from attn_bridge.specs import GatedDeltaNetConfig
 from torch_attn.backend import to_numpy
 from torch_attn.lifting import lifted
 
+from ..hf_oracle import judge_roundings
 from ..reference.gated_delta_net import reference
+from .compiled import in_jit
 from .recurrent import call, check_masks_over_other_tokens, decode, left_and_right, tokens
 
 CONFIG = GatedDeltaNetConfig(
@@ -176,30 +177,22 @@ def test_transformers_says_the_same_with_padding_and_through_a_cache(model_type,
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("framework", ["torch", "flax"])
-def test_ours_loses_no_more_than_transformers(framework, dtype):
-    config, _, wide = hugging_face("qwen3_next", "float64")
+@pytest.mark.parametrize("model_type", HF)
+def test_ours_loses_no_more_than_transformers(model_type, framework, dtype):
+    config, _, wide = hugging_face(model_type, "float64")
     layer = copy.deepcopy(wide).to(getattr(torch, dtype))
     state = {name: to_numpy(tensor) for name, tensor in layer.state_dict().items()}
     module = (torch_attn if framework == "torch" else jax_attn).from_hf(config, 0, state)
-    run = module if framework == "torch" else jax.jit(lambda x: module(x))
-    measures = []
+    calls = []
     for seed in range(3):
         x = torch.from_numpy(tokens(3, 70, 12, seed=seed)).to(getattr(torch, dtype))
         with torch.no_grad():
             theirs = to_numpy(layer(x))
-            ours = to_numpy(run(x)) if framework == "torch" else np.asarray(run(to_numpy(x)))
-        assert ours.dtype == theirs.dtype
+            ours = to_numpy(module(x)) if framework == "torch" else np.asarray(in_jit(module, to_numpy(x), {}))
         with lifted(), torch.no_grad():
             exact = copy.deepcopy(layer).double()(x.double()).numpy()
-        scale = {
-            "kind_scale": float(np.abs(exact).max()),
-            "dtype": dtype,
-            "group": seed,
-            "weights": "own",
-            "sample": seed,
-        }
-        measures.append(measure(theirs, ours, exact, exact, **scale))
-    verdict = decide("output", "output", "output", theirs.shape, dtype, measures, sides=("flax",))
+        calls.append((theirs, ours, exact))
+    verdict = judge_roundings(calls, dtype)
     assert verdict.verdict == "equal", verdict
 
 

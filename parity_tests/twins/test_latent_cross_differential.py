@@ -24,6 +24,9 @@ from jax_attn.numpy_interpreter import evaluate
 from torch_attn.backend import to_numpy
 from torch_attn.lifting import lifted
 
+from ..hf_oracle import judge_roundings
+from .compiled import in_jit
+
 LATENT = specs.MultiHeadLatentAttentionConfig(
     6, 3, 5, 4, 2, 3, query_dim=4, bias=True, position=specs.Rotary(pairing="interleaved")
 )
@@ -350,6 +353,32 @@ def test_the_decoders_attention_is_what_transformers_gives(model_type, padded):
     for package, module in ((torch_attn, one), (jax_attn, two)):
         back = package.to_hf(config, 1, module)
         assert {key: array.tobytes() for key, array in back.items()} == {k: a.tobytes() for k, a in state.items()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("package", [torch_attn, jax_attn])
+@pytest.mark.parametrize("model_type", ["bart", "whisper"])
+def test_roundings_are_no_larger_than_those_of_transformers(model_type, package, dtype):
+    config, attention, state = oracle(model_type)
+    layer = copy.deepcopy(attention).to(getattr(torch, dtype))
+    wide = copy.deepcopy(layer).double()
+    calls = []
+    with precision(dtype), torch.no_grad():
+        module = package.from_hf(config, 1, {key: array.astype(dtype) for key, array in state.items()})
+        for seed in range(3):
+            random = torch.Generator().manual_seed(seed)
+            x, context = (torch.randn(ROWS, n, 12, generator=random).to(getattr(torch, dtype)) for n in (4, 7))
+            hidden = torch.where(torch.tensor(RIGHT), 0.0, -torch.inf)[:, None, None]
+            theirs = layer(x, key_value_states=context, attention_mask=hidden.to(x.dtype))[0]
+            exact = wide(x.double(), key_value_states=context.double(), attention_mask=hidden.double())[0]
+            if package is torch_attn:
+                ours = to_numpy(module(x, context=context, attention_mask=torch.tensor(RIGHT)))
+            else:
+                at = {"context": to_numpy(context), "attention_mask": RIGHT}
+                ours = np.asarray(in_jit(module, to_numpy(x), at))
+            calls.append((to_numpy(theirs), ours, exact.numpy()))
+    verdict = judge_roundings(calls, dtype)
+    assert verdict.verdict == "equal", verdict.message
 
 
 def test_the_decoders_attention_to_itself_is_refused():
