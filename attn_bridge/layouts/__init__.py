@@ -23,6 +23,7 @@ from . import (
     hf_olmo,
     hf_qwen3_next,
     meta_llama,
+    openai_gpt_oss,
 )
 from .layout import Decoded, Encoded, Layout
 from .table import LayoutError, Placement, Row, SettingError
@@ -56,6 +57,7 @@ _LAYOUTS = {
         hf_bloom.LAYOUT,
         *hf_encoder_decoder.LAYOUTS,
         meta_llama.LAYOUT,
+        openai_gpt_oss.LAYOUT,
     )
 }
 

@@ -6,6 +6,9 @@ from .attention import SINKS, SPLIT
 from .hf_decoder import FINAL_NORM, LAYER, OURS, attention, decoder, norms
 from .table import Row
 
+MXFP4 = "experts in MXFP4, which can't be rearranged; dequantise the checkpoint to bfloat16 first"
+"""Why experts as they are published are refused."""
+
 _THEIRS, _EXPERT = f"{LAYER}mlp.experts.", f"{OURS}ff.experts.{{j}}."
 
 
@@ -26,9 +29,6 @@ LAYOUT = decoder(
         *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
         FINAL_NORM,
     ],
-    refused=dict.fromkeys(
-        ("{rest}_proj_blocks", "{rest}_proj_scales"),
-        "experts in MXFP4, which can't be rearranged; dequantise the checkpoint to bfloat16 first",
-    ),
+    refused=dict.fromkeys(("{rest}_proj_blocks", "{rest}_proj_scales"), MXFP4),
     model_types=("gpt_oss",),
 )

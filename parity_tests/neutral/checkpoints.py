@@ -15,6 +15,7 @@ SIZES = {
     "qk_nope_head_dim": 2,
     "linear_num_key_heads": 4,
     "linear_key_head_dim": 2,
+    "head_dim": 2,
 }
 """Settings that fit what `whole` makes."""
 
@@ -128,7 +129,7 @@ def _shape(name, row):
     rows = {"W_latent": 5, "W_key_rope": 3}
     if row.along == "c":
         rows |= {"W_value": 16, "W_gate": 16}
-    if len(row.ours) == 1:
+    if len(row.ours) == 1 or row.along == "h":
         rows |= {"W_key": 4, "W_value": 4}
     width = rows.get(name.split(".")[-2] if "." in name else "", 8)
     return (width, WIDTH) if leaf == "weight" else (width,)

@@ -267,3 +267,57 @@ def test_the_command_takes_a_folder_there_and_back(tmp_path, capsys, family, nam
     assert run(["convert", flax, back, "--to", name]) == 0
     for file in (tmp_path / "hf").glob("model*"):
         assert (tmp_path / "back" / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def openais(model):
+    """Return the tensors of a gpt-oss of `transformers` as OpenAI's own files have them."""
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    found = {
+        "embedding.weight": state["model.embed_tokens.weight"],
+        "unembedding.weight": state["lm_head.weight"],
+        "norm.scale": state["model.norm.weight"],
+    }
+    for i in range(model.config.num_hidden_layers):
+        theirs, own = f"block.{i}.", f"model.layers.{i}."
+        for leaf in ("weight", "bias"):
+            projections = [state[f"{own}self_attn.{name}_proj.{leaf}"] for name in "qkv"]
+            found[f"{theirs}attn.qkv.{leaf}"] = torch.cat(projections)
+            found[f"{theirs}attn.out.{leaf}"] = state[f"{own}self_attn.o_proj.{leaf}"]
+            found[f"{theirs}mlp.gate.{leaf}"] = state[f"{own}mlp.router.{leaf}"]
+        found[f"{theirs}attn.sinks"] = state[f"{own}self_attn.sinks"]
+        found[f"{theirs}attn.norm.scale"] = state[f"{own}input_layernorm.weight"]
+        found[f"{theirs}mlp.norm.scale"] = state[f"{own}post_attention_layernorm.weight"]
+        for number, name in ((1, "gate_up_proj"), (2, "down_proj")):
+            weight = state[f"{own}mlp.experts.{name}"].transpose(1, 2).contiguous()  # theirs is (experts, out, in)
+            found[f"{theirs}mlp.mlp{number}_weight"] = weight
+            found[f"{theirs}mlp.mlp{number}_bias"] = state[f"{own}mlp.experts.{name}_bias"]
+    return found
+
+
+def test_openais_own_files_become_those_of_transformers_and_come_back(tmp_path):
+    _, kind, config, sizes = FAMILIES["gpt-oss"]
+    model = saved(tmp_path / "hf", kind, config, sizes, "1GB")
+    (tmp_path / "openai").mkdir()
+    source = tmp_path / "openai" / "model.pt"
+    torch.save(openais(model), source)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": model.config.head_dim}
+    (tmp_path / "openai" / "config.json").write_text(json.dumps(heads))
+    assert checkpoints.inspect(source).layout == "openai-gpt-oss"
+    there = checkpoints.convert(source, tmp_path / "there", to_layout="hf-gpt-oss").target
+    assert equal(checkpoints.read(there), checkpoints.read(tmp_path / "hf"))
+    settings = {"head_dim": model.config.head_dim}
+    back = checkpoints.convert(there, tmp_path / "back.pt", to_layout="openai-gpt-oss", settings=settings).target
+    assert equal(checkpoints.read(back), checkpoints.read(source))
+    with pytest.raises(LayoutError, match=r"needs? --set (num_heads|head_dim)=N"):
+        checkpoints.convert(tmp_path / "bare" / alone(tmp_path / "bare", source), tmp_path / "x")
+
+
+def test_openais_quantised_experts_are_refused_in_one_line(tmp_path):
+    _, kind, config, sizes = FAMILIES["gpt-oss"]
+    state = openais(saved(tmp_path / "hf", kind, config, sizes, "1GB"))
+    stem = "block.1.mlp.mlp1_weight"
+    del state[stem]
+    state |= {f"{stem}.blocks": torch.zeros(3, 16, 1, 16).byte(), f"{stem}.scales": torch.zeros(3, 16, 1).byte()}
+    torch.save(state, tmp_path / "x.pt")
+    with pytest.raises(LayoutError, match=rf"^{stem}.(blocks|scales): experts in MXFP4"):
+        checkpoints.convert(tmp_path / "x.pt", tmp_path / "flax")
