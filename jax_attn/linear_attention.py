@@ -80,7 +80,7 @@ class LinearAttention(nnx.Module):
             rearrange(project(batch), "b t (h c) -> b t h c", h=self.config.num_heads)
             for project in (self.W_query, self.W_key, self.W_value)
         )
-        query, key = recurrence.positive_features(query), recurrence.positive_features(key)
+        query, key = recurrence.relative_features(query), recurrence.positive_features(key)
         if cache is not None and return_weights:
             raise NotImplementedError("return_weights with a cache: it keeps a state, and no keys")
         weights = None

@@ -108,7 +108,7 @@ def linear_attention(
     context, state = (_linear_chunks if chunked else _linear_tokens)(query, key, value, state, chunk_size)
     total = context[..., -1:]
     # A query without any key divides nothing by nothing.
-    return context[..., :-1] / jnp.where(total == 0, 1.0, total), state
+    return _share(context[..., :-1], jnp.where(total == 0, 1.0, total)), state
 
 
 def unit_length(x: Float[Array, "... c"], eps: float = 1e-6) -> Float[Array, "... c"]:
@@ -133,6 +133,29 @@ def positive_features(x: Float[Array, "... c"]) -> Float[Array, "... c"]:
     return jnp.where(wide > 0, wide + 1.0, jnp.exp(jnp.minimum(wide, 0.0)))
 
 
+def relative_features(x: Float[Array, "... c"]) -> Float[Array, "... c"]:
+    """Return `positive_features` of queries, divided by the largest of each: the division by their sum takes that out.
+
+    So a query far below zero in all channels has features that are no zeros, and a gradient that does not overflow.
+    """
+    wide = x.astype(functional.wide_dtype(x))
+    top = jax.lax.stop_gradient(wide).max(-1, keepdims=True)
+    low = jnp.exp(jnp.minimum(wide, 0.0) - jnp.minimum(top, 0.0))
+    return jnp.where(wide > 0, wide + 1.0, low) / (jnp.maximum(top, 0.0) + 1.0)
+
+
+@jax.custom_jvp
+def _share(part: Array, total: Array) -> Array:
+    """Divide; JAX's own derivative has ``total**-2``, which overflows where `total` is below 1e-19."""
+    return part / total
+
+
+@_share.defjvp
+def _share_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    share = _share(*primals)
+    return share, (tangents[0] - share * tangents[1]) / primals[1]
+
+
 def linear_weights(query: Float[Array, "B T H D"], key: Float[Array, "B S H D"], mask: Mask) -> Float[Array, "B H T S"]:
     """Return the products of features, divided by their sum over the keys that `mask` shows; zeros where there is none.
 
@@ -147,7 +170,7 @@ def linear_weights(query: Float[Array, "B T H D"], key: Float[Array, "B S H D"],
     allowed = mask.placed(*shape[2:]).allowed(queries[:, None], keys[None, :])
     products = jnp.where(allowed, einsum(query, key, "b t h c, b s h c -> b h t s"), 0.0)
     total = products.sum(-1, keepdims=True)
-    return products / jnp.where(total == 0, 1.0, total)
+    return _share(products, jnp.where(total == 0, 1.0, total))
 
 
 def average(weights: Float[Array, "B H T S"], value: Float[Array, "B S H Dv"]) -> Float[Array, "B T H Dv"]:

@@ -110,7 +110,7 @@ def linear_attention(
         context, state = (_linear_chunks if chunked else _linear_tokens)(query, key, value, state, chunk_size)
     total = context[..., -1:]
     # A query without any key divides nothing by nothing.
-    return context[..., :-1] / torch.where(total == 0, 1.0, total), state
+    return _share(context[..., :-1], torch.where(total == 0, 1.0, total)), state
 
 
 def unit_length(x: Float[Tensor, "... c"], eps: float = 1e-6) -> Float[Tensor, "... c"]:
@@ -136,6 +136,22 @@ def positive_features(x: Float[Tensor, "... c"]) -> Float[Tensor, "... c"]:
     return torch.where(wide > 0, wide + 1.0, torch.exp(wide.clamp(max=0.0)))
 
 
+def relative_features(x: Float[Tensor, "... c"]) -> Float[Tensor, "... c"]:
+    """Return `positive_features` of queries, divided by the largest of each: the division by their sum takes that out.
+
+    So a query far below zero in all channels has features that are no zeros, and a gradient that does not overflow.
+    """
+    wide = x.to(functional.wide_dtype(x))
+    top = wide.detach().amax(-1, keepdim=True)
+    low = torch.exp(wide.clamp(max=0.0) - top.clamp(max=0.0))
+    return torch.where(wide > 0, wide + 1.0, low) / (top.clamp(min=0.0) + 1.0)
+
+
+def _share(part: Tensor, total: Tensor) -> Tensor:
+    """Divide; torch's own derivative divides twice, and so overflows late."""
+    return part / total
+
+
 def linear_weights(
     query: Float[Tensor, "B T H D"], key: Float[Tensor, "B S H D"], mask: Mask
 ) -> Float[Tensor, "B H T S"]:
@@ -152,7 +168,7 @@ def linear_weights(
     allowed = mask.placed(*shape[2:]).allowed(queries[:, None], keys[None, :])
     products = torch.where(allowed, einsum(query, key, "b t h c, b s h c -> b h t s"), 0.0)
     total = products.sum(-1, keepdim=True)
-    return products / torch.where(total == 0, 1.0, total)
+    return _share(products, torch.where(total == 0, 1.0, total))
 
 
 def average(weights: Float[Tensor, "B H T S"], value: Float[Tensor, "B S H Dv"]) -> Float[Tensor, "B T H Dv"]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
 from attn_bridge import backends, masks, transfer
 from attn_bridge.specs import LinearAttentionConfig
+from jax_attn import recurrence as jax_recurrence
+from torch_attn import recurrence as torch_recurrence
 
 from ..reference.linear_attention import reference
 from .recurrent import call, check_masks_over_other_tokens, decode, left_and_right, tokens
@@ -144,3 +147,41 @@ def test_features_far_below_zero_keep_their_size():
     expected, _ = reference(CONFIG, {n: p.detach().double().numpy() for n, p in ours.named_parameters()}, x)
     for got in (call(ours, x), jax.jit(lambda x: theirs(x))(x)):
         np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5)
+
+
+def gradients(name, query, key, value, dtype, form):
+    """Return the context and the gradients of query, key and value under a fixed cotangent, computed in `dtype`."""
+    cotangent = np.random.default_rng(9).normal(size=value.shape)
+    arrays = [array.astype(dtype) for array in (query, key, value)]
+    if name == "torch":
+        inputs = [torch.from_numpy(array).requires_grad_() for array in arrays]
+        context, _ = torch_recurrence.linear_attention(
+            torch_recurrence.relative_features(inputs[0]),
+            torch_recurrence.positive_features(inputs[1]),
+            inputs[2],
+            form=form,
+        )
+        found = torch.autograd.grad(context, inputs, torch.from_numpy(cotangent.astype(dtype)))
+        return [context.detach().numpy(), *(one.numpy() for one in found)]
+
+    def attend(query, key, value):
+        features = jax_recurrence.relative_features(query), jax_recurrence.positive_features(key)
+        return jax_recurrence.linear_attention(*features, value, form=form)[0]
+
+    context, pull = jax.vjp(attend, *map(jnp.asarray, arrays))
+    return [np.asarray(one) for one in (context, *pull(jnp.asarray(cotangent, dtype)))]
+
+
+@pytest.mark.parametrize("form", ["chunked", "recurrent"])
+@pytest.mark.parametrize("name", ["torch", "flax"])
+@pytest.mark.parametrize(("of_queries", "of_keys"), [(-300.0, 0.0), (200.0, -3.0), (0.0, -55.0), (-90.0, -70.0)])
+def test_gradients_are_right_however_small_the_weights_are(name, form, of_queries, of_keys):
+    random = np.random.default_rng(4)
+    query, key, value = (random.normal(size=(2, 9, 2, 3)) for _ in range(3))
+    query, key = (array + shift for array, shift in ((query, of_queries), (key, of_keys)))
+    query, key, value = (array.astype(np.float32) for array in (query, key, value))
+    found = gradients(name, query, key, value, "float32", form)
+    expected = gradients("torch", query, key, value, "float64", form)
+    for one, exact in zip(found, expected, strict=True):
+        assert np.abs(exact).max() > 1e-3
+        np.testing.assert_allclose(one, exact, rtol=0, atol=2e-4 * np.abs(exact).max())
