@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,10 +27,17 @@ def false_of(operands: Any) -> Array:
 
 
 def _product(one: Array, axis: int, two: Array, other: int) -> Array:
-    """Return the matrix product of each head over an axis of either side; one head needs no batch, which is slower."""
+    """Return the matrix product of each head over an axis of either side; one head needs no batch, which is slower.
+
+    Where a side is narrow (bfloat16), the other one is rounded to it, and the products are summed in float32.
+    """
+    wide = None
+    if jnp.bfloat16 in (one.dtype, two.dtype):
+        one, two, wide = one.astype(jnp.bfloat16), two.astype(jnp.bfloat16), jnp.float32
     if one.shape[0] == 1:
-        return lax.dot_general(one[0], two[0], (((axis - 1,), (other - 1,)), ((), ())))[None]
-    return lax.dot_general(one, two, (((axis,), (other,)), ((0,), (0,))))
+        axes = (((axis - 1,), (other - 1,)), ((), ()))
+        return lax.dot_general(one[0], two[0], axes, preferred_element_type=wide)[None]
+    return lax.dot_general(one, two, (((axis,), (other,)), ((0,), (0,))), preferred_element_type=wide)
 
 
 def times(one: Array, two: Array) -> Array:
@@ -81,6 +89,9 @@ class Operands:
         self, plan: Plan, query: Array, key: Array, value: Array, bias: Any, arrays: Any, seed: Any, dtype: Any
     ):
         self.plan, self.dtype, self.seed = plan, dtype, seed
+        self.narrow = plan.narrow and all(one.dtype == jnp.bfloat16 for one in (query, key, value))
+        of_power_of_two = math.frexp(plan.scale)[0] == 0.5
+        self.scale_of_scores = plan.scale if self.narrow and not of_power_of_two else 1.0
         self.query = pad(rearrange(query, "b t h c -> (b h) t c"), 1, plan.rows)
         self.key = pad(rearrange(key, "b s h c -> (b h) s c"), 1, plan.columns)
         self.value = pad(rearrange(value, "b s h c -> (b h) s c"), 1, plan.columns)
@@ -109,8 +120,9 @@ class Operands:
         return lax.dynamic_slice_in_dim(array, first, self.plan.together, 0)
 
     def queries(self, first: Array) -> Array:
-        """Return the scaled queries ``(n, rows, c)``."""
-        return self.take(self.query, first).astype(self.dtype) * self.plan.scale
+        """Return the queries ``(n, rows, c)``, scaled where that rounds nothing."""
+        queries = self.take(self.query, first).astype(self.dtype) * (self.plan.scale / self.scale_of_scores)
+        return queries.astype(jnp.bfloat16) if self.narrow else queries
 
     def keys(self, first: Array) -> Array:
         """Return the keys ``(n, columns, c)`` of the heads; those that share them read one copy."""
@@ -121,7 +133,8 @@ class Operands:
         return self._shared(self.value, first)
 
     def _shared(self, array: Array, first: Array) -> Array:
-        array = lax.dynamic_slice_in_dim(array, first // self.group, self.key_together, 0).astype(self.dtype)
+        array = lax.dynamic_slice_in_dim(array, first // self.group, self.key_together, 0)
+        array = array if self.narrow else array.astype(self.dtype)
         return jnp.repeat(array, self.plan.together // self.key_together, 0)
 
     def add_keys(self, total: Array, first: Array, part: Array) -> Array:
@@ -185,6 +198,8 @@ class Operands:
         plan = self.plan
         lie = turned if columns_first else lambda block: block
         scores, capped = times_transposed(k, q) if columns_first else times_transposed(q, k), None
+        if self.scale_of_scores != 1.0:
+            scores = scores * self.scale_of_scores
         if plan.softcap is not None:
             capped = jnp.tanh(scores / plan.softcap)
             scores = plan.softcap * capped

@@ -6,11 +6,13 @@ share the cores. Beyond that, and on accelerators, rolled loops go over square b
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import math
 import os
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -55,6 +57,8 @@ class Plan:
     rows: int
     columns: int
     unrolled: bool
+    narrow: bool = False
+    """Whether products of bfloat16 are those of the processor, summed in float32; else operands are widened first."""
 
     @property
     def row_blocks(self) -> int:
@@ -69,7 +73,8 @@ class Plan:
     def whole(self) -> Plan:
         """Return the plan with everything in one block."""
         shape = self.shape
-        return dataclasses.replace(self, together=shape.batch * shape.heads, rows=shape.queries, columns=shape.keys)
+        whole = {"together": shape.batch * shape.heads, "rows": shape.queries, "columns": shape.keys}
+        return dataclasses.replace(self, **whole, narrow=False)
 
     @functools.cached_property
     def visible(self) -> list[list[bool | None]]:
@@ -137,7 +142,16 @@ def block_sizes(shape: Shape, has_bias: bool) -> dict[str, Any]:
         "rows": _even(shape.queries, rows),
         "columns": _even(shape.keys, columns),
         "unrolled": unrolled,
+        "narrow": is_cpu and multiplies_bfloat16(),
     }
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Return whether the processor has matrix products of bfloat16 (AMX), several times as fast as those of float32."""
+    with contextlib.suppress(OSError):  # not Linux
+        return "amx_bf16" in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split()
+    return False
 
 
 def _even(size: int, block: int) -> int:

@@ -167,10 +167,25 @@ def test_blocked_computes_what_the_reference_does(label):
 
 
 @pytest.fixture
-def rolled(monkeypatch):
+def anew():
+    """Trace everything anew, since a program that is there would be of another plan."""
+    program.cache_clear()
+    yield
+    program.cache_clear()
+
+
+@pytest.fixture
+def rolled(monkeypatch, anew):
     """Take the loops of long sequences, with blocks of which short ones have several."""
     monkeypatch.setattr(block_plan, "UNROLLED", 0)
     monkeypatch.setattr(block_plan, "LARGE_BLOCK", 64)
+
+
+@pytest.fixture(params=[False, True], ids=["widened", "narrow"])
+def narrow(request, monkeypatch, anew):
+    """Take products of bfloat16 as they are, or widen their operands first, whatever the processor."""
+    monkeypatch.setattr(block_plan, "multiplies_bfloat16", lambda: request.param)
+    return request.param
 
 
 @pytest.mark.parametrize(
@@ -191,10 +206,42 @@ def test_rolled_loops_compute_what_the_reference_does(label, rolled):
     hold(label, 2, "float32", FLOAT32)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("label", ["causal", "sinks", "bias, per head", "window with padding", "one key head"])
-def test_blocked_computes_16_bits_what_the_reference_does(label, dtype):
-    hold(label, 0, dtype, float(jnp.finfo(dtype).eps))
+def test_blocked_computes_in_float16_what_the_reference_does(label):
+    hold(label, 0, "float16", float(jnp.finfo("float16").eps))
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "causal",
+        "causal, long",
+        "softcap",
+        "sinks",
+        "bias, per head",
+        "window with padding",
+        "one key head",
+        "head_dim 40",
+        "all hidden",
+    ],
+)
+def test_blocked_computes_in_bfloat16_what_the_reference_does(label, narrow):
+    hold(label, 0, "bfloat16", float(jnp.finfo("bfloat16").eps))
+
+
+@pytest.mark.parametrize("label", ["softcap", "sinks", "head_dim 40", "window with padding"])
+def test_rolled_loops_compute_in_bfloat16_what_the_reference_does(label, narrow, rolled):
+    hold(label, 0, "bfloat16", float(jnp.finfo("bfloat16").eps))
+
+
+def test_products_are_narrow_where_the_processor_has_them_and_all_operands_are(narrow):
+    inputs = [jnp.asarray(one, jnp.bfloat16) for one in operands()]
+    call = functools.partial(functional.dot_product_attention, implementation="blocked")
+
+    jaxpr = str(jax.make_jaxpr(lambda *inputs: call(*inputs))(*inputs))
+    assert ("bf16[70,70]" in jaxpr) == narrow  # the weights, rounded for their product
+    mixed = str(jax.make_jaxpr(lambda *inputs: call(*inputs))(inputs[0], inputs[1].astype(jnp.float32), inputs[2]))
+    assert "bf16[70,70]" not in mixed
 
 
 @pytest.mark.parametrize("label", ["causal, long", "softcap", "sinks", "bias, per head", "window with padding"])
@@ -338,9 +385,10 @@ def test_shard_map():
     )
 
 
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 3e-5), ("bfloat16", 2e-2)])
 @pytest.mark.parametrize("cotangents", [(1.0, 0.0), (0.0, 1.0), (0.7, -0.4)])
-def test_the_logarithms_of_the_sums_have_gradients(cotangents):
-    inputs = arrays(queries=140, keys=140)
+def test_the_logarithms_of_the_sums_have_gradients(cotangents, dtype, limit, narrow):
+    inputs = [array.astype(dtype) for array in arrays(queries=140, keys=140)]
     sinks = jnp.asarray([0.3, -1.0, 2.0, 0.1])
 
     def plain(q, k, v, sinks):
@@ -354,12 +402,17 @@ def test_the_logarithms_of_the_sums_have_gradients(cotangents):
         call = functional._checked(q, k, v, masks.causal(), None, None, None, sinks, 0.0, None, False)
         return blocked.attend_with_lse(call)
 
-    (found, pull), (want, pull_want) = jax.vjp(ours, *inputs, sinks), jax.vjp(plain, *inputs, sinks)
-    given = tuple(
-        factor * jnp.sin(jnp.arange(one.size)).reshape(one.shape) for factor, one in zip(cotangents, want, strict=True)
+    (found, pull), (want, pull_want) = (
+        jax.vjp(ours, *inputs, sinks),
+        jax.vjp(plain, *(array.astype("float32") for array in inputs), sinks),
     )
-    for got, wanted in zip((*found, *pull(given)), (*want, *pull_want(given)), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=3e-5 * max(1e-3, np.abs(wanted).max()))
+    given = tuple(
+        (factor * jnp.sin(jnp.arange(one.size)).reshape(one.shape)).astype(one.dtype)
+        for factor, one in zip(cotangents, found, strict=True)
+    )
+    wide = tuple(one.astype("float32") for one in given)
+    for got, wanted in zip((*found, *pull(given)), (*want, *pull_want(wide)), strict=True):
+        np.testing.assert_allclose(got.astype("float32"), wanted, rtol=0, atol=limit * max(1e-3, np.abs(wanted).max()))
 
 
 @pytest.mark.parametrize(("length", "squares"), [(2048, 3.0), (4096, 0.25)])
