@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import attn_bridge
-from benchmarks import jax_side, torch_side
+from benchmarks import decoding, jax_side, torch_side
 from benchmarks.bench import Bench
 from benchmarks.cells import Cell, Group
 from benchmarks.session import Plan, Worker, WorkerError, groups, measure
@@ -138,3 +138,10 @@ def test_a_worker_that_dies_is_one_line_and_starts_again(tmp_path):
         worker.describe()
     assert worker.describe()["device"]
     worker.close()
+
+
+def test_decoding_is_measured_and_compiles_one_program(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["decoding", "--length", "96", "--rounds", "2"])
+    decoding.main()
+    printed = capsys.readouterr().out
+    assert printed.count("torch, attention") == printed.count("JAX: 1 program for 5 steps") == len(decoding.SIZES)
