@@ -130,7 +130,7 @@ def positive_features(x: Float[Array, "... c"]) -> Float[Array, "... c"]:
     """Return ``elu(x) + 1``, above 0, in float32, in float64 for float64 input."""
     # Where x is negative that is its exponential, and 1 would swallow it if it were added and subtracted.
     wide = x.astype(functional.wide_dtype(x))
-    return jnp.where(wide > 0, wide + 1.0, jnp.exp(jnp.minimum(wide, 0.0)))
+    return jnp.where(wide > 0, wide + 1.0, jnp.exp(jnp.where(wide > 0, 0.0, wide)))
 
 
 def relative_features(x: Float[Array, "... c"]) -> Float[Array, "... c"]:
@@ -140,7 +140,7 @@ def relative_features(x: Float[Array, "... c"]) -> Float[Array, "... c"]:
     """
     wide = x.astype(functional.wide_dtype(x))
     top = jax.lax.stop_gradient(wide).max(-1, keepdims=True)
-    low = jnp.exp(jnp.minimum(wide, 0.0) - jnp.minimum(top, 0.0))
+    low = jnp.exp(jnp.where(wide > 0, 0.0, wide) - jnp.minimum(top, 0.0))
     return jnp.where(wide > 0, wide + 1.0, low) / (jnp.maximum(top, 0.0) + 1.0)
 
 

@@ -6,7 +6,6 @@ fusing and stacking are all boxes.
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import functools
 import itertools
@@ -17,6 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
+from .threads import Threads
 
 Array = np.ndarray[Any, Any]
 Axis = tuple[int, int, int]
@@ -227,5 +228,5 @@ def _threads() -> int:
 
 
 @functools.cache
-def _pool() -> concurrent.futures.ThreadPoolExecutor:
-    return concurrent.futures.ThreadPoolExecutor(_threads(), "attn-bridge-copy")
+def _pool() -> Threads:
+    return Threads(_threads(), "copy")

@@ -53,7 +53,7 @@ class Elements:
             memory = np.empty(size + PAGE, np.uint8)
         else:
             self._free = [one for one in self._free if one is not memory]
-        first = 0 if place % dtype.itemsize else (place - _address(memory)) % PAGE
+        first = 0 if not size or place % dtype.itemsize else (place - _address(memory)) % PAGE
         self._lent[_address(memory) + first] = memory
         return memory[first : first + size].view(dtype)
 

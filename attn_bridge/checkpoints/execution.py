@@ -19,6 +19,7 @@ from . import digests as digests_of
 from .containers.base import ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
 from .elements import Elements
 from .planning import IDLE, Plan, Target, kept_name
+from .threads import Threads
 
 Progress = Callable[[int, int, str], None]
 """Called with the bytes done, all bytes, and the tensor at hand."""
@@ -181,7 +182,7 @@ def _write(
     return digests, {name: count for name, count in changed.items() if count}
 
 
-_hasher = ThreadPoolExecutor(1, "attn-bridge-hash")
+_hasher = Threads(1, "hash")
 
 
 def _bounds(target: Target, budget: int) -> Iterator[tuple[int, int]]:

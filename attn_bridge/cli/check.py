@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..specs import VARIANTS
-from .output import check_writable, progress, write_json
+from .output import check_writable, progress, write_json, written
 
 NAMES = ", ".join([*(variant.name for variant in VARIANTS), "dot_product_attention"])
 EXAMPLES = ", ".join(dict.fromkeys(example.name for variant in VARIANTS for example in variant.examples))
@@ -91,17 +92,21 @@ def check(
             subjects=subjects,
             progress=advance,
         )
-    if json_file != "-":
-        console.print(report.table())
-        for note in report.notes:
-            console.print(f"note: {note}", markup=False, soft_wrap=True)
-        for cell in report.failures:
-            console.print(cell.explain(), markup=False, soft_wrap=True)
-        facts = ", ".join(f"{name} {value}" for name, value in report.environment.items())
-        console.print(facts, markup=False, soft_wrap=True)
-        console.print(report.summary(), markup=False, soft_wrap=True)
-    if json_file is not None:
-        write_json(report.to_json(), json_file)
+    writes = (
+        [] if json_file is None or json_file == "-" else [functools.partial(write_json, report.to_json(), json_file)]
+    )
+    with written(*writes):
+        if json_file == "-":
+            write_json(report.to_json(), "-")
+        else:
+            console.print(report.table())
+            for note in report.notes:
+                console.print(f"note: {note}", markup=False, soft_wrap=True)
+            for cell in report.failures:
+                console.print(cell.explain(), markup=False, soft_wrap=True)
+            facts = ", ".join(f"{name} {value}" for name, value in report.environment.items())
+            console.print(facts, markup=False, soft_wrap=True)
+            console.print(report.summary(), markup=False, soft_wrap=True)
     return 0 if report.passed else 1
 
 

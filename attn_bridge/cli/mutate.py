@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from .output import check_writable, progress, write_all, write_json
+from .output import check_writable, progress, write_json, written
 
 MOST_JOBS = 4
 """Most processes by default; each holds both frameworks."""
@@ -71,17 +71,19 @@ def mutate(
             jobs=min(os.cpu_count() or 1, MOST_JOBS) if jobs is None else jobs,
             progress=advance,
         )
-    if json_file != "-":
-        console.print(report.table())
-        for line in report.lines():
-            console.print(line, markup=False, soft_wrap=True)
-        facts = ", ".join(f"{name} {value}" for name, value in report.environment.items())
-        console.print(facts, markup=False, soft_wrap=True)
-        console.print(report.summary(), markup=False, soft_wrap=True)
     writes: list[Callable[[], object]] = []
-    if json_file is not None:
+    if json_file is not None and json_file != "-":
         writes.append(functools.partial(write_json, report.to_json(), json_file))
     if markdown is not None:
         writes.append(functools.partial(report.to_markdown, markdown))
-    write_all(*writes)
+    with written(*writes):
+        if json_file == "-":
+            write_json(report.to_json(), "-")
+        else:
+            console.print(report.table())
+            for line in report.lines():
+                console.print(line, markup=False, soft_wrap=True)
+            facts = ", ".join(f"{name} {value}" for name, value in report.environment.items())
+            console.print(facts, markup=False, soft_wrap=True)
+            console.print(report.summary(), markup=False, soft_wrap=True)
     return 0 if report.passed else 1

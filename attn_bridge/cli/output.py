@@ -38,14 +38,19 @@ def write_json(data: dict[str, Any], target: str) -> None:
         Path(target).write_text(text + "\n", encoding="utf-8")
 
 
-def write_all(*writes: Callable[[], object]) -> None:
-    """Write every file, and raise only then what one of them raised: what took long to find out is not lost."""
+@contextlib.contextmanager
+def written(*writes: Callable[[], object]) -> Iterator[None]:
+    """Write every file, let the report be shown, and raise only then what a file raised.
+
+    What took long to find out is lost neither where a file can't be written nor where nobody reads what is shown.
+    """
     errors: list[OSError | ValueError] = []
     for write in writes:
         try:
             write()
         except (OSError, ValueError) as error:
             errors.append(error)
+    yield
     if errors:
         raise errors[0]
 
@@ -89,6 +94,9 @@ class Outputs:
     full: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("html", "junit"):
+            if getattr(self, name) == "-":
+                raise ValueError(f"--{name} - cannot be written: only --json goes to stdout")
         given = {f"--{name}": getattr(self, name) for name in ("html", "json", "junit")}
         files = {option: target for option, target in given.items() if target not in (None, "-")}
         for option, target in files.items():
@@ -106,15 +114,15 @@ class Outputs:
 
         from ..parity.rendering import terminal
 
-        if self.json == "-":
-            write_json(report.to_json(), "-")
-        else:
-            console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
-            terminal.render(report, console, self.full)
-            for line in more:
-                console.print(line, markup=False, soft_wrap=True)
         writes = {self.html: report.to_html, self.junit: report.to_junit, self.json: report.to_json}
-        write_all(*(functools.partial(write, file) for file, write in writes.items() if file not in (None, "-")))
+        with written(*(functools.partial(write, file) for file, write in writes.items() if file not in (None, "-"))):
+            if self.json == "-":
+                write_json(report.to_json(), "-")
+            else:
+                console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+                terminal.render(report, console, self.full)
+                for line in more:
+                    console.print(line, markup=False, soft_wrap=True)
         if report.verdict == "inconclusive":
             sys.stdout.flush()
             raise ValueError(f"inconclusive: {report.message}")

@@ -82,16 +82,25 @@ class Operands:
     """The operands of a call with heads in front, filled up to whole blocks, and the parts of them a step needs.
 
     ``first`` is the first of the query heads that are worked on together, ``i`` the number of a block of rows, ``j``
-    neighbouring columns.
+    neighbouring columns. With `narrow`, operands of bfloat16 stay that where the plan allows it.
     """
 
     def __init__(
-        self, plan: Plan, query: Array, key: Array, value: Array, bias: Any, arrays: Any, seed: Any, dtype: Any
+        self,
+        plan: Plan,
+        query: Array,
+        key: Array,
+        value: Array,
+        bias: Any,
+        arrays: Any,
+        seed: Any,
+        dtype: Any,
+        *,
+        narrow: bool = False,
     ):
         self.plan, self.dtype, self.seed = plan, dtype, seed
-        self.narrow = plan.narrow and all(one.dtype == jnp.bfloat16 for one in (query, key, value))
-        of_power_of_two = math.frexp(plan.scale)[0] == 0.5
-        self.scale_of_scores = plan.scale if self.narrow and not of_power_of_two else 1.0
+        self.narrow = narrow and plan.narrow and all(one.dtype == jnp.bfloat16 for one in (query, key, value))
+        self.scales_scores = self.narrow and abs(math.frexp(plan.scale)[0]) != 0.5  # else it rounds no query
         self.query = pad(rearrange(query, "b t h c -> (b h) t c"), 1, plan.rows)
         self.key = pad(rearrange(key, "b s h c -> (b h) s c"), 1, plan.columns)
         self.value = pad(rearrange(value, "b s h c -> (b h) s c"), 1, plan.columns)
@@ -121,7 +130,7 @@ class Operands:
 
     def queries(self, first: Array) -> Array:
         """Return the queries ``(n, rows, c)``, scaled where that rounds nothing."""
-        queries = self.take(self.query, first).astype(self.dtype) * (self.plan.scale / self.scale_of_scores)
+        queries = self.take(self.query, first).astype(self.dtype) * (1.0 if self.scales_scores else self.plan.scale)
         return queries.astype(jnp.bfloat16) if self.narrow else queries
 
     def keys(self, first: Array) -> Array:
@@ -198,8 +207,8 @@ class Operands:
         plan = self.plan
         lie = turned if columns_first else lambda block: block
         scores, capped = times_transposed(k, q) if columns_first else times_transposed(q, k), None
-        if self.scale_of_scores != 1.0:
-            scores = scores * self.scale_of_scores
+        if self.scales_scores:
+            scores = scores * self.plan.scale
         if plan.softcap is not None:
             capped = jnp.tanh(scores / plan.softcap)
             scores = plan.softcap * capped

@@ -58,7 +58,10 @@ class Plan:
     columns: int
     unrolled: bool
     narrow: bool = False
-    """Whether products of bfloat16 are those of the processor, summed in float32; else operands are widened first."""
+    """Whether forward products of bfloat16 are those of the processor, summed in float32.
+
+    Backward, and where that reads the context that was kept, rounded weights would not cancel in what all keys have in
+    common, so operands are widened there."""
 
     @property
     def row_blocks(self) -> int:
@@ -73,8 +76,7 @@ class Plan:
     def whole(self) -> Plan:
         """Return the plan with everything in one block."""
         shape = self.shape
-        whole = {"together": shape.batch * shape.heads, "rows": shape.queries, "columns": shape.keys}
-        return dataclasses.replace(self, **whole, narrow=False)
+        return dataclasses.replace(self, together=shape.batch * shape.heads, rows=shape.queries, columns=shape.keys)
 
     @functools.cached_property
     def visible(self) -> list[list[bool | None]]:
@@ -142,7 +144,7 @@ def block_sizes(shape: Shape, has_bias: bool) -> dict[str, Any]:
         "rows": _even(shape.queries, rows),
         "columns": _even(shape.keys, columns),
         "unrolled": unrolled,
-        "narrow": is_cpu and multiplies_bfloat16(),
+        "narrow": unrolled and multiplies_bfloat16(),
     }
 
 

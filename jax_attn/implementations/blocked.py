@@ -181,7 +181,7 @@ def _forward(
     nothing has the sum 0.
     """
     dtype = jnp.promote_types(query.dtype, jnp.float32)
-    sides = Operands(plan, query, key, value, bias, arrays, seed, dtype)
+    sides = Operands(plan, query, key, value, bias, arrays, seed, dtype, narrow=True)
 
     def heads(first: Array) -> tuple[Array, Array, Array]:
         q, k, v = lax.optimization_barrier((sides.queries(first), sides.keys(first), sides.values(first)))
@@ -258,12 +258,7 @@ def _backward(
     slope = rearrange((context * d_context).sum(-1), "b t h -> b h t") * share + of_sums
     if sinks is not None:
         d_sinks = -(jnp.exp(sinks.astype(dtype)[:, None] - top) * slope).sum((0, 2)).astype(sinks.dtype)
-    if sides.narrow:
-        # Rows that are narrow already stay as they are; the weights are divided themselves.
-        d_context = d_context.astype(jnp.bfloat16)
-        slope, of_sums = slope * total, of_sums * total
-    else:
-        d_context = d_context * rearrange(share, "b h t -> b t h 1")
+    d_context = d_context * rearrange(share, "b h t -> b t h 1")
     d_heads = pad(rearrange(d_context, "b t h c -> (b h) t c"), 1, plan.rows)
     slope, of_sums, share = (pad(rearrange(one, "b h t -> (b h) t 1"), 1, plan.rows) for one in (slope, of_sums, share))
     # Rows that only fill a block up have no weights, however large the bias.
@@ -285,7 +280,7 @@ def _backward(
                 """Return the weights, what is left of them, what comes back to that, and the capped scores."""
                 k_block, v_block = sides.columns_of(k, j), sides.columns_of(v, j)
                 scores, capped = sides.scores(first, i, j, q_block, k_block, masked, columns_first=True)
-                weights = jnp.exp(scores - top_block) * (share_block if sides.narrow else 1.0)
+                weights = jnp.exp(scores - top_block)
                 d_weights = times_transposed(v_block, d_c_block)
                 weights, d_weights = lax.optimization_barrier((weights, d_weights))
                 if seed is None:
@@ -303,7 +298,7 @@ def _backward(
                     d_bias = sides.add_bias(d_bias, first, i, j, turned(d_scores))
                 if capped is not None:
                     d_scores = d_scores * (1.0 - capped * capped)
-                d_k = sides.add_columns(d_k, j, times(d_scores, q_block) * sides.scale_of_scores)
+                d_k = sides.add_columns(d_k, j, times(d_scores, q_block))
                 part = transposed_times(d_scores, sides.columns_of(k, j))
                 return part if d_q_block is None else d_q_block + part, d_k, d_v, d_bias
 
@@ -314,8 +309,7 @@ def _backward(
                 seen = [(j, weigh(masked, j)) for masked, j in plan.runs(i)]
                 slope_block = of_sums_block
                 for _, (weights, _, d_weights, _) in seen:
-                    part = sum_over_keys(weights * d_weights)
-                    slope_block = slope_block + (part if sides.narrow else share_block * part)
+                    slope_block = slope_block + share_block * sum_over_keys(weights * d_weights)
                 for j, parts in seen:
                     kept = add(j, parts, slope_block, kept)
             else:

@@ -230,8 +230,36 @@ def test_blocked_computes_in_bfloat16_what_the_reference_does(label, narrow):
 
 
 @pytest.mark.parametrize("label", ["softcap", "sinks", "head_dim 40", "window with padding"])
-def test_rolled_loops_compute_in_bfloat16_what_the_reference_does(label, narrow, rolled):
+def test_rolled_loops_compute_in_bfloat16_what_the_reference_does(label, rolled):
     hold(label, 0, "bfloat16", float(jnp.finfo("bfloat16").eps))
+
+
+@pytest.mark.parametrize(("of_keys", "of_values"), [(3.0, 3.0), (0.0, 30.0), (10.0, 30.0)])
+@pytest.mark.parametrize("loops", ["unrolled", "rolled"])
+def test_gradients_in_bfloat16_lose_no_more_where_all_keys_have_much_in_common(
+    of_keys, of_values, loops, narrow, request
+):
+    if loops == "rolled":
+        request.getfixturevalue("rolled")
+    inputs = operands(queries=300, keys=300, batch=1)
+    inputs = [one + shift for one, shift in zip(inputs, (0.0, of_keys, of_values), strict=True)]
+    inputs = [np.asarray(jnp.asarray(one, "bfloat16")).astype("float64") for one in inputs]
+    options = {"mask": masks.causal()}
+    with jax.enable_x64(True):
+        exact = results(inputs, options, "reference", "float64")
+    plain, found = (results(inputs, options, name, "bfloat16") for name in ("reference", "blocked"))
+    for got, want, other in zip(found, exact, plain, strict=True):
+        assert np.abs(got - want).max() <= 1.5 * np.abs(other - want).max() + 2.0**-9 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3, -0.25, 1e-40])
+def test_any_finite_scale_is_taken(scale, narrow):
+    inputs = [jnp.asarray(one, "bfloat16") for one in operands(queries=140, keys=140)]
+    found, want = (
+        functional.dot_product_attention(*inputs, scale=scale, implementation=name).astype("float32")
+        for name in ("blocked", "reference")
+    )
+    np.testing.assert_allclose(found, want, rtol=0, atol=2.0**-7 * np.abs(want).max())
 
 
 def test_products_are_narrow_where_the_processor_has_them_and_all_operands_are(narrow):

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from attn_bridge.cli.app import run
-from attn_bridge.cli.output import Outputs, write_all
+from attn_bridge.cli.output import Outputs, written
 
 from ..reports import different_report
 
@@ -76,9 +76,29 @@ def test_every_file_is_tried_and_the_first_error_raised():
         if number:
             raise OSError(f"no room for {number}")
 
-    with pytest.raises(OSError, match=r"^no room for 2$"):
-        write_all(*(lambda number=number: write(number) for number in (0, 2, 1, 0)))
-    assert tried == [0, 2, 1, 0]
+    shown = []
+    with (
+        pytest.raises(OSError, match=r"^no room for 2$"),
+        written(*(lambda number=number: write(number) for number in (0, 2, 1, 0))),
+    ):
+        shown += tried
+    assert tried == shown == [0, 2, 1, 0]
+
+
+def test_a_report_that_nobody_reads_is_written_all_the_same(tmp_path, monkeypatch):
+    def closed(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("attn_bridge.parity.rendering.terminal.render", closed)
+    with pytest.raises(BrokenPipeError):
+        Outputs(json=str(tmp_path / "x.json")).write(different_report())
+    assert (tmp_path / "x.json").stat().st_size
+
+
+@pytest.mark.parametrize("name", ["html", "junit"])
+def test_pages_do_not_go_to_stdout(name):
+    with pytest.raises(ValueError, match=f"^--{name} - cannot be written: only --json goes to stdout$"):
+        Outputs(**{name: "-"})
 
 
 def test_check_help_gives_an_example(capsys):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from attn_bridge.checkpoints.containers import files
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.checkpoints.containers.files import BLOCK, LARGE, PAGE, Target
+from attn_bridge.checkpoints.threads import Threads
 
 SIZE = 3 * BLOCK + 12345
 RANGES = [
@@ -70,9 +73,10 @@ def test_what_is_large_goes_past_the_page_cache(tmp_path, passes_cache, monkeypa
     assert max(cached) == LARGE - 1
 
 
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.EOPNOTSUPP])
 @pytest.mark.parametrize("answers", [[None], [PAGE, None], [BLOCK, PAGE + 9, None], [BLOCK, BLOCK, 0, None]])
 def test_a_system_that_takes_no_more_this_way_is_written_to_through_the_cache(
-    tmp_path, passes_cache, monkeypatch, answers
+    tmp_path, passes_cache, monkeypatch, answers, error
 ):
     pwrite, left = os.pwrite, list(answers)
 
@@ -81,13 +85,13 @@ def test_a_system_that_takes_no_more_this_way_is_written_to_through_the_cache(
             return pwrite(number, data, start)
         answer = left[0] if len(left) == 1 else left.pop(0)
         if answer is None:
-            raise OSError(errno.EINVAL, "Invalid argument")
+            raise OSError(error, "not this way")
         if answer:
             pwrite(number, data[: answer // PAGE * PAGE], start)
         return answer
 
     target = Target(tmp_path / "x", SIZE)
-    monkeypatch.setattr(files, "_WRITERS", files.concurrent.futures.ThreadPoolExecutor(1))
+    monkeypatch.setattr(files, "_WRITERS", Threads(1, "write"))
     monkeypatch.setattr(os, "pwrite", reluctant)
     assert_lands(target)
 
@@ -118,3 +122,20 @@ def test_an_interrupted_write_leaves_nothing_under_way(tmp_path, passes_cache, m
     with pytest.raises(KeyboardInterrupt):
         target.write(0, some_bytes(3 * BLOCK))
     assert ended == [True] * 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")
+def test_a_forked_process_writes_too(tmp_path):
+    code = f"""
+import os, signal
+from attn_bridge.checkpoints.containers.files import BLOCK, Target
+from pathlib import Path
+Target(Path({str(tmp_path)!r}) / "parent", 3 * BLOCK).write(0, bytes(3 * BLOCK))
+if not (child := os.fork()):
+    signal.alarm(20)
+    Target(Path({str(tmp_path)!r}) / "child", 3 * BLOCK).write(0, b"x" * (3 * BLOCK))
+    os._exit(0)
+raise SystemExit(os.waitpid(child, 0)[1])
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert (tmp_path / "child").read_bytes() == b"x" * (3 * BLOCK)

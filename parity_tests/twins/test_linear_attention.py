@@ -185,3 +185,16 @@ def test_gradients_are_right_however_small_the_weights_are(name, form, of_querie
     for one, exact in zip(found, expected, strict=True):
         assert np.abs(exact).max() > 1e-3
         np.testing.assert_allclose(one, exact, rtol=0, atol=2e-4 * np.abs(exact).max())
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_token_of_nothing_but_zeros_has_the_gradient_of_the_formula_in_both():
+    """``elu(x) + 1`` goes on with slope 1 at 0, where a framework's own ``min`` may say a half."""
+    x = np.zeros((1, 3))
+    weights = np.array([1.0, 2.0, 3.0])
+    given = torch.from_numpy(x).requires_grad_()
+    (torch_recurrence.positive_features(given) * torch.from_numpy(weights)).sum().backward()
+    np.testing.assert_array_equal(given.grad, weights[None])
+    for features in (jax_recurrence.positive_features, jax_recurrence.relative_features):
+        gradient = jax.grad(lambda x, features=features: (features(x) * weights).sum())(jnp.asarray(x))
+        np.testing.assert_array_equal(gradient, weights[None])

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...printable import printable
+from ..threads import Threads
 from .base import MOST_AXES, MOST_HEADER, MOST_TENSORS, CheckpointError, TensorInfo
 
 DTYPES = frozenset(
@@ -320,7 +321,7 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 BLOCK = 1 << 22
 """Bytes that go past the page cache at a time; two such blocks are under way at once."""
 
-_WRITERS = concurrent.futures.ThreadPoolExecutor(2, "attn-bridge-write")
+_WRITERS = Threads(2, "write")
 
 _scratch = threading.local()
 
@@ -367,11 +368,10 @@ class Target:
 
     def _write_past_cache(self, start: int, view: memoryview) -> int:
         """Write whole pages, and return how many bytes that were: fewer where the system won't take more this way."""
-        jobs = [
-            _WRITERS.submit(self._write_block, start + place, view[place : place + BLOCK])
-            for place in range(0, len(view), BLOCK)
-        ]
+        jobs: list[concurrent.futures.Future[int]] = []
         try:
+            for place in range(0, len(view), BLOCK):
+                jobs.append(_WRITERS.submit(self._write_block, start + place, view[place : place + BLOCK]))
             concurrent.futures.wait(jobs)
         except BaseException:  # whoever is interrupted closes the file, and its number may be another's then
             for job in jobs:
@@ -398,9 +398,9 @@ class Target:
         try:
             return os.pwrite(self._direct, view, start) // PAGE * PAGE
         except OSError as error:
-            if error.errno == errno.EINVAL:  # larger pages than ours, or none of this at all
-                return 0
-            raise
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise
+            return 0  # larger pages than ours, or none of this at all
 
     def sync(self) -> None:
         """Have the disk hold what was written."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...printable import printable
+from ..threads import Threads
 from .base import MOST_HEADER, CheckpointError, Reader, TensorInfo, Writer
 from .files import (
     File,
@@ -52,7 +53,7 @@ NAMES = {
 
 CODES = {name: code for code, name in NAMES.items()}
 
-_FLUSHER = concurrent.futures.ThreadPoolExecutor(1, "attn-bridge-flush")
+_FLUSHER = Threads(1, "flush")
 
 FLUSH = 64 << 20
 """Bytes of a file that are written before the disk is told to begin with them."""
