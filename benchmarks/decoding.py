@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -61,7 +60,10 @@ def measure(config: GroupedQueryAttentionConfig, length: int, rounds: int) -> di
     in_flax = jax_attn.GroupedQueryAttention(config, rngs=nnx.Rngs(0))
     transfer(in_torch, in_flax)
     random = np.random.default_rng(0)
-    draw: Callable[..., Any] = lambda *shape: random.normal(size=shape).astype(np.float32)  # noqa: E731
+
+    def draw(*shape: int) -> Any:
+        return random.normal(size=shape).astype(np.float32)
+
     kept = [draw(1, length, config.num_kv_heads, config.head_dim) for _ in range(2)]
     cache, _ = in_torch.init_cache(1, capacity).append(*map(torch.from_numpy, kept))
     state = {"flax": in_flax.init_cache(1, capacity).append(*map(jnp.asarray, kept))[0], "torch": cache}

@@ -392,6 +392,7 @@ class Harness:
         and masks are asked for anew in every part; there each step is traced by itself.
         """
         if not self.train:
+            # Whatever goes wrong here goes right below, or is raised there.
             with contextlib.suppress(Exception), lifted():
                 return _trace(function, operands)
         try:

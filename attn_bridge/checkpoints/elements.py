@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .containers.base import Reader, numpy_dtype
-from .containers.files import PAGE
+from .containers.writing import PAGE
 from .copying import Move, apply, move_of, pieces, source_runs
 from .planning import Target
 

@@ -222,14 +222,18 @@ def test_a_multimodal_gemma_is_refused_and_its_text_model_taken(tmp_path):
     assert equal(checkpoints.read(back), arrays)
 
 
+def quantised(state, stem, joint):
+    """Return a state with the experts of that name in MXFP4."""
+    parts = {"blocks": torch.zeros(3, 16, 1, 16).byte(), "scales": torch.zeros(3, 16, 1).byte()}
+    rest = {name: tensor for name, tensor in state.items() if name != stem}
+    return rest | {f"{stem}{joint}{name}": part for name, part in parts.items()}
+
+
 def test_quantised_experts_and_float8_scales_are_refused_in_one_line(tmp_path):
     _, kind, config, sizes = FAMILIES["gpt-oss"]
     model = saved(tmp_path / "hf", kind, config, sizes, "1GB")
-    state = dict(model.state_dict())
     stem = "model.layers.1.mlp.experts.down_proj"
-    del state[stem]
-    state |= {f"{stem}_blocks": torch.zeros(3, 16, 1, 16).byte(), f"{stem}_scales": torch.zeros(3, 16, 1).byte()}
-    torch.save(state, tmp_path / "x.pt")
+    torch.save(quantised(model.state_dict(), stem, "_"), tmp_path / "x.pt")
     with pytest.raises(LayoutError, match=rf"^{stem}_(blocks|scales): experts in MXFP4"):
         checkpoints.convert(tmp_path / "x.pt", tmp_path / "flax")
     _, kind, config, sizes = FAMILIES["deepseek-v3"]
@@ -314,10 +318,7 @@ def test_openais_own_files_become_those_of_transformers_and_come_back(tmp_path):
 
 def test_openais_quantised_experts_are_refused_in_one_line(tmp_path):
     _, kind, config, sizes = FAMILIES["gpt-oss"]
-    state = openais(saved(tmp_path / "hf", kind, config, sizes, "1GB"))
     stem = "block.1.mlp.mlp1_weight"
-    del state[stem]
-    state |= {f"{stem}.blocks": torch.zeros(3, 16, 1, 16).byte(), f"{stem}.scales": torch.zeros(3, 16, 1).byte()}
-    torch.save(state, tmp_path / "x.pt")
+    torch.save(quantised(openais(saved(tmp_path / "hf", kind, config, sizes, "1GB")), stem, "."), tmp_path / "x.pt")
     with pytest.raises(LayoutError, match=rf"^{stem}.(blocks|scales): experts in MXFP4"):
         checkpoints.convert(tmp_path / "x.pt", tmp_path / "flax")

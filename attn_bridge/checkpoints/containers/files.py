@@ -1,26 +1,19 @@
-"""What containers share: files read and written by position, strict JSON, and checks of names, shapes and dtypes."""
+"""What containers share: files read by position, strict JSON, and checks of names, shapes and dtypes."""
 
 from __future__ import annotations
 
 import collections
-import concurrent.futures
-import contextlib
-import errno
 import json
 import math
-import mmap
 import os
 import stat
 import threading
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ...printable import printable
-from ..threads import Threads
 from .base import MOST_AXES, MOST_HEADER, MOST_TENSORS, CheckpointError, TensorInfo
 
 DTYPES = frozenset(
@@ -305,187 +298,3 @@ def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[slice, 
         yield (slice(first, whole),)
     if stop % rows:
         yield from boxes(shape, whole * rows, stop)
-
-
-# ---- writing
-
-
-PAGE = 1 << 12
-"""What places in a file and in memory are multiples of, where bytes go past the page cache."""
-
-LARGE = 1 << 20
-"""Bytes from which on a write goes past the page cache."""
-
-_DIRECT = getattr(os, "O_DIRECT", 0)
-
-BLOCK = 1 << 22
-"""Bytes that go past the page cache at a time; two such blocks are under way at once."""
-
-_WRITERS = Threads(2, "write")
-
-_scratch = threading.local()
-
-
-class Target:
-    """A file written by position. One that exists is kept as it is, so that a writer can go on after a restart.
-
-    What is large goes past the page cache where the system can: since all of it is flushed in the end, caching it
-    first only costs processor time, several times as much as the disk takes.
-    """
-
-    def __init__(self, path: Path, size: int | None = None):
-        self.path = path
-        self._number = self._direct = -1
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            os.ftruncate(self._number, 0 if size is None else size)
-        except OSError as error:
-            raise bad(path, f"can't be written: {reason(error)}") from None
-        if _DIRECT:
-            with contextlib.suppress(OSError):  # a file system that has no such way
-                self._direct = os.open(path, os.O_WRONLY | os.O_CLOEXEC | _DIRECT)
-
-    def write(self, start: int, data: Any) -> None:
-        """Write bytes at a position."""
-        view = as_bytes(data)
-        try:
-            first = -start % PAGE
-            whole = (len(view) - first) // PAGE * PAGE
-            if self._direct < 0 or whole < LARGE:
-                self._write_cached(start, view)
-                return
-            self._write_cached(start, view[:first])
-            done = first + self._write_past_cache(start + first, view[first : first + whole])
-            self._write_cached(start + done, view[done:])
-        except OSError as error:
-            raise bad(self.path, f"can't be written: {reason(error)}") from None
-
-    def _write_cached(self, start: int, view: memoryview) -> None:
-        done = 0
-        while done < len(view):
-            done += os.pwrite(self._number, view[done : done + PIECE], start + done)
-
-    def _write_past_cache(self, start: int, view: memoryview) -> int:
-        """Write whole pages, and return how many bytes that were: fewer where the system won't take more this way."""
-        jobs: list[concurrent.futures.Future[int]] = []
-        try:
-            for place in range(0, len(view), BLOCK):
-                jobs.append(_WRITERS.submit(self._write_block, start + place, view[place : place + BLOCK]))
-            concurrent.futures.wait(jobs)
-        except BaseException:  # whoever is interrupted closes the file, and its number may be another's then
-            for job in jobs:
-                job.cancel()
-            concurrent.futures.wait(jobs)
-            raise
-        done = 0
-        for job in jobs:
-            written = job.result()
-            done += written
-            if written < BLOCK and done < len(view):
-                os.close(self._direct)
-                self._direct = -1
-                break
-        return done
-
-    def _write_block(self, start: int, view: memoryview) -> int:
-        """Write at most a block of whole pages, and return how many of their bytes were taken."""
-        array = np.frombuffer(view, np.uint8)
-        if array.__array_interface__["data"][0] % PAGE:
-            room = _aligned()[: len(view)]
-            np.copyto(room, array)
-            view = room.data
-        try:
-            return os.pwrite(self._direct, view, start) // PAGE * PAGE
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-                raise
-            return 0  # larger pages than ours, or none of this at all
-
-    def sync(self) -> None:
-        """Have the disk hold what was written."""
-        try:
-            os.fsync(self._number)
-        except OSError as error:
-            raise bad(self.path, f"can't be written: {reason(error)}") from None
-
-    def close(self) -> None:
-        """Close it."""
-        for number in (self._number, self._direct):
-            if number >= 0:
-                os.close(number)
-        self._number = self._direct = -1
-
-    def __del__(self) -> None:
-        self.close()
-
-
-def _aligned() -> np.ndarray[Any, Any]:
-    """Return this thread's own memory of whole pages."""
-    if not hasattr(_scratch, "room"):
-        _scratch.room = np.frombuffer(mmap.mmap(-1, BLOCK), np.uint8)
-    room: np.ndarray[Any, Any] = _scratch.room
-    return room
-
-
-def as_bytes(data: Any) -> memoryview:
-    """Return anything with the buffer protocol as its bytes."""
-    view = memoryview(data)
-    return view.cast("B") if view.nbytes else memoryview(b"")
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the disk hold a folder's list of files."""
-    try:
-        number = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
-    except OSError as error:
-        raise bad(folder, f"can't be written: {reason(error)}") from None
-
-
-def dump_json(path: object, value: Any, **options: Any) -> bytes:
-    """Return JSON as `parse_json` reads it."""
-    try:
-        return json.dumps(value, allow_nan=False, **options).encode("utf-8")
-    except (TypeError, ValueError, RecursionError) as error:
-        raise bad(path, f"the metadata can't be written as JSON: {printable(error)}") from None
-
-
-class InOrder:
-    """Checks for writers without random access that bytes come in order, and says whose they are.
-
-    Args:
-        path: what is written.
-        tensors: what it will hold.
-    """
-
-    def __init__(self, path: Path, tensors: Mapping[str, TensorInfo]):
-        self._path = path
-        self._left = iter(tensors.values())
-        self._now: TensorInfo | None = None
-        self._done = 0
-
-    def take(self, name: str, start: int, count: int) -> Iterator[TensorInfo]:
-        """Go through tensors up to that one; yield those that begin here, the empty ones between included."""
-        while self._now is None or self._now.name != name:
-            if self._now is not None and self._done != self._now.nbytes:
-                raise bad(self._path, f"{printable(self._now.name)} was left at byte {self._done}")
-            self._now, self._done = next(self._left, None), 0
-            if self._now is None:
-                raise bad(self._path, f"{printable(name)} comes too late, or is not to be written")
-            yield self._now
-        if start != self._done or start + count > self._now.nbytes:
-            raise bad(self._path, f"bytes of {printable(name)} come out of order: {start} after {self._done}")
-        self._done += count
-
-    def rest(self) -> Iterator[TensorInfo]:
-        """Yield what was not begun, all of it empty."""
-        if self._now is not None and self._done != self._now.nbytes:
-            raise bad(self._path, f"{printable(self._now.name)} was left at byte {self._done}")
-        for one in self._left:
-            if one.nbytes:
-                raise bad(self._path, f"{printable(one.name)} was not written")
-            yield one

@@ -11,21 +11,8 @@ from typing import Any, ClassVar
 
 from ...printable import printable
 from .base import MOST_AXES, Reader, TensorInfo, Writer, numpy_dtype
-from .files import (
-    MOST_NODES,
-    File,
-    Target,
-    as_bytes,
-    bad,
-    check_count,
-    check_dtype,
-    check_infos,
-    check_name,
-    check_range,
-    check_shape,
-    dump_json,
-    sync_folder,
-)
+from .files import MOST_NODES, File, bad, check_count, check_dtype, check_infos, check_name, check_range, check_shape
+from .writing import Target, as_bytes, dump_json, sync_folder
 
 CHUNK = 1 << 30
 """Bytes beyond which Flax cuts an array, since an object of msgpack has at most 2**31 - 1."""

@@ -19,7 +19,6 @@ from .base import MOST_HEADER, Reader, TensorInfo, Writer, numpy_dtype
 from .files import (
     DTYPES,
     File,
-    InOrder,
     bad,
     check_count,
     check_dtype,
@@ -27,11 +26,10 @@ from .files import (
     check_name,
     check_range,
     check_shape,
-    dump_json,
     parse_json,
-    sync_folder,
 )
 from .strided import gather
+from .writing import InOrder, dump_json, sync_folder
 from .zips import Archive, Member, members
 
 EXTRA = "attn_bridge.json"

@@ -18,8 +18,6 @@ from .base import MOST_HEADER, Array, CheckpointError, Reader, TensorInfo, Write
 from .base import ORBAX_METADATA as METADATA
 from .files import (
     File,
-    Target,
-    as_bytes,
     bad,
     boxes,
     check_count,
@@ -28,12 +26,11 @@ from .files import (
     check_name,
     check_range,
     check_shape,
-    dump_json,
     parse_json,
     reason,
-    sync_folder,
 )
 from .shards import inside
+from .writing import Target, as_bytes, dump_json, sync_folder
 
 EXTRA = "attn_bridge.json"
 """File with the metadata, which Orbax does not look at; written where there is some."""

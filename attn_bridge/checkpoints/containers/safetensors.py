@@ -13,20 +13,9 @@ from typing import Any, ClassVar
 from ...printable import printable
 from ..threads import Threads
 from .base import MOST_HEADER, CheckpointError, Reader, TensorInfo, Writer
-from .files import (
-    File,
-    Target,
-    bad,
-    check_count,
-    check_infos,
-    check_name,
-    check_range,
-    check_shape,
-    dump_json,
-    parse_json,
-    sync_folder,
-)
+from .files import File, bad, check_count, check_infos, check_name, check_range, check_shape, parse_json
 from .shards import ShardedReader, index_of, inside
+from .writing import Target, dump_json, sync_folder
 
 NAMES = {
     "F64": "float64",

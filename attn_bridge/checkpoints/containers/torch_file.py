@@ -12,21 +12,10 @@ from typing import Any, ClassVar
 
 from ...printable import printable
 from .base import MOST_HEADER, Reader, TensorInfo, Writer, numpy_dtype
-from .files import (
-    File,
-    InOrder,
-    bad,
-    check_count,
-    check_infos,
-    check_name,
-    check_range,
-    check_shape,
-    dump_json,
-    parse_json,
-    sync_folder,
-)
+from .files import File, bad, check_count, check_infos, check_name, check_range, check_shape, parse_json
 from .shards import ShardedReader, index_of
 from .strided import c_strides, extent, gather, is_c_order
+from .writing import InOrder, dump_json, sync_folder
 from .zips import Archive, Member, members
 
 STORAGES = {

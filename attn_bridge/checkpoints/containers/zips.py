@@ -13,7 +13,8 @@ from typing import Any
 
 from ...printable import printable
 from .base import MOST_HEADER, MOST_TENSORS
-from .files import File, Target, as_bytes, bad
+from .files import File, bad
+from .writing import Target, as_bytes
 
 LOCAL, CENTRAL, END, END64, LOCATOR64 = b"PK\3\4", b"PK\1\2", b"PK\5\6", b"PK\6\6", b"PK\6\7"
 FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF

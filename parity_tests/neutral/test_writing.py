@@ -11,9 +11,9 @@ import sys
 import numpy as np
 import pytest
 
-from attn_bridge.checkpoints.containers import files
+from attn_bridge.checkpoints.containers import writing
 from attn_bridge.checkpoints.containers.base import CheckpointError
-from attn_bridge.checkpoints.containers.files import BLOCK, LARGE, PAGE, Target
+from attn_bridge.checkpoints.containers.writing import BLOCK, LARGE, PAGE, Target
 from attn_bridge.checkpoints.threads import Threads
 
 SIZE = 3 * BLOCK + 12345
@@ -91,7 +91,7 @@ def test_a_system_that_takes_no_more_this_way_is_written_to_through_the_cache(
         return answer
 
     target = Target(tmp_path / "x", SIZE)
-    monkeypatch.setattr(files, "_WRITERS", Threads(1, "write"))
+    monkeypatch.setattr(writing, "_WRITERS", Threads(1, "write"))
     monkeypatch.setattr(os, "pwrite", reluctant)
     assert_lands(target)
 
@@ -109,7 +109,7 @@ def test_a_full_disk_is_one_line(tmp_path, passes_cache, monkeypatch):
 
 def test_an_interrupted_write_leaves_nothing_under_way(tmp_path, passes_cache, monkeypatch):
     target = Target(tmp_path / "x", SIZE)
-    wait, waits, ended = files.concurrent.futures.wait, [], []
+    wait, waits, ended = writing.concurrent.futures.wait, [], []
 
     def interrupted(jobs):
         waits.append(jobs)
@@ -118,7 +118,7 @@ def test_an_interrupted_write_leaves_nothing_under_way(tmp_path, passes_cache, m
         wait(jobs)
         ended.extend(job.done() for job in jobs)
 
-    monkeypatch.setattr(files.concurrent.futures, "wait", interrupted)
+    monkeypatch.setattr(writing.concurrent.futures, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         target.write(0, some_bytes(3 * BLOCK))
     assert ended == [True] * 3
@@ -128,7 +128,7 @@ def test_an_interrupted_write_leaves_nothing_under_way(tmp_path, passes_cache, m
 def test_a_forked_process_writes_too(tmp_path):
     code = f"""
 import os, signal
-from attn_bridge.checkpoints.containers.files import BLOCK, Target
+from attn_bridge.checkpoints.containers.writing import BLOCK, Target
 from pathlib import Path
 Target(Path({str(tmp_path)!r}) / "parent", 3 * BLOCK).write(0, bytes(3 * BLOCK))
 if not (child := os.fork()):
