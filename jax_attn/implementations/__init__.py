@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import blocked, cudnn, few_queries, reference, tpu_flash
+from . import blocked, cpu_flash, cudnn, few_queries, reference, tpu_flash
 from .call import Call
 
 __all__ = ["IMPLEMENTATIONS", "Call", "choose", "explain", "unavailable"]
@@ -19,6 +19,7 @@ IMPLEMENTATIONS: dict[str, ModuleType] = {
     "cudnn": cudnn,
     "tpu_flash": tpu_flash,
     "few_queries": few_queries,
+    "cpu_flash": cpu_flash,
     "blocked": blocked,
     "reference": reference,
 }

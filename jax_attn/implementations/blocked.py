@@ -24,7 +24,6 @@ from jaxtyping import Float
 
 from .block_operands import (
     Operands,
-    false_of,
     pad,
     sum_over_keys,
     times,
@@ -34,6 +33,7 @@ from .block_operands import (
 )
 from .block_plan import SMALL_BLOCK, Columns, Plan, Shape, block_sizes
 from .call import Call
+from .differentiation import Passes, attention
 
 
 def unsupported(call: Call) -> str | None:
@@ -42,7 +42,7 @@ def unsupported(call: Call) -> str | None:
         return "it never holds the attention weights (return_weights=True)"
     if 0 in call.query.shape or 0 in call.value.shape:
         return f"there is nothing in the query {call.query.shape} or the value {call.value.shape}"
-    if any(_is_sharded(array) for array in (call.query, call.key, call.value)):
+    if any(is_sharded(array) for array in (call.query, call.key, call.value)):
         return "its loops can't cut axes that are sharded explicitly; call it inside jax.shard_map"
     if call.dropout and call.rng is None:
         return f"dropout ({call.dropout}) needs rng"
@@ -77,10 +77,11 @@ def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, 
     shape = Shape(batch, heads, call.key.shape[2], queries, keys)
     softcap = None if call.softcap is None else float(call.softcap)
     plan = Plan(shape, mask, float(call.scale), softcap, float(call.dropout), **block_sizes(shape, bias is not None))
-    return _attention(plan, call.query, call.key, call.value, bias, call.sinks, tuple(map(_four_axes, arrays)), seed)
+    masks = tuple(map(_four_axes, arrays))
+    return attention(PASSES, plan, call.query, call.key, call.value, bias, call.sinks, masks, seed)
 
 
-def _is_sharded(array: Array) -> bool:
+def is_sharded(array: Array) -> bool:
     """Return whether the sharding is part of the type: then each operation must know what becomes of it."""
     return any(axis is not None for axis in jax.typeof(array).sharding.spec)
 
@@ -109,70 +110,17 @@ def _four_axes(array: Array) -> Array:
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
 
 
-# ---- the function and its gradient
+def _one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a plan and arrays; with blocks written out, `jax.vmap` of it still holds one head's."""
+
+    def run(plan: Plan, *arrays: Any) -> Any:
+        planned = functools.partial(function, plan)
+        return (jax.custom_batching.sequential_vmap(planned) if plan.unrolled else planned)(*arrays)
+
+    return run
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _attention(plan: Plan, *operands: Any) -> tuple[Array, Array]:
-    if jax.sharding.get_abstract_mesh().manual_axes:
-        never = false_of(operands)
-        operands = jax.tree.map(lambda array: jnp.where(never, array, array), operands)
-    context, top, total = _differentiable(plan, *operands)
-    # Of the sum alone, so that its gradient is the one of the logarithm; the top is a shift that cancels.
-    sums = jnp.where(total > 0.0, lax.stop_gradient(top) + jnp.log(jnp.where(total > 0.0, total, 1.0)), -jnp.inf)
-    return context.astype(operands[0].dtype), sums
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _differentiable(plan: Plan, *operands: Any) -> tuple[Array, Array, Array]:
-    return _one_at_a_time(plan, _forward)(*operands)
-
-
-def _one_at_a_time(plan: Plan, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function with its plan; where blocks are written out, `jax.vmap` of it goes on holding one head's."""
-    planned = functools.partial(function, plan)
-    return jax.custom_batching.sequential_vmap(planned) if plan.unrolled else planned
-
-
-def _differentiable_forward(plan: Plan, *operands: Any) -> tuple[tuple[Array, Array, Array], Any]:
-    results = _differentiable(plan, *operands)
-    return results, (operands, results)
-
-
-def _differentiable_backward(plan: Plan, kept: Any, cotangents: tuple[Array, Array, Array]) -> Any:
-    operands, results = kept
-    d_context, _, d_total = cotangents
-    return (*_gradients(plan, operands, results, (d_context, d_total)), None, None)
-
-
-_differentiable.defvjp(_differentiable_forward, _differentiable_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gradients(plan: Plan, operands: Any, results: Any, cotangents: Any) -> Any:
-    """Return the gradients of query, key, value, bias and sinks; its own gradient takes T times S, as it is rare."""
-    return _one_at_a_time(plan, _backward)(*operands, *results, *cotangents)
-
-
-def _gradients_forward(plan: Plan, operands: Any, results: Any, cotangents: Any) -> Any:
-    return _gradients(plan, operands, results, cotangents), (operands, results, cotangents)
-
-
-def _gradients_backward(plan: Plan, kept: Any, seconds: Any) -> Any:
-    (*inputs, arrays, seed), results, cotangents = kept
-
-    def gradients(inputs: Any, cotangents: Any) -> Any:
-        return jax.vjp(lambda *inputs: _in_one_block(plan, *inputs, arrays, seed), *inputs)[1](cotangents)
-
-    _, pull = jax.vjp(gradients, tuple(inputs), cotangents)
-    inputs_bar, cotangents_bar = pull(seconds)
-    return (*inputs_bar, None, None), jax.tree.map(jnp.zeros_like, results), cotangents_bar
-
-
-_gradients.defvjp(_gradients_forward, _gradients_backward)
-
-
-def _forward(
+def forward(
     plan: Plan, query: Array, key: Array, value: Array, bias: Any, sinks: Any, arrays: Any, seed: Any
 ) -> tuple[Array, Array, Array]:
     """Return the context, unrounded, and per row the largest score and the sum of ``exp(scores - largest)``.
@@ -232,7 +180,7 @@ def _forward(
     return rearrange(context, "(b h) t c -> b t h c", b=batch), top, total
 
 
-def _backward(
+def backward(
     plan: Plan,
     query: Array,
     key: Array,
@@ -345,10 +293,10 @@ def _backward(
     )
 
 
-def _in_one_block(
+def at_once(
     plan: Plan, query: Array, key: Array, value: Array, bias: Any, sinks: Any, arrays: Any, seed: Any
 ) -> tuple[Array, Array]:
-    """Return context and sums of `_forward` (the top cancels) by code that JAX can differentiate, also twice."""
+    """Return context and sums of `forward` (the top cancels) by code that JAX can differentiate, also twice."""
     plan = plan.whole()
     dtype = jnp.promote_types(query.dtype, jnp.float32)
     sides = Operands(plan, query, key, value, bias, arrays, seed, dtype)
@@ -370,3 +318,7 @@ def _in_one_block(
     total = jnp.where(sees, total, 0.0)[..., 0]
     batch = plan.shape.batch
     return rearrange(context, "(b h) t c -> b t h c", b=batch), rearrange(total, "(b h) t -> b h t", b=batch)
+
+
+PASSES = Passes(_one_at_a_time(forward), _one_at_a_time(backward), at_once)
+"""For `differentiation.attention`."""

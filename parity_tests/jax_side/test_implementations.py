@@ -20,144 +20,9 @@ import attn_bridge
 import jax_attn
 from attn_bridge import masks
 from jax_attn import functional
-from jax_attn.implementations import block_operands, block_plan, blocked
+from jax_attn.implementations import block_operands, block_plan, blocked, differentiation
 
-FLOAT32 = 3e-6
-"""Error allowed beside that of the reference, as part of the largest value: a few units in the last place."""
-
-Options = dict[str, Any]
-
-
-def draw(*shape: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape)
-
-
-def operands(batch=2, queries=70, keys=70, heads=4, key_heads=2, width=8, value_width=8, seed=0) -> list[np.ndarray]:
-    """Return query, key and value; they differ in size."""
-    shapes = ((queries, heads, width), (keys, key_heads, width), (keys, key_heads, value_width))
-    return [draw(batch, *shape, seed=10 * seed + n) * (1.0 + n) for n, shape in enumerate(shapes)]
-
-
-def some(*shape: int, seed: int, share: float = 0.7) -> np.ndarray:
-    return np.random.default_rng(seed).random(shape) < share
-
-
-def per_head(batch: int, heads: int, queries: int, keys: int, seed: int) -> np.ndarray:
-    """Return a mask of its own for every head, with rows that hide every key."""
-    mask = some(batch, heads, queries, keys, seed=seed)
-    mask[0, 1, 2] = mask[-1, 0, queries - 1] = False
-    return mask
-
-
-def padding(batch: int, keys: int, seed: int) -> np.ndarray:
-    """Return a mask of keys; the first sequence has none."""
-    mask = some(batch, keys, seed=seed)
-    mask[0] = False
-    return mask
-
-
-CASES: dict[str, tuple[Options, Any]] = {
-    "no mask": ({}, lambda seed: {}),
-    "no mask, odd sizes": ({"queries": 201, "keys": 333}, lambda seed: {}),
-    "causal": ({}, lambda seed: {"mask": masks.causal()}),
-    "causal, long": ({"queries": 400, "keys": 400, "batch": 1}, lambda seed: {"mask": masks.causal()}),
-    "causal, many blocks": (
-        {"queries": 1100, "keys": 1100, "batch": 1, "heads": 2, "key_heads": 1},
-        lambda seed: {"mask": masks.causal()},
-    ),
-    "causal, more keys": ({"keys": 300}, lambda seed: {"mask": masks.causal()}),
-    "causal, fewer keys": ({"keys": 5}, lambda seed: {"mask": masks.causal()}),
-    "causal after cached keys": ({"queries": 5, "keys": 300}, lambda seed: {"mask": masks.causal().offset(295)}),
-    "one token after cached keys": ({"queries": 1, "keys": 140}, lambda seed: {"mask": masks.causal().offset(139)}),
-    "one token": ({"queries": 1, "keys": 1}, lambda seed: {"mask": masks.causal()}),
-    "padding": ({"keys": 300}, lambda seed: {"mask": padding(2, 300, seed)}),
-    "one padding for all": ({}, lambda seed: {"mask": some(1, 70, seed=seed)}),
-    "causal with padding": (
-        {"queries": 300, "keys": 300},
-        lambda seed: {"mask": masks.causal() & padding(2, 300, seed)},
-    ),
-    "per head": ({"keys": 140}, lambda seed: {"mask": per_head(2, 4, 70, 140, seed)}),
-    "per head, all keys": ({}, lambda seed: {"mask": some(1, 4, 70, 1, seed=seed)}),
-    "all hidden": ({}, lambda seed: {"mask": np.zeros((1, 1, 1, 1), bool)}),
-    "either mask": ({"keys": 140}, lambda seed: {"mask": masks.causal() | padding(2, 140, seed)}),
-    "bias": ({"keys": 300}, lambda seed: {"bias": draw(1, 4, 70, 300, seed=seed), "scale": 0.3}),
-    "bias of keys, causal": ({}, lambda seed: {"bias": draw(70, seed=seed), "mask": masks.causal()}),
-    "bias, per head": ({}, lambda seed: {"bias": draw(2, 1, 70, 70, seed=seed), "mask": per_head(2, 4, 70, 70, seed)}),
-    "bias of rows": ({}, lambda seed: {"bias": draw(70, 1, seed=seed), "sinks": draw(4, seed=seed)}),
-    "bias that hides": ({}, lambda seed: {"bias": np.where(per_head(2, 4, 70, 70, seed), 0.5, -np.inf)}),
-    "wider value": ({"value_width": 12}, lambda seed: {"mask": masks.causal()}),
-    "head_dim 1": ({"width": 1, "value_width": 1}, lambda seed: {"mask": masks.causal()}),
-    "head_dim 40": ({"width": 40, "value_width": 40}, lambda seed: {"mask": masks.causal()}),
-    "head_dim 256": ({"width": 256, "value_width": 256}, lambda seed: {"mask": masks.causal()}),
-    "own key heads": ({"key_heads": 4}, lambda seed: {"mask": masks.causal()}),
-    "one key head": ({"heads": 6, "key_heads": 1, "queries": 300, "keys": 300}, lambda seed: {"mask": masks.causal()}),
-    "window": ({"queries": 400, "keys": 400}, lambda seed: {"mask": masks.sliding_window(37)}),
-    "window of one": ({}, lambda seed: {"mask": masks.sliding_window(1)}),
-    "window past the keys": ({"queries": 300, "keys": 50}, lambda seed: {"mask": masks.sliding_window(7)}),
-    "window with padding": (
-        {"queries": 300, "keys": 300},
-        lambda seed: {"mask": masks.sliding_window(7) & padding(2, 300, seed)},
-    ),
-    "two bands": (
-        {"queries": 512, "keys": 512, "batch": 1},
-        lambda seed: {"mask": masks.sliding_window(7) | masks.sliding_window(9).offset(0, keys=390)},
-    ),
-    "softcap": ({}, lambda seed: {"softcap": 2.0, "mask": masks.causal(), "bias": draw(4, 1, 70, seed=seed)}),
-    "sinks": (
-        {},
-        lambda seed: {"sinks": 3 * draw(4, seed=seed), "mask": masks.sliding_window(3) & padding(2, 70, seed)},
-    ),
-}
-"""Sizes, and the options of a call for a seed."""
-
-
-@functools.cache
-def program(name: str, mask: Any, rest: tuple[tuple[str, Any], ...], names: tuple[str, ...]) -> Any:
-    """Return the context and the gradients of every float array as one program: the operations would each compile."""
-
-    def with_gradients(arrays, mask_arrays, weights):
-        parts = iter(mask_arrays)
-        options = dict(rest) | ({} if mask is None else {"mask": mask.with_arrays(lambda _: next(parts))})
-
-        def attend(query, key, value, *tensors):
-            tensors = dict(zip(names, tensors, strict=True))
-            return functional.dot_product_attention(query, key, value, implementation=name, **tensors, **options)
-
-        context, pull = jax.vjp(attend, *arrays)
-        return context, pull(weights.astype(context.dtype))
-
-    return jax.jit(with_gradients)
-
-
-def results(inputs: list[np.ndarray], options: Options, name: str, dtype: str) -> list[np.ndarray]:
-    """Return the context and the gradients of every float array, all computed in a dtype."""
-    names = tuple(key for key in ("bias", "sinks") if key in options)
-    arrays = [jnp.asarray(array, dtype) for array in (*inputs, *(options[key] for key in names))]
-    rest = {key: value for key, value in options.items() if key not in (*names, "mask")}
-    mask, mask_arrays = masks.as_mask(options["mask"]).separate() if "mask" in options else (None, ())
-    shape = (*inputs[0].shape[:3], inputs[2].shape[-1])
-    # A source of random numbers is no key of a cache.
-    make = program.__wrapped__ if "rng" in rest else program
-    found = make(name, mask, tuple(rest.items()), names)(arrays, mask_arrays, draw(*shape, seed=99))
-    assert all(one.dtype == dtype for one in jax.tree.leaves(found))
-    return [np.asarray(one).astype("float64") for one in jax.tree.leaves(found)]
-
-
-def hold(label: str, seed: int, dtype: str, unit: float) -> None:
-    sizes, choose = CASES[label]
-    inputs, options = operands(**sizes, seed=seed), choose(seed)
-    inputs = [np.asarray(jnp.asarray(one, dtype)).astype("float64") for one in inputs]
-    options = {
-        k: np.asarray(jnp.asarray(v, dtype), "float64") if k in ("bias", "sinks") else v for k, v in options.items()
-    }
-    with jax.enable_x64(True):
-        exact = results(inputs, options, "reference", "float64")
-    plain, found = (results(inputs, options, name, dtype) for name in ("reference", "blocked"))
-    # Gradients of scores cancel, exactly where there is one key only; those of the value don't.
-    scale = max(np.abs(one).max() for one in exact)
-    for got, want, other in zip(found, exact, plain, strict=True):
-        allowed = 2.0 * np.abs(other - want).max() + unit * scale
-        np.testing.assert_allclose(got, want, rtol=0.0, atol=allowed)
+from .attention_calls import CASES, FLOAT32, arrays, draw, hold, loss, operands, padding, program, results
 
 
 @pytest.mark.parametrize("label", CASES)
@@ -367,18 +232,6 @@ def test_places_beyond_32_bits_have_their_own_dropout():
 # ---- transformations
 
 
-def loss(name: str) -> Any:
-    def of(query, key, value):
-        options = {"mask": masks.causal(), "softcap": 3.0, "implementation": name}
-        return (functional.dot_product_attention(query, key, value, **options) ** 2).sum()
-
-    return of
-
-
-def arrays(**sizes: int) -> list[jax.Array]:
-    return [jnp.asarray(one, "float32") for one in operands(**sizes)]
-
-
 @pytest.mark.parametrize("loops", ["written out", "rolled"])
 @pytest.mark.parametrize(
     "transform",
@@ -459,9 +312,9 @@ def test_eager_calls_compile_once():
         return functional.dot_product_attention(*inputs, mask=masks.causal() & mask, implementation="blocked")
 
     attend(mask)
-    before = blocked._attention._cache_size()
+    before = differentiation.attention._cache_size()
     attend(~mask)
-    assert blocked._attention._cache_size() == before
+    assert differentiation.attention._cache_size() == before
 
 
 def test_a_window_visits_its_blocks_only():
@@ -488,7 +341,10 @@ def test_vmap_does_not_hold_the_scores_of_all():
 def test_what_is_picked_and_why():
     long, short = arrays(queries=200, keys=200), arrays(queries=20, keys=20)
     reasons = attn_bridge.explain_attention(*long, mask=masks.causal())
-    assert next(name for name, reason in reasons.items() if reason is None) == "blocked"
+    assert next(name for name, reason in reasons.items() if reason is None) == "cpu_flash"
+    assert reasons["blocked"] is None
+    capped = attn_bridge.explain_attention(*long, mask=masks.causal(), softcap=3.0)
+    assert next(name for name, reason in capped.items() if reason is None) == "blocked"
     assert "NVIDIA GPU" in reasons["cudnn"] or "16" in reasons["cudnn"]
     reasons = functional.explain(*short)
     assert "fewer scores" in reasons["blocked"]
@@ -506,11 +362,10 @@ def test_a_forced_implementation_says_what_it_lacks():
         functional.dot_product_attention(*inputs, **options)
 
 
-def test_modules_reach_the_blocks():
+def test_modules_reach_the_kernels():
     module = jax_attn.MultiHeadAttention(16, 16, 256, num_heads=2, rngs=nnx.Rngs(0))
     text = str(jax.make_jaxpr(lambda x: nnx.clone(module)(x))(jnp.ones((2, 256, 16))))
-    assert "while" in text or "scan" in text
-    assert "128,128]" in text
+    assert "attn_bridge_flash_forward" in text
     assert "256,256]" not in text
 
 

@@ -1,0 +1,47 @@
+"""How the kernels are compiled: without the interpreter, and kept on disk where there is room for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
+"""No rule of arithmetic is relaxed but one: a product may be added without being rounded first."""
+
+
+@intrinsic
+def stay_apart(typing_context: Any) -> Any:
+    """Keep the function that calls this from being written into those that call it, each time anew."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Return the function as Numba compiles it into what calls it."""
+    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Return the function as one that is written into its only caller before anything is compiled: that saves time."""
+    return numba.njit(inline="always", **OPTIONS)(function)
+
+
+def entry(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Return a decorator that compiles a function for callers that know its address, or finds it on disk."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        try:
+            return numba.cfunc(signature, cache=True, **OPTIONS)(function)
+        except RuntimeError:  # Numba found no folder that it may write to
+            return numba.cfunc(signature, **OPTIONS)(function)
+
+    return decorate

@@ -1,0 +1,242 @@
+"""Attention on processors by kernels that are compiled for the one at hand (`jax_attn.cpu_kernels`).
+
+To JAX they are two operations, which XLA calls as functions of its own (`jax.ffi`). Where a program is not for this
+processor, because it is exported or runs elsewhere, `blocked` is compiled in their place.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+from jaxtyping import Float
+
+from attn_bridge.masks import Band, as_band
+
+from . import blocked
+from .block_plan import Plan, Shape, block_sizes
+from .call import Call
+from .differentiation import Passes, attention
+
+KINDS = ("float32", "bfloat16", "float16")
+"""Dtypes that the kernels read and write; they compute in float32."""
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """Return why this machine can't run it, None if it can."""
+    if jax.default_backend() != "cpu":
+        return f"it is for processors, and JAX runs on {jax.default_backend()}"
+    if sys.platform == "win32":
+        return "its kernels share threads as POSIX has them"
+    return None if importlib.util.find_spec("numba") else "Numba, which compiles it, is not installed"
+
+
+def unsupported(call: Call) -> str | None:
+    """Return why it can't serve a call, None if it can."""
+    reason = unavailable()
+    if reason is not None:
+        return reason
+    dtypes = [array.dtype.name for array in (call.query, call.key, call.value)]
+    if len(set(dtypes)) > 1 or dtypes[0] not in KINDS:
+        return f"query, key and value must all be one of {', '.join(KINDS)}, got {', '.join(dtypes)}"
+    if call.return_weights:
+        return "it never holds the attention weights (return_weights=True)"
+    if 0 in call.query.shape or 0 in call.value.shape:
+        return f"there is nothing in the query {call.query.shape} or the value {call.value.shape}"
+    for name in ("bias", "softcap"):
+        if getattr(call, name) is not None:
+            return f"it has no {name}"
+    if call.dropout > 0:
+        return "it has no dropout"
+    if call.mask is not None and _band(call) is None:
+        return "the mask is no window"
+    if any(blocked.is_sharded(array) for array in (call.query, call.key, call.value)):
+        return "it can't cut axes that are sharded explicitly; call it inside jax.shard_map"
+    return None
+
+
+def unprofitable(call: Call) -> str | None:
+    """Return why it isn't picked: few scores, or several devices that JAX shares a batch out to."""
+    if jax.device_count() > 1 and not jax.sharding.get_abstract_mesh().manual_axes:
+        return f"there are {jax.device_count()} devices, and JAX would not share it out; call it inside jax.shard_map"
+    return blocked.unprofitable(call) or _fails_to_load()
+
+
+def attend(call: Call) -> Float[Array, "B T H Dv"]:
+    """Return the context ``(B, T, H, Dv)``."""
+    return attend_with_lse(call)[0]
+
+
+def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, "B H T"]]:
+    """Return the context and, per row, the logarithm of the sum of ``exp(scores)``, as `blocked.attend_with_lse`."""
+    batch, heads, queries, keys = call.scores_shape
+    shape = Shape(batch, heads, call.key.shape[2], queries, keys)
+    plan = Plan(shape, call.mask, float(call.scale), None, 0.0, **block_sizes(shape, has_bias=False))
+    return attention(PASSES, plan, call.query, call.key, call.value, None, call.sinks, (), None)
+
+
+@functools.cache
+def _fails_to_load() -> str | None:
+    """Return why the kernels can't be imported although Numba is installed, None if they can."""
+    try:
+        importlib.import_module("jax_attn.cpu_kernels.xla")
+    except Exception as error:  # Numba refuses versions of NumPy that it does not know
+        return f"its kernels do not load: {error}"
+    return None
+
+
+def _band(call: Call) -> Band | None:
+    """Return the window of a mask, None if it is anything else."""
+    found = as_band(call.mask) if call.mask is not None else None
+    return None if found is None or found[1] else found[0]
+
+
+# ---- the two operations
+
+
+def forward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) -> tuple[Array, Array, Array]:
+    """Return the context and, per row, the largest score and the sum of ``exp(scores - largest)``."""
+    sinks = others[1]
+    given = [] if sinks is None else [_per_sequence(sinks, query)]
+    context, top, total = _FORWARD.bind(query, key, value, *given, plan=plan)
+    return context, top, total
+
+
+def backward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) -> tuple[Any, ...]:
+    """Return the gradients of query, key, value, bias (None) and sinks."""
+    _, sinks, _, _, context, top, total, d_context, d_total = others
+    operands = (query, key, value, context, top, total, d_context.astype(query.dtype), d_total)
+    d_query, d_key, d_value, slope = _BACKWARD.bind(*operands, plan=plan)
+    d_sinks = None
+    if sinks is not None:
+        d_sinks = -(jnp.exp(sinks.astype(top.dtype)[:, None] - top) * slope).sum((0, 2)).astype(sinks.dtype)
+    return d_query, d_key, d_value, None, d_sinks
+
+
+def _per_sequence(sinks: Array, query: Array) -> Array:
+    """Return the sinks ``(B, H)``, which `jax.vmap` may put an axis before."""
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    return jnp.broadcast_to(sinks.astype(dtype), (query.shape[0], query.shape[2]))
+
+
+PASSES = Passes(forward, backward, blocked.at_once)
+"""For `differentiation.attention`."""
+
+
+def _forward_by_blocks(plan: Plan, query: Array, key: Array, value: Array, *sinks: Array) -> tuple[Array, ...]:
+    """Return what the forward operation does, by `blocked`; sinks are those of any sequence, as all are the same."""
+    of_heads = sinks[0][0] if sinks else None
+    context, top, total = blocked.PASSES.forward(plan, query, key, value, None, of_heads, (), None)
+    return context.astype(query.dtype), top, total
+
+
+def _backward_by_blocks(plan: Plan, query: Array, key: Array, value: Array, *others: Array) -> tuple[Array, ...]:
+    """Return what the backward operation does, by `blocked`."""
+    context, top, total, d_context, d_total = others
+    context, d_context = (array.astype(top.dtype) for array in (context, d_context))
+    results = (query, key, value, None, None, (), None, context, top, total, d_context, d_total)
+    d_query, d_key, d_value, _, _ = blocked.PASSES.backward(plan, *results)
+    products = jnp.swapaxes((context * d_context).sum(-1), 1, 2)
+    slope = jnp.where(total > 0.0, products / jnp.where(total > 0.0, total, 1.0) - d_total, 0.0)
+    return d_query, d_key, d_value, slope
+
+
+def _forward_results(query: Any, key: Any, value: Any, *sinks: Any, plan: Plan) -> list[Any]:
+    *before, queries, heads, _ = query.shape
+    per_row = query.update(shape=(*before, heads, queries), dtype=jnp.promote_types(query.dtype, jnp.float32))
+    return [query.update(shape=(*query.shape[:-1], value.shape[-1])), per_row, per_row]
+
+
+def _backward_results(query: Any, key: Any, value: Any, *others: Any, plan: Plan) -> list[Any]:
+    return [query, key, value, others[1]]
+
+
+def _operation(kind: str, results: Callable[..., list[Any]], by_blocks: Callable[..., tuple[Array, ...]]) -> Primitive:
+    """Return an operation of JAX: a kernel on this processor, blocks elsewhere and wherever a program is to travel."""
+    name = f"attn_bridge_flash_{kind}"
+    operation = Primitive(name)
+    operation.multiple_results = True
+    operation.def_abstract_eval(results)
+
+    @functools.cache
+    def jitted(plan: Plan) -> Any:
+        return jax.jit(functools.partial(operation.bind, plan=plan))
+
+    operation.def_impl(lambda *arrays, plan: jitted(plan)(*arrays))
+
+    def over_axes(*arrays: Array, plan: Plan) -> tuple[Array, ...]:
+        run = functools.partial(by_blocks, plan)
+        for _ in range(arrays[0].ndim - 4):
+            run = jax.vmap(run)
+        return run(*arrays)
+
+    lower_blocks = mlir.lower_fun(over_axes, multiple_results=True)
+
+    def lower(context: Any, *arrays: Any, plan: Plan) -> Any:
+        query, _, value, *_ = context.avals_in
+        if context.module_context.lowering_parameters.for_export or query.dtype.name not in KINDS:
+            return lower_blocks(context, *arrays, plan=plan)
+        _register(kind, name)
+        return jax.ffi.ffi_lowering(name)(context, *arrays, shape=_words(plan, query, value, len(arrays)))
+
+    def batch(arrays: Any, axes: Any, *, plan: Plan) -> Any:
+        size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
+        fronted = [batching.bdim_at_front(array, axis, size) for array, axis in zip(arrays, axes, strict=True)]
+        results = operation.bind(*fronted, plan=plan)
+        return results, [0] * len(results)
+
+    mlir.register_lowering(operation, lower, platform="cpu")
+    mlir.register_lowering(operation, lower_blocks)
+    batching.primitive_batchers[operation] = batch
+    return operation
+
+
+_FORWARD = _operation("forward", _forward_results, _forward_by_blocks)
+_BACKWARD = _operation("backward", _backward_results, _backward_by_blocks)
+
+
+_REGISTERED: set[str] = set()
+_REGISTERING = threading.Lock()  # XLA takes a name once, and programs may be compiled side by side
+
+
+def _register(kind: str, name: str) -> None:
+    """Compile a kernel, or read it from disk, and tell XLA of it."""
+    from ..cpu_kernels import xla
+
+    with _REGISTERING:
+        if name not in _REGISTERED:
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(xla, kind)()), platform="cpu")
+            _REGISTERED.add(name)
+
+
+def _words(plan: Plan, query: Any, value: Any, operands: int) -> np.ndarray[Any, Any]:
+    """Return what a kernel is told of a call."""
+    from ..cpu_kernels import memory, words
+
+    band = None if plan.mask is None else as_band(plan.mask)
+    told = {
+        words.KIND: memory.KINDS[query.dtype.name],
+        words.HEADS: plan.shape.heads,
+        words.KEY_HEADS: plan.shape.key_heads,
+        words.QUERIES: plan.shape.queries,
+        words.KEYS: plan.shape.keys,
+        words.DEPTH: query.shape[-1],
+        words.VALUE_DEPTH: value.shape[-1],
+        words.SCALE: np.float64(plan.scale).view(np.int64),
+        words.SINKS: operands == 4,
+    }
+    if band is not None:
+        told |= {words.BANDED: 1, words.OFFSET: band[0].offset, words.SIZE: band[0].size or 0}
+    return np.array([told.get(word, 0) for word in range(words.SHAPE_END)], np.int64)

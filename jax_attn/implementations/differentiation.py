@@ -1,0 +1,85 @@
+"""Attention as a function with gradients that are written by hand, whichever code computes the one and the others."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from .block_operands import false_of
+from .block_plan import Plan
+
+
+class Passes(NamedTuple):
+    """What computes attention and its gradients, each from a plan and ``operands``.
+
+    Those are query, key, value, bias, sinks, the arrays of the mask and the words of the dropout's key.
+    """
+
+    forward: Callable[..., tuple[Array, Array, Array]]
+    """Returns the context and, per row, the largest score and the sum of ``exp(scores - largest)``."""
+
+    backward: Callable[..., tuple[Any, ...]]
+    """Takes the operands, those results, and what comes back to context and sums; returns five gradients."""
+
+    at_once: Callable[..., tuple[Array, Array]]
+    """Returns context and sums by code that JAX can differentiate, also twice."""
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def attention(passes: Passes, plan: Plan, *operands: Any) -> tuple[Array, Array]:
+    """Return the context and, per row, the logarithm of the sum of ``exp(scores)``; both have gradients."""
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        never = false_of(operands)
+        operands = jax.tree.map(lambda array: jnp.where(never, array, array), operands)
+    context, top, total = _differentiable(passes, plan, *operands)
+    # Of the sum alone, so that its gradient is the one of the logarithm; the top is a shift that cancels.
+    sums = jnp.where(total > 0.0, lax.stop_gradient(top) + jnp.log(jnp.where(total > 0.0, total, 1.0)), -jnp.inf)
+    return context.astype(operands[0].dtype), sums
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _differentiable(passes: Passes, plan: Plan, *operands: Any) -> tuple[Array, Array, Array]:
+    return passes.forward(plan, *operands)
+
+
+def _differentiable_forward(passes: Passes, plan: Plan, *operands: Any) -> tuple[tuple[Array, Array, Array], Any]:
+    results = _differentiable(passes, plan, *operands)
+    return results, (operands, results)
+
+
+def _differentiable_backward(passes: Passes, plan: Plan, kept: Any, cotangents: tuple[Array, Array, Array]) -> Any:
+    operands, results = kept
+    d_context, _, d_total = cotangents
+    return (*_gradients(passes, plan, operands, results, (d_context, d_total)), None, None)
+
+
+_differentiable.defvjp(_differentiable_forward, _differentiable_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _gradients(passes: Passes, plan: Plan, operands: Any, results: Any, cotangents: Any) -> Any:
+    """Return the gradients of query, key, value, bias and sinks; its own gradient takes T times S, as it is rare."""
+    return passes.backward(plan, *operands, *results, *cotangents)
+
+
+def _gradients_forward(passes: Passes, plan: Plan, operands: Any, results: Any, cotangents: Any) -> Any:
+    return _gradients(passes, plan, operands, results, cotangents), (operands, results, cotangents)
+
+
+def _gradients_backward(passes: Passes, plan: Plan, kept: Any, seconds: Any) -> Any:
+    (*inputs, arrays, seed), results, cotangents = kept
+
+    def gradients(inputs: Any, cotangents: Any) -> Any:
+        return jax.vjp(lambda *inputs: passes.at_once(plan, *inputs, arrays, seed), *inputs)[1](cotangents)
+
+    _, pull = jax.vjp(gradients, tuple(inputs), cotangents)
+    inputs_bar, cotangents_bar = pull(seconds)
+    return (*inputs_bar, None, None), jax.tree.map(jnp.zeros_like, results), cotangents_bar
+
+
+_gradients.defvjp(_gradients_forward, _gradients_backward)
