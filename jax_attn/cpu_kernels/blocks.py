@@ -79,9 +79,10 @@ def hide(job, scores, first, count, start, held, bounds):  # type: ignore[no-unt
         return
     for i in range(QUERIES):
         low, high = seen_by(job, first + i)
-        bounds[i], bounds[QUERIES + i] = np.float32(low), np.float32(high)
+        # In float32 only small numbers are exact.
+        bounds[i], bounds[QUERIES + i] = max(0, min(held, low - start)), max(0, min(held, high - start))
     for j in range(held):
-        key = np.float32(start + j)
+        key = np.float32(j)
         for i in range(QUERIES):
             seen = (bounds[i] <= key) & (key < bounds[QUERIES + i])
             scores[j * QUERIES + i] = scores[j * QUERIES + i] if seen else _HIDDEN

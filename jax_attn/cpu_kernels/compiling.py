@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
+
+
+def _digest() -> str:
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+SOURCES = _digest()
+"""What was read when this package was imported: later its files may be others.
+
+Numba looks at the file of an entry alone when it asks whether what it kept is stale, so entries are kept under this.
+"""
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 """No rule of arithmetic is relaxed but one: a product may be added without being rounded first."""
@@ -41,7 +57,7 @@ def entry(signature: Any) -> Callable[[Callable[..., Any]], Any]:
     def decorate(function: Callable[..., Any]) -> Any:
         try:
             return numba.cfunc(signature, cache=True, **OPTIONS)(function)
-        except RuntimeError:  # Numba found no folder that it may write to
+        except Exception:  # no folder to write to, a full disk, a damaged file; a fault of ours is raised below, too
             return numba.cfunc(signature, **OPTIONS)(function)
 
     return decorate

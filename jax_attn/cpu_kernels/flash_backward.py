@@ -103,7 +103,7 @@ def run(job, task, memory):  # type: ignore[no-untyped-def]
         for i in range(count):
             total = load_float(job[words.TOTAL] + of_rows + 4 * i)
             tops[i] = load_float(job[words.TOP] + of_rows + 4 * i)
-            shares[i] = _ONE / total if total > _ZERO else _ZERO
+            shares[i] = _ONE / total if total != _ZERO else _ZERO
         read_rows(job[words.QUERY] + size * depth * place, depth * heads, count, depth, kind, scale, rows, width)
         transpose(rows, depth, width, queries)
         source = job[words.D_CONTEXT] + size * value_depth * place
@@ -128,7 +128,7 @@ def run(job, task, memory):  # type: ignore[no-untyped-def]
         d_weights[QUERIES * (high - low) : QUERIES * (high - low + ROWS)] = _ZERO
         for i in range(count):
             slopes[i] *= shares[i]
-            if shares[i] > _ZERO:
+            if shares[i] != _ZERO:
                 slopes[i] -= load_float(job[words.D_TOTAL] + of_rows + 4 * i)
             store_float(job[words.SLOPE] + of_rows + 4 * i, slopes[i])
 

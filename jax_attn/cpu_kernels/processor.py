@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from numba.core.registry import cpu_target
 
-_FEATURES = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+_TRIPLE, _, _LIST = cpu_target.target_context.codegen().magic_tuple()
+_FEATURES = _LIST.split(",")
 
-if "+sse2" in _FEATURES and "+f16c" not in _FEATURES:
-    # LLVM would end the process.
+if _TRIPLE.startswith(("x86_64", "i386", "i686")) and "+f16c" not in _FEATURES:
+    # LLVM would end the process for want of a function.
     raise ImportError("the processor does not convert float16 (F16C)")
 
 LANES = 16 if "+avx512f" in _FEATURES else 8 if "+avx2" in _FEATURES else 4

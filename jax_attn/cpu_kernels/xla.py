@@ -1,6 +1,6 @@
-"""How XLA calls the kernels, and lends them its threads: the C interface of `xla/ffi/api/c_api.h`, word by word.
+"""What happens when XLA calls a kernel, and how its threads share the work.
 
-A call becomes a job (`job`): a block of words that all threads work from, each taking the next task until none is left.
+A call becomes a job: a block of words that all threads work from, each taking the next task until none is left.
 The thread that XLA called on works along, and returns when all tasks are done; a thread that starts later than that
 finds nothing to do, and the last to look at a job gives its memory back.
 """
@@ -8,202 +8,63 @@ finds nothing to do, and the last to look at a job gives its memory back.
 from __future__ import annotations
 
 import functools
-import hashlib
-from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
-import numpy as np
-from llvmlite import ir
-from numba import carray, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import types
 
 from . import flash_backward, flash_forward, words
-from .compiling import compiled, entry
-from .memory import load_word, store_word
+from .compiling import SOURCES, compiled, entry
+from .interface import (
+    API,
+    ARGUMENTS,
+    ARRAY_DATA,
+    ATTRIBUTES,
+    BUFFER_DATA,
+    CONTEXT,
+    COUNT_OF_ARGUMENTS,
+    DESTROY_ERROR,
+    MAKE_ERROR,
+    RESOURCE_EXHAUSTED,
+    RESULTS,
+    SCHEDULE,
+    answers_a_question,
+    ask,
+    count_threads,
+    no_memory,
+    product_of_sizes,
+)
+from .memory import load_word
 from .softmax import QUERIES
-
-_BYTE, _WORD = ir.IntType(8).as_pointer(), ir.IntType(64)
-
-# Words of XLA_FFI_CallFrame, XLA_FFI_Buffer, XLA_FFI_Api, as bytes from their start.
-_EXTENSION, _API, _CONTEXT = 8, 16, 24
-_ARGUMENTS, _RESULTS, _ATTRIBUTES = 72, 112, 160
-_BUFFER_DATA, _BUFFER_RANK, _BUFFER_SIZES, _ARRAY_DATA = 24, 32, 40, 16
-_API_VERSION, _MAKE_ERROR, _DESTROY_ERROR, _SCHEDULE, _COUNT_THREADS = 32, 48, 64, 136, 144
-_COUNT_OF_ARGUMENTS = 56
-_METADATA_OF_EXTENSION, _VERSION_OF_METADATA = 24, 24
-
-
-_RESOURCE_EXHAUSTED = 8
+from .system import address_by_name, address_of, call_function, fetch_and_add, free, let_others_run, malloc, words_at
 
 _TASKS_PER_THREAD = 4
 """Tasks that a thread should find at least, as they are not all of one length."""
 
 
-@intrinsic
-def _malloc(typing_context: Any, size: Any) -> Any:
-    """Return the address of so many bytes, 0 if there are none."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_BYTE, [_WORD]), "malloc")
-        return builder.ptrtoint(builder.call(function, arguments), _WORD)
-
-    return types.int64(types.int64), generate
-
-
-@intrinsic
-def _free(typing_context: Any, address: Any) -> Any:
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), [_BYTE]), "free")
-        builder.call(function, [builder.inttoptr(arguments[0], _BYTE)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
-@intrinsic
-def _let_others_run(typing_context: Any) -> Any:
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(32), [])
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
-        return context.get_dummy_value()
-
-    return types.void(), generate
-
-
-@intrinsic
-def _fetch_and_add(typing_context: Any, address: Any, number: Any) -> Any:
-    """Add to a word as one step that no other thread comes between, and return what it was."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], _WORD.as_pointer())
-        return builder.atomic_rmw("add", place, arguments[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), generate
-
-
-@intrinsic
-def _call(typing_context: Any, function: Any, argument: Any) -> Any:
-    """Call a function of XLA's by its address with the address of its arguments; its error, 0 for none."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(_WORD, [_WORD])
-        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [arguments[1]])
-
-    return types.int64(types.int64, types.int64), generate
-
-
-@intrinsic
-def _as_words(typing_context: Any, address: Any) -> Any:
-    """Return what `numba.carray` takes."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], _WORD.as_pointer())
-
-    return types.CPointer(types.int64)(types.int64), generate
-
-
-@intrinsic
-def _number(typing_context: Any, pointer: Any) -> Any:
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.ptrtoint(arguments[0], _WORD)
-
-    return types.int64(types.voidptr), generate
-
-
-def _symbol(name: str) -> Any:
-    """Return what gives the address of a function that is known by name when this is loaded: not the same each time."""
-
-    @intrinsic
-    def address(typing_context: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            kind = ir.FunctionType(ir.VoidType(), [_BYTE])
-            return builder.ptrtoint(cgutils.get_or_insert_function(builder.module, kind, name), _WORD)
-
-        return types.int64(), generate
-
-    return address
-
-
-@intrinsic
-def _no_memory(typing_context: Any) -> Any:
-    """Return the address of a text."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        text = context.insert_const_string(builder.module, "attention found no memory to work in")
-        return builder.ptrtoint(text, _WORD)
-
-    return types.int64(), generate
-
-
-@compiled
-def _words(address, count):  # type: ignore[no-untyped-def]
-    return carray(_as_words(address), (count,), np.int64)
-
-
-@compiled
-def _ask(job, api, function, size, one, two, three):  # type: ignore[no-untyped-def]
-    """Call a function of XLA's with a structure of up to three words; return its error, 0 for none."""
-    arguments = job[words.ARGUMENTS :]
-    arguments[0], arguments[1], arguments[2], arguments[3], arguments[4] = size, 0, one, two, three
-    return _call(load_word(api + function), job.ctypes.data + 8 * words.ARGUMENTS)
-
-
-@compiled
-def _count_threads(job, api, context):  # type: ignore[no-untyped-def]
-    """Return how many threads XLA has, 0 where it does not say."""
-    job[words.NEXT] = 0
-    error = _ask(job, api, _COUNT_THREADS, 32, context, job.ctypes.data + 8 * words.NEXT, 0)
-    if error != 0:
-        _ask(job, api, _DESTROY_ERROR, 24, error, 0, 0)
-    threads, job[words.NEXT] = job[words.NEXT], 0
-    return threads
-
-
-@compiled
-def _product_of_sizes(buffer, last):  # type: ignore[no-untyped-def]
-    """Return the product of all sizes of a buffer but the last few."""
-    total, sizes = 1, load_word(buffer + _BUFFER_SIZES)
-    for axis in range(load_word(buffer + _BUFFER_RANK) - last):
-        total *= load_word(sizes + 8 * axis)
-    return total
-
-
 @compiled
 def _begin(frame, arrays, address):  # type: ignore[no-untyped-def]
     """Fill in the job of a call: its shape, and where its arrays are."""
-    job = _words(address, words.END)
+    job = words_at(address, words.END)
     job[:] = 0
-    shape = load_word(load_word(load_word(frame + _ATTRIBUTES)) + _ARRAY_DATA)
+    shape = load_word(load_word(load_word(frame + ATTRIBUTES)) + ARRAY_DATA)
     for word in range(words.SHAPE_END):
         job[word] = load_word(shape + 8 * word)
-    arguments, results = load_word(frame + _ARGUMENTS), load_word(frame + _RESULTS)
-    given = load_word(frame + _COUNT_OF_ARGUMENTS)
+    arguments, results = load_word(frame + ARGUMENTS), load_word(frame + RESULTS)
+    given = load_word(frame + COUNT_OF_ARGUMENTS)
     if job[words.SINKS]:  # the last of the arguments
         given -= 1
-        job[words.SINK] = load_word(load_word(arguments + 8 * given) + _BUFFER_DATA)
+        job[words.SINK] = load_word(load_word(arguments + 8 * given) + BUFFER_DATA)
     for place, word in enumerate(arrays):
         buffer = load_word(arguments + 8 * place) if place < given else load_word(results + 8 * (place - given))
-        job[word] = load_word(buffer + _BUFFER_DATA)
-    return job, _product_of_sizes(load_word(arguments), 3)
+        job[word] = load_word(buffer + BUFFER_DATA)
+    return job, product_of_sizes(load_word(arguments), 3)
 
 
 @compiled
 def _release(job):  # type: ignore[no-untyped-def]
-    if _fetch_and_add(job.ctypes.data + 8 * words.HOLDERS, -1) == 1:
-        _free(job.ctypes.data)
-
-
-@compiled
-def _answers_a_question(frame):  # type: ignore[no-untyped-def]
-    """Return whether XLA only asks which version of its interface the kernel was made for, and say: its own."""
-    extension = load_word(frame + _EXTENSION)
-    if extension == 0:
-        return False
-    version = load_word(load_word(frame + _API) + _API_VERSION)
-    store_word(load_word(extension + _METADATA_OF_EXTENSION) + _VERSION_OF_METADATA, version)
-    return True
+    if fetch_and_add(job.ctypes.data + 8 * words.HOLDERS, -1) == 1:
+        free(job.ctypes.data)
 
 
 def _answer(kernel: Any, arrays: tuple[int, ...], task_name: str) -> Any:
@@ -215,17 +76,17 @@ def _answer(kernel: Any, arrays: tuple[int, ...], task_name: str) -> Any:
         task_name: how the function is known that works on a job.
     """
     room, per_head = kernel.room, kernel.PER_HEAD
-    address_of_task = _symbol(task_name)
+    address_of_task = address_by_name(task_name)
 
     @compiled
     def answer(data):  # type: ignore[no-untyped-def]
-        frame = _number(data)
-        if _answers_a_question(frame):
+        frame = address_of(data)
+        if answers_a_question(frame):
             return 0
-        api, context = load_word(frame + _API), load_word(frame + _CONTEXT)
-        address = _malloc(8 * words.END)
+        api, context = load_word(frame + API), load_word(frame + CONTEXT)
+        address = malloc(8 * words.END)
         job, sequences = _begin(frame, arrays, address)
-        threads = max(1, _count_threads(job, api, context))
+        threads = max(1, count_threads(job, api, context))
         heads = sequences * (job[words.HEADS] if per_head else job[words.KEY_HEADS])
         job[words.PARTS] = 1
         if per_head:
@@ -233,23 +94,23 @@ def _answer(kernel: Any, arrays: tuple[int, ...], task_name: str) -> Any:
             job[words.PARTS] = min(blocks, max(1, -(-_TASKS_PER_THREAD * threads // heads)))
         job[words.TASKS] = heads * job[words.PARTS]
         job[words.ROOM] = room(job)
-        helpers = min(threads, job[words.TASKS]) - 1
-        job[words.MEMORY] = _malloc(job[words.ROOM] * (1 + helpers))
+        helpers = max(0, min(threads, job[words.TASKS]) - 1)
+        job[words.MEMORY] = malloc(job[words.ROOM] * (1 + helpers))
         if job[words.MEMORY] == 0:
-            error = _ask(job, api, _MAKE_ERROR, 28, _no_memory(), _RESOURCE_EXHAUSTED, 0)
-            _free(address)
+            error = ask(job, api, MAKE_ERROR, 28, no_memory(), RESOURCE_EXHAUSTED, 0)
+            free(address)
             return error
         # One more than will look at it: this thread, which still waits for the others when it has worked on it.
         job[words.HOLDERS] = 2 + helpers
         for _ in range(helpers):
-            error = _ask(job, api, _SCHEDULE, 40, context, address_of_task(), address)
+            error = ask(job, api, SCHEDULE, 40, context, address_of_task(), address)
             if error != 0:  # no thread is to be had: this one does it all
-                _ask(job, api, _DESTROY_ERROR, 24, error, 0, 0)
-                _fetch_and_add(address + 8 * words.HOLDERS, -1)
-        _call(address_of_task(), address)
-        while _fetch_and_add(address + 8 * words.DONE, 0) < job[words.TASKS]:
-            _let_others_run()
-        _free(job[words.MEMORY])
+                ask(job, api, DESTROY_ERROR, 24, error, 0, 0)
+                fetch_and_add(address + 8 * words.HOLDERS, -1)
+        call_function(address_of_task(), address)
+        while fetch_and_add(address + 8 * words.DONE, 0) < job[words.TASKS]:
+            let_others_run()
+        free(job[words.MEMORY])
         _release(job)
         return 0
 
@@ -274,36 +135,28 @@ _answer_backward = _answer(
 @compiled
 def _take(job):  # type: ignore[no-untyped-def]
     """Return a task that nobody took, -1 if there is none."""
-    task = _fetch_and_add(job.ctypes.data + 8 * words.NEXT, 1)
+    task = fetch_and_add(job.ctypes.data + 8 * words.NEXT, 1)
     return task if task < job[words.TASKS] else -1
 
 
 @compiled
 def _memory_of_worker(job):  # type: ignore[no-untyped-def]
-    return job[words.MEMORY] + job[words.ROOM] * _fetch_and_add(job.ctypes.data + 8 * words.WORKERS, 1)
-
-
-def _sources() -> str:
-    """Return a digest of this folder, as Numba looks at the file of an entry alone when it asks whether it changed."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+    return job[words.MEMORY] + job[words.ROOM] * fetch_and_add(job.ctypes.data + 8 * words.WORKERS, 1)
 
 
 @functools.cache
 def forward() -> Any:
     """Return the function that XLA calls for attention forward, compiled or read from disk."""
-    stamp = _sources()
+    stamp = SOURCES
 
     @entry(types.int64(types.voidptr))
     def flash_forward_task(data):  # type: ignore[no-untyped-def]
         stamp  # noqa: B018 -- what is kept on disk is kept under it
-        job = _words(_number(data), words.END)
+        job = words_at(address_of(data), words.END)
         memory, task = _memory_of_worker(job), _take(job)
         while task >= 0:
             flash_forward.run(job, task, memory)
-            _fetch_and_add(job.ctypes.data + 8 * words.DONE, 1)
+            fetch_and_add(job.ctypes.data + 8 * words.DONE, 1)
             task = _take(job)
         _release(job)
         return 0
@@ -321,16 +174,16 @@ def forward() -> Any:
 @functools.cache
 def backward() -> Any:
     """Return the function that XLA calls for the gradients of attention."""
-    stamp = _sources()
+    stamp = SOURCES
 
     @entry(types.int64(types.voidptr))
     def flash_backward_task(data):  # type: ignore[no-untyped-def]
         stamp  # noqa: B018
-        job = _words(_number(data), words.END)
+        job = words_at(address_of(data), words.END)
         memory, task = _memory_of_worker(job), _take(job)
         while task >= 0:
             flash_backward.run(job, task, memory)
-            _fetch_and_add(job.ctypes.data + 8 * words.DONE, 1)
+            fetch_and_add(job.ctypes.data + 8 * words.DONE, 1)
             task = _take(job)
         _release(job)
         return 0

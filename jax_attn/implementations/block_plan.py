@@ -132,7 +132,7 @@ def block_sizes(shape: Shape, has_bias: bool) -> dict[str, Any]:
     block in the cache. An accelerator takes all heads at once, and so do several devices: what they share out, a loop
     over heads would gather.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = count_cores()
     is_cpu = jax.default_backend() == "cpu"
     one_by_one = has_bias or (is_cpu and jax.device_count() == 1)
     unrolled = is_cpu and one_by_one and max(shape.queries, shape.keys) <= UNROLLED
@@ -146,6 +146,11 @@ def block_sizes(shape: Shape, has_bias: bool) -> dict[str, Any]:
         "unrolled": unrolled,
         "narrow": unrolled and multiplies_bfloat16(),
     }
+
+
+def count_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache

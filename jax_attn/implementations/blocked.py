@@ -33,7 +33,7 @@ from .block_operands import (
 )
 from .block_plan import SMALL_BLOCK, Columns, Plan, Shape, block_sizes
 from .call import Call
-from .differentiation import Passes, attention
+from .differentiation import Passes, attention, gradient_of_sinks
 
 
 def unsupported(call: Call) -> str | None:
@@ -158,7 +158,7 @@ def forward(
             nothing = (*nothing, sides.filled((*shape, 1), 0.0))
             results = sides.over_columns(i, step, None if plan.unrolled else nothing)
             context, top, total = nothing if results is None else results
-            sees = top != -jnp.inf
+            sees = total != 0.0  # also where all scores are NaN, which XLA's maximum may pass over
             if sinks is not None:
                 sink = jnp.take(sinks.astype(dtype), sides.head_of(first), axis=0)[:, None, None]
                 new_top = jnp.maximum(top, sink)
@@ -201,11 +201,11 @@ def backward(
     d_context = d_context.astype(dtype)
     # A row of softmax has the gradient weights * (d_weights - slope). What its weights are divided by is taken out of
     # the rows that they are multiplied with.
-    share = jnp.where(total > 0.0, 1.0 / jnp.where(total > 0.0, total, 1.0), 0.0)
-    of_sums = -jnp.where(total > 0.0, d_total, 0.0)
+    share = jnp.where(total != 0.0, 1.0 / jnp.where(total != 0.0, total, 1.0), 0.0)
+    of_sums = -jnp.where(total != 0.0, d_total, 0.0)
     slope = rearrange((context * d_context).sum(-1), "b t h -> b h t") * share + of_sums
     if sinks is not None:
-        d_sinks = -(jnp.exp(sinks.astype(dtype)[:, None] - top) * slope).sum((0, 2)).astype(sinks.dtype)
+        d_sinks = gradient_of_sinks(sinks, top, total, slope)
     d_context = d_context * rearrange(share, "b h t -> b t h 1")
     d_heads = pad(rearrange(d_context, "b t h c -> (b h) t c"), 1, plan.rows)
     slope, of_sums, share = (pad(rearrange(one, "b h t -> (b h) t 1"), 1, plan.rows) for one in (slope, of_sums, share))

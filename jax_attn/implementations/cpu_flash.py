@@ -25,9 +25,9 @@ from jaxtyping import Float
 from attn_bridge.masks import Band, as_band
 
 from . import blocked
-from .block_plan import Plan, Shape, block_sizes
+from .block_plan import Plan, Shape, block_sizes, count_cores
 from .call import Call
-from .differentiation import Passes, attention
+from .differentiation import Passes, attention, gradient_of_sinks
 
 KINDS = ("float32", "bfloat16", "float16")
 """Dtypes that the kernels read and write; they compute in float32."""
@@ -71,6 +71,9 @@ def unprofitable(call: Call) -> str | None:
     """Return why it isn't picked: few scores, or several devices that JAX shares a batch out to."""
     if jax.device_count() > 1 and not jax.sharding.get_abstract_mesh().manual_axes:
         return f"there are {jax.device_count()} devices, and JAX would not share it out; call it inside jax.shard_map"
+    tasks, cores = call.key.shape[0] * call.key.shape[2], count_cores()
+    if 2 * tasks < cores:
+        return f"{tasks} key heads in all for {cores} cores: backward, each is one core's"
     return blocked.unprofitable(call) or _fails_to_load()
 
 
@@ -80,7 +83,14 @@ def attend(call: Call) -> Float[Array, "B T H Dv"]:
 
 
 def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, "B H T"]]:
-    """Return the context and, per row, the logarithm of the sum of ``exp(scores)``, as `blocked.attend_with_lse`."""
+    """Return the context and, per row, the logarithm of the sum of ``exp(scores)``, as `blocked.attend_with_lse`.
+
+    Raises:
+        NotImplementedError: the kernels don't load; says why.
+    """
+    reason = _fails_to_load()
+    if reason is not None:
+        raise NotImplementedError(f"implementation 'cpu_flash' does not run here: {reason}")
     batch, heads, queries, keys = call.scores_shape
     shape = Shape(batch, heads, call.key.shape[2], queries, keys)
     plan = Plan(shape, call.mask, float(call.scale), None, 0.0, **block_sizes(shape, has_bias=False))
@@ -91,10 +101,11 @@ def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, 
 def _fails_to_load() -> str | None:
     """Return why the kernels can't be imported although Numba is installed, None if they can."""
     try:
+        numba = importlib.import_module("numba")
         importlib.import_module("jax_attn.cpu_kernels.xla")
-    except Exception as error:  # Numba refuses versions of NumPy that it does not know
+    except Exception as error:  # Numba refuses versions of NumPy that it does not know, the kernels those of XLA
         return f"its kernels do not load: {error}"
-    return None
+    return "Numba is told to compile nothing (NUMBA_DISABLE_JIT)" if numba.config.DISABLE_JIT else None
 
 
 def _band(call: Call) -> Band | None:
@@ -119,9 +130,7 @@ def backward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) -
     _, sinks, _, _, context, top, total, d_context, d_total = others
     operands = (query, key, value, context, top, total, d_context.astype(query.dtype), d_total)
     d_query, d_key, d_value, slope = _BACKWARD.bind(*operands, plan=plan)
-    d_sinks = None
-    if sinks is not None:
-        d_sinks = -(jnp.exp(sinks.astype(top.dtype)[:, None] - top) * slope).sum((0, 2)).astype(sinks.dtype)
+    d_sinks = None if sinks is None else gradient_of_sinks(sinks, top, total, slope)
     return d_query, d_key, d_value, None, d_sinks
 
 
@@ -149,7 +158,7 @@ def _backward_by_blocks(plan: Plan, query: Array, key: Array, value: Array, *oth
     results = (query, key, value, None, None, (), None, context, top, total, d_context, d_total)
     d_query, d_key, d_value, _, _ = blocked.PASSES.backward(plan, *results)
     products = jnp.swapaxes((context * d_context).sum(-1), 1, 2)
-    slope = jnp.where(total > 0.0, products / jnp.where(total > 0.0, total, 1.0) - d_total, 0.0)
+    slope = jnp.where(total != 0.0, products / jnp.where(total != 0.0, total, 1.0) - d_total, 0.0)
     return d_query, d_key, d_value, slope
 
 
@@ -174,13 +183,17 @@ def _operation(kind: str, results: Callable[..., list[Any]], by_blocks: Callable
     def jitted(plan: Plan) -> Any:
         return jax.jit(functools.partial(operation.bind, plan=plan))
 
-    operation.def_impl(lambda *arrays, plan: jitted(plan)(*arrays))
+    def run(*arrays: Array, plan: Plan) -> Any:
+        with jax.disable_jit(False):  # else it would call itself
+            return jitted(plan)(*arrays)
+
+    operation.def_impl(run)
 
     def over_axes(*arrays: Array, plan: Plan) -> tuple[Array, ...]:
-        run = functools.partial(by_blocks, plan)
+        blocks = functools.partial(by_blocks, plan)
         for _ in range(arrays[0].ndim - 4):
-            run = jax.vmap(run)
-        return run(*arrays)
+            blocks = jax.vmap(blocks)
+        return blocks(*arrays)
 
     lower_blocks = mlir.lower_fun(over_axes, multiple_results=True)
 
@@ -205,6 +218,12 @@ def _operation(kind: str, results: Callable[..., list[Any]], by_blocks: Callable
 
 _FORWARD = _operation("forward", _forward_results, _forward_by_blocks)
 _BACKWARD = _operation("backward", _backward_results, _backward_by_blocks)
+
+
+def register() -> None:
+    """Tell XLA of the kernels, which it else hears of when it compiles a call: for executables that are loaded."""
+    for kind, operation in (("forward", _FORWARD), ("backward", _BACKWARD)):
+        _register(kind, operation.name)
 
 
 _REGISTERED: set[str] = set()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jaxtyping import Float
 
 from .block_operands import false_of
 from .block_plan import Plan
@@ -38,7 +39,7 @@ def attention(passes: Passes, plan: Plan, *operands: Any) -> tuple[Array, Array]
         operands = jax.tree.map(lambda array: jnp.where(never, array, array), operands)
     context, top, total = _differentiable(passes, plan, *operands)
     # Of the sum alone, so that its gradient is the one of the logarithm; the top is a shift that cancels.
-    sums = jnp.where(total > 0.0, lax.stop_gradient(top) + jnp.log(jnp.where(total > 0.0, total, 1.0)), -jnp.inf)
+    sums = jnp.where(total != 0.0, lax.stop_gradient(top) + jnp.log(jnp.where(total != 0.0, total, 1.0)), -jnp.inf)
     return context.astype(operands[0].dtype), sums
 
 
@@ -83,3 +84,14 @@ def _gradients_backward(passes: Passes, plan: Plan, kept: Any, seconds: Any) -> 
 
 
 _gradients.defvjp(_gradients_forward, _gradients_backward)
+
+
+def gradient_of_sinks(
+    sinks: Float[Array, "H"], top: Float[Array, "B H T"], total: Float[Array, "B H T"], slope: Float[Array, "B H T"]
+) -> Float[Array, "H"]:
+    """Return the gradient of the sinks from the results of a forward pass and the slopes of its rows.
+
+    The slope of a row is what its gradients of weights have in common, over `total`; a hidden row has none.
+    """
+    weights = jnp.exp(jnp.where(total != 0.0, sinks.astype(top.dtype)[:, None] - top, -jnp.inf))
+    return -(weights * slope).sum((0, 2)).astype(sinks.dtype)

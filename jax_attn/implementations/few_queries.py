@@ -101,7 +101,7 @@ def _attend(scale: float, softcap: float | None, *operands: Any) -> Array:
     shape = (query.shape[0], heads, group, query.shape[1])
     zeros = jnp.zeros((*shape, value.shape[3]), dtype), jnp.zeros((*shape, 1), dtype)
     context, top, total = lax.fori_loop(first, last, step, (zeros[0], jnp.full((*shape, 1), -jnp.inf, dtype), zeros[1]))
-    sees = top != -jnp.inf
+    sees = total != 0.0  # also where all scores are NaN, which XLA's maximum may pass over
     if sinks is not None:
         sink = rearrange(sinks.astype(dtype), "(k g) -> k g 1 1", k=heads)
         new_top = jnp.maximum(jnp.where(sees, top, sink), sink)

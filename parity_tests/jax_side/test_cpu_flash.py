@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import pickle
 import platform
 import subprocess
 import sys
@@ -17,15 +19,16 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax import export
+from jax.experimental import serialize_executable
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jax_attn
 from attn_bridge import masks
 from jax_attn import functional
-from jax_attn.cpu_kernels import compiling
+from jax_attn.cpu_kernels import blocks, compiling, words
 from jax_attn.harness import lifted
-from jax_attn.implementations import cpu_flash
+from jax_attn.implementations import blocked, cpu_flash
 
 from .attention_calls import CASES, FLOAT32, arrays, draw, hold, operands, results
 
@@ -134,6 +137,52 @@ def test_what_all_keys_have_in_common_does_not_cost_precision():
     assert np.mean(ratios) < 1.6, "of the reference, which adds up what it rounded"
 
 
+def test_a_row_that_is_no_number_gives_gradients_that_are_none():
+    query, key, value = arrays(queries=140, keys=140, batch=1)
+    key = key.at[0, 139, 0, :2].set(jnp.asarray([jnp.inf, -jnp.inf]))
+    sinks = jnp.asarray([0.5, jnp.nan, 0.1, 0.2])
+
+    def gradients(name: str) -> list[np.ndarray]:
+        of_value = jax.grad(lambda value: attend(query, key, value, name=name).sum())(value)
+        of_query = jax.grad(lambda query: attend(query, value, value, name=name, sinks=sinks).sum())(query)
+        return [np.isnan(of_value), np.isnan(of_query)]
+
+    for found, want in zip(gradients("cpu_flash"), gradients("reference"), strict=True):
+        assert want.any()
+        assert not want.all()
+        np.testing.assert_array_equal(found, want)
+
+
+def test_a_row_that_is_no_number_has_no_logarithm_of_its_sum():
+    query, key, value = arrays(queries=140, keys=140)
+    call = functional._checked(query.at[0, 7].set(jnp.nan), key, value, None, None, None, None, None, 0.0, None, False)
+    for implementation in (cpu_flash, blocked):
+        sums = implementation.attend_with_lse(call)[1]
+        assert np.isnan(sums[0, :, 7]).all()
+        assert np.isfinite(sums[1]).all()
+
+
+@pytest.mark.parametrize("name", ["cpu_flash", "blocked"])
+def test_large_sinks_of_hidden_rows_have_no_gradient(name):
+    inputs = arrays(queries=140, keys=140)
+    options = {"mask": masks.causal().offset(-9)}
+    sinks = jnp.asarray([100.0, 1.0, 0.2, 90.0])
+    found, want = (
+        jax.grad(lambda sinks, one=one: squared(one, sinks=sinks, **options)(*inputs))(sinks)
+        for one in (name, "reference")
+    )
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+def test_positions_beyond_what_float32_counts_are_told_apart():
+    start, job = 2**24 + 1, np.zeros(words.END, np.int64)
+    job[words.KEYS], job[words.BANDED], job[words.OFFSET], job[words.SIZE] = 2**25, 1, start, 3
+    scores, bounds = np.ones(8 * blocks.QUERIES, np.float32), np.zeros(2 * blocks.QUERIES, np.float32)
+    numba.njit(lambda *arguments: blocks.hide(*arguments))(job, scores, 0, 64, start, 8, bounds)
+    seen = np.isfinite(scores.reshape(8, -1)[:, :5].T)
+    assert seen.tolist() == [[i - 3 < j <= i for j in range(8)] for i in range(5)]
+
+
 # ---- transformations
 
 
@@ -201,6 +250,14 @@ def test_memory_grows_with_the_tokens_alone():
     for function in (squared("cpu_flash"), jax.grad(squared("cpu_flash"), (0, 1, 2))):
         memory = jax.jit(function).lower(*shapes).compile().memory_analysis()
         assert memory.temp_size_in_bytes < 12 * 8192 * 4 * 8 * 4
+
+
+def test_it_runs_without_jit():
+    inputs = arrays(queries=140, keys=140)
+    with jax.disable_jit():
+        found = jax.grad(squared("cpu_flash", mask=masks.causal()))(*inputs)
+    want = jax.grad(squared("cpu_flash", mask=masks.causal()))(*inputs)
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
 # ---- who calls, and when blocks take their place
@@ -274,17 +331,59 @@ def test_without_numba_blocks_do_it(monkeypatch):
         attend(*inputs)
 
 
-def test_where_nothing_can_be_written_a_kernel_is_compiled_for_the_process(monkeypatch):
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        RuntimeError("cannot cache function: no locator available"),
+        OSError(27, "File too large"),
+        pickle.UnpicklingError("pickle data was truncated"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_where_nothing_can_be_kept_a_kernel_is_compiled_for_the_process(trouble, monkeypatch):
     compile_ = numba.cfunc
 
     def without_room(signature: Any, cache: bool = False, **options: Any) -> Any:
         if cache:
-            raise RuntimeError("cannot cache function: no locator available")
+            raise trouble
         return compile_(signature, **options)
 
     monkeypatch.setattr(numba, "cfunc", without_room)
     found = compiling.entry(numba.types.int64(numba.types.int64))(lambda number: number + 1)
     assert found.ctypes(4) == 5
+
+
+def test_where_the_kernels_do_not_load_blocks_do_it(monkeypatch):
+    inputs = arrays(queries=140, keys=140)
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    monkeypatch.setattr(cpu_flash, "_fails_to_load", cpu_flash._fails_to_load.__wrapped__)
+    assert "NUMBA_DISABLE_JIT" in functional.explain(*inputs)["cpu_flash"]
+    with pytest.raises(NotImplementedError, match="does not run here: Numba is told to compile nothing"):
+        attend(*inputs)
+
+
+def test_they_are_made_for_one_version_of_the_interface(monkeypatch, tmp_path):
+    """Another one would lay out in memory what they read."""
+    header = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 5\n")
+    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
+    with pytest.raises(ImportError, match=r"version 0\.3 of XLA's interface, and this one is 0\.5"):
+        importlib.reload(importlib.import_module("jax_attn.cpu_kernels.interface"))
+
+
+def test_few_heads_for_many_cores_are_left_to_blocks(monkeypatch):
+    monkeypatch.setattr(cpu_flash, "count_cores", lambda: 64)
+    assert functional.explain(*arrays(queries=140, keys=140))["cpu_flash"].startswith("4 key heads in all for 64 cores")
+
+
+def test_executables_find_the_kernels_once_they_are_registered():
+    inputs = arrays(queries=140, keys=140)
+    program = jax.jit(squared("cpu_flash"))
+    payload = serialize_executable.serialize(program.lower(*inputs).compile())
+    cpu_flash.register()
+    loaded = serialize_executable.deserialize_and_load(*payload)
+    np.testing.assert_array_equal(loaded(*inputs), program(*inputs))
 
 
 @pytest.mark.parametrize(

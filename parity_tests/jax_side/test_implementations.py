@@ -193,6 +193,18 @@ def test_scores_of_minus_a_billion_in_a_row_have_gradients():
         np.testing.assert_allclose(got, wanted, rtol=0.0, atol=1e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.parametrize("queries", [1, 140])
+@pytest.mark.parametrize("name", ["few_queries", "cpu_flash", "blocked", "reference"])
+def test_a_query_of_nan_gives_nan(name, queries):
+    query, key, value = arrays(queries=queries, keys=140)
+    for sinks in (None, jnp.ones(4)):
+        found = functional.dot_product_attention(
+            query.at[0, 0].set(jnp.nan), key, value, sinks=sinks, implementation=name
+        )
+        assert np.isnan(found[0, 0]).all()
+        assert not np.isnan(found[1]).any()
+
+
 # ---- dropout
 
 
