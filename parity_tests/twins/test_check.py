@@ -79,7 +79,8 @@ def test_a_fast_wrong_answer_does_not_win(framework, name, monkeypatch):
     spoil_a_gradient(framework, name, monkeypatch)
     report = check(["dot_product_attention"], cases=["grouped"], seeds=1)
     assert {cell.what.split()[1] for cell in report.failures} == {name}
-    assert {cell.verdict for cell in report.failures} == {"different"}
+    # What has no float64 is judged by its rounding alone.
+    assert {cell.verdict for cell in report.failures} == {"precision" if name == "cpu_flash" else "different"}
     named = {one.name for cell in report.failures for one in cell.tensors if one.verdict != "equal"}
     assert named == {"grad value"}
 
