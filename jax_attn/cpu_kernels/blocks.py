@@ -7,7 +7,7 @@ from numba import carray
 
 from . import words
 from .compiling import compiled, stay_apart
-from .memory import as_pointer
+from .memory import as_double, as_pointer
 from .processor import LANES
 from .softmax import QUERIES
 
@@ -19,13 +19,27 @@ _LINE = 64
 
 
 @compiled
-def registers_of(channels):  # type: ignore[no-untyped-def]
+def registers_of(channels):
     """Return how many registers hold so many channels."""
     return (channels + LANES - 1) // LANES
 
 
 @compiled
-def room_of(sizes):  # type: ignore[no-untyped-def]
+def shape_of(job):
+    """Return the sizes of a call: query heads, key heads, queries, keys, channels of keys, channels of values."""
+    heads = job[words.HEADS], job[words.KEY_HEADS]
+    return (*heads, job[words.QUERIES], job[words.KEYS], job[words.DEPTH], job[words.VALUE_DEPTH])
+
+
+@compiled
+def numbers_of(job):
+    """Return the kind of the arrays' numbers, their bytes, and the scale of the scores."""
+    kind = job[words.KIND]
+    return kind, 4 if kind == 0 else 2, np.float32(as_double(job[words.SCALE]))
+
+
+@compiled
+def room_of(sizes):
     """Return the bytes that arrays of so many numbers take, each beginning a line of the cache."""
     total = _LINE
     for size in sizes:
@@ -34,14 +48,14 @@ def room_of(sizes):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def floats(memory, size):  # type: ignore[no-untyped-def]
+def floats(memory, size):
     """Return an array in some memory, and the memory behind it."""
     start = (memory + _LINE - 1) // _LINE * _LINE
     return carray(as_pointer(start), (size,), np.float32), start + 4 * size
 
 
 @compiled
-def transpose(rows, columns, width, out):  # type: ignore[no-untyped-def]
+def transpose(rows, columns, width, out):
     """Fill `out` with the first `columns` columns of `QUERIES` rows, each a row of it."""
     stay_apart()
     for c in range(columns):
@@ -50,7 +64,7 @@ def transpose(rows, columns, width, out):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def seen_by(job, query):  # type: ignore[no-untyped-def]
+def seen_by(job, query):
     """Return the first key that a query sees, and the one after the last."""
     keys = job[words.KEYS]
     if not job[words.BANDED]:
@@ -61,14 +75,14 @@ def seen_by(job, query):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def seen_by_block(job, first, count):  # type: ignore[no-untyped-def]
+def seen_by_block(job, first, count):
     """Return the first key that some of the queries see, and the one after the last that some do."""
     start, end = seen_by(job, first)[0], seen_by(job, first + count - 1)[1]
     return start, max(start, end)
 
 
 @compiled
-def hide(job, scores, first, count, start, held, bounds):  # type: ignore[no-untyped-def]
+def hide(job, scores, first, count, start, held, bounds):
     """Set the scores of keys from `start` on that the queries from `first` on do not see to minus infinity.
 
     `bounds` is room for two numbers per query.

@@ -10,21 +10,19 @@ from typing import Any
 import numba
 from llvmlite import ir
 from numba import types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 
 def _digest() -> str:
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(repr(cpu_target.target_context.codegen().magic_tuple()).encode())
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(file.read_bytes())
-    return digest.hexdigest()
+    return digest.hexdigest()[:16]
 
 
-SOURCES = _digest()
-"""What was read when this package was imported: later its files may be others.
-
-Numba looks at the file of an entry alone when it asks whether what it kept is stale, so entries are kept under this.
-"""
+_SOURCES = _digest()
+"""What was read when this package was imported: later its files may be others."""
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 """No rule of arithmetic is relaxed but one: a product may be added without being rounded first."""
@@ -42,7 +40,7 @@ def stay_apart(typing_context: Any) -> Any:
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Return the function as Numba compiles it into what calls it."""
+    """Return the function as Numba compiles it into what calls it; kernels have no annotations, as it finds types."""
     return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
 
 
@@ -51,13 +49,15 @@ def inlined(function: Callable[..., Any]) -> Any:
     return numba.njit(inline="always", **OPTIONS)(function)
 
 
-def entry(signature: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Return a decorator that compiles a function for callers that know its address, or finds it on disk."""
+def entry(function: Callable[[Any], int]) -> Any:
+    """Return a function of a pointer, compiled for callers that know its address, or found on disk.
 
-    def decorate(function: Callable[..., Any]) -> Any:
-        try:
-            return numba.cfunc(signature, cache=True, **OPTIONS)(function)
-        except Exception:  # no folder to write to, a full disk, a damaged file; a fault of ours is raised below, too
-            return numba.cfunc(signature, **OPTIONS)(function)
-
-    return decorate
+    Numba looks at the function's own file when it asks whether what it kept is stale, so it is kept under a name that
+    says what all files were, and the processor.
+    """
+    function.__qualname__ = f"{function.__name__}_{_SOURCES}"
+    signature = numba.types.int64(numba.types.voidptr)
+    try:
+        return numba.cfunc(signature, cache=True, **OPTIONS)(function)
+    except Exception:  # no folder to write to, a full disk, a damaged file; a fault of ours is raised below, too
+        return numba.cfunc(signature, **OPTIONS)(function)

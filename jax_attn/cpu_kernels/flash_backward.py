@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from . import words
-from .blocks import KEYS, floats, hide, registers_of, room_of, seen_by_block, transpose
+from .blocks import KEYS, floats, hide, numbers_of, registers_of, room_of, seen_by_block, shape_of, transpose
 from .compiling import compiled, inlined
-from .memory import as_double, load_float, read_rows, size_of, store_float, write_row
+from .memory import load_float, read_rows, store_float, write_row
 from .processor import LANES, ROWS
 from .products import add_product, product
 from .softmax import QUERIES, differentiate, weigh_again
@@ -24,7 +24,7 @@ PER_HEAD = False
 
 
 @compiled
-def _sizes(job):  # type: ignore[no-untyped-def]
+def _sizes(job):
     keys = job[words.KEYS] + ROWS
     width, value_width = registers_of(job[words.DEPTH]) * LANES, registers_of(job[words.VALUE_DEPTH]) * LANES
     return (
@@ -47,23 +47,17 @@ def _sizes(job):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def room(job):  # type: ignore[no-untyped-def]
+def room(job):
     """Return the bytes that a thread works in."""
     return room_of(_sizes(job))
 
 
 @inlined
-def run(job, task, memory):  # type: ignore[no-untyped-def]
+def run(job, task, memory):
     """Do one of the tasks: a key head of a sequence, and all queries that read it."""
-    heads, key_heads, kind = job[words.HEADS], job[words.KEY_HEADS], job[words.KIND]
-    n_queries, n_keys, depth, value_depth = (
-        job[words.QUERIES],
-        job[words.KEYS],
-        job[words.DEPTH],
-        job[words.VALUE_DEPTH],
-    )
+    heads, key_heads, n_queries, n_keys, depth, value_depth = shape_of(job)
     batch, key_head = task // key_heads, task % key_heads
-    size, scale = size_of(kind), np.float32(as_double(job[words.SCALE]))
+    kind, size, scale = numbers_of(job)
     registers, value_registers = registers_of(depth), registers_of(value_depth)
     width, value_width = registers * LANES, value_registers * LANES
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from . import words
-from .blocks import KEYS, floats, hide, registers_of, room_of, seen_by_block, transpose
+from .blocks import KEYS, floats, hide, numbers_of, registers_of, room_of, seen_by_block, shape_of, transpose
 from .compiling import compiled, inlined
-from .memory import as_double, load_float, read_rows, size_of, store_float, write_row
+from .memory import load_float, read_rows, store_float, write_row
 from .processor import LANES, ROWS
 from .products import add_product, product
 from .softmax import QUERIES, weigh
@@ -23,7 +23,7 @@ PER_HEAD = True
 
 
 @compiled
-def _sizes(job):  # type: ignore[no-untyped-def]
+def _sizes(job):
     keys, depth, width = job[words.KEYS], job[words.DEPTH], registers_of(job[words.VALUE_DEPTH]) * LANES
     return (
         (keys + ROWS) * depth,
@@ -40,24 +40,18 @@ def _sizes(job):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def room(job):  # type: ignore[no-untyped-def]
+def room(job):
     """Return the bytes that a thread works in."""
     return room_of(_sizes(job))
 
 
 @inlined
-def run(job, task, memory):  # type: ignore[no-untyped-def]
+def run(job, task, memory):
     """Do one of the tasks, `PARTS` for each head of each sequence: every so many blocks of queries."""
     of_head, part = task // job[words.PARTS], task % job[words.PARTS]
-    heads, key_heads, kind = job[words.HEADS], job[words.KEY_HEADS], job[words.KIND]
-    n_queries, n_keys, depth, value_depth = (
-        job[words.QUERIES],
-        job[words.KEYS],
-        job[words.DEPTH],
-        job[words.VALUE_DEPTH],
-    )
+    heads, key_heads, n_queries, n_keys, depth, value_depth = shape_of(job)
     batch, head = of_head // heads, of_head % heads
-    size, scale = size_of(kind), np.float32(as_double(job[words.SCALE]))
+    kind, size, scale = numbers_of(job)
     registers = registers_of(value_depth)
     width = registers * LANES
 
@@ -108,14 +102,8 @@ def run(job, task, memory):  # type: ignore[no-untyped-def]
                 shrunk = np.exp(top - new)
                 top, total = new, total * shrunk + np.exp(sink - new)
             share = shrunk / total if total != _ZERO else _ZERO
-            write_row(
-                context,
-                i * width,
-                value_depth,
-                kind,
-                share,
-                job[words.CONTEXT] + size * value_depth * (place + i * heads),
-            )
+            at = job[words.CONTEXT] + size * value_depth * (place + i * heads)
+            write_row(context, i * width, value_depth, kind, share, at)
             at = 4 * (of_head * n_queries + first + i)
             store_float(job[words.TOP] + at, top)
             store_float(job[words.TOTAL] + at, total)

@@ -44,7 +44,7 @@ def no_memory(typing_context: Any) -> Any:
 
 
 @compiled
-def ask(job, api, function, size, one, two, three):  # type: ignore[no-untyped-def]
+def ask(job, api, function, size, one, two, three):
     """Call a function of XLA's with a structure of up to three words; return its error, 0 for none."""
     arguments = job[words.ARGUMENTS :]
     arguments[0], arguments[1], arguments[2], arguments[3], arguments[4] = size, 0, one, two, three
@@ -52,7 +52,7 @@ def ask(job, api, function, size, one, two, three):  # type: ignore[no-untyped-d
 
 
 @compiled
-def count_threads(job, api, context):  # type: ignore[no-untyped-def]
+def count_threads(job, api, context):
     """Return how many threads XLA has, 0 where it does not say."""
     job[words.NEXT] = 0
     error = ask(job, api, COUNT_THREADS, 32, context, job.ctypes.data + 8 * words.NEXT, 0)
@@ -63,7 +63,7 @@ def count_threads(job, api, context):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def product_of_sizes(buffer, last):  # type: ignore[no-untyped-def]
+def product_of_sizes(buffer, last):
     """Return the product of all sizes of a buffer but the last few."""
     total, sizes = 1, load_word(buffer + BUFFER_SIZES)
     for axis in range(load_word(buffer + BUFFER_RANK) - last):
@@ -72,7 +72,7 @@ def product_of_sizes(buffer, last):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def answers_a_question(frame):  # type: ignore[no-untyped-def]
+def answers_a_question(frame):
     """Return whether XLA only asks which version of its interface the kernel was made for, and say."""
     extension = load_word(frame + EXTENSION)
     if extension == 0:

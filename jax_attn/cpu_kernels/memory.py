@@ -1,6 +1,6 @@
 """Numbers read and written by address, as XLA hands memory over: float32, bfloat16 and float16, computed as float32.
 
-Addresses count bytes, sizes and strides numbers. The kinds are `KINDS`.
+Addresses count bytes, sizes and strides numbers. The kinds are `words.KINDS`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from numba.extending import intrinsic
 
 from .compiling import compiled, stay_apart
 from .processor import LANES
-
-KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
-"""Dtypes that are read and written, as the kernels call them."""
 
 
 def _loader(stored: ir.Type, taken: Any) -> Any:
@@ -65,60 +62,50 @@ def spread(builder: ir.IRBuilder, number: ir.Value, lanes: int = LANES) -> ir.Va
     return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_INT, lanes), None))
 
 
-def _reader(kind: str, lanes: int) -> Any:
-    """Return what copies so many numbers of a kind, times a factor, to float32."""
-    stored, wide, words = (ir.VectorType(one, lanes) for one in (_STORED[kind], _FLOAT, _INT))
+def _mover(source_kind: str, target_kind: str, lanes: int) -> Any:
+    """Return what copies so many numbers, times a factor, from one kind to another; one of the two is float32.
+
+    They are rounded to the nearest, ties to even.
+    """
+    stored, moved, wide, words = (
+        ir.VectorType(one, lanes) for one in (_STORED[source_kind], _STORED[target_kind], _FLOAT, _INT)
+    )
+
+    def widen(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+        if source_kind == "bfloat16":
+            return builder.bitcast(builder.shl(builder.zext(value, words), words([16] * lanes)), wide)
+        return value if source_kind == "float32" else builder.fpext(value, wide)
+
+    def narrow(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+        if target_kind != "bfloat16":
+            return value if target_kind == "float32" else builder.fptrunc(value, moved)
+        sixteen, one, half, quiet_bit = (words([number] * lanes) for number in (16, 1, 0x7FFF, 0x400000))
+        bits = builder.bitcast(value, words)
+        odd = builder.and_(builder.lshr(bits, sixteen), one)
+        rounded = builder.add(builder.add(bits, half), odd)
+        is_nan = builder.fcmp_unordered("uno", value, value)
+        rounded = builder.select(is_nan, builder.or_(bits, quiet_bit), rounded)
+        return builder.trunc(builder.lshr(rounded, sixteen), moved)
 
     @intrinsic
-    def read(typing_context: Any, source: Any, factor: Any, target: Any) -> Any:
+    def move(typing_context: Any, source: Any, factor: Any, target: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
             source, factor, target = arguments
-            value = builder.load(builder.inttoptr(source, stored.as_pointer()), align=2)
-            if kind == "bfloat16":
-                value = builder.bitcast(builder.shl(builder.zext(value, words), words([16] * lanes)), wide)
-            elif kind == "float16":
-                value = builder.fpext(value, wide)
-            value = builder.fmul(value, spread(builder, factor, lanes))
-            builder.store(value, builder.inttoptr(target, wide.as_pointer()), align=4)
+            value = widen(builder, builder.load(builder.inttoptr(source, stored.as_pointer()), align=2))
+            value = narrow(builder, builder.fmul(value, spread(builder, factor, lanes)))
+            builder.store(value, builder.inttoptr(target, moved.as_pointer()), align=2)
             return context.get_dummy_value()
 
         return types.void(types.int64, types.float32, types.int64), generate
 
-    return read
+    return move
 
 
-def _writer(kind: str, lanes: int) -> Any:
-    """Return what copies so many float32, times a factor, as a kind, rounded to the nearest, ties to even."""
-    stored, wide, words = (ir.VectorType(one, lanes) for one in (_STORED[kind], _FLOAT, _INT))
-
-    @intrinsic
-    def write(typing_context: Any, source: Any, factor: Any, target: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            source, factor, target = arguments
-            value = builder.load(builder.inttoptr(source, wide.as_pointer()), align=4)
-            value = builder.fmul(value, spread(builder, factor, lanes))
-            if kind == "bfloat16":
-                sixteen, one, half, quiet_bit = (words([number] * lanes) for number in (16, 1, 0x7FFF, 0x400000))
-                bits = builder.bitcast(value, words)
-                odd = builder.and_(builder.lshr(bits, sixteen), one)
-                rounded = builder.add(builder.add(bits, half), odd)
-                quiet = builder.or_(bits, quiet_bit)
-                rounded = builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
-                value = builder.trunc(builder.lshr(rounded, sixteen), stored)
-            elif kind == "float16":
-                value = builder.fptrunc(value, stored)
-            builder.store(value, builder.inttoptr(target, stored.as_pointer()), align=2)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.float32, types.int64), generate
-
-    return write
-
-
-_read_floats, _read_bfloats, _read_halves = (_reader(kind, LANES) for kind in KINDS)
-_read_float, _read_bfloat, _read_half = (_reader(kind, 1) for kind in KINDS)
-_write_floats, _write_bfloats, _write_halves = (_writer(kind, LANES) for kind in KINDS)
-_write_float, _write_bfloat, _write_half = (_writer(kind, 1) for kind in KINDS)
+_move_floats, _move_float = (_mover("float32", "float32", lanes) for lanes in (LANES, 1))
+_read_bfloats, _read_bfloat = (_mover("bfloat16", "float32", lanes) for lanes in (LANES, 1))
+_read_halves, _read_half = (_mover("float16", "float32", lanes) for lanes in (LANES, 1))
+_write_bfloats, _write_bfloat = (_mover("float32", "bfloat16", lanes) for lanes in (LANES, 1))
+_write_halves, _write_half = (_mover("float32", "float16", lanes) for lanes in (LANES, 1))
 
 
 @intrinsic
@@ -132,13 +119,7 @@ def as_pointer(typing_context: Any, address: Any) -> Any:
 
 
 @compiled
-def size_of(kind):  # type: ignore[no-untyped-def]
-    """Return the bytes of a number of a kind."""
-    return 4 if kind == 0 else 2
-
-
-@compiled
-def read_rows(source, stride, rows, columns, kind, factor, target, width):  # type: ignore[no-untyped-def]
+def read_rows(source, stride, rows, columns, kind, factor, target, width):
     """Fill an array with `rows` rows of `columns` numbers of a kind times a factor, each row `width` long in it.
 
     What the target holds beyond them, to the right and below, becomes 0.
@@ -150,9 +131,9 @@ def read_rows(source, stride, rows, columns, kind, factor, target, width):  # ty
         if kind == 0:
             at = source + 4 * r * stride
             for c in range(0, whole, LANES):
-                _read_floats(at + 4 * c, factor, out + 4 * c)
+                _move_floats(at + 4 * c, factor, out + 4 * c)
             for c in range(whole, columns):
-                _read_float(at + 4 * c, factor, out + 4 * c)
+                _move_float(at + 4 * c, factor, out + 4 * c)
         elif kind == 1:
             at = source + 2 * r * stride
             for c in range(0, whole, LANES):
@@ -172,16 +153,16 @@ def read_rows(source, stride, rows, columns, kind, factor, target, width):  # ty
 
 
 @compiled
-def write_row(rows, start, columns, kind, factor, target):  # type: ignore[no-untyped-def]
+def write_row(rows, start, columns, kind, factor, target):
     """Write `columns` numbers of an array, from `start` on, times a factor as a kind."""
     stay_apart()
     whole = columns // LANES * LANES
     row = rows.ctypes.data + 4 * start
     if kind == 0:
         for c in range(0, whole, LANES):
-            _write_floats(row + 4 * c, factor, target + 4 * c)
+            _move_floats(row + 4 * c, factor, target + 4 * c)
         for c in range(whole, columns):
-            _write_float(row + 4 * c, factor, target + 4 * c)
+            _move_float(row + 4 * c, factor, target + 4 * c)
     elif kind == 1:
         for c in range(0, whole, LANES):
             _write_bfloats(row + 4 * c, factor, target + 2 * c)

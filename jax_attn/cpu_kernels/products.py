@@ -80,7 +80,7 @@ def _columns(vectors: int, *, adds: bool) -> Any:
     tile = _tile(vectors, adds=adds)
 
     @compiled
-    def columns(left, row, step, right, width, out, line, rows, depth):  # type: ignore[no-untyped-def]
+    def columns(left, row, step, right, width, out, line, rows, depth):
         for r in range(0, rows, ROWS):
             tile(left + 4 * r * row, row, step, right, width, out + 4 * r * line, line, depth)
 
@@ -92,7 +92,7 @@ _add_wide, _add_pair, _add_one = (_columns(vectors, adds=True) for vectors in (V
 
 
 @compiled
-def product(left, row, step, right, width, out, line, rows, registers, depth):  # type: ignore[no-untyped-def]
+def product(left, row, step, right, width, out, line, rows, registers, depth):
     """Compute ``out[r, c] = sum_k left[r, k] * right[k, c]`` for `registers` times `LANES` columns.
 
     ``left[r, k]`` lies at ``left + 4 * (r * row + k * step)``, rows of `right` are `width` apart, and
@@ -106,7 +106,7 @@ def product(left, row, step, right, width, out, line, rows, registers, depth):  
 
 
 @compiled
-def add_product(left, row, step, right, width, out, line, rows, registers, depth):  # type: ignore[no-untyped-def]
+def add_product(left, row, step, right, width, out, line, rows, registers, depth):
     """Add a `product` to what lies in `out`, for any number of registers."""
     stay_apart()
     done = 0

@@ -199,7 +199,7 @@ _STEP = 4 * LANES * TOGETHER
 
 
 @compiled
-def weigh(scores, tops, sums, shrink, count):  # type: ignore[no-untyped-def]
+def weigh(scores, tops, sums, shrink, count):
     """Turn `count` rows of scores into weights under the largest score so far, and add them to the sums.
 
     `shrink` becomes the factor of what was weighed under an older largest score. A NaN stays one in the weights.
@@ -210,7 +210,7 @@ def weigh(scores, tops, sums, shrink, count):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def weigh_again(scores, d_weights, tops, slopes, count):  # type: ignore[no-untyped-def]
+def weigh_again(scores, d_weights, tops, slopes, count):
     """Turn `count` rows of scores into weights under a known shift, and add weights times `d_weights` to `slopes`."""
     stay_apart()
     for lane in range(0, 4 * QUERIES, _STEP):
@@ -218,7 +218,7 @@ def weigh_again(scores, d_weights, tops, slopes, count):  # type: ignore[no-unty
 
 
 @compiled
-def differentiate(weights, d_weights, slopes, count):  # type: ignore[no-untyped-def]
+def differentiate(weights, d_weights, slopes, count):
     """Turn `count` rows of the gradients of weights into those of scores: ``weights * (d_weights - slopes)``."""
     stay_apart()
     for lane in range(0, 4 * QUERIES, _STEP):

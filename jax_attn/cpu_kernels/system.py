@@ -107,6 +107,6 @@ def address_by_name(name: str) -> Any:
 
 
 @compiled
-def words_at(address, count):  # type: ignore[no-untyped-def]
+def words_at(address, count):
     """Return the words from an address on as an array."""
     return carray(as_words(address), (count,), np.int64)

@@ -5,8 +5,11 @@ Those up to `SHAPE_END` come with the call as it was compiled, the others are fi
 
 from __future__ import annotations
 
+KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
+"""Dtypes that arrays are read and written in, as the kernels call them."""
+
 (
-    KIND,  # what arrays hold: `memory.KINDS`
+    KIND,  # what arrays hold, of `KINDS`
     HEADS,
     KEY_HEADS,
     QUERIES,

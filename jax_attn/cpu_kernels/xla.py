@@ -11,10 +11,9 @@ import functools
 from typing import Any
 
 import llvmlite.binding as llvm
-from numba import types
 
 from . import flash_backward, flash_forward, words
-from .compiling import SOURCES, compiled, entry
+from .compiling import compiled, entry, inlined
 from .interface import (
     API,
     ARGUMENTS,
@@ -38,12 +37,14 @@ from .memory import load_word
 from .softmax import QUERIES
 from .system import address_by_name, address_of, call_function, fetch_and_add, free, let_others_run, malloc, words_at
 
+_FORWARD_TASK, _BACKWARD_TASK = "attn_bridge_flash_forward_task", "attn_bridge_flash_backward_task"
+
 _TASKS_PER_THREAD = 4
 """Tasks that a thread should find at least, as they are not all of one length."""
 
 
 @compiled
-def _begin(frame, arrays, address):  # type: ignore[no-untyped-def]
+def _begin(frame, arrays, address):
     """Fill in the job of a call: its shape, and where its arrays are."""
     job = words_at(address, words.END)
     job[:] = 0
@@ -62,9 +63,28 @@ def _begin(frame, arrays, address):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _release(job):  # type: ignore[no-untyped-def]
+def _release(job):
     if fetch_and_add(job.ctypes.data + 8 * words.HOLDERS, -1) == 1:
         free(job.ctypes.data)
+
+
+def _worker(kernel: Any) -> Any:
+    """Return what a thread does that works on a job: tasks of a kernel, as long as there are some that nobody took."""
+    run = kernel.run
+
+    @inlined
+    def work(data):
+        job = words_at(address_of(data), words.END)
+        memory = job[words.MEMORY] + job[words.ROOM] * fetch_and_add(job.ctypes.data + 8 * words.WORKERS, 1)
+        task = fetch_and_add(job.ctypes.data + 8 * words.NEXT, 1)
+        while task < job[words.TASKS]:
+            run(job, task, memory)
+            fetch_and_add(job.ctypes.data + 8 * words.DONE, 1)
+            task = fetch_and_add(job.ctypes.data + 8 * words.NEXT, 1)
+        _release(job)
+        return 0
+
+    return work
 
 
 def _answer(kernel: Any, arrays: tuple[int, ...], task_name: str) -> Any:
@@ -79,7 +99,7 @@ def _answer(kernel: Any, arrays: tuple[int, ...], task_name: str) -> Any:
     address_of_task = address_by_name(task_name)
 
     @compiled
-    def answer(data):  # type: ignore[no-untyped-def]
+    def answer(data):
         frame = address_of(data)
         if answers_a_question(frame):
             return 0
@@ -117,10 +137,11 @@ def _answer(kernel: Any, arrays: tuple[int, ...], task_name: str) -> Any:
     return answer
 
 
+_work_forward, _work_backward = _worker(flash_forward), _worker(flash_backward)
 _answer_forward = _answer(
     flash_forward,
     (words.QUERY, words.KEY, words.VALUE, words.CONTEXT, words.TOP, words.TOTAL),
-    "attn_bridge_flash_forward_task",
+    _FORWARD_TASK,
 )
 _answer_backward = _answer(
     flash_backward,
@@ -128,77 +149,42 @@ _answer_backward = _answer(
         *(words.QUERY, words.KEY, words.VALUE, words.CONTEXT, words.TOP, words.TOTAL, words.D_CONTEXT, words.D_TOTAL),
         *(words.D_QUERY, words.D_KEY, words.D_VALUE, words.SLOPE),
     ),
-    "attn_bridge_flash_backward_task",
+    _BACKWARD_TASK,
 )
 
 
-@compiled
-def _take(job):  # type: ignore[no-untyped-def]
-    """Return a task that nobody took, -1 if there is none."""
-    task = fetch_and_add(job.ctypes.data + 8 * words.NEXT, 1)
-    return task if task < job[words.TASKS] else -1
+def _flash_forward_task(data):
+    return _work_forward(data)
 
 
-@compiled
-def _memory_of_worker(job):  # type: ignore[no-untyped-def]
-    return job[words.MEMORY] + job[words.ROOM] * fetch_and_add(job.ctypes.data + 8 * words.WORKERS, 1)
+def _flash_forward_call(data):
+    return _answer_forward(data)
+
+
+def _flash_backward_task(data):
+    return _work_backward(data)
+
+
+def _flash_backward_call(data):
+    return _answer_backward(data)
 
 
 @functools.cache
 def forward() -> Any:
     """Return the function that XLA calls for attention forward, compiled or read from disk."""
-    stamp = SOURCES
-
-    @entry(types.int64(types.voidptr))
-    def flash_forward_task(data):  # type: ignore[no-untyped-def]
-        stamp  # noqa: B018 -- what is kept on disk is kept under it
-        job = words_at(address_of(data), words.END)
-        memory, task = _memory_of_worker(job), _take(job)
-        while task >= 0:
-            flash_forward.run(job, task, memory)
-            fetch_and_add(job.ctypes.data + 8 * words.DONE, 1)
-            task = _take(job)
-        _release(job)
-        return 0
-
-    llvm.add_symbol("attn_bridge_flash_forward_task", flash_forward_task.address)
-
-    @entry(types.int64(types.voidptr))
-    def flash_forward_call(data):  # type: ignore[no-untyped-def]
-        stamp  # noqa: B018
-        return _answer_forward(data)
-
-    return _kept_alive(flash_forward_task, flash_forward_call)
+    return _load(_flash_forward_task, _flash_forward_call, _FORWARD_TASK)
 
 
 @functools.cache
 def backward() -> Any:
     """Return the function that XLA calls for the gradients of attention."""
-    stamp = SOURCES
-
-    @entry(types.int64(types.voidptr))
-    def flash_backward_task(data):  # type: ignore[no-untyped-def]
-        stamp  # noqa: B018
-        job = words_at(address_of(data), words.END)
-        memory, task = _memory_of_worker(job), _take(job)
-        while task >= 0:
-            flash_backward.run(job, task, memory)
-            fetch_and_add(job.ctypes.data + 8 * words.DONE, 1)
-            task = _take(job)
-        _release(job)
-        return 0
-
-    llvm.add_symbol("attn_bridge_flash_backward_task", flash_backward_task.address)
-
-    @entry(types.int64(types.voidptr))
-    def flash_backward_call(data):  # type: ignore[no-untyped-def]
-        stamp  # noqa: B018
-        return _answer_backward(data)
-
-    return _kept_alive(flash_backward_task, flash_backward_call)
+    return _load(_flash_backward_task, _flash_backward_call, _BACKWARD_TASK)
 
 
-def _kept_alive(task: Any, call: Any) -> Any:
+def _load(task: Any, call: Any, task_name: str) -> Any:
+    task = entry(task)
+    llvm.add_symbol(task_name, task.address)
+    call = entry(call)
     _ALIVE.extend((task, call))
     return call.ctypes
 

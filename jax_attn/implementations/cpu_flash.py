@@ -24,13 +24,11 @@ from jaxtyping import Float
 
 from attn_bridge.masks import Band, as_band
 
+from ..cpu_kernels import words
 from . import blocked
 from .block_plan import Plan, Shape, block_sizes, count_cores
 from .call import Call
 from .differentiation import Passes, attention, gradient_of_sinks
-
-KINDS = ("float32", "bfloat16", "float16")
-"""Dtypes that the kernels read and write; they compute in float32."""
 
 
 @functools.cache
@@ -49,8 +47,8 @@ def unsupported(call: Call) -> str | None:
     if reason is not None:
         return reason
     dtypes = [array.dtype.name for array in (call.query, call.key, call.value)]
-    if len(set(dtypes)) > 1 or dtypes[0] not in KINDS:
-        return f"query, key and value must all be one of {', '.join(KINDS)}, got {', '.join(dtypes)}"
+    if len(set(dtypes)) > 1 or dtypes[0] not in words.KINDS:
+        return f"query, key and value must all be one of {', '.join(words.KINDS)}, got {', '.join(dtypes)}"
     if call.return_weights:
         return "it never holds the attention weights (return_weights=True)"
     if 0 in call.query.shape or 0 in call.value.shape:
@@ -199,7 +197,7 @@ def _operation(kind: str, results: Callable[..., list[Any]], by_blocks: Callable
 
     def lower(context: Any, *arrays: Any, plan: Plan) -> Any:
         query, _, value, *_ = context.avals_in
-        if context.module_context.lowering_parameters.for_export or query.dtype.name not in KINDS:
+        if context.module_context.lowering_parameters.for_export or query.dtype.name not in words.KINDS:
             return lower_blocks(context, *arrays, plan=plan)
         _register(kind, name)
         return jax.ffi.ffi_lowering(name)(context, *arrays, shape=_words(plan, query, value, len(arrays)))
@@ -242,11 +240,9 @@ def _register(kind: str, name: str) -> None:
 
 def _words(plan: Plan, query: Any, value: Any, operands: int) -> np.ndarray[Any, Any]:
     """Return what a kernel is told of a call."""
-    from ..cpu_kernels import memory, words
-
     band = None if plan.mask is None else as_band(plan.mask)
     told = {
-        words.KIND: memory.KINDS[query.dtype.name],
+        words.KIND: words.KINDS[query.dtype.name],
         words.HEADS: plan.shape.heads,
         words.KEY_HEADS: plan.shape.key_heads,
         words.QUERIES: plan.shape.queries,

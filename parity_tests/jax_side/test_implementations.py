@@ -169,9 +169,10 @@ def test_hidden_rows_give_zeros_without_gradient(label):
     assert all(np.isfinite(one).all() for one in gradients)
 
 
-def test_scores_of_10_000_are_finite():
+@pytest.mark.parametrize("name", ["cpu_flash", "blocked"])
+def test_scores_of_10_000_are_finite(name):
     inputs = operands(queries=300, keys=300)
-    for got in results([50 * inputs[0], 50 * inputs[1], inputs[2]], {"mask": masks.causal()}, "blocked", "float32"):
+    for got in results([50 * inputs[0], 50 * inputs[1], inputs[2]], {"mask": masks.causal()}, name, "float32"):
         assert np.isfinite(got).all()
 
 
@@ -437,7 +438,8 @@ def test_a_batch_over_two_devices_stays_there():
     subprocess.run([sys.executable, "-c", SHARDED], check=True, env=os.environ | flags)
 
 
-def test_what_all_keys_have_in_common_does_not_cost_precision():
+@pytest.mark.parametrize("fast", ["cpu_flash", "blocked"])
+def test_what_all_keys_have_in_common_does_not_cost_precision(fast):
     """Gradients of a row's scores add up to zero; what rounding leaves of that is multiplied with the common part."""
     ratios = []
     for seed in range(3):
@@ -456,6 +458,6 @@ def test_what_all_keys_have_in_common_does_not_cost_precision():
 
         with jax.enable_x64(True):
             exact = gradient(jnp.float64, "reference")
-        errors = [np.square(gradient(jnp.float32, name) - exact).mean() ** 0.5 for name in ("blocked", "reference")]
+        errors = [np.square(gradient(jnp.float32, name) - exact).mean() ** 0.5 for name in (fast, "reference")]
         ratios.append(errors[0] / errors[1])
     assert np.mean(ratios) < 1.6, "of the reference, which adds up what it rounded; the context's gave 2 and more"
