@@ -27,6 +27,7 @@ __all__ = [
     "Band",
     "Mask",
     "as_band",
+    "as_band_and_arrays",
     "as_mask",
     "causal",
     "chunked",
@@ -456,6 +457,10 @@ class Band:
     offset: int = 0
     size: int | None = None
 
+    def as_mask(self) -> Mask:
+        """Return the description of it."""
+        return (_Causal() if self.size is None else _SlidingWindow(self.size)).offset(self.offset)
+
     def _joined(self, other: Band) -> Band | None:
         if self.offset != other.offset:
             return None
@@ -472,10 +477,21 @@ def as_band(mask: Mask) -> tuple[Band, tuple[ArrayMask, ...]] | None:
     """
     if isinstance(mask, _Causal):
         return _CAUSAL_BAND, ()
+    found = as_band_and_arrays(mask)
+    if found is None or found[0] is None:
+        return None
+    arrays = tuple(part for part in found[1] if isinstance(part, ArrayMask))
+    return (found[0], arrays) if len(arrays) == len(found[1]) else None
+
+
+def as_band_and_arrays(mask: Mask) -> tuple[Band | None, tuple[Mask, ...]] | None:
+    """Return the band, if any, and the arrays and paddings whose ``&`` a mask is; None if it is anything else."""
     parts = _parts(mask, _All)
-    arrays = tuple(part for part in parts if isinstance(part, ArrayMask))
-    bands = [_band(part) for part in parts if not isinstance(part, (ArrayMask, _Full))]
-    band = functools.reduce(lambda one, two: one and two and one._joined(two), bands) if bands else None
+    arrays = tuple(part for part in parts if isinstance(part, (ArrayMask, _Padding)))
+    bands = [_band(part) for part in parts if not isinstance(part, (ArrayMask, _Padding, _Full))]
+    if not bands:
+        return None, arrays
+    band = functools.reduce(lambda one, two: one and two and one._joined(two), bands)
     return None if band is None else (band, arrays)
 
 

@@ -285,6 +285,7 @@ def test_a_band_and_its_arrays_say_what_the_mask_says(name):
         last = t + band.offset
         return s <= last and (band.size is None or s > last - band.size)
 
+    assert masks.as_band(band.as_mask()) == (band, ())
     whole = pairs(rule)
     for array in arrays:
         whole = whole & allowed(array)
@@ -304,3 +305,19 @@ def test_a_band_and_its_arrays_say_what_the_mask_says(name):
 )
 def test_what_is_no_band_is_none(mask):
     assert masks.as_band(mask) is None
+
+
+def test_arrays_and_paddings_need_no_band():
+    lengths, array = masks.padding(np.asarray([2, 3])), masks.ArrayMask(PADDING)
+    band = masks.Band(0, 2)
+    for mask, want in (
+        (masks.full(), (None, ())),
+        (array, (None, (array,))),
+        (lengths & array & masks.full(), (None, (lengths, array))),
+        (masks.sliding_window(2) & lengths, (band, (lengths,))),
+        (masks.causal(), (masks.Band(), ())),
+    ):
+        assert masks.as_band_and_arrays(mask) == want
+    for mask in (masks.causal() | lengths, masks.prefix(2) & lengths, masks.causal() & masks.causal().offset(1)):
+        assert masks.as_band_and_arrays(mask) is None
+    assert masks.as_band(masks.causal() & lengths) is None
