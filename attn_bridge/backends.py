@@ -70,7 +70,7 @@ def explain_attention(query: Any, key: Any, value: Any, **options: Any) -> dict[
         query: an array ``(B, T, H, D)``; that of torch or JAX decides which backend is asked.
         key: ``(B, S, K, D)``.
         value: ``(B, S, K, Dv)``.
-        **options: other arguments of the call, such as ``mask`` or ``dropout``.
+        **options: other arguments of the call, such as ``mask`` or ``dropout``; ``implementation`` changes no answer.
 
     Returns:
         Name -> the reason why it can't serve the call, or None, fastest first: the first with None serves it.
@@ -84,5 +84,6 @@ def explain_attention(query: Any, key: Any, value: Any, **options: Any) -> dict[
     framework = next((_ARRAY_HOMES[home] for home in homes if home in _ARRAY_HOMES), None)
     if framework is None:
         raise TypeError(f"query must be a torch.Tensor or a jax.Array, got {type(query).__name__}")
+    options.pop("implementation", None)
     reasons: dict[str, str | None] = load(framework, "functional").explain(query, key, value, **options)
     return reasons

@@ -23,7 +23,7 @@ from .random import Rngs
 
 
 class MultiHeadAttention(nnx.Module):
-    """Multi-head attention from one query, key and value projection, split into heads, and an output projection.
+    """Causal multi-head attention: one query, key and value projection, split into heads, and an output projection.
 
     Args:
         d_in: width of the input.

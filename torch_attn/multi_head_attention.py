@@ -22,7 +22,7 @@ from .random import JaxRngs
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention from one query, key and value projection, split into heads, and an output projection.
+    """Causal multi-head attention: one query, key and value projection, split into heads, and an output projection.
 
     Args:
         d_in: width of the input.

@@ -74,6 +74,7 @@ CASES = (
     KernelCase("grouped", masks.causal(), value_width=12, dtypes=("float64", "float32")),
     KernelCase("windowed", masks.sliding_window(40), dtypes=("float64", "float32")),
     KernelCase("sinks", masks.causal(), {}, ("sinks",), dtypes=("float64", "float32")),
+    KernelCase("padded", masks.causal(), {}, ("padding",), dtypes=("float64", "float32")),
     KernelCase("capped", masks.causal(), {"softcap": 3.0, "scale": 0.5}, ("bias", "sinks", "padding")),
 )
 

@@ -1,1 +1,1 @@
-"""Kernels for processors, compiled by Numba for the one at hand; `implementations.cpu_flash` is how JAX calls them."""
+"""Kernels for processors, compiled by LLVM for the one at hand; `implementations.cpu_flash` is how JAX calls them."""

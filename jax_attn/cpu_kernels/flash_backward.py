@@ -7,27 +7,32 @@ all that the keys have in common.
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
 from . import words
-from .blocks import KEYS, floats, hide, numbers_of, registers_of, room_of, seen_by_block, shape_of, transpose
-from .compiling import compiled, inlined
-from .memory import load_float, read_rows, store_float, write_row
+from .blocks import KEYS, hide_masked, hide_outside, numbers_of, partition, room_for, seen_by_block, sizes_of, transpose
+from .language import Array, Code, Value
+from .memory import copy, fill, read_rows, write_row
 from .processor import LANES, ROWS
-from .products import add_product, product
+from .products import product
 from .softmax import QUERIES, differentiate, weigh_again
 
-_ONE, _ZERO = np.float32(1.0), np.float32(0.0)
+NAME = "flash_backward"
+
+ARRAYS = (
+    *(words.QUERY, words.KEY, words.VALUE, words.CONTEXT, words.TOP, words.TOTAL, words.D_CONTEXT, words.D_TOTAL),
+    *(words.D_QUERY, words.D_KEY, words.D_VALUE, words.SLOPE),
+)
+"""Words for the arguments and then the results of a call."""
 
 PER_HEAD = False
 """Whether tasks are those of query heads, in parts, and not those of key heads."""
 
 
-@compiled
-def _sizes(job):
-    keys = job[words.KEYS] + ROWS
-    width, value_width = registers_of(job[words.DEPTH]) * LANES, registers_of(job[words.VALUE_DEPTH]) * LANES
-    return (
+def _counts(job: Array) -> list[Any]:
+    sizes = sizes_of(job)
+    keys, width, value_width = sizes.keys + ROWS, sizes.width, sizes.value_width
+    return [
         keys * width,
         keys * width,
         keys * value_width,
@@ -43,104 +48,96 @@ def _sizes(job):
         QUERIES,
         QUERIES,
         2 * QUERIES,
-    )
+    ]
 
 
-@compiled
-def room(job):
+def room(job: Array) -> Value:
     """Return the bytes that a thread works in."""
-    return room_of(_sizes(job))
+    return room_for(job.code, _counts(job))
 
 
-@inlined
-def run(job, task, memory):
+def run(code: Code, job: Array, task: Value, memory: Value) -> None:
     """Do one of the tasks: a key head of a sequence, and all queries that read it."""
-    heads, key_heads, n_queries, n_keys, depth, value_depth = shape_of(job)
+    sizes, (kind, size, scale) = sizes_of(job), numbers_of(job)
+    heads, key_heads, n_queries, n_keys = sizes.heads, sizes.key_heads, sizes.queries, sizes.keys
+    depth, width, registers = sizes.depth, sizes.width, sizes.registers
+    value_depth, value_width, value_registers = sizes.value_depth, sizes.value_width, sizes.value_registers
     batch, key_head = task // key_heads, task % key_heads
-    kind, size, scale = numbers_of(job)
-    registers, value_registers = registers_of(depth), registers_of(value_depth)
-    width, value_width = registers * LANES, value_registers * LANES
-
-    sizes = _sizes(job)
-    keys, memory = floats(memory, sizes[0])
-    d_keys, memory = floats(memory, sizes[1])
-    values, memory = floats(memory, sizes[2])
-    d_values, memory = floats(memory, sizes[3])
-    rows, memory = floats(memory, sizes[4])
-    queries, memory = floats(memory, sizes[5])
-    d_rows, memory = floats(memory, sizes[6])
-    d_contexts, memory = floats(memory, sizes[7])
-    d_queries, memory = floats(memory, sizes[8])
-    weights, memory = floats(memory, sizes[9])
-    d_weights, memory = floats(memory, sizes[10])
-    tops, memory = floats(memory, sizes[11])
-    slopes, memory = floats(memory, sizes[12])
-    shares, memory = floats(memory, sizes[13])
-    bounds, memory = floats(memory, sizes[14])
+    group = heads // key_heads
+    keys, d_keys, values, d_values, rows, queries, *others = partition(code, memory, _counts(job))
+    d_rows, d_contexts, d_queries, weights, d_weights, tops, slopes, shares, bounds = others
 
     key_place = batch * n_keys * key_heads + key_head
-    source = job[words.KEY] + size * depth * key_place
-    read_rows(source, depth * key_heads, n_keys, depth, kind, _ONE, keys, width)
-    source = job[words.VALUE] + size * value_depth * key_place
-    read_rows(source, value_depth * key_heads, n_keys, value_depth, kind, _ONE, values, value_width)
-    d_keys[:] = _ZERO
-    d_values[:] = _ZERO
-    for block in range(heads // key_heads * ((n_queries + QUERIES - 1) // QUERIES)):
-        head = key_head * (heads // key_heads) + block % (heads // key_heads)
-        first = block // (heads // key_heads) * QUERIES
-        count = min(QUERIES, n_queries - first)
+    for word, channels, target, line in (
+        (words.KEY, depth, keys, width),
+        (words.VALUE, value_depth, values, value_width),
+    ):
+        source, stride = job[word] + size * channels * key_place, channels * key_heads
+        read_rows(code, source, stride, n_keys, channels, kind, 1.0, target, line, target.count)
+    fill(code, d_keys, d_keys.count, 0.0)
+    fill(code, d_values, d_values.count, 0.0)
+
+    with code.loop(0, group * ((n_queries + (QUERIES - 1)) // QUERIES)) as block:
+        head, first = key_head * group + block % group, block // group * QUERIES
+        count = code.least(n_queries - first, QUERIES)
         place = (batch * n_queries + first) * heads + head
-        of_rows = 4 * ((batch * heads + head) * n_queries + first)
-        tops[:] = np.float32(np.inf)  # queries that only fill the block up have no weights
-        slopes[:] = _ZERO
-        shares[:] = _ZERO
-        for i in range(count):
-            total = load_float(job[words.TOTAL] + of_rows + 4 * i)
-            tops[i] = load_float(job[words.TOP] + of_rows + 4 * i)
-            shares[i] = _ONE / total if total != _ZERO else _ZERO
-        read_rows(job[words.QUERY] + size * depth * place, depth * heads, count, depth, kind, scale, rows, width)
-        transpose(rows, depth, width, queries)
-        source = job[words.D_CONTEXT] + size * value_depth * place
-        read_rows(source, value_depth * heads, count, value_depth, kind, _ONE, d_rows, value_width)
-        for i in range(count):
-            write_row(d_rows, i * value_width, value_width, 0, shares[i], d_rows.ctypes.data + 4 * i * value_width)
-        transpose(d_rows, value_depth, value_width, d_contexts)
+        of_row = (batch * heads + head) * n_queries + first
+        fill(code, tops, QUERIES, float("inf"))  # queries that only fill the block up have no weights
+        fill(code, slopes, QUERIES, 0.0)
+        fill(code, shares, QUERIES, 0.0)
+        with code.loop(0, count) as i:
+            total = Array(code, job[words.TOTAL])[of_row + i]
+            tops[i] = Array(code, job[words.TOP])[of_row + i]
+            shares[i] = code.choose(total != 0.0, 1.0 / total, 0.0)
+        source, stride = job[words.QUERY] + size * depth * place, depth * heads
+        read_rows(code, source, stride, count, depth, kind, scale, rows, width, rows.count)
+        transpose(code, rows, depth, width, queries)
+        source, stride = job[words.D_CONTEXT] + size * value_depth * place, value_depth * heads
+        read_rows(code, source, stride, count, value_depth, kind, 1.0, d_rows, value_width, d_rows.count)
+        with code.loop(0, count) as i:
+            row = d_rows.at(i * value_width)
+            copy(code, row, value_width, shares[i], row, to="float32")
+        transpose(code, d_rows, value_depth, value_width, d_contexts)
 
         low, high = seen_by_block(job, first, count)
-        for start in range(low, high, KEYS):
-            held, at = min(KEYS, high - start), 4 * QUERIES * (start - low)
-            out = weights.ctypes.data + at
-            of_keys = keys.ctypes.data + 4 * start * width
-            product(of_keys, width, 1, queries.ctypes.data, QUERIES, out, QUERIES, held, QUERIES // LANES, depth)
-            hide(job, weights[QUERIES * (start - low) :], first, count, start, held, bounds)
-            out = d_weights.ctypes.data + at
-            of_values, right = values.ctypes.data + 4 * start * value_width, d_contexts.ctypes.data
-            product(of_values, value_width, 1, right, QUERIES, out, QUERIES, held, QUERIES // LANES, value_depth)
-            weigh_again(weights.ctypes.data + at, out, tops.ctypes.data, slopes.ctypes.data, held)
+        with code.loop(low, high, KEYS) as start:
+            held, at, step = code.least(high - start, KEYS), QUERIES * (start - low), QUERIES // LANES
+            left, right, out = keys.at(start * width), queries, weights.at(at)
+            product(code, left, width, 1, right, QUERIES, out, QUERIES, held, step, depth, adds=False)
+            hide_outside(code, job, out, first, count, start, held, bounds)
+            with code.when(job[words.MASKED] != 0):
+                hide_masked(code, job, batch * heads + head, out, first, count, start, held)
+            left, right, d_out = values.at(start * value_width), d_contexts, d_weights.at(at)
+            product(code, left, value_width, 1, right, QUERIES, d_out, QUERIES, held, step, value_depth, adds=False)
+            weigh_again(code, out, d_out, tops, slopes, held)
         # Keys that only fill the last tile up have no weights.
-        weights[QUERIES * (high - low) : QUERIES * (high - low + ROWS)] = _ZERO
-        d_weights[QUERIES * (high - low) : QUERIES * (high - low + ROWS)] = _ZERO
-        for i in range(count):
-            slopes[i] *= shares[i]
-            if shares[i] != _ZERO:
-                slopes[i] -= load_float(job[words.D_TOTAL] + of_rows + 4 * i)
-            store_float(job[words.SLOPE] + of_rows + 4 * i, slopes[i])
+        fill(code, weights.at(QUERIES * (high - low)), QUERIES * ROWS, 0.0)
+        fill(code, d_weights.at(QUERIES * (high - low)), QUERIES * ROWS, 0.0)
+        with code.loop(0, count) as i:
+            share = shares[i]
+            d_total = code.choose(share != 0.0, Array(code, job[words.D_TOTAL])[of_row + i], 0.0)
+            slopes[i] = slopes[i] * share - d_total
+            Array(code, job[words.SLOPE])[of_row + i] = slopes[i]
 
-        d_queries[:] = _ZERO
-        for start in range(low, high, KEYS):
-            held, at = min(KEYS, high - start), 4 * QUERIES * (start - low)
-            of_weights, of_scores = weights.ctypes.data + at, d_weights.ctypes.data + at
-            differentiate(of_weights, of_scores, slopes.ctypes.data, held)
-            right, out = keys.ctypes.data + 4 * start * width, d_queries.ctypes.data
-            add_product(of_scores, 1, QUERIES, right, width, out, width, QUERIES, registers, held)
-            right, out = rows.ctypes.data, d_keys.ctypes.data + 4 * start * width
-            add_product(of_scores, QUERIES, 1, right, width, out, width, held, registers, count)
-            right, out = d_rows.ctypes.data, d_values.ctypes.data + 4 * start * value_width
-            add_product(of_weights, QUERIES, 1, right, value_width, out, value_width, held, value_registers, count)
-        for i in range(count):
-            at = job[words.D_QUERY] + size * depth * (place + i * heads)
-            write_row(d_queries, i * width, depth, kind, scale, at)
-    for j in range(n_keys):
-        at = key_place + j * key_heads
-        write_row(d_keys, j * width, depth, kind, _ONE, job[words.D_KEY] + size * depth * at)
-        write_row(d_values, j * value_width, value_depth, kind, _ONE, job[words.D_VALUE] + size * value_depth * at)
+        fill(code, d_queries, d_queries.count, 0.0)
+        with code.loop(low, high, KEYS) as start:
+            held, at = code.least(high - start, KEYS), QUERIES * (start - low)
+            of_weights, of_scores = weights.at(at), d_weights.at(at)
+            differentiate(code, of_weights, of_scores, slopes, held)
+            right, out = keys.at(start * width), d_queries
+            product(code, of_scores, 1, QUERIES, right, width, out, width, QUERIES, registers, held, adds=True)
+            right, out = rows, d_keys.at(start * width)
+            product(code, of_scores, QUERIES, 1, right, width, out, width, held, registers, count, adds=True)
+            right, out, line = d_rows, d_values.at(start * value_width), value_width
+            product(code, of_weights, QUERIES, 1, right, line, out, line, held, value_registers, count, adds=True)
+        with code.loop(0, count) as i:
+            target = job[words.D_QUERY] + size * depth * (place + i * heads)
+            write_row(code, d_queries.at(i * width), depth, scale, target, kind)
+
+    with code.loop(0, n_keys) as j:
+        for word, channels, source, line in (
+            (words.D_KEY, depth, d_keys, width),
+            (words.D_VALUE, value_depth, d_values, value_width),
+        ):
+            target = job[word] + size * channels * (key_place + j * key_heads)
+            write_row(code, source.at(j * line), channels, 1.0, target, kind)

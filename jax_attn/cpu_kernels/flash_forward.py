@@ -6,104 +6,105 @@ to the sum of its weights, happens in its own lane of a register.
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
 from . import words
-from .blocks import KEYS, floats, hide, numbers_of, registers_of, room_of, seen_by_block, shape_of, transpose
-from .compiling import compiled, inlined
-from .memory import load_float, read_rows, store_float, write_row
+from .blocks import KEYS, hide_masked, hide_outside, numbers_of, partition, room_for, seen_by_block, sizes_of, transpose
+from .language import Array, Code, Value
+from .memory import copy, fill, read_rows, write_row
 from .processor import LANES, ROWS
-from .products import add_product, product
-from .softmax import QUERIES, weigh
+from .products import product
+from .softmax import QUERIES, exp, weigh
 
-_HIDDEN, _ONE, _ZERO = np.float32(-np.inf), np.float32(1.0), np.float32(0.0)
+NAME = "flash_forward"
+
+ARRAYS = (words.QUERY, words.KEY, words.VALUE, words.CONTEXT, words.TOP, words.TOTAL)
+"""Words for the arguments and then the results of a call."""
 
 PER_HEAD = True
 """Whether tasks are those of query heads, in parts, and not those of key heads."""
 
+_NONE = float("-inf")
 
-@compiled
-def _sizes(job):
-    keys, depth, width = job[words.KEYS], job[words.DEPTH], registers_of(job[words.VALUE_DEPTH]) * LANES
-    return (
-        (keys + ROWS) * depth,
-        keys * width,
-        QUERIES * depth,
-        depth * QUERIES,
+
+def _counts(job: Array) -> list[Any]:
+    sizes = sizes_of(job)
+    return [
+        (sizes.keys + ROWS) * sizes.depth,
+        sizes.keys * sizes.value_width,
+        QUERIES * sizes.depth,
+        QUERIES * sizes.depth,
         (KEYS + 2 * ROWS) * QUERIES,
-        (QUERIES + ROWS) * width,
+        (QUERIES + ROWS) * sizes.value_width,
         QUERIES,
         QUERIES,
         QUERIES,
         2 * QUERIES,
-    )
+    ]
 
 
-@compiled
-def room(job):
+def room(job: Array) -> Value:
     """Return the bytes that a thread works in."""
-    return room_of(_sizes(job))
+    return room_for(job.code, _counts(job))
 
 
-@inlined
-def run(job, task, memory):
+def run(code: Code, job: Array, task: Value, memory: Value) -> None:
     """Do one of the tasks, `PARTS` for each head of each sequence: every so many blocks of queries."""
-    of_head, part = task // job[words.PARTS], task % job[words.PARTS]
-    heads, key_heads, n_queries, n_keys, depth, value_depth = shape_of(job)
-    batch, head = of_head // heads, of_head % heads
-    kind, size, scale = numbers_of(job)
-    registers = registers_of(value_depth)
-    width = registers * LANES
+    sizes, numbers, parts = sizes_of(job), numbers_of(job), job[words.PARTS]
+    of_head, part = task // parts, task % parts
+    batch, head = of_head // sizes.heads, of_head % sizes.heads
+    depth, width, size = sizes.depth, sizes.value_width, numbers.bytes
+    keys, values, rows, queries, scores, context, *of_queries = partition(code, memory, _counts(job))
+    tops, sums, shrink, bounds = of_queries
 
-    sizes = _sizes(job)
-    keys, memory = floats(memory, sizes[0])
-    values, memory = floats(memory, sizes[1])
-    rows, memory = floats(memory, sizes[2])
-    queries, memory = floats(memory, sizes[3])
-    scores, memory = floats(memory, sizes[4])
-    context, memory = floats(memory, sizes[5])
-    tops, memory = floats(memory, sizes[6])
-    sums, memory = floats(memory, sizes[7])
-    shrink, memory = floats(memory, sizes[8])
-    bounds, memory = floats(memory, sizes[9])
+    place = batch * sizes.keys * sizes.key_heads + head // (sizes.heads // sizes.key_heads)
+    for word, channels, target, line in (
+        (words.KEY, depth, keys, depth),
+        (words.VALUE, sizes.value_depth, values, width),
+    ):
+        source, stride = job[word] + size * channels * place, channels * sizes.key_heads
+        read_rows(code, source, stride, sizes.keys, channels, numbers.kind, 1.0, target, line, target.count)
 
-    place = batch * n_keys * key_heads + head // (heads // key_heads)
-    source = job[words.KEY] + size * depth * place
-    read_rows(source, depth * key_heads, n_keys, depth, kind, _ONE, keys, depth)
-    source = job[words.VALUE] + size * value_depth * place
-    read_rows(source, value_depth * key_heads, n_keys, value_depth, kind, _ONE, values, width)
-    for first in range(part * QUERIES, n_queries, job[words.PARTS] * QUERIES):
-        count = min(QUERIES, n_queries - first)
-        place = (batch * n_queries + first) * heads + head
-        read_rows(job[words.QUERY] + size * depth * place, depth * heads, count, depth, kind, scale, rows, depth)
-        transpose(rows, depth, depth, queries)
-        tops[:] = _HIDDEN
-        sums[:] = _ZERO
-        context[:] = _ZERO
+    with code.loop(part * QUERIES, sizes.queries, parts * QUERIES) as first:
+        count = code.least(sizes.queries - first, QUERIES)
+        place = (batch * sizes.queries + first) * sizes.heads + head
+        source, stride = job[words.QUERY] + size * depth * place, depth * sizes.heads
+        read_rows(code, source, stride, count, depth, numbers.kind, numbers.scale, rows, depth, rows.count)
+        transpose(code, rows, depth, depth, queries)
+        fill(code, tops, QUERIES, _NONE)
+        fill(code, sums, QUERIES, 0.0)
+        fill(code, context, context.count, 0.0)
         low, high = seen_by_block(job, first, count)
-        for start in range(low, high, KEYS):
-            held = min(KEYS, high - start)
-            of_keys, of_values = keys.ctypes.data + 4 * start * depth, values.ctypes.data + 4 * start * width
-            at = scores.ctypes.data
-            product(of_keys, depth, 1, queries.ctypes.data, QUERIES, at, QUERIES, held, QUERIES // LANES, depth)
-            hide(job, scores, first, count, start, held, bounds)
-            weigh(at, tops.ctypes.data, sums.ctypes.data, shrink.ctypes.data, held)
-            for i in range(count):
-                if shrink[i] != _ONE:
-                    write_row(context, i * width, width, 0, shrink[i], context.ctypes.data + 4 * i * width)
-            add_product(at, 1, QUERIES, of_values, width, context.ctypes.data, width, QUERIES, registers, held)
-        for i in range(count):
-            top, total, shrunk = tops[i], sums[i], _ONE
-            if top == _HIDDEN and total == total:
-                top, total = _ZERO, _ZERO
-            elif job[words.SINKS]:
-                sink = load_float(job[words.SINK] + 4 * of_head)
-                new = max(top, sink)
-                shrunk = np.exp(top - new)
-                top, total = new, total * shrunk + np.exp(sink - new)
-            share = shrunk / total if total != _ZERO else _ZERO
-            at = job[words.CONTEXT] + size * value_depth * (place + i * heads)
-            write_row(context, i * width, value_depth, kind, share, at)
-            at = 4 * (of_head * n_queries + first + i)
-            store_float(job[words.TOP] + at, top)
-            store_float(job[words.TOTAL] + at, total)
+        with code.loop(low, high, KEYS) as start:
+            held, at, out = code.least(high - start, KEYS), scores, context
+            of_keys, of_values = keys.at(start * depth), values.at(start * width)
+            product(code, of_keys, depth, 1, queries, QUERIES, at, QUERIES, held, QUERIES // LANES, depth, adds=False)
+            hide_outside(code, job, at, first, count, start, held, bounds)
+            with code.when(job[words.MASKED] != 0):
+                hide_masked(code, job, of_head, at, first, count, start, held)
+            weigh(code, at, tops, sums, shrink, held)
+            with code.loop(0, count) as i:
+                factor, row = shrink[i], context.at(i * width)
+                with code.when(factor != 1.0):
+                    copy(code, row, width, factor, row, to="float32")
+            product(code, at, 1, QUERIES, of_values, width, out, width, QUERIES, sizes.value_registers, held, adds=True)
+
+        with code.loop(0, count) as i:
+            top, total, shrunk = (code.variable(one) for one in (tops[i], sums[i], 1.0))
+            is_hidden = (top.get() == _NONE) & (total.get() == total.get())
+            with code.either(is_hidden) as (hidden, seen):
+                with hidden:
+                    top.set(code.value(0.0))
+                    total.set(code.value(0.0))
+                with seen, code.when(job[words.SINKS] != 0):
+                    sink = Array(code, job[words.SINK])[of_head]
+                    largest = code.largest(sink, top.get())
+                    shrunk.set(exp(top.get() - largest))
+                    total.set(total.get() * shrunk.get() + exp(sink - largest))
+                    top.set(largest)
+            share = code.choose(total.get() != 0.0, shrunk.get() / total.get(), 0.0)
+            target = job[words.CONTEXT] + size * sizes.value_depth * (place + i * sizes.heads)
+            write_row(code, context.at(i * width), sizes.value_depth, share, target, numbers.kind)
+            of_row = of_head * sizes.queries + first + i
+            Array(code, job[words.TOP])[of_row] = top.get()
+            Array(code, job[words.TOTAL])[of_row] = total.get()

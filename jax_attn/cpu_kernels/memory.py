@@ -8,168 +8,90 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from .compiling import compiled, stay_apart
+from . import words
+from .language import FLOAT, Array, Code, Value, like, routine
 from .processor import LANES
 
-
-def _loader(stored: ir.Type, taken: Any) -> Any:
-    @intrinsic
-    def load(typing_context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            return builder.load(builder.inttoptr(arguments[0], stored.as_pointer()))
-
-        return taken(types.int64), generate
-
-    return load
+_SHORT, _INT = ir.IntType(16), ir.IntType(32)
+_STORED = {"float32": FLOAT, "bfloat16": _SHORT, "float16": ir.HalfType()}
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def _storer(stored: ir.Type, taken: Any) -> Any:
-    @intrinsic
-    def store(typing_context: Any, address: Any, value: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            builder.store(arguments[1], builder.inttoptr(arguments[0], stored.as_pointer()))
-            return context.get_dummy_value()
-
-        return types.void(types.int64, taken), generate
-
-    return store
+def _widened(kind: str, value: Value) -> Value:
+    """Return numbers of a kind as float32."""
+    build, wide = value.code.builder, like(value.type, FLOAT)
+    if kind == "bfloat16":
+        return (Value(value.code, build.zext(value.ir, like(value.type, _INT))) << 16).bits_as(wide)
+    return value if kind == "float32" else Value(value.code, build.fpext(value.ir, wide))
 
 
-load_word, store_word = _loader(ir.IntType(64), types.int64), _storer(ir.IntType(64), types.int64)
-load_float, store_float = _loader(ir.FloatType(), types.float32), _storer(ir.FloatType(), types.float32)
+def _narrowed(kind: str, value: Value) -> Value:
+    """Return numbers of float32 as another kind, rounded to the nearest, ties to even."""
+    code, stored = value.code, like(value.type, _STORED[kind])
+    if kind != "bfloat16":
+        return value if kind == "float32" else Value(code, code.builder.fptrunc(value.ir, stored))
+    bits = value.bits_as(like(value.type, _INT))
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    quiet = bits | 0x400000
+    return Value(code, code.builder.trunc((code.choose(value != value, quiet, rounded) >> 16).ir, stored))
 
 
-@intrinsic
-def as_double(typing_context: Any, bits: Any) -> Any:
-    """Return the float64 of so many bits."""
+@routine
+def copy(
+    code: Code, source: Value, count: Value, factor: Value, target: Value, *, to: str, of: str = "float32"
+) -> None:
+    """Copy so many numbers, times a factor, from one kind to another; one of the two is float32."""
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.DoubleType())
+    def some(start: Value, factor: Value, lanes: int) -> None:
+        kind = _STORED[of] if lanes == 1 else ir.VectorType(_STORED[of], lanes)
+        value = _widened(of, code.load(source + _BYTES[of] * start, kind, align=2)) * factor
+        code.store(_narrowed(to, value), target + _BYTES[to] * start, align=2)
 
-    return types.float64(types.int64), generate
-
-
-_INT, _FLOAT = ir.IntType(32), ir.FloatType()
-_STORED = {"float32": _FLOAT, "bfloat16": ir.IntType(16), "float16": ir.HalfType()}
-
-
-def spread(builder: ir.IRBuilder, number: ir.Value, lanes: int = LANES) -> ir.Value:
-    """Return a vector of so many times a number."""
-    first = builder.insert_element(ir.Constant(ir.VectorType(number.type, lanes), ir.Undefined), number, _INT(0))
-    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_INT, lanes), None))
+    whole, factors = count // LANES * LANES, code.vector(factor, LANES)
+    with code.loop(0, whole, LANES) as start:
+        some(start, factors, LANES)
+    with code.loop(whole, count) as start:
+        some(start, factor, 1)
 
 
-def _mover(source_kind: str, target_kind: str, lanes: int) -> Any:
-    """Return what copies so many numbers, times a factor, from one kind to another; one of the two is float32.
-
-    They are rounded to the nearest, ties to even.
-    """
-    stored, moved, wide, words = (
-        ir.VectorType(one, lanes) for one in (_STORED[source_kind], _STORED[target_kind], _FLOAT, _INT)
-    )
-
-    def widen(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-        if source_kind == "bfloat16":
-            return builder.bitcast(builder.shl(builder.zext(value, words), words([16] * lanes)), wide)
-        return value if source_kind == "float32" else builder.fpext(value, wide)
-
-    def narrow(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-        if target_kind != "bfloat16":
-            return value if target_kind == "float32" else builder.fptrunc(value, moved)
-        sixteen, one, half, quiet_bit = (words([number] * lanes) for number in (16, 1, 0x7FFF, 0x400000))
-        bits = builder.bitcast(value, words)
-        odd = builder.and_(builder.lshr(bits, sixteen), one)
-        rounded = builder.add(builder.add(bits, half), odd)
-        is_nan = builder.fcmp_unordered("uno", value, value)
-        rounded = builder.select(is_nan, builder.or_(bits, quiet_bit), rounded)
-        return builder.trunc(builder.lshr(rounded, sixteen), moved)
-
-    @intrinsic
-    def move(typing_context: Any, source: Any, factor: Any, target: Any) -> Any:
-        def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            source, factor, target = arguments
-            value = widen(builder, builder.load(builder.inttoptr(source, stored.as_pointer()), align=2))
-            value = narrow(builder, builder.fmul(value, spread(builder, factor, lanes)))
-            builder.store(value, builder.inttoptr(target, moved.as_pointer()), align=2)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.float32, types.int64), generate
-
-    return move
-
-
-_move_floats, _move_float = (_mover("float32", "float32", lanes) for lanes in (LANES, 1))
-_read_bfloats, _read_bfloat = (_mover("bfloat16", "float32", lanes) for lanes in (LANES, 1))
-_read_halves, _read_half = (_mover("float16", "float32", lanes) for lanes in (LANES, 1))
-_write_bfloats, _write_bfloat = (_mover("float32", "bfloat16", lanes) for lanes in (LANES, 1))
-_write_halves, _write_half = (_mover("float32", "float16", lanes) for lanes in (LANES, 1))
-
-
-@intrinsic
-def as_pointer(typing_context: Any, address: Any) -> Any:
-    """Return what `numba.carray` takes: a pointer to float32."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
-
-    return types.CPointer(types.float32)(types.int64), generate
-
-
-@compiled
-def read_rows(source, stride, rows, columns, kind, factor, target, width):
+@routine
+def read_rows(
+    code: Code,
+    source: Value,
+    stride: Value,
+    rows: Value,
+    columns: Value,
+    kind: Value,
+    factor: Value,
+    target: Value,
+    width: Value,
+    size: Value,
+) -> None:
     """Fill an array with `rows` rows of `columns` numbers of a kind times a factor, each row `width` long in it.
 
-    What the target holds beyond them, to the right and below, becomes 0.
+    What of its `size` numbers lies beyond them, to the right and below, becomes 0.
     """
-    stay_apart()
-    whole = columns // LANES * LANES
-    for r in range(rows):
-        out = target.ctypes.data + 4 * r * width
-        if kind == 0:
-            at = source + 4 * r * stride
-            for c in range(0, whole, LANES):
-                _move_floats(at + 4 * c, factor, out + 4 * c)
-            for c in range(whole, columns):
-                _move_float(at + 4 * c, factor, out + 4 * c)
-        elif kind == 1:
-            at = source + 2 * r * stride
-            for c in range(0, whole, LANES):
-                _read_bfloats(at + 2 * c, factor, out + 4 * c)
-            for c in range(whole, columns):
-                _read_bfloat(at + 2 * c, factor, out + 4 * c)
-        else:
-            at = source + 2 * r * stride
-            for c in range(0, whole, LANES):
-                _read_halves(at + 2 * c, factor, out + 4 * c)
-            for c in range(whole, columns):
-                _read_half(at + 2 * c, factor, out + 4 * c)
-        for c in range(columns, width):
-            target[r * width + c] = 0.0
-    for c in range(rows * width, len(target)):
-        target[c] = 0.0
+    for name, number in words.KINDS.items():
+        with code.when(kind == number), code.loop(0, rows) as r:
+            copy(
+                code, source + _BYTES[name] * r * stride, columns, factor, target + 4 * r * width, of=name, to="float32"
+            )
+    with code.loop(0, rows) as r:
+        fill(code, target + 4 * (r * width + columns), width - columns, 0.0)
+    fill(code, target + 4 * rows * width, size - rows * width, 0.0)
 
 
-@compiled
-def write_row(rows, start, columns, kind, factor, target):
-    """Write `columns` numbers of an array, from `start` on, times a factor as a kind."""
-    stay_apart()
-    whole = columns // LANES * LANES
-    row = rows.ctypes.data + 4 * start
-    if kind == 0:
-        for c in range(0, whole, LANES):
-            _move_floats(row + 4 * c, factor, target + 4 * c)
-        for c in range(whole, columns):
-            _move_float(row + 4 * c, factor, target + 4 * c)
-    elif kind == 1:
-        for c in range(0, whole, LANES):
-            _write_bfloats(row + 4 * c, factor, target + 2 * c)
-        for c in range(whole, columns):
-            _write_bfloat(row + 4 * c, factor, target + 2 * c)
-    else:
-        for c in range(0, whole, LANES):
-            _write_halves(row + 4 * c, factor, target + 2 * c)
-        for c in range(whole, columns):
-            _write_half(row + 4 * c, factor, target + 2 * c)
+def write_row(code: Code, source: Value, count: Value, factor: Any, target: Value, kind: Value) -> None:
+    """Write so many numbers of float32 times a factor as a kind."""
+    for name, number in words.KINDS.items():
+        with code.when(kind == number):
+            copy(code, source, count, factor, target, to=name)
+
+
+@routine
+def fill(code: Code, target: Value, count: Value, number: Value) -> None:
+    """Write a number so many times."""
+    array = Array(code, target)
+    with code.loop(0, count) as i:
+        array[i] = number

@@ -1,17 +1,19 @@
-"""What the processor has that Numba compiles for, which is the one at hand unless its settings say otherwise."""
+"""What the processor at hand has that the kernels are compiled for."""
 
 from __future__ import annotations
 
-from numba.core.registry import cpu_target
+import llvmlite.binding as llvm
 
-_TRIPLE, _, _LIST = cpu_target.target_context.codegen().magic_tuple()
-_FEATURES = _LIST.split(",")
+NAME, FEATURES = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
+"""What LLVM calls it, and whether it has what LLVM knows names for."""
 
-if _TRIPLE.startswith(("x86_64", "i386", "i686")) and "+f16c" not in _FEATURES:
+IS_X86 = llvm.get_process_triple().startswith(("x86_64", "i386", "i686"))
+
+if IS_X86 and not FEATURES.get("f16c"):
     # LLVM would end the process for want of a function.
     raise ImportError("the processor does not convert float16 (F16C)")
 
-LANES = 16 if "+avx512f" in _FEATURES else 8 if "+avx2" in _FEATURES else 4
+LANES = 16 if FEATURES.get("avx512f") else 8 if FEATURES.get("avx2") else 4
 """Numbers of float32 that a register holds."""
 
 VECTORS = 2 if LANES == 8 else 4

@@ -21,8 +21,13 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     OFFSET,
     SIZE,
     SINKS,  # 1 where there are sinks
+    MASKED,  # 1 where an array hides keys, a byte of which is 0 where it does
+    MASK_BATCH,  # how far its bytes are apart along each axis, 0 where they are the same
+    MASK_HEAD,
+    MASK_QUERY,
+    MASK_KEY,
     SHAPE_END,
-) = range(13)
+) = range(18)
 
 (
     TASKS,  # how many there are
@@ -33,10 +38,9 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     ROOM,  # bytes of that for each
     MEMORY,  # where it begins
     PARTS,  # tasks per head
-    ARGUMENTS,  # of a call of XLA's functions, five words
-) = range(13, 22)
+) = range(18, 26)
 
-(QUERY, KEY, VALUE, SINK, CONTEXT, TOP, TOTAL, D_CONTEXT, D_TOTAL, D_QUERY, D_KEY, D_VALUE, SLOPE) = range(26, 39)
+(QUERY, KEY, VALUE, SINK, MASK, CONTEXT, TOP, TOTAL, D_CONTEXT, D_TOTAL, D_QUERY, D_KEY, D_VALUE, SLOPE) = range(26, 40)
 """Addresses of arrays."""
 
-END = 39
+END = 40

@@ -7,187 +7,131 @@ finds nothing to do, and the last to look at a job gives its memory back.
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import threading
 from typing import Any
 
-import llvmlite.binding as llvm
+from llvmlite import ir
 
-from . import flash_backward, flash_forward, words
-from .compiling import compiled, entry, inlined
+from . import compiling, flash_backward, flash_forward, words
+from .blocks import job_at
 from .interface import (
-    API,
     ARGUMENTS,
     ARRAY_DATA,
     ATTRIBUTES,
     BUFFER_DATA,
-    CONTEXT,
     COUNT_OF_ARGUMENTS,
-    DESTROY_ERROR,
-    MAKE_ERROR,
-    RESOURCE_EXHAUSTED,
     RESULTS,
-    SCHEDULE,
-    answers_a_question,
-    ask,
-    count_threads,
-    no_memory,
-    product_of_sizes,
+    Xla,
+    answer_a_question,
+    count_sequences,
+    word_at,
 )
-from .memory import load_word
+from .language import WORD, Array, Code, Value, function
 from .softmax import QUERIES
-from .system import address_by_name, address_of, call_function, fetch_and_add, free, let_others_run, malloc, words_at
-
-_FORWARD_TASK, _BACKWARD_TASK = "attn_bridge_flash_forward_task", "attn_bridge_flash_backward_task"
 
 _TASKS_PER_THREAD = 4
 """Tasks that a thread should find at least, as they are not all of one length."""
 
 
-@compiled
-def _begin(frame, arrays, address):
-    """Fill in the job of a call: its shape, and where its arrays are."""
-    job = words_at(address, words.END)
-    job[:] = 0
-    shape = load_word(load_word(load_word(frame + ATTRIBUTES)) + ARRAY_DATA)
-    for word in range(words.SHAPE_END):
-        job[word] = load_word(shape + 8 * word)
-    arguments, results = load_word(frame + ARGUMENTS), load_word(frame + RESULTS)
-    given = load_word(frame + COUNT_OF_ARGUMENTS)
-    if job[words.SINKS]:  # the last of the arguments
-        given -= 1
-        job[words.SINK] = load_word(load_word(arguments + 8 * given) + BUFFER_DATA)
-    for place, word in enumerate(arrays):
-        buffer = load_word(arguments + 8 * place) if place < given else load_word(results + 8 * (place - given))
-        job[word] = load_word(buffer + BUFFER_DATA)
-    return job, product_of_sizes(load_word(arguments), 3)
-
-
-@compiled
-def _release(job):
-    if fetch_and_add(job.ctypes.data + 8 * words.HOLDERS, -1) == 1:
-        free(job.ctypes.data)
-
-
-def _worker(kernel: Any) -> Any:
-    """Return what a thread does that works on a job: tasks of a kernel, as long as there are some that nobody took."""
-    run = kernel.run
-
-    @inlined
-    def work(data):
-        job = words_at(address_of(data), words.END)
-        memory = job[words.MEMORY] + job[words.ROOM] * fetch_and_add(job.ctypes.data + 8 * words.WORKERS, 1)
-        task = fetch_and_add(job.ctypes.data + 8 * words.NEXT, 1)
-        while task < job[words.TASKS]:
-            run(job, task, memory)
-            fetch_and_add(job.ctypes.data + 8 * words.DONE, 1)
-            task = fetch_and_add(job.ctypes.data + 8 * words.NEXT, 1)
-        _release(job)
-        return 0
-
-    return work
-
-
-def _answer(kernel: Any, arrays: tuple[int, ...], task_name: str) -> Any:
-    """Return what a thread does that XLA calls on.
-
-    Args:
-        kernel: a module with the function ``room`` of a job, the bytes that a thread works in.
-        arrays: the words of a job for the arguments and then the results of a call.
-        task_name: how the function is known that works on a job.
-    """
-    room, per_head = kernel.room, kernel.PER_HEAD
-    address_of_task = address_by_name(task_name)
-
-    @compiled
-    def answer(data):
-        frame = address_of(data)
-        if answers_a_question(frame):
-            return 0
-        api, context = load_word(frame + API), load_word(frame + CONTEXT)
-        address = malloc(8 * words.END)
-        job, sequences = _begin(frame, arrays, address)
-        threads = max(1, count_threads(job, api, context))
-        heads = sequences * (job[words.HEADS] if per_head else job[words.KEY_HEADS])
-        job[words.PARTS] = 1
-        if per_head:
-            blocks = (job[words.QUERIES] + QUERIES - 1) // QUERIES
-            job[words.PARTS] = min(blocks, max(1, -(-_TASKS_PER_THREAD * threads // heads)))
-        job[words.TASKS] = heads * job[words.PARTS]
-        job[words.ROOM] = room(job)
-        helpers = max(0, min(threads, job[words.TASKS]) - 1)
-        job[words.MEMORY] = malloc(job[words.ROOM] * (1 + helpers))
-        if job[words.MEMORY] == 0:
-            error = ask(job, api, MAKE_ERROR, 28, no_memory(), RESOURCE_EXHAUSTED, 0)
-            free(address)
-            return error
-        # One more than will look at it: this thread, which still waits for the others when it has worked on it.
-        job[words.HOLDERS] = 2 + helpers
-        for _ in range(helpers):
-            error = ask(job, api, SCHEDULE, 40, context, address_of_task(), address)
-            if error != 0:  # no thread is to be had: this one does it all
-                ask(job, api, DESTROY_ERROR, 24, error, 0, 0)
-                fetch_and_add(address + 8 * words.HOLDERS, -1)
-        call_function(address_of_task(), address)
-        while fetch_and_add(address + 8 * words.DONE, 0) < job[words.TASKS]:
-            let_others_run()
-        free(job[words.MEMORY])
-        _release(job)
-        return 0
-
-    return answer
-
-
-_work_forward, _work_backward = _worker(flash_forward), _worker(flash_backward)
-_answer_forward = _answer(
-    flash_forward,
-    (words.QUERY, words.KEY, words.VALUE, words.CONTEXT, words.TOP, words.TOTAL),
-    _FORWARD_TASK,
-)
-_answer_backward = _answer(
-    flash_backward,
-    (
-        *(words.QUERY, words.KEY, words.VALUE, words.CONTEXT, words.TOP, words.TOTAL, words.D_CONTEXT, words.D_TOTAL),
-        *(words.D_QUERY, words.D_KEY, words.D_VALUE, words.SLOPE),
-    ),
-    _BACKWARD_TASK,
-)
-
-
-def _flash_forward_task(data):
-    return _work_forward(data)
-
-
-def _flash_forward_call(data):
-    return _answer_forward(data)
-
-
-def _flash_backward_task(data):
-    return _work_backward(data)
-
-
-def _flash_backward_call(data):
-    return _answer_backward(data)
-
-
-@functools.cache
 def forward() -> Any:
-    """Return the function that XLA calls for attention forward, compiled or read from disk."""
-    return _load(_flash_forward_task, _flash_forward_call, _FORWARD_TASK)
+    """Return the function that XLA calls for attention forward, compiled."""
+    with _COMPILING:
+        return _compiled(flash_forward)
+
+
+def backward() -> Any:
+    """Return the function that XLA calls for the gradients of attention, compiled."""
+    with _COMPILING:
+        return _compiled(flash_backward)
+
+
+_COMPILING = threading.Lock()
+"""Threads that begin together would each compile."""
 
 
 @functools.cache
-def backward() -> Any:
-    """Return the function that XLA calls for the gradients of attention."""
-    return _load(_flash_backward_task, _flash_backward_call, _BACKWARD_TASK)
+def _compiled(kernel: Any) -> Any:
+    module = compiling.module(kernel.NAME)
+    worker = function(module, f"{kernel.NAME}_task", [WORD], WORD)
+    worker.linkage = "internal"
+    _write_worker(Code(worker), kernel)
+    _write_answer(Code(function(module, kernel.NAME, [WORD], WORD)), kernel, worker)
+    return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(compiling.address_of(module, kernel.NAME))
 
 
-def _load(task: Any, call: Any, task_name: str) -> Any:
-    task = entry(task)
-    llvm.add_symbol(task_name, task.address)
-    call = entry(call)
-    _ALIVE.extend((task, call))
-    return call.ctypes
+def _write_worker(code: Code, kernel: Any) -> None:
+    """Write what a thread does that works on a job: tasks of a kernel, as long as there are some that nobody took."""
+    job = job_at(code, code.arguments[0])
+    memory = job[words.MEMORY] + job[words.ROOM] * code.fetch_and_add(job.at(words.WORKERS), 1)
+    with code.repeat() as leave_if:
+        task = code.fetch_and_add(job.at(words.NEXT), 1)
+        leave_if(task >= job[words.TASKS])
+        kernel.run(code, job, task, memory)
+        code.fetch_and_add(job.at(words.DONE), 1)
+    _release(job)
+    code.give_back(0)
 
 
-_ALIVE: list[Any] = []
-"""Compiled functions: XLA may call them until the process ends."""
+def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
+    """Write what a thread does that XLA calls on."""
+    frame = code.arguments[0]
+    answer_a_question(code, frame)
+    xla = Xla(frame)
+    job = job_at(code, code.call("malloc", 8 * words.END, returns=WORD))
+    with code.when(job.address == 0):
+        code.give_back(xla.no_memory())
+    sequences = _begin(frame, job, kernel.ARRAYS)
+    threads = code.largest(xla.count_threads(), 1)
+    heads, parts = sequences * job[words.HEADS if kernel.PER_HEAD else words.KEY_HEADS], code.value(1)
+    if kernel.PER_HEAD:
+        blocks = (job[words.QUERIES] + (QUERIES - 1)) // QUERIES
+        wanted = (threads * _TASKS_PER_THREAD + heads - 1) // heads
+        parts = code.least(blocks, code.largest(wanted, 1))
+    tasks, room = heads * parts, kernel.room(job)
+    job[words.PARTS], job[words.TASKS], job[words.ROOM] = parts, tasks, room
+    helpers = code.largest(code.least(threads, tasks) - 1, 0)
+    memory = code.call("malloc", room * (helpers + 1), returns=WORD)
+    with code.when(memory == 0):
+        code.call("free", job)
+        code.give_back(xla.no_memory())
+    job[words.MEMORY] = memory
+    # One more than will look at it: this thread, which still waits for the others when it has worked on it.
+    job[words.HOLDERS] = helpers + 2
+    with code.loop(0, helpers), code.when(xla.schedule(code.address_of(worker), job)):
+        # No thread is to be had: this one does it all.
+        code.fetch_and_add(job.at(words.HOLDERS), -1)
+    code.call(code.address_of(worker), job, returns=WORD)
+    with code.repeat() as leave_if:
+        leave_if(code.fetch_and_add(job.at(words.DONE), 0) >= tasks)
+        code.call("sched_yield")
+    code.call("free", memory)
+    _release(job)
+    code.give_back(0)
+
+
+def _begin(frame: Value, job: Array, arrays: tuple[int, ...]) -> Value:
+    """Fill in the job of a call, its shape and where its arrays are, and return how many sequences there are."""
+    code = frame.code
+    with code.loop(0, words.END) as word:
+        job[word] = 0
+    shape = Array(code, word_at(word_at(word_at(frame + ATTRIBUTES)) + ARRAY_DATA), WORD)
+    with code.loop(0, words.SHAPE_END) as word:
+        job[word] = shape[word]
+    arguments, results = (Array(code, word_at(frame + place), WORD) for place in (ARGUMENTS, RESULTS))
+    given = word_at(frame + COUNT_OF_ARGUMENTS)
+    for flag, word in ((words.MASKED, words.MASK), (words.SINKS, words.SINK)):  # the last of the arguments
+        given = given - job[flag]
+        with code.when(job[flag] != 0):
+            job[word] = word_at(arguments[given] + BUFFER_DATA)
+    for place, word in enumerate(arrays):
+        at = code.choose(given > place, arguments.at(place), results.at(0) + (place - given) * 8)
+        job[word] = word_at(word_at(at) + BUFFER_DATA)
+    return count_sequences(arguments[0])
+
+
+def _release(job: Array) -> None:
+    code = job.code
+    with code.when(code.fetch_and_add(job.at(words.HOLDERS), -1) == 1):
+        code.call("free", job)

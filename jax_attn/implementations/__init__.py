@@ -9,6 +9,10 @@ twin is `torch_attn.implementations`.
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
+
+import jax
+from jax.interpreters import ad
 
 from . import blocked, cpu_flash, cudnn, few_queries, reference, tpu_flash
 from .call import Call
@@ -34,7 +38,7 @@ def choose(call: Call, name: str | None = None) -> ModuleType:
     """
     if name is None:
         return next(one for one in IMPLEMENTATIONS.values() if _against(one, call) is None)
-    reason = IMPLEMENTATIONS[name].unsupported(call)
+    reason = _unsupported(IMPLEMENTATIONS[name], call)
     if reason is not None:
         raise NotImplementedError(f"implementation {name!r} does not support this call: {reason}")
     return IMPLEMENTATIONS[name]
@@ -46,10 +50,31 @@ def explain(call: Call) -> dict[str, str | None]:
 
 
 def _against(implementation: ModuleType, call: Call) -> str | None:
-    reason: str | None = implementation.unsupported(call)
+    reason = _unsupported(implementation, call)
     if reason is None and hasattr(implementation, "unprofitable"):
         reason = implementation.unprofitable(call)
     return reason
+
+
+def _unsupported(implementation: ModuleType, call: Call) -> str | None:
+    """Return why it can't serve a call, None if it can; all but the reference have limits in common."""
+    if implementation is not reference:
+        if not all(isinstance(size, int) for size in call.scores_shape[2:]):
+            return "a symbolic length (jax.export) does not say how many blocks there are"
+        operands = (call.query, call.key, call.value, call.bias, call.sinks)
+        if jax.config.jax_use_direct_linearize and any(map(_has_tangent, operands)):
+            return "it has no forward-mode derivatives (jax.jvp, jax.jacfwd)"
+    reason: str | None = implementation.unsupported(call)
+    return reason
+
+
+def _has_tangent(array: Any) -> bool:
+    """Return whether derivatives go forward with a value, as far as that is seen while the program is traced."""
+    while isinstance(array, jax.core.Tracer):
+        if isinstance(array, ad.JVPTracer):
+            return True
+        array = getattr(array, "primal", getattr(array, "val", None))
+    return False
 
 
 def unavailable() -> dict[str, str | None]:

@@ -70,14 +70,14 @@ def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, 
     The second is minus infinity where a row sees no key. With it, attention over parts of the keys can be put
     together. Both have gradients.
     """
-    bias = call.bias if call.bias is None else _four_axes(call.bias)
+    bias = call.bias if call.bias is None else jnp.array(call.bias, ndmin=4, copy=False)
     mask, arrays = (None, ()) if call.mask is None else call.mask.separate()
     seed = _key_words(call.rng) if call.dropout else None
     batch, heads, queries, keys = call.scores_shape
     shape = Shape(batch, heads, call.key.shape[2], queries, keys)
     softcap = None if call.softcap is None else float(call.softcap)
     plan = Plan(shape, mask, float(call.scale), softcap, float(call.dropout), **block_sizes(shape, bias is not None))
-    masks = tuple(map(_four_axes, arrays))
+    masks = tuple(map(_of_mask, arrays))
     return attention(PASSES, plan, call.query, call.key, call.value, bias, call.sinks, masks, seed)
 
 
@@ -103,11 +103,11 @@ def _key_words(rng: Any) -> Array:
     return jax.random.key_data(rng() if isinstance(rng, nnx.RngStream) else rng)
 
 
-def _four_axes(array: Array) -> Array:
-    """Return a mask or bias as ``(B, H, T, S)``, each the whole axis or 1; two axes are ``(B, S)`` in a mask only."""
+def _of_mask(array: Array) -> Array:
+    """Return the array of a mask as ``(B, H, T, S)``, each the whole axis or 1; two axes are ``(B, S)``."""
     if array.dtype == bool and array.ndim == 2:
         return array[:, None, None, :]
-    return array.reshape((1,) * (4 - array.ndim) + array.shape)
+    return jnp.array(array, ndmin=4, copy=False)
 
 
 def _one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:

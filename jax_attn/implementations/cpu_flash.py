@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jaxtyping import Float
 
-from attn_bridge.masks import Band, as_band
+from attn_bridge.masks import ArrayMask, Mask, as_band_and_arrays
 
 from ..cpu_kernels import words
 from . import blocked
@@ -38,7 +39,7 @@ def unavailable() -> str | None:
         return f"it is for processors, and JAX runs on {jax.default_backend()}"
     if sys.platform == "win32":
         return "its kernels share threads as POSIX has them"
-    return None if importlib.util.find_spec("numba") else "Numba, which compiles it, is not installed"
+    return None if importlib.util.find_spec("llvmlite") else "llvmlite, which compiles it, is not installed"
 
 
 def unsupported(call: Call) -> str | None:
@@ -58,8 +59,13 @@ def unsupported(call: Call) -> str | None:
             return f"it has no {name}"
     if call.dropout > 0:
         return "it has no dropout"
-    if call.mask is not None and _band(call) is None:
-        return "the mask is no window"
+    if call.mask is not None:
+        found = as_band_and_arrays(call.mask)
+        if found is None:
+            return "the mask is more than a window, paddings and arrays"
+        shapes = [_array_of(call, one).shape for one in found[1]]
+        if shapes and np.broadcast_shapes(*shapes) not in shapes:
+            return f"the arrays {', '.join(map(str, shapes))} of the mask would make a larger one together"
     if any(blocked.is_sharded(array) for array in (call.query, call.key, call.value)):
         return "it can't cut axes that are sharded explicitly; call it inside jax.shard_map"
     return None
@@ -91,25 +97,36 @@ def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, 
         raise NotImplementedError(f"implementation 'cpu_flash' does not run here: {reason}")
     batch, heads, queries, keys = call.scores_shape
     shape = Shape(batch, heads, call.key.shape[2], queries, keys)
-    plan = Plan(shape, call.mask, float(call.scale), None, 0.0, **block_sizes(shape, has_bias=False))
-    return attention(PASSES, plan, call.query, call.key, call.value, None, call.sinks, (), None)
+    mask, arrays = _described(call)
+    plan = Plan(shape, mask, float(call.scale), None, 0.0, **block_sizes(shape, has_bias=False))
+    return attention(PASSES, plan, call.query, call.key, call.value, None, call.sinks, arrays, None)
 
 
 @functools.cache
 def _fails_to_load() -> str | None:
-    """Return why the kernels can't be imported although Numba is installed, None if they can."""
+    """Return why the kernels can't be had although llvmlite is installed, None if they can."""
     try:
-        numba = importlib.import_module("numba")
-        importlib.import_module("jax_attn.cpu_kernels.xla")
-    except Exception as error:  # Numba refuses versions of NumPy that it does not know, the kernels those of XLA
+        importlib.import_module("jax_attn.cpu_kernels.xla").forward()
+    except Exception as error:  # an XLA or a processor that they do not know, an LLVM that does not take them
         return f"its kernels do not load: {error}"
-    return "Numba is told to compile nothing (NUMBA_DISABLE_JIT)" if numba.config.DISABLE_JIT else None
+    return None
 
 
-def _band(call: Call) -> Band | None:
-    """Return the window of a mask, None if it is anything else."""
-    found = as_band(call.mask) if call.mask is not None else None
-    return None if found is None or found[1] else found[0]
+def _described(call: Call) -> tuple[Mask | None, tuple[Array, ...]]:
+    """Return the mask as a window and one array, apart from each other as `Mask.separate` does it."""
+    if call.mask is None:
+        return None, ()
+    band, arrays = as_band_and_arrays(call.mask) or (None, ())
+    window = None if band is None else band.as_mask()
+    if not arrays:
+        return window, ()
+    array = ArrayMask(functools.reduce(jnp.logical_and, (_array_of(call, one) for one in arrays)))
+    return (array if window is None else window.restrict(array)).separate()
+
+
+def _array_of(call: Call, mask: Mask) -> Any:
+    """Return an array or a padding as ``(B, H, T, S)``, each the whole axis or 1."""
+    return jnp.array(mask.allowed(None, np.arange(call.key.shape[1])[None]), ndmin=4, copy=False)
 
 
 # ---- the two operations
@@ -117,16 +134,16 @@ def _band(call: Call) -> Band | None:
 
 def forward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) -> tuple[Array, Array, Array]:
     """Return the context and, per row, the largest score and the sum of ``exp(scores - largest)``."""
-    sinks = others[1]
+    _, sinks, masks, _ = others
     given = [] if sinks is None else [_per_sequence(sinks, query)]
-    context, top, total = _FORWARD.bind(query, key, value, *given, plan=plan)
+    context, top, total = _FORWARD.bind(query, key, value, *given, *masks, plan=plan)
     return context, top, total
 
 
 def backward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) -> tuple[Any, ...]:
     """Return the gradients of query, key, value, bias (None) and sinks."""
-    _, sinks, _, _, context, top, total, d_context, d_total = others
-    operands = (query, key, value, context, top, total, d_context.astype(query.dtype), d_total)
+    _, sinks, masks, _, context, top, total, d_context, d_total = others
+    operands = (query, key, value, context, top, total, d_context.astype(query.dtype), d_total, *masks)
     d_query, d_key, d_value, slope = _BACKWARD.bind(*operands, plan=plan)
     d_sinks = None if sinks is None else gradient_of_sinks(sinks, top, total, slope)
     return d_query, d_key, d_value, None, d_sinks
@@ -142,25 +159,31 @@ PASSES = Passes(forward, backward, blocked.at_once)
 """For `differentiation.attention`."""
 
 
-def _forward_by_blocks(plan: Plan, query: Array, key: Array, value: Array, *sinks: Array) -> tuple[Array, ...]:
+def _masked(plan: Plan) -> int:
+    """Return how many arrays the operations take for the mask: none or one, their last."""
+    return 0 if plan.mask is None else len(tuple(plan.mask.arrays()))
+
+
+def _forward_by_blocks(plan: Plan, query: Array, key: Array, value: Array, *others: Array) -> tuple[Array, ...]:
     """Return what the forward operation does, by `blocked`; sinks are those of any sequence, as all are the same."""
+    sinks, masks = others[: len(others) - _masked(plan)], others[len(others) - _masked(plan) :]
     of_heads = sinks[0][0] if sinks else None
-    context, top, total = blocked.PASSES.forward(plan, query, key, value, None, of_heads, (), None)
+    context, top, total = blocked.PASSES.forward(plan, query, key, value, None, of_heads, masks, None)
     return context.astype(query.dtype), top, total
 
 
 def _backward_by_blocks(plan: Plan, query: Array, key: Array, value: Array, *others: Array) -> tuple[Array, ...]:
     """Return what the backward operation does, by `blocked`."""
-    context, top, total, d_context, d_total = others
+    context, top, total, d_context, d_total, *masks = others
     context, d_context = (array.astype(top.dtype) for array in (context, d_context))
-    results = (query, key, value, None, None, (), None, context, top, total, d_context, d_total)
+    results = (query, key, value, None, None, tuple(masks), None, context, top, total, d_context, d_total)
     d_query, d_key, d_value, _, _ = blocked.PASSES.backward(plan, *results)
     products = jnp.swapaxes((context * d_context).sum(-1), 1, 2)
     slope = jnp.where(total != 0.0, products / jnp.where(total != 0.0, total, 1.0) - d_total, 0.0)
     return d_query, d_key, d_value, slope
 
 
-def _forward_results(query: Any, key: Any, value: Any, *sinks: Any, plan: Plan) -> list[Any]:
+def _forward_results(query: Any, key: Any, value: Any, *others: Any, plan: Plan) -> list[Any]:
     *before, queries, heads, _ = query.shape
     per_row = query.update(shape=(*before, heads, queries), dtype=jnp.promote_types(query.dtype, jnp.float32))
     return [query.update(shape=(*query.shape[:-1], value.shape[-1])), per_row, per_row]
@@ -196,15 +219,19 @@ def _operation(kind: str, results: Callable[..., list[Any]], by_blocks: Callable
     lower_blocks = mlir.lower_fun(over_axes, multiple_results=True)
 
     def lower(context: Any, *arrays: Any, plan: Plan) -> Any:
-        query, _, value, *_ = context.avals_in
+        query = context.avals_in[0]
         if context.module_context.lowering_parameters.for_export or query.dtype.name not in words.KINDS:
             return lower_blocks(context, *arrays, plan=plan)
         _register(kind, name)
-        return jax.ffi.ffi_lowering(name)(context, *arrays, shape=_words(plan, query, value, len(arrays)))
+        has_sinks = kind == "forward" and len(arrays) > 3 + _masked(plan)
+        return jax.ffi.ffi_lowering(name)(context, *arrays, shape=_words(plan, context.avals_in, has_sinks))
 
     def batch(arrays: Any, axes: Any, *, plan: Plan) -> Any:
         size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
         fronted = [batching.bdim_at_front(array, axis, size) for array, axis in zip(arrays, axes, strict=True)]
+        if _masked(plan):  # as sequences are counted through all axes before the last three
+            mask = fronted[-1]
+            fronted[-1] = jnp.broadcast_to(mask, (*mask.shape[:-4], plan.shape.batch, *mask.shape[-3:]))
         results = operation.bind(*fronted, plan=plan)
         return results, [0] * len(results)
 
@@ -229,7 +256,7 @@ _REGISTERING = threading.Lock()  # XLA takes a name once, and programs may be co
 
 
 def _register(kind: str, name: str) -> None:
-    """Compile a kernel, or read it from disk, and tell XLA of it."""
+    """Compile a kernel, and tell XLA of it."""
     from ..cpu_kernels import xla
 
     with _REGISTERING:
@@ -238,9 +265,9 @@ def _register(kind: str, name: str) -> None:
             _REGISTERED.add(name)
 
 
-def _words(plan: Plan, query: Any, value: Any, operands: int) -> np.ndarray[Any, Any]:
+def _words(plan: Plan, operands: Any, has_sinks: bool) -> np.ndarray[Any, Any]:
     """Return what a kernel is told of a call."""
-    band = None if plan.mask is None else as_band(plan.mask)
+    query, _, value, *_ = operands
     told = {
         words.KIND: words.KINDS[query.dtype.name],
         words.HEADS: plan.shape.heads,
@@ -250,8 +277,22 @@ def _words(plan: Plan, query: Any, value: Any, operands: int) -> np.ndarray[Any,
         words.DEPTH: query.shape[-1],
         words.VALUE_DEPTH: value.shape[-1],
         words.SCALE: np.float64(plan.scale).view(np.int64),
-        words.SINKS: operands == 4,
+        words.SINKS: has_sinks,
+        words.MASKED: _masked(plan),
     }
+    band, _ = (None if plan.mask is None else as_band_and_arrays(plan.mask)) or (None, ())
     if band is not None:
-        told |= {words.BANDED: 1, words.OFFSET: band[0].offset, words.SIZE: band[0].size or 0}
+        told |= {words.BANDED: 1, words.OFFSET: band.offset, words.SIZE: band.size or 0}
+    if _masked(plan):
+        *sequences, heads, queries, keys = operands[-1].shape
+        sizes = {
+            words.MASK_BATCH: math.prod(sequences),
+            words.MASK_HEAD: heads,
+            words.MASK_QUERY: queries,
+            words.MASK_KEY: keys,
+        }
+        far = math.prod(operands[-1].shape)
+        for word, count in sizes.items():
+            far //= count
+            told[word] = far if count > 1 else 0
     return np.array([told.get(word, 0) for word in range(words.SHAPE_END)], np.int64)

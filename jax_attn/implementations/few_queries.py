@@ -50,7 +50,9 @@ def unprofitable(call: Call) -> str | None:
 
 def attend(call: Call) -> Float[Array, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
-    bias, allowed = (None if one is None else _four_axes(one) for one in (call.bias, call.allowed()))
+    bias, allowed = (
+        None if one is None else jnp.array(one, ndmin=4, copy=False) for one in (call.bias, call.allowed())
+    )
     softcap = None if call.softcap is None else float(call.softcap)
     return _attend(float(call.scale), softcap, call.query, call.key, call.value, bias, call.sinks, allowed)
 
@@ -137,7 +139,3 @@ def _keys(array: Array, start: Array, size: int) -> Array:
     array, start = lax.optimization_barrier((array, start))
     part = lax.dynamic_slice_in_dim(lax.bitcast_convert_type(array, jnp.uint16), start, size, 1)
     return lax.bitcast_convert_type(part, array.dtype)
-
-
-def _four_axes(array: Array) -> Array:
-    return array.reshape((1,) * (4 - array.ndim) + array.shape)

@@ -161,3 +161,13 @@ def loss(name: str) -> Any:
 
 def arrays(**sizes: int) -> list[jax.Array]:
     return [jnp.asarray(one, "float32") for one in operands(**sizes)]
+
+
+def attend(*inputs: Any, name: str = "cpu_flash", **options: Any) -> Any:
+    """Return the context that one implementation computes."""
+    return functional.dot_product_attention(*inputs, implementation=name, **options)
+
+
+def squared(name: str, **options: Any) -> Any:
+    """Return a function of query, key and value, whose gradients depend on all that they are."""
+    return lambda *inputs: (attend(*inputs, name=name, **options) ** 2).sum()

@@ -1,55 +1,44 @@
-"""The kernels for processors: what they compute, what they read and write, who calls them, and when they step back."""
+"""The kernels for processors: what they compute, what they read and write, and how they are transformed."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import os
-import pickle
-import platform
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
+import ctypes
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numba
 import numpy as np
 import pytest
-from flax import nnx
-from jax import export
-from jax.experimental import serialize_executable
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-import jax_attn
 from attn_bridge import masks
 from jax_attn import functional
-from jax_attn.cpu_kernels import blocks, compiling, words
-from jax_attn.harness import lifted
+from jax_attn.cpu_kernels import blocks, compiling, language, memory, words
 from jax_attn.implementations import blocked, cpu_flash
 
-from .attention_calls import CASES, FLOAT32, arrays, draw, hold, operands, results
+from .attention_calls import CASES, FLOAT32, arrays, attend, draw, hold, operands, results, some, squared
 
-BANDS = [
+SERVED = [
     label
     for label, (_, choose) in CASES.items()
     if set(options := choose(0)) <= {"mask", "sinks", "scale"}
-    and (options.get("mask") is None or (masks.as_band(masks.as_mask(options["mask"])) or (None, "none"))[1] == ())
+    and (options.get("mask") is None or masks.as_band_and_arrays(masks.as_mask(options["mask"])))
 ]
-"""Cases of `attention_calls` that the kernels serve: no mask, or a window."""
+"""Cases of `attention_calls` that the kernels serve: no mask, or windows, paddings and arrays together."""
 
 
-def attend(*inputs: Any, name: str = "cpu_flash", **options: Any) -> Any:
-    return functional.dot_product_attention(*inputs, implementation=name, **options)
+def call(routine: Any, *arguments: int) -> None:
+    """Compile a function of the kernels for itself and call it."""
+    module = compiling.module("test")
+    code = language.Code(language.function(module, "test", [language.WORD] * len(arguments)))
+    routine(code, *code.arguments)
+    code.give_back()
+    kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(arguments))
+    kind(compiling.address_of(module, "test"))(*arguments)
 
 
-def squared(name: str, **options: Any) -> Any:
-    return lambda *inputs: (attend(*inputs, name=name, **options) ** 2).sum()
-
-
-@pytest.mark.parametrize("label", BANDS)
+@pytest.mark.parametrize("label", SERVED)
 def test_it_computes_what_the_reference_does(label):
     for seed in (0, 1):
         hold(label, seed, "float32", FLOAT32, "cpu_flash")
@@ -72,12 +61,42 @@ def test_any_sizes_will_do(seed):
     band = masks.sliding_window(int(draw_size.integers(1, 200))) if seed % 3 else masks.causal()
     options = {"mask": band.offset(int(draw_size.integers(-60, 200))), "sinks": draw(key_heads * group, seed=seed)}
     options = options if seed % 4 else {}
+    axes = zip((1 + seed % 2, key_heads * group, queries, keys), draw_size.random(4) < 0.6, strict=True)
+    array = some(*(size if whole else 1 for size, whole in axes), seed=seed)
+    if seed % 2:
+        options["mask"] = options["mask"] & array if "mask" in options else array
     with jax.enable_x64(True):
         exact = results(inputs, options, "reference", "float64")
     plain, found = (results(inputs, options, name, "float32") for name in ("reference", "cpu_flash"))
     scale = max(np.abs(one).max() for one in exact)
     for got, want, other in zip(found, exact, plain, strict=True):
         np.testing.assert_allclose(got, want, rtol=0.0, atol=2.0 * np.abs(other - want).max() + FLOAT32 * scale)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_numbers_are_rounded_as_numpy_rounds_them(kind):
+    """The nearest, ties to even: beyond the largest it is infinity, below the least 0, and a NaN stays one."""
+    bits = np.random.default_rng(3).integers(0, 2**32, 4099, dtype=np.uint32)
+    ties = np.arange(256, dtype=np.uint32) * 0x8000 + 0x3F800000  # halfway between neighbours of bfloat16
+    halves = np.arange(256, dtype=np.uint32) * 0x1000 + 0x3F800000  # and of float16
+    edges = np.asarray([65519.9, 65520.0, 3.3961775e38, 6e-8, 2.9e-8, 1e-45, -0.0, np.inf, -np.inf], np.float32)
+    payloads = np.asarray([0x7F800001, 0xFF80FFFF, 0x7FC00001, 0xFFFFFFFF], np.uint32)
+    all_of_them = (bits, ties, ties + 1, halves, halves - 1, edges, payloads)
+    numbers = np.concatenate([one.view(np.float32) for one in all_of_them])
+    with np.errstate(all="ignore"):
+        want = numbers.astype(jnp.dtype(kind))
+    found, back = np.zeros_like(want), np.zeros_like(numbers)
+    there, and_back = ({"to": kind}, numbers, found), ({"of": kind, "to": "float32"}, found, back)
+    for known, source, target in (there, and_back):
+
+        def copy(code: Any, source: Any, target: Any, known: dict[str, str] = known) -> None:
+            memory.copy(code, source, len(numbers), 1.0, target, **known)
+
+        call(copy, source.ctypes.data, target.ctypes.data)
+    is_none = np.isnan(numbers)
+    np.testing.assert_array_equal(np.isnan(found.astype("float32")), is_none)
+    np.testing.assert_array_equal(found[~is_none].view("uint16"), want[~is_none].view("uint16"))
+    np.testing.assert_array_equal(back, found.astype("float32"))
 
 
 def test_all_layouts_of_memory_will_do():
@@ -96,10 +115,11 @@ def test_all_layouts_of_memory_will_do():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("place", ["query", "key", "value"])
-def test_what_is_not_a_number_is_seen_by_those_who_look_at_it(place, dtype):
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0xFFFFFFFF], ids=hex)
+def test_what_is_not_a_number_is_seen_by_those_who_look_at_it(bits, place, dtype):
     inputs = dict(zip(("query", "key", "value"), arrays(queries=140, keys=140, batch=1), strict=True))
     inputs = {name: one.astype(dtype) for name, one in inputs.items()}
-    inputs[place] = inputs[place].at[0, 70, 1, 3].set(jnp.nan)
+    inputs[place] = inputs[place].at[0, 70, 1, 3].set(np.uint32(bits).view(np.float32).astype(jnp.dtype(dtype)))
     found, want = (
         np.isnan(attend(*inputs.values(), mask=masks.causal(), name=name).astype("float32"))
         for name in ("cpu_flash", "reference")
@@ -153,7 +173,7 @@ def test_positions_beyond_what_float32_counts_are_told_apart():
     start, job = 2**24 + 1, np.zeros(words.END, np.int64)
     job[words.KEYS], job[words.BANDED], job[words.OFFSET], job[words.SIZE] = 2**25, 1, start, 3
     scores, bounds = np.ones(8 * blocks.QUERIES, np.float32), np.zeros(2 * blocks.QUERIES, np.float32)
-    numba.njit(lambda *arguments: blocks.hide(*arguments))(job, scores, 0, 64, start, 8, bounds)
+    call(blocks.hide_outside, job.ctypes.data, scores.ctypes.data, 0, 64, start, 8, bounds.ctypes.data)
     seen = np.isfinite(scores.reshape(8, -1)[:, :5].T)
     assert seen.tolist() == [[i - 3 < j <= i for j in range(8)] for i in range(5)]
 
@@ -161,7 +181,15 @@ def test_positions_beyond_what_float32_counts_are_told_apart():
 # ---- transformations
 
 
-@pytest.mark.parametrize("options", [{"mask": masks.causal()}, {"mask": masks.sliding_window(9)}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask": masks.causal()},
+        {"mask": masks.sliding_window(9)},
+        {"mask": masks.causal() & some(1, 1, 70, 70, seed=3)},
+    ],
+    ids=["causal", "window", "array"],
+)
 @pytest.mark.parametrize(
     "transform",
     [
@@ -179,6 +207,40 @@ def test_transformations(transform, options):
     found, want = (jax.tree.leaves(transform(squared(name, **options))(*inputs)) for name in ("cpu_flash", "reference"))
     for got, wanted in zip(found, want, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=0.0, atol=2e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("axes", [(0, None, None), (None, None, None), (0, 0, 0)], ids=["mask", "none", "all"])
+@pytest.mark.parametrize("shape", [(2, 1, 1, 70), (1, 1, 70, 70), (1, 4, 70, 1)], ids=str)
+def test_masks_are_vmapped(shape, axes):
+    query, key, value = arrays()
+    of_mask, of_query, of_key = axes
+    inputs = [one if axis is None else jnp.stack([one, 2 * one]) for one, axis in ((query, of_query), (key, of_key))]
+    array = jnp.asarray(some(*(shape if of_mask is None else (2, *shape)), seed=8))
+
+    def loss(name: str) -> Any:
+        def gradient(mask: jax.Array, query: jax.Array, key: jax.Array, scale: jax.Array) -> jax.Array:
+            return jax.grad(squared(name, mask=masks.causal() & mask))(query * scale, key, value)
+
+        return jax.vmap(gradient, (*axes, 0))(array, *inputs, jnp.asarray([0.5, 1.0]))
+
+    found, want = loss("cpu_flash"), loss("reference")
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+def test_numbers_of_tokens_hide_what_fills_up():
+    inputs = arrays(queries=140, keys=140)
+    for mask in (masks.padding([140, 9]), masks.causal() & masks.padding([3, 100])):
+        found, want = (jax.grad(squared(name, mask=mask), (0, 1, 2))(*inputs) for name in ("cpu_flash", "reference"))
+        for got, wanted in zip(found, want, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_a_key_of_nan_that_is_masked_stays_hidden():
+    query, key, value = arrays(queries=140, keys=140)
+    seen = np.arange(140) != 77
+    for mask in (jnp.asarray(seen[None]), jnp.asarray(np.broadcast_to(seen, (1, 1, 140, 140)))):
+        found = attend(query, key.at[:, 77].set(jnp.nan), value, mask=mask)
+        np.testing.assert_array_equal(found, attend(query, key, value, mask=mask))
 
 
 def test_sinks_are_vmapped():
@@ -233,170 +295,3 @@ def test_it_runs_without_jit():
         found = jax.grad(squared("cpu_flash", mask=masks.causal()))(*inputs)
     want = jax.grad(squared("cpu_flash", mask=masks.causal()))(*inputs)
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max())
-
-
-# ---- who calls, and when blocks take their place
-
-
-def test_an_exported_program_needs_nothing_of_ours():
-    inputs = arrays(queries=140, keys=140)
-    for function in (squared("cpu_flash", mask=masks.causal()), jax.grad(squared("cpu_flash", mask=masks.causal()))):
-        exported = export.export(jax.jit(function))(*inputs)
-        assert "attn_bridge" not in exported.mlir_module()
-        np.testing.assert_allclose(exported.call(*inputs), jax.jit(function)(*inputs), rtol=1e-4, atol=1e-4)
-
-
-def test_calls_from_many_threads_do_not_disturb_each_other():
-    inputs = [arrays(queries=150, keys=150, seed=seed) for seed in range(8)]
-    function = jax.jit(jax.grad(squared("cpu_flash", mask=masks.causal()), (0, 1, 2)))
-    want = [function(*one) for one in inputs]
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda n: function(*inputs[n % 8]), range(160)))
-    for n, got in enumerate(found):
-        for one, other in zip(got, want[n % 8], strict=True):
-            np.testing.assert_array_equal(one, other)
-
-
-PROGRAM = """
-import os, sys
-if "one core" in sys.argv:
-    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-import jax, jax.numpy as jnp
-from attn_bridge import masks
-from jax_attn import functional
-from jax_attn.cpu_kernels import processor
-heads = [jax.random.normal(jax.random.key(i), (2, 150, 4, 40)) for i in range(3)]
-def loss(name):
-    options = {"mask": masks.sliding_window(90), "implementation": name}
-    return lambda *heads: (functional.dot_product_attention(*heads, **options) ** 2).sum()
-got, want = (jax.grad(loss(name), (0, 1, 2))(*heads) for name in ("cpu_flash", "reference"))
-for one, two in zip(got, want):
-    assert jnp.abs(one - two).max() < 1e-4, jnp.abs(one - two).max()
-print(processor.LANES)
-"""
-AVX2 = "+64bit,+cmov,+cx8,+fxsr,+mmx,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2"
-
-
-def run(*arguments: str, **environment: str) -> str:
-    program = [sys.executable, "-c", PROGRAM, *arguments]
-    return subprocess.run(
-        program, check=True, env=os.environ | environment, capture_output=True, text=True
-    ).stdout.strip()
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the registers of other processors have one size")
-@pytest.mark.parametrize(("features", "lanes"), [(AVX2, "8"), (AVX2.replace("+avx2,", ""), "4")], ids=["AVX2", "AVX"])
-def test_processors_with_smaller_registers_compute_the_same(features, lanes):
-    assert run(NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES=features) == lanes
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores can't be chosen here")
-def test_one_core_is_enough():
-    run("one core")
-
-
-def test_without_numba_blocks_do_it(monkeypatch):
-    inputs = arrays(queries=140, keys=140)
-    monkeypatch.setattr(cpu_flash, "unavailable", cpu_flash.unavailable.__wrapped__)
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numba" else find(name))
-    assert "Numba" in functional.explain(*inputs)["cpu_flash"]
-    assert functional.explain(*inputs)["blocked"] is None
-    with pytest.raises(NotImplementedError, match="Numba, which compiles it, is not installed"):
-        attend(*inputs)
-
-
-@pytest.mark.parametrize(
-    "trouble",
-    [
-        RuntimeError("cannot cache function: no locator available"),
-        OSError(27, "File too large"),
-        pickle.UnpicklingError("pickle data was truncated"),
-    ],
-    ids=lambda one: type(one).__name__,
-)
-def test_where_nothing_can_be_kept_a_kernel_is_compiled_for_the_process(trouble, monkeypatch):
-    compile_ = numba.cfunc
-
-    def without_room(signature: Any, cache: bool = False, **options: Any) -> Any:
-        if cache:
-            raise trouble
-        return compile_(signature, **options)
-
-    monkeypatch.setattr(numba, "cfunc", without_room)
-
-    def answer(pointer: Any) -> int:
-        return 5
-
-    assert compiling.entry(answer).ctypes(None) == 5
-
-
-def test_where_the_kernels_do_not_load_blocks_do_it(monkeypatch):
-    inputs = arrays(queries=140, keys=140)
-    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
-    monkeypatch.setattr(cpu_flash, "_fails_to_load", cpu_flash._fails_to_load.__wrapped__)
-    assert "NUMBA_DISABLE_JIT" in functional.explain(*inputs)["cpu_flash"]
-    with pytest.raises(NotImplementedError, match="does not run here: Numba is told to compile nothing"):
-        attend(*inputs)
-
-
-def test_they_are_made_for_one_version_of_the_interface(monkeypatch, tmp_path):
-    """Another one would lay out in memory what they read."""
-    header = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
-    header.parent.mkdir(parents=True)
-    header.write_text("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 5\n")
-    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
-    with pytest.raises(ImportError, match=r"version 0\.3 of XLA's interface, and this one is 0\.5"):
-        importlib.reload(importlib.import_module("jax_attn.cpu_kernels.interface"))
-
-
-def test_few_heads_for_many_cores_are_left_to_blocks(monkeypatch):
-    monkeypatch.setattr(cpu_flash, "count_cores", lambda: 64)
-    assert functional.explain(*arrays(queries=140, keys=140))["cpu_flash"].startswith("4 key heads in all for 64 cores")
-
-
-def test_executables_find_the_kernels_once_they_are_registered():
-    inputs = arrays(queries=140, keys=140)
-    program = jax.jit(squared("cpu_flash"))
-    payload = serialize_executable.serialize(program.lower(*inputs).compile())
-    cpu_flash.register()
-    loaded = serialize_executable.deserialize_and_load(*payload)
-    np.testing.assert_array_equal(loaded(*inputs), program(*inputs))
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"return_weights": True}, "never holds"),
-        ({"bias": jnp.ones((70, 70))}, "has no bias"),
-        ({"softcap": 2.0}, "has no softcap"),
-        ({"dropout": 0.5, "rng": jax.random.key(0)}, "has no dropout"),
-        ({"mask": jnp.ones((2, 70), bool)}, "no window"),
-        ({"mask": masks.causal() & jnp.ones((2, 70), bool)}, "no window"),
-        ({"mask": masks.prefix(3)}, "no window"),
-    ],
-    ids=lambda one: next(iter(one)) if isinstance(one, dict) else None,
-)
-def test_it_says_what_it_lacks(options, reason):
-    with pytest.raises(NotImplementedError, match=reason):
-        attend(*arrays(), **options)
-
-
-def test_it_has_no_float64_and_mixes_no_dtypes():
-    inputs = arrays()
-    with pytest.raises(NotImplementedError, match="of float32, bfloat16, float16, got float32, bfloat16, float32"):
-        attend(inputs[0], inputs[1].astype("bfloat16"), inputs[2])
-    with jax.enable_x64(True), pytest.raises(NotImplementedError, match="got float64"):
-        attend(*(one.astype("float64") for one in inputs))
-
-
-def test_what_is_lifted_to_float64_is_not_computed_by_them():
-    module = jax_attn.MultiHeadAttention(16, 16, 256, num_heads=2, rngs=nnx.Rngs(3))
-    x = draw(2, 200, 16, seed=4)
-    with lifted():
-        found = module(jnp.asarray(x))
-    with jax.enable_x64(True):
-        graph, state = nnx.split(module)
-        wide = nnx.merge(graph, jax.tree.map(lambda leaf: leaf.astype("float64"), state))
-        want, _ = wide(jnp.asarray(x), return_weights=True)
-    np.testing.assert_allclose(found, want, rtol=0, atol=1e-12)

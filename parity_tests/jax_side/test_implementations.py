@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax import export
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -351,11 +352,60 @@ def test_vmap_does_not_hold_the_scores_of_all():
 # ---- choice
 
 
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        lambda f, x: jax.jvp(f, (x,), (jnp.cos(x),)),
+        lambda f, x: jax.jvp(jax.grad(f), (x,), (jnp.cos(x),)),
+        lambda f, x: jax.vmap(lambda t: jax.jvp(f, (x,), (t,))[1])(jnp.stack([x, jnp.sin(x)])),
+        lambda f, x: jax.jvp(lambda x: jax.vmap(f)(jnp.stack([x, 2 * x])), (x,), (x,)),
+    ],
+    ids=["jvp", "jvp of grad", "vmap of jvp", "jvp of vmap"],
+)
+def test_derivatives_go_forward_at_any_length(derivative):
+    query, key, value = arrays(queries=140, keys=140)
+
+    def loss(query: jax.Array, name: str | None) -> jax.Array:
+        return (
+            functional.dot_product_attention(query, key, value, mask=masks.causal(), implementation=name) ** 2
+        ).sum()
+
+    found, want = (
+        jax.tree.leaves(derivative(functools.partial(loss, name=name), query)) for name in (None, "reference")
+    )
+    for got, wanted in zip(found, want, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+    with pytest.raises(NotImplementedError, match=r"no forward-mode derivatives \(jax.jvp, jax.jacfwd\)"):
+        derivative(functools.partial(loss, name="blocked"), query)
+
+
+def test_gradients_do_not_take_the_reference():
+    picked = []
+
+    def loss(query: jax.Array) -> jax.Array:
+        picked.append(next(name for name, reason in functional.explain(query, query, query).items() if reason is None))
+        return functional.dot_product_attention(query, query, query).sum()
+
+    for transform in (jax.grad, lambda f: jax.grad(jax.checkpoint(f)), jax.jacrev, lambda f: jax.grad(jax.jit(f))):
+        transform(loss)(jnp.ones((1, 200, 2, 8)))
+    assert set(picked) == {"cpu_flash"}
+
+
+def test_programs_of_symbolic_lengths_are_exported():
+    shape = jax.ShapeDtypeStruct(export.symbolic_shape("b, t, 2, 8"), "float32")
+    attend = jax.jit(functools.partial(functional.dot_product_attention, mask=masks.causal()))
+    program = export.export(attend)(shape, shape, shape)
+    for tokens in (5, 300):
+        inputs = arrays(queries=tokens, keys=tokens, heads=2)
+        np.testing.assert_allclose(program.call(*inputs), attend(*inputs), rtol=1e-5, atol=1e-5)
+
+
 def test_what_is_picked_and_why():
     long, short = arrays(queries=200, keys=200), arrays(queries=20, keys=20)
     reasons = attn_bridge.explain_attention(*long, mask=masks.causal())
     assert next(name for name, reason in reasons.items() if reason is None) == "cpu_flash"
     assert reasons["blocked"] is None
+    assert reasons == attn_bridge.explain_attention(*long, mask=masks.causal(), implementation="blocked")
     capped = attn_bridge.explain_attention(*long, mask=masks.causal(), softcap=3.0)
     assert next(name for name, reason in capped.items() if reason is None) == "blocked"
     assert "NVIDIA GPU" in reasons["cudnn"] or "16" in reasons["cudnn"]

@@ -1,0 +1,227 @@
+"""Who calls the kernels for processors, from which threads and programs, and when blocks take their place."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import export
+from jax.experimental import serialize_executable
+
+import jax_attn
+from attn_bridge import masks
+from jax_attn import functional
+from jax_attn.cpu_kernels import xla
+from jax_attn.harness import lifted
+from jax_attn.implementations import cpu_flash
+
+from .attention_calls import arrays, attend, draw, some, squared
+
+
+def test_an_exported_program_needs_nothing_of_ours():
+    inputs = arrays(queries=140, keys=140)
+    masked = squared("cpu_flash", mask=masks.causal() & some(2, 140, seed=1))
+    for function in (squared("cpu_flash", mask=masks.causal()), masked, jax.grad(masked)):
+        exported = export.export(jax.jit(function))(*inputs)
+        assert "attn_bridge_flash" not in exported.mlir_module()
+        np.testing.assert_allclose(exported.call(*inputs), jax.jit(function)(*inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_calls_from_many_threads_do_not_disturb_each_other():
+    inputs = [arrays(queries=150, keys=150, seed=seed) for seed in range(8)]
+    function = jax.jit(jax.grad(squared("cpu_flash", mask=masks.causal()), (0, 1, 2)))
+    want = [function(*one) for one in inputs]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: function(*inputs[n % 8]), range(160)))
+    for n, got in enumerate(found):
+        for one, other in zip(got, want[n % 8], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+PROGRAM = """
+import os, sys
+if "one core" in sys.argv:
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+elif len(sys.argv) > 1:
+    import llvmlite.binding as llvm
+    features = llvm.get_host_cpu_features()
+    features |= {name: name in sys.argv[1].split(",") for name in features}
+    llvm.get_host_cpu_name, llvm.get_host_cpu_features = lambda: "generic", lambda: features
+import jax, jax.numpy as jnp
+from attn_bridge import masks
+from jax_attn import functional
+from jax_attn.cpu_kernels import processor
+heads = [jax.random.normal(jax.random.key(i), (2, 150, 4, 40)) for i in range(3)]
+def loss(name):
+    options = {"mask": masks.sliding_window(90), "implementation": name}
+    return lambda *heads: (functional.dot_product_attention(*heads, **options) ** 2).sum()
+got, want = (jax.grad(loss(name), (0, 1, 2))(*heads) for name in ("cpu_flash", "reference"))
+for one, two in zip(got, want):
+    assert jnp.abs(one - two).max() < 1e-4, jnp.abs(one - two).max()
+print(processor.LANES)
+"""
+AVX2 = "64bit,cmov,cx8,fxsr,mmx,sse,sse2,sse3,ssse3,sse4.1,sse4.2,popcnt,avx,avx2,fma,f16c,bmi,bmi2"
+
+
+def run(*arguments: str) -> str:
+    program = [sys.executable, "-c", PROGRAM, *arguments]
+    return subprocess.run(program, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the registers of other processors have one size")
+@pytest.mark.parametrize(("features", "lanes"), [(AVX2, "8"), (AVX2.replace("avx2,", ""), "4")], ids=["AVX2", "AVX"])
+def test_processors_with_smaller_registers_compute_the_same(features, lanes):
+    assert run(features) == lanes
+
+
+MEMORY = """
+import ctypes, threading, time
+import llvmlite.binding as llvm
+import jax, jax.numpy as jnp
+from jax_attn import functional
+libc, held, calls, fails = ctypes.CDLL(None), set(), [], set()
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
+def malloc(size):
+    calls.append(size)
+    if len(calls) in fails:
+        return None
+    held.add(address := libc.malloc(size))
+    return address
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def free(address):
+    held.remove(address)
+    libc.free(address)
+for name, function in (("malloc", malloc), ("free", free)):
+    llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
+heads = [jax.random.normal(jax.random.key(i), (2, 150, 4, 8)) for i in range(3)]
+program = jax.jit(jax.grad(lambda *heads: functional.dot_product_attention(*heads, implementation="cpu_flash").sum()))
+def run():
+    jax.block_until_ready(program(*heads))
+    for _ in range(500):  # a thread that came late still looks at the job
+        if not held:
+            return
+        time.sleep(0.01)
+    raise SystemExit(f"{len(held)} blocks of memory are held")
+for _ in range(20):
+    run()
+each = len(calls) // 20
+assert each == 4, each  # a job and its room, forward and backward
+for which in range(each):
+    fails = {len(calls) + 1 + which}
+    try:
+        run()
+        raise SystemExit(f"it did without memory {which}")
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+        assert "attention found no memory to work in" in str(error), error
+run()
+print("held")
+"""
+
+
+def test_memory_is_given_back_and_its_lack_is_an_error():
+    program = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)
+    assert program.stdout.strip() == "held", program.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores can't be chosen here")
+def test_one_core_is_enough():
+    run("one core")
+
+
+def test_without_llvmlite_blocks_do_it(monkeypatch):
+    inputs = arrays(queries=140, keys=140)
+    monkeypatch.setattr(cpu_flash, "unavailable", cpu_flash.unavailable.__wrapped__)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "llvmlite" else find(name))
+    assert "llvmlite" in functional.explain(*inputs)["cpu_flash"]
+    assert functional.explain(*inputs)["blocked"] is None
+    with pytest.raises(NotImplementedError, match="llvmlite, which compiles it, is not installed"):
+        attend(*inputs)
+
+
+def test_where_the_kernels_do_not_load_blocks_do_it(monkeypatch):
+    def refuse() -> None:
+        raise RuntimeError("LLVM does not take it")
+
+    inputs = arrays(queries=140, keys=140)
+    monkeypatch.setattr(xla, "forward", refuse)
+    monkeypatch.setattr(cpu_flash, "_fails_to_load", cpu_flash._fails_to_load.__wrapped__)
+    assert "LLVM does not take it" in functional.explain(*inputs)["cpu_flash"]
+    with pytest.raises(NotImplementedError, match="does not run here: its kernels do not load: LLVM does not take it"):
+        attend(*inputs)
+
+
+def test_they_are_made_for_one_version_of_the_interface(monkeypatch, tmp_path):
+    """Another one would lay out in memory what they read."""
+    header = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 5\n")
+    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
+    with pytest.raises(ImportError, match=r"version 0\.3 of XLA's interface, and this one is 0\.5"):
+        importlib.reload(importlib.import_module("jax_attn.cpu_kernels.interface"))
+
+
+def test_few_heads_for_many_cores_are_left_to_blocks(monkeypatch):
+    monkeypatch.setattr(cpu_flash, "count_cores", lambda: 64)
+    assert functional.explain(*arrays(queries=140, keys=140))["cpu_flash"].startswith("4 key heads in all for 64 cores")
+
+
+def test_executables_find_the_kernels_once_they_are_registered():
+    inputs = arrays(queries=140, keys=140)
+    program = jax.jit(squared("cpu_flash"))
+    payload = serialize_executable.serialize(program.lower(*inputs).compile())
+    cpu_flash.register()
+    loaded = serialize_executable.deserialize_and_load(*payload)
+    np.testing.assert_array_equal(loaded(*inputs), program(*inputs))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"return_weights": True}, "never holds"),
+        ({"bias": jnp.ones((70, 70))}, "has no bias"),
+        ({"softcap": 2.0}, "has no softcap"),
+        ({"dropout": 0.5, "rng": jax.random.key(0)}, "has no dropout"),
+        ({"mask": masks.prefix(3)}, "more than a window, paddings and arrays"),
+        ({"mask": masks.causal() | jnp.ones((2, 70), bool)}, "more than a window, paddings and arrays"),
+        (
+            {"mask": masks.as_mask(jnp.ones((2, 70), bool)) & jnp.ones((70, 70), bool)[None, None]},
+            r"the arrays \(2, 1, 1, 70\), \(1, 1, 70, 70\) of the mask would make a larger one together",
+        ),
+    ],
+    ids=lambda one: next(iter(one)) if isinstance(one, dict) else None,
+)
+def test_it_says_what_it_lacks(options, reason):
+    with pytest.raises(NotImplementedError, match=reason):
+        attend(*arrays(), **options)
+
+
+def test_it_has_no_float64_and_mixes_no_dtypes():
+    inputs = arrays()
+    with pytest.raises(NotImplementedError, match="of float32, bfloat16, float16, got float32, bfloat16, float32"):
+        attend(inputs[0], inputs[1].astype("bfloat16"), inputs[2])
+    with jax.enable_x64(True), pytest.raises(NotImplementedError, match="got float64"):
+        attend(*(one.astype("float64") for one in inputs))
+
+
+def test_what_is_lifted_to_float64_is_not_computed_by_them():
+    module = jax_attn.MultiHeadAttention(16, 16, 256, num_heads=2, rngs=nnx.Rngs(3))
+    x = draw(2, 200, 16, seed=4)
+    with lifted():
+        found = module(jnp.asarray(x))
+    with jax.enable_x64(True):
+        graph, state = nnx.split(module)
+        wide = nnx.merge(graph, jax.tree.map(lambda leaf: leaf.astype("float64"), state))
+        want, _ = wide(jnp.asarray(x), return_weights=True)
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-12)
