@@ -37,9 +37,9 @@ def check(
         bool, typer.Option("--full", help="Every case in every precision and mode; takes minutes.")
     ] = False,
     weights: Annotated[
-        Path | None, typer.Option(help="Check MultiHeadAttention with the weights of this file.")
+        Path | None, typer.Option(help="Check MultiHeadAttention with the weights of this file or folder.")
     ] = None,
-    layout: Annotated[str | None, typer.Option(help="Layout of that file: hf-bert.")] = None,
+    layout: Annotated[str | None, typer.Option(help="Layout of that file, such as hf-bert or hf-gpt2.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(

@@ -75,7 +75,7 @@ def check(
         chosen = _choose("case", cases, tuple(subject.case.name for subject in subjects))
         subjects = [subject for subject in subjects if subject.case.name in chosen]
     else:
-        names = [find_variant(name).name for name in variants if name != kernels.NAME]
+        names = [find_variant(name, (kernels.NAME,)).name for name in variants if name != kernels.NAME]
         names = names if variants else [variant.name for variant in VARIANTS]
         is_brief = not (variants or everywhere or cases)
         of_variants = [(one, case) for one in VARIANTS if one.name in names for case in cases_of(one, is_brief)]

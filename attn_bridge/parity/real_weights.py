@@ -23,7 +23,7 @@ def subjects_from_file(path: str | Path, layout: str, settings: Mapping[str, int
     """Return one subject per attention layer of a checkpoint.
 
     Args:
-        path: a ``.safetensors`` file.
+        path: a ``.safetensors`` file, or a folder with checkpoints and its ``config.json``.
         layout: name of its layout, such as ``"hf-bert"``.
         settings: what names can't say: ``{"num_heads": 12}``; else read from ``config.json`` beside the file.
 
@@ -39,7 +39,8 @@ def subjects_from_file(path: str | Path, layout: str, settings: Mapping[str, int
     if not covered:
         raise ValueError(f"{path} holds no tensor of the layout {layout}")
     canonical = table.to_canonical({name: arrays[name] for name in covered})
-    num_heads = _read_num_heads(path.parent / "config.json") if num_heads is None else num_heads
+    folder = path if path.is_dir() else path.parent
+    num_heads = _read_num_heads(folder / "config.json") if num_heads is None else num_heads
     variant = find_variant("MultiHeadAttention")
     found = layouts.attention_layers(canonical)
     if not found:

@@ -91,8 +91,12 @@ VARIANTS: tuple[Variant, ...] = (
 )
 
 
-def find_variant(name: str) -> Variant:
+def find_variant(name: str, others: tuple[str, ...] = ()) -> Variant:
     """Return the variant of a class name or alias.
+
+    Args:
+        name: what is looked for.
+        others: names of other things that the caller knows; an error tells of them, too.
 
     Raises:
         ValueError: no variant has that name.
@@ -100,4 +104,5 @@ def find_variant(name: str) -> Variant:
     for variant in VARIANTS:
         if name in (variant.name, *variant.aliases):
             return variant
-    raise ValueError(f"variant ({name}) must be one of {', '.join(variant.name for variant in VARIANTS)}")
+    known = [*(variant.name for variant in VARIANTS), *others]
+    raise ValueError(f"variant ({name}) must be one of {', '.join(known)}")

@@ -13,7 +13,7 @@ import pytest
 import jax_attn
 import torch_attn
 from attn_bridge.cli.app import run
-from attn_bridge.parity import check
+from attn_bridge.parity import check, kernels
 from attn_bridge.parity.cases import CASES
 from attn_bridge.specs import VARIANTS
 
@@ -29,7 +29,7 @@ def test_all_variants_are_equal_in_float64_in_every_case():
     here -= {"cudnn", "tpu_flash", "flex"} if jax.default_backend() == "cpu" else set()
     here -= {"cpu_flash"}  # which has no float64
     assert {row.removeprefix("dot_product_attention: ") for row in rows if ":" in row} >= here
-    cases = {case.name for case in CASES} | {"grouped", "windowed", "capped", "sinks"}
+    cases = {case.name for case in CASES} | {case.name for case in kernels.CASES}
     cases |= {example.name for variant in VARIANTS for example in variant.examples}
     assert {cell.case for cell in report.cells} == cases
     compared = {tensor.name for cell in report.cells if cell.variant == "MultiHeadAttention" for tensor in cell.tensors}
@@ -192,6 +192,8 @@ def test_real_weights_on_the_command_line(capsys, tmp_path):
         "error: num_heads is not known: give --set num_heads=N, or put config.json beside the file\n"
     )
     assert run([*command, "--set", "num_heads=3"]) == 0
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 3}))
+    assert run(["check", "--weights", str(tmp_path), *command[3:]]) == 0
     (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": "3"}))
     assert run(command) == 2
     assert capsys.readouterr().err.endswith('the number of heads must be an integer, got "3"\n')
