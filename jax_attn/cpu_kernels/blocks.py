@@ -7,19 +7,13 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from . import words
-from .language import FLOAT, WORD, Array, Code, Value, routine
-from .memory import fill
+from .language import FLOAT, WORD, Array, Code, Value
 from .processor import LANES
-from .softmax import QUERIES
 
 KEYS = 96
 """Keys whose scores are computed at once: with queries and values, what the nearest cache holds."""
 
 _LINE = 64
-
-_BYTE = ir.IntType(8)
-
-_HIDDEN = float("-inf")
 
 
 def job_at(code: Code, address: Value) -> Array:
@@ -57,13 +51,18 @@ class Numbers(NamedTuple):
     kind: Value
     bytes: Value
     scale: Value
+    softcap: Value
 
 
 def numbers_of(job: Array) -> Numbers:
-    """Return the kind of the arrays' numbers, the bytes of one, and the scale of the scores."""
-    code, kind = job.code, job[words.KIND]
-    scale = code.builder.fptrunc(job[words.SCALE].bits_as(ir.DoubleType()).ir, FLOAT)
-    return Numbers(kind, code.choose(kind == words.KINDS["float32"], 4, 2), Value(code, scale))
+    """Return the kind of the arrays' numbers, the bytes of one, the scale of the scores and what they are capped at."""
+    size = job.code.choose(job[words.KIND] == words.KINDS["float32"], 4, 2)
+    return Numbers(job[words.KIND], size, float_in(job, words.SCALE), float_in(job, words.SOFTCAP))
+
+
+def float_in(job: Array, word: int) -> Value:
+    """Return as float32 the number whose bits as float64 are a word."""
+    return Value(job.code, job.code.builder.fptrunc(job[word].bits_as(ir.DoubleType()).ir, FLOAT))
 
 
 def partition(code: Code, memory: Any, counts: list[Any]) -> list[Array]:
@@ -81,14 +80,6 @@ def room_for(code: Code, counts: list[Any]) -> Value:
     return last.at(last.count)
 
 
-@routine
-def transpose(code: Code, rows: Value, columns: Value, width: Value, out: Value) -> None:
-    """Fill `out` with the first `columns` columns of `QUERIES` rows, each a row of it."""
-    source, target = Array(code, rows), Array(code, out)
-    with code.loop(0, columns) as c, code.loop(0, QUERIES) as r:
-        target[c * QUERIES + r] = source[r * width + c]
-
-
 def seen_by(job: Array, query: Value) -> tuple[Value, Value]:
     """Return the first key that a query sees, and the one after the last."""
     code, keys, size, banded = job.code, job[words.KEYS], job[words.SIZE], job[words.BANDED] != 0
@@ -102,51 +93,3 @@ def seen_by_block(job: Array, first: Value, count: Value) -> tuple[Value, Value]
     """Return the first key that some of the queries see, and the one after the last that some do."""
     start, end = seen_by(job, first)[0], seen_by(job, first + count - 1)[1]
     return start, job.code.largest(start, end)
-
-
-@routine
-def hide_outside(
-    code: Code, address: Value, scores: Value, first: Value, count: Value, start: Value, held: Value, bounds: Value
-) -> None:
-    """Set the scores of keys from `start` on outside the bands of the queries from `first` on to minus infinity.
-
-    `address` is that of the job, and `bounds` room for two numbers per query.
-    """
-    job = job_at(code, address)
-    low, high = seen_by(job, first + count - 1)[0], seen_by(job, first)[1]
-    vector = ir.VectorType(FLOAT, LANES)
-    with code.when((start < low) | (start + held > high)):
-        of_queries = Array(code, bounds)
-        with code.loop(0, QUERIES) as i:
-            for place, key in zip((i, i + QUERIES), seen_by(job, first + i), strict=True):
-                # In float32 only small numbers are exact.
-                among = code.largest(code.least(key - start, held), 0)
-                of_queries[place] = among.as_float()
-        with code.loop(0, held) as j, code.loop(0, QUERIES, LANES) as i:
-            key, place = code.vector(j.as_float(), LANES), scores + 4 * (j * QUERIES + i)
-            after, before = (code.load(of_queries.at(at), vector) for at in (i, i + QUERIES))
-            seen = (after <= key) & (key < before)
-            code.store(code.choose(seen, code.load(place, vector), _HIDDEN), place)
-
-
-@routine
-def hide_masked(
-    code: Code, address: Value, head: Value, scores: Value, first: Value, count: Value, start: Value, held: Value
-) -> None:
-    """Set the scores of keys from `start` on that the mask hides from the queries from `first` on to minus infinity.
-
-    `address` is that of the job, and `head` counts the query heads of all sequences.
-    """
-    job = job_at(code, address)
-    of_query, of_key, heads = job[words.MASK_QUERY], job[words.MASK_KEY], job[words.HEADS]
-    mask = job[words.MASK] + head // heads * job[words.MASK_BATCH] + head % heads * job[words.MASK_HEAD]
-
-    def hides(i: Value, j: Value) -> Value:
-        return code.load(mask + i * of_query + (start + j) * of_key, _BYTE, align=1) == 0
-
-    with code.either(of_query == 0) as (for_all, for_each):
-        with for_all, code.loop(0, held) as j, code.when(hides(first, j)):
-            fill(code, scores + 4 * QUERIES * j, QUERIES, _HIDDEN)
-        with for_each, code.loop(0, held) as j, code.loop(0, count) as i:
-            place = scores + 4 * (j * QUERIES + i)
-            code.store(code.choose(hides(first + i, j), _HIDDEN, code.load(place, FLOAT)), place)

@@ -10,12 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 from . import words
-from .blocks import KEYS, hide_masked, hide_outside, numbers_of, partition, room_for, seen_by_block, sizes_of, transpose
+from .blocks import KEYS, numbers_of, partition, room_for, seen_by_block, sizes_of
+from .dropout import draw
 from .language import Array, Code, Value
 from .memory import copy, fill, read_rows, write_row
 from .processor import LANES, ROWS
 from .products import product
-from .softmax import QUERIES, differentiate, weigh_again
+from .scores import add_bias, add_to_gradient_of_bias, gradient_of_bias, hide_masked, hide_outside
+from .softmax import QUERIES, cap, differentiate, multiply, weigh_again
+from .tiles import transpose
 
 NAME = "flash_backward"
 
@@ -44,6 +47,8 @@ def _counts(job: Array) -> list[Any]:
         (QUERIES + ROWS) * width,
         (keys + ROWS) * QUERIES,
         (keys + ROWS) * QUERIES,
+        job[words.CAPPED] * keys * QUERIES,
+        job[words.DROPPED] * keys * QUERIES,
         QUERIES,
         QUERIES,
         QUERIES,
@@ -57,15 +62,26 @@ def room(job: Array) -> Value:
 
 
 def run(code: Code, job: Array, task: Value, memory: Value) -> None:
-    """Do one of the tasks: a key head of a sequence, and all queries that read it."""
-    sizes, (kind, size, scale) = sizes_of(job), numbers_of(job)
+    """Do one of the tasks: a key head of `SPAN` sequences, and all queries that read it."""
+    sizes, span = sizes_of(job), job[words.SPAN]
+    first, key_head = task // sizes.key_heads * span, task % sizes.key_heads
+    group = sizes.heads // sizes.key_heads
+    with code.when(job[words.D_BIASED] != 0), code.loop(0, group) as head:
+        start, of_query = gradient_of_bias(job, first * sizes.heads + key_head * group + head)
+        fill(code, start, code.choose(of_query != 0, sizes.queries, 1) * sizes.keys, 0.0)
+    with code.loop(first, first + span) as sequence:
+        _differentiate_key_head(code, job, sequence, key_head, memory)
+
+
+def _differentiate_key_head(code: Code, job: Array, batch: Value, key_head: Value, memory: Value) -> None:
+    """Compute the gradients of a key head of a sequence, and of all queries that read it."""
+    sizes, (kind, size, scale, softcap) = sizes_of(job), numbers_of(job)
     heads, key_heads, n_queries, n_keys = sizes.heads, sizes.key_heads, sizes.queries, sizes.keys
     depth, width, registers = sizes.depth, sizes.width, sizes.registers
     value_depth, value_width, value_registers = sizes.value_depth, sizes.value_width, sizes.value_registers
-    batch, key_head = task // key_heads, task % key_heads
     group = heads // key_heads
     keys, d_keys, values, d_values, rows, queries, *others = partition(code, memory, _counts(job))
-    d_rows, d_contexts, d_queries, weights, d_weights, tops, slopes, shares, bounds = others
+    d_rows, d_contexts, d_queries, weights, d_weights, caps, factors, tops, slopes, shares, bounds = others
 
     key_place = batch * n_keys * key_heads + key_head
     for word, channels, target, line in (
@@ -79,9 +95,10 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
 
     with code.loop(0, group * ((n_queries + (QUERIES - 1)) // QUERIES)) as block:
         head, first = key_head * group + block % group, block // group * QUERIES
+        of_head = batch * heads + head
         count = code.least(n_queries - first, QUERIES)
         place = (batch * n_queries + first) * heads + head
-        of_row = (batch * heads + head) * n_queries + first
+        of_row = of_head * n_queries + first
         fill(code, tops, QUERIES, float("inf"))  # queries that only fill the block up have no weights
         fill(code, slopes, QUERIES, 0.0)
         fill(code, shares, QUERIES, 0.0)
@@ -104,11 +121,18 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
             held, at, step = code.least(high - start, KEYS), QUERIES * (start - low), QUERIES // LANES
             left, right, out = keys.at(start * width), queries, weights.at(at)
             product(code, left, width, 1, right, QUERIES, out, QUERIES, held, step, depth, adds=False)
+            with code.when(job[words.CAPPED] != 0):
+                cap(code, out, softcap, caps.at(at), held, differentiates=True)
+            with code.when(job[words.BIASED] != 0):
+                add_bias(code, job, of_head, out, first, count, start, held)
             hide_outside(code, job, out, first, count, start, held, bounds)
             with code.when(job[words.MASKED] != 0):
-                hide_masked(code, job, batch * heads + head, out, first, count, start, held)
+                hide_masked(code, job, of_head, out, first, count, start, held)
             left, right, d_out = values.at(start * value_width), d_contexts, d_weights.at(at)
             product(code, left, value_width, 1, right, QUERIES, d_out, QUERIES, held, step, value_depth, adds=False)
+            with code.when(job[words.DROPPED] != 0):
+                draw(code, job, of_head, factors.at(at), first, start, held)
+                multiply(code, factors.at(at), d_out, held)
             weigh_again(code, out, d_out, tops, slopes, held)
         # Keys that only fill the last tile up have no weights.
         fill(code, weights.at(QUERIES * (high - low)), QUERIES * ROWS, 0.0)
@@ -124,6 +148,12 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
             held, at = code.least(high - start, KEYS), QUERIES * (start - low)
             of_weights, of_scores = weights.at(at), d_weights.at(at)
             differentiate(code, of_weights, of_scores, slopes, held)
+            with code.when(job[words.D_BIASED] != 0):
+                add_to_gradient_of_bias(code, job, of_head, of_scores, first, count, start, held)
+            with code.when(job[words.CAPPED] != 0):
+                multiply(code, caps.at(at), of_scores, held)
+            with code.when(job[words.DROPPED] != 0):
+                multiply(code, factors.at(at), of_weights, held)
             right, out = keys.at(start * width), d_queries
             product(code, of_scores, 1, QUERIES, right, width, out, width, QUERIES, registers, held, adds=True)
             right, out = rows, d_keys.at(start * width)

@@ -9,12 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from . import words
-from .blocks import KEYS, hide_masked, hide_outside, numbers_of, partition, room_for, seen_by_block, sizes_of, transpose
+from .blocks import KEYS, numbers_of, partition, room_for, seen_by_block, sizes_of
+from .dropout import draw
+from .exponentials import exp
 from .language import Array, Code, Value
 from .memory import copy, fill, read_rows, write_row
 from .processor import LANES, ROWS
 from .products import product
-from .softmax import QUERIES, exp, weigh
+from .scores import add_bias, hide_masked, hide_outside
+from .softmax import QUERIES, cap, multiply, weigh
+from .tiles import transpose
 
 NAME = "flash_forward"
 
@@ -35,6 +39,7 @@ def _counts(job: Array) -> list[Any]:
         QUERIES * sizes.depth,
         QUERIES * sizes.depth,
         (KEYS + 2 * ROWS) * QUERIES,
+        KEYS * QUERIES,
         (QUERIES + ROWS) * sizes.value_width,
         QUERIES,
         QUERIES,
@@ -54,7 +59,7 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
     of_head, part = task // parts, task % parts
     batch, head = of_head // sizes.heads, of_head % sizes.heads
     depth, width, size = sizes.depth, sizes.value_width, numbers.bytes
-    keys, values, rows, queries, scores, context, *of_queries = partition(code, memory, _counts(job))
+    keys, values, rows, queries, scores, factors, context, *of_queries = partition(code, memory, _counts(job))
     tops, sums, shrink, bounds = of_queries
 
     place = batch * sizes.keys * sizes.key_heads + head // (sizes.heads // sizes.key_heads)
@@ -79,10 +84,17 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
             held, at, out = code.least(high - start, KEYS), scores, context
             of_keys, of_values = keys.at(start * depth), values.at(start * width)
             product(code, of_keys, depth, 1, queries, QUERIES, at, QUERIES, held, QUERIES // LANES, depth, adds=False)
+            with code.when(job[words.CAPPED] != 0):
+                cap(code, at, numbers.softcap, 0, held, differentiates=False)
+            with code.when(job[words.BIASED] != 0):
+                add_bias(code, job, of_head, at, first, count, start, held)
             hide_outside(code, job, at, first, count, start, held, bounds)
             with code.when(job[words.MASKED] != 0):
                 hide_masked(code, job, of_head, at, first, count, start, held)
             weigh(code, at, tops, sums, shrink, held)
+            with code.when(job[words.DROPPED] != 0):
+                draw(code, job, of_head, factors, first, start, held)
+                multiply(code, factors, at, held)
             with code.loop(0, count) as i:
                 factor, row = shrink[i], context.at(i * width)
                 with code.when(factor != 1.0):

@@ -113,6 +113,9 @@ class Value:
     def __or__(self, other: Any) -> Value:
         return self._compute("or_", "", self, other)
 
+    def __xor__(self, other: Any) -> Value:
+        return self._compute("xor", "", self, other)
+
     def __lshift__(self, other: Any) -> Value:
         return self._compute("shl", "", self, other)
 
@@ -140,6 +143,10 @@ class Value:
     def as_float(self) -> Value:
         """Return a whole number as float32."""
         return Value(self.code, self.code.builder.sitofp(self.ir, like(self.type, FLOAT)))
+
+    def low_bits(self, kind: ir.Type) -> Value:
+        """Return the last bits of whole numbers, as many as another type has."""
+        return Value(self.code, self.code.builder.trunc(self.ir, like(self.type, kind)))
 
     def bits_as(self, kind: ir.Type) -> Value:
         """Return the same bits as another type."""
@@ -236,6 +243,15 @@ class Code:
         first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), number.ir, zero)
         places = ir.Constant(ir.VectorType(ir.IntType(32), lanes), None)
         return Value(self, self.builder.shuffle_vector(first, first, places))
+
+    def places(self, lanes: int) -> Value:
+        """Return the vector of words ``0, 1, 2, ...``."""
+        return Value(self, ir.Constant(ir.VectorType(WORD, lanes), list(range(lanes))))
+
+    def shuffle(self, one: Value, two: Value, places: list[int]) -> Value:
+        """Return the numbers at some places of two vectors, those of the second after those of the first."""
+        chosen = ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places)
+        return Value(self, self.builder.shuffle_vector(one.ir, self.operand(two, one.type), chosen))
 
     def stack(self, count: int) -> Array:
         """Return so many words that are there until the function ends."""

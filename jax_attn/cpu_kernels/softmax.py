@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 from llvmlite import ir
 
-from .language import FLOAT, Code, Value, like, routine
+from .exponentials import exp, tanh
+from .language import FLOAT, Code, Value, routine
 from .processor import LANES
 
 QUERIES = 64
@@ -27,27 +28,8 @@ _ROW = 4 * QUERIES
 _VECTOR = ir.VectorType(FLOAT, LANES)
 
 
-def exp(x: Value) -> Value:
-    """Return the exponential within 1e-7 of itself; below e**-87.3, the least number of full precision, it is 0.
-
-    The polynomial on plus or minus log(2) / 2 is that of Cephes' expf.
-    """
-    code, ints = x.code, like(x.type, ir.IntType(32))
-    magic = 12582912.0  # 1.5 * 2**23: the sum's last bits are the nearest whole number
-    shifted = code.times_plus(x, 1.4426950408889634, magic)
-    power = shifted - magic
-    rest = code.times_plus(power, -0.693145751953125, x)
-    rest = code.times_plus(power, -1.428606765330187e-06, rest)
-    total = code.times_plus(rest, 1.9875691500e-4, 1.3981999507e-3)
-    for factor in (8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-        total = code.times_plus(total, rest, factor)
-    total = code.times_plus(total, rest * rest, rest) + 1.0
-    scaled = (total.bits_as(ints) + (shifted.bits_as(ints) << 23)).bits_as(x.type)
-    return code.choose(x != x, x, code.choose(x < -87.3, 0.0, scaled))
-
-
 @contextmanager
-def _registers(code: Code) -> Iterator[list[Value]]:
+def registers(code: Code) -> Iterator[list[Value]]:
     """Write what is done for all queries, `TOGETHER` registers at a time, whose offsets it is given."""
     register = 4 * LANES
     with code.loop(0, _ROW, TOGETHER * register) as lane:
@@ -77,9 +59,9 @@ def weigh(code: Code, scores: Value, tops: Value, sums: Value, shrink: Value, co
 
     `shrink` becomes the factor of what was weighed under an older largest score. A NaN stays one in the weights.
     """
-    with _registers(code) as lanes:
+    with registers(code) as lanes:
         old = [code.load(tops + lane, _VECTOR) for lane in lanes]
-        new: list[Variable] = [code.variable(top) for top in old]
+        new = [code.variable(top) for top in old]
         with code.loop(0, count * _ROW, _ROW) as row:
             for lane, top in zip(lanes, new, strict=True):
                 top.set(code.largest(code.load(scores + lane + row, _VECTOR), top.get()))
@@ -101,7 +83,7 @@ def weigh(code: Code, scores: Value, tops: Value, sums: Value, shrink: Value, co
 @routine
 def weigh_again(code: Code, scores: Value, d_weights: Value, tops: Value, slopes: Value, count: Value) -> None:
     """Turn `count` rows of scores into weights under a known shift, and add weights times `d_weights` to `slopes`."""
-    with _registers(code) as lanes:
+    with registers(code) as lanes:
         known = [code.load(tops + lane, _VECTOR) for lane in lanes]
 
         def add(v: int, row: Value, total: Value) -> Value:
@@ -117,10 +99,32 @@ def weigh_again(code: Code, scores: Value, d_weights: Value, tops: Value, slopes
 @routine
 def differentiate(code: Code, weights: Value, d_weights: Value, slopes: Value, count: Value) -> None:
     """Turn `count` rows of the gradients of weights into those of scores: ``weights * (d_weights - slopes)``."""
-    with _registers(code) as lanes:
+    with registers(code) as lanes:
         known = [code.load(slopes + lane, _VECTOR) for lane in lanes]
         with code.loop(0, count * _ROW, _ROW) as row:
             for lane, slope in zip(lanes, known, strict=True):
                 place = d_weights + lane + row
                 weight = code.load(weights + lane + row, _VECTOR)
                 code.store(weight * (code.load(place, _VECTOR) - slope), place)
+
+
+@routine
+def cap(code: Code, scores: Value, softcap: Value, slopes: Value, count: Value, *, differentiates: bool) -> None:
+    """Turn `count` rows of scores into ``softcap * tanh(scores / softcap)``; `slopes` become the derivative."""
+    with registers(code) as lanes:
+        bound, inverse = (code.vector(number, LANES) for number in (softcap, 1.0 / softcap))
+        with code.loop(0, count * _ROW, _ROW) as row:
+            for lane in lanes:
+                capped = tanh(code.load(scores + lane + row, _VECTOR) * inverse)
+                code.store(capped * bound, scores + lane + row)
+                if differentiates:
+                    code.store(1.0 - capped * capped, slopes + lane + row)
+
+
+@routine
+def multiply(code: Code, factors: Value, out: Value, count: Value) -> None:
+    """Multiply `count` rows by others."""
+    with registers(code) as lanes, code.loop(0, count * _ROW, _ROW) as row:
+        for lane in lanes:
+            place = out + lane + row
+            code.store(code.load(place, _VECTOR) * code.load(factors + lane + row, _VECTOR), place)

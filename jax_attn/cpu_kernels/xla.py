@@ -84,7 +84,10 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
         code.give_back(xla.no_memory())
     sequences = _begin(frame, job, kernel.ARRAYS)
     threads = code.largest(xla.count_threads(), 1)
-    heads, parts = sequences * job[words.HEADS if kernel.PER_HEAD else words.KEY_HEADS], code.value(1)
+    heads, parts = (
+        sequences // job[words.SPAN] * job[words.HEADS if kernel.PER_HEAD else words.KEY_HEADS],
+        code.value(1),
+    )
     if kernel.PER_HEAD:
         blocks = (job[words.QUERIES] + (QUERIES - 1)) // QUERIES
         wanted = (threads * _TASKS_PER_THREAD + heads - 1) // heads
@@ -121,13 +124,15 @@ def _begin(frame: Value, job: Array, arrays: tuple[int, ...]) -> Value:
         job[word] = shape[word]
     arguments, results = (Array(code, word_at(frame + place), WORD) for place in (ARGUMENTS, RESULTS))
     given = word_at(frame + COUNT_OF_ARGUMENTS)
-    for flag, word in ((words.MASKED, words.MASK), (words.SINKS, words.SINK)):  # the last of the arguments
+    for flag, word in reversed(words.OPTIONAL.values()):
         given = given - job[flag]
         with code.when(job[flag] != 0):
             job[word] = word_at(arguments[given] + BUFFER_DATA)
     for place, word in enumerate(arrays):
         at = code.choose(given > place, arguments.at(place), results.at(0) + (place - given) * 8)
         job[word] = word_at(word_at(at) + BUFFER_DATA)
+    with code.when(job[words.D_BIASED] != 0):
+        job[words.D_BIAS] = word_at(results[len(arrays) - given] + BUFFER_DATA)
     return count_sequences(arguments[0])
 
 

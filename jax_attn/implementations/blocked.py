@@ -44,6 +44,11 @@ def unsupported(call: Call) -> str | None:
         return f"there is nothing in the query {call.query.shape} or the value {call.value.shape}"
     if any(is_sharded(array) for array in (call.query, call.key, call.value)):
         return "its loops can't cut axes that are sharded explicitly; call it inside jax.shard_map"
+    return refuses_dropout(call)
+
+
+def refuses_dropout(call: Call) -> str | None:
+    """Return why the dropout mask of a call can't be drawn block by block, None if it can or there is none."""
     if call.dropout and call.rng is None:
         return f"dropout ({call.dropout}) needs rng"
     if call.dropout and not _is_threefry(call.rng):
@@ -72,7 +77,7 @@ def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, 
     """
     bias = call.bias if call.bias is None else jnp.array(call.bias, ndmin=4, copy=False)
     mask, arrays = (None, ()) if call.mask is None else call.mask.separate()
-    seed = _key_words(call.rng) if call.dropout else None
+    seed = key_words(call.rng) if call.dropout else None
     batch, heads, queries, keys = call.scores_shape
     shape = Shape(batch, heads, call.key.shape[2], queries, keys)
     softcap = None if call.softcap is None else float(call.softcap)
@@ -97,7 +102,8 @@ def _is_threefry(rng: Any) -> bool:
     return jax.random.key_data(rng).shape == (2,) and str(jax.random.key_impl(rng)) in ("fry", "threefry2x32")
 
 
-def _key_words(rng: Any) -> Array:
+def key_words(rng: Any) -> Array:
+    """Return the two words of a source of random numbers, which counts that as a use."""
     if isinstance(rng, nnx.Rngs):
         rng = rng.dropout
     return jax.random.key_data(rng() if isinstance(rng, nnx.RngStream) else rng)
@@ -242,7 +248,7 @@ def backward(
                 weights, dropped, d_weights, capped = seen
                 d_scores = lax.optimization_barrier(weights * (d_weights - slope))
                 d_v = sides.add_columns(d_v, j, times(dropped, d_c_block))
-                if bias is not None:
+                if d_bias is not None:
                     d_bias = sides.add_bias(d_bias, first, i, j, turned(d_scores))
                 if capped is not None:
                     d_scores = d_scores * (1.0 - capped * capped)
@@ -278,11 +284,11 @@ def backward(
         return (sides.add_keys(d_key, first, d_k), sides.add_keys(d_value, first, d_v), d_bias), d_q
 
     zeros = (sides.filled(sides.key.shape, 0.0), sides.filled(sides.value.shape, 0.0))
-    d_bias = None if bias is None else sides.filled(sides.bias.shape, 0.0)
+    d_bias = sides.filled(sides.bias.shape, 0.0) if bias is not None and plan.differentiates_bias else None
     (d_key, d_value, d_bias), d_query = lax.scan(heads, (*zeros, d_bias), sides.firsts)
     shape = plan.shape
     d_query = rearrange(d_query, "m n t c -> (m n) t c")[:, : shape.queries]
-    if bias is not None:
+    if d_bias is not None:
         d_bias = d_bias[:, :, : bias.shape[2], : bias.shape[3]].astype(bias.dtype)
     return (
         rearrange(d_query, "(b h) t c -> b t h c", b=shape.batch).astype(query.dtype),

@@ -6,13 +6,14 @@ processor, because it is exported or runs elsewhere, `blocked` is compiled in th
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
 import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -54,11 +55,8 @@ def unsupported(call: Call) -> str | None:
         return "it never holds the attention weights (return_weights=True)"
     if 0 in call.query.shape or 0 in call.value.shape:
         return f"there is nothing in the query {call.query.shape} or the value {call.value.shape}"
-    for name in ("bias", "softcap"):
-        if getattr(call, name) is not None:
-            return f"it has no {name}"
-    if call.dropout > 0:
-        return "it has no dropout"
+    if call.bias is not None and (1, *call.bias.shape)[-1] < call.key.shape[1]:
+        return f"the bias {call.bias.shape} is the same for all keys"
     if call.mask is not None:
         found = as_band_and_arrays(call.mask)
         if found is None:
@@ -68,7 +66,7 @@ def unsupported(call: Call) -> str | None:
             return f"the arrays {', '.join(map(str, shapes))} of the mask would make a larger one together"
     if any(blocked.is_sharded(array) for array in (call.query, call.key, call.value)):
         return "it can't cut axes that are sharded explicitly; call it inside jax.shard_map"
-    return None
+    return blocked.refuses_dropout(call)
 
 
 def unprofitable(call: Call) -> str | None:
@@ -98,8 +96,12 @@ def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, 
     batch, heads, queries, keys = call.scores_shape
     shape = Shape(batch, heads, call.key.shape[2], queries, keys)
     mask, arrays = _described(call)
-    plan = Plan(shape, mask, float(call.scale), None, 0.0, **block_sizes(shape, has_bias=False))
-    return attention(PASSES, plan, call.query, call.key, call.value, None, call.sinks, arrays, None)
+    bias = call.bias if call.bias is None else jnp.array(call.bias, ndmin=4, copy=False)
+    seed = blocked.key_words(call.rng) if call.dropout else None
+    softcap = None if call.softcap is None else float(call.softcap)
+    sizes = block_sizes(shape, bias is not None)
+    plan = Plan(shape, mask, float(call.scale), softcap, float(call.dropout), **sizes)
+    return attention(PASSES, plan, call.query, call.key, call.value, bias, call.sinks, arrays, seed)
 
 
 @functools.cache
@@ -134,19 +136,43 @@ def _array_of(call: Call, mask: Mask) -> Any:
 
 def forward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) -> tuple[Array, Array, Array]:
     """Return the context and, per row, the largest score and the sum of ``exp(scores - largest)``."""
-    _, sinks, masks, _ = others
-    given = [] if sinks is None else [_per_sequence(sinks, query)]
-    context, top, total = _FORWARD.bind(query, key, value, *given, *masks, plan=plan)
+    bias, sinks, masks, seed = others
+    sinks = None if sinks is None else _per_sequence(sinks, query)
+    names, given = _given(sinks, masks, bias, seed)
+    context, top, total = _FORWARD.bind(query, key, value, *given, plan=plan, names=names)
     return context, top, total
 
 
 def backward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) -> tuple[Any, ...]:
-    """Return the gradients of query, key, value, bias (None) and sinks."""
-    _, sinks, masks, _, context, top, total, d_context, d_total = others
-    operands = (query, key, value, context, top, total, d_context.astype(query.dtype), d_total, *masks)
-    d_query, d_key, d_value, slope = _BACKWARD.bind(*operands, plan=plan)
+    """Return the gradients of query, key, value, bias, if it is asked for, and sinks."""
+    bias, sinks, masks, seed, context, top, total, d_context, d_total = others
+    if bias is None:
+        plan = dataclasses.replace(plan, differentiates_bias=False)
+    elif plan.differentiates_bias and _is_shared_by_tasks(plan, bias):
+        operands = (query, key, value, bias, sinks, masks, seed)
+        return blocked.PASSES.backward(plan, *operands, context.astype(top.dtype), top, total, d_context, d_total)
+    names, given = _given(None, masks, bias, seed)
+    operands = (query, key, value, context, top, total, d_context.astype(query.dtype), d_total)
+    d_query, d_key, d_value, slope, *rest = _BACKWARD.bind(*operands, *given, plan=plan, names=names)
     d_sinks = None if sinks is None else gradient_of_sinks(sinks, top, total, slope)
-    return d_query, d_key, d_value, None, d_sinks
+    d_bias = None
+    for of_heads in rest:
+        axes = [axis for axis in range(4) if bias.shape[axis] < of_heads.shape[axis]]
+        d_bias = of_heads.sum(axes, keepdims=True).astype(bias.dtype)
+    return d_query, d_key, d_value, d_bias, d_sinks
+
+
+def _is_shared_by_tasks(plan: Plan, bias: Array) -> bool:
+    """Return whether tasks would add to the same gradient of a bias, which is too large for each to have its own."""
+    return bias.shape[2] > 1 and bias.shape[1] < plan.shape.heads
+
+
+def _given(sinks: Any, masks: Any, bias: Any, seed: Any) -> tuple[tuple[str, ...], list[Array]]:
+    """Return the names and the arrays of what an operation takes last, in the order of `words.OPTIONAL`."""
+    (mask,) = masks or (None,)
+    arrays = {"sinks": sinks, "mask": mask, "bias": bias if bias is None else bias.astype(jnp.float32), "seed": seed}
+    names = tuple(name for name in words.OPTIONAL if arrays[name] is not None)
+    return names, [arrays[name] for name in names]
 
 
 def _per_sequence(sinks: Array, query: Array) -> Array:
@@ -159,38 +185,56 @@ PASSES = Passes(forward, backward, blocked.at_once)
 """For `differentiation.attention`."""
 
 
-def _masked(plan: Plan) -> int:
-    """Return how many arrays the operations take for the mask: none or one, their last."""
-    return 0 if plan.mask is None else len(tuple(plan.mask.arrays()))
+def _apart(arrays: Sequence[Any], names: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the operands that an operation always takes, and the others by their names."""
+    always = len(arrays) - len(names)
+    return list(arrays[:always]), dict(zip(names, arrays[always:], strict=True))
 
 
-def _forward_by_blocks(plan: Plan, query: Array, key: Array, value: Array, *others: Array) -> tuple[Array, ...]:
-    """Return what the forward operation does, by `blocked`; sinks are those of any sequence, as all are the same."""
-    sinks, masks = others[: len(others) - _masked(plan)], others[len(others) - _masked(plan) :]
-    of_heads = sinks[0][0] if sinks else None
-    context, top, total = blocked.PASSES.forward(plan, query, key, value, None, of_heads, masks, None)
-    return context.astype(query.dtype), top, total
+def _as_blocks_take(given: dict[str, Any]) -> tuple[Any, ...]:
+    """Return bias, sinks, masks and seed; sinks are those of any sequence, as all are the same."""
+    sinks = given["sinks"][0] if "sinks" in given else None
+    return given.get("bias"), sinks, (given["mask"],) if "mask" in given else (), given.get("seed")
 
 
-def _backward_by_blocks(plan: Plan, query: Array, key: Array, value: Array, *others: Array) -> tuple[Array, ...]:
+def _forward_by_blocks(plan: Plan, names: tuple[str, ...], *arrays: Array) -> tuple[Array, ...]:
+    """Return what the forward operation does, by `blocked`."""
+    inputs, given = _apart(arrays, names)
+    context, top, total = blocked.PASSES.forward(plan, *inputs, *_as_blocks_take(given))
+    return context.astype(inputs[0].dtype), top, total
+
+
+def _backward_by_blocks(plan: Plan, names: tuple[str, ...], *arrays: Array) -> tuple[Array, ...]:
     """Return what the backward operation does, by `blocked`."""
-    context, top, total, d_context, d_total, *masks = others
+    (query, key, value, context, top, total, d_context, d_total), given = _apart(arrays, names)
     context, d_context = (array.astype(top.dtype) for array in (context, d_context))
-    results = (query, key, value, None, None, tuple(masks), None, context, top, total, d_context, d_total)
-    d_query, d_key, d_value, _, _ = blocked.PASSES.backward(plan, *results)
+    operands = (query, key, value, *_as_blocks_take(given), context, top, total, d_context, d_total)
+    d_query, d_key, d_value, d_bias, _ = blocked.PASSES.backward(plan, *operands)
     products = jnp.swapaxes((context * d_context).sum(-1), 1, 2)
     slope = jnp.where(total != 0.0, products / jnp.where(total != 0.0, total, 1.0) - d_total, 0.0)
-    return d_query, d_key, d_value, slope
+    if d_bias is None:
+        return d_query, d_key, d_value, slope
+    shape = _shape_of_gradient(plan, d_bias.shape)
+    first = jnp.zeros(shape, d_bias.dtype).at[: d_bias.shape[0], : d_bias.shape[1]].set(d_bias)
+    return d_query, d_key, d_value, slope, first
 
 
-def _forward_results(query: Any, key: Any, value: Any, *others: Any, plan: Plan) -> list[Any]:
+def _shape_of_gradient(plan: Plan, bias: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the gradient of a bias, for each head, and if queries share a row, for each sequence."""
+    *outer, sequences, _, queries, keys = bias
+    return (*outer, plan.shape.batch if queries == 1 else sequences, plan.shape.heads, queries, keys)
+
+
+def _forward_results(query: Any, key: Any, value: Any, *others: Any, plan: Plan, names: tuple[str, ...]) -> list[Any]:
     *before, queries, heads, _ = query.shape
     per_row = query.update(shape=(*before, heads, queries), dtype=jnp.promote_types(query.dtype, jnp.float32))
     return [query.update(shape=(*query.shape[:-1], value.shape[-1])), per_row, per_row]
 
 
-def _backward_results(query: Any, key: Any, value: Any, *others: Any, plan: Plan) -> list[Any]:
-    return [query, key, value, others[1]]
+def _backward_results(*arrays: Any, plan: Plan, names: tuple[str, ...]) -> list[Any]:
+    (query, key, value, _, per_row, *_), given = _apart(arrays, names)
+    bias = [given["bias"]] if plan.differentiates_bias else []
+    return [query, key, value, per_row, *(one.update(shape=_shape_of_gradient(plan, one.shape)) for one in bias)]
 
 
 def _operation(kind: str, results: Callable[..., list[Any]], by_blocks: Callable[..., tuple[Array, ...]]) -> Primitive:
@@ -201,38 +245,34 @@ def _operation(kind: str, results: Callable[..., list[Any]], by_blocks: Callable
     operation.def_abstract_eval(results)
 
     @functools.cache
-    def jitted(plan: Plan) -> Any:
-        return jax.jit(functools.partial(operation.bind, plan=plan))
+    def jitted(**known: Any) -> Any:
+        return jax.jit(functools.partial(operation.bind, **known))
 
-    def run(*arrays: Array, plan: Plan) -> Any:
+    def run(*arrays: Array, **known: Any) -> Any:
         with jax.disable_jit(False):  # else it would call itself
-            return jitted(plan)(*arrays)
+            return jitted(**known)(*arrays)
 
     operation.def_impl(run)
 
-    def over_axes(*arrays: Array, plan: Plan) -> tuple[Array, ...]:
-        blocks = functools.partial(by_blocks, plan)
+    def over_axes(*arrays: Array, plan: Plan, names: tuple[str, ...]) -> tuple[Array, ...]:
+        blocks = functools.partial(by_blocks, plan, names)
         for _ in range(arrays[0].ndim - 4):
             blocks = jax.vmap(blocks)
         return blocks(*arrays)
 
     lower_blocks = mlir.lower_fun(over_axes, multiple_results=True)
 
-    def lower(context: Any, *arrays: Any, plan: Plan) -> Any:
+    def lower(context: Any, *arrays: Any, **known: Any) -> Any:
         query = context.avals_in[0]
         if context.module_context.lowering_parameters.for_export or query.dtype.name not in words.KINDS:
-            return lower_blocks(context, *arrays, plan=plan)
+            return lower_blocks(context, *arrays, **known)
         _register(kind, name)
-        has_sinks = kind == "forward" and len(arrays) > 3 + _masked(plan)
-        return jax.ffi.ffi_lowering(name)(context, *arrays, shape=_words(plan, context.avals_in, has_sinks))
+        return jax.ffi.ffi_lowering(name)(context, *arrays, shape=_words(kind, context.avals_in, **known))
 
-    def batch(arrays: Any, axes: Any, *, plan: Plan) -> Any:
+    def batch(arrays: Any, axes: Any, **known: Any) -> Any:
         size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
         fronted = [batching.bdim_at_front(array, axis, size) for array, axis in zip(arrays, axes, strict=True)]
-        if _masked(plan):  # as sequences are counted through all axes before the last three
-            mask = fronted[-1]
-            fronted[-1] = jnp.broadcast_to(mask, (*mask.shape[:-4], plan.shape.batch, *mask.shape[-3:]))
-        results = operation.bind(*fronted, plan=plan)
+        results = operation.bind(*fronted, **known)
         return results, [0] * len(results)
 
     mlir.register_lowering(operation, lower, platform="cpu")
@@ -265,9 +305,10 @@ def _register(kind: str, name: str) -> None:
             _REGISTERED.add(name)
 
 
-def _words(plan: Plan, operands: Any, has_sinks: bool) -> np.ndarray[Any, Any]:
+def _words(kind: str, operands: Sequence[Any], plan: Plan, names: tuple[str, ...]) -> np.ndarray[Any, Any]:
     """Return what a kernel is told of a call."""
-    query, _, value, *_ = operands
+    (query, _, value, *_), given = _apart(operands, names)
+    batch = plan.shape.batch
     told = {
         words.KIND: words.KINDS[query.dtype.name],
         words.HEADS: plan.shape.heads,
@@ -276,23 +317,36 @@ def _words(plan: Plan, operands: Any, has_sinks: bool) -> np.ndarray[Any, Any]:
         words.KEYS: plan.shape.keys,
         words.DEPTH: query.shape[-1],
         words.VALUE_DEPTH: value.shape[-1],
-        words.SCALE: np.float64(plan.scale).view(np.int64),
-        words.SINKS: has_sinks,
-        words.MASKED: _masked(plan),
+        words.SCALE: _bits(plan.scale),
+        words.BATCH: batch,
+        words.SPAN: 1,
+        **{words.OPTIONAL[name][0]: 1 for name in names},
     }
+    if plan.softcap is not None:
+        told |= {words.CAPPED: 1, words.SOFTCAP: _bits(plan.softcap)}
     band, _ = (None if plan.mask is None else as_band_and_arrays(plan.mask)) or (None, ())
     if band is not None:
         told |= {words.BANDED: 1, words.OFFSET: band.offset, words.SIZE: band.size or 0}
-    if _masked(plan):
-        *sequences, heads, queries, keys = operands[-1].shape
-        sizes = {
-            words.MASK_BATCH: math.prod(sequences),
-            words.MASK_HEAD: heads,
-            words.MASK_QUERY: queries,
-            words.MASK_KEY: keys,
-        }
-        far = math.prod(operands[-1].shape)
-        for word, count in sizes.items():
-            far //= count
-            told[word] = far if count > 1 else 0
+    for name, first in (("mask", words.MASK_SPAN), ("bias", words.BIAS_SPAN)):
+        if name in given:
+            told |= dict(enumerate(_spread(given[name].shape, batch), first))
+    if "bias" in given and kind == "backward" and plan.differentiates_bias:
+        told |= {words.D_BIASED: 1, words.SPAN: told[words.BIAS_SPAN] if told[words.BIAS_QUERY] else 1}
+    if "seed" in given:
+        below = math.ceil(float(np.float32(1.0 - plan.dropout)) * 2**23)
+        told |= {words.KEPT: below, words.FACTOR: _bits(1.0 / (1.0 - plan.dropout))}
     return np.array([told.get(word, 0) for word in range(words.SHAPE_END)], np.int64)
+
+
+def _bits(number: float) -> np.int64:
+    return np.float64(number).view(np.int64)
+
+
+def _spread(shape: tuple[int, ...], batch: int) -> tuple[int, ...]:
+    """Return how many sequences share a part of an array, and how far numbers are apart along the last four axes."""
+    *_, sequences, heads, queries, keys = shape
+    apart = [
+        heads * queries * keys,
+        *(rest if size > 1 else 0 for size, rest in ((heads, queries * keys), (queries, keys), (keys, 1))),
+    ]
+    return (batch if sequences == 1 else 1, *apart)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Float
 
 from .block_operands import false_of
@@ -48,23 +50,34 @@ def _differentiable(passes: Passes, plan: Plan, *operands: Any) -> tuple[Array, 
     return passes.forward(plan, *operands)
 
 
-def _differentiable_forward(passes: Passes, plan: Plan, *operands: Any) -> tuple[tuple[Array, Array, Array], Any]:
+def _differentiable_forward(passes: Passes, plan: Plan, *given: Any) -> tuple[tuple[Array, Array, Array], Any]:
+    operands = jax.tree.map(lambda one: one.value, given)
+    bias = given[3]
+    # A bias is often constant, and its gradient as large as the scores.
+    asked = None if bias is None or not bias.perturbed else ()
     results = _differentiable(passes, plan, *operands)
-    return results, (operands, results)
+    return results, (operands, results, asked)
 
 
-def _differentiable_backward(passes: Passes, plan: Plan, kept: Any, cotangents: tuple[Array, Array, Array]) -> Any:
-    operands, results = kept
-    d_context, _, d_total = cotangents
+def _differentiable_backward(passes: Passes, plan: Plan, kept: Any, cotangents: tuple[Any, Any, Any]) -> Any:
+    operands, results, asked = kept
+    d_context, _, d_total = map(_instantiated, cotangents)
+    plan = dataclasses.replace(plan, differentiates_bias=asked is not None)
     return (*_gradients(passes, plan, operands, results, (d_context, d_total)), None, None)
 
 
-_differentiable.defvjp(_differentiable_forward, _differentiable_backward)
+def _instantiated(cotangent: Any) -> Array:
+    if isinstance(cotangent, SymbolicZero):
+        return jnp.zeros(cotangent.shape, cotangent.dtype)
+    return cotangent
+
+
+_differentiable.defvjp(_differentiable_forward, _differentiable_backward, symbolic_zeros=True)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _gradients(passes: Passes, plan: Plan, operands: Any, results: Any, cotangents: Any) -> Any:
-    """Return the gradients of query, key, value, bias and sinks; its own gradient takes T times S, as it is rare."""
+    """Return the gradients of query, key, value, bias (if asked for) and sinks; theirs take T times S, being rare."""
     return passes.backward(plan, *operands, *results, *cotangents)
 
 
@@ -76,7 +89,9 @@ def _gradients_backward(passes: Passes, plan: Plan, kept: Any, seconds: Any) -> 
     (*inputs, arrays, seed), results, cotangents = kept
 
     def gradients(inputs: Any, cotangents: Any) -> Any:
-        return jax.vjp(lambda *inputs: passes.at_once(plan, *inputs, arrays, seed), *inputs)[1](cotangents)
+        found = list(jax.vjp(lambda *inputs: passes.at_once(plan, *inputs, arrays, seed), *inputs)[1](cotangents))
+        found[3] = found[3] if plan.differentiates_bias else None
+        return tuple(found)
 
     _, pull = jax.vjp(gradients, tuple(inputs), cotangents)
     inputs_bar, cotangents_bar = pull(seconds)

@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend import random as generators
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from attn_bridge import masks
 from jax_attn import functional
-from jax_attn.cpu_kernels import blocks, compiling, language, memory, words
+from jax_attn.cpu_kernels import compiling, dropout, exponentials, language, memory, scores, softmax, words
+from jax_attn.cpu_kernels.processor import LANES
 from jax_attn.implementations import blocked, cpu_flash
 
 from .attention_calls import CASES, FLOAT32, arrays, attend, draw, hold, operands, results, some, squared
@@ -22,10 +24,10 @@ from .attention_calls import CASES, FLOAT32, arrays, attend, draw, hold, operand
 SERVED = [
     label
     for label, (_, choose) in CASES.items()
-    if set(options := choose(0)) <= {"mask", "sinks", "scale"}
-    and (options.get("mask") is None or masks.as_band_and_arrays(masks.as_mask(options["mask"])))
+    if ("mask" not in (options := choose(0)) or masks.as_band_and_arrays(masks.as_mask(options["mask"])))
+    and label != "bias of rows"
 ]
-"""Cases of `attention_calls` that the kernels serve: no mask, or windows, paddings and arrays together."""
+"""Cases of `attention_calls` that the kernels serve: windows, paddings and arrays, and a bias that keys differ in."""
 
 
 def call(routine: Any, *arguments: int) -> None:
@@ -45,12 +47,15 @@ def test_it_computes_what_the_reference_does(label):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("label", ["no mask, odd sizes", "causal, long", "one key head", "window", "head_dim 40"])
+@pytest.mark.parametrize(
+    "label",
+    ["no mask, odd sizes", "causal, long", "one key head", "window", "head_dim 40", "softcap", "bias, per head"],
+)
 def test_it_computes_in_16_bits_what_the_reference_does(label, dtype):
     hold(label, 0, dtype, float(jnp.finfo(dtype).eps), "cpu_flash")
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(16))
 def test_any_sizes_will_do(seed):
     """Sizes that are no multiples of a block, a tile or a register, windows and offsets on either side of the keys."""
     draw_size = np.random.default_rng(500 + seed)
@@ -61,8 +66,16 @@ def test_any_sizes_will_do(seed):
     band = masks.sliding_window(int(draw_size.integers(1, 200))) if seed % 3 else masks.causal()
     options = {"mask": band.offset(int(draw_size.integers(-60, 200))), "sinks": draw(key_heads * group, seed=seed)}
     options = options if seed % 4 else {}
-    axes = zip((1 + seed % 2, key_heads * group, queries, keys), draw_size.random(4) < 0.6, strict=True)
-    array = some(*(size if whole else 1 for size, whole in axes), seed=seed)
+    sizes = (1 + seed % 2, key_heads * group, queries, keys)
+    of_array, of_bias = (
+        [size if whole else 1 for size, whole in zip(sizes, axes, strict=True)]
+        for axes in draw_size.random((2, 4)) < 0.6
+    )
+    array = some(*of_array, seed=seed)
+    if seed % 3 == 1:
+        options["bias"] = draw(*of_bias[:-1], keys, seed=seed)
+    if seed % 5 == 1:
+        options["softcap"] = float(draw_size.uniform(0.5, 4.0))
     if seed % 2:
         options["mask"] = options["mask"] & array if "mask" in options else array
     with jax.enable_x64(True):
@@ -172,9 +185,9 @@ def test_large_sinks_of_hidden_rows_have_no_gradient(name):
 def test_positions_beyond_what_float32_counts_are_told_apart():
     start, job = 2**24 + 1, np.zeros(words.END, np.int64)
     job[words.KEYS], job[words.BANDED], job[words.OFFSET], job[words.SIZE] = 2**25, 1, start, 3
-    scores, bounds = np.ones(8 * blocks.QUERIES, np.float32), np.zeros(2 * blocks.QUERIES, np.float32)
-    call(blocks.hide_outside, job.ctypes.data, scores.ctypes.data, 0, 64, start, 8, bounds.ctypes.data)
-    seen = np.isfinite(scores.reshape(8, -1)[:, :5].T)
+    block, bounds = np.ones(8 * softmax.QUERIES, np.float32), np.zeros(2 * softmax.QUERIES, np.float32)
+    call(scores.hide_outside, job.ctypes.data, block.ctypes.data, 0, 64, start, 8, bounds.ctypes.data)
+    seen = np.isfinite(block.reshape(8, -1)[:, :5].T)
     assert seen.tolist() == [[i - 3 < j <= i for j in range(8)] for i in range(5)]
 
 
@@ -187,8 +200,9 @@ def test_positions_beyond_what_float32_counts_are_told_apart():
         {"mask": masks.causal()},
         {"mask": masks.sliding_window(9)},
         {"mask": masks.causal() & some(1, 1, 70, 70, seed=3)},
+        {"bias": draw(1, 4, 70, 70, seed=4), "softcap": 2.0, "dropout": 0.3, "rng": jax.random.key(5)},
     ],
-    ids=["causal", "window", "array"],
+    ids=["causal", "window", "array", "bias, softcap and dropout"],
 )
 @pytest.mark.parametrize(
     "transform",
@@ -241,6 +255,109 @@ def test_a_key_of_nan_that_is_masked_stays_hidden():
     for mask in (jnp.asarray(seen[None]), jnp.asarray(np.broadcast_to(seen, (1, 1, 140, 140)))):
         found = attend(query, key.at[:, 77].set(jnp.nan), value, mask=mask)
         np.testing.assert_array_equal(found, attend(query, key, value, mask=mask))
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)], ids=["bias", "query", "both"])
+@pytest.mark.parametrize("shape", [(2, 1, 1, 70), (1, 4, 70, 70), (2, 4, 70, 70), (70, 70)], ids=str)
+def test_biases_are_vmapped(shape, axes):
+    query, key, value = arrays()
+    of_bias, of_query = axes
+    query = query if of_query is None else jnp.stack([query, 2 * query])
+    bias = jnp.asarray(draw(*(shape if of_bias is None else (2, *shape)), seed=8), "float32")
+
+    def gradients(name: str) -> Any:
+        def of(bias: jax.Array, query: jax.Array) -> jax.Array:
+            return squared(name, mask=masks.causal(), bias=bias)(query, key, value)
+
+        return jax.vmap(jax.grad(of, (0, 1)), axes)(bias, query)
+
+    for found, want in zip(gradients("cpu_flash"), gradients("reference"), strict=True):
+        np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+def test_each_of_several_seeds_draws_its_own_dropout():
+    inputs, seeds = arrays(queries=140, keys=140), jax.random.split(jax.random.key(2), 3)
+
+    def gradients(name: str) -> jax.Array:
+        def of(seed: jax.Array, factor: jax.Array) -> jax.Array:
+            return jax.grad(squared(name, dropout=0.4, rng=seed))(factor * inputs[0], *inputs[1:])
+
+        return jax.vmap(of)(seeds, jnp.asarray([1.0, 1.0, 0.5]))
+
+    found, want = gradients("cpu_flash"), gradients("reference")
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max())
+    assert np.abs(found[0] - found[1]).max() > 0.1 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.3, 0.999])
+@pytest.mark.parametrize("key", [jax.random.key(5), jax.random.PRNGKey(2**32 - 1)], ids=["typed", "raw"])
+def test_dropout_keeps_what_the_reference_keeps(rate, key):
+    """With values that name their key and all weights alike, the context tells which were kept."""
+    query = jnp.zeros((2, 130, 3, 8))
+    value = jnp.broadcast_to(jnp.eye(130)[None, :, None], (2, 130, 3, 130))
+    options = {"dropout": rate, "rng": key}
+    found, want = (attend(query, query, value, name=name, **options) for name in ("cpu_flash", "reference"))
+    np.testing.assert_array_equal(found > 0, want > 0)
+    np.testing.assert_allclose(found, want, rtol=1e-6)
+
+
+def test_places_of_dropout_beyond_32_bits():
+    """The counter of a place is a number of 64 bits, as `jax.random.bits` counts large shapes."""
+    job, heads, queries, keys = np.zeros(words.END, np.int64), 3, 70_000, 70_001
+    seed = np.asarray([7, 2**31 + 5], np.uint32)
+    job[words.BATCH], job[words.HEADS], job[words.QUERIES], job[words.KEYS] = 1, heads, queries, keys
+    job[words.SEED], job[words.KEPT] = seed.ctypes.data, 2**22
+    job[words.FACTOR] = np.float64(2.0).view(np.int64)
+    factors, head, first, start = np.zeros((5, softmax.QUERIES), np.float32), 2, 69_900, 69_990
+    call(dropout.draw, job.ctypes.data, head, factors.ctypes.data, first, start, 5)
+    rows, columns = first + np.arange(softmax.QUERIES)[None, :], start + np.arange(5)[:, None]
+    place = (head * queries + rows) * keys + columns
+    assert place.min() > 2**32
+    counters = [jnp.asarray(one.ravel(), jnp.uint32) for one in (place >> 32, place & 0xFFFFFFFF)]
+    bits = generators.threefry_2x32(tuple(jnp.asarray(seed)), jnp.concatenate(counters)).reshape(2, *place.shape)
+    np.testing.assert_array_equal(factors, np.where((bits[0] ^ bits[1]) >> 9 < 2**22, 2.0, 0.0))
+
+
+@pytest.mark.parametrize("softcap", [1e-3, 0.7, 50.0, 1e6])
+def test_caps_of_any_size(softcap):
+    """Where little is capped the tangent is nearly its argument, where much is it is one: neither loses precision."""
+    inputs, options = operands(queries=140, keys=140, seed=3), {"softcap": softcap, "scale": 1.0}
+    with jax.enable_x64(True):
+        exact = results(inputs, options, "reference", "float64")
+    plain, found = (results(inputs, options, name, "float32") for name in ("reference", "cpu_flash"))
+    scale = max(np.abs(one).max() for one in exact)
+    for got, want, other in zip(found, exact, plain, strict=True):
+        np.testing.assert_allclose(got, want, rtol=0.0, atol=2.0 * np.abs(other - want).max() + FLOAT32 * scale)
+
+
+def test_the_tangent_is_precise_everywhere():
+    numbers = np.concatenate([sign * np.geomspace(1e-30, 200.0, 4096, dtype=np.float32) for sign in (1, -1)])
+    numbers = np.concatenate([numbers, np.asarray([0.0, -0.0, np.inf, -np.inf], np.float32)] * 8)
+    found = numbers.copy()
+    assert len(found) % LANES == 0
+
+    def tanh(code: Any, place: Any) -> None:
+        vector = language.ir.VectorType(language.FLOAT, LANES)
+        with code.loop(0, 4 * len(found), 4 * LANES) as at:
+            code.store(exponentials.tanh(code.load(place + at, vector)), place + at)
+
+    call(tanh, found.ctypes.data)
+    np.testing.assert_allclose(found, np.tanh(numbers.astype("float64")), rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 70, 70), (2, 1, 1, 70), (1, 1, 70, 70)], ids=str)
+def test_a_constant_bias_has_no_gradient_computed(shape):
+    query, key, value = arrays()
+    bias = jnp.asarray(draw(*shape, seed=3), "float32")
+
+    def of(bias: jax.Array, query: jax.Array) -> jax.Array:
+        return squared("cpu_flash", bias=bias, mask=masks.causal())(query, key, value)
+
+    text = str(jax.make_jaxpr(jax.grad(of, 1))(bias, query))
+    assert "differentiates_bias=False" in text
+    assert "differentiates_bias=False" not in str(jax.make_jaxpr(jax.grad(of, (0, 1)))(bias, query))
+    found, want = jax.grad(of, 1)(bias, query), jax.grad(of, (0, 1))(bias, query)[1]
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
 def test_sinks_are_vmapped():

@@ -31,9 +31,19 @@ from .attention_calls import arrays, attend, draw, some, squared
 def test_an_exported_program_needs_nothing_of_ours():
     inputs = arrays(queries=140, keys=140)
     masked = squared("cpu_flash", mask=masks.causal() & some(2, 140, seed=1))
-    for function in (squared("cpu_flash", mask=masks.causal()), masked, jax.grad(masked)):
+    options = {"softcap": 2.0, "dropout": 0.3, "rng": jax.random.key(1)}
+
+    def biased(*inputs):
+        return squared("cpu_flash", bias=inputs[0][:, :, 0, :1].reshape(2, 1, 1, 140), **options)(*inputs)
+
+    def biased_by_rows(*inputs):
+        bias = jnp.swapaxes(inputs[0][:1], 1, 2)[..., :1] * jnp.cos(jnp.arange(140.0))
+        return squared("cpu_flash", bias=bias, **options)(*inputs)
+
+    functions = [squared("cpu_flash", mask=masks.causal()), masked, *map(jax.grad, (masked, biased, biased_by_rows))]
+    for function in functions:
         exported = export.export(jax.jit(function))(*inputs)
-        assert "attn_bridge_flash" not in exported.mlir_module()
+        assert "@attn_bridge_flash" not in exported.mlir_module()
         np.testing.assert_allclose(exported.call(*inputs), jax.jit(function)(*inputs), rtol=1e-4, atol=1e-4)
 
 
@@ -63,8 +73,11 @@ from jax_attn import functional
 from jax_attn.cpu_kernels import processor
 heads = [jax.random.normal(jax.random.key(i), (2, 150, 4, 40)) for i in range(3)]
 def loss(name):
-    options = {"mask": masks.sliding_window(90), "implementation": name}
+    options = {"mask": masks.sliding_window(90) & seen, "implementation": name, "softcap": 3.0, "bias": bias}
+    options |= {"dropout": 0.2, "rng": jax.random.key(9)}
     return lambda *heads: (functional.dot_product_attention(*heads, **options) ** 2).sum()
+seen = jax.random.uniform(jax.random.key(3), (2, 1, 150, 150)) < 0.8
+bias = jax.random.normal(jax.random.key(4), (4, 1, 1)) * jnp.cos(jnp.arange(150 * 150)).reshape(150, 150)
 got, want = (jax.grad(loss(name), (0, 1, 2))(*heads) for name in ("cpu_flash", "reference"))
 for one, two in zip(got, want):
     assert jnp.abs(one - two).max() < 1e-4, jnp.abs(one - two).max()
@@ -190,9 +203,9 @@ def test_executables_find_the_kernels_once_they_are_registered():
     ("options", "reason"),
     [
         ({"return_weights": True}, "never holds"),
-        ({"bias": jnp.ones((70, 70))}, "has no bias"),
-        ({"softcap": 2.0}, "has no softcap"),
-        ({"dropout": 0.5, "rng": jax.random.key(0)}, "has no dropout"),
+        ({"bias": jnp.ones((70, 1))}, r"the bias \(70, 1\) is the same for all keys"),
+        ({"bias": jnp.ones(())}, r"the bias \(\) is the same for all keys"),
+        ({"dropout": 0.5, "rng": jax.random.key(0, impl="rbg")}, "partitionable Threefry only"),
         ({"mask": masks.prefix(3)}, "more than a window, paddings and arrays"),
         ({"mask": masks.causal() | jnp.ones((2, 70), bool)}, "more than a window, paddings and arrays"),
         (

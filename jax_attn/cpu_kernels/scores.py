@@ -1,0 +1,172 @@
+"""What becomes of a block of scores before their softmax: bias, bands and masks, and the gradient of the bias.
+
+Scores have the keys in rows of `QUERIES`. Routines take the address of the job; heads are those of all sequences.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from llvmlite import ir
+
+from . import words
+from .blocks import job_at, seen_by
+from .language import FLOAT, Array, Code, Value, routine
+from .memory import fill
+from .processor import LANES
+from .softmax import QUERIES
+from .tiles import over_tiles, turned
+
+_BYTE = ir.IntType(8)
+_VECTOR = ir.VectorType(FLOAT, LANES)
+
+_HIDDEN = float("-inf")
+
+
+class _Place(NamedTuple):
+    """Where the numbers of a head begin in an array broadcast to the scores, and how far they are apart."""
+
+    first: Value
+    of_query: Value
+    of_key: Value
+
+
+def _place_in(job: Array, head: Value, array: int, span: int) -> _Place:
+    """Return the place of a head; `array` is the word of the address, `span` the first of five of the shape."""
+    sequence, of_sequence = head // job[words.HEADS], head % job[words.HEADS]
+    start = sequence // job[span] * job[span + 1] + of_sequence * job[span + 2]
+    size = 1 if array == words.MASK else 4
+    return _Place(job[array] + size * start, job[span + 3], job[span + 4])
+
+
+def _score(scores: Value, key: Value, query: Value) -> Value:
+    """Return the address of a score of the block."""
+    return scores + 4 * (key * QUERIES + query)
+
+
+@routine
+def add_bias(
+    code: Code, address: Value, head: Value, scores: Value, first: Value, count: Value, start: Value, held: Value
+) -> None:
+    """Add the bias to the scores of the queries from `first` and of the keys from `start` on."""
+    job = job_at(code, address)
+    bias, of_query, of_key = _place_in(job, head, words.BIAS, words.BIAS_SPAN)
+
+    def at(i: Value, j: Value) -> Value:
+        return bias + 4 * ((first + i) * of_query + (start + j) * of_key)
+
+    def square(j: Value, i: Value) -> None:
+        lines = [code.load(at(i + line, j), _VECTOR) for line in range(LANES)]
+        for key, numbers in enumerate(turned(code, lines)):
+            place = _score(scores, j + key, i)
+            code.store(code.load(place, _VECTOR) + numbers, place)
+
+    def single(j: Value, i: Value) -> None:
+        place = _score(scores, j, i)
+        code.store(code.load(place, FLOAT) + code.load(at(i, j), FLOAT), place)
+
+    with code.either(of_query == 0) as (for_all, for_each):
+        with for_all, code.loop(0, held) as j:
+            number = code.vector(code.load(at(code.value(0), j), FLOAT), LANES)
+            for i in range(0, QUERIES, LANES):
+                place = _score(scores, j, code.value(i))
+                code.store(code.load(place, _VECTOR) + number, place)
+        with for_each:
+            over_tiles(code, held, count, square, single)
+
+
+@routine
+def add_to_gradient_of_bias(
+    code: Code, address: Value, head: Value, d_scores: Value, first: Value, count: Value, start: Value, held: Value
+) -> None:
+    """Add the gradients of scores to those of the bias, which every head has of its own."""
+    job = job_at(code, address)
+    d_bias, of_query = gradient_of_bias(job, head)
+
+    def at(i: Value, j: Value) -> Value:
+        return d_bias + 4 * ((first + i) * of_query + start + j)
+
+    def add(numbers: Value, i: Value, j: Value) -> None:
+        code.store(code.load(at(i, j), numbers.type) + numbers, at(i, j))
+
+    def square(j: Value, i: Value) -> None:
+        lines = turned(code, [code.load(_score(d_scores, j + line, i), _VECTOR) for line in range(LANES)])
+        with code.either(of_query == 0) as (for_all, for_each):
+            with for_all:
+                total = lines[0]
+                for line in lines[1:]:
+                    total = total + line
+                add(total, i, j)
+            with for_each:
+                for query, line in enumerate(lines):
+                    add(line, i + query, j)
+
+    over_tiles(code, held, count, square, lambda j, i: add(code.load(_score(d_scores, j, i), FLOAT), i, j))
+
+
+def gradient_of_bias(job: Array, head: Value) -> tuple[Value, Value]:
+    """Return where the gradient of a head's bias lies, and how far queries are apart in it, 0 if they share a row."""
+    code, heads, keys = job.code, job[words.HEADS], job[words.KEYS]
+    with_queries = job[words.BIAS_QUERY] != 0
+    sequence = head // heads // code.choose(with_queries, job[words.BIAS_SPAN], 1)
+    rows = code.choose(with_queries, job[words.QUERIES], 1)
+    place = (sequence * heads + head % heads) * rows * keys
+    return job[words.D_BIAS] + 4 * place, code.choose(with_queries, keys, 0)
+
+
+@routine
+def hide_outside(
+    code: Code, address: Value, scores: Value, first: Value, count: Value, start: Value, held: Value, bounds: Value
+) -> None:
+    """Set the scores of keys from `start` on outside the bands of the queries from `first` on to minus infinity.
+
+    `bounds` is room for two numbers per query.
+    """
+    job = job_at(code, address)
+    low, high = seen_by(job, first + count - 1)[0], seen_by(job, first)[1]
+    with code.when((start < low) | (start + held > high)):
+        of_queries = Array(code, bounds)
+        with code.loop(0, QUERIES) as i:
+            for place, key in zip((i, i + QUERIES), seen_by(job, first + i), strict=True):
+                # In float32 only small numbers are exact.
+                among = code.largest(code.least(key - start, held), 0)
+                of_queries[place] = among.as_float()
+        with code.loop(0, held) as j, code.loop(0, QUERIES, LANES) as i:
+            key, place = code.vector(j.as_float(), LANES), _score(scores, j, i)
+            after, before = (code.load(of_queries.at(at), _VECTOR) for at in (i, i + QUERIES))
+            seen = (after <= key) & (key < before)
+            code.store(code.choose(seen, code.load(place, _VECTOR), _HIDDEN), place)
+
+
+@routine
+def hide_masked(
+    code: Code, address: Value, head: Value, scores: Value, first: Value, count: Value, start: Value, held: Value
+) -> None:
+    """Set the scores of keys from `start` on that the mask hides from the queries from `first` on to minus infinity."""
+    job = job_at(code, address)
+    mask, of_query, of_key = _place_in(job, head, words.MASK, words.MASK_SPAN)
+
+    def hidden(i: Value, j: Value, kind: ir.Type) -> Value:
+        place = mask + (first + i) * of_query + (start + j) * of_key
+        return code.load(place, kind, align=1) == 0
+
+    def square(j: Value, i: Value) -> None:
+        seen, unseen = (code.vector(number, LANES) for number in (0.0, _HIDDEN))
+        of_lines = [hidden(i + line, j, ir.VectorType(_BYTE, LANES)) for line in range(LANES)]
+        lines = [code.choose(of_line, unseen, seen) for of_line in of_lines]
+        for key, numbers in enumerate(turned(code, lines)):
+            place = _score(scores, j + key, i)
+            code.store(code.choose(numbers < 0.0, unseen, code.load(place, _VECTOR)), place)
+
+    def single(j: Value, i: Value) -> None:
+        place = _score(scores, j, i)
+        code.store(code.choose(hidden(i, j, _BYTE), _HIDDEN, code.load(place, FLOAT)), place)
+
+    with code.either(of_query == 0) as (for_all, for_each):
+        with for_all, code.loop(0, held) as j, code.when(hidden(code.value(0), j, _BYTE)):
+            fill(code, _score(scores, j, code.value(0)), QUERIES, _HIDDEN)
+        with for_each, code.either(of_key == 0) as (alike, apart):
+            with alike, code.loop(0, held) as j, code.loop(0, count) as i:
+                single(j, i)
+            with apart:
+                over_tiles(code, held, count, square, single)
