@@ -16,7 +16,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,10 +25,12 @@ from . import validation
 __all__ = [
     "ArrayMask",
     "Band",
+    "EqualMask",
     "Mask",
+    "Pieces",
     "as_band",
-    "as_band_and_arrays",
     "as_mask",
+    "as_pieces",
     "causal",
     "chunked",
     "documents",
@@ -37,6 +39,9 @@ __all__ = [
     "prefix",
     "sliding_window",
 ]
+
+_FAR = 2**62
+"""A position beyond all keys."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +67,16 @@ class Mask:
         Args:
             queries: positions of a block of queries, not empty, in steps of 1.
             keys: positions of a block of keys, not empty, in steps of 1.
+        """
+        return None
+
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the first key that each query sees, and the one after the last; None if one sees not all in between.
+
+        Known without arrays. Keys may lie on either side of those that there are, and the last before the first.
+
+        Args:
+            queries: positions ``(T,)``.
         """
         return None
 
@@ -152,6 +167,9 @@ class _Full(Mask):
     def visibility(self, queries: range, keys: range) -> bool | None:
         return True
 
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        return np.zeros_like(queries), np.full_like(queries, _FAR)
+
 
 @dataclass(frozen=True)
 class _Causal(Mask):
@@ -160,6 +178,9 @@ class _Causal(Mask):
 
     def visibility(self, queries: range, keys: range) -> bool | None:
         return True if keys[-1] <= queries[0] else False if keys[0] > queries[-1] else None
+
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        return np.zeros_like(queries), queries + 1
 
 
 @dataclass(frozen=True)
@@ -175,6 +196,9 @@ class _SlidingWindow(Mask):
         if farthest < 0 or nearest >= self.size:
             return False
         return True if nearest >= 0 and farthest < self.size else None
+
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        return queries - self.size + 1, queries + 1
 
     def first_key(self, query: int) -> int:
         return max(0, query - self.size + 1)
@@ -198,6 +222,9 @@ class _Chunked(Mask):
         one_chunk = keys[0] // self.size == first == last
         return True if one_chunk and keys[-1] <= queries[0] else None
 
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        return queries // self.size * self.size, queries + 1
+
     def first_key(self, query: int) -> int:
         return query // self.size * self.size
 
@@ -217,6 +244,9 @@ class _Prefix(Mask):
         if keys[-1] < self.size or keys[-1] <= queries[0]:
             return True
         return False if keys[0] > max(queries[-1], self.size - 1) else None
+
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        return np.zeros_like(queries), np.maximum(queries + 1, self.size)
 
 
 @dataclass(frozen=True)
@@ -313,17 +343,18 @@ class _Documents(_OfArrays):
         for name, one, wanted in (("queries", rows, queries), ("keys", columns, keys)):
             if one.shape[1] != wanted.stop - wanted.start:
                 raise ValueError(f"ids ({self.ids.shape[1]}) must be one per token, got {name} up to {wanted.stop}")
-        return _Equal(rows[:, None, :, None], columns[:, None, None, :])
+        return EqualMask(rows[:, None, :, None], columns[:, None, None, :])
 
 
 @dataclass(frozen=True, eq=False)
-class _Equal(_OfArrays):
+class EqualMask(_OfArrays):
     """Numbers of the queries ``(B, 1, T, 1)`` and of the keys ``(B, 1, 1, S)``, which must be equal."""
 
     of_queries: Any
     of_keys: Any
 
     def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        """Return which are equal."""
         return self.of_queries == self.of_keys
 
 
@@ -359,6 +390,10 @@ class _Offset(Mask):
     def visibility(self, queries: range, keys: range) -> bool | None:
         queries = range(queries.start + self.n, queries.stop + self.n)
         return self.mask.visibility(queries, range(keys.start + self.keys, keys.stop + self.keys))
+
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        found = self.mask.interval(queries + self.n)
+        return found and (found[0] - self.keys, found[1] - self.keys)
 
     def first_key(self, query: int) -> int:
         return max(0, self.mask.first_key(query + self.n) - self.keys)
@@ -410,6 +445,13 @@ class _All(_Combined):
         answers = {part.visibility(queries, keys) for part in self.parts}
         return False if False in answers else None if None in answers else True
 
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        found = [part.interval(queries) for part in self.parts]
+        if None in found:
+            return None
+        starts, ends = zip(*found, strict=True)
+        return np.maximum.reduce(starts), np.minimum.reduce(ends)
+
     def first_key(self, query: int) -> int:
         return max(part.first_key(query) for part in self.parts)
 
@@ -428,6 +470,10 @@ class _Any(_Combined):
         answers = {part.visibility(queries, keys) for part in self.parts}
         return True if True in answers else None if None in answers else False
 
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        found = [part.interval(queries) for part in self.parts]
+        return None if None in found else functools.reduce(_union, found)
+
     def first_key(self, query: int) -> int:
         return min(part.first_key(query) for part in self.parts)
 
@@ -435,6 +481,19 @@ class _Any(_Combined):
     def reach(self) -> int | None:
         reaches = [part.reach for part in self.parts]
         return None if None in reaches else max(reach for reach in reaches if reach is not None)
+
+
+def _union(one: Any, two: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the intervals that pairs of them make together; None where some lie apart."""
+    if one is None:
+        return None
+    (start, end), (other_start, other_end) = one, two
+    is_empty, other_is_empty = start >= end, other_start >= other_end
+    if not np.all(is_empty | other_is_empty | ((start <= other_end) & (other_start <= end))):
+        return None
+    starts = np.where(is_empty, other_start, np.where(other_is_empty, start, np.minimum(start, other_start)))
+    ends = np.where(is_empty, other_end, np.where(other_is_empty, end, np.maximum(end, other_end)))
+    return starts, ends
 
 
 def as_mask(value: Any) -> Mask:
@@ -457,10 +516,6 @@ class Band:
     offset: int = 0
     size: int | None = None
 
-    def as_mask(self) -> Mask:
-        """Return the description of it."""
-        return (_Causal() if self.size is None else _SlidingWindow(self.size)).offset(self.offset)
-
     def _joined(self, other: Band) -> Band | None:
         if self.offset != other.offset:
             return None
@@ -477,22 +532,35 @@ def as_band(mask: Mask) -> tuple[Band, tuple[ArrayMask, ...]] | None:
     """
     if isinstance(mask, _Causal):
         return _CAUSAL_BAND, ()
-    found = as_band_and_arrays(mask)
-    if found is None or found[0] is None:
-        return None
-    arrays = tuple(part for part in found[1] if isinstance(part, ArrayMask))
-    return (found[0], arrays) if len(arrays) == len(found[1]) else None
-
-
-def as_band_and_arrays(mask: Mask) -> tuple[Band | None, tuple[Mask, ...]] | None:
-    """Return the band, if any, and the arrays and paddings whose ``&`` a mask is; None if it is anything else."""
     parts = _parts(mask, _All)
-    arrays = tuple(part for part in parts if isinstance(part, (ArrayMask, _Padding)))
-    bands = [_band(part) for part in parts if not isinstance(part, (ArrayMask, _Padding, _Full))]
-    if not bands:
-        return None, arrays
-    band = functools.reduce(lambda one, two: one and two and one._joined(two), bands)
+    arrays = tuple(part for part in parts if isinstance(part, ArrayMask))
+    bands = [_band(part) for part in parts if not isinstance(part, (ArrayMask, _Full))]
+    band = functools.reduce(lambda one, two: one and two and one._joined(two), bands) if bands else None
     return None if band is None else (band, arrays)
+
+
+class Pieces(NamedTuple):
+    """What a mask is the ``&`` of."""
+
+    plain: Mask | None
+    """What has no arrays, None if it restricts nothing."""
+
+    arrays: tuple[Mask, ...]
+    """Arrays, and paddings by numbers of tokens."""
+
+    documents: EqualMask | None
+
+
+def as_pieces(mask: Mask) -> Pieces | None:
+    """Return what a mask is the ``&`` of; None where arrays are otherwise combined, and for documents of two kinds."""
+    parts = [part for part in _parts(mask, _All) if not isinstance(part, _Full)]
+    arrays = tuple(part for part in parts if isinstance(part, (ArrayMask, _Padding)))
+    documents = [part for part in parts if isinstance(part, EqualMask)]
+    plain = [part for part in parts if part not in arrays and part not in documents]
+    if len(documents) > 1 or any(True for part in plain for _ in part.arrays()):
+        return None
+    together = functools.reduce(Mask.restrict, plain) if plain else None
+    return Pieces(together, arrays, documents[0] if documents else None)
 
 
 def _band(mask: Mask) -> Band | None:

@@ -47,7 +47,7 @@ class KernelCase:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     operands: tuple[str, ...] = ()
     value_width: int = 8
-    dtypes: tuple[str, ...] = ("float64",)
+    dtypes: tuple[str, ...] = ("float64", "float32")
 
     def draw(self, seed: int) -> Numbers:
         """Return operands ``(2, 150, 4, 8)`` with two key/value heads, and a cotangent, in float64."""
@@ -71,10 +71,11 @@ class KernelCase:
 
 
 CASES = (
-    KernelCase("grouped", masks.causal(), value_width=12, dtypes=("float64", "float32")),
-    KernelCase("windowed", masks.sliding_window(40), dtypes=("float64", "float32")),
-    KernelCase("sinks", masks.causal(), {}, ("sinks",), dtypes=("float64", "float32")),
-    KernelCase("padded", masks.causal(), {}, ("padding",), dtypes=("float64", "float32")),
+    KernelCase("grouped", masks.causal(), value_width=12),
+    KernelCase("windowed", masks.sliding_window(40)),
+    KernelCase("packed", masks.causal() & masks.documents(np.repeat([[0, 1, 2], [0, 1, 1]], 50, axis=1))),
+    KernelCase("sinks", masks.causal(), {}, ("sinks",)),
+    KernelCase("padded", masks.causal(), {}, ("padding",)),
     KernelCase("capped", masks.causal(), {"softcap": 3.0, "scale": 0.5}, ("bias", "sinks", "padding")),
 )
 

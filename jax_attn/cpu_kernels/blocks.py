@@ -51,13 +51,12 @@ class Numbers(NamedTuple):
     kind: Value
     bytes: Value
     scale: Value
-    softcap: Value
 
 
 def numbers_of(job: Array) -> Numbers:
-    """Return the kind of the arrays' numbers, the bytes of one, the scale of the scores and what they are capped at."""
+    """Return the kind of the arrays' numbers, the bytes of one, and the scale of the scores."""
     size = job.code.choose(job[words.KIND] == words.KINDS["float32"], 4, 2)
-    return Numbers(job[words.KIND], size, float_in(job, words.SCALE), float_in(job, words.SOFTCAP))
+    return Numbers(job[words.KIND], size, float_in(job, words.SCALE))
 
 
 def float_in(job: Array, word: int) -> Value:
@@ -82,14 +81,17 @@ def room_for(code: Code, counts: list[Any]) -> Value:
 
 def seen_by(job: Array, query: Value) -> tuple[Value, Value]:
     """Return the first key that a query sees, and the one after the last."""
-    code, keys, size, banded = job.code, job[words.KEYS], job[words.SIZE], job[words.BANDED] != 0
-    end = query + job[words.OFFSET] + 1
-    start = code.choose(size != 0, end - size, 0)
-    first, last = (code.largest(code.least(key, keys), 0) for key in (start, end))
-    return code.choose(banded, first, 0), code.choose(banded, last, keys)
+    code, n_queries, n_keys, bounds = job.code, job[words.QUERIES], job[words.KEYS], job[words.BOUNDS]
+    places = code.variable(0), code.variable(n_keys)
+    with code.when(bounds != 0):
+        of_queries, here = Array(code, bounds, WORD), code.least(query, n_queries - 1)
+        for place, at in zip(places, (here, here + n_queries), strict=True):
+            place.set(code.largest(code.least(of_queries[at], n_keys), 0))
+    start, end = (place.get() for place in places)
+    return start, end
 
 
 def seen_by_block(job: Array, first: Value, count: Value) -> tuple[Value, Value]:
     """Return the first key that some of the queries see, and the one after the last that some do."""
-    start, end = seen_by(job, first)[0], seen_by(job, first + count - 1)[1]
+    start, end = seen_by(job, first)[0], seen_by(job, first + count - 1)[1]  # neither goes back
     return start, job.code.largest(start, end)

@@ -16,8 +16,8 @@ from .language import Array, Code, Value
 from .memory import copy, fill, read_rows, write_row
 from .processor import LANES, ROWS
 from .products import product
-from .scores import add_bias, add_to_gradient_of_bias, gradient_of_bias, hide_masked, hide_outside
-from .softmax import QUERIES, cap, differentiate, multiply, weigh_again
+from .scores import add_to_gradient_of_bias, complete, gradient_of_bias, may_see
+from .softmax import QUERIES, differentiate, multiply, weigh_again
 from .tiles import transpose
 
 NAME = "flash_backward"
@@ -75,7 +75,7 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
 
 def _differentiate_key_head(code: Code, job: Array, batch: Value, key_head: Value, memory: Value) -> None:
     """Compute the gradients of a key head of a sequence, and of all queries that read it."""
-    sizes, (kind, size, scale, softcap) = sizes_of(job), numbers_of(job)
+    sizes, (kind, size, scale) = sizes_of(job), numbers_of(job)
     heads, key_heads, n_queries, n_keys = sizes.heads, sizes.key_heads, sizes.queries, sizes.keys
     depth, width, registers = sizes.depth, sizes.width, sizes.registers
     value_depth, value_width, value_registers = sizes.value_depth, sizes.value_width, sizes.value_registers
@@ -118,22 +118,18 @@ def _differentiate_key_head(code: Code, job: Array, batch: Value, key_head: Valu
 
         low, high = seen_by_block(job, first, count)
         with code.loop(low, high, KEYS) as start:
-            held, at, step = code.least(high - start, KEYS), QUERIES * (start - low), QUERIES // LANES
-            left, right, out = keys.at(start * width), queries, weights.at(at)
-            product(code, left, width, 1, right, QUERIES, out, QUERIES, held, step, depth, adds=False)
-            with code.when(job[words.CAPPED] != 0):
-                cap(code, out, softcap, caps.at(at), held, differentiates=True)
-            with code.when(job[words.BIASED] != 0):
-                add_bias(code, job, of_head, out, first, count, start, held)
-            hide_outside(code, job, out, first, count, start, held, bounds)
-            with code.when(job[words.MASKED] != 0):
-                hide_masked(code, job, of_head, out, first, count, start, held)
-            left, right, d_out = values.at(start * value_width), d_contexts, d_weights.at(at)
-            product(code, left, value_width, 1, right, QUERIES, d_out, QUERIES, held, step, value_depth, adds=False)
-            with code.when(job[words.DROPPED] != 0):
-                draw(code, job, of_head, factors.at(at), first, start, held)
-                multiply(code, factors.at(at), d_out, held)
-            weigh_again(code, out, d_out, tops, slopes, held)
+            held = code.least(high - start, KEYS)
+            with code.when(may_see(job, batch, first, count, start, held)):
+                at, step = QUERIES * (start - low), QUERIES // LANES
+                left, right, out = keys.at(start * width), queries, weights.at(at)
+                product(code, left, width, 1, right, QUERIES, out, QUERIES, held, step, depth, adds=False)
+                complete(job, of_head, out, first, count, start, held, bounds, caps.at(at))
+                left, right, d_out = values.at(start * value_width), d_contexts, d_weights.at(at)
+                product(code, left, value_width, 1, right, QUERIES, d_out, QUERIES, held, step, value_depth, adds=False)
+                with code.when(job[words.DROPPED] != 0):
+                    draw(code, job, of_head, factors.at(at), first, start, held)
+                    multiply(code, factors.at(at), d_out, held)
+                weigh_again(code, out, d_out, tops, slopes, held)
         # Keys that only fill the last tile up have no weights.
         fill(code, weights.at(QUERIES * (high - low)), QUERIES * ROWS, 0.0)
         fill(code, d_weights.at(QUERIES * (high - low)), QUERIES * ROWS, 0.0)
@@ -145,21 +141,23 @@ def _differentiate_key_head(code: Code, job: Array, batch: Value, key_head: Valu
 
         fill(code, d_queries, d_queries.count, 0.0)
         with code.loop(low, high, KEYS) as start:
-            held, at = code.least(high - start, KEYS), QUERIES * (start - low)
-            of_weights, of_scores = weights.at(at), d_weights.at(at)
-            differentiate(code, of_weights, of_scores, slopes, held)
-            with code.when(job[words.D_BIASED] != 0):
-                add_to_gradient_of_bias(code, job, of_head, of_scores, first, count, start, held)
-            with code.when(job[words.CAPPED] != 0):
-                multiply(code, caps.at(at), of_scores, held)
-            with code.when(job[words.DROPPED] != 0):
-                multiply(code, factors.at(at), of_weights, held)
-            right, out = keys.at(start * width), d_queries
-            product(code, of_scores, 1, QUERIES, right, width, out, width, QUERIES, registers, held, adds=True)
-            right, out = rows, d_keys.at(start * width)
-            product(code, of_scores, QUERIES, 1, right, width, out, width, held, registers, count, adds=True)
-            right, out, line = d_rows, d_values.at(start * value_width), value_width
-            product(code, of_weights, QUERIES, 1, right, line, out, line, held, value_registers, count, adds=True)
+            held = code.least(high - start, KEYS)
+            with code.when(may_see(job, batch, first, count, start, held)):
+                at = QUERIES * (start - low)
+                of_weights, of_scores = weights.at(at), d_weights.at(at)
+                differentiate(code, of_weights, of_scores, slopes, held)
+                with code.when(job[words.D_BIASED] != 0):
+                    add_to_gradient_of_bias(code, job, of_head, of_scores, first, count, start, held)
+                with code.when(job[words.CAPPED] != 0):
+                    multiply(code, caps.at(at), of_scores, held)
+                with code.when(job[words.DROPPED] != 0):
+                    multiply(code, factors.at(at), of_weights, held)
+                right, out = keys.at(start * width), d_queries
+                product(code, of_scores, 1, QUERIES, right, width, out, width, QUERIES, registers, held, adds=True)
+                right, out = rows, d_keys.at(start * width)
+                product(code, of_scores, QUERIES, 1, right, width, out, width, held, registers, count, adds=True)
+                right, out, line = d_rows, d_values.at(start * value_width), value_width
+                product(code, of_weights, QUERIES, 1, right, line, out, line, held, value_registers, count, adds=True)
         with code.loop(0, count) as i:
             target = job[words.D_QUERY] + size * depth * (place + i * heads)
             write_row(code, d_queries.at(i * width), depth, scale, target, kind)

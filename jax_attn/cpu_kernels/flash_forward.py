@@ -16,8 +16,8 @@ from .language import Array, Code, Value
 from .memory import copy, fill, read_rows, write_row
 from .processor import LANES, ROWS
 from .products import product
-from .scores import add_bias, hide_masked, hide_outside
-from .softmax import QUERIES, cap, multiply, weigh
+from .scores import complete, may_see
+from .softmax import QUERIES, multiply, weigh
 from .tiles import transpose
 
 NAME = "flash_forward"
@@ -81,25 +81,25 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
         fill(code, context, context.count, 0.0)
         low, high = seen_by_block(job, first, count)
         with code.loop(low, high, KEYS) as start:
-            held, at, out = code.least(high - start, KEYS), scores, context
-            of_keys, of_values = keys.at(start * depth), values.at(start * width)
-            product(code, of_keys, depth, 1, queries, QUERIES, at, QUERIES, held, QUERIES // LANES, depth, adds=False)
-            with code.when(job[words.CAPPED] != 0):
-                cap(code, at, numbers.softcap, 0, held, differentiates=False)
-            with code.when(job[words.BIASED] != 0):
-                add_bias(code, job, of_head, at, first, count, start, held)
-            hide_outside(code, job, at, first, count, start, held, bounds)
-            with code.when(job[words.MASKED] != 0):
-                hide_masked(code, job, of_head, at, first, count, start, held)
-            weigh(code, at, tops, sums, shrink, held)
-            with code.when(job[words.DROPPED] != 0):
-                draw(code, job, of_head, factors, first, start, held)
-                multiply(code, factors, at, held)
-            with code.loop(0, count) as i:
-                factor, row = shrink[i], context.at(i * width)
-                with code.when(factor != 1.0):
-                    copy(code, row, width, factor, row, to="float32")
-            product(code, at, 1, QUERIES, of_values, width, out, width, QUERIES, sizes.value_registers, held, adds=True)
+            held = code.least(high - start, KEYS)
+            with code.when(may_see(job, batch, first, count, start, held)):
+                at, out = scores, context
+                of_keys, of_values = keys.at(start * depth), values.at(start * width)
+                product(
+                    code, of_keys, depth, 1, queries, QUERIES, at, QUERIES, held, QUERIES // LANES, depth, adds=False
+                )
+                complete(job, of_head, at, first, count, start, held, bounds)
+                weigh(code, at, tops, sums, shrink, held)
+                with code.when(job[words.DROPPED] != 0):
+                    draw(code, job, of_head, factors, first, start, held)
+                    multiply(code, factors, at, held)
+                with code.loop(0, count) as i:
+                    factor, row = shrink[i], context.at(i * width)
+                    with code.when(factor != 1.0):
+                        copy(code, row, width, factor, row, to="float32")
+                product(
+                    code, at, 1, QUERIES, of_values, width, out, width, QUERIES, sizes.value_registers, held, adds=True
+                )
 
         with code.loop(0, count) as i:
             top, total, shrunk = (code.variable(one) for one in (tops[i], sums[i], 1.0))

@@ -144,6 +144,10 @@ class Value:
         """Return a whole number as float32."""
         return Value(self.code, self.code.builder.sitofp(self.ir, like(self.type, FLOAT)))
 
+    def as_word(self) -> Value:
+        """Return a whole number of fewer bits, which has a sign, as a word."""
+        return Value(self.code, self.code.builder.sext(self.ir, like(self.type, WORD)))
+
     def low_bits(self, kind: ir.Type) -> Value:
         """Return the last bits of whole numbers, as many as another type has."""
         return Value(self.code, self.code.builder.trunc(self.ir, like(self.type, kind)))

@@ -10,14 +10,14 @@ from typing import NamedTuple
 from llvmlite import ir
 
 from . import words
-from .blocks import job_at, seen_by
-from .language import FLOAT, Array, Code, Value, routine
+from .blocks import float_in, job_at, seen_by
+from .language import FLOAT, WORD, Array, Code, Value, like, routine
 from .memory import fill
 from .processor import LANES
-from .softmax import QUERIES
+from .softmax import QUERIES, cap
 from .tiles import over_tiles, turned
 
-_BYTE = ir.IntType(8)
+_BYTE, _INT = ir.IntType(8), ir.IntType(32)
 _VECTOR = ir.VectorType(FLOAT, LANES)
 
 _HIDDEN = float("-inf")
@@ -39,13 +39,41 @@ def _place_in(job: Array, head: Value, array: int, span: int) -> _Place:
     return _Place(job[array] + size * start, job[span + 3], job[span + 4])
 
 
+def complete(
+    job: Array,
+    head: Value,
+    scores: Array,
+    first: Value,
+    count: Value,
+    start: Value,
+    held: Value,
+    bounds: Array,
+    slopes: Value | None = None,
+) -> None:
+    """Cap the products of queries and keys, add the bias, and set what is hidden to minus infinity.
+
+    `slopes` become the derivative of the cap, where there is one and they are given.
+    """
+    code, block = job.code, (scores, first, count, start, held)
+    with code.when(job[words.CAPPED] != 0):
+        softcap = float_in(job, words.SOFTCAP)
+        cap(code, scores, softcap, 0 if slopes is None else slopes, held, differentiates=slopes is not None)
+    with code.when(job[words.BIASED] != 0):
+        _add_bias(code, job, head, *block)
+    hide_outside(code, job, *block, bounds)
+    with code.when(job[words.MASKED] != 0):
+        _hide_masked(code, job, head, *block)
+    with code.when(job[words.DOCUMENTED] != 0):
+        _hide_other_documents(code, job, head // job[words.HEADS], *block)
+
+
 def _score(scores: Value, key: Value, query: Value) -> Value:
     """Return the address of a score of the block."""
     return scores + 4 * (key * QUERIES + query)
 
 
 @routine
-def add_bias(
+def _add_bias(
     code: Code, address: Value, head: Value, scores: Value, first: Value, count: Value, start: Value, held: Value
 ) -> None:
     """Add the bias to the scores of the queries from `first` and of the keys from `start` on."""
@@ -118,7 +146,7 @@ def gradient_of_bias(job: Array, head: Value) -> tuple[Value, Value]:
 def hide_outside(
     code: Code, address: Value, scores: Value, first: Value, count: Value, start: Value, held: Value, bounds: Value
 ) -> None:
-    """Set the scores of keys from `start` on outside the bands of the queries from `first` on to minus infinity.
+    """Set the scores of keys from `start` on outside what the queries from `first` on see to minus infinity.
 
     `bounds` is room for two numbers per query.
     """
@@ -139,7 +167,7 @@ def hide_outside(
 
 
 @routine
-def hide_masked(
+def _hide_masked(
     code: Code, address: Value, head: Value, scores: Value, first: Value, count: Value, start: Value, held: Value
 ) -> None:
     """Set the scores of keys from `start` on that the mask hides from the queries from `first` on to minus infinity."""
@@ -170,3 +198,61 @@ def hide_masked(
                 single(j, i)
             with apart:
                 over_tiles(code, held, count, square, single)
+
+
+def _ids(job: Array, sequence: Value) -> tuple[Value, Value]:
+    """Return where the numbers of the documents of a sequence's queries and of its keys are."""
+    code, kinds = job.code, ((words.QUERY_IDS, words.QUERIES), (words.KEY_IDS, words.KEYS))
+    spans = (words.QUERY_IDS_SPAN, words.KEY_IDS_SPAN)
+    of_queries, of_keys = (
+        job[ids] + 4 * (sequence // job[span] * job[size]) for (ids, size), span in zip(kinds, spans, strict=True)
+    )
+    return code.value(of_queries), code.value(of_keys)
+
+
+def may_see(job: Array, sequence: Value, first: Value, count: Value, start: Value, held: Value) -> Value:
+    """Return whether some of the queries from `first` on may be of the document of some of the keys from `start` on."""
+    code = job.code
+    answer = code.variable(1)
+    with code.when(job[words.DOCUMENTED] != 0):
+        ends = code.stack(4)
+        of_queries, of_keys = _ids(job, sequence)
+        _find_ends(code, of_queries + 4 * first, count, ends)
+        _find_ends(code, of_keys + 4 * start, held, ends.at(2))
+        answer.set(code.choose((ends[0] <= ends[3]) & (ends[2] <= ends[1]), 1, 0))
+    return answer.get() != 0
+
+
+@routine
+def _find_ends(code: Code, ids: Value, count: Value, out: Value) -> None:
+    """Write the least and the largest of so many numbers as words."""
+    number = code.load(ids, _INT).as_word()
+    least, largest = code.variable(number), code.variable(number)
+    with code.loop(1, count) as i:
+        number = code.load(ids + 4 * i, _INT).as_word()
+        least.set(code.least(number, least.get()))
+        largest.set(code.largest(number, largest.get()))
+    ends = Array(code, out, WORD)
+    ends[0], ends[1] = least.get(), largest.get()
+
+
+@routine
+def _hide_other_documents(
+    code: Code, address: Value, sequence: Value, scores: Value, first: Value, count: Value, start: Value, held: Value
+) -> None:
+    """Set the scores of keys from `start` on of other documents than the queries' from `first` on to minus infinity."""
+    of_queries, of_keys = _ids(job_at(code, address), sequence)
+    whole = count // LANES * LANES
+
+    def hide(i: Value, j: Value, number: Value) -> None:
+        place = _score(scores, j, i)
+        is_same = code.load(of_queries + 4 * (first + i), number.type) == number
+        score = code.load(place, like(number.type, FLOAT))
+        code.store(code.choose(is_same, score, _HIDDEN), place)
+
+    with code.loop(0, held) as j:
+        number = code.load(of_keys + 4 * (start + j), _INT)
+        with code.loop(0, whole, LANES) as i:
+            hide(i, j, code.vector(number, LANES))
+        with code.loop(whole, count) as i:
+            hide(i, j, number)

@@ -17,9 +17,7 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     DEPTH,  # channels of queries and keys
     VALUE_DEPTH,
     SCALE,  # the bits of a float64
-    BANDED,  # 1 where queries see a band of keys: query i those up to i + OFFSET, the last SIZE of them, 0 for all
-    OFFSET,
-    SIZE,
+    BOUNDED,  # 1 where each query sees an interval of keys: the first of all queries follow the shape, then the ends
     CAPPED,  # 1 where scores are capped
     SOFTCAP,  # at this, the bits of a float64
     SINKS,  # 1 where there are sinks
@@ -29,6 +27,9 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     MASK_HEAD,
     MASK_QUERY,
     MASK_KEY,
+    DOCUMENTED,  # 1 where queries see the keys of their number alone, words of 32 bits
+    QUERY_IDS_SPAN,  # sequences that share those of the queries
+    KEY_IDS_SPAN,
     BIASED,  # 1 where an array of float32 is added to the scores
     BIAS_SPAN,  # as of the mask, in numbers
     BIAS_SEQUENCE,
@@ -42,7 +43,7 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     FACTOR,  # times this, the bits of a float64
     SPAN,  # sequences that a task of the backward pass goes through, as they add to one gradient of the bias
     SHAPE_END,
-) = range(33)
+) = range(34)
 
 (
     TASKS,  # how many there are
@@ -53,7 +54,8 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     ROOM,  # bytes of that for each
     MEMORY,  # where it begins
     PARTS,  # tasks per head
-) = range(33, 41)
+    BOUNDS,  # where the intervals are
+) = range(34, 43)
 
 (
     QUERY,
@@ -61,6 +63,8 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     VALUE,
     SINK,
     MASK,
+    QUERY_IDS,
+    KEY_IDS,
     BIAS,
     SEED,  # two words of 32 bits for `BATCH` sequences
     CONTEXT,
@@ -73,14 +77,16 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     D_VALUE,
     SLOPE,
     D_BIAS,
-) = range(41, 58)
+) = range(43, 62)
 """Addresses of arrays."""
 
-END = 58
+END = 62
 
 OPTIONAL = {
     "sinks": (SINKS, SINK),
     "mask": (MASKED, MASK),
+    "query_ids": (DOCUMENTED, QUERY_IDS),
+    "key_ids": (DOCUMENTED, KEY_IDS),
     "bias": (BIASED, BIAS),
     "seed": (DROPPED, SEED),
 }

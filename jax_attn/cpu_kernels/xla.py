@@ -122,6 +122,7 @@ def _begin(frame: Value, job: Array, arrays: tuple[int, ...]) -> Value:
     shape = Array(code, word_at(word_at(word_at(frame + ATTRIBUTES)) + ARRAY_DATA), WORD)
     with code.loop(0, words.SHAPE_END) as word:
         job[word] = shape[word]
+    job[words.BOUNDS] = code.choose(job[words.BOUNDED] != 0, shape.at(words.SHAPE_END), 0)
     arguments, results = (Array(code, word_at(frame + place), WORD) for place in (ARGUMENTS, RESULTS))
     given = word_at(frame + COUNT_OF_ARGUMENTS)
     for flag, word in reversed(words.OPTIONAL.values()):

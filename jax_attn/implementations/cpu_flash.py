@@ -24,7 +24,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jaxtyping import Float
 
-from attn_bridge.masks import ArrayMask, Mask, as_band_and_arrays
+from attn_bridge.masks import ArrayMask, Mask, as_pieces
 
 from ..cpu_kernels import words
 from . import blocked
@@ -58,12 +58,17 @@ def unsupported(call: Call) -> str | None:
     if call.bias is not None and (1, *call.bias.shape)[-1] < call.key.shape[1]:
         return f"the bias {call.bias.shape} is the same for all keys"
     if call.mask is not None:
-        found = as_band_and_arrays(call.mask)
-        if found is None:
-            return "the mask is more than a window, paddings and arrays"
-        shapes = [_array_of(call, one).shape for one in found[1]]
+        pieces = as_pieces(call.mask)
+        if pieces is None:
+            return "the mask is more than intervals, documents, paddings and arrays together"
+        if _intervals(pieces.plain, call.query.shape[1]) is None:
+            return "the keys that a query sees are no interval, or the intervals go back"
+        shapes = [_array_of(call, one).shape for one in pieces.arrays]
         if shapes and np.broadcast_shapes(*shapes) not in shapes:
             return f"the arrays {', '.join(map(str, shapes))} of the mask would make a larger one together"
+        ids = () if pieces.documents is None else pieces.documents.arrays()
+        if any(one.dtype.itemsize > 4 for one in ids):
+            return "documents must be numbered with 32 bits at most"
     if any(blocked.is_sharded(array) for array in (call.query, call.key, call.value)):
         return "it can't cut axes that are sharded explicitly; call it inside jax.shard_map"
     return blocked.refuses_dropout(call)
@@ -115,15 +120,28 @@ def _fails_to_load() -> str | None:
 
 
 def _described(call: Call) -> tuple[Mask | None, tuple[Array, ...]]:
-    """Return the mask as a window and one array, apart from each other as `Mask.separate` does it."""
-    if call.mask is None:
+    """Return the mask as intervals, one array and documents, apart from each other as `Mask.separate` does it."""
+    pieces = None if call.mask is None else as_pieces(call.mask)
+    if pieces is None:
         return None, ()
-    band, arrays = as_band_and_arrays(call.mask) or (None, ())
-    window = None if band is None else band.as_mask()
-    if not arrays:
-        return window, ()
-    array = ArrayMask(functools.reduce(jnp.logical_and, (_array_of(call, one) for one in arrays)))
-    return (array if window is None else window.restrict(array)).separate()
+    parts = [pieces.plain] if pieces.plain is not None else []
+    if pieces.arrays:
+        parts.append(ArrayMask(functools.reduce(jnp.logical_and, (_array_of(call, one) for one in pieces.arrays))))
+    if pieces.documents is not None:
+        parts.append(pieces.documents.with_arrays(lambda ids: jnp.asarray(ids).astype(jnp.int32)))
+    return functools.reduce(Mask.restrict, parts).separate() if parts else (None, ())
+
+
+@functools.lru_cache(256)
+def _intervals(mask: Mask | None, queries: int) -> np.ndarray[Any, Any] | None:
+    """Return the first keys that queries see, and those after the last, ``(2, T)``; None if they are not intervals.
+
+    Both must not go back from one query to the next. Where there is no mask there are no queries in the array.
+    """
+    if mask is None:
+        return np.zeros((2, 0), np.int64)
+    found = mask.interval(np.arange(queries))
+    return None if found is None or (np.diff(found) < 0).any() else np.stack(found)
 
 
 def _array_of(call: Call, mask: Mask) -> Any:
@@ -138,7 +156,7 @@ def forward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) ->
     """Return the context and, per row, the largest score and the sum of ``exp(scores - largest)``."""
     bias, sinks, masks, seed = others
     sinks = None if sinks is None else _per_sequence(sinks, query)
-    names, given = _given(sinks, masks, bias, seed)
+    names, given = _given(plan, sinks, masks, bias, seed)
     context, top, total = _FORWARD.bind(query, key, value, *given, plan=plan, names=names)
     return context, top, total
 
@@ -151,7 +169,7 @@ def backward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) -
     elif plan.differentiates_bias and _is_shared_by_tasks(plan, bias):
         operands = (query, key, value, bias, sinks, masks, seed)
         return blocked.PASSES.backward(plan, *operands, context.astype(top.dtype), top, total, d_context, d_total)
-    names, given = _given(None, masks, bias, seed)
+    names, given = _given(plan, None, masks, bias, seed)
     operands = (query, key, value, context, top, total, d_context.astype(query.dtype), d_total)
     d_query, d_key, d_value, slope, *rest = _BACKWARD.bind(*operands, *given, plan=plan, names=names)
     d_sinks = None if sinks is None else gradient_of_sinks(sinks, top, total, slope)
@@ -167,11 +185,14 @@ def _is_shared_by_tasks(plan: Plan, bias: Array) -> bool:
     return bias.shape[2] > 1 and bias.shape[1] < plan.shape.heads
 
 
-def _given(sinks: Any, masks: Any, bias: Any, seed: Any) -> tuple[tuple[str, ...], list[Array]]:
+def _given(plan: Plan, sinks: Any, masks: Any, bias: Any, seed: Any) -> tuple[tuple[str, ...], list[Array]]:
     """Return the names and the arrays of what an operation takes last, in the order of `words.OPTIONAL`."""
-    (mask,) = masks or (None,)
-    arrays = {"sinks": sinks, "mask": mask, "bias": bias if bias is None else bias.astype(jnp.float32), "seed": seed}
-    names = tuple(name for name in words.OPTIONAL if arrays[name] is not None)
+    pieces = None if plan.mask is None else as_pieces(plan.mask)
+    of_mask = ("mask",) if pieces is not None and pieces.arrays else ()
+    of_documents = ("query_ids", "key_ids") if pieces is not None and pieces.documents is not None else ()
+    arrays = dict(zip((*of_mask, *of_documents), masks, strict=True))
+    arrays |= {"sinks": sinks, "bias": bias if bias is None else bias.astype(jnp.float32), "seed": seed}
+    names = tuple(name for name in words.OPTIONAL if arrays.get(name) is not None)
     return names, [arrays[name] for name in names]
 
 
@@ -194,7 +215,8 @@ def _apart(arrays: Sequence[Any], names: tuple[str, ...]) -> tuple[list[Any], di
 def _as_blocks_take(given: dict[str, Any]) -> tuple[Any, ...]:
     """Return bias, sinks, masks and seed; sinks are those of any sequence, as all are the same."""
     sinks = given["sinks"][0] if "sinks" in given else None
-    return given.get("bias"), sinks, (given["mask"],) if "mask" in given else (), given.get("seed")
+    masks = tuple(given[name] for name in ("mask", "query_ids", "key_ids") if name in given)
+    return given.get("bias"), sinks, masks, given.get("seed")
 
 
 def _forward_by_blocks(plan: Plan, names: tuple[str, ...], *arrays: Array) -> tuple[Array, ...]:
@@ -324,9 +346,12 @@ def _words(kind: str, operands: Sequence[Any], plan: Plan, names: tuple[str, ...
     }
     if plan.softcap is not None:
         told |= {words.CAPPED: 1, words.SOFTCAP: _bits(plan.softcap)}
-    band, _ = (None if plan.mask is None else as_band_and_arrays(plan.mask)) or (None, ())
-    if band is not None:
-        told |= {words.BANDED: 1, words.OFFSET: band.offset, words.SIZE: band.size or 0}
+    pieces = None if plan.mask is None else as_pieces(plan.mask)
+    intervals = _intervals(pieces and pieces.plain, plan.shape.queries)
+    told |= {words.BOUNDED: intervals.size > 0}
+    for name, word in (("query_ids", words.QUERY_IDS_SPAN), ("key_ids", words.KEY_IDS_SPAN)):
+        if name in given:
+            told[word] = _spread(given[name].shape, batch)[0]
     for name, first in (("mask", words.MASK_SPAN), ("bias", words.BIAS_SPAN)):
         if name in given:
             told |= dict(enumerate(_spread(given[name].shape, batch), first))
@@ -335,7 +360,7 @@ def _words(kind: str, operands: Sequence[Any], plan: Plan, names: tuple[str, ...
     if "seed" in given:
         below = math.ceil(float(np.float32(1.0 - plan.dropout)) * 2**23)
         told |= {words.KEPT: below, words.FACTOR: _bits(1.0 / (1.0 - plan.dropout))}
-    return np.array([told.get(word, 0) for word in range(words.SHAPE_END)], np.int64)
+    return np.concatenate([[told.get(word, 0) for word in range(words.SHAPE_END)], *intervals]).astype(np.int64)
 
 
 def _bits(number: float) -> np.int64:

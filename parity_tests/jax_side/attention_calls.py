@@ -32,6 +32,11 @@ def some(*shape: int, seed: int, share: float = 0.7) -> np.ndarray:
     return np.random.default_rng(seed).random(shape) < share
 
 
+def numbers(*shape: int, seed: int) -> np.ndarray:
+    """Return numbers of documents, negative ones among them."""
+    return np.random.default_rng(seed).integers(-2, 3, shape)
+
+
 def per_head(batch: int, heads: int, queries: int, keys: int, seed: int) -> np.ndarray:
     """Return a mask of its own for every head, with rows that hide every key."""
     mask = some(batch, heads, queries, keys, seed=seed)
@@ -87,6 +92,20 @@ CASES: dict[str, tuple[Options, Any]] = {
     "window with padding": (
         {"queries": 300, "keys": 300},
         lambda seed: {"mask": masks.sliding_window(7) & padding(2, 300, seed)},
+    ),
+    "chunks": ({"queries": 300, "keys": 300}, lambda seed: {"mask": masks.chunked(70)}),
+    "prefix": ({"queries": 200, "keys": 300}, lambda seed: {"mask": masks.prefix(130), "softcap": 3.0}),
+    "chunks or windows": (
+        {"queries": 300, "keys": 300},
+        lambda seed: {"mask": masks.chunked(70) | masks.sliding_window(40)},
+    ),
+    "documents": (
+        {"queries": 300, "keys": 300},
+        lambda seed: {"mask": masks.documents(np.sort(numbers(2, 300, seed=seed))) & masks.causal()},
+    ),
+    "documents in any order, with padding": (
+        {"queries": 150, "keys": 130},
+        lambda seed: {"mask": masks.documents(numbers(1, 150, seed=seed)) & padding(2, 130, seed)},
     ),
     "two bands": (
         {"queries": 512, "keys": 512, "batch": 1},

@@ -21,13 +21,8 @@ from jax_attn.implementations import blocked, cpu_flash
 
 from .attention_calls import CASES, FLOAT32, arrays, attend, draw, hold, operands, results, some, squared
 
-SERVED = [
-    label
-    for label, (_, choose) in CASES.items()
-    if ("mask" not in (options := choose(0)) or masks.as_band_and_arrays(masks.as_mask(options["mask"])))
-    and label != "bias of rows"
-]
-"""Cases of `attention_calls` that the kernels serve: windows, paddings and arrays, and a bias that keys differ in."""
+SERVED = [label for label in CASES if label not in ("either mask", "two bands", "bias of rows")]
+"""Cases of `attention_calls` that the kernels serve."""
 
 
 def call(routine: Any, *arguments: int) -> None:
@@ -184,7 +179,8 @@ def test_large_sinks_of_hidden_rows_have_no_gradient(name):
 
 def test_positions_beyond_what_float32_counts_are_told_apart():
     start, job = 2**24 + 1, np.zeros(words.END, np.int64)
-    job[words.KEYS], job[words.BANDED], job[words.OFFSET], job[words.SIZE] = 2**25, 1, start, 3
+    intervals = np.stack(masks.sliding_window(3).interval(start + np.arange(64)))
+    job[words.QUERIES], job[words.KEYS], job[words.BOUNDS] = 64, 2**25, intervals.ctypes.data
     block, bounds = np.ones(8 * softmax.QUERIES, np.float32), np.zeros(2 * softmax.QUERIES, np.float32)
     call(scores.hide_outside, job.ctypes.data, block.ctypes.data, 0, 64, start, 8, bounds.ctypes.data)
     seen = np.isfinite(block.reshape(8, -1)[:, :5].T)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import os
@@ -206,8 +207,8 @@ def test_executables_find_the_kernels_once_they_are_registered():
         ({"bias": jnp.ones((70, 1))}, r"the bias \(70, 1\) is the same for all keys"),
         ({"bias": jnp.ones(())}, r"the bias \(\) is the same for all keys"),
         ({"dropout": 0.5, "rng": jax.random.key(0, impl="rbg")}, "partitionable Threefry only"),
-        ({"mask": masks.prefix(3)}, "more than a window, paddings and arrays"),
-        ({"mask": masks.causal() | jnp.ones((2, 70), bool)}, "more than a window, paddings and arrays"),
+        ({"mask": masks.sliding_window(3) | masks.sliding_window(3).offset(-9)}, "are no interval"),
+        ({"mask": masks.causal() | jnp.ones((2, 70), bool)}, "more than intervals, documents, paddings and arrays"),
         (
             {"mask": masks.as_mask(jnp.ones((2, 70), bool)) & jnp.ones((70, 70), bool)[None, None]},
             r"the arrays \(2, 1, 1, 70\), \(1, 1, 70, 70\) of the mask would make a larger one together",
@@ -218,6 +219,19 @@ def test_executables_find_the_kernels_once_they_are_registered():
 def test_it_says_what_it_lacks(options, reason):
     with pytest.raises(NotImplementedError, match=reason):
         attend(*arrays(), **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Backwards(masks.Mask):
+    """Later queries see earlier keys."""
+
+    def interval(self, queries):
+        return 60 - queries, 70 - queries
+
+
+def test_intervals_that_go_back_are_left_to_others():
+    with pytest.raises(NotImplementedError, match="the intervals go back"):
+        attend(*arrays(), mask=Backwards())
 
 
 def test_it_has_no_float64_and_mixes_no_dtypes():

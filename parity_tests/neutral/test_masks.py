@@ -285,7 +285,6 @@ def test_a_band_and_its_arrays_say_what_the_mask_says(name):
         last = t + band.offset
         return s <= last and (band.size is None or s > last - band.size)
 
-    assert masks.as_band(band.as_mask()) == (band, ())
     whole = pairs(rule)
     for array in arrays:
         whole = whole & allowed(array)
@@ -307,17 +306,62 @@ def test_what_is_no_band_is_none(mask):
     assert masks.as_band(mask) is None
 
 
-def test_arrays_and_paddings_need_no_band():
+# ---- pieces and intervals
+
+
+def test_a_mask_is_taken_to_pieces():
     lengths, array = masks.padding(np.asarray([2, 3])), masks.ArrayMask(PADDING)
-    band = masks.Band(0, 2)
+    window, prefix = masks.sliding_window(2), masks.prefix(3)
+    documents = masks.documents(np.asarray([[0, 0, 1, 1, 1]])).placed(3, 5)
     for mask, want in (
-        (masks.full(), (None, ())),
-        (array, (None, (array,))),
-        (lengths & array & masks.full(), (None, (lengths, array))),
-        (masks.sliding_window(2) & lengths, (band, (lengths,))),
-        (masks.causal(), (masks.Band(), ())),
+        (masks.full(), (None, (), None)),
+        (array, (None, (array,), None)),
+        (lengths & array & masks.full(), (None, (lengths, array), None)),
+        (window & lengths & prefix, (window & prefix, (lengths,), None)),
+        (window | prefix, (window | prefix, (), None)),
+        (documents & masks.causal() & array, (masks.causal(), (array,), documents)),
     ):
-        assert masks.as_band_and_arrays(mask) == want
-    for mask in (masks.causal() | lengths, masks.prefix(2) & lengths, masks.causal() & masks.causal().offset(1)):
-        assert masks.as_band_and_arrays(mask) is None
-    assert masks.as_band(masks.causal() & lengths) is None
+        assert masks.as_pieces(mask) == want
+    for mask in (masks.causal() | lengths, (masks.causal() | array) & window, documents & documents.offset(0)):
+        assert masks.as_pieces(mask) is None
+
+
+INTERVALS = {
+    "full": masks.full(),
+    "causal": masks.causal(),
+    "window": masks.sliding_window(3),
+    "chunks": masks.chunked(4),
+    "prefix": masks.prefix(5),
+    "before all keys": masks.causal().offset(-4),
+    "from a later key on": masks.sliding_window(5).offset(6, keys=4),
+    "both": masks.chunked(6) & masks.prefix(4) & masks.full(),
+    "none together": masks.sliding_window(2) & masks.sliding_window(2).offset(5),
+    "either": masks.chunked(4) | masks.sliding_window(2),
+    "either, of one nothing": (masks.sliding_window(2) & masks.sliding_window(2).offset(5)) | masks.sliding_window(3),
+}
+
+
+@pytest.mark.parametrize("name", INTERVALS)
+def test_the_keys_that_a_query_sees_are_an_interval(name):
+    queries, keys = np.arange(17), np.arange(14)
+    found = INTERVALS[name].interval(queries)
+    assert found is not None
+    start, end = (one[:, None] for one in found)
+    want = np.broadcast_to(INTERVALS[name].allowed(queries[:, None], keys[None]), (17, 14))
+    np.testing.assert_array_equal((start <= keys) & (keys < end), want)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masks.sliding_window(2) | masks.sliding_window(2).offset(-5),
+        masks.ArrayMask(PADDING),
+        masks.causal() & PADDING,
+        masks.causal() | PADDING,
+        (masks.sliding_window(2) | masks.sliding_window(2).offset(-5) | masks.causal()) & masks.causal(),
+        masks.padding(np.asarray([3])).offset(1),
+    ],
+    ids=["apart", "array", "and array", "or array", "apart, then together", "padding"],
+)
+def test_what_is_no_interval_is_none(mask):
+    assert mask.interval(np.arange(9)) is None
