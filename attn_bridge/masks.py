@@ -25,7 +25,6 @@ from . import validation
 __all__ = [
     "ArrayMask",
     "Band",
-    "EqualMask",
     "Mask",
     "Pieces",
     "as_band",
@@ -316,6 +315,9 @@ class _Padding(_OfArrays):
     def allowed(self, query_positions: Any, key_positions: Any) -> Any:
         return key_positions < self.lengths
 
+    def offset(self, n: int, *, keys: int = 0) -> Mask:
+        return super().offset(n, keys=keys) if keys else self
+
     def check_sizes(self, batch: int, tokens: int = 0) -> None:
         validation.check_mask_rows("lengths of masks.padding", self.lengths.shape[0], batch)
 
@@ -343,18 +345,17 @@ class _Documents(_OfArrays):
         for name, one, wanted in (("queries", rows, queries), ("keys", columns, keys)):
             if one.shape[1] != wanted.stop - wanted.start:
                 raise ValueError(f"ids ({self.ids.shape[1]}) must be one per token, got {name} up to {wanted.stop}")
-        return EqualMask(rows[:, None, :, None], columns[:, None, None, :])
+        return _Equal(rows[:, None, :, None], columns[:, None, None, :])
 
 
 @dataclass(frozen=True, eq=False)
-class EqualMask(_OfArrays):
+class _Equal(_OfArrays):
     """Numbers of the queries ``(B, 1, T, 1)`` and of the keys ``(B, 1, 1, S)``, which must be equal."""
 
     of_queries: Any
     of_keys: Any
 
     def allowed(self, query_positions: Any, key_positions: Any) -> Any:
-        """Return which are equal."""
         return self.of_queries == self.of_keys
 
 
@@ -548,14 +549,15 @@ class Pieces(NamedTuple):
     arrays: tuple[Mask, ...]
     """Arrays, and paddings by numbers of tokens."""
 
-    documents: EqualMask | None
+    documents: Mask | None
+    """Numbers of the queries ``(B, 1, T, 1)`` and of the keys ``(B, 1, 1, S)``, each for one sequence or all."""
 
 
 def as_pieces(mask: Mask) -> Pieces | None:
     """Return what a mask is the ``&`` of; None where arrays are otherwise combined, and for documents of two kinds."""
     parts = [part for part in _parts(mask, _All) if not isinstance(part, _Full)]
     arrays = tuple(part for part in parts if isinstance(part, (ArrayMask, _Padding)))
-    documents = [part for part in parts if isinstance(part, EqualMask)]
+    documents = [part for part in parts if isinstance(part, _Equal)]
     plain = [part for part in parts if part not in arrays and part not in documents]
     if len(documents) > 1 or any(True for part in plain for _ in part.arrays()):
         return None

@@ -19,7 +19,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- begin: (?P<command>.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 MADE_BY = re.compile(r"<!-- made by: (?P<command>.+?) -->")
-FILES = ("README.md", "docs/checkpoints.md", "docs/pairs.md", "docs/mutants.md", "docs/benchmarks.md")
+FILES = (
+    "README.md",
+    *("docs/checkpoints.md", "docs/pairs.md", "docs/mutants.md", "docs/benchmarks.md", "docs/attention.md"),
+)
 
 
 def main() -> None:

@@ -9,6 +9,9 @@ from .language import Value, like
 _LARGEST = 7.90531110763549805
 """Where the tangent of float32 is 1."""
 
+_SMALL = 1.6e-7
+"""The square of where it is the argument itself, whose products would be below the least number of full precision."""
+
 _ODD = (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08, 1.48572235717979e-05)
 _ODD = (*_ODD, 6.37261928875436e-04, 4.89352455891786e-03)
 _EVEN = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
@@ -43,4 +46,4 @@ def tanh(x: Value) -> Value:
         odd = code.times_plus(odd, square, factor)
     for factor in _EVEN[1:]:
         even = code.times_plus(even, square, factor)
-    return near * odd / even
+    return code.choose(square < _SMALL, x, near * odd / even)

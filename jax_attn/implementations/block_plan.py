@@ -62,7 +62,7 @@ class Plan:
 
     Backward, and where that reads the context that was kept, rounded weights would not cancel in what all keys have in
     common, so operands are widened there."""
-    differentiates_bias: bool = True
+    differentiates_bias: bool = False
     """Whether the gradient of a bias is asked for."""
 
     @property

@@ -6,7 +6,6 @@ processor, because it is exported or runs elsewhere, `blocked` is compiled in th
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -60,7 +59,7 @@ def unsupported(call: Call) -> str | None:
     if call.mask is not None:
         pieces = as_pieces(call.mask)
         if pieces is None:
-            return "the mask is more than intervals, documents, paddings and arrays together"
+            return "the mask joins arrays or paddings by |, or has documents twice, or moves keys under a padding"
         if _intervals(pieces.plain, call.query.shape[1]) is None:
             return "the keys that a query sees are no interval, or the intervals go back"
         shapes = [_array_of(call, one).shape for one in pieces.arrays]
@@ -155,6 +154,8 @@ def _array_of(call: Call, mask: Mask) -> Any:
 def forward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) -> tuple[Array, Array, Array]:
     """Return the context and, per row, the largest score and the sum of ``exp(scores - largest)``."""
     bias, sinks, masks, seed = others
+    if _adds_too_much(plan, bias):
+        return blocked.PASSES.forward(plan, query, key, value, *others)
     sinks = None if sinks is None else _per_sequence(sinks, query)
     names, given = _given(plan, sinks, masks, bias, seed)
     context, top, total = _FORWARD.bind(query, key, value, *given, plan=plan, names=names)
@@ -164,11 +165,8 @@ def forward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) ->
 def backward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) -> tuple[Any, ...]:
     """Return the gradients of query, key, value, bias, if it is asked for, and sinks."""
     bias, sinks, masks, seed, context, top, total, d_context, d_total = others
-    if bias is None:
-        plan = dataclasses.replace(plan, differentiates_bias=False)
-    elif plan.differentiates_bias and _is_shared_by_tasks(plan, bias):
-        operands = (query, key, value, bias, sinks, masks, seed)
-        return blocked.PASSES.backward(plan, *operands, context.astype(top.dtype), top, total, d_context, d_total)
+    if _adds_too_much(plan, bias):
+        return blocked.PASSES.backward(plan, query, key, value, *others)
     names, given = _given(plan, None, masks, bias, seed)
     operands = (query, key, value, context, top, total, d_context.astype(query.dtype), d_total)
     d_query, d_key, d_value, slope, *rest = _BACKWARD.bind(*operands, *given, plan=plan, names=names)
@@ -180,9 +178,16 @@ def backward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) -
     return d_query, d_key, d_value, d_bias, d_sinks
 
 
-def _is_shared_by_tasks(plan: Plan, bias: Array) -> bool:
-    """Return whether tasks would add to the same gradient of a bias, which is too large for each to have its own."""
-    return bias.shape[2] > 1 and bias.shape[1] < plan.shape.heads
+def _adds_too_much(plan: Plan, bias: Array | None) -> bool:
+    """Return whether too few tasks could share out the gradient of a bias that is asked for; `blocked` runs then.
+
+    What heads or sequences have in common of a bias of queries and keys is added up by one task. The forward pass is
+    left, too, as a backward one cancels the rounding of its own scores alone.
+    """
+    if bias is None or not plan.differentiates_bias or bias.shape[2] == 1:
+        return False
+    tasks = plan.shape.key_heads * bias.shape[0]
+    return bias.shape[1] < plan.shape.heads or 2 * tasks < count_cores()
 
 
 def _given(plan: Plan, sinks: Any, masks: Any, bias: Any, seed: Any) -> tuple[tuple[str, ...], list[Array]]:
@@ -229,8 +234,14 @@ def _forward_by_blocks(plan: Plan, names: tuple[str, ...], *arrays: Array) -> tu
 def _backward_by_blocks(plan: Plan, names: tuple[str, ...], *arrays: Array) -> tuple[Array, ...]:
     """Return what the backward operation does, by `blocked`."""
     (query, key, value, context, top, total, d_context, d_total), given = _apart(arrays, names)
-    context, d_context = (array.astype(top.dtype) for array in (context, d_context))
-    operands = (query, key, value, *_as_blocks_take(given), context, top, total, d_context, d_total)
+    others = _as_blocks_take(given)
+    if context.dtype != top.dtype:
+        # Rounded, its errors would not cancel in what all keys have in common. This one is without sinks.
+        context, own_top, own_total = blocked.PASSES.forward(plan, query, key, value, *others)
+        share = jnp.where(total != 0.0, own_total * jnp.exp(own_top - top) / jnp.where(total != 0.0, total, 1.0), 0.0)
+        context = context * jnp.swapaxes(share, 1, 2)[..., None]
+    d_context = d_context.astype(top.dtype)
+    operands = (query, key, value, *others, context, top, total, d_context, d_total)
     d_query, d_key, d_value, d_bias, _ = blocked.PASSES.backward(plan, *operands)
     products = jnp.swapaxes((context * d_context).sum(-1), 1, 2)
     slope = jnp.where(total != 0.0, products / jnp.where(total != 0.0, total, 1.0) - d_total, 0.0)
@@ -255,7 +266,7 @@ def _forward_results(query: Any, key: Any, value: Any, *others: Any, plan: Plan,
 
 def _backward_results(*arrays: Any, plan: Plan, names: tuple[str, ...]) -> list[Any]:
     (query, key, value, _, per_row, *_), given = _apart(arrays, names)
-    bias = [given["bias"]] if plan.differentiates_bias else []
+    bias = [given["bias"]] if "bias" in given and plan.differentiates_bias else []
     return [query, key, value, per_row, *(one.update(shape=_shape_of_gradient(plan, one.shape)) for one in bias)]
 
 

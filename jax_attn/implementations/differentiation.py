@@ -55,15 +55,23 @@ def _differentiable_forward(passes: Passes, plan: Plan, *given: Any) -> tuple[tu
     bias = given[3]
     # A bias is often constant, and its gradient as large as the scores.
     asked = None if bias is None or not bias.perturbed else ()
-    results = _differentiable(passes, plan, *operands)
-    return results, (operands, results, asked)
+    results = _differentiable(passes, _asking(plan, asked), *operands)
+    if asked is None:
+        return results, (operands, results, asked)
+    # Who asks may get it from other code, whose context is rounded later.
+    dtype = jax.eval_shape(functools.partial(passes.forward, plan), *operands)[0].dtype
+    return (results[0].astype(dtype), *results[1:]), (operands, results, asked)
 
 
 def _differentiable_backward(passes: Passes, plan: Plan, kept: Any, cotangents: tuple[Any, Any, Any]) -> Any:
     operands, results, asked = kept
     d_context, _, d_total = map(_instantiated, cotangents)
-    plan = dataclasses.replace(plan, differentiates_bias=asked is not None)
-    return (*_gradients(passes, plan, operands, results, (d_context, d_total)), None, None)
+    return (*_gradients(passes, _asking(plan, asked), operands, results, (d_context, d_total)), None, None)
+
+
+def _asking(plan: Plan, asked: tuple[()] | None) -> Plan:
+    """Return the plan of a call the gradient of whose bias is asked for, unless that is None."""
+    return dataclasses.replace(plan, differentiates_bias=asked is not None)
 
 
 def _instantiated(cotangent: Any) -> Array:

@@ -160,6 +160,11 @@ def hold(label: str, seed: int, dtype: str, unit: float, name: str = "blocked") 
     options = {
         k: np.asarray(jnp.asarray(v, dtype), "float64") if k in ("bias", "sinks") else v for k, v in options.items()
     }
+    hold_call(inputs, options, dtype, unit, name)
+
+
+def hold_call(inputs: list[np.ndarray], options: Options, dtype: str, unit: float, name: str) -> None:
+    """Hold an implementation to twice the error of the reference in a call, and some units in the last place."""
     with jax.enable_x64(True):
         exact = results(inputs, options, "reference", "float64")
     plain, found = (results(inputs, options, one, dtype) for one in ("reference", name))

@@ -322,6 +322,8 @@ def test_a_mask_is_taken_to_pieces():
         (documents & masks.causal() & array, (masks.causal(), (array,), documents)),
     ):
         assert masks.as_pieces(mask) == want
+    assert masks.as_pieces((masks.causal() & lengths).offset(3)) == (masks.causal().offset(3), (lengths,), None)
+    assert masks.as_pieces(lengths.offset(3, keys=1)) is None
     for mask in (masks.causal() | lengths, (masks.causal() | array) & window, documents & documents.offset(0)):
         assert masks.as_pieces(mask) is None
 

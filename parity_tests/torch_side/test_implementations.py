@@ -17,7 +17,7 @@ import attn_bridge
 import torch_attn
 from attn_bridge import masks
 from torch_attn import functional, implementations
-from torch_attn.implementations import Call, flex, sdpa
+from torch_attn.implementations import Call, by_rows, flex, sdpa
 
 from ..reference.attention import attend as formula
 
@@ -107,6 +107,25 @@ CASES: dict[str, tuple[Options, Any]] = {
 }
 """Sizes, and the options of a call for a seed."""
 
+WITH_ROWS: dict[str, tuple[Options, Any]] = {
+    "softcap and sinks": ({}, lambda seed: {"softcap": 2.0, "sinks": draw(4, seed=seed), "mask": masks.causal()}),
+    "sinks that hide rows": (
+        {},
+        lambda seed: {"sinks": draw(4, seed=seed), "mask": masks.causal() & per_head(2, 4, 9, 9, seed)},
+    ),
+    "bias and softcap": ({}, lambda seed: {"softcap": 2.0, "bias": draw(4, 9, 1, seed=seed), "mask": masks.prefix(5)}),
+    "bias that hides rows, causal": (
+        {},
+        lambda seed: {"bias": torch.where(per_head(2, 4, 9, 9, seed), 0.5, -torch.inf), "mask": masks.causal()},
+    ),
+    "chunks": ({"queries": 14, "keys": 17}, lambda seed: {"mask": masks.chunked(5), "softcap": 3.0}),
+    "documents": ({}, lambda seed: {"mask": masks.documents(IDS) & masks.causal(), "softcap": 3.0}),
+    "hidden before all keys": ({}, lambda seed: {"mask": masks.causal().offset(-3), "sinks": draw(4, seed=seed)}),
+}
+"""Calls that make `by_rows` work, beside those of `CASES`."""
+
+IDS = [[0, 0, 1, 1, 1, 1, 2, 2, 2], [0, 0, 0, 0, 0, 5, 5, 5, 5]]
+
 FIRST = {
     **dict.fromkeys(CASES, "sdpa"),
     **{name: "windowed" for name in CASES if name.startswith("window")},
@@ -157,14 +176,54 @@ def test_every_implementation_computes_what_the_reference_does(label, dtype):
         names = supported(*low)
         assert names[0] == FIRST[label]
         for name in names:
-            found = results(*low, name)
-            # Gradients of scores cancel, exactly where there is one key only; those of the value don't.
-            scale = max(one.abs().max().item() for one in exact if one.numel())
-            for got, want, other in zip(found, exact, plain, strict=True):
-                assert got.dtype == other.dtype
-                assert got.shape == other.shape
-                allowed = 2.0 * (other.double() - want).abs().max().item() if want.numel() else 0.0
-                torch.testing.assert_close(got.double(), want, rtol=0.0, atol=allowed + DTYPES[dtype] * scale)
+            hold(results(*low, name), exact, plain, DTYPES[dtype])
+
+
+def hold(found: list[Tensor], exact: list[Tensor], plain: list[Tensor], unit: float) -> None:
+    """Hold results to twice the error of the reference, and some units in the last place."""
+    # Gradients of scores cancel, exactly where there is one key only; those of the value don't.
+    scale = max(one.abs().max().item() for one in exact if one.numel())
+    for got, want, other in zip(found, exact, plain, strict=True):
+        assert got.dtype == other.dtype
+        assert got.shape == other.shape
+        allowed = 2.0 * (other.double() - want).abs().max().item() if want.numel() else 0.0
+        torch.testing.assert_close(got.double(), want, rtol=0.0, atol=allowed + unit * scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 4, 200])
+@pytest.mark.parametrize("label", [*(label for label in CASES if label != "no queries"), *WITH_ROWS])
+def test_blocks_of_rows_compute_what_the_reference_does(label, rows, dtype, monkeypatch):
+    monkeypatch.setattr(by_rows, "MOST_ROWS", rows)
+    sizes, options = {**CASES, **WITH_ROWS}[label]
+    low = to(dtype, operands(**sizes), options(0))
+    exact, plain = results(*to(torch.float64, *low), "reference"), results(*low, "reference")
+    hold(results(*low, "by_rows"), exact, plain, DTYPES[dtype])
+
+
+def test_blocks_of_rows_leave_out_the_keys_that_none_of_them_sees(monkeypatch):
+    monkeypatch.setattr(by_rows, "MOST_ROWS", 10)
+    inputs, _ = to(torch.float32, operands(queries=100, keys=100, batch=1, heads=1, key_heads=1), {})
+
+    def cost(mask: masks.Mask) -> int:
+        with Sizes() as found:
+            functional.dot_product_attention(*inputs, mask=mask, softcap=2.0, implementation="by_rows")
+        assert max(found.all) < 100 * 100
+        return sum(found.all)
+
+    assert cost(masks.causal()) < 0.65 * cost(masks.full())
+    assert cost(masks.sliding_window(10)) < 0.35 * cost(masks.full())
+
+
+def test_what_fused_kernels_lack_is_computed_in_blocks_of_rows():
+    long, short = ([one.float() for one in operands(queries=n, keys=n)] for n in (200, 100))
+    sinks = draw(4, seed=3).float()
+    for options in ({"softcap": 2.0}, {"sinks": sinks}):
+        assert supported(long, {**options, "mask": masks.causal()})[0] == "by_rows"
+        assert supported(short, {**options, "mask": masks.causal()})[0] == "reference"
+    assert functional.explain(*short, softcap=2.0)["by_rows"] == "there is one block of rows only"
+    wide = [one.expand(2**9, -1, -1, -1) for one in [array.float()[:1] for array in operands(queries=128, keys=128)]]
+    assert supported(wide, {"softcap": 2.0})[0] == "by_rows", "as its scores make more than one block"
 
 
 @pytest.mark.parametrize("label", ["causal", "causal with padding", "per head", "wider value", "window with padding"])
@@ -336,6 +395,8 @@ LIMITS: dict[str, tuple[str, Options, str]] = {
     ),
     "windowed nothing": ("windowed", {"mask": masks.sliding_window(2).offset(-60)}, "no query sees a key"),
     "windowed softcap": ("windowed", {"mask": masks.sliding_window(2), "softcap": 2.0}, "it has no softcap"),
+    "by_rows weights": ("by_rows", {"return_weights": True}, "it does not return the weights"),
+    "by_rows dropout": ("by_rows", {"dropout": 0.1}, "it has no dropout"),
     "flex on a CPU": ("flex", {}, "query is on no GPU"),
 }
 
@@ -355,7 +416,7 @@ def test_explain_attention_asks_the_backend_of_the_arrays():
     inputs = operands()
     found = attn_bridge.explain_attention(*inputs, mask=masks.causal(), softcap=3.0)
     assert found == functional.explain(*inputs, mask=masks.causal(), softcap=3.0)
-    assert list(found) == ["windowed", "sdpa", "flex", "reference"]
+    assert list(found) == ["windowed", "sdpa", "flex", "by_rows", "reference"]
     assert found["sdpa"] == "it has no softcap"
     with pytest.raises(TypeError) as caught:
         attn_bridge.explain_attention(*(array.numpy() for array in inputs))
@@ -365,7 +426,7 @@ def test_explain_attention_asks_the_backend_of_the_arrays():
 def test_each_says_whether_this_machine_can_run_it(monkeypatch):
     for present, reason in ((True, None), (False, "it needs a GPU")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda present=present: present)
-        others = dict.fromkeys(("windowed", "sdpa", "reference"))
+        others = dict.fromkeys(("windowed", "sdpa", "by_rows", "reference"))
         assert implementations.unavailable() == {**others, "flex": reason}
 
 
@@ -398,6 +459,28 @@ def test_vmap_of_grad_works(mask):
         want = torch.autograd.grad(attend(*inputs, mask).square().sum(), inputs)
         for got, one in zip(found, want, strict=True):
             torch.testing.assert_close(got[n], one)
+
+
+@deprecated_by_torch
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_blocks_of_rows_have_all_derivatives(monkeypatch):
+    monkeypatch.setattr(by_rows, "MOST_ROWS", 7)
+    options = {"mask": masks.sliding_window(9), "softcap": 3.0}
+    inputs, tangents = operands(queries=20, keys=20), operands(queries=20, keys=20, seed=1)
+    assert supported(inputs, options)[0] == "by_rows"
+
+    def loss(name: str | None) -> Any:
+        return lambda *x: functional.dot_product_attention(*x, **options, implementation=name).square().sum()
+
+    def derivatives(of: Any) -> list[Any]:
+        gradient = torch.func.grad(of, argnums=(0, 1, 2))
+        stacked = [torch.stack([one, two]) for one, two in zip(inputs, tangents, strict=True)]
+        one_of = torch.func.grad(lambda *x: sum(one.square().sum() for one in gradient(*x)))
+        _, forward = torch.func.jvp(of, tuple(inputs), tuple(tangents))
+        return [*torch.func.vmap(gradient)(*stacked), one_of(*inputs), forward]
+
+    for got, want in zip(derivatives(loss(None)), derivatives(loss("reference")), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 @masked

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import attn_bridge
-from benchmarks import decoding, jax_side, torch_side
+from benchmarks import decoding, jax_side, options, torch_side
 from benchmarks.bench import Bench
 from benchmarks.cells import Cell, Group
 from benchmarks.session import Plan, Worker, WorkerError, groups, measure
@@ -145,3 +145,24 @@ def test_decoding_is_measured_and_compiles_one_program(monkeypatch, capsys):
     decoding.main()
     printed = capsys.readouterr().out
     assert printed.count("torch, attention") == printed.count("JAX: 1 program for 5 steps") == len(decoding.SIZES)
+
+
+def test_what_options_cost_is_measured(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["options", "--shape", "1,160,2,8", "--rounds", "1"])
+    few = ("causal", "sinks", "bias, differentiated", "dropout")
+    monkeypatch.setattr(options, "cases", lambda *sizes, all=options.cases: {one: all(*sizes)[one] for one in few})
+    options.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:28].strip() for line in lines[3:7]] == list(few)
+    assert [line[28:].split()[0] for line in lines[3:7]] == ["sdpa", "by_rows", "sdpa", "sdpa"]
+    assert all("cpu_flash" in line for line in lines[3:7])
+    assert lines[3].split()[3::2][0] == "1.00"
+
+
+@pytest.mark.parametrize("shape", ["4,1024,12", "a,b,c,d", "1,0,2,8"])
+def test_a_shape_that_is_none_is_one_line(shape, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["options", "--shape", shape])
+    with pytest.raises(SystemExit):
+        options.main()
+    wanted = f"--shape ({shape}) must be four whole numbers above 0 such as 4,1024,12,64"
+    assert capsys.readouterr().err.splitlines()[-1].endswith(wanted)

@@ -10,12 +10,18 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import flex, reference, sdpa, windowed
+from . import by_rows, flex, reference, sdpa, windowed
 from .call import Call
 
 __all__ = ["IMPLEMENTATIONS", "Call", "choose", "explain", "unavailable"]
 
-IMPLEMENTATIONS: dict[str, ModuleType] = {"windowed": windowed, "sdpa": sdpa, "flex": flex, "reference": reference}
+IMPLEMENTATIONS: dict[str, ModuleType] = {
+    "windowed": windowed,
+    "sdpa": sdpa,
+    "flex": flex,
+    "by_rows": by_rows,
+    "reference": reference,
+}
 """Fastest first: the first that supports a call, and pays, serves it."""
 
 

@@ -1,0 +1,153 @@
+"""What masks, bias, softcap, sinks and dropout cost beside a causal call without them, in both frameworks.
+
+python -m benchmarks.options [--shape 4,1024,12,64] [--rounds 7]
+
+Everything is measured alternately in one process, and the median of the rounds is shown, with the implementation that
+is picked. torch runs eagerly, JAX compiled; gradients are those of query, key and value, and of the bias where the line
+says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+import attn_bridge
+import jax_attn.functional
+import torch_attn.functional
+from attn_bridge import masks
+
+from . import jax_side, machine, torch_side
+
+Way = Callable[[], Any]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", default="4,1024,12,64", help="batch, tokens, heads, width of a head")
+    parser.add_argument("--rounds", type=int, default=7)
+    chosen = parser.parse_args()
+    sizes = [int(size) if size.isdecimal() else 0 for size in chosen.shape.split(",")]
+    if len(sizes) != 4 or 0 in sizes:
+        parser.error(f"--shape ({chosen.shape}) must be four whole numbers above 0 such as 4,1024,12,64")
+    if chosen.rounds < 1:
+        parser.error(f"--rounds ({chosen.rounds}) must be at least 1")
+    batch, tokens, heads, width = sizes
+    found, picked = measure(batch, tokens, heads, width, chosen.rounds)
+    print(
+        f"{batch}x{tokens}x{heads}x{width}, float32, causal and more; milliseconds, median of {chosen.rounds} rounds,"
+    )
+    print("and how many times as long as without")
+    print(f"{'':28}" + "".join(f"{side:>13}{'fwd':>8}{'x':>6}{'fwd+bwd':>9}{'x':>6}" for side in ("torch", "jax")))
+    for name in dict.fromkeys(name for name, _, _ in found):
+        line = f"{name:28}"
+        for side in ("torch", "jax"):
+            line += f"{picked[name, side]:>13}"
+            for what, digits in (("fwd", 8), ("fwd+bwd", 9)):
+                seconds = found[name, side, what]
+                line += f"{1000 * seconds:{digits}.1f}{seconds / found['causal', side, what]:6.2f}"
+        print(line)
+    sides = {"torch": torch_side.describe(), "jax": jax_side.describe()}
+    print("\n".join(machine.sentences({**machine.describe(), "frameworks": sides})))
+
+
+def cases(batch: int, tokens: int, heads: int) -> dict[str, dict[str, Any]]:
+    """Return the arguments of each call beside query, key and value, with NumPy's arrays."""
+    random, causal = np.random.default_rng(0), masks.causal()
+    bias = random.normal(size=(1, heads, tokens, tokens)).astype(np.float32)
+    return {
+        "causal": {"mask": causal},
+        "window of 1/8": {"mask": masks.sliding_window(max(tokens // 8, 1))},
+        "chunks of 1/4": {"mask": masks.chunked(max(tokens // 4, 1))},
+        "prefix of 1/4": {"mask": masks.prefix(max(tokens // 4, 1))},
+        "8 documents": {"mask": causal & masks.documents(np.sort(random.integers(0, 8, (batch, tokens)), 1))},
+        "padding": {"mask": causal & masks.padding(random.integers(tokens // 2, tokens + 1, batch))},
+        "array of queries and keys": {"mask": causal & (random.random((batch, 1, tokens, tokens)) < 0.8)},
+        "sinks": {"mask": causal, "sinks": random.normal(size=heads).astype(np.float32)},
+        "softcap": {"mask": causal, "softcap": 30.0},
+        "bias": {"mask": causal, "bias": bias},
+        "bias, differentiated": {"mask": causal, "bias": bias},
+        "dropout": {"mask": causal, "dropout": 0.1},
+    }
+
+
+def measure(
+    batch: int, tokens: int, heads: int, width: int, rounds: int
+) -> tuple[dict[tuple[str, str, str], float], dict[tuple[str, str], str]]:
+    """Return (call, framework, fwd or fwd+bwd) -> median seconds, and (call, framework) -> what was picked."""
+    random = np.random.default_rng(1)
+    inputs = [random.normal(size=(batch, tokens, heads, width)).astype(np.float32) for _ in range(3)]
+    ways: dict[tuple[str, str, str], Way] = {}
+    picked = {}
+    for name, options in cases(batch, tokens, heads).items():
+        for side, make in (("torch", in_torch), ("jax", in_jax)):
+            which, forward, both = make(inputs, options, differentiates_bias=name.endswith("differentiated"))
+            picked[name, side], ways[name, side, "fwd"], ways[name, side, "fwd+bwd"] = which, forward, both
+    seconds: dict[tuple[str, str, str], list[float]] = {key: [] for key in ways}
+    for way in ways.values():
+        way()
+    for _ in range(rounds):
+        for key, way in ways.items():
+            start = time.perf_counter()
+            way()
+            seconds[key].append(time.perf_counter() - start)
+    return {key: statistics.median(found) for key, found in seconds.items()}, picked
+
+
+def _picked(arrays: list[Any], options: dict[str, Any]) -> str:
+    reasons = attn_bridge.explain_attention(*arrays, **options)
+    return next(name for name, reason in reasons.items() if reason is None)
+
+
+def in_torch(inputs: list[Any], options: dict[str, Any], *, differentiates_bias: bool) -> tuple[str, Way, Way]:
+    """Return what is picked, a forward call, and one with gradients."""
+    arrays = [torch.from_numpy(one).requires_grad_() for one in inputs]
+    options = {name: torch.from_numpy(one) if isinstance(one, np.ndarray) else one for name, one in options.items()}
+    if differentiates_bias:
+        options["bias"].requires_grad_()
+        arrays = [*arrays, options["bias"]]
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return torch_attn.functional.dot_product_attention(*arrays[:3], **options)
+
+    def both() -> Any:
+        context = torch_attn.functional.dot_product_attention(*arrays[:3], **options)
+        return torch.autograd.grad(context.square().sum(), arrays)
+
+    return _picked(arrays[:3], options), forward, both
+
+
+def in_jax(inputs: list[Any], options: dict[str, Any], *, differentiates_bias: bool) -> tuple[str, Way, Way]:
+    """Return what is picked, a forward call, and one with gradients, both compiled."""
+    arrays = [jnp.asarray(one) for one in inputs]
+    options = {name: jnp.asarray(one) if isinstance(one, np.ndarray) else one for name, one in options.items()}
+    if "dropout" in options:
+        options["rng"] = jax.random.key(0)
+    given = {name: options.pop(name) for name in ("bias", "sinks") if name in options}
+
+    def attend(query: Any, key: Any, value: Any, given: dict[str, Any]) -> Any:
+        return jax_attn.functional.dot_product_attention(query, key, value, **given, **options)
+
+    def loss(*operands: Any) -> Any:
+        return jnp.square(attend(*operands)).sum()
+
+    forward, both = jax.jit(attend), jax.jit(jax.grad(loss, (0, 1, 2, 3) if differentiates_bias else (0, 1, 2)))
+
+    def run(program: Any) -> Way:
+        return lambda: jax.block_until_ready(program(*arrays, given))
+
+    return _picked(arrays, {**options, **given}), run(forward), run(both)
+
+
+if __name__ == "__main__":
+    main()
