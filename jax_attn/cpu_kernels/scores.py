@@ -1,4 +1,4 @@
-"""What becomes of a block of scores before their softmax: bias, bands and masks, and the gradient of the bias.
+"""What becomes of a block of scores before softmax: cap, bias, intervals, masks, documents; the gradient of the bias.
 
 Scores have the keys in rows of `QUERIES`. Routines take the address of the job; heads are those of all sequences.
 """
