@@ -131,7 +131,6 @@ def _described(call: Call) -> tuple[Mask | None, tuple[Array, ...]]:
     return functools.reduce(Mask.restrict, parts).separate() if parts else (None, ())
 
 
-@functools.lru_cache(256)
 def _intervals(mask: Mask | None, queries: int) -> np.ndarray[Any, Any] | None:
     """Return the first keys that queries see, and those after the last, ``(2, T)``; None if they are not intervals.
 

@@ -34,18 +34,11 @@ def unsupported(call: Call) -> str | None:
         return "it has no dropout"
     if 0 in call.query.shape or 0 in call.value.shape:
         return f"there is nothing in the query {tuple(call.query.shape)} or the value {tuple(call.value.shape)}"
-    if not all(isinstance(size, int) for size in call.scores_shape):
-        return "it has no symbolic sizes"
-    return None
-
-
-def unprofitable(call: Call) -> str | None:
-    """Return why it isn't picked: it is for processors, and for more than one block of scores."""
     if not call.query.is_cpu:
         return "it is for processors"
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or not all(isinstance(size, int) for size in call.scores_shape):
         return "a compiler would write out each of its blocks"
-    return "there is one block of rows only" if _rows(call) >= call.query.shape[1] else None
+    return None
 
 
 def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
