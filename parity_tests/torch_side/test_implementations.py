@@ -215,6 +215,18 @@ def test_blocks_of_rows_leave_out_the_keys_that_none_of_them_sees(monkeypatch):
     assert cost(masks.sliding_window(10)) < 0.35 * cost(masks.full())
 
 
+def test_many_scores_make_small_blocks_but_not_too_small(monkeypatch):
+    rows = []
+    right = by_rows.masked_softmax
+    monkeypatch.setattr(by_rows, "masked_softmax", lambda scores, *x: rows.append(scores.shape[2]) or right(scores, *x))
+    inputs, bias = [one.float() for one in operands(queries=40, keys=40)], torch.zeros(40)
+    for most, want in ((2**22, [40]), (20 * 2 * 4 * 40, [20, 20]), (1, [16, 16, 8])):
+        monkeypatch.setattr(by_rows, "MOST_SCORES", most)
+        functional.dot_product_attention(*inputs, bias=bias, implementation="by_rows")
+        assert rows == want
+        rows.clear()
+
+
 def test_a_compiler_is_given_the_reference_and_no_blocks():
     inputs = [one.float() for one in operands(queries=300, keys=300)]
     counter = CompileCounter()
