@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from attn_bridge import masks
 from jax_attn import functional
-from jax_attn.cpu_kernels import compiling, dropout, exponentials, language, memory, scores, softmax, words
+from jax_attn.cpu_kernels import compiling, dropout, exponentials, language, memory, scores, softmax, tiles, words
 from jax_attn.cpu_kernels.processor import LANES
 from jax_attn.implementations import blocked, cpu_flash
 
@@ -100,6 +100,16 @@ def test_numbers_are_rounded_as_numpy_rounds_them(kind):
     np.testing.assert_array_equal(np.isnan(found.astype("float32")), is_none)
     np.testing.assert_array_equal(found[~is_none].view("uint16"), want[~is_none].view("uint16"))
     np.testing.assert_array_equal(back, found.astype("float32"))
+
+
+@pytest.mark.parametrize(("columns", "width"), [(1, 16), (LANES, LANES), (2 * LANES + 3, 2 * LANES + 5)])
+def test_rows_become_columns(columns, width):
+    """In squares as wide as a register, and one by one beyond them; what lies beyond the columns stays out."""
+    rows = draw(softmax.QUERIES, width, seed=columns).astype("float32")
+    out = np.zeros((columns + 1, softmax.QUERIES), np.float32)
+    call(tiles.transpose, rows.ctypes.data, columns, width, out.ctypes.data)
+    np.testing.assert_array_equal(out[:columns], rows[:, :columns].T)
+    assert not out[columns].any()
 
 
 def test_all_layouts_of_memory_will_do():

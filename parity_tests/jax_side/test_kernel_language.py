@@ -24,8 +24,8 @@ def compute(write: Callable[..., Any], *numbers: int) -> int:
 
 def test_words_are_computed_as_python_computes_them():
     for one, two in ((7, 3), (64, 8), (5, 9)):
-        assert compute(lambda code, x, y: x * y + x // y - y % x + (x << 2) + (x >> 1) + 3, one, two) == (
-            one * two + one // two - two % one + (one << 2) + (one >> 1) + 3
+        assert compute(lambda code, x, y: x * y + x // y - y % x + (x << 2) + (x >> 1) + 3 + (x ^ y), one, two) == (
+            one * two + one // two - two % one + (one << 2) + (one >> 1) + 3 + (one ^ two)
         )
         assert compute(
             lambda code, x, y: code.choose((x < y) & (y >= 4), code.least(x, y), code.largest(x, y)), one, two
