@@ -51,7 +51,7 @@ def load_harness(framework: Framework) -> ModuleType:
     """
     load(framework)
     package, _ = PACKAGES[framework]
-    return importlib.import_module(f"{package}.harness")
+    return importlib.import_module(f"{package}._parity.subject")
 
 
 def framework_of(module: Any) -> Framework | None:

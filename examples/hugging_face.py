@@ -19,7 +19,7 @@ import torch
 import transformers
 
 import jax_attn
-from torch_attn.lifting import lifted
+from torch_attn._parity.promotion import lifted
 
 SIZES = {
     "vocab_size": 11,

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from attn_bridge import backends
-from attn_bridge.parity import dumps, folders, recording
-from attn_bridge.parity.subjects import Arguments, Call, Parameter, Run, Submodule
+from attn_bridge.parity.compare.subject import Arguments, Call, Parameter, Run, Submodule
+from attn_bridge.parity.dumps import folders, recording
+from attn_bridge.parity.dumps import format as dumps
 
 INPUTS = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
 NAMES = {"torch": "fc.weight", "flax": "fc.kernel"}
@@ -77,7 +78,7 @@ class Net:
 
     def run(self, weights, arguments, cotangents=None, *, dtype=None, mode="eager", seed=0, path="") -> Run:
         """Run forward, and backward if there are cotangents."""
-        from attn_bridge.parity.subjects import CannotLiftError
+        from attn_bridge.parity.compare.subject import CannotLiftError
 
         if dtype == "float64" and not self.has_float64:
             raise CannotLiftError("it can't")
@@ -117,7 +118,7 @@ class Net:
 
 
 def write(folder: Path, net: Net, monkeypatch, *, like: Path | None = None, seeds: int = 2, **options) -> Path:
-    """Write a dump of a net, as `attn_bridge.parity.recording.dump` writes that of a module."""
+    """Write a dump of a net, as `attn_bridge.parity.dumps.recording.dump` writes that of a module."""
     stub = SimpleNamespace(switches=list)
     with monkeypatch.context() as patch, folders.new(folder) as target:
         patch.setattr(backends, "load", lambda framework, module="backend": stub)

@@ -2,7 +2,7 @@
 
 A model is run as it is, from embeddings to its last layer, so that its masks, positions and cache are its own. A hook
 writes down what goes into the attention of a layer and what comes out. For an oracle in float64 the model is built and
-run in `torch_attn.lifting.lifted`: `transformers` keeps rotary tables, norms and softmax in float32 otherwise.
+run in `_parity.promotion.lifted`: `transformers` keeps rotary tables, norms and softmax in float32 otherwise.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 import transformers
 
 import torch_attn
-from attn_bridge.parity.judge import decide, measure
-from attn_bridge.parity.report import TensorVerdict
+from attn_bridge.parity.compare.criterion import decide, measure
+from attn_bridge.parity.compare.report import TensorVerdict
+from torch_attn._parity.promotion import lifted
 from torch_attn.backend import from_numpy, to_numpy
-from torch_attn.lifting import lifted
 
 from .hf_configs import LATENT_HEADS
 

@@ -66,14 +66,14 @@ def check(
     from rich.console import Console
 
     from .. import layouts
-    from ..parity.matrix import check as run_check
+    from ..parity.check.matrix import check as run_check
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
     if (weights is None) != (layout is None):
         raise ValueError(f"--weights and --layout go together; layouts: {', '.join(layouts.names())}")
     subjects = None
     if weights is not None and layout is not None:
-        from ..parity.real_weights import subjects_from_file
+        from ..parity.check.real_weights import subjects_from_file
 
         if variants:
             raise ValueError("--weights checks the layers of a file; it takes no VARIANT")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..parity.cases import DTYPES
+from ..parity.check.cases import DTYPES
 from . import inputs as arrays
 from .output import Outputs, progress
 
@@ -117,8 +117,9 @@ def compare(
             raise ValueError("--save-repro needs both sides in one process; it does not go with --separate")
         return outputs.write(run_separately(torch, flax, devices, options, command))
 
-    from ..parity import factories, folders, repro
-    from ..parity.compare import compare as judge
+    from ..parity import factories, repro
+    from ..parity.compare.driver import compare as judge
+    from ..parity.dumps import folders
     from ..weights import Rules
     from .user_code import running
 

@@ -23,7 +23,7 @@ def doctor(
     """Show versions, devices and every setting that changes numbers, and say which would spoil a comparison here.
 
     It looks at a new process: the environment and the defaults. What a program sets itself,
-    attn_bridge.parity.precision.record() tells inside it. A setting that no device here reads spoils nothing.
+    attn_bridge.parity.settings.precision.record() tells inside it. A setting that no device here reads spoils nothing.
 
     Example: attn-bridge doctor --json doctor.json
 
@@ -31,7 +31,7 @@ def doctor(
     """
     from rich.console import Console
 
-    from ..parity.doctor import examine
+    from ..parity.settings.doctor import examine
 
     if json_file is not None:
         check_writable(json_file)

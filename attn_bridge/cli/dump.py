@@ -58,7 +58,8 @@ def dump(
 
     Exit status: 0 = written, 2 = bad usage.
     """
-    from ..parity import factories, folders, recording
+    from ..parity import factories
+    from ..parity.dumps import folders, recording
     from ..weights import Rules
     from .user_code import running
 
@@ -110,7 +111,7 @@ def compare_dumps(
 
     Exit status: 0 = equal, 1 = different, or one side is less precise, 2 = bad usage, or inconclusive.
     """
-    from ..parity import replay
+    from ..parity.dumps import replay
     from ..weights import Rules
 
     outputs = Outputs(html, json_file, junit, full)

@@ -47,8 +47,8 @@ def mutate(
     """
     from rich.console import Console
 
-    from ..parity.mutate import find_trial, run_trial
-    from ..parity.mutate import mutate as run_mutate
+    from ..parity.mutation.driver import find_trial, run_trial
+    from ..parity.mutation.driver import mutate as run_mutate
 
     for option, target in (("--json", json_file), ("--markdown", markdown)):
         if target is not None:

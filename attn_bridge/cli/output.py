@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from ..parity.report import Report
+    from ..parity.compare.report import Report
 
 
 def check_writable(target: str, option: str = "--json") -> None:

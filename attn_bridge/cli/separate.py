@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..weights import Rules
 
 if TYPE_CHECKING:
-    from ..parity.report import Report
+    from ..parity.compare.report import Report
 
 TAKEN = ("--inputs", "--shape", "--seeds", "--first-seed", "--mode", "--dtype")
 """Options that say how the torch side is dumped; the Flax side is dumped like it."""
@@ -34,7 +34,7 @@ def run_separately(
     Raises:
         ValueError: a side can't be dumped; the message is that of its process.
     """
-    from ..parity import replay
+    from ..parity.dumps import replay
 
     rules = None if options["--rules"] is None else Rules.from_toml(options["--rules"])
     with tempfile.TemporaryDirectory() as folder:

@@ -29,27 +29,27 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from .check_report import CheckReport
-    from .compare import compare
-    from .matrix import check
-    from .mutate import mutate
-    from .mutation_report import MutationReport
-    from .precision import strict
-    from .report import ParityError, Report, TensorVerdict
-    from .training import TrainingReport, train
+    from .check.matrix import check
+    from .check.report import CheckReport
+    from .compare.driver import compare
+    from .compare.report import ParityError, Report, TensorVerdict
+    from .mutation.driver import mutate
+    from .mutation.report import MutationReport
+    from .settings.precision import strict
+    from .training.driver import TrainingReport, train
 
 _HOMES = {
-    "CheckReport": "check_report",
-    "MutationReport": "mutation_report",
-    "ParityError": "report",
-    "Report": "report",
-    "TensorVerdict": "report",
-    "TrainingReport": "training",
-    "check": "matrix",
-    "compare": "compare",
-    "mutate": "mutate",
-    "strict": "precision",
-    "train": "training",
+    "CheckReport": "check.report",
+    "MutationReport": "mutation.report",
+    "ParityError": "compare.report",
+    "Report": "compare.report",
+    "TensorVerdict": "compare.report",
+    "TrainingReport": "training.driver",
+    "check": "check.matrix",
+    "compare": "compare.driver",
+    "mutate": "mutation.driver",
+    "strict": "settings.precision",
+    "train": "training.driver",
 }
 
 

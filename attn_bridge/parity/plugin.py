@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from .report import ParityError, Report
+    from .compare.report import ParityError, Report
 
 Device = str | tuple[str, str]
 """``cpu``, ``gpu`` or ``tpu``, or one of them for torch and one for Flax."""

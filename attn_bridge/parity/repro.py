@@ -13,10 +13,10 @@ from typing import Any
 
 from .. import backends, checkpoints
 from ..weights import Rule, Rules
-from . import folders
+from .compare.report import SCHEMA, Pair, Report, Side
+from .compare.subject import Array, Arrays
+from .dumps import folders
 from .factories import Factory, load
-from .report import SCHEMA, Pair, Report, Side
-from .subjects import Array, Arrays
 
 HOW = "its README.md says how to run it again"
 
@@ -80,7 +80,7 @@ class Bundle:
         rules: Path | None,
         options: Mapping[str, Any],
     ):
-        from .samples import as_arguments
+        from .compare.samples import as_arguments
 
         sides: tuple[Side, Side] = ("torch", "flax")
         self.halves: dict[Side, _Half] = {}

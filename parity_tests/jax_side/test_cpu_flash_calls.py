@@ -22,8 +22,8 @@ from jax.experimental import serialize_executable
 import jax_attn
 from attn_bridge import masks
 from jax_attn import functional
+from jax_attn._parity.subject import lifted
 from jax_attn.cpu_kernels import xla
-from jax_attn.harness import lifted
 from jax_attn.implementations import block_plan, cpu_flash
 
 from .attention_calls import arrays, attend, draw, some, squared

@@ -10,9 +10,9 @@ from flax import nnx
 from jax import lax
 from jax.extend import core
 
-from attn_bridge.parity.subjects import Arguments, CannotLiftError
-from jax_attn.harness import Harness
-from jax_attn.lifting import lifted
+from attn_bridge.parity.compare.subject import Arguments, CannotLiftError
+from jax_attn._parity.promotion import lifted
+from jax_attn._parity.subject import Harness
 
 X = np.array([0.12345678901234567, 0.7654321987654321, -1.1111111111111112])
 THIRD = 1.0 / 3.0

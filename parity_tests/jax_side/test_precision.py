@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_bridge.parity import precision as joint
 from attn_bridge.parity import strict as strict_for_both
-from attn_bridge.parity.doctor import examine
-from jax_attn import precision
+from attn_bridge.parity.settings import precision as joint
+from attn_bridge.parity.settings.doctor import examine
+from jax_attn._parity import precision
 
 UNSAFE = {
     "default_matmul_precision": "bfloat16",

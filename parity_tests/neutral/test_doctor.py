@@ -12,7 +12,8 @@ import sys
 import pytest
 
 from attn_bridge.cli.app import run
-from attn_bridge.parity import doctor, precision, strict
+from attn_bridge.parity import strict
+from attn_bridge.parity.settings import doctor, precision
 
 from .test_house import FRAMEWORKS, ROOT, run_python
 

@@ -11,8 +11,10 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from attn_bridge.cli.app import run
-from attn_bridge.parity import dumps, recording, samples
-from attn_bridge.parity.replay import compare_dumps
+from attn_bridge.parity.compare import samples
+from attn_bridge.parity.dumps import format as dumps
+from attn_bridge.parity.dumps import recording
+from attn_bridge.parity.dumps.replay import compare_dumps
 
 from ..fake_dumps import INPUTS, Net, write
 from .test_house import run_python

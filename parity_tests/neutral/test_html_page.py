@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attn_bridge.parity.compare.report import Report
 from attn_bridge.parity.rendering.html import as_html
-from attn_bridge.parity.report import Report
 
 from ..html_outline import Outline
 from ..reports import (

@@ -9,11 +9,11 @@ import pytest
 
 import attn_bridge
 from attn_bridge.cli.app import run
-from attn_bridge.parity.faults import FAULTS
-from attn_bridge.parity.mutation_report import upper_bound
-from attn_bridge.parity.report import Picture
-from attn_bridge.parity.usual_rules import rejections
-from attn_bridge.parity.visibility import Change
+from attn_bridge.parity.compare.report import Picture
+from attn_bridge.parity.mutation.faults import FAULTS
+from attn_bridge.parity.mutation.report import upper_bound
+from attn_bridge.parity.mutation.usual_rules import rejections
+from attn_bridge.parity.mutation.visibility import Change
 
 from ..blocks import find_config
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from attn_bridge import Rule, WeightsMismatchError
-from attn_bridge.parity.pairing import MOST_CANDIDATES, from_rules, propose
-from attn_bridge.parity.subjects import Parameter
+from attn_bridge.parity.compare.pairing import MOST_CANDIDATES, from_rules, propose
+from attn_bridge.parity.compare.subject import Parameter
 
 D, HIDDEN = 4, 6
 

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from attn_bridge.parity.compare.report import Picture, Report
 from attn_bridge.parity.rendering import figures, pictures
-from attn_bridge.parity.report import Picture, Report
 
 from ..html_outline import Outline
 from ..reports import (

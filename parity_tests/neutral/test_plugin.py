@@ -36,7 +36,7 @@ import json
 from pathlib import Path
 
 import attn_bridge.parity
-from attn_bridge.parity.report import Divergence, Report
+from attn_bridge.parity.compare.report import Divergence, Report
 
 class Stub(Report):
     def to_html(self, path):
@@ -213,8 +213,9 @@ def test_a_mismatch_fails_with_the_explanation_and_without_our_frames(run):
     done = run(FAILING.replace("  # line 4", ""), "--parity-seeds=7", "--parity-first-seed=3", "--parity-device=cpu")
     assert done.status == 1
     assert "plugin.py" not in done.out
-    assert '\n>       parity("a", "different", [1])\nE       attn_bridge.parity.report.ParityError: different: ' in (
-        done.out
+    assert (
+        '\n>       parity("a", "different", [1])\nE       attn_bridge.parity.compare.report.ParityError: different: '
+        in (done.out)
     )
     assert "\nE       first divergence (forward) in blocks.0 (Flax: layers.0): 100%, a:b,c\n" in done.out
     again = "pytest 'test_it.py::test_other[cpu]' --parity-seeds 7 --parity-first-seed 3 --parity-device cpu"

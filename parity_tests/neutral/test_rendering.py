@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from attn_bridge.parity.compare.report import SCHEMA, ModuleNode, Pair, Report, Worst
 from attn_bridge.parity.rendering import files, outline, terminal, text
 from attn_bridge.parity.rendering.html import as_html
 from attn_bridge.parity.rendering.json import as_json
 from attn_bridge.parity.rendering.junit import as_junit
-from attn_bridge.parity.report import SCHEMA, ModuleNode, Pair, Report, Worst
 
 from ..reports import (
     COMMAND,

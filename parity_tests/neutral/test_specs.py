@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import Rule, Rules, specs
-from attn_bridge.parity.cases import cases_of
+from attn_bridge.parity.check.cases import cases_of
 
 from ..bad_calls import BAD_CALLS, MODULES
 

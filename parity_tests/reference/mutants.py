@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from attn_bridge.parity.mutants import BlockConfig
+from attn_bridge.parity.mutation.mutants import BlockConfig
 
 from .attention import as_double, linear, merge_heads, split_heads
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
-from attn_bridge.parity import dumps
-from attn_bridge.parity.recording import dump
+from attn_bridge.parity.dumps import format as dumps
+from attn_bridge.parity.dumps.recording import dump
 
 from ..neutral.test_house import run_python
 

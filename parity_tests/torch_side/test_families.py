@@ -15,8 +15,8 @@ import torch_attn
 from attn_bridge import families
 from attn_bridge.masks import causal, sliding_window
 from attn_bridge.specs.position import Rotary
+from torch_attn._parity.promotion import lifted
 from torch_attn.backend import to_numpy
-from torch_attn.lifting import lifted
 
 from ..hf_configs import PUBLISHED
 from ..hf_oracle import CASES, LAYERS, build, judge_layer, padding, run, torch_outputs

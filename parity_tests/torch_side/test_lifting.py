@@ -9,9 +9,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from attn_bridge.parity.subjects import Arguments, CannotLiftError
-from torch_attn.harness import Harness
-from torch_attn.lifting import lifted
+from attn_bridge.parity.compare.subject import Arguments, CannotLiftError
+from torch_attn._parity.promotion import lifted
+from torch_attn._parity.subject import Harness
 
 X = np.array([0.12345678901234567, 0.7654321987654321, -1.1111111111111112])
 THIRD = 1.0 / 3.0

@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
-from attn_bridge.parity import precision as joint
 from attn_bridge.parity import strict as strict_for_both
-from attn_bridge.parity.doctor import examine
-from torch_attn import precision
+from attn_bridge.parity.settings import precision as joint
+from attn_bridge.parity.settings.doctor import examine
+from torch_attn._parity import precision
 
 UNSAFE = {
     "fp32_precision": "bf16",

@@ -13,8 +13,9 @@ import pytest
 import jax_attn
 import torch_attn
 from attn_bridge.cli.app import run
-from attn_bridge.parity import check, kernels
-from attn_bridge.parity.cases import CASES
+from attn_bridge.parity import check
+from attn_bridge.parity.check import kernels
+from attn_bridge.parity.check.cases import CASES
 from attn_bridge.specs import VARIANTS
 
 from .faults import FAULTS
@@ -39,7 +40,7 @@ def test_all_variants_are_equal_in_float64_in_every_case():
 
 @pytest.mark.parametrize("first_seed", [1000, 2000])
 def test_low_precisions_raise_no_false_alarm_on_many_seeds(first_seed, monkeypatch):
-    from attn_bridge.parity import twin_runs
+    from attn_bridge.parity.check import twin_runs
 
     right = twin_runs.draw
     monkeypatch.setattr(
@@ -213,8 +214,8 @@ def test_real_weights_on_the_command_line(capsys, tmp_path):
 
 
 def test_what_only_the_second_look_finds_is_not_dropped(monkeypatch):
-    from attn_bridge.parity import matrix
-    from attn_bridge.parity.check_report import Cell
+    from attn_bridge.parity.check import matrix
+    from attn_bridge.parity.check.report import Cell
 
     looks = iter([("float32", "precision"), ("float64", "different")])
 
@@ -232,7 +233,7 @@ def test_what_only_the_second_look_finds_is_not_dropped(monkeypatch):
 
 
 def test_an_interrupted_check_starts_nothing_more(monkeypatch):
-    from attn_bridge.parity import matrix
+    from attn_bridge.parity.check import matrix
 
     started, told = [], []
 

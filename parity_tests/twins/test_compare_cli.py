@@ -13,8 +13,8 @@ import pytest
 
 from attn_bridge.cli.app import run
 from attn_bridge.parity import compare
-from attn_bridge.parity.recording import dump
-from attn_bridge.parity.replay import compare_dumps
+from attn_bridge.parity.dumps.recording import dump
+from attn_bridge.parity.dumps.replay import compare_dumps
 
 TORCH = """
 import torch

@@ -13,8 +13,8 @@ import attn_bridge
 import jax_attn
 import torch_attn
 from attn_bridge import families, parity
+from jax_attn._parity.numpy_interpreter import evaluate
 from jax_attn.backend import precision
-from jax_attn.numpy_interpreter import evaluate
 
 from ..hf_oracle import LAYERS, judge_layer, run
 from .compiled import in_jit

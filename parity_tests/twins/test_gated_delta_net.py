@@ -22,8 +22,8 @@ import jax_attn
 import torch_attn
 from attn_bridge import backends, families, parity, transfer
 from attn_bridge.specs import GatedDeltaNetConfig
+from torch_attn._parity.promotion import lifted
 from torch_attn.backend import to_numpy
-from torch_attn.lifting import lifted
 
 from ..hf_oracle import judge_roundings
 from ..reference.gated_delta_net import reference

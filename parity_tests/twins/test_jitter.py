@@ -11,9 +11,9 @@ from torch import nn
 
 from attn_bridge import transfer
 from attn_bridge.parity import compare
-from attn_bridge.parity.subjects import Arguments
-from jax_attn.harness import Harness as FlaxHarness
-from torch_attn.harness import Harness as TorchHarness
+from attn_bridge.parity.compare.subject import Arguments
+from jax_attn._parity.subject import Harness as FlaxHarness
+from torch_attn._parity.subject import Harness as TorchHarness
 
 X = np.random.default_rng(3).normal(size=(3, 7, 6)).astype(np.float32)
 COTANGENT = np.random.default_rng(4).normal(size=(3, 7, 5)).astype(np.float32)

@@ -5,22 +5,24 @@ from __future__ import annotations
 import collections
 
 import jax.numpy as jnp
+import jax_attn.harness
 import numpy as np
 import pytest
 import torch
 from flax import nnx
 from torch import nn
 
-import jax_attn.harness
-import torch_attn.harness
+import torch_attn._parity.subject
 from attn_bridge import Rule, transfer
-from attn_bridge.parity import compare, comparison, judge
-from attn_bridge.parity.comparison import Comparison
-from attn_bridge.parity.judgement import Judgement
+from attn_bridge.parity import compare
+from attn_bridge.parity.compare import criterion as judge
+from attn_bridge.parity.compare import pair as comparison
+from attn_bridge.parity.compare.judgement import Judgement
+from attn_bridge.parity.compare.pair import Comparison
 
 X = np.random.default_rng(0).normal(size=(4, 9, 16)).astype(np.float32)
 X[1, 2, 3] = MARK = 2.625
-HARNESSES = {"torch": torch_attn.harness.Harness, "flax": jax_attn.harness.Harness}
+HARNESSES = {"torch": torch_attn._parity.subject.Harness, "flax": jax_attn._parity.subject.Harness}
 
 
 class TorchModel(nn.Module):
@@ -61,7 +63,7 @@ class FlaxLow(FlaxModel):
 def runs(monkeypatch):
     """Make every pair a large one, and count the runs: (side, dtype or mode) -> how many."""
     monkeypatch.setattr(comparison, "SLOW", 0.0)
-    monkeypatch.setattr(torch_attn.harness, "LARGE", 0)
+    monkeypatch.setattr(torch_attn._parity.subject, "LARGE", 0)
     counted = collections.Counter()
     for side, harness in HARNESSES.items():
 

@@ -19,10 +19,10 @@ import jax_attn
 import torch_attn
 from attn_bridge import checkpoints, families, specs
 from attn_bridge.masks import sliding_window
+from jax_attn._parity.numpy_interpreter import evaluate
 from jax_attn.backend import precision
-from jax_attn.numpy_interpreter import evaluate
+from torch_attn._parity.promotion import lifted
 from torch_attn.backend import to_numpy
-from torch_attn.lifting import lifted
 
 from ..hf_oracle import judge_roundings
 from .compiled import in_jit

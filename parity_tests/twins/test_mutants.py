@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from attn_bridge import backends, torch_to_flax
-from attn_bridge.parity import block_faults, mutants, pairs
-from attn_bridge.parity.subjects import Arguments
+from attn_bridge.parity.compare.subject import Arguments
+from attn_bridge.parity.mutation import block_faults, mutants, pairs
 from parity_tests.blocks import find_config
 from parity_tests.reference import directional_derivative
 from parity_tests.reference.mutants import reference
@@ -35,7 +35,7 @@ CONFIGS = {
 
 
 def run(side, config, weights, inputs, cotangents, fault=""):
-    module = backends.load(side, "mutants").build("Block", {"config": config, "fault": fault})
+    module = backends.load(side, "_parity.mutants").build("Block", {"config": config, "fault": fault})
     names = backends.load("torch").describe_weights(torch_block(config))
     shapes = {name: shape for name, (shape, _) in names.items()}
     rules = mutants.block_rules(shapes)
@@ -50,7 +50,7 @@ def run(side, config, weights, inputs, cotangents, fault=""):
 
 
 def torch_block(config):
-    return backends.load("torch", "mutants").build("Block", {"config": config})
+    return backends.load("torch", "_parity.mutants").build("Block", {"config": config})
 
 
 def shapes_of(config):

@@ -11,13 +11,13 @@ import pytest
 
 import attn_bridge.parity.compare  # noqa: F401  # the module, which the package hides behind the function
 from attn_bridge.cli.app import run
-from attn_bridge.parity import mutants, pairs
+from attn_bridge.parity.compare.report import Picture, Report, TensorVerdict
 from attn_bridge.parity import mutate as run_mutate
-from attn_bridge.parity.block_faults import always, never
-from attn_bridge.parity.faults import FAULTS, find_fault
-from attn_bridge.parity.mutate import Trial, find_trial, plan_faults, run_trial, run_trials
-from attn_bridge.parity.report import Picture, Report, TensorVerdict
-from attn_bridge.parity.usual_rules import USUAL_RULES
+from attn_bridge.parity.mutation import mutants, pairs
+from attn_bridge.parity.mutation.block_faults import always, never
+from attn_bridge.parity.mutation.driver import Trial, find_trial, plan_faults, run_trial, run_trials
+from attn_bridge.parity.mutation.faults import FAULTS, find_fault
+from attn_bridge.parity.mutation.usual_rules import USUAL_RULES
 
 from ..blocks import find_config
 
@@ -42,7 +42,7 @@ def judge(monkeypatch):
             tensor = TensorVerdict("output", "output", "output", (1,), "float32", verdict, reason)
             return Report(verdict, [tensor], pictures=[Picture("output", np.ones(1), np.ones(1))])
 
-        monkeypatch.setattr(sys.modules["attn_bridge.parity.compare"], "compare", compare)
+        monkeypatch.setattr(sys.modules["attn_bridge.parity.compare.driver"], "compare", compare)
 
     return replace
 
@@ -170,7 +170,7 @@ def test_an_objection_to_a_true_invariance_is_a_false_alarm(judge):
 
 
 def test_a_judge_that_refuses_or_crashes_is_not_taken_for_one_that_finds(monkeypatch):
-    module = sys.modules["attn_bridge.parity.compare"]
+    module = sys.modules["attn_bridge.parity.compare.driver"]
     planted, right = find_trial(case("scale-missing", "torch")), find_trial(f"right:{SEED}")
     for error, verdict, outcomes in (
         (ValueError("will not"), "refused", ("detected", "false alarm")),

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from attn_bridge import backends, torch_to_flax
-from attn_bridge.parity import mutants, pairs
-from attn_bridge.parity.faults import FAULTS, find_fault
-from attn_bridge.parity.mutate import find_trial, run_trial
-from attn_bridge.parity.port_faults import PORT_FAULTS
-from attn_bridge.parity.subjects import Arguments
+from attn_bridge.parity.compare.subject import Arguments
+from attn_bridge.parity.mutation import mutants, pairs
+from attn_bridge.parity.mutation.driver import find_trial, run_trial
+from attn_bridge.parity.mutation.faults import FAULTS, find_fault
+from attn_bridge.parity.mutation.port_faults import PORT_FAULTS
 from attn_bridge.specs import VARIANTS, find_variant
 
 SEED = 500_000
@@ -18,8 +18,8 @@ SEED = 500_000
 
 def run(fault, pair, side, *, planted):
     name, arguments = fault.module(pair, planted=planted)
-    module = backends.load(side, "mutants").build(name, arguments)
-    torch_module = backends.load("torch", "mutants").build(name, arguments)
+    module = backends.load(side, "_parity.mutants").build(name, arguments)
+    torch_module = backends.load("torch", "_parity.mutants").build(name, arguments)
     shapes = {key: shape for key, (shape, _) in backends.load("torch").describe_weights(torch_module).items()}
     weights = mutants.draw_weights(shapes, pair.seed, 1.0)
     weights = torch_to_flax(weights, fault.rules(pair, shapes)) if side == "flax" else weights
@@ -54,7 +54,7 @@ def planted(name, config, weights, x):
     """Run a port that goes wrong on the same weights."""
     fault = find_fault(name)
     arguments = {"variant": fault.variant, "config": config, "reads": fault.wrong(config)}
-    module = backends.load("torch", "mutants").build("Port", arguments)
+    module = backends.load("torch", "_parity.mutants").build("Port", arguments)
     weights = {f"port.{name}": array for name, array in weights.items()}
     harness = backends.load_harness("torch").Harness(module)
     return harness.run(weights, Arguments((), {"x": x}), None, dtype="float64").outputs[0]

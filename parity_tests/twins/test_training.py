@@ -22,9 +22,9 @@ import attn_bridge
 import jax_attn
 import torch_attn
 from attn_bridge import parity
-from attn_bridge.parity.dropout_masks import Masks
-from attn_bridge.parity.training import _Training
-from torch_attn.drawing import drawing
+from attn_bridge.parity.compare.dropout_masks import Masks
+from attn_bridge.parity.training.driver import _Training
+from torch_attn._parity.drawing import drawing
 from torch_attn.random import JaxRngs
 
 LR, RATE = 1e-2, 0.25

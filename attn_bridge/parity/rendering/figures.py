@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..report import Array, Picture, Report, TensorVerdict
+from ..compare.report import Array, Picture, Report, TensorVerdict
 from . import pictures
 from .markup import Markup, element
 from .text import index, number, shape, ulps

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..report import Report, Verdict
+from ..compare.report import Report, Verdict
 from . import figures, files, modules, tensors
 from .markup import Child, Markup, element
 from .text import count, memory, relative

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..report import SCHEMA, ModuleNode, Report
+from ..compare.report import SCHEMA, ModuleNode, Report
 from . import files
 
 if TYPE_CHECKING:
-    from ..training import TrainingReport
+    from ..training.driver import TrainingReport
 
 
 def as_json(report: Report | TrainingReport, path: str | Path | None = None) -> dict[str, Any]:

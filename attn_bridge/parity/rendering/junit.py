@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from ..report import Report, TensorVerdict, Verdict
+from ..compare.report import Report, TensorVerdict, Verdict
 from . import files
 from .text import index, number, share, visible
 

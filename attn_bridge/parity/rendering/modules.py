@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..report import ModuleNode
+from ..compare.report import ModuleNode
 from . import outline
 from .markup import Markup, element
 from .text import NONE, growth, relative

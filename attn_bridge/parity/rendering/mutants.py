@@ -1,15 +1,15 @@
-"""The report of `attn_bridge.parity.mutate` as a Markdown page; every number in it is computed here."""
+"""The report of `attn_bridge.parity.mutation.driver` as a Markdown page; every number in it is computed here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..faults import find_fault
-from ..usual_rules import USUAL_RULES
+from ..mutation.faults import find_fault
+from ..mutation.usual_rules import USUAL_RULES
 
 if TYPE_CHECKING:
-    from ..mutation_report import MutationReport
+    from ..mutation.report import MutationReport
 
 HEAD = """# How good the judge is
 
@@ -35,7 +35,7 @@ key bias changes nothing either where softmax cancels it; the judge tells it all
 
 def as_markdown(report: MutationReport) -> str:
     """Return the page."""
-    from ..mutation_report import count_rules, upper_bound
+    from ..mutation.report import count_rules, upper_bound
 
     alarms = sum(one.outcome == "false alarm" for one in report.right)
     visible = [one for one in report.planted if one.visible]

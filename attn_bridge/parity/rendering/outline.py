@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from ..report import ModuleNode
+from ..compare.report import ModuleNode
 
 LARGE = 24
 """From this many modules on, runs of equal siblings are one line."""

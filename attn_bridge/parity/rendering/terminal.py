@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
 
-from ..report import ModuleNode, Pair, Report, TensorVerdict, Verdict
+from ..compare.report import ModuleNode, Pair, Report, TensorVerdict, Verdict
 from . import outline
 from .text import NONE, growth, index, memory, number, relative, share, ulps, visible
 

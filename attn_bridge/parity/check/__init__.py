@@ -1,0 +1,1 @@
+"""Our own variants, judged on this machine."""

@@ -1,0 +1,59 @@
+"""The outputs of two modules: whether they have one structure, and how far apart they are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .criterion import scale_of
+from .judgement import Outputs
+from .subject import ModuleFailedError, Run, is_float
+
+
+def check_outputs(torch: Outputs, flax: Outputs) -> None:
+    """Check that two modules return the same structure of the same shapes.
+
+    Raises:
+        ModuleFailedError: they don't.
+    """
+    places, other_places = [one[0] for one in torch], [one[0] for one in flax]
+    named = any("['" in place or '["' in place for place in (*places, *other_places))
+    reordered = places != other_places and sorted(places) == sorted(other_places)
+    if len(places) != len(other_places) or (named and places != other_places) or reordered:
+        raise ModuleFailedError(
+            f"the outputs differ in structure: torch returns {_listed(torch)}, Flax returns {_listed(flax)}; "
+            "compare modules (or wrappers of them) that return the same"
+        )
+    for side, outputs in (("torch", torch), ("Flax", flax)):
+        for place, _, dtype in outputs:
+            if dtype.startswith("complex"):
+                raise ModuleFailedError(
+                    f"output{place} of {side} is {dtype}; complex numbers are not judged, return their real and "
+                    "imaginary parts"
+                )
+    for (place, shape, _), (_, other, _) in zip(torch, flax, strict=True):
+        if shape != other:
+            raise ModuleFailedError(
+                f"the outputs differ in shape: output{place} is {shape} in torch and {other} in Flax"
+            )
+    if all(0 in shape for _, shape, _ in torch):
+        raise ModuleFailedError(f"there is nothing to compare: the outputs are empty ({_listed(torch)})")
+
+
+def apart(one: Run, two: Run) -> float:
+    """Return how far apart the outputs of two runs are, relative to the largest of them."""
+    pairs = list(zip(one.outputs, two.outputs, strict=True))
+    if any(first.shape != second.shape for first, second in pairs):
+        return float("inf")
+    scale = scale_of([first for first, _ in pairs]) or 1.0
+    found = max((float(np.abs(a - b).max(initial=0.0)) for a, b in pairs if is_float(a)), default=0.0)
+    return found / scale if np.isfinite(found) else float("inf")
+
+
+def class_of(dtype: str) -> str:
+    """Return whether the numbers of a dtype are bools, whole numbers or floating-point ones."""
+    return "bool" if dtype == "bool" else "whole" if "int" in dtype else "float"
+
+
+def _listed(outputs: list[tuple[str, tuple[int, ...], str]]) -> str:
+    places = [f"{place or 'an array'} {shape}" for place, shape, _ in outputs]
+    return f"{len(outputs)} ({', '.join(places)})"

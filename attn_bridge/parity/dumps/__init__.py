@@ -1,0 +1,1 @@
+"""Two environments: a folder per side, written in one and judged in another."""

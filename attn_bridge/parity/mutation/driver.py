@@ -1,0 +1,299 @@
+"""How good the judge is, measured: faults that it must find, and right pairs that it must not object to.
+
+Every trial is one call of `attn_bridge.parity.compare`, as a user makes it. Next to its verdict stands what the usual
+rules say of the same numbers, and, for a fault, what it changes by measurement on its own side, so that one that
+changes nothing is told apart from one that was missed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+
+from ... import backends
+from ..check.report import environment
+from ..compare import samples
+from ..compare.report import Picture, Report, Side
+from ..compare.subject import Arguments
+from . import mutants, pairs, usual_rules
+from .block_faults import Fault, always, never
+from .faults import FAULTS, find_fault
+from .mutants import FIRST_SEED, Arrays
+from .report import MutationReport, Result, Trial
+from .visibility import Change, Numbers, measure_change
+
+SIDES: tuple[Side, Side] = ("torch", "flax")
+
+CONFIGS = 30
+"""Right pairs that are judged by default."""
+
+FAULT_SEEDS = 100_000
+"""Faults are planted into configurations from this many seeds after the right pairs."""
+
+Progress = Callable[[str, int, int], None]
+
+
+def mutate(
+    configs: int = CONFIGS,
+    faults: int | None = None,
+    seed: int = FIRST_SEED,
+    *,
+    plants: int = 1,
+    jobs: int = 1,
+    progress: Progress | None = None,
+) -> MutationReport:
+    """Measure how many faults `compare` finds and how many right pairs it objects to.
+
+    Args:
+        configs: number of right pairs of modules, each of another shape, scale and seed.
+        faults: number of faults, the first ones of the list; None is all.
+        seed: where seeds begin; those below 5000 were used to choose the judge's constants.
+        plants: how many times each fault is planted on each side.
+        jobs: number of processes.
+        progress: called with what is done, how much of it, and how much there is.
+
+    Returns:
+        The report; ``report.passed`` says that every fault was found and no right pair objected to.
+
+    Raises:
+        ValueError: a number that is too small, or more faults than there are.
+        MissingBackendError: torch or Flax is not installed.
+    """
+    faults = len(FAULTS) if faults is None else faults
+    for name, value, least in (("configs", configs, 1), ("faults", faults, 1), ("plants", plants, 1)):
+        _check_number(name, value, least)
+    _check_number("seed", seed, 0)
+    _check_number("jobs", jobs, 1)
+    if faults > len(FAULTS):
+        raise ValueError(f"faults ({faults}) must be at most {len(FAULTS)}")
+    for side in SIDES:
+        backends.load_harness(side)
+    started = time.perf_counter()
+    trials = [*plan_faults(FAULTS[:faults], seed + FAULT_SEEDS, plants)]
+    trials += [Trial("", None, seed + number) for number in range(configs)]
+    results = []
+    for done, result in enumerate(run_trials(trials, jobs)):
+        if progress is not None:
+            progress(result.trial.fault or "right pairs", done + 1, len(trials))
+        results.append(result)
+    order = {trial: position for position, trial in enumerate(trials)}
+    return MutationReport(
+        tuple(sorted(results, key=lambda result: order[result.trial])),
+        configs=configs,
+        faults=faults,
+        seed=seed,
+        plants=plants,
+        jobs=jobs,
+        environment=environment(),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def find_trial(case: str) -> Trial:
+    """Return the trial that a report calls by this name: ``right:SEED`` or ``FAULT:SIDE:SEED``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    kind, _, rest = case.partition(":")
+    side, _, number = rest.rpartition(":")
+    if not number.isdecimal() or (kind == "right") != (side == "") or side not in ("", *SIDES):
+        raise ValueError(f"case ({case}) must read right:SEED or FAULT:SIDE:SEED, with a side of {', '.join(SIDES)}")
+    if kind == "right":
+        return Trial("", None, int(number))
+    if find_fault(kind).pair(int(number)) is None:
+        raise ValueError(f"case ({case}): the configuration of seed {number} does not have what this fault needs")
+    return Trial(kind, "torch" if side == "torch" else "flax", int(number))
+
+
+def run_trial(trial: Trial) -> Result:
+    """Run one trial."""
+    started = time.perf_counter()
+    subject = _Subject(trial)
+    verdict, report, message = _judge(subject)
+    rules = None
+    if verdict not in ("refused", "crashed"):
+        rules = usual_rules.rejections(report.pictures if report and report.pictures else subject.pictures())
+    change = subject.change() if trial.fault else None
+    return Result(
+        trial=trial,
+        module=subject.pair.name,
+        described=subject.pair.described(),
+        verdict=verdict,
+        message=message,
+        explanation=report.explain() if report is not None else message,
+        change=change,
+        outcome=_outcome(subject.fault, verdict, change),
+        rules=rules,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _judge(subject: _Subject) -> tuple[str, Report | None, str]:
+    from ..compare.driver import compare
+
+    try:
+        report = compare(
+            *subject.modules,
+            dict(subject.pair.inputs),
+            flax_inputs=dict(subject.pair.flax_inputs),
+            transfer=subject.fault is None or not subject.fault.held,
+            first_seed=subject.trial.seed,
+            localise=False,
+        )
+    except (ValueError, TypeError) as error:  # the judge refuses to compare them, and says why
+        return "refused", None, str(error)
+    except Exception as error:
+        return "crashed", None, f"{type(error).__name__}: {error}"
+    failures = report.failures
+    return report.verdict, report, report.message or (str(failures[0]) if failures else "")
+
+
+def _outcome(fault: Fault | None, verdict: str, change: Change | None) -> str:
+    if fault is None or change is None:
+        return "right" if verdict == "equal" else "false alarm"
+    if verdict == "crashed":
+        return "missed"
+    if change.effect == "none" and not fault.held:
+        if verdict == "equal":
+            return "below rounding" if fault.verdict == "precision" else "invariance"
+        return "detected" if fault.drops_parameter else "false alarm"
+    return "missed" if verdict == "equal" else "detected"
+
+
+class _Subject:
+    """The two modules of a trial, with weights."""
+
+    def __init__(self, trial: Trial):
+        self.trial = trial
+        self.fault = find_fault(trial.fault) if trial.fault else None
+        pair = pairs.draw_pair(trial.seed) if self.fault is None else self.fault.pair(trial.seed)
+        if pair is None:
+            raise ValueError(f"case ({trial}): there is nothing in this configuration that the fault could change")
+        self.pair = pair
+        self._backends = {side: backends.load(side) for side in SIDES}
+        self.modules = self._build("torch"), self._build("flax")
+        described = self._backends["torch"].describe_weights(self.modules[0])
+        self.shapes = {name: shape for name, (shape, _) in described.items()}
+        self.held = mutants.draw_weights(self.shapes, self.pair.seed, self.pair.gain, zero_biases=self.pair.zero_biases)
+        torch_weights = self._rounded(self.held) if self._holds("torch") else self.held
+        self._backends["torch"].set_weights(self.modules[0], torch_weights)
+        if self.fault is not None and self.fault.held:
+            flax_weights = self._rounded(self.held) if self._holds("flax") else self.held
+            self._backends["flax"].set_weights(self.modules[1], self._on_side(flax_weights, "flax"))
+
+    def pictures(self) -> list[Picture]:
+        """Run both sides once on what they hold, for a pair that the judge did not come to compare."""
+        from ..compare.pair import Comparison
+
+        comparison = Comparison(*self.modules, dict(self.pair.inputs), dict(self.pair.flax_inputs))
+        sample = comparison.sample("held", 0, 0, -1)
+        forward = comparison.run("torch", sample, None, None)
+        random = np.random.default_rng([self.trial.seed, 4])
+        cotangents = [np.asarray(random.normal(size=one.shape), one.dtype) for one in forward.outputs]
+        low = [comparison.run(side, sample, cotangents, None) for side in SIDES]
+        high = comparison.run("torch", sample, cotangents, "float64")
+        truth = comparison.named("torch", high)
+        return [
+            Picture(name, tensor.torch, tensor.flax, truth[name][1])
+            for name, tensor in comparison.tensors(*low).items()
+        ]
+
+    def change(self) -> Change:
+        """Measure what the fault changes on its own side."""
+        assert self.fault is not None
+        assert self.trial.side is not None
+        side, seed = self.trial.side, self.pair.seed
+        harness = backends.load_harness(side).Harness
+        right = harness(self._build(side, with_fault=False))
+        wrong = harness(self._build(side))
+        numbers = []
+        for number in range(2):
+            weights, inputs = self.held, self.pair.inputs
+            if number:
+                weights = mutants.draw_weights(self.shapes, seed + number, 1.0)
+                inputs = samples.draw_inputs(samples.as_arguments(dict(inputs)), (seed, number)).kwargs
+            random = np.random.default_rng([seed, number, 5])
+            held = self._on_side(weights, side)
+            described = right.describe_outputs(held, Arguments((), dict(inputs)))
+            cotangents = [np.asarray(random.normal(size=shape)) for _, shape, _ in described]
+            others = self._rounded(weights) if self.fault.held else weights
+            numbers.append(Numbers(held, self._on_side(others, side), inputs, cotangents))
+        return measure_change(right, wrong, numbers)
+
+    def _build(self, side: Side, *, with_fault: bool = True) -> Any:
+        build = backends.load(side, "_parity.mutants").build
+        if self.fault is None:
+            return build(self.pair.name, self.pair.arguments)
+        return build(*self.fault.module(self.pair, planted=with_fault and self.trial.side == side))
+
+    def _holds(self, side: Side) -> bool:
+        """Whether the fault is in the weights that this side holds."""
+        return self.fault is not None and self.fault.held and self.trial.side == side
+
+    def _on_side(self, weights: Arrays, side: Side) -> Arrays:
+        if side == "torch":
+            return weights
+        from ...weights import torch_to_flax
+
+        assert self.fault is not None, "right pairs are loaded by the judge"
+        return torch_to_flax(weights, self.fault.rules(self.pair, self.shapes))
+
+    @staticmethod
+    def _rounded(weights: Arrays) -> Arrays:
+        return {name: array.astype(np.float16).astype(array.dtype) for name, array in weights.items()}
+
+
+def plan_faults(faults: tuple[Fault, ...], seed: int, plants: int) -> Iterator[Trial]:
+    """Plant every fault where it shows, and once on each side where it is hidden, if there is such a place."""
+    for position, fault in enumerate(faults):
+        start = seed + 1000 * (FAULTS.index(fault) if fault in FAULTS else position)
+        for side in SIDES:
+            for _ in range(0 if fault.hidden is always else plants):
+                start = _find_seed(fault, start, is_hidden=False)
+                yield Trial(fault.name, side, start)
+                start += 1
+            if fault.hidden is not never:
+                start = _find_seed(fault, start, is_hidden=True)
+                yield Trial(fault.name, side, start)
+                start += 1
+
+
+def _find_seed(fault: Fault, start: int, *, is_hidden: bool) -> int:
+    def fits(seed: int) -> bool:
+        pair = fault.pair(seed)
+        return pair is not None and fault.is_hidden(pair) == is_hidden
+
+    return mutants.find_seed(start, fits)
+
+
+def run_trials(trials: list[Trial], jobs: int) -> Iterator[Result]:
+    """Run trials, in any order if there are several processes."""
+    if jobs == 1:
+        yield from map(run_trial, trials)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_use_one_thread) as pool:
+        futures = [pool.submit(run_trial, trial) for trial in trials]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _use_one_thread() -> None:
+    """Keep the processes out of each other's way; torch is imported after this."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _check_number(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} ({value}) must be at least {least}")

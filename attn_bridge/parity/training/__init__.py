@@ -1,0 +1,1 @@
+"""Whether a pair trains alike: steps from the same numbers, and free runs."""

@@ -1,0 +1,1 @@
+"""How the parity judge runs JAX modules."""

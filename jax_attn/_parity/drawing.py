@@ -1,0 +1,96 @@
+"""Dropout of any NNX module, driven by given masks: whatever asks `jax.random.bernoulli` for one gets ours."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from attn_bridge.parity.compare.dropout_masks import Masks, Plan, asking
+from attn_bridge.parity.compare.subject import ModuleFailedError
+
+from ..implementations import blocked
+from ..random import TorchRngs
+
+
+@contextlib.contextmanager
+def drawing(source: Masks | Plan | None, module: nnx.Module) -> Iterator[None]:
+    """Have everything that drops draw its masks from `source`; None drops nothing.
+
+    Args:
+        source: of the masks.
+        module: the module that runs; its submodules are named as those that draw.
+
+    Raises:
+        ModuleFailedError: inside, something drops in a way that masks can't be given to.
+    """
+    children = list(nnx.iter_modules(module))
+    owners = {id(child): (".".join(map(str, path)), _setting(child)) for path, child in children}
+
+    def _keep(key: Any, p: Any, shape: Any) -> Array:
+        if source is None:
+            raise ModuleFailedError("dropout=False, but the Flax module draws a dropout mask by itself")
+        if type(key).__name__ == "BatchTracer":
+            raise ModuleFailedError("a dropout mask per element of jax.vmap is not driven by given masks")
+        try:
+            probability = float(p)
+        except (TypeError, jax.errors.JAXTypeError):
+            raise ModuleFailedError(
+                "jax.random.bernoulli with a probability that is an array is not driven by given masks"
+            ) from None
+        sizes = jnp.shape(p) if shape is None else (shape,) if isinstance(shape, int) else tuple(map(int, shape))
+        return jnp.asarray(source.draw(sizes, probability, *(asking(owners) or ("", ""))))
+
+    def _bernoulli(key: Any, p: Any = 0.5, shape: Any = None, *args: Any, **kwargs: Any) -> Array:
+        return _keep(key, p, shape)
+
+    def _of_a_stream(stream: Any, p: Any = 0.5, shape: Any = None, *args: Any, **kwargs: Any) -> Array:
+        return _keep(None, p, shape)
+
+    original = jax.random.bernoulli
+    spaces = {kind.__module__ for _, child in children for kind in type(child).__mro__}
+    patches: list[tuple[Any, str, Any]] = [
+        (jax.random, "bernoulli", _bernoulli),
+        (nnx.RngStream, "bernoulli", _of_a_stream),
+        (nnx.Rngs, "bernoulli", _of_a_stream),
+        (TorchRngs, "bernoulli", _of_a_stream),
+        (blocked, "_is_threefry", lambda rng: False),  # its kernel draws inside
+    ]
+    for space in (sys.modules.get(name) for name in sorted(spaces)):  # ``from jax.random import bernoulli``
+        patches += [(space, name, _bernoulli) for name, value in vars(space or object).items() if value is original]
+    before = [(home, name, getattr(home, name)) for home, name, _ in patches]
+    try:
+        for home, name, replacement in patches:
+            setattr(home, name, replacement)
+        yield
+    finally:
+        for home, name, value in before:
+            setattr(home, name, value)
+
+
+def _prepare(module: nnx.Module) -> None:
+    """Put a module into train mode; one that drops and was given no stream gets one, as it draws nothing itself."""
+    module.train()
+    for _, child in nnx.iter_modules(module):
+        rate = getattr(child, "rate" if isinstance(child, nnx.Dropout) else "dropout_rate", 0.0)
+        if isinstance(child, (nnx.Dropout, nnx.MultiHeadAttention)) and rate and getattr(child, "rngs", 0) is None:
+            child.rngs = nnx.data(nnx.Rngs(dropout=0).dropout)
+
+
+def _draws_more(closed: Any) -> bool:
+    """Whether a traced program draws random numbers by itself."""
+    return "random_bits[" in str(closed.jaxpr)
+
+
+def _setting(child: Any) -> str:
+    if isinstance(child, nnx.Dropout) and child.broadcast_dims:
+        return f"broadcast_dims={tuple(child.broadcast_dims)}"
+    if isinstance(child, nnx.MultiHeadAttention) and child.broadcast_dropout:
+        return "broadcast_dropout=True"
+    return ""

@@ -1,0 +1,377 @@
+"""Evaluates a jaxpr with NumPy, operation by operation, compiling nothing.
+
+A float64 result of a module is needed once or twice, so compiling its operations (50 ms each) would take longer than
+everything else. What NumPy has no counterpart for is run by JAX itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.special
+from jax.extend import core
+
+from attn_bridge.parity.compare.subject import CannotLiftError
+
+OPAQUE = ("pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_call")
+"""Operations whose precision is their own: they can't be run in another one."""
+
+_INLINED = {
+    "pjit": "jaxpr",
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_vmap_call": "call",
+}
+
+
+def evaluate(closed: Any, *args: Any) -> list[Any]:
+    """Return the outputs of a closed jaxpr for NumPy arrays.
+
+    Raises:
+        CannotLiftError: it holds an operation that has a precision of its own.
+    """
+    with np.errstate(all="ignore"):
+        return _evaluate(closed.jaxpr, [_to_numpy(const) for const in closed.consts], args)
+
+
+def inline(equation: Any) -> Any:
+    """Return the closed jaxpr that an equation only calls, or None."""
+    key = _INLINED.get(equation.primitive.name)
+    found = equation.params.get(key) if key else None
+    if found is None:
+        return None
+    return found if hasattr(found, "consts") else core.ClosedJaxpr(found, ())
+
+
+def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    last = last_uses(jaxpr)
+
+    def read(atom: Any) -> Any:
+        return _to_numpy(atom.val) if isinstance(atom, core.Literal) else values[atom]
+
+    for position, equation in enumerate(jaxpr.eqns):
+        results = _apply(equation, [read(atom) for atom in equation.invars])
+        for variable, result in zip(equation.outvars, results, strict=True):
+            values[variable] = result
+        for variable in last.get(position, ()):
+            values.pop(variable, None)
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def last_uses(jaxpr: Any) -> dict[int, list[Any]]:
+    """Return equation -> variables that nothing reads after it, so that large ones are freed."""
+    kept = {id(atom) for atom in jaxpr.outvars}
+    last = {
+        atom: position
+        for position, equation in enumerate(jaxpr.eqns)
+        for atom in (*equation.outvars, *equation.invars)
+        if not isinstance(atom, core.Literal)
+    }
+    found: dict[int, list[Any]] = {}
+    for variable, position in last.items():
+        if id(variable) not in kept:
+            found.setdefault(position, []).append(variable)
+    return found
+
+
+def _apply(equation: Any, args: list[Any]) -> list[Any]:
+    name, params = equation.primitive.name, equation.params
+    called = inline(equation)
+    if called is not None:
+        return _evaluate(called.jaxpr, [_to_numpy(const) for const in called.consts], args)
+    if name == "bitcast_convert_type" and _is_float(equation.invars[0].aval):
+        raise CannotLiftError("the bits of floating-point numbers are read")
+    if name in OPAQUE and any(_is_float(variable.aval) for variable in (*equation.invars, *equation.outvars)):
+        raise CannotLiftError(f"the operation {name} has a precision of its own")
+    if name in _CONTROL:
+        return _CONTROL[name](args, params)
+    if name in _OPERATIONS and all(isinstance(arg, np.ndarray) for arg in args):
+        result = _OPERATIONS[name](*args, **params)
+        if result is not NotImplemented:
+            results = result if equation.primitive.multiple_results else [result]
+            return [
+                _as_declared(value, variable.aval) for value, variable in zip(results, equation.outvars, strict=True)
+            ]
+    return _bind(equation, args)
+
+
+def _as_declared(value: Any, aval: Any) -> np.ndarray[Any, Any]:
+    array = np.asarray(value)
+    return array if array.dtype == aval.dtype else array.astype(aval.dtype)
+
+
+def _bind(equation: Any, args: list[Any]) -> list[Any]:
+    """Let JAX run an operation that is not in the table."""
+    with jax.enable_x64(True):
+        arrays = [jnp.asarray(arg) if isinstance(arg, np.ndarray) else arg for arg in args]
+        result = equation.primitive.bind(*arrays, **equation.params)
+    results = result if equation.primitive.multiple_results else [result]
+    return [_to_numpy(value) for value in results]
+
+
+def _to_numpy(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.extended):
+        return value
+    return np.asarray(value)
+
+
+def _is_float(aval: Any) -> bool:
+    return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.floating)
+
+
+# ---- control flow
+
+
+def _scan(args: list[Any], params: dict[str, Any]) -> list[Any]:
+    body, consts, carries = params["jaxpr"], params["num_consts"], params["num_carry"]
+    constant, carry, sequences = args[:consts], args[consts : consts + carries], args[consts + carries :]
+    steps = range(params["length"])
+    stacked: list[list[Any]] = []
+    for step in reversed(steps) if params["reverse"] else steps:
+        closed = [_to_numpy(const) for const in body.consts]
+        results = _evaluate(body.jaxpr, closed, [*constant, *carry, *(one[step] for one in sequences)])
+        carry, outputs = results[:carries], results[carries:]
+        stacked.append(outputs)
+    if params["reverse"]:
+        stacked.reverse()
+    if not stacked:
+        avals = [variable.aval for variable in body.jaxpr.outvars[carries:]]
+        return [*carry, *(np.zeros((0, *aval.shape), aval.dtype) for aval in avals)]
+    return [*carry, *(_stack(column) for column in zip(*stacked, strict=True))]
+
+
+def _stack(column: Sequence[Any]) -> Any:
+    return np.stack(column) if isinstance(column[0], np.ndarray) else jnp.stack(column)
+
+
+def _while(args: list[Any], params: dict[str, Any]) -> list[Any]:
+    condition, body = params["cond_jaxpr"], params["body_jaxpr"]
+    of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
+    first, second = args[:of_condition], args[of_condition : of_condition + of_body]
+    state = args[of_condition + of_body :]
+    while True:
+        going = _evaluate(condition.jaxpr, list(map(_to_numpy, condition.consts)), [*first, *state])[0]
+        if not np.any(going):
+            return state
+        results = _evaluate(body.jaxpr, list(map(_to_numpy, body.consts)), [*second, *state])
+        pairs = zip(results, state, strict=True)
+        state = [_going_on(going, new, old) for new, old in pairs] if np.ndim(going) else results
+
+
+def _going_on(going: Any, new: Any, old: Any) -> Any:
+    """Return the new state of those loops, batched by vmap, that go on, and the old one of those that have ended."""
+    select = np.where if isinstance(new, np.ndarray) else jnp.where
+    return select(going.reshape(going.shape + (1,) * (new.ndim - going.ndim)), new, old)
+
+
+def _cond(args: list[Any], params: dict[str, Any]) -> list[Any]:
+    branches = params["branches"]
+    branch = branches[int(np.clip(int(args[0]), 0, len(branches) - 1))]
+    return _evaluate(branch.jaxpr, list(map(_to_numpy, branch.consts)), args[1:])
+
+
+_CONTROL: dict[str, Callable[[list[Any], dict[str, Any]], list[Any]]] = {"scan": _scan, "while": _while, "cond": _cond}
+
+
+# ---- operations
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make an operation of a NumPy function of the operands alone."""
+    return lambda *operands, **_: function(*operands)
+
+
+def _divide(one: Any, two: Any, **_: Any) -> Any:
+    return one / two if one.dtype.kind == "f" else NotImplemented
+
+
+def _select(which: Any, *cases: Any, **_: Any) -> Any:
+    if which.dtype == np.bool_:
+        return np.where(which, cases[1], cases[0])
+    return NotImplemented
+
+
+def _broadcast_in_dim(
+    operand: Any, *dynamic: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int], **_: Any
+) -> Any:
+    if dynamic:
+        return NotImplemented
+    sizes = [1] * len(shape)
+    for axis, dimension in enumerate(broadcast_dimensions):
+        sizes[dimension] = operand.shape[axis]
+    return np.broadcast_to(operand.reshape(sizes), shape)
+
+
+def _reshape(operand: Any, *dynamic: Any, new_sizes: Sequence[int], dimensions: Any = None, **_: Any) -> Any:
+    if dynamic:
+        return NotImplemented
+    return (operand if dimensions is None else operand.transpose(dimensions)).reshape(new_sizes)
+
+
+def _pad(operand: Any, value: Any, *, padding_config: Any, **_: Any) -> Any:
+    if any(low < 0 or high < 0 or inner for low, high, inner in padding_config):
+        return NotImplemented
+    return np.pad(operand, [(low, high) for low, high, _ in padding_config], constant_values=value)
+
+
+def _slice(operand: Any, *, start_indices: Any, limit_indices: Any, strides: Any, **_: Any) -> Any:
+    steps = strides or [1] * operand.ndim
+    return operand[tuple(map(slice, start_indices, limit_indices, steps))]
+
+
+def _clamped(starts: Sequence[Any], sizes: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
+    found = [min(max(int(start), 0), whole - size) for start, size, whole in zip(starts, sizes, shape, strict=True)]
+    return tuple(slice(start, start + size) for start, size in zip(found, sizes, strict=True))
+
+
+def _dynamic_slice(operand: Any, *starts: Any, slice_sizes: Sequence[int], **_: Any) -> Any:
+    return operand[_clamped(starts[: operand.ndim], slice_sizes, operand.shape)]
+
+
+def _dynamic_update_slice(operand: Any, update: Any, *starts: Any, **_: Any) -> Any:
+    result = np.array(operand, copy=True)
+    result[_clamped(starts, update.shape, operand.shape)] = update
+    return result
+
+
+def _iota(*dynamic: Any, dtype: Any, shape: Sequence[int], dimension: int, **_: Any) -> Any:
+    if dynamic:
+        return NotImplemented
+    sizes = [1] * len(shape)
+    sizes[dimension] = shape[dimension]
+    return np.broadcast_to(np.arange(shape[dimension], dtype=dtype).reshape(sizes), shape)
+
+
+def _convert(operand: Any, *, new_dtype: Any, **_: Any) -> Any:
+    if operand.dtype.kind == "f" and np.dtype(new_dtype).kind in "iu":
+        return NotImplemented  # JAX saturates where NumPy wraps
+    if operand.dtype.kind == "c" and np.dtype(new_dtype).kind != "c":
+        return NotImplemented  # JAX takes the real part, NumPy warns
+    return operand.astype(new_dtype)
+
+
+def _dot_general(left: Any, right: Any, *, dimension_numbers: Any, **_: Any) -> Any:
+    if left.dtype.kind != "f" or right.dtype.kind != "f":
+        return NotImplemented
+    (left_sum, right_sum), (left_batch, right_batch) = dimension_numbers
+    left_free = [axis for axis in range(left.ndim) if axis not in (*left_sum, *left_batch)]
+    right_free = [axis for axis in range(right.ndim) if axis not in (*right_sum, *right_batch)]
+    batch = [left.shape[axis] for axis in left_batch]
+    rows, columns = [left.shape[axis] for axis in left_free], [right.shape[axis] for axis in right_free]
+    inner = int(np.prod([left.shape[axis] for axis in left_sum], dtype=np.int64))
+    size = functools.partial(np.prod, dtype=np.int64)
+    first = left.transpose([*left_batch, *left_free, *left_sum]).reshape([*batch, int(size(rows)), inner])
+    second = right.transpose([*right_batch, *right_sum, *right_free]).reshape([*batch, inner, int(size(columns))])
+    return np.matmul(first, second).reshape([*batch, *rows, *columns])
+
+
+def _reduce(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda operand, *, axes, **_: function(operand, axis=tuple(int(axis) for axis in axes))
+
+
+def _extreme(function: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce(operand: Any, *, axes: Any, **_: Any) -> Any:
+        if 0 in operand.shape:
+            return NotImplemented
+        return function(operand, axis=tuple(int(axis) for axis in axes))
+
+    return reduce
+
+
+def _index_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda operand, *, axes, index_dtype, **_: function(operand, axis=int(axes[0])).astype(index_dtype)
+
+
+def _cumulative(function: Callable[..., Any]) -> Callable[..., Any]:
+    def accumulate(operand: Any, *, axis: int, reverse: bool, **_: Any) -> Any:
+        turned = np.flip(operand, axis) if reverse else operand
+        result = function(turned, axis=axis)
+        return np.flip(result, axis) if reverse else result
+
+    return accumulate
+
+
+def _split(operand: Any, *, sizes: Sequence[int], axis: int, **_: Any) -> Any:
+    return np.split(operand, np.cumsum(sizes)[:-1], axis=axis)
+
+
+def _floating(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make an operation that is left to JAX for other than floating-point operands."""
+    return lambda *operands, **_: function(*operands) if operands[0].dtype.kind == "f" else NotImplemented
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    **{name: _plain(getattr(np, name)) for name in ("exp", "exp2", "log", "log1p", "expm1", "sin", "cos", "tan")},
+    **{name: _plain(getattr(np, name)) for name in ("tanh", "sinh", "cosh", "sqrt", "cbrt", "floor", "ceil", "abs")},
+    **{name: _plain(getattr(np, f"arc{name[1:]}")) for name in ("asin", "acos", "atan", "asinh", "acosh", "atanh")},
+    **{name: _plain(getattr(np, name)) for name in ("square", "sign")},
+    **{name: _plain(function) for name, function in (("max", np.maximum), ("min", np.minimum), ("atan2", np.arctan2))},
+    **{name: _plain(function) for name, function in (("add", np.add), ("add_any", np.add), ("sub", np.subtract))},
+    **{name: _plain(function) for name, function in (("mul", np.multiply), ("neg", np.negative))},
+    **{name: _plain(function) for name, function in (("eq", np.equal), ("ne", np.not_equal), ("lt", np.less))},
+    **{name: _plain(function) for name, function in (("le", np.less_equal), ("gt", np.greater))},
+    "ge": _plain(np.greater_equal),
+    **{name: _plain(function) for name, function in (("and", np.bitwise_and), ("or", np.bitwise_or))},
+    "xor": _plain(np.bitwise_xor),
+    "not": _plain(np.invert),
+    "div": _divide,
+    "pow": _floating(np.power),
+    "rem": _floating(np.fmod),
+    "integer_pow": lambda operand, *, y, **_: operand**y if operand.dtype.kind == "f" else NotImplemented,
+    "rsqrt": _plain(lambda operand: 1.0 / np.sqrt(operand)),
+    "logistic": _plain(scipy.special.expit),
+    "erf": _plain(scipy.special.erf),
+    "erfc": _plain(scipy.special.erfc),
+    "erf_inv": _plain(scipy.special.erfinv),
+    "lgamma": _plain(scipy.special.gammaln),
+    "digamma": _plain(scipy.special.digamma),
+    "is_finite": _plain(np.isfinite),
+    "clamp": _plain(lambda low, operand, high: np.minimum(np.maximum(operand, low), high)),
+    "select_n": _select,
+    **{name: _plain(lambda operand: operand) for name in ("stop_gradient", "copy", "copy_p", "reduce_precision")},
+    "optimization_barrier": lambda *operands, **_: list(operands),
+    "broadcast_in_dim": _broadcast_in_dim,
+    "reshape": _reshape,
+    "squeeze": lambda operand, *, dimensions, **_: np.squeeze(operand, tuple(int(axis) for axis in dimensions)),
+    "expand_dims": lambda operand, *, dimensions, **_: np.expand_dims(operand, tuple(dimensions)),
+    "transpose": lambda operand, *, permutation, **_: operand.transpose(permutation),
+    "rev": lambda operand, *, dimensions, **_: np.flip(operand, tuple(dimensions)),
+    "concatenate": lambda *operands, dimension, **_: np.concatenate(operands, axis=dimension),
+    "pad": _pad,
+    "slice": _slice,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "split": _split,
+    "iota": _iota,
+    "convert_element_type": _convert,
+    "dot_general": _dot_general,
+    "reduce_sum": _reduce(np.sum),
+    "reduce_prod": _reduce(np.prod),
+    "reduce_and": _reduce(np.all),
+    "reduce_or": _reduce(np.any),
+    "reduce_max": _extreme(np.max),
+    "reduce_min": _extreme(np.min),
+    "argmax": _index_of(np.argmax),
+    "argmin": _index_of(np.argmin),
+    "cumsum": _cumulative(np.cumsum),
+    "cumprod": _cumulative(np.cumprod),
+    "cummax": _cumulative(np.maximum.accumulate),
+    "cummin": _cumulative(np.minimum.accumulate),
+}
+"""Operation -> NumPy function of its operands and parameters; NotImplemented leaves the call to JAX."""

@@ -1,0 +1,50 @@
+"""Any JAX program with other roundings: every result of an operation is moved by up to one unit in its last place.
+
+What a module's error is by luck, this redraws (Monte Carlo arithmetic: Parker, 1997).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_EXACT = """
+abs argmax argmin broadcast_in_dim ceil clamp concatenate convert_element_type copy dynamic_slice
+dynamic_update_slice expand_dims floor gather iota max min neg pad reduce_max reduce_min reshape rev round
+scatter select_and_gather_add select_n sign slice sort split squeeze stop_gradient top_k transpose
+"""
+
+EXACT = frozenset(_EXACT.split())
+"""Operations that round nothing of their own: they move, choose or fill."""
+
+MANY = 1 << 20
+"""Numbers of an array above which they are drawn in float32, which takes a third of the time."""
+
+
+class Jitter:
+    """Moves what operations return.
+
+    Args:
+        seed: of the random numbers.
+    """
+
+    def __init__(self, seed: int):
+        self._random = np.random.default_rng(seed)
+
+    def moved(self, name: str, results: Sequence[Any]) -> list[Any]:
+        """Return the results of the operation `name`, moved unless it rounds nothing."""
+        return list(results) if name in EXACT else [self._moved(one) for one in results]
+
+    def _moved(self, value: Any) -> Any:
+        if not isinstance(value, jax.Array) or not jnp.issubdtype(value.dtype, jnp.floating):
+            return value
+        own = np.float32 if value.size > MANY and value.dtype != np.float64 else np.float64
+        wide, eps = np.asarray(value).astype(own), own(jnp.finfo(value.dtype).eps)
+        noise = own(2.0) * self._random.random(value.shape, own) - own(1.0)
+        with np.errstate(invalid="ignore"):
+            moved = np.where(np.isinf(wide), wide, wide + wide * noise * eps)  # a hidden score stays hidden
+        return jax.device_put(moved.astype(value.dtype), value.device)

@@ -1,0 +1,85 @@
+"""Float64 for any torch code, as it is: while it runs, every request for a lower precision asks for float64."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from attn_bridge.parity.compare.subject import CannotLiftError
+
+from ..functional import dtype_name
+
+_LOW = {
+    **dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64),
+    **dict.fromkeys((torch.complex64, torch.complex32), torch.complex128),
+}
+_NAMED = {
+    **dict.fromkeys((Tensor.float, Tensor.half, Tensor.bfloat16), Tensor.double),
+    **dict.fromkeys((Tensor.cfloat, Tensor.chalf), Tensor.cdouble),
+}
+_LEGACY = re.compile(r"torch\.(cuda\.)?(Float|Half|BFloat16)Tensor")
+_INTO_NUMPY = {Tensor.numpy, Tensor.__array__}
+_WRITES = re.compile(r"__setitem__|__i(?!nvert|nt|ndex)[a-z]+__|[a-z].*[a-z0-9]_")
+_WRITES_NO_DATA = {Tensor.requires_grad_, Tensor.detach_}
+_MOST_DEPTH = 4
+
+
+@contextlib.contextmanager
+def lifted() -> Iterator[None]:
+    """Hold the context in which operations that are asked for a lower precision run in float64.
+
+    It covers what a module's own dtype can't: a softmax that is fixed to float32, a tensor that is a plain attribute.
+    """
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Lift():
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+class _Lift(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.been_to_numpy = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.view and isinstance(args[1], torch.dtype):
+            return func(*args, **(kwargs or {}))  # the bits of integers read as floats: no precision is asked for
+        if func in _INTO_NUMPY:
+            self.been_to_numpy = True
+        elif self.been_to_numpy and any(isinstance(arg, Tensor) and arg.dtype in _LOW for arg in args):
+            raise CannotLiftError("a part of it is computed by NumPy, in lower precision")
+        if args and isinstance(args[0], Tensor) and args[0].dtype in _LOW and _writes(func):
+            raise CannotLiftError(f"a tensor of dtype {dtype_name(args[0])} that is no buffer is written to")
+        func = _NAMED.get(func, func)
+        args = tuple([_lift(value) for value in args])
+        if func is Tensor.type and len(args) > 1:
+            args = (args[0], _lift_legacy(args[1]), *args[2:])
+        return func(*args, **{name: _lift(value) for name, value in kwargs.items()} if kwargs else {})
+
+
+def _writes(func: Any) -> bool:
+    return func not in _WRITES_NO_DATA and bool(_WRITES.fullmatch(getattr(func, "__name__", "")))
+
+
+def _lift_legacy(wanted: Any) -> Any:
+    name = wanted if isinstance(wanted, str) else f"torch.{getattr(wanted, '__name__', '')}"
+    return torch.float64 if _LEGACY.fullmatch(name) else wanted
+
+
+def _lift(value: Any, depth: int = 0) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(_LOW[value.dtype]) if value.dtype in _LOW else value
+    if isinstance(value, torch.dtype):
+        return _LOW.get(value, value)
+    if type(value) in (list, tuple) and depth < _MOST_DEPTH:
+        return type(value)([_lift(one, depth + 1) for one in value])
+    return value

@@ -1,0 +1,57 @@
+"""Any torch code with other roundings: every result of an operation is moved by up to one unit in its last place.
+
+What a module's error is by luck, this redraws (Monte Carlo arithmetic: Parker, 1997).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_EXACT = """
+_local_scalar_dense _to_copy _unsafe_view abs amax amin arange argmax argmin bernoulli bernoulli_ cat ceil
+clamp clamp_max clamp_min clone constant_pad_nd copy copy_ detach embedding empty empty_like empty_strided
+exponential_ eye fill fill_ flip floor full full_like gather index index_select lift_fresh masked_fill
+masked_fill_ max maximum min minimum neg new_empty new_full new_ones new_zeros normal_ ones ones_like rand
+rand_like randn randn_like relu relu_ repeat roll round scalar_tensor scatter select_backward sign
+slice_backward sort stack threshold_backward topk tril triu unfold_backward uniform_ where zero_ zeros
+zeros_like
+"""
+
+EXACT = frozenset(_EXACT.split())
+"""Operations that round nothing of their own: they move, choose, fill or draw."""
+
+MANY = 1 << 20
+"""Numbers of a tensor above which they are drawn in float32, which takes a third of the time."""
+
+
+class Jitter:
+    """Moves what operations return.
+
+    Args:
+        seed: of the random numbers.
+    """
+
+    def __init__(self, seed: int):
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def moved(self, name: str, results: Any) -> Any:
+        """Return the results of the operation `name`, moved unless it rounds nothing."""
+        if name in EXACT:
+            return results
+        if isinstance(results, (tuple, list)):
+            return type(results)([self._moved(one) for one in results])
+        return self._moved(results)
+
+    def _moved(self, value: Any) -> Any:
+        """Move the numbers of a tensor in place: it is new, or it was just written to."""
+        if isinstance(value, Tensor) and value.is_floating_point() and value.layout == torch.strided:
+            own = torch.float32 if value.numel() > MANY and value.dtype != torch.float64 else torch.float64
+            noise = torch.rand(value.shape, generator=self._generator, dtype=own)
+            noise = noise.mul_(2.0).sub_(1.0).mul_(torch.finfo(value.dtype).eps).to(value.device)
+            wide = value.to(own)
+            moved = torch.addcmul(wide, wide, noise, out=noise)
+            value.copy_(torch.where(wide.isinf(), wide, moved))  # a hidden score stays hidden
+        return value

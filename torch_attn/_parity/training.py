@@ -1,0 +1,198 @@
+"""Single training steps of any torch module for the parity judge: loss and gradients, then the optimizer's update.
+
+A copy of the module is trained; weights and optimizer state come and go as NumPy
+arrays, so that a step can start from the numbers of the other side.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attn_bridge.parity.compare.dropout_masks import Masks
+from attn_bridge.parity.compare.subject import Arguments, Arrays, ModuleFailedError
+from attn_bridge.parity.training.stepping import Hyperparameters, State, Step
+
+from ..backend import from_numpy, to_numpy
+from .drawing import _random_state, drawing
+from .subject import _device, _failure, _named_weights, _outputs, _precision, _zeros
+
+SLOTS = {"exp_avg": "mu", "exp_avg_sq": "nu", "momentum_buffer": "trace"}
+"""Optimizer state -> the name that both sides have for it: optax's."""
+
+
+def optimizer(name: str, values: Hyperparameters, decayed: Sequence[str]) -> Any:
+    """Return what makes a named optimizer; those of both sides compute the same.
+
+    Args:
+        name: ``sgd``, ``momentum`` or ``adamw``.
+        values: learning rate and the rest.
+        decayed: names of the parameters that `adamw` decays.
+    """
+
+    def _make(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        if name == "sgd":
+            return torch.optim.SGD(named, lr=values.lr)
+        if name == "momentum":
+            return torch.optim.SGD(named, lr=values.lr, momentum=values.momentum)
+        groups = [
+            {
+                "params": [pair for pair in named if (pair[0] in decayed) is wanted],
+                "weight_decay": values.weight_decay if wanted else 0.0,
+            }
+            for wanted in (True, False)
+        ]
+        groups = [group for group in groups if group["params"]]
+        return torch.optim.AdamW(groups, lr=values.lr, betas=values.betas, eps=values.eps)
+
+    return _make
+
+
+class Trainer:
+    """Runs training steps of one module.
+
+    Args:
+        module: the module; a copy of it is trained.
+        loss: ``mse``, ``cross_entropy`` or a function of what the module returned and the targets.
+        optimizer: a function that makes a `torch.optim.Optimizer` from the named parameters.
+        dtype: ``float64`` lifts everything; None is the module's own.
+        dropout: False switches dropout off, a number sets the rate of every dropout layer.
+    """
+
+    framework = "torch"
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: str | Callable[..., Any],
+        optimizer: Any,
+        *,
+        dtype: str | None = None,
+        dropout: bool | float = True,
+    ):
+        self.precision = dtype
+        self._module = copy.deepcopy(module).train()
+        self._device = _device(module, None)
+        self._dropout = dropout is not False
+        if dtype is not None:
+            self._module.to(getattr(torch, dtype))
+        if dropout is not True:
+            _set_rates(self._module, float(dropout))
+        self._loss = _LOSSES[loss] if isinstance(loss, str) else loss
+        self._named = [(name, one) for name, one in self._module.named_parameters() if one.requires_grad]
+        self._others = {name: one for name, one, role in _named_weights(self._module) if role == "statistic"}
+        self._optimizer = optimizer(self._named)
+
+    @property
+    def trainable(self) -> set[str]:
+        """Names of the parameters that are trained."""
+        return {name for name, _ in self._named}
+
+    def first_state(self) -> State:
+        """Return the state of the optimizer before its first step."""
+        return State({}, 0)
+
+    def gradients(
+        self, weights: Mapping[str, np.ndarray[Any, Any]], arguments: Arguments, targets: Any, masks: Masks
+    ) -> Step:
+        """Return loss and gradients of one batch, in train mode.
+
+        Args:
+            weights: all weights by name.
+            arguments: the call.
+            targets: what the loss compares with.
+            masks: source of the dropout masks.
+
+        Raises:
+            ModuleFailedError: the module or the loss raised.
+            CannotLiftError: it can't be run in float64.
+        """
+        self._write(weights)
+        sources = [parameter for _, parameter in self._named]
+        before = _random_state()
+        dropped = masks if self._dropout else None
+        try:
+            with _precision(self.precision), drawing(dropped, self._module), torch.enable_grad():
+                call = arguments.with_leaves([self._tensor(leaf) for leaf in arguments.leaves])
+                loss = self._loss(self._module(*call.args, **call.kwargs), self._tensor(targets))
+            edge = torch.autograd.graph.get_gradient_edge  # given tensors, torch would leave the mode that lifts
+            with _precision(self.precision), drawing(dropped, self._module):
+                found = torch.autograd.grad([edge(loss)], [edge(one) for one in sources], allow_unused=True)
+        except ModuleFailedError:
+            raise
+        except Exception as error:
+            raise _failure(error, self.precision, f"torch module {type(self._module).__name__}") from error
+        foreign = not all(map(torch.equal, before, _random_state()))
+        gradients = {
+            name: _zeros(None if gradient is None else to_numpy(gradient), source)
+            for (name, source), gradient in zip(self._named, found, strict=True)
+        }
+        statistics = {name: to_numpy(one).copy() for name, one in self._others.items()}
+        return Step(to_numpy(loss), gradients, statistics, foreign)
+
+    def update(
+        self, weights: Mapping[str, np.ndarray[Any, Any]], gradients: Mapping[str, np.ndarray[Any, Any]], state: State
+    ) -> tuple[Arrays, State]:
+        """Return the weights after one step of the optimizer, and its state then."""
+        self._write(weights)
+        self._optimizer.state.clear()
+        for name, parameter in self._named:
+            parameter.grad = from_numpy(gradients[name]).to(parameter)
+            if state.own and name in state.own:
+                self._optimizer.state[parameter] = {
+                    key: _copied(one, parameter if key in SLOTS else one) for key, one in state.own[name].items()
+                }
+        self._optimizer.step()
+        own = {name: dict(self._optimizer.state[parameter]) for name, parameter in self._named}
+        slots: dict[str, Arrays] = {}
+        for name, held in own.items():
+            for key, one in held.items():
+                if key in SLOTS and isinstance(one, Tensor):
+                    slots.setdefault(SLOTS[key], {})[name] = to_numpy(one).copy()
+        after = {name: to_numpy(parameter).copy() for name, parameter in self._named}
+        return {**weights, **after}, State(slots, state.count + 1, own)
+
+    def _write(self, weights: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        with torch.no_grad():
+            for name, tensor, _ in _named_weights(self._module):
+                tensor.copy_(from_numpy(weights[name]))
+
+    def _tensor(self, array: Any) -> Any:
+        if not isinstance(array, np.ndarray):
+            return array
+        tensor = from_numpy(array).to(self._device)
+        return tensor.to(getattr(torch, self.precision)) if self.precision and tensor.is_floating_point() else tensor
+
+
+def _copied(value: Any, like: Any) -> Any:
+    return value.detach().clone().to(like.dtype) if isinstance(value, Tensor) else value
+
+
+def _set_rates(module: nn.Module, rate: float) -> None:
+    """Give every dropout layer of a module one rate."""
+    for child in module.modules():
+        if isinstance(child, nn.modules.dropout._DropoutNd):
+            child.p = rate
+        elif isinstance(child, nn.MultiheadAttention):
+            child.dropout = rate
+
+
+def _first(result: Any) -> Tensor:
+    return _outputs(result, "trained")[1][0]
+
+
+def _mse(result: Any, targets: Tensor) -> Tensor:
+    return torch.square(_first(result) - targets).mean()
+
+
+def _cross_entropy(result: Any, targets: Tensor) -> Tensor:
+    logits = _first(result)
+    return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1).long())
+
+
+_LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy}
