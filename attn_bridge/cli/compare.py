@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..parity.check.cases import DTYPES
+from ..parity.compare.dtypes import DTYPES
 from . import inputs as arrays
 from .output import Outputs, progress
 

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from ...specs import Config, Variant
+from ..compare.dtypes import DTYPES, numpy_dtype
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -24,9 +25,6 @@ IN_MODE = {
 }
 """Further mode -> variants that run in it by default. What is in no compiled mode here shares its code with
 a neighbour that is."""
-
-DTYPES = ("float64", "float32", "bfloat16", "float16")
-"""Dtypes of the matrix; float64 proves the meaning, the others are judged for precision."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,11 +160,6 @@ class Numbers:
             {name: each(array) for name, array in self.inputs.items()},
             [each(array) for array in self.cotangents],
         )
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of a name; bfloat16 is ml_dtypes'."""
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def draw(case: Case, variant: Variant, seed: int, weights: Mapping[str, np.ndarray[Any, Any]] | None = None) -> Numbers:

@@ -16,9 +16,10 @@ from ...specs import VARIANTS, find_variant
 from ..compare.criterion import decide, measure, sum_floor
 from ..compare.report import TensorVerdict, worst
 from ..compare.subject import Array
+from ..settings.environment import environment
 from . import kernels
 from .cases import DTYPES, MODES, Numbers, cases_of
-from .report import Cell, CheckReport, environment
+from .report import Cell, CheckReport
 from .twin_runs import COPIES, Run, Side, Subject, Tensors, TwinDiffersError, run_side
 
 AGAIN = 4

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
-import os
-import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +11,7 @@ import rich.table
 
 from ...specs import VARIANTS
 from ..compare.report import TensorVerdict
-from .cases import DTYPES
-
-PACKAGES = ("attn-bridge", "torch", "jax", "flax", "numpy")
-LOW_PRECISIONS = tuple(dtype for dtype in DTYPES if dtype != "float64")
+from ..compare.dtypes import LOW_PRECISIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,17 +134,6 @@ def _group(variant: str) -> str:
     return next((one.group for one in VARIANTS if one.name == variant), "implementations")
 
 
-def environment() -> dict[str, str]:
-    """Return versions, processor and platform, for the head of a report."""
-    found = {"python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
-
-
 def _largest(cells: list[Cell], dtype: str, value: Callable[[Cell, TensorVerdict], float], form: str) -> str:
     values = [value(cell, tensor) for cell in cells if cell.dtype == dtype for tensor in cell.tensors]
     return form.format(max(values)) if values else "-"
@@ -163,7 +146,7 @@ def _relative(cell: Cell, tensor: TensorVerdict) -> float:
 
 def _used(cell: Cell, tensor: TensorVerdict) -> float:
     """Return the share of its allowance that the run took, not that of the twin it is judged by."""
-    return (tensor.torch_used if cell.what.startswith("torch") else tensor.flax_used) or 0.0
+    return (tensor.first_used if cell.what.startswith("torch") else tensor.second_used) or 0.0
 
 
 def _finite(value: Any) -> Any:

@@ -3,78 +3,95 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
-from . import samples as numbers
-from .judgement import SIDES
+from .pair import SIDES, Pair
+from .pairing import Match
 from .report import TensorVerdict
-from .submodule_pairs import differing_settings
+from .runner import Outputs, Runner
 
-if TYPE_CHECKING:
-    from .pair import Comparison
-
-MOST_PROBES = 200
+MAX_PROBES = 200
 """Most parameters without a gradient that are told apart: used or not, an invariance or not."""
 
 
-def settle(
-    comparison: Comparison, tensors: list[TensorVerdict], zero: list[str]
-) -> tuple[list[TensorVerdict], dict[str, list[str]]]:
-    """Tell true invariances from parameters that nothing reached, among those whose gradient is zero."""
-    if comparison.large:
-        return tensors, _settle_large(comparison, zero)
-    invariances, unexercised, unused = [], [], {}
-    drawn = numbers.draw_weights(comparison.torch.parameters(), comparison.held, (0, 2))
-    known = {match.torch.name: match for match in comparison.pairing.matches}
-    matches = {name: known[name] for name in zero[:MOST_PROBES]}
-    before = {side: comparison.changed(side, drawn, [], 0.0) for side in SIDES} if matches else {}
-    still = not any(comparison.reaches(side, before, drawn, list(matches.values()), 1.0) for side in before)
+@dataclasses.dataclass
+class Coverage:
+    """What was not seen.
+
+    Attributes:
+        invariances: parameters that the outputs do not depend on although they are used.
+        unexercised: parameters that nothing reached.
+        unused: parameters that one side has and does not use -> the label of that side.
+        unreached: branches that were not run.
+        notes: what a reader has to know.
+    """
+
+    invariances: list[str] = dataclasses.field(default_factory=list)
+    unexercised: list[str] = dataclasses.field(default_factory=list)
+    unused: dict[str, str] = dataclasses.field(default_factory=dict)
+    unreached: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def applied(self, tensors: Sequence[TensorVerdict]) -> list[TensorVerdict]:
+        """Return the verdicts with those of parameters that one side does not use made ``different``."""
+        found = []
+        for one in tensors:
+            label = self.unused.get(one.name.removeprefix("grad ")) if one.name.startswith("grad ") else None
+            if label is not None:
+                message = f"the {label} side has this parameter and does not use it"
+                one = dataclasses.replace(one, verdict="different", message=message)
+            found.append(one)
+        return found
+
+
+def covered(runner: Runner, zero: Sequence[str], held: Outputs) -> Coverage:
+    """Tell true invariances from parameters that nothing reached, among those whose gradient is zero.
+
+    Args:
+        runner: what runs the pair.
+        zero: parameters whose gradient was zero in every sample.
+        held: outputs of a large pair on its own weights.
+    """
+    pair, found = runner.pair, Coverage()
+    known = {match.first.name: match for match in pair.pairing.matches}
+    if pair.effort.large:
+        _cover_large(runner, [known[name] for name in zero], held, found)
+    else:
+        _cover(runner, {name: known[name] for name in zero[:MAX_PROBES]}, found)
+    found.unreached = _unreached(pair)
+    return found
+
+
+def _cover(runner: Runner, matches: dict[str, Match], found: Coverage) -> None:
+    if not matches:
+        return
+    before = {side: runner.changed(side, [], 0.0) for side in SIDES}
+    still = not any(runner.reaches(side, before, list(matches.values()), 1.0) for side in SIDES)
     for name, match in matches.items():
-        reached = {side: comparison.reaches(side, before, drawn, [match], np.nan) for side in SIDES}
+        reached = {side: runner.reaches(side, before, [match], np.nan) for side in SIDES}
         if all(reached.values()):
-            if still or not any(comparison.reaches(side, before, drawn, [match], 1.0) for side in SIDES):
-                invariances.append(name)
+            if still or not any(runner.reaches(side, before, [match], 1.0) for side in SIDES):
+                found.invariances.append(name)
             else:
-                comparison.notes.append(f"{name}: the output depends on it, but its gradient is zero on both sides")
+                found.notes.append(f"{name}: the output depends on it, but its gradient is zero on both sides")
         elif any(reached.values()):
-            unused[name] = next(side for side, used in reached.items() if not used)
+            idle = next(side for side, used in reached.items() if not used)
+            found.unused[name] = runner.pair.labels[idle]
         else:
-            unexercised.append(name)
-    changed = []
-    for one in tensors:
-        name = one.name.removeprefix("grad ")
-        if one.name.startswith("grad ") and name in unused:
-            side = unused[name]
-            one = dataclasses.replace(
-                one, verdict="different", message=f"the {side} side has this parameter and does not use it"
-            )
-        changed.append(one)
-    comparison.notes += differing_settings(comparison)
-    unreached = _unreached(comparison)
-    return changed, {"invariances": invariances, "unexercised": unexercised, "unreached": unreached}
+            found.unexercised.append(name)
 
 
-def _settle_large(comparison: Comparison, zero: list[str]) -> dict[str, list[str]]:
+def _cover_large(runner: Runner, matches: list[Match], held: Outputs, found: Coverage) -> None:
     """Do the same with one run of one side: all parameters without a gradient change at once."""
-    known = {match.torch.name: match for match in comparison.pairing.matches}
-    matches = [known[name] for name in zero]
-    moved = (
-        bool(matches)
-        and bool(comparison.before)
-        and comparison.reaches("torch", comparison.before, comparison.held, matches, 1.0)
-    )
-    if moved:
-        comparison.notes.append(f"{', '.join(zero)}: the output depends on some of them, but their gradient is zero")
-    comparison.notes += differing_settings(comparison)
-    unreached = _unreached(comparison)
-    return {"invariances": [] if moved else zero, "unexercised": [], "unreached": unreached}
+    names = [match.first.name for match in matches]
+    if matches and held and runner.reaches("first", held, matches, 1.0):
+        found.notes.append(f"{', '.join(names)}: the output depends on some of them, but their gradient is zero")
+    else:
+        found.invariances = names
 
 
-def _unreached(comparison: Comparison) -> list[str]:
+def _unreached(pair: Pair) -> list[str]:
     """Describe the branches that the call does not reach, on both sides."""
-    return [
-        *comparison.torch.unreached(comparison.arguments),
-        *comparison.flax.unreached(comparison.flax_arguments),
-    ]
+    return [line for side in SIDES for line in pair.subject(side).unreached(pair.arguments[side])]

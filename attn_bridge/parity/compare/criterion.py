@@ -19,13 +19,18 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from .dtypes import unit_of
 from .report import Side, TensorVerdict, Verdict, Worst
-from .subject import Array
+
+Array = np.ndarray[Any, Any]
+
+LABELS: Mapping[Side, str] = {"first": "torch", "second": "flax"}
+"""What the sides are called where nothing else is said."""
 
 MEANING_LIMIT = 1e-12
 RMS_LIMIT = 3.0
@@ -36,11 +41,15 @@ GROUP_FACTOR = 4.0
 """A single group may be this many times further off than all groups together: it holds only a few roundings."""
 
 ROUNDING_FACTOR = 100.0
-"""Float64 results may differ by this many times what their rounding errors in low precision foretell."""
+"""Float64 results may differ by this many times what their rounding errors in low precision predict."""
 
 ROWS_TOGETHER = {"bfloat16": 1, "float16": 1, "float32": 4}
 """Rows that any library adds up with errors below the floor: measured in float32, where small products of 20,000 rows
 are 6 units off in torch and 0.7 in XLA, larger ones of 2,048 rows 0.4 in torch and 1.9 in XLA (CPU, rms)."""
+
+TABLE_FACTOR = 4.0
+"""Tables may explain this many times what moving their entries at random by one unit of float32 does: the errors of a
+table that is computed in float32 are a few units, and not at random."""
 
 ZERO = 1e-13
 """A gradient below this part of the largest of its kind is zero in exact arithmetic."""
@@ -57,16 +66,19 @@ class Measure:
         scale: largest absolute value that the tensor is judged by.
         meaning: largest difference of the two float64 results, as a part of `meaning_scale`; None without float64.
         meaning_scale: largest absolute value among tensors of the kind.
-        torch_square: mean square of the torch side's error.
-        flax_square: mean square of the Flax side's error.
-        torch_max: largest error of the torch side.
-        flax_max: largest error of the Flax side.
+        first_square: mean square of the first side's error.
+        second_square: mean square of the second side's error.
+        first_max: largest error of the first side.
+        second_max: largest error of the second side.
         finite: number of elements that are finite on both sides.
         mismatched: number of elements that are finite on one side only, or infinite with another sign.
         beyond: number of elements whose float64 results differ in meaning.
         worst: the element that is furthest off, by meaning if that is known, else by precision.
         is_zero: whether both float64 results are zero but for rounding.
         stress: whether the inputs were drawn to be hard; such a sample speaks about the meaning alone.
+        title: the sample as a reader knows it.
+        given: what one unit of float32 in tables without parameters does to the float64 results, as a part of
+            `meaning_scale`; it is allowed.
     """
 
     group: int
@@ -75,21 +87,18 @@ class Measure:
     scale: float
     meaning: float | None
     meaning_scale: float
-    torch_square: float
-    flax_square: float
-    torch_max: float
-    flax_max: float
+    first_square: float
+    second_square: float
+    first_max: float
+    second_max: float
     finite: int
     mismatched: int
     beyond: int
     worst: Worst
     is_zero: bool = False
     stress: bool = False
-
-
-def unit_of(dtype: str) -> float:
-    """Return the distance from 1 to the next larger number of a dtype, bfloat16 included."""
-    return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]  # ml_dtypes ships no types for it
+    title: str = ""
+    given: float = 0.0
 
 
 def scale_of(arrays: Sequence[Array]) -> float:
@@ -98,10 +107,10 @@ def scale_of(arrays: Sequence[Array]) -> float:
 
 
 def measure(
-    torch: Array,
-    flax: Array,
-    torch_oracle: Array | None,
-    flax_oracle: Array | None,
+    first: Array,
+    second: Array,
+    first_oracle: Array | None,
+    second_oracle: Array | None,
     *,
     kind_scale: float,
     dtype: str,
@@ -109,56 +118,59 @@ def measure(
     weights: str,
     sample: int,
     stress: bool = False,
+    title: str = "",
 ) -> Measure:
     """Measure one tensor of one sample.
 
     Args:
-        torch: the torch side's result in its own precision.
-        flax: the Flax side's result in its own precision.
-        torch_oracle: the torch side's float64 result; None if it has none.
-        flax_oracle: the same of the Flax side.
+        first: the first side's result in its own precision.
+        second: the second side's result in its own precision.
+        first_oracle: the first side's float64 result; None if it has none.
+        second_oracle: the same of the second side.
         kind_scale: largest absolute value among tensors of the kind, in this sample.
         dtype: the precision.
         group: group of the sample.
         weights: ``held`` or ``own``.
         sample: number of the sample.
         stress: whether its inputs were drawn to be hard.
+        title: the sample as a reader knows it.
     """
-    if torch.shape != flax.shape:
-        raise ValueError(f"arrays to be measured must have one shape, got {torch.shape} and {flax.shape}")
-    arrays = [None if one is None else one.reshape(-1) for one in (torch, flax, torch_oracle, flax_oracle)]
-    truths = [one for one in (torch_oracle, flax_oracle) if one is not None] or [torch]
+    if first.shape != second.shape:
+        raise ValueError(f"arrays to be measured must have one shape, got {first.shape} and {second.shape}")
+    arrays = [None if one is None else one.reshape(-1) for one in (first, second, first_oracle, second_oracle)]
+    truths = [one for one in (first_oracle, second_oracle) if one is not None] or [first]
     own_scale = max(map(_largest, truths))
     meaning_scale = max(kind_scale, own_scale)
     scale = own_scale if own_scale > 1e-6 * meaning_scale else meaning_scale
     tally = _Tally(meaning_scale)
-    for start in range(0, max(torch.size, 1), CHUNK):
+    for start in range(0, max(first.size, 1), CHUNK):
         tally.add(start, [None if one is None else _chunk(one, start) for one in arrays])
     atom = unit_of(dtype) * scale
-    size = max(torch.size, 1)
+    size = max(first.size, 1)
     meaning = _part(tally.apart, meaning_scale) if len(truths) == 2 else None
     errors = [_part(largest, atom) for largest in tally.largest]
     meant = meaning is not None and meaning > _allowed_meaning(errors, scale, meaning_scale, dtype)
     place = tally.apart_at if meant else tally.error_at
-    values = (torch_oracle, flax_oracle) if meant else (torch, flax)
-    oracle = None if torch_oracle is None and flax_oracle is None else truths[0]
+    values = (first_oracle, second_oracle) if meant else (first, second)
+    oracle = None if first_oracle is None and second_oracle is None else truths[0]
     return Measure(
         group=group,
         weights=weights,
-        count=torch.size,
+        count=first.size,
         scale=scale,
         meaning=meaning,
         meaning_scale=meaning_scale,
-        torch_square=_part(math.sqrt(tally.squares[0] / size), atom) ** 2,
-        flax_square=_part(math.sqrt(tally.squares[1] / size), atom) ** 2,
-        torch_max=errors[0],
-        flax_max=errors[1],
+        first_square=_part(math.sqrt(tally.squares[0] / size), atom) ** 2,
+        second_square=_part(math.sqrt(tally.squares[1] / size), atom) ** 2,
+        first_max=errors[0],
+        second_max=errors[1],
         finite=tally.finite,
         mismatched=tally.mismatched,
         beyond=tally.beyond,
-        worst=_worst(sample, tally.mismatch_at if tally.mismatched else place, values, oracle, torch.shape),
+        worst=_worst(sample, tally.mismatch_at if tally.mismatched else place, values, oracle, first.shape),
         is_zero=own_scale <= ZERO * meaning_scale,
         stress=stress,
+        title=title,
     )
 
 
@@ -179,37 +191,37 @@ class _Tally:
 
     def add(self, start: int, pieces: Sequence[Array | None]) -> None:
         """Add a piece: both sides' results and both float64 results, flat."""
-        torch, flax, torch_oracle, flax_oracle = pieces
-        assert torch is not None
-        assert flax is not None
+        first, second, first_oracle, second_oracle = pieces
+        assert first is not None
+        assert second is not None
         known = [piece for piece in pieces if piece is not None]
         finite: Array | None = None
         if not all(np.isfinite(piece.sum()) or np.isfinite(piece).all() for piece in known):
             finite = np.logical_and.reduce([np.isfinite(piece) for piece in known])
-            pairs = [(torch, flax)] + (
-                [(torch_oracle, flax_oracle)] if torch_oracle is not None and flax_oracle is not None else []
+            pairs = [(first, second)] + (
+                [(first_oracle, second_oracle)] if first_oracle is not None and second_oracle is not None else []
             )
             for one, two in pairs:
                 unlike = ~(np.isfinite(one) & np.isfinite(two) | (np.isnan(one) & np.isnan(two)) | (one == two))
                 if unlike.any() and not self.mismatched:
                     self.mismatch_at = start + int(np.argmax(unlike))
                 self.mismatched += int(unlike.sum())
-        self.finite += torch.size if finite is None else int(finite.sum())
-        if not torch.size:
+        self.finite += first.size if finite is None else int(finite.sum())
+        if not first.size:
             self.apart = max(self.apart, 0.0)
             return
-        if torch_oracle is not None and flax_oracle is not None:
-            apart = _apart(torch_oracle, flax_oracle, finite)
+        if first_oracle is not None and second_oracle is not None:
+            apart = _apart(first_oracle, second_oracle, finite)
             top = int(np.argmax(apart))
             if apart[top] > self.apart:
                 self.apart, self.apart_at = float(apart[top]), start + top
             if apart[top] > self.limit:
                 self.beyond += int((apart > self.limit).sum())
         truths = (
-            torch_oracle if torch_oracle is not None else flax_oracle if flax_oracle is not None else torch,
-            flax_oracle if flax_oracle is not None else torch_oracle if torch_oracle is not None else torch,
+            first_oracle if first_oracle is not None else second_oracle if second_oracle is not None else first,
+            second_oracle if second_oracle is not None else first_oracle if first_oracle is not None else first,
         )
-        for side, (one, truth) in enumerate(zip((torch, flax), truths, strict=True)):
+        for side, (one, truth) in enumerate(zip((first, second), truths, strict=True)):
             error = _apart(one, truth, finite)
             top = int(np.argmax(error))
             self.squares[side] += float(np.square(error).sum())
@@ -238,7 +250,7 @@ def _largest(array: Array) -> float:
 
 def decide(
     name: str,
-    flax_name: str,
+    second_name: str,
     kind: str,
     shape: tuple[int, ...],
     dtype: str,
@@ -246,33 +258,35 @@ def decide(
     *,
     mode: str = "eager",
     noise: float = 0.0,
-    sides: Sequence[Side] = ("torch", "flax"),
+    sides: Sequence[Side] = ("first", "second"),
+    labels: Mapping[Side, str] = LABELS,
 ) -> TensorVerdict:
     """Return the verdict on a tensor from all its samples.
 
     Args:
-        name: torch name.
-        flax_name: Flax name.
+        name: the first side's name.
+        second_name: the second side's name.
         kind: kind of tensor.
-        shape: torch shape.
+        shape: the first side's shape.
         dtype: precision of the runs.
         measures: one per sample.
         mode: mode of the runs.
         noise: how much the sides differ from themselves, in units of the last place; added to what is allowed.
         sides: the sides whose precision is judged; the other one is what they are judged by.
+        labels: what the sides are called in messages.
     """
-    allowed = [_allowed_meaning((one.torch_max, one.flax_max), one.scale, one.meaning_scale, dtype) for one in measures]
+    allowed = [allowed_meaning(one, dtype) for one in measures]
     shares = [(one.meaning or 0.0) / limit for one, limit in zip(measures, allowed, strict=True)]
     plain = [one for one in measures if not one.stress]
-    torch_used, flax_used = precision_used(plain, noise)
-    judged = [used for side, used in (("torch", torch_used), ("flax", flax_used)) if side in sides]
+    first_used, second_used = precision_used(plain, noise)
+    judged = [used for side, used in (("first", first_used), ("second", second_used)) if side in sides]
     meaning_used = max(shares, default=0.0)
     by_meaning = int(np.argmax(shares)) if shares else 0
-    furthest = max(plain, key=lambda one: max(one.torch_max, one.flax_max), default=None)
+    furthest = max(plain, key=lambda one: max(one.first_max, one.second_max), default=None)
     known = [one.meaning for one in measures if one.meaning is not None]
     base = TensorVerdict(
         name=name,
-        flax_name=flax_name,
+        second_name=second_name,
         kind=kind,
         shape=shape,
         dtype=dtype,
@@ -280,16 +294,16 @@ def decide(
         mode=mode,
         relative=max(known) if known else None,
         meaning_used=meaning_used if known else None,
-        torch_used=torch_used,
-        flax_used=flax_used,
-        torch_ulps=_rms([one.torch_square for one in plain]),
-        flax_ulps=_rms([one.flax_square for one in plain]),
+        first_used=first_used,
+        second_used=second_used,
+        first_ulps=_rms([one.first_square for one in plain]),
+        second_ulps=_rms([one.second_square for one in plain]),
         count=sum(one.count for one in measures),
     )
     bad = [one for one in measures if one.mismatched]
     if bad:
         count = sum(one.mismatched for one in bad)
-        message = f"{count} elements are finite on one side only{_at(bad[0].worst, bad[0].weights)}"
+        message = f"{count} elements are finite on one side only{_at(bad[0], labels)}"
         return _with(base, "different", bad[0], message, bad=count)
     if not any(one.finite for one in measures) and base.count:
         return _with(base, "inconclusive", measures[0], "no element is finite on both sides, so nothing was compared")
@@ -297,38 +311,52 @@ def decide(
         one = measures[by_meaning]
         message = (
             f"float64 results differ by {one.meaning:.2g} of the largest value, allowed {allowed[by_meaning]:.1g}"
-            f"{_at(one.worst, one.weights)}"
+            f"{_at(one, labels)}"
         )
         return _with(base, "different", one, message, bad=sum(one.beyond for one in measures))
     if max(judged, default=0.0) > 1.0 and furthest is not None:
         one = furthest
-        side: Side = "torch" if torch_used > flax_used or "flax" not in sides else "flax"
-        mine, other = (base.torch_ulps, base.flax_ulps) if side == "torch" else (base.flax_ulps, base.torch_ulps)
+        side: Side = "first" if first_used > second_used or "second" not in sides else "second"
+        mine, other = (base.first_ulps, base.second_ulps) if side == "first" else (base.second_ulps, base.first_ulps)
         verdict: Verdict = "precision"
         message = (
-            f"{side} loses more than its share: its rounding error is {mine:.3g} ulps, the other side's {other:.3g}"
-            f"{_at(one.worst, one.weights)}"
+            f"{labels[side]} loses more than its share: its rounding error is {mine:.3g} ulps, the other side's {other:.3g}"
+            f"{_at(one, labels)}"
         )
         if not known and max(judged) > 100.0:
             verdict, side_or_none = "different", None
-            message = f"the results differ by far more than rounding{_at(one.worst, one.weights)}"
+            message = f"the results differ by far more than rounding{_at(one, labels)}"
         else:
             side_or_none = side
         return dataclasses.replace(_with(base, verdict, one, message), side=side_or_none)
-    return dataclasses.replace(base, worst=None if furthest is None else furthest.worst)
+    if furthest is None:
+        return base
+    return dataclasses.replace(base, worst=furthest.worst, sample=furthest.title)
 
 
-def agree(torch: Array, flax: Array, dtype: str, kind_scale: float, known: Sequence[Measure]) -> bool:
+def agree(first: Array, second: Array, dtype: str, kind_scale: float, known: Sequence[Measure]) -> bool:
     """Tell whether two results are about as close as their rounding errors in other samples say they should be."""
-    own_scale = _largest(torch)
+    own_scale = _largest(first)
     scale = own_scale if own_scale > 1e-6 * kind_scale else kind_scale
-    allowed = GROUP_FACTOR * max(one.torch_max + one.flax_max for one in known) + FLOOR_ULPS
+    allowed = GROUP_FACTOR * max(one.first_max + one.second_max for one in known) + FLOOR_ULPS
     limit = allowed * unit_of(dtype) * scale
-    torch, flax = torch.reshape(-1), flax.reshape(-1)
-    for start in range(0, torch.size, CHUNK):
-        if not float(np.abs(_chunk(torch, start) - _chunk(flax, start)).max(initial=0.0)) <= limit:
+    first, second = first.reshape(-1), second.reshape(-1)
+    for start in range(0, first.size, CHUNK):
+        if not float(np.abs(_chunk(first, start) - _chunk(second, start)).max(initial=0.0)) <= limit:
             return False  # so it is where one of them is not finite
     return True
+
+
+def with_table_error(one: Measure, moves: Sequence[tuple[Array, Array]]) -> Measure:
+    """Return the measure allowed what tables in float32 explain.
+
+    Args:
+        one: the measure.
+        moves: per probe, the plain float64 result and the one with tables moved by one unit of float32.
+    """
+    sizes = [float(np.nanmax(np.abs(moved - plain), initial=0.0)) for plain, moved in moves]
+    known = sum(size for size in sizes if math.isfinite(size))
+    return dataclasses.replace(one, given=TABLE_FACTOR * _part(known, one.meaning_scale) if known else 0.0)
 
 
 def with_error(one: Measure, side: Side, plain: Array, redrawn: Array, dtype: str) -> Measure:
@@ -338,11 +366,11 @@ def with_error(one: Measure, side: Side, plain: Array, redrawn: Array, dtype: st
     error = np.abs(np.where(finite, redrawn, 0.0) - np.where(finite, plain, 0.0))
     square = _part(math.sqrt(float(np.square(error).mean())) if error.size else 0.0, atom) ** 2
     largest = _part(float(error.max(initial=0.0)), atom)
-    if side == "torch":
+    if side == "first":
         return dataclasses.replace(
-            one, torch_square=max(one.torch_square, square), torch_max=max(one.torch_max, largest)
+            one, first_square=max(one.first_square, square), first_max=max(one.first_max, largest)
         )
-    return dataclasses.replace(one, flax_square=max(one.flax_square, square), flax_max=max(one.flax_max, largest))
+    return dataclasses.replace(one, second_square=max(one.second_square, square), second_max=max(one.second_max, largest))
 
 
 def sum_floor(dtype: str, rows: int) -> float:
@@ -356,13 +384,13 @@ def sum_floor(dtype: str, rows: int) -> float:
 
 
 def precision_used(measures: Sequence[Measure], noise: float = 0.0) -> tuple[float, float]:
-    """Return the shares of the precision allowance that the torch and the Flax side took."""
+    """Return the shares of the precision allowance that the first and the second side took."""
     groups = collections.defaultdict(list)
     for one in measures:
         groups[one.group, one.weights].append(one)
     floor = FLOOR_ULPS + noise
     shares = []
-    for mine, other in (("torch", "flax"), ("flax", "torch")):
+    for mine, other in (("first", "second"), ("second", "first")):
         normal, largest, other_normal, other_largest, single, floors = [], [], [], [], 0.0, []
         for group in groups.values():
             square = float(np.mean([getattr(one, f"{mine}_square") for one in group]))
@@ -385,6 +413,11 @@ def precision_used(measures: Sequence[Measure], noise: float = 0.0) -> tuple[flo
     return shares[0], shares[1]
 
 
+def allowed_meaning(one: Measure, dtype: str) -> float:
+    """Return the float64 difference that a measure is allowed, as a part of the scale of its kind."""
+    return _allowed_meaning((one.first_max, one.second_max), one.scale, one.meaning_scale, dtype) + one.given
+
+
 def _allowed_meaning(errors: Sequence[float], scale: float, meaning_scale: float, dtype: str) -> float:
     """Return the float64 difference that rounding alone may make, as a part of the scale of the kind.
 
@@ -397,12 +430,15 @@ def _allowed_meaning(errors: Sequence[float], scale: float, meaning_scale: float
 
 
 def _with(base: TensorVerdict, verdict: Verdict, one: Measure, message: str, bad: int = 0) -> TensorVerdict:
-    return dataclasses.replace(base, verdict=verdict, message=message, weights=one.weights, worst=one.worst, bad=bad)
+    found = {"weights": one.weights, "worst": one.worst, "sample": one.title}
+    return dataclasses.replace(base, verdict=verdict, message=message, bad=bad, **found)  # type: ignore[arg-type]
 
 
-def _at(worst: Worst, weights: str) -> str:
+def _at(one: Measure, labels: Mapping[Side, str]) -> str:
+    worst = one.worst
     index = "" if not worst.index else f" at {worst.index}"
-    return f"; worst{index}: torch {worst.torch:.9g}, flax {worst.flax:.9g} ({weights} weights)"
+    values = f"{labels['first']} {worst.first:.9g}, {labels['second']} {worst.second:.9g}"
+    return f"; worst{index}: {values} ({one.title or f'{one.weights} weights'})"
 
 
 def _apart(one: Array, two: Array, finite: Array | None) -> Array:

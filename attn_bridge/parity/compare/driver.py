@@ -1,4 +1,9 @@
-"""Any torch module against any Flax NNX module: whether they compute the same, where they part, what was not seen."""
+"""Any two sides: whether they compute the same, where they part, and what was not seen.
+
+The way of a comparison, from top to bottom: `prepare` makes the pair, `judging` takes samples of it through a `Live`
+runner and applies the criterion, `coverage` tells what nothing reached, `localisation` looks for the place, and a
+`Report` holds all of it.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +11,46 @@ import contextlib
 import dataclasses
 import resource
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ... import backends
-from ...weights import Rule, Rules
-from ..check.cases import DTYPES
+from ..settings.environment import environment
+from ..settings.precision import record
 from ..settings.precision import strict as pinned
-from .judgement import QUICK
-from .pair import Comparison, Progress
-from .report import Report
-from .subject import CannotLiftError, ModuleFailedError
+from . import judging
+from .coverage import Coverage, covered
+from .dtypes import DTYPES
+from .localisation import located
+from .pair import SIDES, Pair, Progress
+from .prepare import prepare
+from .report import Report, TensorVerdict, Verdict, worst
+from .runner import Live, Runner
+from .subject import Array, CannotPromoteError, ModuleFailedError
 
 MODES = ("eager", "jit")
 
+MAX_SEEDS = 1000
+
+UNSTABLE_ULPS = 1e4
+"""Units of the last place beyond which a large pair is asked whether it is deterministic at all."""
+
+_ONE_AT_A_TIME = threading.RLock()
+"""Settings of both frameworks are the process's: comparisons of several threads follow each other."""
+
 
 def compare(
-    torch_module: Any,
-    flax_module: Any,
-    inputs: Any,
+    first: Any = None,
+    second: Any = None,
+    inputs: Any = None,
+    second_inputs: Any = None,
     *,
-    rules: Rules | Iterable[Rule] | None = None,
+    fixed: Iterable[int | str] | int | str = (),
+    vary: Iterable[int | str] | int | str = (),
+    rules: Any = None,
     transfer: bool = True,
     train: bool = False,
     seeds: int = 4,
@@ -37,101 +58,274 @@ def compare(
     modes: Iterable[str] = ("eager",),
     dtypes: Iterable[str] | None = None,
     device: str | tuple[str, str] | None = None,
-    flax_inputs: Any = None,
     strict: bool = True,
     localise: bool | None = None,
+    allow: Mapping[str, str] | None = None,
     command: str = "",
     progress: Progress | None = None,
+    flax_inputs: Any = None,
+    torch_module: Any = None,
+    flax_module: Any = None,
 ) -> Report:
-    """Judge whether a torch and a Flax module compute the same outputs and gradients, and find where they part.
+    """Judge whether two sides compute the same outputs and gradients, and find where they part.
 
     Both are run in eval mode, or in train mode with the same dropout masks, with the weights they hold, and again with
     drawn ones that are not degenerate; meaning is proven in float64, precision by how much more one side loses than the
-    other. The modules are left as they were.
+    other. Both are left as they were. Comparisons in several threads run one after the other.
 
     Args:
-        torch_module: a ``torch.nn.Module``.
-        flax_module: a ``flax.nnx.Module``; a Linen one through ``nnx.bridge.ToNNX``.
+        first: a ``torch.nn.Module``, a ``flax.nnx.Module``, a Linen module with its variables ``(module, variables)``,
+            or ``parity.function(f, weights)``, a pure function of torch or JAX.
+        second: the same; any combination.
         inputs: one array, a tuple of positional ones, or a dict of keyword ones; NumPy's, torch's or JAX's.
-        rules: which parameter is which; by default it is proposed from names, classes and shapes.
-        transfer: give the Flax side the torch side's weights; False judges the weights that each side holds.
+        second_inputs: the second side's call, where it takes its arguments in another way. An array that holds the
+            numbers of one of `inputs`, also transposed or reshaped, is drawn with it; every other one is taken as given.
+        fixed: positions or names of arguments that every sample takes as given.
+        vary: positions or names of arguments of whole numbers that samples shuffle; others are taken as given.
+        rules: which parameter is which: a TOML file's path, a `Rules`, or a list of `Rule`s or of dicts with the keys of
+            a ``[[rule]]``. What no rule names is proposed from names, classes and shapes.
+        transfer: give the second side the first side's weights; False judges the weights that each side holds.
         train: run both in train mode, with dropout masks of one stream; masks that only one side asks for are
             ``different``, by the name of the submodule that drops.
-        seeds: how many times weights and inputs are drawn.
+        seeds: how many times weights and inputs are drawn, at most 1000.
         first_seed: the first of them.
         modes: ``eager``, and ``jit`` for torch.compile and jax.jit.
-        dtypes: precisions to judge in, such as ``("float32", "bfloat16")``; None is the modules' own.
-        device: ``cpu``, ``gpu`` or ``tpu``, or a pair (torch's, Flax's); None is where each module is.
-        flax_inputs: the Flax side's call, where it takes its arguments in another way. An array that holds the numbers
-            of one of `inputs`, also transposed or reshaped, is drawn with it; every other array is taken as given.
+        dtypes: precisions to judge in, such as ``("float32", "bfloat16")``; None is the sides' own.
+        device: ``cpu``, ``gpu`` or ``tpu``, or a pair (the first side's, the second's); None is where each side is.
         strict: pin every precision switch for the time of the comparison (see `attn_bridge.parity.strict`).
         localise: look for the first divergence; None looks unless the two are equal.
+        allow: known differences that are accepted: path of a submodule or name of a tensor -> the reason. Every report
+            names them.
         command: the command that runs it again, for the report.
         progress: called with what is done, how much of it, and how much there is.
+        flax_inputs: another name for `second_inputs`.
+        torch_module: another name for `first`.
+        flax_module: another name for `second`.
 
     Returns:
         The report; ``report.raise_for_mismatch()`` raises unless the verdict is ``equal``.
 
     Raises:
-        TypeError: not one module of each framework.
-        ValueError: the modules can't be compared: one raises, the outputs differ in structure, a device is absent, the
+        TypeError: something that is no side, or an argument of the wrong type.
+        ValueError: the sides can't be compared: one raises, the outputs differ in structure, a device is absent, the
             parameters can't be paired (`WeightsMismatchError` lists them), or an argument is wrong.
     """
     started = time.perf_counter()
-    if type(torch_module).__name__ == "OptimizedModule":  # torch.compile made it; modes says what is compiled here
-        torch_module = torch_module._orig_mod
-    check_modules(torch_module, flax_module)
-    device = _devices(device)
-    modes, wanted = _choose("modes", modes, MODES), None if dtypes is None else _choose("dtypes", dtypes, DTYPES)
+    first, second = (first if torch_module is None else torch_module), (second if flax_module is None else flax_module)
+    second_inputs = second_inputs if flax_inputs is None else flax_inputs
+    if inputs is None:
+        raise TypeError("compare needs inputs: an array, a tuple of positional ones or a dict of keyword ones")
+    modes, wanted = choose("modes", modes, MODES), None if dtypes is None else choose("dtypes", dtypes, DTYPES)
+    _check_options(train, modes, seeds, first_seed)
+    with _ONE_AT_A_TIME, np.errstate(all="ignore"), pinned() if strict else contextlib.nullcontext():
+        pair = prepare(
+            uncompiled(first),
+            uncompiled(second),
+            inputs,
+            second_inputs,
+            device=_devices(device),
+            rules=rules,
+            transfer=transfer,
+            train=train,
+            fixed=fixed,  # type: ignore[arg-type]
+            vary=vary,  # type: ignore[arg-type]
+            progress=progress or (lambda what, done, total: None),
+        )
+        with few_threads(pair):
+            try:
+                report = judge(Live(pair), seeds, first_seed, modes, wanted, localise)
+            except CannotPromoteError as error:  # float64 was asked for
+                raise ModuleFailedError(str(error)) from error
+    report = report.allowing(allow or {})
+    seconds = time.perf_counter() - started
+    return dataclasses.replace(report, command=command, seconds=seconds, peak_memory=peak_memory())
+
+
+def judge(
+    runner: Live,
+    seeds: int,
+    first_seed: int,
+    modes: tuple[str, ...],
+    dtypes: tuple[str, ...] | None,
+    localise: bool | None,
+) -> Report:
+    """Return the report on a live pair."""
+    pair = runner.pair
+    found = judged(runner, seeds, first_seed, modes, dtypes or (pair.dtype,))
+    wanted = found.report.verdict in ("different", "precision") if localise is None else localise
+    if not wanted or found.furthest is None:
+        return found.report
+    pair.progress("looking for the first divergence", 0, 1)
+    aim = "precision" if found.report.verdict == "precision" else "meaning"
+    tree, divergence = located(pair, found.furthest, aim, found.tables)
+    settled = found.report.verdict in ("equal", "inconclusive")
+    return dataclasses.replace(found.report, tree=tree, first_divergence=None if settled else divergence)
+
+
+@dataclasses.dataclass
+class Judged:
+    """A report without the place, and what the search for it starts from."""
+
+    report: Report
+    furthest: Any = None
+    tables: float = 0.0
+
+
+def judged(
+    runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], dtypes: tuple[str, ...]
+) -> Judged:
+    """Judge a pair in some precisions, live or recorded, and tell what was not seen."""
+    pair = runner.pair
+    unstable = "" if pair.effort.large else runner.unstable()
+    if unstable:
+        return Judged(_report(pair, "inconclusive", [], message=_verdict_of_training(pair, "different")[1] or unstable))
+    found = [judging.judge_in(runner, dtype, modes, seeds, first_seed) for dtype in dtypes]
+    tensors = [one for each in found for one in each.verdicts]
+    if pair.effort.large and any(max(one.first_ulps or 0.0, one.second_ulps or 0.0) > UNSTABLE_ULPS for one in tensors):
+        unstable = runner.unstable()
+        if unstable:
+            return Judged(_report(pair, "inconclusive", [], message=unstable))
+    seen = covered(runner, found[0].zero, found[0].held)
+    tensors = seen.applied([*_masks_compared(pair), *_weights_compared(pair), *tensors])
+    verdict, message = _verdict_of_training(pair, worst([one.verdict for one in tensors]))
+    if verdict == "inconclusive" and not message:
+        message = next(one.message for one in tensors if one.verdict == "inconclusive")
+    report = _report(pair, verdict, tensors, message=message, findings=found, seen=seen)
+    furthest = next((one.furthest for one in reversed(found) if one.furthest is not None), None)
+    return Judged(report, furthest, max(one.tables for one in found))
+
+
+def _report(
+    pair: Pair,
+    verdict: Verdict,
+    tensors: list[TensorVerdict],
+    *,
+    message: str = "",
+    findings: Sequence[judging.Findings] = (),
+    seen: Coverage | None = None,
+) -> Report:
+    labels, seen = pair.labels, seen or Coverage()
+    lacks = [f"{labels[side]} has no float64 here: {reason}" for side, reason in pair.lacks.items()]
+    notes = [note for one in findings for note in one.notes]
+    noise: dict[str, float] = {}
+    for one in findings:
+        noise |= one.noise
+    return Report(
+        verdict,
+        tensors,
+        unexercised=seen.unexercised,
+        invariances=seen.invariances,
+        unreached=seen.unreached,
+        pairing=pair.pairing.rows(),
+        noise=noise,
+        notes=list(dict.fromkeys([*pair.notes, *notes, *seen.notes, *lacks])),
+        message=message,
+        seeds=findings[-1].seeds if findings else 0,
+        samples=findings[-1].samples if findings else 0,
+        environment={**environment(), **_devices_of(pair), **record()},
+        first_name=pair.first.name,
+        second_name=pair.second.name,
+        first_label=labels["first"],
+        second_label=labels["second"],
+        pictures=findings[0].pictures if findings else [],
+    )
+
+
+def _devices_of(pair: Pair) -> dict[str, str]:
+    return {f"{label} device": str(pair.subject(side).device) for side, label in pair.labels.items()}
+
+
+# ---- train mode, and weights that are not transferred
+
+
+def _masks_compared(pair: Pair) -> list[TensorVerdict]:
+    """Return a verdict for each dropout mask that the two sides don't have in common."""
+    found = []
+    for one in pair.masks:
+        shape = next(draw.shape for draw in (one.first, one.second) if draw)
+        found.append(TensorVerdict(*one.names(), "dropout", shape, "bool", one.verdict, one.message))
+    return found
+
+
+def _verdict_of_training(pair: Pair, verdict: Verdict) -> tuple[Verdict, str]:
+    """Return the verdict of train mode, and why nothing can be said, if so."""
+    if verdict != "equal" and pair.foreign:
+        names = " and the ".join(pair.labels[side] for side in pair.foreign)
+        what = f"the {names} module draws random numbers that are no dropout masks"
+        return "inconclusive", f"{what}, so the sides can't be compared in train mode"
+    unclear = [one for one in pair.masks if one.verdict == "inconclusive"]
+    if unclear and verdict != "equal":
+        return "inconclusive", unclear[0].message
+    return verdict, ""
+
+
+def _weights_compared(pair: Pair) -> list[TensorVerdict]:
+    """Compare the weights that both sides hold, bit by bit, where they are not transferred."""
+    if pair.transfer:
+        return []
+    ours, theirs = (pair.pairing.aligned(pair.held[side], side) for side in SIDES)
+    found = []
+    for match in pair.pairing.matches:
+        one, two = ours[match.first.name], theirs[match.first.name]
+        differing = one.size if one.dtype != two.dtype else int((_bits(one) != _bits(two)).any(axis=-1).sum())
+        found.append(
+            TensorVerdict(
+                f"weight {match.first.name}",
+                f"weight {match.second.name}",
+                "weight",
+                one.shape,
+                one.dtype.name,
+                "different" if differing else "equal",
+                f"{differing} of {one.size} elements that the two sides hold are not the same" if differing else "",
+                bad=differing,
+                count=one.size,
+            )
+        )
+    return found
+
+
+def _bits(array: Array) -> Array:
+    """Return the bytes of every element."""
+    return np.ascontiguousarray(array).reshape(-1, 1).view(np.uint8)
+
+
+# ---- arguments
+
+
+def uncompiled(module: Any) -> Any:
+    """Return the module inside one that torch.compile made; `modes` says what is compiled here."""
+    return module._orig_mod if type(module).__name__ == "OptimizedModule" else module
+
+
+def few_threads(pair: Pair) -> contextlib.AbstractContextManager[None]:
+    """Hold torch to one thread where a pair is small: on a busy machine several wait for each other."""
+    stack = contextlib.ExitStack()
+    if pair.effort.quick:
+        for subject in (pair.first, pair.second):
+            stack.enter_context(subject.few_threads())
+    return stack
+
+
+def choose(what: str, names: Iterable[str] | str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return some of the known names, each once, or say which one is not known."""
+    chosen = (names,) if isinstance(names, str) else tuple(names)
+    for name in chosen:
+        if name not in known:
+            raise ValueError(f"{what} ({name}) must be one of {', '.join(known)}")
+    if not chosen:
+        raise ValueError(f"{what} must hold at least one of {', '.join(known)}")
+    return tuple(dict.fromkeys(chosen))
+
+
+def _check_options(train: bool, modes: tuple[str, ...], seeds: int, first_seed: int) -> None:
     if not isinstance(train, bool):
         raise TypeError(f"train must be True or False, got {type(train).__name__}")
     if train and modes != ("eager",):
         raise ValueError("train=True goes with modes=('eager',) only: compiled code draws masks of its own")
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
-        raise ValueError(f"seeds ({seeds}) must be a whole number of at least 1")
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= MAX_SEEDS:
+        raise ValueError(f"seeds ({seeds}) must be a whole number from 1 to {MAX_SEEDS}")
     if isinstance(first_seed, bool) or not isinstance(first_seed, int) or first_seed < 0:
         raise ValueError(f"first_seed ({first_seed}) must be a whole number of at least 0")
-    with np.errstate(all="ignore"), pinned() if strict else contextlib.nullcontext():
-        comparison = Comparison(
-            torch_module,
-            flax_module,
-            inputs,
-            flax_inputs,
-            device=device,
-            rules=rules,
-            transfer=transfer,
-            train=train,
-            progress=progress or (lambda what, done, total: None),
-        )
-        small = comparison.work() <= QUICK
-        with comparison.torch.few_threads() if small else contextlib.nullcontext():
-            try:
-                report = comparison.judge(seeds, first_seed, modes, wanted, localise)
-            except CannotLiftError as error:  # float64 was asked for
-                raise ModuleFailedError(str(error)) from error
-    return dataclasses.replace(
-        report, command=command, seconds=time.perf_counter() - started, peak_memory=peak_memory()
-    )
-
-
-def peak_memory() -> int:
-    """Return the largest resident memory of this process so far, in bytes."""
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024
-
-
-def check_modules(torch_module: Any, flax_module: Any) -> None:
-    """Refuse what is not one module of each framework."""
-    for module, wanted, what in ((torch_module, "torch", "torch.nn.Module"), (flax_module, "flax", "flax.nnx.Module")):
-        if backends.framework_of(module) == wanted:
-            continue
-        kinds = {f"{base.__module__}.{base.__qualname__}" for base in type(module).__mro__}
-        if any(kind.startswith("flax.linen") for kind in kinds):
-            raise TypeError(
-                f"{type(module).__name__} is a Linen module; give nnx.bridge.ToNNX(module, rngs=...).lazy_init(inputs)"
-            )
-        position = "first" if wanted == "torch" else "second"
-        raise TypeError(f"compare takes a {what} as its {position} argument, got {type(module).__name__}")
 
 
 def _devices(device: Any) -> tuple[str, str] | None:
@@ -143,11 +337,7 @@ def _devices(device: Any) -> tuple[str, str] | None:
     return pair
 
 
-def _choose(what: str, names: Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:
-    chosen = (names,) if isinstance(names, str) else tuple(names)
-    for name in chosen:
-        if name not in known:
-            raise ValueError(f"{what} ({name}) must be one of {', '.join(known)}")
-    if not chosen:
-        raise ValueError(f"{what} must hold at least one of {', '.join(known)}")
-    return tuple(dict.fromkeys(chosen))
+def peak_memory() -> int:
+    """Return the largest resident memory of this process so far, in bytes."""
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024

@@ -114,46 +114,53 @@ def asking(owners: Mapping[int, Found]) -> Found | None:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Masks that the two sides do not have in common; `torch` or `flax` is None where one side asks for none.
+    """Masks that the two sides do not have in common; `first` or `second` is None where one side asks for none.
 
     The verdict is ``inconclusive`` where the same elements may be meant in an order that can't be told.
     """
 
-    torch: Draw | None
-    flax: Draw | None
+    first: Draw | None
+    second: Draw | None
     verdict: Verdict
     message: str
 
     def names(self) -> tuple[str, str]:
         """Return ``dropout NAME`` of the submodules that drop; where one side does not, the other's name."""
-        ours, theirs = (one.path if one else "" for one in (self.torch, self.flax))
+        ours, theirs = (one.path if one else "" for one in (self.first, self.second))
         return f"dropout {ours or theirs}".strip(), f"dropout {theirs or ours}".strip()
 
 
-def differences(torch: Sequence[Draw], flax: Sequence[Draw]) -> list[Difference]:
+def differences(
+    first: Sequence[Draw], second: Sequence[Draw], labels: tuple[str, str] = ("torch", "flax")
+) -> list[Difference]:
     """Compare what the two sides asked for: shapes, rates, and how many."""
-    ours, theirs = _by_shape(torch), _by_shape(flax)
+    ours, theirs = _by_shape(first), _by_shape(second)
     found, spare, other = [], [], []
     for sizes in dict.fromkeys([*ours, *theirs]):
         mine, its = ours[sizes], theirs[sizes]
         for one, two in zip(mine, its, strict=False):
             if one.rate != two.rate:
-                message = f"masks of shape {one.shape}: rate {one.rate:.4g} in torch, {two.rate:.4g} in Flax"
+                message = f"masks of shape {one.shape}: rate {one.rate:.4g} in {labels[0]}, {two.rate:.4g} in {labels[1]}"
                 found.append(Difference(one, two, "different", message))
         spare += mine[len(its) :]
         other += its[len(mine) :]
     for one in spare:
-        counterpart, verdict, message = _counterpart(one, other)
+        counterpart, verdict, message = _counterpart(one, other, labels)
         if counterpart is not None:
             other.remove(counterpart)
         found.append(Difference(one, counterpart, verdict, message))
-    return found + [Difference(None, one, "different", f"Flax draws a mask of {one}, torch none") for one in other]
+    ours_only, theirs_only = labels
+    return found + [
+        Difference(None, one, "different", f"{theirs_only} draws a mask of {one}, {ours_only} none") for one in other
+    ]
 
 
-def _counterpart(one: Draw, others: Sequence[Draw]) -> tuple[Draw | None, Verdict, str]:
-    """Find the Flax mask that a torch mask without its like was meant to be."""
+def _counterpart(
+    one: Draw, others: Sequence[Draw], labels: tuple[str, str]
+) -> tuple[Draw | None, Verdict, str]:
+    """Find the second side's mask that one of the first without its like was meant to be."""
     for two in others:
-        sides = {"Flax": (two, one, "torch"), "torch": (one, two, "Flax")}
+        sides = {labels[1]: (two, one, labels[0]), labels[0]: (one, two, labels[1])}
         for side, (shared, whole, whole_side) in sides.items():
             axes = _shared(shared.shape, whole.shape)
             if axes:
@@ -165,11 +172,11 @@ def _counterpart(one: Draw, others: Sequence[Draw]) -> tuple[Draw | None, Verdic
     for two in others:
         if two.size == one.size:
             message = (
-                f"the masks hold as many elements, in an order that can't be told: {one.shape} in torch, {two.shape} "
-                "in Flax; have both sides drop arrays of the same axes"
+                f"the masks hold as many elements, in an order that can't be told: {one.shape} in {labels[0]}, "
+                f"{two.shape} in {labels[1]}; have both sides drop arrays of the same axes"
             )
             return two, "inconclusive", message
-    return None, "different", f"torch draws a mask of {one}, Flax none"
+    return None, "different", f"{labels[0]} draws a mask of {one}, {labels[1]} none"
 
 
 def _shared(part: Shape, whole: Shape) -> str:

@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from .criterion import scale_of
-from .judgement import Outputs
-from .subject import ModuleFailedError, Run, is_float
+from .dtypes import is_float
+from .report import Side
+from .sampling import Outputs
+from .subject import ModuleFailedError, Run
 
 
-def check_outputs(torch: Outputs, flax: Outputs) -> None:
-    """Check that two modules return the same structure of the same shapes.
+def check_outputs(first: Outputs, second: Outputs, labels: Mapping[Side, str]) -> None:
+    """Check that two sides return the same structure of the same shapes.
 
     Raises:
         ModuleFailedError: they don't.
     """
-    places, other_places = [one[0] for one in torch], [one[0] for one in flax]
+    places, other_places = [one[0] for one in first], [one[0] for one in second]
     named = any("['" in place or '["' in place for place in (*places, *other_places))
     reordered = places != other_places and sorted(places) == sorted(other_places)
+    one, two = labels["first"], labels["second"]
     if len(places) != len(other_places) or (named and places != other_places) or reordered:
         raise ModuleFailedError(
-            f"the outputs differ in structure: torch returns {_listed(torch)}, Flax returns {_listed(flax)}; "
+            f"the outputs differ in structure: {one} returns {_listed(first)}, {two} returns {_listed(second)}; "
             "compare modules (or wrappers of them) that return the same"
         )
-    for side, outputs in (("torch", torch), ("Flax", flax)):
+    for label, outputs in ((one, first), (two, second)):
         for place, _, dtype in outputs:
             if dtype.startswith("complex"):
                 raise ModuleFailedError(
-                    f"output{place} of {side} is {dtype}; complex numbers are not judged, return their real and "
+                    f"output{place} of {label} is {dtype}; complex numbers are not judged, return their real and "
                     "imaginary parts"
                 )
-    for (place, shape, _), (_, other, _) in zip(torch, flax, strict=True):
+    for (place, shape, _), (_, other, _) in zip(first, second, strict=True):
         if shape != other:
             raise ModuleFailedError(
-                f"the outputs differ in shape: output{place} is {shape} in torch and {other} in Flax"
+                f"the outputs differ in shape: output{place} is {shape} in {one} and {other} in {two}"
             )
-    if all(0 in shape for _, shape, _ in torch):
-        raise ModuleFailedError(f"there is nothing to compare: the outputs are empty ({_listed(torch)})")
+    if all(0 in shape for _, shape, _ in first):
+        raise ModuleFailedError(f"there is nothing to compare: the outputs are empty ({_listed(first)})")
 
 
 def apart(one: Run, two: Run) -> float:

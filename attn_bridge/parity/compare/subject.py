@@ -11,16 +11,13 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-import ml_dtypes
 import numpy as np
 
 from .dropout_masks import Draw
+from .dtypes import is_float, wide
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
-
-LOW_PRECISIONS = ("float32", "bfloat16", "float16")
-
 
 class CannotLiftError(Exception):
     """The module has a part that exists in its own precision only, so that it can't be run in float64."""
@@ -28,16 +25,6 @@ class CannotLiftError(Exception):
 
 class ModuleFailedError(ValueError):
     """The user's module, or what it returned, is not what can be compared; the message is one line."""
-
-
-def is_float(array: Any) -> bool:
-    """Tell whether a NumPy array holds floating-point numbers, `ml_dtypes` included."""
-    return array.dtype.kind == "f" or (array.dtype.kind == "V" and hasattr(ml_dtypes, array.dtype.name))
-
-
-def wide(array: Array) -> Array:
-    """Return floating-point numbers in float64, and anything else as it is."""
-    return array.astype(np.float64) if is_float(array) else array
 
 
 def flatten(tree: Any, is_leaf: Callable[[Any], bool], path: str = "") -> list[tuple[str, Any]]:

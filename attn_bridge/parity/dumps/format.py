@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ... import checkpoints
-from ..check.cases import DTYPES, numpy_dtype
+from ..compare.dtypes import DTYPES, numpy_dtype
 from ..compare.pairing import Match, Pairing, Tensor
 from ..compare.report import Side
 from ..compare.subject import Arguments, Array, Arrays, Call, Parameter, Run, Submodule, is_float

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ... import backends
-from ..check.report import environment
+from ..settings.environment import environment
 from ..compare import samples
 from ..compare.report import Picture, Report, Side
 from ..compare.subject import Arguments

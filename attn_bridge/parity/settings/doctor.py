@@ -13,8 +13,8 @@ import rich.box
 import rich.table
 
 from ... import backends
-from ..check.report import environment
 from . import precision
+from .environment import environment
 
 TESTED = {"torch": ("2.10", "2.13"), "jax": ("0.10", "0.11"), "flax": ("0.12", "0.12")}
 """Package -> the oldest and the newest version that the tests were run with."""

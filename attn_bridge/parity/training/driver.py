@@ -22,7 +22,7 @@ import numpy as np
 
 from ... import backends
 from ...weights import Rule, Rules
-from ..check.cases import numpy_dtype
+from ..compare.dtypes import numpy_dtype
 from ..compare import samples as numbers
 from ..compare.criterion import Measure, decide, measure, scale_of, unit_of
 from ..compare.driver import check_modules

@@ -1,0 +1,33 @@
+"""The precisions that are judged, and NumPy arrays of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+"""Precisions that can be judged; float64 proves the meaning, the others are judged for what they lose."""
+
+LOW_PRECISIONS = ("float32", "bfloat16", "float16")
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the NumPy dtype of a name; bfloat16 is ml_dtypes'."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def unit_of(dtype: str) -> float:
+    """Return the distance from 1 to the next larger number of a dtype, bfloat16 included."""
+    return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]  # ml_dtypes ships no types for it
+
+
+def is_float(array: Any) -> bool:
+    """Tell whether a NumPy array holds floating-point numbers, `ml_dtypes` included."""
+    return array.dtype.kind == "f" or (array.dtype.kind == "V" and hasattr(ml_dtypes, array.dtype.name))
+
+
+def wide(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return floating-point numbers in float64, and anything else as it is."""
+    return array.astype(np.float64) if is_float(array) else array

@@ -1,0 +1,178 @@
+"""Makes a pair of two live sides: subjects, calls in their dtypes, one structure of outputs, parameters paired."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from ... import backends
+from ...module_weights import check_same_meaning, own_rules
+from ...weights import Rules
+from . import inputs as calls
+from . import pairing as pairings
+from .dropout_masks import differences
+from .dtypes import is_float
+from .outputs import apart, check_outputs, class_of
+from .pair import SIDES, Pair, Progress, input_notes, labels_of, weights_held
+from .pairing import Pairing
+from .runner import Live
+from .sampling import Outputs, draw_weights
+from .subject import Arguments, Arrays, Run, Subject
+
+PROBE_LIMIT = 1e-4
+"""How far apart outputs may be that are said to agree, where one side has no float64."""
+
+
+def prepare(
+    first: Any,
+    second: Any,
+    inputs: Any,
+    second_inputs: Any = None,
+    *,
+    device: str | tuple[str, str] | None = None,
+    rules: Any = None,
+    transfer: bool = True,
+    train: bool = False,
+    fixed: Iterable[int | str] = (),
+    vary: Iterable[int | str] = (),
+    progress: Progress = lambda what, done, total: None,
+) -> Pair:
+    """Return the pair that `compare` judges; its arguments are those of `compare`."""
+    devices = device if isinstance(device, tuple) else (device, device)
+    subjects = [subject_of(side, one) for side, one in zip((first, second), devices, strict=True)]
+    ours, theirs = subjects
+    labels = labels_of(ours.framework, theirs.framework)
+    held = {side: weights_held(one, labels[side]) for side, one in zip(SIDES, subjects, strict=True)}
+    dtypes = {side: calls.common_dtype(held[side]) for side in SIDES}
+    dtype = dtypes["first"] or dtypes["second"]
+    given = calls.as_arguments(inputs)
+    second_given = given if second_inputs is None else calls.as_arguments(second_inputs)
+    arguments = {
+        "first": calls.in_dtype(given, dtype),
+        "second": calls.in_dtype(second_given, dtypes["second"] or dtype),
+    }
+    same_inputs = calls.alike(given, second_given)
+    kinds = (leaf.dtype.name for leaf in arguments["first"].leaves if is_float(leaf))
+    pair = Pair(
+        first=ours,
+        second=theirs,
+        arguments=arguments,  # type: ignore[arg-type]
+        same_inputs=same_inputs,
+        fixed=frozenset(calls.named_leaves("fixed", fixed, given, ours.argument_names)),
+        vary=frozenset(calls.named_leaves("vary", vary, given, ours.argument_names)),
+        held=held,
+        dtype=dtype or next(kinds, "float32"),
+        outputs=[],
+        pairing=Pairing(()),
+        transfer=transfer,
+        progress=progress,
+    )
+    pair.outputs = _common_structure(pair)
+    pair.arguments["second"] = calls.like(pair.arguments["second"], pair.arguments["first"], same_inputs)
+    pair.notes += input_notes(pair)
+    pair.pairing = _paired(pair, (first, second), rules)  # in eval mode, so that masks make no difference to it
+    if train:
+        _start_to_train(pair)
+    return pair
+
+
+def subject_of(value: Any, device: str | None = None) -> Subject:
+    """Return what runs one side: a torch module, an NNX module, a Linen module with its variables, or a function.
+
+    Raises:
+        TypeError: it is none of these.
+        MissingBackendError: its framework is not installed.
+    """
+    framework = backends.framework_of(value)
+    if framework is None:
+        raise TypeError(refusal_of(value))
+    subject: Subject = backends.load_subjects(framework).subject_of(value, device)
+    return subject
+
+
+def refusal_of(value: Any) -> str:
+    """Say what is wrong with something that is no side."""
+    what = "compare takes a torch.nn.Module, a flax.nnx.Module, (a Linen module, its variables) or parity.function(f, weights)"
+    kinds = {f"{base.__module__}.{base.__qualname__}" for base in type(value).__mro__}
+    if any(kind.startswith("flax.linen") for kind in kinds):
+        return f"{what}; {type(value).__name__} is a Linen module, give (module, variables)"
+    if isinstance(value, type):
+        return f"{what}; {value.__name__} is a class, give an instance of it"
+    return f"{what}, got {type(value).__name__}"
+
+
+def _common_structure(pair: Pair) -> Outputs:
+    """Check that both sides return the same structure, and return it."""
+    ours, theirs = (pair.subject(side).describe_outputs(pair.held[side], pair.arguments[side]) for side in SIDES)
+    stock = pair.first.name == "MultiheadAttention" and "need_weights" not in pair.arguments["first"].kwargs
+    if stock and len(ours) == 2 and len(theirs) == 1:
+        call = pair.arguments["first"]
+        pair.arguments["first"] = Arguments(call.args, {**call.kwargs, "need_weights": False})
+        pair.notes.append("attention weights of torch's MultiheadAttention: not compared, Flax returns none")
+        ours = ours[:1]
+    check_outputs(ours, theirs, pair.labels)
+    labels = pair.labels
+    for (place, _, dtype), (_, _, other) in zip(ours, theirs, strict=True):
+        if class_of(dtype) != class_of(other):
+            pair.notes.append(
+                f"output{place} is {dtype} in {labels['first']} and {other} in {labels['second']}; only its values are "
+                "compared"
+            )
+    return list(ours)
+
+
+def _paired(pair: Pair, sides: tuple[Any, Any], rules: Any) -> Pairing:
+    ours, theirs = pair.first.parameters(), pair.second.parameters()
+    labels = (pair.labels["first"], pair.labels["second"])
+    if rules is None:
+        own = _rules_of_configs(pair, sides)
+        if own is not None:
+            with contextlib.suppress(ValueError):
+                return pairings.from_rules(own, ours, theirs, how="config")
+    runner = Live(pair)
+
+    @functools.cache
+    def drawn() -> Arrays:
+        return draw_weights(ours, pair.held["first"], (0, 1))
+
+    @functools.cache
+    def wanted() -> Run:
+        return runner.precisely("first", drawn(), pair.arguments["first"])
+
+    def probe(candidate: Pairing) -> float:
+        weights = {**pair.held["second"], **candidate.to_second(drawn())}
+        distance = apart(wanted(), runner.precisely("second", weights, pair.arguments["second"]))
+        return 0.0 if pair.lacks and distance < PROBE_LIMIT else distance
+
+    return pairings.pair_parameters(ours, theirs, probe, rules=rules, labels=labels)
+
+
+def _rules_of_configs(pair: Pair, sides: tuple[Any, Any]) -> Rules | None:
+    """Return the rules of our own modules inside both, if there are any."""
+    if (pair.first.kind, pair.second.kind) != ("torch module", "NNX module"):
+        return None
+    readers = [backends.load(pair.subject(side).framework) for side in SIDES]
+    configs = [reader.find_configs(module) for reader, module in zip(readers, sides, strict=True)]
+    if not configs[0] or configs[0].keys() != configs[1].keys():
+        return None
+    with contextlib.suppress(ValueError):
+        check_same_meaning(*configs)
+        return own_rules(readers[0], sides[0])
+    return None
+
+
+def _start_to_train(pair: Pair) -> None:
+    """Switch both sides to train mode, and compare the masks that they ask for."""
+    pair.train = pair.first.train = pair.second.train = True
+    ours, theirs = (pair.subject(side).run(pair.held[side], pair.arguments[side]) for side in SIDES)
+    pair.foreign = [side for side, run in zip(SIDES, (ours, theirs), strict=True) if run.foreign]
+    pair.masks = differences(ours.draws, theirs.draws, (pair.labels["first"], pair.labels["second"]))
+    pair.notes.append(
+        f"train mode: both sides drop by the same masks, {len(ours.draws)} per call"
+        if ours.draws or theirs.draws
+        else "train mode: neither side drops anything"
+    )
+    if any(parameter.role == "statistic" for parameter in pair.first.parameters().values()):
+        pair.notes.append("running statistics that train mode changes are not compared; parity.train does that")
