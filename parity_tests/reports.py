@@ -20,17 +20,17 @@ def equal_tensor(name: str, **changes: object) -> TensorVerdict:
     """Return a verdict as an equal tensor has it, with `changes`."""
     fields = {
         "name": name,
-        "flax_name": name.replace(".weight", ".kernel"),
+        "second_name": name.replace(".weight", ".kernel"),
         "kind": "matrix gradient" if name.startswith("grad") else "output",
         "shape": (2, 10, 48),
         "dtype": "float32",
         "verdict": "equal",
         "relative": 2.1e-15,
         "meaning_used": 0.0021,
-        "torch_used": 0.31,
-        "flax_used": 0.45,
-        "torch_ulps": 0.21,
-        "flax_ulps": 0.34,
+        "first_used": 0.31,
+        "second_used": 0.45,
+        "first_ulps": 0.21,
+        "second_ulps": 0.34,
         "count": 8640,
         "worst": Worst(2, (1, 7, 12), 0.731058578, 0.731058638, 0.7310585786300049),
     }
@@ -130,7 +130,7 @@ def noisy(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def different_report() -> Report:
     """Return a report as of a real pair that differs in one place, every field in use."""
     worst = Worst(2, (1, 7, 12), 0.731058578, 0.727935218, 0.7310585786300049)
-    beyond = {"bad": 412, "torch_used": 0.31, "flax_used": 118.4, "flax_ulps": 5210.0, "meaning_used": 3.1e9}
+    beyond = {"bad": 412, "first_used": 0.31, "second_used": 118.4, "second_ulps": 5210.0, "meaning_used": 3.1e9}
     message = "412 of 8640 elements beyond 7.31e-13; worst at (1, 7, 12) of sample 2: 0.731058578 and 0.727935218"
     tensors = [
         equal_tensor("output", verdict="different", message=message, relative=3.1e-3, worst=worst, **beyond),
@@ -141,18 +141,18 @@ def different_report() -> Report:
             verdict="different",
             message=message,
             relative=float("inf"),
-            flax_used=float("inf"),
+            second_used=float("inf"),
             worst=Worst(0, (0, 0, 3), 0.25, float("nan"), 0.25),
-            flax_ulps=float("inf"),
+            second_ulps=float("inf"),
             bad=3,
         ),
         equal_tensor(
             "grad head.weight",
             verdict="precision",
             message="flax used 180% of its allowance in float32",
-            side="flax",
-            flax_used=1.8,
-            flax_ulps=4.2,
+            side="second",
+            second_used=1.8,
+            second_ulps=4.2,
             bad=7,
             shape=(700, 512),
         ),
@@ -200,8 +200,8 @@ def different_report() -> Report:
         seconds=4.72,
         peak_memory=1_312_000_000,
         command=COMMAND,
-        torch_name="GPTModel",
-        flax_name="GPTModel",
+        first_name="GPTModel",
+        second_name="GPTModel",
         pictures=pictures(),
     )
 
@@ -222,7 +222,7 @@ def equal_report() -> Report:
 def inconclusive_report() -> Report:
     """Return a report of a pair that could not be run."""
     message = "the Flax side takes no argument attention_mask"
-    return Report("inconclusive", [], message=message, torch_name="Encoder", flax_name="BertEncoder")
+    return Report("inconclusive", [], message=message, first_name="Encoder", second_name="BertEncoder")
 
 
 def large_report(count: int = 1000) -> Report:
@@ -244,7 +244,7 @@ def hostile_report() -> Report:
     """Return a report in which every text is hostile."""
     node = ModuleNode(HOSTILE, HOSTILE, HOSTILE, HOSTILE, "different", message=HOSTILE, first=True)
     root = ModuleNode("", "", HOSTILE, "Other", "different", message=HOSTILE, children=(node,))
-    tensor = equal_tensor(HOSTILE, kind=HOSTILE, dtype=HOSTILE, verdict="different", message=HOSTILE, flax_name="y")
+    tensor = equal_tensor(HOSTILE, kind=HOSTILE, dtype=HOSTILE, verdict="different", message=HOSTILE, second_name="y")
     return Report(
         "different",
         [tensor],
@@ -259,7 +259,7 @@ def hostile_report() -> Report:
         HOSTILE,
         environment={HOSTILE: HOSTILE},
         command=HOSTILE,
-        torch_name=HOSTILE,
-        flax_name=HOSTILE,
+        first_name=HOSTILE,
+        second_name=HOSTILE,
         pictures=[Picture(HOSTILE, np.ones((2, 2)), np.zeros((2, 2)), np.ones((2, 2)))],
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from .. import backends, checkpoints
 from ..weights import Rule, Rules
-from .compare.report import SCHEMA, Pair, Report, Side
+from .compare.report import SCHEMA, Pair, Report
 from .compare.subject import Array, Arrays
 from .dumps import folders
 from .factories import Factory, load
@@ -82,8 +82,8 @@ class Bundle:
     ):
         from .compare.samples import as_arguments
 
-        sides: tuple[Side, Side] = ("torch", "flax")
-        self.halves: dict[Side, _Half] = {}
+        sides: tuple[backends.Framework, backends.Framework] = ("torch", "flax")
+        self.halves: dict[backends.Framework, _Half] = {}
         for side, factory, module in zip(sides, found, modules, strict=True):
             weights = {name: array.copy() for name, array in backends.load(side).get_weights(module).items()}
             self.halves[side] = _Half(_moved(factory, side), weights, factory.sources())
@@ -124,8 +124,8 @@ class Bundle:
             (folder / "repro.json").write_text(json.dumps(self._record(report, again), indent=1), encoding="utf-8")
             text = _README.format(
                 verdict=report.verdict,
-                torch=report.torch_name,
-                flax=report.flax_name,
+                torch=report.first_name,
+                flax=report.second_name,
                 summary=str(report.first_divergence or report.message or next(iter(report.failures), "")),
                 again=again,
                 command=report.command,
@@ -161,7 +161,7 @@ class Bundle:
         }
 
 
-def rebuild(folder: Path, side: Side) -> Any:
+def rebuild(folder: Path, side: backends.Framework) -> Any:
     """Return the module of one side of a written bundle, with its weights.
 
     Raises:
@@ -189,7 +189,7 @@ def _factory(folder: Path, side: Any) -> Factory:
     return load(str(folder / name) if str(name).startswith("sources/") else str(name))
 
 
-def _moved(factory: Factory, side: Side) -> str:
+def _moved(factory: Factory, side: backends.Framework) -> str:
     """Return the name of a factory inside the bundle: that of the copied file, or of the installed module."""
     file = getattr(factory.module, "__file__", None)
     if factory.root is None or file is None:
@@ -203,8 +203,8 @@ def _rules_text(pairing: Sequence[Pair], torch: Mapping[str, Array], flax: Mappi
     rules = []
     try:
         for pair in pairing:
-            sizes = _sizes(pair.pattern, torch[pair.torch].shape, flax[pair.flax].shape)
-            rules.append(Rule(pair.torch, pair.flax, pair.pattern, **sizes))
+            sizes = _sizes(pair.pattern, torch[pair.first].shape, flax[pair.second].shape)
+            rules.append(Rule(pair.first, pair.second, pair.pattern, **sizes))
         Rules(rules)
     except (KeyError, ValueError, TypeError):
         return None

@@ -56,7 +56,7 @@ def compare(torch_module, flax_module, inputs, *, rules=None, transfer=True, see
     if torch_module == flax_module:
         return Stub("equal", [], seeds=seeds)
     return Stub(flax_module, [], Divergence("blocks.0", "layers.0", "forward", "100%, a:b,c"), notes=["mind the gap"],
-                environment={"torch": "2"}, command=command, torch_name="T", flax_name="F")
+                environment={"torch": "2"}, command=command, first_name="T", second_name="F")
 
 attn_bridge.parity.compare = compare
 '''

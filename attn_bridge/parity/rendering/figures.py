@@ -42,7 +42,7 @@ def section(report: Report) -> list[Markup]:
                     "summary",
                     element("span", picture.name, class_="name"),
                     element("span", verdict, class_=f"verdict {verdict}") if tensor else None,
-                    element("span", shape(picture.torch.shape), class_="hint"),
+                    element("span", shape(picture.first.shape), class_="hint"),
                 ),
                 element("div", _maps(picture), _histogram(picture, tensor), class_="figures"),
                 open=place < OPEN,
@@ -56,7 +56,7 @@ def section(report: Report) -> list[Markup]:
 
 
 def _maps(picture: Picture) -> Markup:
-    torch, flax = picture.torch, picture.flax
+    torch, flax = picture.first, picture.second
     if not torch.size or torch.shape != flax.shape:
         why = "it has no elements" if not torch.size else f"torch has {shape(torch.shape)}, Flax {shape(flax.shape)}"
         return element("p", f"Not drawn: {why}.", class_="hint")
@@ -74,14 +74,14 @@ def _maps(picture: Picture) -> Markup:
 
 def _head_maps(picture: Picture) -> Markup:
     """Return one small map per head of one sample of attention weights ``(B, H, T, S)``."""
-    batch, heads, queries, keys = picture.torch.shape
-    sample, chosen = pictures.chosen_heads(picture.torch, picture.flax)
-    maps = [(f"head {head}", picture.torch[sample, head], picture.flax[sample, head]) for head in sorted(chosen)]
+    batch, heads, queries, keys = picture.first.shape
+    sample, chosen = pictures.chosen_heads(picture.first, picture.second)
+    maps = [(f"head {head}", picture.first[sample, head], picture.second[sample, head]) for head in sorted(chosen)]
     caption = f"attention weights, {queries} queries (down) x {keys} keys (across), sample {sample} of {batch}"
     if heads > len(chosen):
         caption += f", the {len(chosen)} of {heads} heads that differ most"
-    place = pictures.furthest(picture.torch[sample, chosen[0]], picture.flax[sample, chosen[0]])
-    caption += _largest(picture.torch, picture.flax, (sample, chosen[0], *place))
+    place = pictures.furthest(picture.first[sample, chosen[0]], picture.second[sample, chosen[0]])
+    caption += _largest(picture.first, picture.second, (sample, chosen[0], *place))
     return _figure(picture.name, maps, HEAD_SIZE, caption)
 
 
@@ -163,13 +163,13 @@ def _histogram(picture: Picture, tensor: TensorVerdict | None) -> Markup | None:
     oracle = picture.oracle
     if oracle is None:
         return element("p", "No float64 result to measure the rounding errors of both sides against.", class_="hint")
-    if not oracle.size or not picture.torch.shape == picture.flax.shape == oracle.shape:
+    if not oracle.size or not picture.first.shape == picture.second.shape == oracle.shape:
         return None
-    atom = pictures.unit(tensor.dtype if tensor else str(picture.torch.dtype), oracle)
+    atom = pictures.unit(tensor.dtype if tensor else str(picture.first.dtype), oracle)
     if atom is None:
         return None
-    torch, torch_rms, torch_max = pictures.error_histogram(picture.torch, oracle, atom)
-    flax, flax_rms, flax_max = pictures.error_histogram(picture.flax, oracle, atom)
+    torch, torch_rms, torch_max = pictures.error_histogram(picture.first, oracle, atom)
+    flax, flax_rms, flax_max = pictures.error_histogram(picture.second, oracle, atom)
     used = np.flatnonzero(torch + flax)
     last = max(int(used[-1]), 1 - pictures.octave(0))  # one unit is always on the axis
     texts = [

@@ -81,7 +81,7 @@ def _asset(name: str) -> str:
 
 
 def _names(report: Report) -> str:
-    return f"{report.torch_name} (torch) and {report.flax_name} (Flax)"
+    return f"{report.first_name} (torch) and {report.second_name} (Flax)"
 
 
 Section = tuple[str, str, Markup]
@@ -133,9 +133,9 @@ def _header(report: Report, sections: Sequence[Section]) -> Markup:
         ),
         element(
             "h1",
-            element("span", report.torch_name, element("small", "torch")),
+            element("span", report.first_name, element("small", "torch")),
             element("span", "and", class_="and"),
-            element("span", report.flax_name, element("small", "Flax")),
+            element("span", report.second_name, element("small", "Flax")),
         ),
         element("p", ", ".join(effort), class_="hint"),
         element("p", report.message, class_="message") if report.message else None,
@@ -155,8 +155,8 @@ def _divergence(report: Report) -> Markup | None:
         "div",
         element("h2", f"First divergence, {first.direction}", id="divergence-title"),
         element("p", element("code", first.path or "the module itself, outside its submodules"), class_="where"),
-        element("p", "Flax: ", element("code", first.flax_path or "the module itself"), class_="hint")
-        if first.flax_path != first.path
+        element("p", "Flax: ", element("code", first.second_path or "the module itself"), class_="hint")
+        if first.second_path != first.path
         else None,
         element("p", first.message) if first.message else None,
         class_="divergence",
@@ -184,8 +184,8 @@ def _pairing(report: Report) -> list[Markup]:
                     (
                         element(
                             "tr",
-                            element("th", element("span", pair.torch, class_="name"), scope="row"),
-                            element("td", element("span", pair.flax, class_="name")),
+                            element("th", element("span", pair.first, class_="name"), scope="row"),
+                            element("td", element("span", pair.second, class_="name")),
                             element("td", element("code", pair.pattern)),
                             element("td", pair.how),
                         )

@@ -11,11 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..compare.report import SCHEMA, ModuleNode, Report
+from ..compare.report import SCHEMA, Divergence, ModuleNode, Pair, Report, TensorVerdict, Worst
 from . import files
 
 if TYPE_CHECKING:
     from ..training.driver import TrainingReport
+
+FORMER: dict[type, tuple[str, ...]] = {
+    Worst: ("torch", "flax"),
+    TensorVerdict: ("flax_name", "torch_used", "flax_used", "torch_ulps", "flax_ulps"),
+    Pair: ("torch", "flax"),
+    ModuleNode: ("flax_path", "torch_type", "flax_type", "amplification"),
+    Divergence: ("flax_path",),
+    Report: ("torch_name", "flax_name"),
+}
+"""Properties that are written beside the fields: former names, which readers of older reports know, and growth."""
 
 
 def as_json(report: Report | TrainingReport, path: str | Path | None = None) -> dict[str, Any]:
@@ -33,6 +43,7 @@ def as_json(report: Report | TrainingReport, path: str | Path | None = None) -> 
     for field in dataclasses.fields(report):
         if field.name != "pictures":
             data[field.name] = _plain(getattr(report, field.name))
+    data |= {name: getattr(report, name) for name in FORMER.get(type(report), ())}
     if target is not None:
         files.write(target, json.dumps(data, indent=1, allow_nan=False) + "\n")
     return data
@@ -48,6 +59,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     if dataclasses.is_dataclass(value):
-        data = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return data | {"amplification": _plain(value.amplification)} if isinstance(value, ModuleNode) else data
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: _plain(getattr(value, name)) for name in (*names, *FORMER.get(type(value), ()))}
     return value

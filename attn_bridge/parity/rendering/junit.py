@@ -25,7 +25,7 @@ def as_junit(report: Report, path: str | Path | None = None) -> str:
         ValueError: the file cannot be written.
     """
     target = files.checked(path)
-    suite = ET.Element("testsuite", name=visible(f"{report.torch_name} (torch) and {report.flax_name} (Flax)"))
+    suite = ET.Element("testsuite", name=visible(f"{report.first_name} (torch) and {report.second_name} (Flax)"))
     properties = ET.SubElement(suite, "properties")
     for key, value in report.environment.items():
         ET.SubElement(properties, "property", name=visible(key), value=visible(value))
@@ -53,23 +53,23 @@ def as_junit(report: Report, path: str | Path | None = None) -> str:
 
 
 def _case(suite: ET.Element, report: Report, name: str, verdict: Verdict, message: str, details: str) -> None:
-    case = ET.SubElement(suite, "testcase", classname=visible(report.torch_name or "parity"), name=visible(name))
+    case = ET.SubElement(suite, "testcase", classname=visible(report.first_name or "parity"), name=visible(name))
     if verdict in ELEMENTS:
         problem = ET.SubElement(case, ELEMENTS[verdict], type=verdict, message=visible(message or verdict))
         problem.text = visible(details)
 
 
 def _details(report: Report, tensor: TensorVerdict) -> str:
-    lines = [str(tensor), f"Flax: {tensor.flax_name}", f"judged with {tensor.weights} weights, {tensor.mode}"]
+    lines = [str(tensor), f"Flax: {tensor.second_name}", f"judged with {tensor.weights} weights, {tensor.mode}"]
     if tensor.worst is not None:
         worst = tensor.worst
         lines.append(
-            f"worst at {index(worst.index)} of sample {worst.sample}: torch {number(worst.torch)}, "
-            f"Flax {number(worst.flax)}, float64 {number(worst.oracle)}"
+            f"worst at {index(worst.index)} of sample {worst.sample}: torch {number(worst.first)}, "
+            f"Flax {number(worst.second)}, float64 {number(worst.oracle)}"
         )
     lines.append(
         f"{tensor.bad} of {tensor.count} elements beyond the allowance; used of the allowance: "
-        f"float64 {share(tensor.meaning_used)}, torch {share(tensor.torch_used)}, Flax {share(tensor.flax_used)}"
+        f"float64 {share(tensor.meaning_used)}, torch {share(tensor.first_used)}, Flax {share(tensor.second_used)}"
     )
     if report.command:
         lines.append(f"again: {report.command}")

@@ -58,7 +58,7 @@ def _node(node: ModuleNode, parent: ModuleNode | None, collapse: bool) -> Markup
 def _row(nodes: Sequence[ModuleNode], parent: ModuleNode | None, *below: Markup | None) -> Markup:
     node, title = nodes[0], outline.name(nodes, parent)
     state = f"{len(nodes)} equal" if len(nodes) > 1 else outline.state(node)
-    flax = outline.flax_name(node, parent) if len(nodes) == 1 else ""
+    flax = outline.second_name(node, parent) if len(nodes) == 1 else ""
     numbers = (
         ("forward", relative(outline.largest(one.forward_error for one in nodes))),
         ("backward", relative(outline.largest(one.backward_error for one in nodes))),

@@ -22,7 +22,7 @@ def is_large(root: ModuleNode) -> bool:
 def entirely_equal(node: ModuleNode) -> bool:
     """Whether all of a module that was run is equal, some of it was run, and all of it has a counterpart."""
     verdicts = {part.verdict for part in node.walk()}
-    paired = all(part.path is not None and part.flax_path is not None for part in node.walk())
+    paired = all(part.path is not None and part.second_path is not None for part in node.walk())
     return paired and "equal" in verdicts and verdicts <= {"equal", None} and not holds_first(node)
 
 
@@ -34,7 +34,7 @@ def holds_first(node: ModuleNode) -> bool:
 def runs(children: Sequence[ModuleNode], collapse: bool) -> Iterator[list[ModuleNode]]:
     """Yield the children one by one, but entirely equal neighbours of one class together if `collapse`."""
     for kind, group in itertools.groupby(
-        children, key=lambda node: (node.torch_type, node.flax_type) if collapse and entirely_equal(node) else None
+        children, key=lambda node: (node.first_type, node.second_type) if collapse and entirely_equal(node) else None
     ):
         nodes = list(group)
         if kind is not None and len(nodes) >= RUN:
@@ -46,13 +46,13 @@ def runs(children: Sequence[ModuleNode], collapse: bool) -> Iterator[list[Module
 def name(nodes: Sequence[ModuleNode], parent: ModuleNode | None) -> str:
     """Return a module's name below its parent, or of a run of siblings ``h.0 ... h.11``; of the root, its class."""
     ends = [nodes[0], nodes[-1]] if len(nodes) > 1 else nodes
-    names = [_below(one.path, parent.path if parent else None) or flax_name(one, parent) for one in ends]
+    names = [_below(one.path, parent.path if parent else None) or second_name(one, parent) for one in ends]
     return " ... ".join(names) or _classes(nodes[0]) or "module"
 
 
-def flax_name(node: ModuleNode, parent: ModuleNode | None) -> str:
+def second_name(node: ModuleNode, parent: ModuleNode | None) -> str:
     """Return a module's Flax name below its parent, "" if it has none."""
-    return _below(node.flax_path, parent.flax_path if parent else None)
+    return _below(node.second_path, parent.second_path if parent else None)
 
 
 def _below(path: str | None, above: str | None) -> str:
@@ -65,12 +65,12 @@ def kind(node: ModuleNode) -> str:
 
 
 def _classes(node: ModuleNode) -> str:
-    return " | ".join(dict.fromkeys(one for one in (node.torch_type, node.flax_type) if one))
+    return " | ".join(dict.fromkeys(one for one in (node.first_type, node.second_type) if one))
 
 
 def state(node: ModuleNode) -> str:
     """Return the verdict, or the words for having none."""
-    if node.flax_path is None:
+    if node.second_path is None:
         return "torch only"
     if node.path is None:
         return "Flax only"

@@ -80,7 +80,7 @@ def _tensor(tensor: TensorVerdict) -> Markup:
         element(
             "th",
             element("span", tensor.name, class_="name"),
-            element("span", f"Flax: {tensor.flax_name}", class_="kind") if tensor.flax_name != tensor.name else None,
+            element("span", f"Flax: {tensor.second_name}", class_="kind") if tensor.second_name != tensor.name else None,
             element("span", ", ".join(facts), class_="kind"),
             element("span", tensor.message, class_="why") if tensor.message else None,
             scope="row",
@@ -91,10 +91,10 @@ def _tensor(tensor: TensorVerdict) -> Markup:
             data_value=SEVERITY.index(tensor.verdict),
         ),
         _cell(relative(tensor.relative), tensor.relative),
-        _share(tensor.torch_used),
-        _share(tensor.flax_used),
-        _cell(ulps(tensor.torch_ulps), tensor.torch_ulps),
-        _cell(ulps(tensor.flax_ulps), tensor.flax_ulps),
+        _share(tensor.first_used),
+        _share(tensor.second_used),
+        _cell(ulps(tensor.first_ulps), tensor.first_ulps),
+        _cell(ulps(tensor.second_ulps), tensor.second_ulps),
         _cell(f"{tensor.bad:,} of {tensor.count:,}" if tensor.count else NONE, tensor.bad),
         element("td", _worst(tensor), class_="worst"),
     )
@@ -118,7 +118,7 @@ def _worst(tensor: TensorVerdict) -> Child:
     worst = tensor.worst
     if worst is None:
         return NONE
-    values = [("torch", worst.torch), ("Flax", worst.flax), ("float64", worst.oracle)]
+    values = [("torch", worst.first), ("Flax", worst.second), ("float64", worst.oracle)]
     return [
         element("span", f"{index(worst.index)} of sample {worst.sample}", class_="kind"),
         element(

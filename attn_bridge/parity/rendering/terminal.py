@@ -168,8 +168,8 @@ def table(report: Report, most: int | None = ROWS, wide: bool = True) -> rich.ta
             name,
             Text(tensor.verdict, style=STYLES[tensor.verdict]),
             Text(relative(tensor.relative)),
-            Text(_both(share(tensor.torch_used), share(tensor.flax_used))),
-            Text(_both(ulps(tensor.torch_ulps), ulps(tensor.flax_ulps))),
+            Text(_both(share(tensor.first_used), share(tensor.second_used))),
+            Text(_both(ulps(tensor.first_ulps), ulps(tensor.second_ulps))),
             *([worst] if wide else []),
         )
     left = []
@@ -192,8 +192,8 @@ def _worst(tensor: TensorVerdict, between: str) -> str:
     if worst is None:
         return NONE
     if tensor.verdict == "equal":
-        return f"{index(worst.index)} {_both(number(worst.torch, 5), number(worst.flax, 5))}"
-    return f"{index(worst.index)}{between}{_both(number(worst.torch), number(worst.flax))}"
+        return f"{index(worst.index)} {_both(number(worst.first, 5), number(worst.second, 5))}"
+    return f"{index(worst.index)}{between}{_both(number(worst.first), number(worst.second))}"
 
 
 def _coloured(line: str, verdict: Verdict, start: int = 0) -> Text:
@@ -227,9 +227,9 @@ def _print_pairing(pairing: Sequence[Pair], console: Console, full: bool) -> Non
     ways = Counter(pair.how for pair in pairing)
     console.print(f"pairing, proposed: {', '.join(f'{count} by {how}' for how, count in ways.items())}")
     if full:
-        lines = Counter((pair.torch, pair.flax, pair.pattern, pair.how) for pair in pairing)
+        lines = Counter((pair.first, pair.second, pair.pattern, pair.how) for pair in pairing)
     else:
-        lines = Counter((_numberless(p.torch), _numberless(p.flax), p.pattern, p.how) for p in pairing)
+        lines = Counter((_numberless(p.first), _numberless(p.second), p.pattern, p.how) for p in pairing)
     shown = list(lines.items())[: None if full else PAIRS]
     grid = rich.table.Table.grid(padding=(0, 2))
     for (torch, flax, pattern, how), count in shown:
