@@ -320,8 +320,8 @@ def decide(
         mine, other = (base.first_ulps, base.second_ulps) if side == "first" else (base.second_ulps, base.first_ulps)
         verdict: Verdict = "precision"
         message = (
-            f"{labels[side]} loses more than its share: its rounding error is {mine:.3g} ulps, the other side's {other:.3g}"
-            f"{_at(one, labels)}"
+            f"{labels[side]} loses more than its share: its rounding error is {mine:.3g} ulps, "
+            f"the other side's {other:.3g}{_at(one, labels)}"
         )
         if not known and max(judged) > 100.0:
             verdict, side_or_none = "different", None
@@ -347,30 +347,18 @@ def agree(first: Array, second: Array, dtype: str, kind_scale: float, known: Seq
     return True
 
 
-def with_table_error(one: Measure, moves: Sequence[tuple[Array, Array]]) -> Measure:
-    """Return the measure allowed what tables in float32 explain.
-
-    Args:
-        one: the measure.
-        moves: per probe, the plain float64 result and the one with tables moved by one unit of float32.
-    """
-    sizes = [float(np.nanmax(np.abs(moved - plain), initial=0.0)) for plain, moved in moves]
-    known = sum(size for size in sizes if math.isfinite(size))
-    return dataclasses.replace(one, given=TABLE_FACTOR * _part(known, one.meaning_scale) if known else 0.0)
+def with_table_error(one: Measure, moved: float) -> Measure:
+    """Return the measure allowed what tables in float32 explain: how far moving them by one unit moves the result."""
+    return dataclasses.replace(one, given=TABLE_FACTOR * _part(moved, one.meaning_scale))
 
 
-def with_error(one: Measure, side: Side, plain: Array, redrawn: Array, dtype: str) -> Measure:
-    """Return the measure with at least the error that the side makes when its roundings are drawn again."""
+def with_error(one: Measure, side: Side, rms: float, largest: float, dtype: str) -> Measure:
+    """Return the measure with at least the error that a side makes under other roundings: its rms and its largest."""
     atom = unit_of(dtype) * one.scale
-    finite = np.isfinite(plain) & np.isfinite(redrawn)
-    error = np.abs(np.where(finite, redrawn, 0.0) - np.where(finite, plain, 0.0))
-    square = _part(math.sqrt(float(np.square(error).mean())) if error.size else 0.0, atom) ** 2
-    largest = _part(float(error.max(initial=0.0)), atom)
+    square, top = _part(rms, atom) ** 2, _part(largest, atom)
     if side == "first":
-        return dataclasses.replace(
-            one, first_square=max(one.first_square, square), first_max=max(one.first_max, largest)
-        )
-    return dataclasses.replace(one, second_square=max(one.second_square, square), second_max=max(one.second_max, largest))
+        return dataclasses.replace(one, first_square=max(one.first_square, square), first_max=max(one.first_max, top))
+    return dataclasses.replace(one, second_square=max(one.second_square, square), second_max=max(one.second_max, top))
 
 
 def sum_floor(dtype: str, rows: int) -> float:

@@ -79,11 +79,11 @@ def compare(
         second: the same; any combination.
         inputs: one array, a tuple of positional ones, or a dict of keyword ones; NumPy's, torch's or JAX's.
         second_inputs: the second side's call, where it takes its arguments in another way. An array that holds the
-            numbers of one of `inputs`, also transposed or reshaped, is drawn with it; every other one is taken as given.
+            numbers of one of `inputs`, also transposed or reshaped, is drawn with it; every other is taken as given.
         fixed: positions or names of arguments that every sample takes as given.
         vary: positions or names of arguments of whole numbers that samples shuffle; others are taken as given.
-        rules: which parameter is which: a TOML file's path, a `Rules`, or a list of `Rule`s or of dicts with the keys of
-            a ``[[rule]]``. What no rule names is proposed from names, classes and shapes.
+        rules: which parameter is which: a TOML file's path, a `Rules`, or a list of `Rule`s or of dicts with the keys
+            of a ``[[rule]]``. What no rule names is proposed from names, classes and shapes.
         transfer: give the second side the first side's weights; False judges the weights that each side holds.
         train: run both in train mode, with dropout masks of one stream; masks that only one side asks for are
             ``different``, by the name of the submodule that drops.
@@ -171,9 +171,7 @@ class Judged:
     tables: float = 0.0
 
 
-def judged(
-    runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], dtypes: tuple[str, ...]
-) -> Judged:
+def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], dtypes: tuple[str, ...]) -> Judged:
     """Judge a pair in some precisions, live or recorded, and tell what was not seen."""
     pair = runner.pair
     unstable = "" if pair.effort.large else runner.unstable()

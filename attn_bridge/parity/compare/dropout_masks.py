@@ -140,7 +140,12 @@ def differences(
         mine, its = ours[sizes], theirs[sizes]
         for one, two in zip(mine, its, strict=False):
             if one.rate != two.rate:
-                message = f"masks of shape {one.shape}: rate {one.rate:.4g} in {labels[0]}, {two.rate:.4g} in {labels[1]}"
+                message = (
+                    (
+                    f"masks of shape {one.shape}: rate {one.rate:.4g} in {labels[0]}, "
+                    f"{two.rate:.4g} in {labels[1]}"
+                )
+                )
                 found.append(Difference(one, two, "different", message))
         spare += mine[len(its) :]
         other += its[len(mine) :]
@@ -155,9 +160,7 @@ def differences(
     ]
 
 
-def _counterpart(
-    one: Draw, others: Sequence[Draw], labels: tuple[str, str]
-) -> tuple[Draw | None, Verdict, str]:
+def _counterpart(one: Draw, others: Sequence[Draw], labels: tuple[str, str]) -> tuple[Draw | None, Verdict, str]:
     """Find the second side's mask that one of the first without its like was meant to be."""
     for two in others:
         sides = {labels[1]: (two, one, labels[0]), labels[0]: (one, two, labels[1])}

@@ -1,4 +1,4 @@
-"""The arguments of both sides' calls: read into NumPy, matched with each other, and which of them are samples' to draw."""
+"""The arguments of both sides' calls: read into NumPy, matched with each other, and which of them can be drawn."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def in_dtype(arguments: Arguments, dtype: str | None) -> Arguments:
 
 @dataclasses.dataclass(frozen=True)
 class Rearranged:
-    """An array of the second side that holds the numbers of one of the first in another shape: its axes in another order, or merged or split.
+    """An array of the second side that holds one of the first in another shape: axes in another order, merged or split.
 
     Attributes:
         index: position of the first side's array.
@@ -114,7 +114,7 @@ def place_index(place: Place) -> int | None:
 
 
 def alike(first: Arguments, second: Arguments) -> list[Place]:
-    """Return, per array of the second side, the first side's array that holds the same numbers; None for one of its own.
+    """Return, per array of the second call, that of the first which holds the same numbers; None for one of its own.
 
     Numbers are the same if they are once both are rounded to the coarser of the two dtypes. One that stands in the same
     place goes before others, one of the same shape before one that is rearranged.
@@ -218,7 +218,9 @@ def common_dtype(arrays: Arrays) -> str | None:
     return max(sizes, key=lambda name: sizes[name]) if sizes else None
 
 
-def named_leaves(what: str, names: Iterable[int | str], arguments: Arguments, argument_names: Sequence[str]) -> set[int]:
+def named_leaves(
+    what: str, names: Iterable[int | str], arguments: Arguments, argument_names: Sequence[str]
+) -> set[int]:
     """Return the positions, among all arrays of a call, of those that belong to some arguments.
 
     Args:

@@ -1,4 +1,4 @@
-"""Judges a pair in one precision: takes the samples of the plan, measures them, and looks again where precision is in doubt.
+"""Judges a pair in one precision: takes the planned samples, measures them, looks again where precision is in doubt.
 
 A right pair's verdict may not depend on how its arithmetic is carried out. What is in doubt is therefore measured, by
 running a side once more with other roundings (*probes*): every operation rounded at random, softmax by the formula that
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from .criterion import (
 from .dtypes import is_float, wide
 from .noise import Noise
 from .pair import SIDES, Pair
+from .probes import Probe
 from .report import SEVERITY, Picture, Side, TensorVerdict, Verdict
 from .runner import Runner
 from .sampling import Planned, Sample
@@ -128,8 +129,8 @@ def _take_large(bench: _Bench, plan: Sequence[Planned]) -> None:
 def _looked_again(bench: _Bench, verdicts: list[TensorVerdict], seeds: int, first_seed: int) -> list[TensorVerdict]:
     """Judge precision again on fresh samples, which alone decide: chance does not repeat.
 
-    What is in doubt even then is judged by what the other side loses when its roundings are drawn again, and by what the
-    formula of fused attention kernels would cost either side.
+    What is in doubt even then is judged by what the other side loses when its roundings are drawn again, and by what
+    the formula of fused attention kernels would cost either side.
     """
     pair = bench.pair
     plan = pair.effort.second_look(seeds, first_seed, transfer=pair.transfer)
@@ -317,29 +318,32 @@ class _Bench:
             and allowed_meaning(one, self.dtype) < one.meaning
         ]
         worst = max((self.measures[key][-1].meaning or 0.0 for key in doubted), default=0.0)
-        if not doubted or worst > TABLE_LIMIT or not self.runner.live or len(taken.exact) < len(SIDES):
+        if not doubted or worst > TABLE_LIMIT or len(taken.exact) < len(SIDES):
             return
-        moves = self._table_moves(taken.sample, taken.exact)
-        for key in {name for name, _ in doubted} if moves else ():
-            pairs = [(plain[key][1], moved[key][1]) for plain, moved in moves]
+        moved = self._table_moves(taken.sample)
+        for name in {name for name, _ in doubted} & moved.keys():
             for mode in self.modes:
-                measures = self.measures[key, mode]
-                measures[-1] = with_table_error(measures[-1], pairs)
+                measures = self.measures[name, mode]
+                measures[-1] = with_table_error(measures[-1], moved[name])
                 self.tables = max(self.tables, min(measures[-1].given, measures[-1].meaning or 0.0))
 
-    def _table_moves(self, sample: Sample, exact: Mapping[Side, Run]) -> list[tuple[dict, dict]]:  # type: ignore[type-arg]
-        """Return the float64 results by name of each side that has tables, plain and with its tables moved."""
-        found = []
+    def _table_moves(self, sample: Sample) -> dict[str, float]:
+        """Return how far the float64 results of both sides together move with tables that move by one unit."""
+        found: dict[str, float] = {}
         for side in SIDES:
-            if not self.has_tables.get(side, True):
-                continue
-            plain = self.pair.named(side, exact[side])
+            largest: dict[str, float] = {}
             for seed in range(TABLE_SEEDS):
-                moved = self.runner.exact(side, sample, self.dtype, "tables", seed)
-                self.has_tables[side] = bool(moved.moved)
-                if not moved.moved:
-                    break
-                found.append((plain, self.pair.named(side, moved)))
+                for name, moved in self._probe_tables(side, sample, seed).items():
+                    largest[name] = max(largest.get(name, 0.0), moved.largest)
+            for name, size in largest.items():
+                found[name] = found.get(name, 0.0) + size
+        return found
+
+    def _probe_tables(self, side: Side, sample: Sample, seed: int) -> Probe:
+        if side in self.pair.lacks or not self.has_tables.get(side, True):
+            return {}
+        found = self.runner.probe("tables", side, sample, self.dtype, seed)
+        self.has_tables[side] = bool(found)
         return found
 
     # ---- verdicts
@@ -389,12 +393,10 @@ class _Bench:
     def probe_doubted(self) -> None:
         """Where precision is still in doubt, measure what other roundings would cost the side that is the measure."""
         doubted = [one for one in self.verdicts() if one.verdict == "precision"]
-        if not doubted or not self.runner.live:
-            return
         names = {one.name for one in doubted}
         for measured, other in (SIDES, SIDES[::-1]):
             shares = [one.first_used if other == "first" else one.second_used for one in doubted]
-            if max(share or 0.0 for share in shares) > 1.0:
+            if max((share or 0.0 for share in shares), default=0.0) > 1.0:
                 self._probe(measured, names)
 
     def _probe(self, side: Side, names: set[str]) -> None:
@@ -404,36 +406,25 @@ class _Bench:
             self.pair.progress(f"redrawing the roundings of {self.pair.labels[side]}", position, len(self.planned))
             sample = self.runner.sample(planned)
             assert sample is not None, "it was taken"
-            moves = list(self._probes(side, sample, position))
-            for key, measures in self.measures.items():
-                if key[0] not in names:
-                    continue
-                one = measures[position]
-                for plain, moved, gradients_only in moves:
-                    if not (gradients_only and self.about[key[0]][0] == "output"):
-                        one = with_error(one, side, wide(plain[key[0]][1]), wide(moved[key[0]][1]), self.dtype)
-                found.setdefault(key, []).append(one)
+            probes = list(self._probes(side, sample, position))
+            for (name, mode), measures in self.measures.items():
+                if name in names:
+                    one = measures[position]
+                    for moved in [probe[name] for probe in probes if name in probe]:
+                        one = with_error(one, side, moved.rms, moved.largest, self.dtype)
+                    found.setdefault((name, mode), []).append(one)
         self.probed[side] = found
 
-    def _probes(self, side: Side, sample: Sample, seed: int) -> Iterable[tuple[dict, dict, bool]]:  # type: ignore[type-arg]
-        """Yield results plain and with other roundings, and whether they say something about gradients alone.
+    def _probes(self, side: Side, sample: Sample, seed: int) -> Iterable[Probe]:
+        """Yield what other roundings cost.
 
         First every operation of the side that is the measure rounds at random; then softmax of either side is computed
         from its log-sum-exp, as the backward pass of fused kernels recomputes it, and tables in float32 are moved.
         """
-        pair, runner = self.pair, self.runner
-        plain = pair.named(side, runner.run(side, sample, self.dtype))
-        yield plain, pair.named(side, runner.run(side, sample, self.dtype, "jitter", seed)), False
+        yield self.runner.probe("jitter", side, sample, self.dtype, seed)
         for one in SIDES:
-            fused = runner.run(one, sample, self.dtype, "logsumexp")
-            if fused.moved:
-                own = plain if one == side else pair.named(one, runner.run(one, sample, self.dtype))
-                yield own, pair.named(one, fused), True
-            if one not in pair.lacks and self.has_tables.get(one, True):
-                moved = runner.exact(one, sample, self.dtype, "tables", seed)
-                self.has_tables[one] = bool(moved.moved)
-                if moved.moved:
-                    yield pair.named(one, runner.exact(one, sample, self.dtype)), pair.named(one, moved), False
+            yield self.runner.probe("logsumexp", one, sample, self.dtype, seed)
+            yield self._probe_tables(one, sample, seed)
 
     def _probed(self, side: Side, name: str, mode: str) -> list[Measure]:
         """Return the measures of a tensor with the errors of one side raised where that was probed."""

@@ -1,4 +1,4 @@
-"""The pair that is judged, as data: two subjects, their calls, and which parameter and input of one is which of the other.
+"""The pair that is judged, as data: two subjects, their calls, and which parameter and input is which.
 
 `prepare` makes one from two live sides; `dumps` makes one from what was recorded. Nothing here runs a sample: that is
 `runner`'s.
@@ -113,7 +113,7 @@ class Pair:
         return self._converted[1]
 
     def tables(self, side: Side) -> list[int]:
-        """Return the floating-point arrays of one side's call that its other side does not hold: tables that are given."""
+        """Return the floating-point arrays of one side's call that the other does not hold: tables that are given."""
         leaves = self.arguments[side].leaves
         if side == "second":
             return [j for j, place in enumerate(self.same_inputs) if place is None and is_float(leaves[j])]
@@ -201,7 +201,9 @@ def weights_held(subject: Any, label: str) -> Arrays:
         raise ModuleFailedError(f"the weights of the {label} module {subject.name} cannot be read: {reason}") from error
     for name, array in held.items():
         if array.dtype == np.object_:
-            raise ModuleFailedError(f"{name} of the {label} module {subject.name} holds no numbers; initialise it first")
+            raise ModuleFailedError(
+                f"{name} of the {label} module {subject.name} holds no numbers; initialise it first"
+            )
     return held
 
 

@@ -94,7 +94,10 @@ def subject_of(value: Any, device: str | None = None) -> Subject:
 
 def refusal_of(value: Any) -> str:
     """Say what is wrong with something that is no side."""
-    what = "compare takes a torch.nn.Module, a flax.nnx.Module, (a Linen module, its variables) or parity.function(f, weights)"
+    what = (
+        "compare takes a torch.nn.Module, a flax.nnx.Module, (a Linen module, its variables) or "
+        "parity.function(f, weights)"
+    )
     kinds = {f"{base.__module__}.{base.__qualname__}" for base in type(value).__mro__}
     if any(kind.startswith("flax.linen") for kind in kinds):
         return f"{what}; {type(value).__name__} is a Linen module, give (module, variables)"

@@ -17,6 +17,7 @@ from .dtypes import is_float, wide
 from .noise import Noise, measured_noise
 from .pair import SIDES, Pair
 from .pairing import Match
+from .probes import Kind, Probe, probed
 from .report import Side
 from .sampling import Planned, Sample
 from .subject import Arguments, Array, Arrays, CannotPromoteError, Run
@@ -42,6 +43,9 @@ class Runner(Protocol):
 
     def noise(self, dtype: str, modes: tuple[str, ...]) -> Noise:
         """Return what each side does to itself in one precision."""
+
+    def probe(self, kind: Kind, side: Side, sample: Sample, dtype: str, seed: int) -> Probe:
+        """Return what other roundings cost one side on a sample; empty where that can't be told."""
 
     def unstable(self) -> str:
         """Say which side gives other results for the same input, or nothing."""
@@ -116,6 +120,10 @@ class Live:
         """Measure what each side does to itself in one precision."""
         return measured_noise(self, dtype, modes)
 
+    def probe(self, kind: Kind, side: Side, sample: Sample, dtype: str, seed: int) -> Probe:
+        """Run one side once more with other roundings."""
+        return probed(self, kind, side, sample, dtype, seed)
+
     def unstable(self, sides: Sequence[Side] = SIDES) -> str:
         """Say which side gives other results for the same input, or nothing."""
         pair = self.pair
@@ -164,14 +172,16 @@ class Live:
         run = pair.subject(side).run(weights, arguments) if large else self.precisely(side, weights, arguments)
         return [wide(one) for one in run.outputs]
 
+    def cotangents(self, sample: Sample, cast: str | None) -> list[Array]:
+        """Draw a gradient of the loss for every output, in a precision or, for None, in the output's."""
+        return sampling.cotangents(self.pair.outputs, sample.seed, cast)
+
     def _cast(self, dtype: str) -> str | None:
         return None if dtype == self.pair.dtype else dtype
 
-    def _run(
-        self, side: Side, sample: Sample, cast: str | None, dtype: str | None, mode: str, seed: int
-    ) -> Run:
+    def _run(self, side: Side, sample: Sample, cast: str | None, dtype: str | None, mode: str, seed: int) -> Run:
         pair = self.pair
-        gradients = sampling.cotangents(pair.outputs, sample.seed, cast)
+        gradients = self.cotangents(sample, cast)
         more = {"masks": sample.group} if pair.train else {}
         more |= {"tables": pair.tables(side)} if mode == "tables" else {}  # type: ignore[dict-item]
         call = pair.weights(sample, side), sample.arguments[side], gradients

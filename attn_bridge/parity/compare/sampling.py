@@ -1,14 +1,14 @@
 """Which samples a pair is judged on, and their numbers: the user's own, and drawn ones that are not degenerate.
 
-The list of samples follows from the pair's work (parameters times rows) and the seeds alone, never from a clock, so that
-the same pair is judged on the same samples wherever and whenever it runs.
+The list of samples follows from the pair's work (parameters times rows) and the seeds alone, never from a clock: the
+same pair is judged on the same samples wherever and whenever it runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -42,8 +42,8 @@ class Planned(NamedTuple):
     """What tells a sample apart before it is drawn.
 
     `kind` is ``held`` (the pair's own weights) or ``own`` (drawn ones), followed by `` stress`` where the inputs are
-    drawn to be hard; samples of one `group` differ by tiny moves only, `copy` 0 is not moved; a `seed` below 0 takes the
-    inputs as given.
+    drawn to be hard; samples of one `group` differ by tiny moves only, `copy` 0 is not moved; a `seed` below 0 takes
+    the inputs as given.
     """
 
     kind: str
@@ -58,7 +58,7 @@ FIRST = Planned("held", 0, 0, -1)
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One set of numbers for both sides: the first side's weights, the arguments of both calls, and what it was planned as.
+    """One set of numbers for both sides: the first side's weights, the arguments of both calls, how it was planned.
 
     `stress` says that the inputs were drawn to be hard: they are for the meaning of the two sides, whose precision may
     well differ there.
@@ -94,7 +94,9 @@ class Sample:
         inputs = "hard inputs" if self.stress else "your inputs" if self.planned.seed < 0 else ""
         if self.kind == "own":
             return f"{weights}, {'hard inputs, ' if self.stress else ''}seed {self.planned.seed}"
-        return weights if inputs == "your inputs" else f"{weights}, {inputs or 'random inputs'}, seed {self.planned.seed}"
+        return (
+            weights if inputs == "your inputs" else f"{weights}, {inputs or 'random inputs'}, seed {self.planned.seed}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,5 +285,7 @@ def rounded(sample: Sample, dtype: str | None) -> Sample:
     return dataclasses.replace(
         sample,
         weights={name: cast(array) for name, array in sample.weights.items()},
-        arguments={side: one.with_leaves([cast(leaf) for leaf in one.leaves]) for side, one in sample.arguments.items()},
+        arguments={
+            side: one.with_leaves([cast(leaf) for leaf in one.leaves]) for side, one in sample.arguments.items()
+        },
     )

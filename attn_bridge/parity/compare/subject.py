@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from .dropout_masks import Draw
-from .dtypes import is_float, wide
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
+
 
 class CannotLiftError(Exception):
     """The module has a part that exists in its own precision only, so that it can't be run in float64."""

@@ -1,0 +1,88 @@
+"""What other roundings would cost one side of a pair: a side is run once more, and how far its results move is kept.
+
+- ``jitter``: every operation rounds at random, by up to one unit in the last place of its result.
+- ``logsumexp``: softmax is computed as exp(score - logsumexp(score)), as fused attention kernels recompute it in their
+  backward pass (FlashAttention). It says what gradients may lose, and nothing about outputs.
+- ``tables``: in float64, constants and all that is computed from them alone (rotary tables, positions) are moved by up
+  to one unit of float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import numpy as np
+
+from .dtypes import is_float, wide
+from .pair import Pair
+from .report import Side
+from .sampling import Sample
+from .subject import Array, Run
+
+Kind = Literal["jitter", "logsumexp", "tables"]
+
+KINDS: tuple[Kind, ...] = ("jitter", "logsumexp", "tables")
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """How far one tensor moved: root mean square, and largest."""
+
+    rms: float
+    largest: float
+
+    def joined(self, other: Moved) -> Moved:
+        """Return the larger of both."""
+        return Moved(max(self.rms, other.rms), max(self.largest, other.largest))
+
+
+Probe = Mapping[str, Moved]
+"""Name of a tensor -> how far it moved; empty where there was nothing to move."""
+
+
+class Runs(Protocol):
+    """What runs a live pair."""
+
+    pair: Pair
+
+    def run(self, side: Side, sample: Sample, dtype: str, mode: str = "eager", seed: int = 0) -> Run:
+        """Run one side in a precision."""
+
+    def exact(self, side: Side, sample: Sample, dtype: str, mode: str = "eager", seed: int = 0) -> Run:
+        """Run one side in float64."""
+
+
+def probed(runner: Runs, kind: Kind, side: Side, sample: Sample, dtype: str, seed: int) -> dict[str, Moved]:
+    """Run one side of a live pair with other roundings.
+
+    Args:
+        runner: what runs the pair.
+        kind: which roundings.
+        side: the side.
+        sample: the sample.
+        dtype: the precision that is judged.
+        seed: of the random roundings.
+    """
+    pair = runner.pair
+    run = runner.exact if kind == "tables" else runner.run
+    moved = run(side, sample, dtype, kind, seed)
+    if kind != "jitter" and not moved.moved:
+        return {}
+    plain, other = pair.named(side, run(side, sample, dtype)), pair.named(side, moved)
+    return {
+        name: _moved(array, other[name][1])
+        for name, (what, array) in plain.items()
+        if is_float(array) and not (kind == "logsumexp" and what == "output")
+    }
+
+
+def _moved(plain: Array, other: Array) -> Moved:
+    one, two = wide(plain), wide(other)
+    both = np.isfinite(one) & np.isfinite(two)
+    error = np.abs(np.where(both, two, 0.0) - np.where(both, one, 0.0))
+    if not error.size:
+        return Moved(0.0, 0.0)
+    return Moved(math.sqrt(float(np.square(error).mean())), float(error.max()))
