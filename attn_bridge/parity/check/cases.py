@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 
 from ...specs import Config, Variant
-from ..compare.dtypes import DTYPES, numpy_dtype
+from ..compare.dtypes import numpy_dtype
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -10,8 +10,8 @@ import rich.box
 import rich.table
 
 from ...specs import VARIANTS
-from ..compare.report import TensorVerdict
 from ..compare.dtypes import LOW_PRECISIONS
+from ..compare.report import TensorVerdict
 
 
 @dataclasses.dataclass(frozen=True)

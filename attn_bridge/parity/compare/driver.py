@@ -25,7 +25,7 @@ from . import judging
 from .coverage import Coverage, covered
 from .dtypes import DTYPES
 from .localisation import located
-from .pair import SIDES, Pair, Progress
+from .pair import SIDES, Pair, Progress, few_threads
 from .prepare import prepare
 from .report import Report, TensorVerdict, Verdict, worst
 from .runner import Live, Runner
@@ -293,15 +293,6 @@ def _bits(array: Array) -> Array:
 def uncompiled(module: Any) -> Any:
     """Return the module inside one that torch.compile made; `modes` says what is compiled here."""
     return module._orig_mod if type(module).__name__ == "OptimizedModule" else module
-
-
-def few_threads(pair: Pair) -> contextlib.AbstractContextManager[None]:
-    """Hold torch to one thread where a pair is small: on a busy machine several wait for each other."""
-    stack = contextlib.ExitStack()
-    if pair.effort.quick:
-        for subject in (pair.first, pair.second):
-            stack.enter_context(subject.few_threads())
-    return stack
 
 
 def choose(what: str, names: Iterable[str] | str, known: tuple[str, ...]) -> tuple[str, ...]:

@@ -141,10 +141,7 @@ def differences(
         for one, two in zip(mine, its, strict=False):
             if one.rate != two.rate:
                 message = (
-                    (
-                    f"masks of shape {one.shape}: rate {one.rate:.4g} in {labels[0]}, "
-                    f"{two.rate:.4g} in {labels[1]}"
-                )
+                    f"masks of shape {one.shape}: rate {one.rate:.4g} in {labels[0]}, {two.rate:.4g} in {labels[1]}"
                 )
                 found.append(Difference(one, two, "different", message))
         spare += mine[len(its) :]

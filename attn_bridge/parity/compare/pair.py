@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -170,6 +171,15 @@ class Pair:
 def labels_of(first: str, second: str) -> dict[Side, str]:
     """Return what two sides of some frameworks are called in messages: ``torch`` and ``flax``, or by their order."""
     return {"first": "first", "second": "second"} if first == second else {"first": first, "second": second}
+
+
+def few_threads(pair: Pair) -> contextlib.AbstractContextManager[None]:
+    """Hold torch to one thread where a pair is small: on a busy machine several wait for each other."""
+    stack = contextlib.ExitStack()
+    if pair.effort.quick:
+        for subject in (pair.first, pair.second):
+            stack.enter_context(subject.few_threads())
+    return stack
 
 
 def work_of(weights: Mapping[str, Array], arguments: Arguments) -> float:

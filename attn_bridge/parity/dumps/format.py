@@ -7,6 +7,7 @@ sample in ``samples`` (inputs, and drawn weights in a torch dump) and one per pr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -16,29 +17,23 @@ from typing import Any
 
 import numpy as np
 
-from ... import checkpoints
-from ..compare.dtypes import DTYPES, numpy_dtype
+from ... import backends, checkpoints
+from ..compare.dtypes import DTYPES, is_float, numpy_dtype
 from ..compare.pairing import Match, Pairing, Tensor
-from ..compare.report import Side
-from ..compare.subject import Arguments, Array, Arrays, Call, Parameter, Run, Submodule, is_float
+from ..compare.sampling import FIRST, Planned
+from ..compare.subject import Arguments, Array, Arrays, Call, Parameter, Run, Submodule
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST = "dump.json"
 WEIGHTS = "weights.safetensors"
 ORACLE = "oracle"
 """Where the float64 results of a sample stand, beside the modes."""
 
-MOST_JSON = 1 << 26
+MAX_JSON = 1 << 26
 """Most bytes of a manifest."""
 
-MOST_OPEN = 4
+MAX_OPEN = 4
 """Most files that are kept in memory."""
-
-Id = tuple[str, int, int, int]
-"""What tells samples apart: kind, group, copy, seed; see `samples.Sample`."""
-
-FIRST: Id = ("held", 0, 0, -1)
-"""The sample that every dump begins with: the module's own weights and the inputs as given."""
 
 
 class DumpError(ValueError):
@@ -84,6 +79,8 @@ class Manifest:
         noise: precision -> variation -> how far the module is from itself.
         floors: precision -> tensor -> the same in units of the last place.
         perturbed: the same where inputs and weights were moved by one ulp; filled without float64 only.
+        probes: precision -> position of a sample -> kind of probe -> tensor -> how far it moved (rms, largest); see
+            `probes`.
         reach: parameters whose gradient is zero -> whether they are used, and whether a change changes the output.
         like: digest of the torch dump whose weights were used, "" for the module's own.
         transfer: whether the weights that the module holds were replaced by those, too.
@@ -94,7 +91,7 @@ class Manifest:
         digests: path in the folder -> SHA-256 of the file.
     """
 
-    framework: Side
+    framework: backends.Framework
     name: str
     dtype: str
     device: str
@@ -117,13 +114,14 @@ class Manifest:
     noise: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     floors: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     perturbed: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    probes: dict[str, dict[str, dict[str, dict[str, tuple[float, float]]]]] = dataclasses.field(default_factory=dict)
     reach: dict[str, tuple[bool, bool]] = dataclasses.field(default_factory=dict)
     like: str = ""
     transfer: bool = True
     pairing: list[Match] = dataclasses.field(default_factory=list)
     calls: dict[str, list[Recorded]] = dataclasses.field(default_factory=dict)
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
-    samples: list[Id] = dataclasses.field(default_factory=list)
+    samples: list[Planned] = dataclasses.field(default_factory=list)
     digests: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -150,7 +148,7 @@ class Writer:
     def __init__(self, folder: Path):
         self.folder = folder
         self.digests: dict[str, str] = {}
-        self.samples: list[Id] = []
+        self.samples: list[Planned] = []
         self.size = 0
 
     def write(self, name: str, arrays: Mapping[str, Array]) -> None:
@@ -172,14 +170,14 @@ class Writer:
         self.digests[name] = hashlib.sha256(data).hexdigest()
         self.size += len(data)
 
-    def number(self, sample: Id) -> tuple[int, bool]:
+    def number(self, sample: Planned) -> tuple[int, bool]:
         """Return the number of a sample, and whether it is new."""
         is_new = sample not in self.samples
         if is_new:
             self.samples.append(sample)
         return self.samples.index(sample), is_new
 
-    def write_calls(self, sample: Id, calls: Sequence[Call]) -> list[Recorded]:
+    def write_calls(self, sample: Planned, calls: Sequence[Call]) -> list[Recorded]:
         """Write the calls of submodules on a sample, and return what tells of them."""
         arrays: Arrays = {}
         found = []
@@ -211,7 +209,7 @@ def run_arrays(where: str, run: Run) -> Arrays:
 
 
 class Dump:
-    """A dump read back; it stands where a harness does, and runs nothing.
+    """A dump read back; it stands where a subject does, and runs nothing.
 
     Args:
         path: the folder.
@@ -235,8 +233,9 @@ class Dump:
         if {name: (one.shape, one.dtype.name) for name, one in self.held.items()} != wanted:
             raise self._error(f"{WEIGHTS} does not hold the parameters of {MANIFEST}")
         self.arguments = self.inputs(FIRST)
+        self.kind = f"{self.framework} dump"
 
-    # ---- as a harness
+    # ---- as a subject
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters and running statistics by name."""
@@ -245,6 +244,10 @@ class Dump:
     def weights(self) -> Arrays:
         """Return the weights that the module held."""
         return dict(self.held)
+
+    def few_threads(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context for small work; nothing is run here."""
+        return contextlib.nullcontext()
 
     def modules(self) -> list[Submodule]:
         """Return the submodules, the module itself first."""
@@ -264,7 +267,7 @@ class Dump:
     def __contains__(self, sample: object) -> bool:
         return sample in self._ids
 
-    def inputs(self, sample: Id) -> Arguments:
+    def inputs(self, sample: Planned) -> Arguments:
         """Return the call of a sample."""
         arrays = self._file(f"samples/{self._number(sample):04}.safetensors")
         first = self.manifest.positional
@@ -273,7 +276,7 @@ class Dump:
         keywords = dict(zip(self.manifest.keywords, found[first:], strict=True))
         return Arguments(tuple(found[:first]), {**keywords, **self.manifest.constants})
 
-    def sample_weights(self, sample: Id) -> Arrays:
+    def sample_weights(self, sample: Planned) -> Arrays:
         """Return the weights of a sample of a torch dump."""
         arrays = self._file(f"samples/{self._number(sample):04}.safetensors")
         if sample[0].startswith("held") and not sample[2]:
@@ -284,12 +287,12 @@ class Dump:
                 raise self._error(f"the weights of sample {sample} do not fit {name}")
         return found
 
-    def cotangents(self, sample: Id, dtype: str) -> list[Array]:
+    def cotangents(self, sample: Planned, dtype: str) -> list[Array]:
         """Return the gradients that were given to the outputs of a sample."""
         arrays = self._file(f"{dtype}/{self._number(sample):04}.safetensors")
         return [self._get(arrays, f"cotangents/{i}") for i in range(len(self.manifest.outputs))]
 
-    def run(self, sample: Id, dtype: str, which: str) -> Run:
+    def run(self, sample: Planned, dtype: str, which: str) -> Run:
         """Return the results of a sample in one precision, in one mode or the float64 ones."""
         manifest = self.manifest
         name = f"{dtype}/{self._number(sample):04}.safetensors"
@@ -320,11 +323,11 @@ class Dump:
                 )
         return Run(outputs, [place for place, _, _ in manifest.outputs], of_inputs, of_weights)
 
-    def recorded(self) -> list[Id]:
+    def recorded(self) -> list[Planned]:
         """Return the samples on which calls of submodules were recorded."""
         return [one for number, one in enumerate(self.manifest.samples) if str(number) in self.manifest.calls]
 
-    def calls(self, sample: Id) -> list[Call]:
+    def calls(self, sample: Planned) -> list[Call]:
         """Return the calls of submodules that were recorded on a sample."""
         number = self._number(sample)
         arrays = self._file(f"calls/{number:04}.safetensors")
@@ -346,8 +349,8 @@ class Dump:
             if not path.is_file():
                 what = f"has no {MANIFEST}" if self.path.is_dir() else "is no folder"
                 raise DumpError(f"{self.path} is no dump: it {what}")
-            if path.stat().st_size > MOST_JSON:
-                raise self._error(f"{MANIFEST} has more than {MOST_JSON >> 20} MiB")
+            if path.stat().st_size > MAX_JSON:
+                raise self._error(f"{MANIFEST} has more than {MAX_JSON >> 20} MiB")
             return path.read_bytes()
         except OSError as error:
             raise self._error(str(error)) from error
@@ -358,7 +361,7 @@ class Dump:
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise self._error(f"{MANIFEST}: {error or type(error).__name__}") from error
 
-    def _number(self, sample: Id) -> int:
+    def _number(self, sample: Planned) -> int:
         if sample not in self._ids:
             raise self._error(f"there is no sample {sample}")
         return self._ids[sample]
@@ -378,7 +381,7 @@ class Dump:
                 raise
             except (OSError, ValueError, MemoryError) as error:
                 raise self._error(str(error)) from error
-            self._open = dict([*self._open.items()][-MOST_OPEN + 1 :]) | {name: arrays}
+            self._open = dict([*self._open.items()][-MAX_OPEN + 1 :]) | {name: arrays}
         return self._open[name]
 
     def _get(self, arrays: Arrays, key: str) -> Array:
@@ -387,7 +390,7 @@ class Dump:
         return arrays[key]
 
 
-def of_side(path: str | Path, framework: Side) -> Dump:
+def of_side(path: str | Path, framework: backends.Framework) -> Dump:
     """Return a dump of one framework.
 
     Raises:
@@ -426,6 +429,7 @@ def _parse(data: Any) -> Manifest:
         "modules": _list(lambda one: Submodule(_text_of(one["path"]), _text_of(one["type"]))),
         "settings": _dict(_dict(_number)),
         **dict.fromkeys(("noise", "floors", "perturbed"), _dict(_dict(_number))),
+        "probes": _dict(_dict(_dict(_dict(lambda pair: (_number(pair[0]), _number(pair[1])))))),
         "reach": _dict(lambda pair: (_flag(pair[0]), _flag(pair[1]))),
         "transfer": _flag,
         "pairing": _list(_match),
@@ -450,7 +454,7 @@ def _parse(data: Any) -> Manifest:
 def _check(manifest: Manifest) -> None:
     """Refuse what is well-formed and can't be true."""
     if not manifest.samples or manifest.samples[0] != FIRST:
-        raise ValueError(f"samples do not begin with {FIRST}")
+        raise ValueError(f"samples do not begin with {tuple(FIRST)}")
     if len(set(manifest.samples)) < len(manifest.samples):
         raise ValueError("a sample is there twice")
     places = [place for place, _, _ in manifest.outputs]
@@ -471,14 +475,14 @@ def _match_data(match: Match) -> dict[str, Any]:
         return {"name": one.name, "source": one.source, "shape": one.shape, "part": one.part}
 
     pattern = {"pattern": match.rule.pattern, "sizes": match.rule.sizes}
-    return {"torch": tensor(match.torch), "flax": tensor(match.flax), **pattern, "how": match.how}
+    return {"first": tensor(match.first), "second": tensor(match.second), **pattern, "how": match.how}
 
 
 def _match(data: Any) -> Match:
     from ...weights import Rule
 
     rule = Rule("torch", "flax", _text_of(data["pattern"]), **_dict(_whole)(data["sizes"]))
-    sides = [_tensor(data[side]) for side in ("torch", "flax")]
+    sides = [_tensor(data[side]) for side in ("first", "second")]
     if rule.convert_shape(sides[0].shape, "torch") != sides[1].shape:
         raise ValueError(f"{sides[0].name}: the pattern does not give the shape of {sides[1].name}")
     return Match(sides[0], sides[1], rule, _text_of(data["how"]))
@@ -504,10 +508,10 @@ def _parameter(data: Any) -> Parameter:
     return Parameter(shape, _dtype(data["dtype"]), _text_of(data["owner"]), _text_of(data["path"]), role)
 
 
-def _id(data: Any) -> Id:
+def _id(data: Any) -> Planned:
     kind, group, copy, seed = data
     kind = _one_of("held", "own", "held stress", "own stress")(kind)
-    return kind, _whole(group), _whole(copy), -1 if seed == -1 else _whole(seed)
+    return Planned(kind, _whole(group), _whole(copy), -1 if seed == -1 else _whole(seed))
 
 
 def _text_of(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""Writes what one module computes as a dump: weights, inputs, and the results of every sample that the judge takes.
+"""Writes what one side computes as a dump: weights, inputs, and the results of every sample that the judge takes.
 
-The judge is that of `compare`: its plan is run with one module, and what it takes is written in place of judged.
+The samples are those of `compare`; what it would measure on them is written in place of judged, probes included.
 """
 
 from __future__ import annotations
@@ -15,29 +15,33 @@ from typing import Any
 import numpy as np
 
 from ... import backends
-from ...weights import Rule, Rules
+from ...weights import Rule
+from ..compare import inputs as calls
+from ..compare import noise, prepare, sampling
 from ..compare import pairing as pairings
-from ..compare import samples as numbers
-from ..compare.coverage import MOST_PROBES
+from ..compare.coverage import MAX_PROBES
 from ..compare.criterion import ZERO, scale_of
-from ..compare.judgement import QUICK, SLOW, Judgement
+from ..compare.dtypes import is_float, wide
 from ..compare.outputs import apart, check_outputs
-from ..compare.pair import Comparison, Progress
+from ..compare.pair import Pair, Progress, few_threads
 from ..compare.pairing import Match, Pairing, Tensor
+from ..compare.probes import KINDS
 from ..compare.report import Side
-from ..compare.samples import Sample
-from ..compare.subject import Arguments, Array, CannotLiftError, ModuleFailedError, Run, is_array, is_float, wide
+from ..compare.runner import Live
+from ..compare.sampling import FIRST, Planned, Sample
+from ..compare.subject import Arguments, Array, Arrays, CannotPromoteError, ModuleFailedError, Run, is_array
+from ..settings.environment import environment
 from . import folders
 from . import format as dumps
-from .format import FIRST, ORACLE, Dump, Id, Manifest, Recorded, Writer, key_of, stored_as
+from .format import ORACLE, Dump, Manifest, Recorded, Writer, key_of, stored_as
 
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """About how large a dump may become; of a large module fewer samples are written."""
 
 FIRST_LOOK = 0.6
 """Share of it for what is always judged; the rest is for a second look."""
 
-LEFT_OUT = f"judged on fewer samples, as a dump would have more than {MOST_BYTES >> 30} GiB with all of them"
+LEFT_OUT = f"judged on fewer samples, as a dump would have more than {MAX_BYTES >> 30} GiB with all of them"
 
 PARTS = 3
 """A fused query, key and value is looked at in its parts, too."""
@@ -49,7 +53,7 @@ def dump(
     folder: str | Path,
     *,
     like: str | Path | None = None,
-    rules: Rules | Iterable[Rule] | None = None,
+    rules: Any = None,
     transfer: bool = True,
     seeds: int = 4,
     first_seed: int = 0,
@@ -64,7 +68,7 @@ def dump(
     drawn included; without `like` a dump holds results of the module's own weights alone.
 
     Args:
-        module: a ``torch.nn.Module`` or a ``flax.nnx.Module``.
+        module: one side, as `compare` takes it.
         inputs: as in `compare`; arrays, and plain values by keyword. None takes those of `like`.
         folder: where to; it must be empty or not there.
         like: the torch dump whose weights, inputs, seeds, precisions and modes to use, for a Flax module.
@@ -83,7 +87,7 @@ def dump(
     """
     framework = backends.framework_of(module)
     if framework is None:
-        raise TypeError(f"dump takes a torch.nn.Module or a flax.nnx.Module, got {type(module).__name__}")
+        raise TypeError(prepare.refusal_of(module).replace("compare takes", "dump takes", 1))
     if like is not None and framework == "torch":
         raise ValueError("the torch side is dumped first, and Flax like it")
     other = None if like is None else dumps.of_side(like, "torch")
@@ -91,174 +95,202 @@ def dump(
         raise ValueError("rules say which parameter is which; they go with like")
     settings = backends.load(framework, "_parity.precision")
     with folders.new(folder) as target, np.errstate(all="ignore"), settings.strict():
-        harness = backends.load_harness(framework).Harness(module, device)
-        alone = _Recording(harness, framework, inputs, other, rules, transfer, Writer(target))
-        alone.progress = progress or alone.progress
+        subject = prepare.subject_of(module, device)
+        recorder = Recorder(subject, inputs, other, Writer(target), rules=rules, transfer=transfer, progress=progress)
         if other is not None:
             seeds, first_seed = other.manifest.seeds, other.manifest.first_seed
             modes, dtypes = other.manifest.modes, other.manifest.dtypes
-        small = framework == "torch" and alone.work() <= QUICK
-        with harness.few_threads() if small else contextlib.nullcontext():
-            alone.record(seeds, first_seed, tuple(modes), tuple(dtypes or (alone.dtype or "float32",)))
+        with few_threads(recorder.pair):
+            recorder.record(seeds, first_seed, tuple(modes), tuple(dtypes or (recorder.pair.dtype,)))
 
 
-class _Recording(Comparison):
-    """One module, beside a torch dump or in the place of both sides."""
+class _AsDumped(Live):
+    """Runs a module on the samples of another side's dump."""
 
-    can_run = False
+    def __init__(self, pair: Pair, like: Dump):
+        super().__init__(pair)
+        self.like = like
+
+    def sample(self, planned: Planned) -> Sample:
+        """Return the sample as the dump holds it."""
+        first = self.like.inputs(planned)
+        second = calls.like(self.pair.arguments["second"], first, self.pair.same_inputs)
+        return Sample(self.like.sample_weights(planned), {"first": first, "second": second}, planned)
+
+    def cotangents(self, sample: Sample, cast: str | None) -> list[Array]:
+        """Return the gradients that were given to the outputs."""
+        return self.like.cotangents(sample.planned, cast or self.like.manifest.dtype)
+
+
+class Recorder:
+    """Runs one side on the planned samples and writes what comes out.
+
+    Args:
+        subject: the side.
+        inputs: its call; None takes that of `like`.
+        like: the dump of the other side, where there is one.
+        writer: where to.
+        rules: which parameter is which, with `like`.
+        transfer: see `dump`.
+        progress: see `dump`.
+    """
 
     def __init__(
         self,
-        harness: Any,
-        side: Side,
+        subject: Any,
         inputs: Any,
         like: Dump | None,
-        rules: Rules | Iterable[Rule] | None,
-        transfer: bool,
         writer: Writer,
+        *,
+        rules: Any = None,
+        transfer: bool = True,
+        progress: Progress | None = None,
     ):
-        self.side, self.like, self.writer, self.harness = side, like, writer, harness
-        self.progress = lambda what, done, total: None
-        self.torch, self.flax = like or harness, harness
-        self.modules = (None, None)
-        self.transfer, self.lacks, self.notes = transfer, {}, []
-        self.held, self.held_flax = self.torch.weights(), self.flax.weights()
-        own = numbers.common_dtype(self.held_flax)
-        self.dtype = like.manifest.dtype if like else own or ""
-        given = numbers.as_arguments(_call_of(like) if inputs is None and like else inputs)
-        self.flax_arguments = numbers.in_dtype(_without_weights(harness, side, given, self.notes), own or self.dtype)
-        self.arguments = like.arguments if like else self.flax_arguments
-        self.dtype = self.dtype or next((one.dtype.name for one in self.arguments.leaves if is_float(one)), "float32")
-        self.same_inputs = numbers.alike(self.arguments, self.flax_arguments)
-        self.large = self.work() > SLOW
-        self.before: dict[Side, list[Array]] = {}
-        self.outputs = harness.describe_outputs(self.held_flax, self.flax_arguments)
-        self.structure = [place for place, _, _ in self.outputs]
-        if like is None:
-            self.pairing = Pairing(tuple(_itself(name, one) for name, one in harness.parameters().items()))
-        else:
-            check_outputs(like.manifest.outputs, self.outputs)
-            self.pairing = self._pair(rules)
-        self.floors: dict[str, dict[str, float]] = {}
-        self.perturbed: dict[str, dict[str, float]] = {}
-        self.noise: dict[str, dict[str, float]] = {}
-        self.zeros: dict[str, tuple[Match, bool]] = {}
-        self.again = False
+        self.subject, self.like, self.writer = subject, like, writer
+        self.side: Side = "second" if like else "first"
+        self.pair = _alone(subject, inputs) if like is None else _beside(subject, inputs, like)
+        self.pair.transfer = transfer
+        self.pair.progress = progress or self.pair.progress
+        self.runner = Live(self.pair) if like is None else _AsDumped(self.pair, like)
+        if like is not None:
+            self.pair.pairing = self._paired(like, rules)
+        self.found = _Found()
         self.limit = 0.0
-        self.calls: dict[str, list[Recorded]] = {}
+        self.taken: set[str] = set()
 
-    def _pair(self, rules: Rules | Iterable[Rule] | None) -> Pairing:
+    def _paired(self, like: Dump, rules: Any) -> Pairing:
         """Pair the parameters; what is ambiguous is settled by the other side's stored float64 results."""
-        assert self.like is not None, "a single module has no pairs"
-        like, ours, theirs = self.like, self.like.parameters(), self.flax.parameters()
-        if rules is not None:
-            return pairings.from_rules(rules, ours, theirs)
-        drawn = next((one for one in like.manifest.samples if one[0] == "own"), FIRST)
+        drawn = next((one for one in like.manifest.samples if one.kind == "own"), FIRST)
         dtype = like.manifest.dtypes[0]
-        sample = numbers.rounded(self.sample(*drawn), self.cast(dtype))
+        sample = sampling.rounded(self.runner.sample(drawn), None if dtype == self.pair.dtype else dtype)
 
         def probe(candidate: Pairing) -> float:
-            weights = self.held_flax | candidate.to_flax(sample.weights)
-            other = self._lifted_or_not("flax", weights, sample.flax)
-            return apart(like.run(drawn, dtype, like.manifest.modes[0] if like.manifest.lacks else ORACLE), other)
+            weights = self.pair.held["second"] | candidate.to_second(sample.weights)
+            other = self.runner.precisely("second", weights, sample.arguments["second"])
+            which = like.manifest.modes[0] if like.manifest.lacks else ORACLE
+            return apart(like.run(drawn, dtype, which), other)
 
-        return pairings.propose(ours, theirs, probe)
-
-    def cast(self, dtype: str) -> str | None:
-        """Return what a run in a precision is cast to; None where it needs no cast."""
-        return None if dtype == self.dtype else dtype
-
-    def sample(self, kind: str, group: int, copy: int, seed: int) -> Sample:
-        """Return one set of numbers: drawn, or as the other side's dump holds them."""
-        if self.like is None:
-            return super().sample(kind, group, copy, seed)
-        one = (kind, group, copy, seed)
-        arguments = self.like.inputs(one)
-        flax = numbers.like(self.flax_arguments, arguments, self.same_inputs)
-        plain = kind.removesuffix(" stress")
-        weights = self.like.sample_weights(one)
-        return Sample(weights, arguments, flax, plain, group, (seed, group, copy), plain != kind)
-
-    def judgement(self, dtype: str, modes: tuple[str, ...]) -> Judgement:
-        """Return what takes and writes the samples in one precision."""
-        return _Recorder(self, dtype, modes)
+        return pairings.pair_parameters(like.parameters(), self.subject.parameters(), probe, rules=rules)
 
     def record(self, seeds: int, first_seed: int, modes: tuple[str, ...], dtypes: tuple[str, ...]) -> None:
         """Write the dump."""
-        self.writer.write(dumps.WEIGHTS, self.held_flax)
-        unstable = "" if self.large else self._instability([self.side])
+        pair, effort = self.pair, self.pair.effort
+        self.writer.write(dumps.WEIGHTS, pair.held[self.side])
+        unstable = "" if effort.large else self.runner.unstable([self.side])
         for dtype in dtypes:
-            share = MOST_BYTES / len(dtypes)
-            self.again, self.limit = False, self.writer.size + FIRST_LOOK * share
-            judged = self.judgement(dtype, modes)
-            judged.run(seeds, first_seed)
-            self.again, self.limit = True, self.writer.size + (1.0 - FIRST_LOOK) * share
-            judged._look_again([], seeds, first_seed)
+            share = MAX_BYTES / len(dtypes)
+            self.taken = set()
+            if not effort.large:
+                self._measure_noise(dtype, modes)
+            self.limit = self.writer.size + FIRST_LOOK * share
+            plan = effort.first_look(seeds, first_seed, transfer=True)
+            self._take_all(plan, dtype, modes, f"recording in {dtype}")
+            self.limit = self.writer.size + (1.0 - FIRST_LOOK) * share
+            again = [one for one in effort.second_look(seeds, first_seed, transfer=True) if not one.copy]
+            self._take_all(again, dtype, modes, "recording for a second look")
         self.writer.finish(self._manifest(seeds, first_seed, modes, dtypes, unstable))
 
-    def _manifest(
-        self, seeds: int, first_seed: int, modes: tuple[str, ...], dtypes: tuple[str, ...], unstable: str
-    ) -> Manifest:
-        from ..check.report import environment
+    def _take_all(self, plan: list[Planned], dtype: str, modes: tuple[str, ...], what: str) -> None:
+        for done, planned in enumerate(plan):
+            self.pair.progress(what, done, len(plan))
+            self._take(planned, dtype, modes)
 
-        harness, side, call = self.harness, self.side, self.flax_arguments
-        arrays = {name: one for name, one in call.kwargs.items() if is_array(one)}
-        rows = backends.load(side, "_parity.precision").switches()
-        held = {f"{row.framework} {row.name}": row.value for row in rows if row.key or row.state in ("unsafe", "note")}
-        foreign = ("jax", "flax") if side == "torch" else ("torch",)
-        versions = {name: version for name, version in environment().items() if name not in foreign}
-        return Manifest(
-            framework=side,
-            name=harness.name,
-            dtype=self.dtype or "float32",
-            device=str(harness.device),
-            dtypes=list(dtypes),
-            modes=list(modes),
-            seeds=seeds,
-            first_seed=first_seed,
-            argument_names=harness.argument_names,
-            positional=len(call.args),
-            keywords=list(arrays),
-            constants={name: one for name, one in call.kwargs.items() if name not in arrays},
-            outputs=self.outputs,
-            parameters=harness.parameters(),
-            modules=harness.modules(),
-            settings=harness.settings(),
-            unreached=harness.unreached(call),
-            lacks=self.lacks.get(side, ""),
-            unstable=unstable,
-            notes=self.notes,
-            noise=self.noise,
-            floors=self.floors,
-            perturbed=self.perturbed,
-            reach=self._reach(),
-            like=self.like.digest if self.like else "",
-            transfer=self.transfer if self.like else False,
-            pairing=list(self.pairing.matches) if self.like else [],
-            calls=self.calls,
-            environment={**versions, f"{side} device": str(harness.device), **held},
-        )
-
-    def record_calls(self, one: Id, sample: Sample, cotangents: list[Array]) -> None:
-        """Write the activations of all submodules on the first given and the first drawn sample."""
-        position = str(self.writer.number(one)[0])
-        is_wanted = one == FIRST or (one[0] == "own" and not any(int(key) for key in self.calls))
-        is_wanted = is_wanted or (one[0] == "held" and one[1] == 1)
-        if position in self.calls or not is_wanted or self.side in self.lacks:
+    def _take(self, planned: Planned, dtype: str, modes: tuple[str, ...]) -> None:
+        """Write a planned sample; a torch dump holds each draw of inputs with the held weights, too."""
+        held = planned._replace(kind=planned.kind.replace("own", "held"), copy=0)
+        is_needed = planned.kind in ("held", "own") and planned.kind not in self.taken
+        if self.writer.size > self.limit and not is_needed:
+            self.pair.notes[:] = list(dict.fromkeys([*self.pair.notes, LEFT_OUT]))
             return
-        weights = sample.weights if self.like is None else self.flax_weights(sample)
-        arguments = sample.flax if self.like else sample.torch
-        with contextlib.suppress(CannotLiftError, ModuleFailedError):
-            self.calls[position] = self.writer.write_calls(one, self.harness.record(weights, arguments, cotangents))
+        self.taken.add(planned.kind)
+        if self.like is not None:
+            if planned in self.like:
+                self._write(planned, dtype, modes)
+        elif self.subject.framework == "flax":
+            if not planned.copy:
+                self._write(held, dtype, modes)
+        else:
+            self._write(planned, dtype, modes)
+            if planned.kind.startswith("own") and not planned.copy:
+                self._write(held, dtype, modes)
 
-    def note_zeros(self, run: Run) -> None:
+    def _write(self, planned: Planned, dtype: str, modes: tuple[str, ...]) -> None:
+        pair, side, runner = self.pair, self.side, self.runner
+        sample = runner.sample(planned)
+        cast = None if dtype == pair.dtype else dtype
+        gradients = runner.cotangents(sample, cast)
+        arrays = {f"cotangents/{i}": array for i, array in enumerate(gradients)}
+        found = self._exact(sample, dtype)
+        if found is not None:
+            arrays |= dumps.run_arrays(ORACLE, found)
+        for mode in modes:
+            which = stored_as(mode, dtype, cast)
+            if which != ORACLE or found is None:
+                run = runner.run(side, sample, dtype, mode)
+                arrays |= dumps.run_arrays(which, run)
+                found = found or run
+        assert found is not None, "there is a mode"
+        self._note_zeros(found)
+        number, is_new = self.writer.number(planned)
+        if is_new:
+            inputs = {f"inputs/{i}": leaf for i, leaf in enumerate(sample.arguments[side].leaves)}
+            is_drawn = planned.copy or not planned.kind.startswith("held")
+            weights = {f"weights/{name}": array for name, array in sample.weights.items()}
+            stored = weights if is_drawn and self.subject.framework == "torch" else {}
+            self.writer.write(f"samples/{number:04}.safetensors", inputs | stored)
+        self.writer.write(f"{dtype}/{number:04}.safetensors", arrays)
+        self._note_probes(number, sample, dtype)
+        self._record_calls(planned, sampling.rounded(sample, cast), gradients)
+
+    def _exact(self, sample: Sample, dtype: str) -> Run | None:
+        if self.side in self.pair.lacks:
+            return None
+        try:
+            return self.runner.exact(self.side, sample, dtype)
+        except CannotPromoteError as error:
+            self.pair.lacks[self.side] = str(error)
+            return None
+
+    def _note_probes(self, number: int, sample: Sample, dtype: str) -> None:
+        """Keep what other roundings cost, for a judge that can't ask any more; nothing of a large module."""
+        if self.pair.effort.large:
+            return
+        found: dict[str, dict[str, tuple[float, float]]] = {}
+        for kind in KINDS:
+            if not (kind == "tables" and self.side in self.pair.lacks):
+                moved = self.runner.probe(kind, self.side, sample, dtype, number)
+                found[kind] = {name: (one.rms, one.largest) for name, one in moved.items() if one.largest}
+        self.found.probes.setdefault(dtype, {})[str(number)] = {kind: some for kind, some in found.items() if some}
+
+    def _record_calls(self, planned: Planned, sample: Sample, gradients: list[Array]) -> None:
+        """Write the activations of all submodules on the first given and the first drawn sample."""
+        calls_so_far = self.found.calls
+        position = str(self.writer.number(planned)[0])
+        is_wanted = planned == FIRST or (planned.kind == "own" and not any(int(key) for key in calls_so_far))
+        is_wanted = is_wanted or (planned.kind == "held" and planned.group == 1)
+        if position in calls_so_far or not is_wanted or self.side in self.pair.lacks:
+            return
+        with contextlib.suppress(CannotPromoteError, ModuleFailedError):
+            call = self.pair.weights(sample, self.side), sample.arguments[self.side], gradients
+            calls_so_far[position] = self.writer.write_calls(planned, self.subject.record(*call))
+
+    def _measure_noise(self, dtype: str, modes: tuple[str, ...]) -> None:
+        measured = noise.measured_noise(self.runner, dtype, modes, [self.side], perturb=False)
+        self.found.noise[dtype], self.found.floors[dtype] = measured.shown, measured.floors
+        if self.side == "first":
+            self._exact(self.runner.sample(FIRST), dtype)
+            if self.side in self.pair.lacks:
+                self.found.perturbed[dtype] = noise.perturbed(self.runner, dtype)
+
+    def _note_zeros(self, run: Run) -> None:
         """Note the parameters, and the parts of them, whose gradients were zero in every run so far."""
-        side = self.side
-        matches = self.pairing.matches if self.like else [*self.pairing.matches, *_parts(self.pairing.matches, side)]
+        matches = list(self.pair.pairing.matches)
+        if self.like is None:
+            matches += _parts(matches, self.subject.framework)
         gradients = {
-            key_of(tensor): (match, tensor.take(run.parameter_gradients, side))
+            key_of(tensor): (match, tensor.take(run.parameter_gradients, self.side))
             for match in matches
-            if (tensor := match.flax).source in run.parameter_gradients
+            if (tensor := match.second).source in run.parameter_gradients
         }
         scales = {True: 0.0, False: 0.0}
         for _, array in gradients.values():
@@ -266,124 +298,133 @@ class _Recording(Comparison):
         for key, (match, array) in gradients.items():
             # The judge's limit is that of both sides' largest value; ten times it misses none.
             is_zero = scale_of([wide(array)]) <= 10 * ZERO * scales[array.ndim > 1]
-            self.zeros[key] = (match, is_zero and self.zeros.get(key, (match, True))[1])
+            self.found.zeros[key] = (match, is_zero and self.found.zeros.get(key, (match, True))[1])
 
     def _reach(self) -> dict[str, tuple[bool, bool]]:
         """Tell which of the parameters without a gradient are used, and which change the output."""
-        zeros = {key: match for key, (match, is_zero) in self.zeros.items() if is_zero}
+        zeros = {key: match for key, (match, is_zero) in self.found.zeros.items() if is_zero}
         if not zeros:
             return {}
-        side = self.side
-        drawn = numbers.draw_weights(self.torch.parameters(), self.held, (0, 2))
-        before = {side: self.changed(side, drawn, [], 0.0)}
-        if self.large:
-            moves = self.reaches(side, before, drawn, list(zeros.values()), 1.0)
+        side, runner = self.side, self.runner
+        before = {side: runner.changed(side, [], 0.0)}
+        if self.pair.effort.large:
+            moves = runner.reaches(side, before, list(zeros.values()), 1.0)
             return dict.fromkeys(zeros, (True, moves))
         return {
-            key: (
-                self.reaches(side, before, drawn, [match], math.nan),
-                self.reaches(side, before, drawn, [match], 1.0),
-            )
-            for key, match in list(zeros.items())[: 2 * MOST_PROBES]
+            key: (runner.reaches(side, before, [match], math.nan), runner.reaches(side, before, [match], 1.0))
+            for key, match in list(zeros.items())[: 2 * MAX_PROBES]
         }
 
-
-class _Recorder(Judgement):
-    """Takes the samples that the judge would take, from one side, and writes them."""
-
-    comparison: _Recording
-
-    def __init__(self, comparison: _Recording, dtype: str, modes: tuple[str, ...]):
-        super().__init__(comparison, dtype, modes)
-        self.taken: set[str] = set()
-
-    def take(self, kind: str, group: int, copy: int, seed: int) -> None:
-        """Run one sample and write it; a torch dump holds each draw of inputs with the held weights, too."""
-        comparison = self.comparison
-        held = (kind.replace("own", "held"), group, 0, seed)
-        if comparison.again and copy:
-            return
-        is_needed = kind in ("held", "own") and kind not in self.taken
-        if comparison.writer.size > comparison.limit and not is_needed:
-            comparison.notes = list(dict.fromkeys([*comparison.notes, LEFT_OUT]))
-            return
-        self.taken.add(kind)
-        if comparison.like is not None:
-            if (kind, group, copy, seed) in comparison.like:
-                self._record((kind, group, copy, seed))
-        elif comparison.side == "flax":
-            if not copy:
-                self._record(held)
-        else:
-            self._record((kind, group, copy, seed))
-            if kind.startswith("own") and not copy:
-                self._record(held)
-
-    def _record(self, one: Id) -> None:
-        comparison = self.comparison
-        side, writer = comparison.side, comparison.writer
-        sample = comparison.sample(*one)
-        cotangents = self._given(one, sample)
-        arrays = {f"cotangents/{i}": array for i, array in enumerate(cotangents)}
-        rounded = numbers.rounded(sample, self.cast)
-        found = None
-        if side not in comparison.lacks:
-            try:
-                found = comparison.run(side, rounded, cotangents, "float64")
-                arrays |= dumps.run_arrays(ORACLE, found)
-            except CannotLiftError as error:
-                comparison.lacks[side] = str(error)
-        for mode in self.modes:
-            which = stored_as(mode, self.dtype, self.cast)
-            if which != ORACLE or found is None:
-                run = comparison.run(side, sample, cotangents, self.cast, mode)
-                arrays |= dumps.run_arrays(which, run)
-                found = found or run
-        assert found is not None, "there is a mode"
-        comparison.note_zeros(found)
-        number, is_new = writer.number(one)
-        if is_new:
-            leaves = (sample.flax if comparison.like else sample.torch).leaves
-            inputs = {f"inputs/{i}": leaf for i, leaf in enumerate(leaves)}
-            is_drawn = one[2] or not one[0].startswith("held")
-            weights = {f"weights/{name}": array for name, array in sample.weights.items()}
-            writer.write(f"samples/{number:04}.safetensors", inputs | (weights if is_drawn and side == "torch" else {}))
-        writer.write(f"{self.dtype}/{number:04}.safetensors", arrays)
-        comparison.record_calls(one, rounded, cotangents)
-        self.count += 1
-        self.seeds += 1
-
-    def _given(self, one: Id, sample: Sample) -> list[Array]:
-        """Return the gradients of the outputs: drawn, or those of the other side's dump."""
-        like = self.comparison.like
-        if like is not None:
-            return like.cotangents(one, self.dtype)
-        return numbers.cotangents(self.comparison.outputs, sample.seed, self.cast)
-
-    def _measure_noise(self) -> None:
-        comparison, side = self.comparison, self.comparison.side
-        sample = comparison.sample(*FIRST)
-        cotangents = self._given(FIRST, sample)
-        runs = [comparison.run(side, sample, cotangents, self.cast, self.modes[0]) for _ in range(2)]
-        once, again = (comparison.named(side, run) for run in runs)
-        self._note_noise(f"{side}, run to run", once, again)
-        if len(self.modes) > 1:
-            other = comparison.run(side, sample, cotangents, self.cast, self.modes[1])
-            self._relative(f"{side}, eager or compiled", once, comparison.named(side, other))
-        if side == "torch":
-            self._split_batch(sample)
-        comparison.noise[self.dtype] = dict(self.noise)
-        comparison.floors[self.dtype] = dict(self.floors)
-        if side == "torch" and side in comparison.lacks:
-            notes = list(comparison.notes)
-            self.floors = {}
-            self._perturb(sample, cotangents)
-            comparison.perturbed[self.dtype], comparison.notes = self.floors, notes
+    def _manifest(
+        self, seeds: int, first_seed: int, modes: tuple[str, ...], dtypes: tuple[str, ...], unstable: str
+    ) -> Manifest:
+        subject, pair, framework = self.subject, self.pair, self.subject.framework
+        call = pair.arguments[self.side]
+        arrays = {name: one for name, one in call.kwargs.items() if is_array(one)}
+        return Manifest(
+            framework=framework,
+            name=subject.name,
+            dtype=pair.dtype or "float32",
+            device=str(subject.device),
+            dtypes=list(dtypes),
+            modes=list(modes),
+            seeds=seeds,
+            first_seed=first_seed,
+            argument_names=subject.argument_names,
+            positional=len(call.args),
+            keywords=list(arrays),
+            constants={name: one for name, one in call.kwargs.items() if name not in arrays},
+            outputs=pair.outputs,
+            parameters=subject.parameters(),
+            modules=subject.modules(),
+            settings=subject.settings(),
+            unreached=subject.unreached(call),
+            lacks=pair.lacks.get(self.side, ""),
+            unstable=unstable,
+            notes=pair.notes,
+            noise=self.found.noise,
+            floors=self.found.floors,
+            perturbed=self.found.perturbed,
+            probes=self.found.probes,
+            reach=self._reach(),
+            like=self.like.digest if self.like else "",
+            transfer=pair.transfer if self.like else False,
+            pairing=list(pair.pairing.matches) if self.like else [],
+            calls=self.found.calls,
+            environment=_environment(subject),
+        )
 
 
-def _without_weights(harness: Any, side: Side, call: Arguments, notes: list[str]) -> Arguments:
+@dataclasses.dataclass
+class _Found:
+    """What a recorder notes while it writes; the fields are those of `Manifest`, and `zeros` leads to its `reach`."""
+
+    noise: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    floors: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    perturbed: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    probes: dict[str, dict[str, dict[str, dict[str, tuple[float, float]]]]] = dataclasses.field(default_factory=dict)
+    calls: dict[str, list[Recorded]] = dataclasses.field(default_factory=dict)
+    zeros: dict[str, tuple[Match, bool]] = dataclasses.field(default_factory=dict)
+
+
+def _environment(subject: Any) -> dict[str, str]:
+    framework = subject.framework
+    rows = backends.load(framework, "_parity.precision").switches()
+    held = {f"{row.framework} {row.name}": row.value for row in rows if row.key or row.state in ("unsafe", "note")}
+    foreign = ("jax", "flax") if framework == "torch" else ("torch",)
+    versions = {name: version for name, version in environment().items() if name not in foreign}
+    return {**versions, f"{framework} device": str(subject.device), **held}
+
+
+def _alone(subject: Any, inputs: Any) -> Pair:
+    """Return the pair of a subject with itself."""
+    notes: list[str] = []
+    held: Arrays = subject.weights()
+    own = calls.common_dtype(held)
+    call = calls.in_dtype(_without_weights(subject, calls.as_arguments(inputs), notes), own)
+    matches = tuple(_itself(name, one) for name, one in subject.parameters().items())
+    return Pair(
+        first=subject,
+        second=subject,
+        arguments={"first": call, "second": call},
+        same_inputs=calls.alike(call, call),
+        fixed=frozenset(),
+        vary=frozenset(),
+        held={"first": held, "second": held},
+        dtype=own or next((one.dtype.name for one in call.leaves if is_float(one)), "float32"),
+        outputs=list(subject.describe_outputs(held, call)),
+        pairing=Pairing(matches),
+        notes=notes,
+    )
+
+
+def _beside(subject: Any, inputs: Any, like: Dump) -> Pair:
+    """Return the pair of another side's dump and a subject; the parameters are yet to be paired."""
+    notes: list[str] = []
+    held: Arrays = subject.weights()
+    given = _without_weights(subject, calls.as_arguments(_call_of(like) if inputs is None else inputs), notes)
+    call = calls.in_dtype(given, calls.common_dtype(held) or like.manifest.dtype)
+    outputs = list(subject.describe_outputs(held, call))
+    pair = Pair(
+        first=like,
+        second=subject,
+        arguments={"first": like.arguments, "second": call},
+        same_inputs=calls.alike(like.arguments, call),
+        fixed=frozenset(),
+        vary=frozenset(),
+        held={"first": like.weights(), "second": held},
+        dtype=like.manifest.dtype,
+        outputs=outputs,
+        pairing=Pairing(()),
+        notes=notes,
+    )
+    check_outputs(like.manifest.outputs, outputs, pair.labels)
+    return pair
+
+
+def _without_weights(subject: Any, call: Arguments, notes: list[str]) -> Arguments:
     """Return a call that a dump can hold; torch's own attention is asked for no weights, as Flax returns none."""
-    if side == "torch" and harness.name == "MultiheadAttention" and "need_weights" not in call.kwargs:
+    if subject.framework == "torch" and subject.name == "MultiheadAttention" and "need_weights" not in call.kwargs:
         notes.append("attention weights of torch's MultiheadAttention: not compared, Flax returns none")
         call = Arguments(call.args, {**call.kwargs, "need_weights": False})
     arrays = {name: one for name, one in call.kwargs.items() if is_array(one)}
@@ -406,17 +447,17 @@ def _itself(name: str, parameter: Any) -> Match:
     return Match(tensor, tensor, Rule("torch", "flax"), "names")
 
 
-def _parts(matches: Iterable[Match], side: Side) -> list[Match]:
+def _parts(matches: Iterable[Match], framework: str) -> list[Match]:
     """Return matches of the equal parts of tensors that may be a fused query, key and value."""
-    axis = 0 if side == "torch" else -1
+    axis = 0 if framework == "torch" else -1
     found = []
     for match in matches:
-        whole = match.flax
+        whole = match.second
         if not whole.shape or whole.shape[axis] % PARTS or not whole.shape[axis]:
             continue
         shape = list(whole.shape)
         shape[axis] //= PARTS
         for i in range(PARTS):
             part = dataclasses.replace(whole, name=f"{whole.name}[{i}]", shape=tuple(shape), part=(i, PARTS))
-            found.append(dataclasses.replace(match, torch=part, flax=part))
+            found.append(dataclasses.replace(match, first=part, second=part))
     return found

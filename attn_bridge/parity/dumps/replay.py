@@ -1,28 +1,30 @@
-"""Judges two dumps as `compare` judges two modules; neither framework is needed."""
+"""Judges two dumps as `compare` judges two sides; neither framework is needed."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ...weights import Rule, Rules
+from ..compare import inputs as calls
 from ..compare import pairing as pairings
-from ..compare import samples as numbers
-from ..compare.driver import peak_memory
-from ..compare.judgement import SLOW, Judgement
-from ..compare.localisation import LIMIT, Node, _larger, _relative, _Search, match_leaves
+from ..compare.driver import judged, peak_memory
+from ..compare.localisation import located_in_records
+from ..compare.noise import Noise
 from ..compare.outputs import check_outputs
-from ..compare.pair import Comparison, Progress
+from ..compare.pair import SIDES, Pair, Progress
 from ..compare.pairing import Match, Pairing, Tensor
-from ..compare.report import Divergence, ModuleNode, Report, Side, TensorVerdict
-from ..compare.samples import Sample
-from ..compare.subject import Array, Arrays, Call, Run
-from .format import FIRST, ORACLE, Dump, DumpError, Id, key_of, of_side
+from ..compare.probes import Kind, Moved, Probe
+from ..compare.report import Report, Side
+from ..compare.runner import Outputs
+from ..compare.sampling import Planned, Sample
+from ..compare.subject import Array, Call, Run
+from .format import ORACLE, Dump, DumpError, key_of, of_side
 from .recording import PARTS
 
 
@@ -30,7 +32,7 @@ def compare_dumps(
     torch_dump: str | Path,
     flax_dump: str | Path,
     *,
-    rules: Rules | Iterable[Rule] | None = None,
+    rules: Any = None,
     command: str = "",
     progress: Progress | None = None,
 ) -> Report:
@@ -52,109 +54,68 @@ def compare_dumps(
     """
     started = time.perf_counter()
     with np.errstate(all="ignore"):
-        replay = _Replay(of_side(torch_dump, "torch"), of_side(flax_dump, "flax"), rules)
-        replay.progress = progress or replay.progress
+        replay = Replay(of_side(torch_dump, "torch"), of_side(flax_dump, "flax"), rules)
+        replay.pair.progress = progress or replay.pair.progress
         report = replay.report()
     seconds = time.perf_counter() - started
     return dataclasses.replace(report, command=command, seconds=seconds, peak_memory=peak_memory())
 
 
-class _Replay(Comparison):
-    """Two dumps in the place of two modules."""
+class Replay:
+    """Looks up what two dumps hold, where `compare` runs two subjects.
 
-    can_run = False
+    Args:
+        first: the torch dump.
+        second: the Flax dump.
+        rules: see `compare_dumps`.
 
-    torch: Dump
-    flax: Dump
+    Raises:
+        ValueError: the two can't be compared.
+    """
 
-    def __init__(self, torch: Dump, flax: Dump, rules: Rules | Iterable[Rule] | None):
-        ours, theirs = torch.manifest, flax.manifest
-        self.progress = lambda what, done, total: None
-        self.torch, self.flax = torch, flax
-        self.modules = (None, None)
+    live = False
+
+    def __init__(self, first: Dump, second: Dump, rules: Any):
+        ours, theirs = first.manifest, second.manifest
+        self.dumps: dict[Side, Dump] = {"first": first, "second": second}
         self.alone = not theirs.like
-        if theirs.like and theirs.like != torch.digest:
-            raise ValueError(f"{flax.path} was dumped like another torch dump than {torch.path}")
+        if theirs.like and theirs.like != first.digest:
+            raise ValueError(f"{second.path} was dumped like another torch dump than {first.path}")
         if (ours.dtypes, ours.modes) != (theirs.dtypes, theirs.modes):
             raise ValueError("the dumps differ in precisions or modes; make both with the same --dtype and --mode")
-        self.transfer = theirs.transfer
-        self.notes = list(dict.fromkeys([*ours.notes, *theirs.notes]))
-        self.lacks = {side: one.lacks for side, one in (("torch", ours), ("flax", theirs)) if one.lacks}  # type: ignore[misc]
-        self.held, self.held_flax = torch.weights(), flax.weights()
-        self.dtype = ours.dtype
-        self.arguments, self.flax_arguments = torch.arguments, flax.arguments
-        self.same_inputs = numbers.alike(self.arguments, self.flax_arguments)
-        check_outputs(ours.outputs, theirs.outputs)
-        self.outputs = ours.outputs
-        self.structure = [place for place, _, _ in self.outputs]
-        self.large = self.work() > SLOW
-        self.before: dict[Side, list[Array]] = {}
-        if self.alone and self.same_inputs != list(range(len(self.arguments.leaves))):
+        self.pair = Pair(
+            first=first,
+            second=second,
+            arguments={"first": first.arguments, "second": second.arguments},
+            same_inputs=calls.alike(first.arguments, second.arguments),
+            fixed=frozenset(),
+            vary=frozenset(),
+            held={"first": first.weights(), "second": second.weights()},
+            dtype=ours.dtype,
+            outputs=ours.outputs,
+            pairing=Pairing(()),
+            transfer=theirs.transfer,
+            lacks={side: one.manifest.lacks for side, one in self.dumps.items() if one.manifest.lacks},
+            notes=list(dict.fromkeys([*ours.notes, *theirs.notes])),
+        )
+        check_outputs(ours.outputs, theirs.outputs, self.pair.labels)
+        if self.alone and self.pair.same_inputs != list(range(len(first.arguments.leaves))):
             raise ValueError(f"the dumps hold different inputs; {self._advice}")
-        self.pairing = self._pair(rules)
-        self.judged = ours.dtypes[0]
-        self.drawn: set[int] = set()
+        self.pair.pairing = self._paired(rules)
 
     @property
     def _advice(self) -> str:
-        return f"dump the Flax side with --like {self.torch.path}"
-
-    def _pair(self, rules: Rules | Iterable[Rule] | None) -> Pairing:
-        """Pair the parameters as the Flax dump was made, else by rules, or by names and the weights that both hold."""
-        ours, theirs = self.torch.parameters(), self.flax.parameters()
-        found = None if rules is None else pairings.from_rules(rules, ours, theirs)
-        if self.alone:
-
-            def probe(candidate: Pairing) -> float:
-                made = candidate.to_flax(self.held)
-                return 0.0 if all(_same(made[name], array) for name, array in self.held_flax.items()) else math.inf
-
-            return found or pairings.propose(ours, theirs, probe)
-        stored = self._stored_pairing()
-        if found is not None:
-            ids = {
-                name: np.arange(math.prod(one.shape)).reshape(one.shape) + (i << 40)
-                for i, (name, one) in enumerate(ours.items())
-            }
-            one, two = found.to_flax(ids), stored.to_flax(ids)
-            if any(not _same(one[name], two[name]) for name in two):
-                raise ValueError(f"{self.flax.path} was made with another pairing than these rules say")
-        return found or stored
-
-    def _stored_pairing(self) -> Pairing:
-        """Return the pairing in the Flax dump, checked to be one of these parameters."""
-        sides = {"torch": self.torch.parameters(), "flax": self.flax.parameters()}
-        matches = []
-        held: dict[str, list[Tensor]] = {"torch": [], "flax": []}
-        for match in self.flax.manifest.pairing:
-            for side, tensor in (("torch", match.torch), ("flax", match.flax)):
-                if tensor.source not in sides[side]:
-                    raise DumpError(f"{self.flax.path} pairs {tensor.source}, which {side} does not have")
-                held[side].append(dataclasses.replace(tensor, parameter=sides[side][tensor.source]))
-            matches.append(dataclasses.replace(match, torch=held["torch"][-1], flax=held["flax"][-1]))
-        for side, parameters in sides.items():
-            for name, parameter in parameters.items():
-                found = sorted((one for one in held[side] if one.source == name), key=lambda one: one.part or (0, 1))
-                axis = 0 if side == "torch" else -1
-                parts = [one.part for one in found]
-                if parts not in ([None], [(i, PARTS) for i in range(PARTS)]):
-                    raise DumpError(f"{self.flax.path} does not pair {name} of {side} once")
-                shape = list(parameter.shape)
-                if len(parts) > 1 and shape:
-                    shape[axis] //= PARTS
-                if any(one.shape != tuple(shape) for one in found):
-                    raise DumpError(f"{self.flax.path} pairs {name} of {side} in another shape")
-        return Pairing(tuple(matches))
+        return f"dump the Flax side with --like {self.dumps['first'].path}"
 
     def report(self) -> Report:
         """Return the report on all samples that both dumps hold."""
-        made = self.torch.manifest
-        report = self.judge(made.seeds, made.first_seed, tuple(made.modes), tuple(made.dtypes), False)
+        made = self.dumps["first"].manifest
+        report = judged(self, made.seeds, made.first_seed, tuple(made.modes), tuple(made.dtypes)).report
+        report = dataclasses.replace(report, environment=self._environment())
         if self.alone and any(one.kind == "weight" and one.verdict != "equal" for one in report.tensors):
-            message = f"the dumps hold different weights; {self._advice}"
-            return dataclasses.replace(report, message=message)
-        if report.verdict == "different" and not self.lacks:
-            tree, divergence = _locate(self, self.torch, self.flax)
+            return dataclasses.replace(report, message=f"the dumps hold different weights; {self._advice}")
+        if report.verdict == "different" and not self.pair.lacks:
+            tree, divergence = self._located()
             report = dataclasses.replace(report, tree=tree, first_divergence=divergence)
         if report.verdict in ("different", "precision") and report.first_divergence is None:
             note = "where the two first part could not be told from dumps; compare both sides in one process for that"
@@ -163,64 +124,168 @@ class _Replay(Comparison):
 
     # ---- what the judge asks for
 
-    def judgement(self, dtype: str, modes: tuple[str, ...]) -> Judgement:
-        """Return what judges the samples in one precision."""
-        return _Replayed(self, dtype, modes)
+    def sample(self, planned: Planned) -> Sample | None:
+        """Return what tells a sample apart, if both dumps have it; its results are looked up.
 
-    def named_as(self, one: Id) -> Id:
-        """Return the sample to take where the judge asks for one: with held weights, if both hold no other."""
-        return (one[0].replace("own", "held"), *one[1:]) if self.alone else one
+        Where both sides hold no other weights than their own, those are taken in place of drawn ones.
+        """
+        one = planned._replace(kind=planned.kind.replace("own", "held")) if self.alone else planned
+        if any(one not in dump for dump in self.dumps.values()):
+            return None
+        return Sample({}, {side: dump.inputs(one) for side, dump in self.dumps.items()}, one)
 
-    def sample(self, kind: str, group: int, copy: int, seed: int) -> Sample:
-        """Return what tells a sample apart; its results are looked up, so that it needs no weights."""
-        plain = kind.removesuffix(" stress")
-        one = (kind, group, copy, seed)
-        return Sample(
-            {}, self.torch.inputs(one), self.flax.inputs(one), plain, group, (seed, group, copy), plain != kind
-        )
+    def run(self, side: Side, sample: Sample, dtype: str, mode: str = "eager", seed: int = 0) -> Run:
+        """Look up the results of one side in a precision."""
+        del seed
+        self._check_same(sample.planned, dtype)
+        cast = None if dtype == self.pair.dtype else dtype
+        which = ORACLE if cast == "float64" and mode == "eager" else mode
+        return self.dumps[side].run(sample.planned, dtype, which)
 
-    def run(
-        self,
-        side: Side,
-        sample: Sample,
-        cotangents: list[Array] | None,
-        dtype: str | None,
-        mode: str = "eager",
-        seed: int = 0,
-    ) -> Run:
-        """Look up the results of one side."""
-        del cotangents, seed
-        seed, group, copy = sample.seed
-        one = (f"{sample.kind} stress" if sample.stress else sample.kind, group, copy, seed)
-        found = self.torch if side == "torch" else self.flax
-        return found.run(one, self.judged, ORACLE if dtype == "float64" and mode == "eager" else mode)
+    def exact(self, side: Side, sample: Sample, dtype: str, mode: str = "eager", seed: int = 0) -> Run:
+        """Look up the float64 results of one side."""
+        del mode, seed
+        return self.dumps[side].run(sample.planned, dtype, ORACLE)
 
-    def check_same(self, one: Id, dtype: str) -> None:
-        """Make sure that both dumps were made of the same numbers, where neither was given the other's."""
-        pairs = zip(self.torch.inputs(one).leaves, self.flax.inputs(one).leaves, strict=True)
-        given = zip(self.torch.cotangents(one, dtype), self.flax.cotangents(one, dtype), strict=True)
-        if self.alone and not all(_same(first, second) for first, second in [*pairs, *given]):
-            raise ValueError(f"the dumps were made of different random numbers (seeds, NumPy versions); {self._advice}")
+    def probe(self, kind: Kind, side: Side, sample: Sample, dtype: str, seed: int) -> Probe:
+        """Look up what other roundings cost one side."""
+        del seed
+        dump = self.dumps[side]
+        number = str(dump.manifest.samples.index(sample.planned))
+        stored = dump.manifest.probes.get(dtype, {}).get(number, {}).get(kind, {})
+        found = {}
+        for name, keys in self._keys(side).items():
+            value = next((stored[key] for key in keys if key in stored), None)
+            if value is not None:
+                found[name] = Moved(*value)
+        return found
 
-    def _instability(self, sides: Iterable[Side] = ()) -> str:
-        del sides
-        return self.torch.manifest.unstable or self.flax.manifest.unstable
+    def noise(self, dtype: str, modes: tuple[str, ...]) -> Noise:
+        """Look up what each side does to itself."""
+        del modes
+        found = Noise()
+        for side in SIDES:
+            made = self.dumps[side].manifest
+            found.shown |= made.noise.get(dtype, {})
+            stored = [made.floors.get(dtype, {})]
+            if side == "first" and len(self.pair.lacks) == len(SIDES):
+                stored.append(made.perturbed.get(dtype, {}))
+                found.notes.append("neither side has float64: judged by how far moves of one ulp move the results")
+            for name, keys in self._keys(side).items():
+                units = [one[key] for one in stored for key in keys if key in one]
+                found.floors[name] = max([found.floors.get(name, 0.0), *units])
+        return found
 
-    def changed(self, side: Side, weights: Arrays, matches: list[Match], by: float) -> list[Array]:
-        del side, weights, matches, by
+    def unstable(self) -> str:
+        """Return what a dump says of a module that is not deterministic."""
+        return self.dumps["first"].manifest.unstable or self.dumps["second"].manifest.unstable
+
+    def changed(self, side: Side, matches: Sequence[Match], by: float) -> list[Array]:
+        """Return nothing: a dump runs nothing."""
+        del side, matches, by
         return []
 
-    def reaches(
-        self, side: Side, before: Mapping[Side, list[Array]], weights: Arrays, matches: list[Match], by: float
-    ) -> bool:
+    def reaches(self, side: Side, before: Outputs, matches: Sequence[Match], by: float) -> bool:
         """Look up whether parameters reach the output; those that are not listed have a gradient, so they do."""
-        del before, weights
-        reach = (self.torch if side == "torch" else self.flax).manifest.reach
-        found = [reach.get(key_of(one.torch if side == "torch" else one.flax), (True, True)) for one in matches]
+        del before
+        reach = self.dumps[side].manifest.reach
+        found = [reach.get(key_of(one.first if side == "first" else one.second), (True, True)) for one in matches]
         return any(used if math.isnan(by) else moves for used, moves in found)
 
+    # ---- names
+
+    def _keys(self, side: Side) -> dict[str, list[str]]:
+        """Return name of a tensor -> the names under which a dump may hold what it says of it."""
+        pair, others = self.pair, self.pair.second_names()
+        sources = {
+            f"grad {match.first.name}": f"grad {(match.first if side == 'first' else match.second).source}"
+            for match in pair.pairing.matches
+        }
+        outputs = ["output"] if len(pair.outputs) == 1 else [f"output{place}" for place in pair.structure]
+        return {name: [name, sources.get(name, name), others.get(name, name)] for name in [*outputs, *others]}
+
+    def _check_same(self, planned: Planned, dtype: str) -> None:
+        """Make sure that both dumps were made of the same numbers, where neither was given the other's."""
+        if not self.alone:
+            return
+        first, second = self.dumps["first"], self.dumps["second"]
+        pairs = zip(first.inputs(planned).leaves, second.inputs(planned).leaves, strict=True)
+        given = zip(first.cotangents(planned, dtype), second.cotangents(planned, dtype), strict=True)
+        if not all(_same(one, two) for one, two in [*pairs, *given]):
+            raise ValueError(f"the dumps were made of different random numbers (seeds, NumPy versions); {self._advice}")
+
+    # ---- pairing
+
+    def _paired(self, rules: Any) -> Pairing:
+        """Pair the parameters as the Flax dump was made, else by rules, or by names and the weights that both hold."""
+        first, second = self.dumps["first"], self.dumps["second"]
+        ours, theirs = first.parameters(), second.parameters()
+        if self.alone:
+            return pairings.pair_parameters(ours, theirs, self._holds_the_same, rules=rules)
+        stored = self._stored_pairing()
+        if rules is None:
+            return stored
+        found = pairings.pair_parameters(ours, theirs, None, rules=rules)
+        ids = {
+            name: np.arange(math.prod(one.shape)).reshape(one.shape) + (i << 40)
+            for i, (name, one) in enumerate(ours.items())
+        }
+        one, two = found.to_second(ids), stored.to_second(ids)
+        if any(not _same(one[name], two[name]) for name in two):
+            raise ValueError(f"{second.path} was made with another pairing than these rules say")
+        return found
+
+    def _holds_the_same(self, candidate: Pairing) -> float:
+        made, held = candidate.to_second(self.pair.held["first"]), self.pair.held["second"]
+        return 0.0 if all(name in made and _same(made[name], array) for name, array in held.items()) else math.inf
+
+    def _stored_pairing(self) -> Pairing:
+        """Return the pairing in the Flax dump, checked to be one of these parameters."""
+        parameters = {side: dump.parameters() for side, dump in self.dumps.items()}
+        path = self.dumps["second"].path
+        matches = []
+        held: dict[Side, list[Tensor]] = {"first": [], "second": []}
+        for match in self.dumps["second"].manifest.pairing:
+            for side, tensor in (("first", match.first), ("second", match.second)):
+                if tensor.source not in parameters[side]:  # type: ignore[index]
+                    raise DumpError(f"{path} pairs {tensor.source}, which {self.pair.labels[side]} does not have")  # type: ignore[index]
+                parameter = parameters[side][tensor.source]  # type: ignore[index]
+                held[side].append(dataclasses.replace(tensor, parameter=parameter))  # type: ignore[index]
+            matches.append(dataclasses.replace(match, first=held["first"][-1], second=held["second"][-1]))
+        for side in SIDES:
+            for name, parameter in parameters[side].items():
+                self._check_paired(side, name, parameter.shape, [one for one in held[side] if one.source == name])
+        return Pairing(tuple(matches))
+
+    def _check_paired(self, side: Side, name: str, shape: tuple[int, ...], held: list[Tensor]) -> None:
+        """Check that the tensors of a stored pairing make up one parameter."""
+        path, label = self.dumps["second"].path, self.pair.labels[side]
+        found = sorted(held, key=lambda one: one.part or (0, 1))
+        parts = [one.part for one in found]
+        if parts not in ([None], [(i, PARTS) for i in range(PARTS)]):
+            raise DumpError(f"{path} does not pair {name} of {label} once")
+        wanted = list(shape)
+        if len(parts) > 1 and wanted:
+            wanted[0 if label == "torch" else -1] //= PARTS
+        if any(one.shape != tuple(wanted) for one in found):
+            raise DumpError(f"{path} pairs {name} of {label} in another shape")
+
+    # ---- where they part, and where they ran
+
+    def _located(self) -> Any:
+        """Return the module tree and the first divergence in the forward pass, from the calls that two dumps hold."""
+        first, second = self.dumps["first"], self.dumps["second"]
+        tree = divergence = None
+        for one in reversed(first.recorded()):
+            if one in second.recorded():
+                calls_of = {side: _all_calls(dump, one) for side, dump in self.dumps.items()}
+                tree, divergence = located_in_records(self.pair, calls_of)
+                if divergence is not None:
+                    break
+        return tree, divergence
+
     def _environment(self) -> dict[str, str]:
-        ours, theirs = self.torch.manifest.environment, self.flax.manifest.environment
+        ours, theirs = (self.dumps[side].manifest.environment for side in SIDES)
         found: dict[str, str] = {}
         for name in [*ours, *(name for name in theirs if name not in ours)]:
             if name in ours and name in theirs and ours[name] != theirs[name]:
@@ -230,103 +295,10 @@ class _Replay(Comparison):
         return found
 
 
-class _Replayed(Judgement):
-    """Judges the samples that both dumps hold."""
-
-    comparison: _Replay
-
-    def run(self, seeds: int, first_seed: int) -> list[TensorVerdict]:
-        """Judge, and count what was there."""
-        self.comparison.drawn = set()
-        verdicts = super().run(seeds, first_seed)
-        self.seeds = max(len(self.comparison.drawn), 1)
-        return verdicts
-
-    def take(self, kind: str, group: int, copy: int, seed: int) -> None:
-        """Measure a sample if both dumps have it."""
-        comparison = self.comparison
-        one = comparison.named_as((kind, group, copy, seed))
-        if one not in comparison.torch or one not in comparison.flax:
-            return
-        comparison.judged = self.dtype
-        comparison.check_same(one, self.dtype)
-        comparison.drawn |= set() if "stress" in kind else {seed} - {-1}
-        super().take(*one)
-
-    def _measure_noise(self) -> None:
-        comparison = self.comparison
-        flax_names = comparison.flax_names()
-        matches = {f"grad {match.torch.name}": match for match in comparison.pairing.matches}
-        ours, theirs = (one.manifest for one in (comparison.torch, comparison.flax))
-        self.noise = ours.noise.get(self.dtype, {}) | theirs.noise.get(self.dtype, {})
-        found = [ours.floors.get(self.dtype, {})]
-        if len(comparison.lacks) == 2:
-            found.append(ours.perturbed.get(self.dtype, {}))
-            comparison.notes.append("neither side has float64: judged by how far moves of one ulp move the results")
-        of_flax = theirs.floors.get(self.dtype, {})
-        for name in comparison.named("torch", comparison.run("torch", comparison.sample(*FIRST), None, self.cast)):
-            match = matches.get(name)
-            source, flax_source = (f"grad {match.torch.source}", f"grad {match.flax.source}") if match else (name, name)
-            floors = [one.get(name, one.get(source, 0.0)) for one in found]
-            theirs_too = (of_flax[key] for key in (name, flax_source, flax_names.get(name, name)) if key in of_flax)
-            self.floors[name] = max(*floors, next(theirs_too, 0.0))
-
-    def _look_again(self, verdicts: list[TensorVerdict], seeds: int, first_seed: int) -> list[TensorVerdict]:
-        """Judge precision again where the dumps hold fresh seeds for it."""
-        made = self.comparison.torch.manifest.samples
-        return super()._look_again(verdicts, seeds, first_seed) if any(one[1] >= 2000 for one in made) else verdicts
-
-
 def _same(one: Array, two: Array) -> bool:
     return one.shape == two.shape and one.dtype == two.dtype and one.tobytes() == two.tobytes()
 
 
-# ---- where they part
-
-
-class _FreeSearch(_Search):
-    """Looks at two recorded runs: a submodule is at fault if its inputs agree and its outputs don't."""
-
-    def __init__(self, comparison: Comparison, calls: Mapping[Side, Sequence[Call]]):
-        self.comparison, self.calls = comparison, calls
-        self.aim = "meaning"
-
-    def tree(self) -> Node:
-        """Return the tree of the submodules, with the pairs' calls."""
-        return self._build(self.calls)
-
-    def _try(self, node: Node) -> None:
-        for torch_call, flax_call in node.calls:
-            inputs = match_leaves(torch_call.arguments.leaves, flax_call.arguments.leaves)
-            outputs = match_leaves(torch_call.outputs, flax_call.outputs)
-            before = [
-                (one.torch_value(torch_call.arguments.leaves), one.flax_value(flax_call.arguments.leaves))
-                for one in inputs
-            ]
-            after = [(one.torch_value(torch_call.outputs), one.flax_value(flax_call.outputs)) for one in outputs]
-            error_in, error_out = _relative(before), _relative(after)
-            node.error_in, node.error_out = _larger(node.error_in, error_in), _larger(node.error_out, error_out)
-            if error_in > LIMIT:
-                continue
-            node.forward = _larger(node.forward, error_out)
-            if not node.guilty_forward and error_out > LIMIT:
-                node.guilty_forward = True
-                node.message = f"its inputs agree, and its outputs differ by {error_out:.2g} of the largest value"
-
-
-def _all_calls(dump: Dump, one: Id) -> list[Call]:
+def _all_calls(dump: Dump, one: Planned) -> list[Call]:
     run = dump.run(one, dump.manifest.dtypes[0], ORACLE)
     return [Call("", 0, -1, dump.inputs(one), run.outputs, []), *dump.calls(one)]
-
-
-def _locate(comparison: Comparison, torch: Dump, flax: Dump) -> tuple[ModuleNode | None, Divergence | None]:
-    """Return the module tree and the first divergence in the forward pass, from the calls that two dumps hold."""
-    root, divergence = None, None
-    for one in reversed(torch.recorded()):
-        if one in flax.recorded():
-            search = _FreeSearch(comparison, {"torch": _all_calls(torch, one), "flax": _all_calls(flax, one)})
-            root = search.tree()
-            divergence = search.first(root)
-            if divergence is not None:
-                break
-    return None if root is None else root.frozen(), divergence

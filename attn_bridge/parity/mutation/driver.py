@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from ... import backends
-from ..settings.environment import environment
 from ..compare import samples
 from ..compare.report import Picture, Report, Side
 from ..compare.subject import Arguments
+from ..settings.environment import environment
 from . import mutants, pairs, usual_rules
 from .block_faults import Fault, always, never
 from .faults import FAULTS, find_fault

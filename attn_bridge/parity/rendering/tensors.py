@@ -80,7 +80,9 @@ def _tensor(tensor: TensorVerdict) -> Markup:
         element(
             "th",
             element("span", tensor.name, class_="name"),
-            element("span", f"Flax: {tensor.second_name}", class_="kind") if tensor.second_name != tensor.name else None,
+            element("span", f"Flax: {tensor.second_name}", class_="kind")
+            if tensor.second_name != tensor.name
+            else None,
             element("span", ", ".join(facts), class_="kind"),
             element("span", tensor.message, class_="why") if tensor.message else None,
             scope="row",

@@ -22,11 +22,11 @@ import numpy as np
 
 from ... import backends
 from ...weights import Rule, Rules
-from ..compare.dtypes import numpy_dtype
 from ..compare import samples as numbers
 from ..compare.criterion import Measure, decide, measure, scale_of, unit_of
 from ..compare.driver import check_modules
 from ..compare.dropout_masks import Masks, differences
+from ..compare.dtypes import numpy_dtype
 from ..compare.pair import Comparison, Progress
 from ..compare.report import Pair, ParityError, TensorVerdict, Verdict, worst
 from ..compare.subject import Arguments, Array, Arrays, CannotLiftError, ModuleFailedError, is_float, wide
