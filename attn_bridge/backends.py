@@ -43,8 +43,8 @@ def load(framework: Framework, module: str = "backend") -> ModuleType:
         ) from error
 
 
-def load_harness(framework: Framework) -> ModuleType:
-    """Import the harness of a framework, which runs any module of it.
+def load_subjects(framework: Framework) -> ModuleType:
+    """Import what makes subjects of a framework's modules and functions, for the parity judge to run.
 
     Raises:
         MissingBackendError: the framework is not installed.

@@ -25,11 +25,11 @@ def as_arguments(inputs: Any) -> Arguments:
     if isinstance(inputs, Arguments):
         return inputs
     if isinstance(inputs, Mapping):
-        found = Arguments((), {str(name): _to_numpy(value) for name, value in inputs.items()})
+        found = Arguments((), {str(name): to_numpy(value) for name, value in inputs.items()})
     elif isinstance(inputs, (tuple, list)):
-        found = Arguments(tuple(_to_numpy(value) for value in inputs))
+        found = Arguments(tuple(to_numpy(value) for value in inputs))
     else:
-        found = Arguments((_to_numpy(inputs),))
+        found = Arguments((to_numpy(inputs),))
     if not found.leaves:
         raise ModuleFailedError(
             "inputs must be an array, a tuple of positional ones or a dict of keyword ones, "
@@ -42,13 +42,14 @@ def as_arguments(inputs: Any) -> Arguments:
     return found
 
 
-def _to_numpy(value: Any) -> Any:
+def to_numpy(value: Any) -> Any:
+    """Return arrays of any framework, at any depth, as NumPy's; anything else as it is."""
     if isinstance(value, (tuple, list)) and not _is_foreign(value):
         return (
-            type(value)(map(_to_numpy, value)) if not hasattr(value, "_fields") else type(value)(*map(_to_numpy, value))
+            type(value)(map(to_numpy, value)) if not hasattr(value, "_fields") else type(value)(*map(to_numpy, value))
         )
     if isinstance(value, Mapping):
-        return {key: _to_numpy(one) for key, one in value.items()}
+        return {key: to_numpy(one) for key, one in value.items()}
     if isinstance(value, np.ndarray):
         return value
     if _is_foreign(value):

@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 
 from ... import backends
-from ..compare import samples
-from ..compare.report import Picture, Report, Side
+from ...backends import Framework
+from ..compare import inputs as calls
+from ..compare import sampling
+from ..compare.report import Picture, Report
 from ..compare.subject import Arguments
 from ..settings.environment import environment
 from . import mutants, pairs, usual_rules
@@ -73,7 +75,7 @@ def mutate(
     if faults > len(FAULTS):
         raise ValueError(f"faults ({faults}) must be at most {len(FAULTS)}")
     for side in SIDES:
-        backends.load_harness(side)
+        backends.load_subjects(side)
     started = time.perf_counter()
     trials = [*plan_faults(FAULTS[:faults], seed + FAULT_SEEDS, plants)]
     trials += [Trial("", None, seed + number) for number in range(configs)]
@@ -190,19 +192,17 @@ class _Subject:
 
     def pictures(self) -> list[Picture]:
         """Run both sides once on what they hold, for a pair that the judge did not come to compare."""
-        from ..compare.pair import Comparison
+        from ..compare.prepare import prepare
+        from ..compare.runner import Live
 
-        comparison = Comparison(*self.modules, dict(self.pair.inputs), dict(self.pair.flax_inputs))
-        sample = comparison.sample("held", 0, 0, -1)
-        forward = comparison.run("torch", sample, None, None)
-        random = np.random.default_rng([self.trial.seed, 4])
-        cotangents = [np.asarray(random.normal(size=one.shape), one.dtype) for one in forward.outputs]
-        low = [comparison.run(side, sample, cotangents, None) for side in SIDES]
-        high = comparison.run("torch", sample, cotangents, "float64")
-        truth = comparison.named("torch", high)
+        pair = prepare(*self.modules, dict(self.pair.inputs), dict(self.pair.flax_inputs))
+        runner = Live(pair)
+        sample = runner.sample(sampling.FIRST)
+        first, second = (runner.run(side, sample, pair.dtype) for side in ("first", "second"))
+        truth = pair.named("first", runner.exact("first", sample, pair.dtype))
         return [
-            Picture(name, tensor.torch, tensor.flax, truth[name][1])
-            for name, tensor in comparison.tensors(*low).items()
+            Picture(name, tensor.first, tensor.second, truth[name][1])
+            for name, tensor in pair.aligned(first, second).items()
         ]
 
     def change(self) -> Change:
@@ -210,15 +210,15 @@ class _Subject:
         assert self.fault is not None
         assert self.trial.side is not None
         side, seed = self.trial.side, self.pair.seed
-        harness = backends.load_harness(side).Harness
-        right = harness(self._build(side, with_fault=False))
-        wrong = harness(self._build(side))
+        subject_of = backends.load_subjects(side).subject_of
+        right = subject_of(self._build(side, with_fault=False))
+        wrong = subject_of(self._build(side))
         numbers = []
         for number in range(2):
             weights, inputs = self.held, self.pair.inputs
             if number:
                 weights = mutants.draw_weights(self.shapes, seed + number, 1.0)
-                inputs = samples.draw_inputs(samples.as_arguments(dict(inputs)), (seed, number)).kwargs
+                inputs = sampling.draw_inputs(calls.as_arguments(dict(inputs)), (seed, number)).kwargs
             random = np.random.default_rng([seed, number, 5])
             held = self._on_side(weights, side)
             described = right.describe_outputs(held, Arguments((), dict(inputs)))
@@ -227,17 +227,17 @@ class _Subject:
             numbers.append(Numbers(held, self._on_side(others, side), inputs, cotangents))
         return measure_change(right, wrong, numbers)
 
-    def _build(self, side: Side, *, with_fault: bool = True) -> Any:
+    def _build(self, side: Framework, *, with_fault: bool = True) -> Any:
         build = backends.load(side, "_parity.mutants").build
         if self.fault is None:
             return build(self.pair.name, self.pair.arguments)
         return build(*self.fault.module(self.pair, planted=with_fault and self.trial.side == side))
 
-    def _holds(self, side: Side) -> bool:
+    def _holds(self, side: Framework) -> bool:
         """Whether the fault is in the weights that this side holds."""
         return self.fault is not None and self.fault.held and self.trial.side == side
 
-    def _on_side(self, weights: Arrays, side: Side) -> Arrays:
+    def _on_side(self, weights: Arrays, side: Framework) -> Arrays:
         if side == "torch":
             return weights
         from ...weights import torch_to_flax

@@ -12,7 +12,7 @@ from typing import Any
 import rich.box
 import rich.table
 
-from ..compare.report import Side
+from ...backends import Framework
 from .block_faults import always
 from .faults import FAULTS, find_fault
 from .mutants import FIRST_SEED
@@ -33,7 +33,7 @@ class Trial:
     """One comparison: a fault on one side of a pair (none: a right pair), and the seed of everything else."""
 
     fault: str
-    side: Side | None
+    side: Framework | None
     seed: int
 
     def __str__(self) -> str:

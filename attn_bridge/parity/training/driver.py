@@ -22,17 +22,22 @@ import numpy as np
 
 from ... import backends
 from ...weights import Rule, Rules
-from ..compare import samples as numbers
-from ..compare.criterion import Measure, decide, measure, scale_of, unit_of
-from ..compare.driver import check_modules
+from ..compare import inputs as calls
+from ..compare.criterion import Measure, decide, measure, scale_of
 from ..compare.dropout_masks import Masks, differences
-from ..compare.dtypes import numpy_dtype
-from ..compare.pair import Comparison, Progress
-from ..compare.report import Pair, ParityError, TensorVerdict, Verdict, worst
-from ..compare.subject import Arguments, Array, Arrays, CannotLiftError, ModuleFailedError, is_float, wide
+from ..compare.dtypes import is_float, numpy_dtype, unit_of, wide
+from ..compare.pair import Pair as ComparedPair
+from ..compare.pair import Progress, few_threads
+from ..compare.prepare import prepare
+from ..compare.report import Pair, ParityError, Side, TensorVerdict, Verdict, worst
+from ..compare.sampling import draw_weights
+from ..compare.subject import Arguments, Array, Arrays, CannotPromoteError, ModuleFailedError
 from ..settings.precision import record
 from ..settings.precision import strict as pinned
 from .stepping import Hyperparameters, State, Step
+
+SIDE_OF: dict[str, Side] = {"torch": "first", "flax": "second"}
+"""Framework -> the side of the pair that it is."""
 
 OPTIMIZERS = ("sgd", "momentum", "adamw")
 LOSSES = ("mse", "cross_entropy")
@@ -227,14 +232,14 @@ def train(
         ValueError: an argument is wrong, or the modules can't be run or paired.
     """
     started = time.perf_counter()
-    check_modules(torch_module, flax_module)
+    _check_modules(torch_module, flax_module)
     batches = _batches(data, loss)
     _check(steps, optimizer, loss, lr, seed, dropout, dtype)
     with np.errstate(all="ignore"), pinned() if strict else contextlib.nullcontext():
         training = _Training(
             torch_module, flax_module, batches, steps, optimizer, dropout, loss, lr, seed, dtype, rules, progress
         )
-        with training.comparison.torch.few_threads():
+        with few_threads(training.pair):
             report = training.run()
     return dataclasses.replace(report, seconds=time.perf_counter() - started)
 
@@ -275,18 +280,18 @@ class _Training:
         rules: Any,
         progress: Progress | None,
     ):
-        self.comparison = Comparison(torch_module, flax_module, batches[0][0], rules=rules)
-        self.pairing = self.comparison.pairing
+        self.pair: ComparedPair = prepare(torch_module, flax_module, batches[0][0], rules=rules)
+        self.pairing = self.pair.pairing
         self.batches, self.steps, self.seed = batches, steps, seed or 0
         self.progress = progress or (lambda what, done, total: None)
-        self.dtype = dtype or str(self.comparison.dtype)
+        self.dtype = dtype or str(self.pair.dtype)
         self.precise = self.dtype == "float64"
-        self.notes = self.comparison.notes
+        self.notes = self.pair.notes
         self.settings: list[str] = []
-        self.first_weights = self.comparison.held
+        self.first_weights = self.pair.held["first"]
         if seed is not None:
-            parameters = self.comparison.torch.parameters()
-            self.first_weights = numbers.draw_weights(parameters, self.first_weights, (seed, 0))
+            parameters = self.pair.first.parameters()
+            self.first_weights = draw_weights(parameters, self.first_weights, (seed, 0))
         self.settings.append(
             "first weights: those of the torch module" if seed is None else f"first weights: drawn from seed {seed}"
         )
@@ -318,8 +323,8 @@ class _Training:
             return optimizer
         values = Hyperparameters(lr)
         matches = self.pairing.matches
-        ours = [match for match in matches if len(match.torch.parameter.shape) > 1]
-        names = ([match.torch.source for match in ours], [match.flax.source for match in ours])
+        ours = [match for match in matches if len(match.first.parameter.shape) > 1]
+        names = ([match.first.source for match in ours], [match.second.source for match in ours])
         if optimizer == "adamw":
             b1, b2 = values.betas
             self.settings += [
@@ -356,12 +361,12 @@ class _Training:
             if not order:
                 order = list(map(int, self.random.permutation(len(self.batches))))
             inputs, targets = self.batches[order.pop(0)]
-            given = numbers.in_dtype(numbers.as_arguments(inputs), str(self.comparison.dtype))
+            given = calls.in_dtype(calls.as_arguments(inputs), str(self.pair.dtype))
             if isinstance(targets, np.ndarray) and is_float(targets):
                 targets = targets.astype(wide(targets).dtype if self.precise else numpy_dtype(self.dtype))
             try:
                 self._step(step, given, targets)
-            except CannotLiftError as error:
+            except CannotPromoteError as error:
                 raise ModuleFailedError(str(error)) from error
             for one, two in self._pairs():
                 apart = self._apart(runs[one], runs[two])
@@ -372,8 +377,8 @@ class _Training:
         def runner(trainer: Any, weights: Arrays) -> _Runner:
             side = trainer.framework
             if side == "flax":
-                converted = self.pairing.to_flax(weights)
-                weights = {name: converted.get(name, one) for name, one in self.comparison.held_flax.items()}
+                converted = self.pairing.to_second(weights)
+                weights = {name: converted.get(name, one) for name, one in self.pair.held["second"].items()}
             weights = _cast(weights, trainer.precision) if trainer.precision else weights
             return _Runner(trainer, side, weights, trainer.first_state())
 
@@ -443,33 +448,33 @@ class _Training:
         self._judge(step, {key: self._named_update(key[0], before[key[0]], *one) for key, one in updates.items()})
 
     def _to_flax(self, weights: Arrays) -> Arrays:
-        converted = self.pairing.to_flax(weights)
+        converted = self.pairing.to_second(weights)
         held = self.runs["flax"].weights
         return {name: converted.get(name, one) for name, one in held.items()}
 
     def _gradients_to_flax(self, arrays: Arrays) -> Arrays:
         """Convert what belongs to trainable parameters; frozen ones have none."""
-        known = {match.torch.source for match in self.pairing.matches}
+        known = {match.first.source for match in self.pairing.matches}
         zeros = {name: np.zeros_like(one) for name, one in self.runs["torch"].weights.items() if name in known}
-        found = self.pairing.to_flax({**zeros, **arrays})
+        found = self.pairing.to_second({**zeros, **arrays})
         trained = self.runs["flax"].trainer.trainable
         return {name: one for name, one in found.items() if name in trained}
 
     def _named(self, side: Any, step: Step) -> dict[str, tuple[str, Array]]:
         found = {"loss": ("loss", step.loss)}
-        for name, one in self.pairing.aligned(step.gradients, side).items():
+        for name, one in self.pairing.aligned(step.gradients, SIDE_OF[side]).items():
             found[f"grad {name}"] = ("matrix gradient" if one.ndim > 1 else "vector gradient", one)
-        for name, one in self.pairing.aligned(step.statistics, side).items():
+        for name, one in self.pairing.aligned(step.statistics, SIDE_OF[side]).items():
             found[f"statistic {name}"] = ("statistic", one)
         return found
 
     def _named_update(self, side: Any, before: Arrays, after: Arrays, state: State) -> dict[str, tuple[str, Array]]:
         found = {}
         for slot, arrays in sorted(state.slots.items()):
-            for name, one in self.pairing.aligned(arrays, side).items():
+            for name, one in self.pairing.aligned(arrays, SIDE_OF[side]).items():
                 found[f"{slot} {name}"] = (f"{slot}", one)
-        old = self.pairing.aligned(before, side)
-        for name, one in self.pairing.aligned(after, side).items():
+        old = self.pairing.aligned(before, SIDE_OF[side])
+        for name, one in self.pairing.aligned(after, SIDE_OF[side]).items():
             if self.about.get(f"grad {name}"):
                 found[f"update {name}"] = ("update", wide(one) - wide(old[name]))
                 self.weight_scales[f"update {name}"] = scale_of([wide(one)])
@@ -478,7 +483,7 @@ class _Training:
     # ---- judging
 
     def _judge(self, step: int, runs: dict[tuple[str, bool], dict[str, tuple[str, Array]]]) -> None:
-        flax_names = {match.torch.name: match.flax.name for match in self.pairing.matches}
+        flax_names = {match.first.name: match.second.name for match in self.pairing.matches}
         ours, theirs = runs["torch", False], runs["flax", False]
         exact = (runs["torch", True], runs["flax", True])
         scales: dict[str, float] = {}
@@ -528,7 +533,7 @@ class _Training:
 
     def _apart(self, one: _Runner, two: _Runner) -> float:
         """Return the distance of the weights of two runs, relative to the weights."""
-        first, second = (self.pairing.aligned(run.weights, run.side) for run in (one, two))  # type: ignore[arg-type]
+        first, second = (self.pairing.aligned(run.weights, SIDE_OF[run.side]) for run in (one, two))
         square = sum(float(np.square(wide(first[name]) - wide(second[name])).sum()) for name in first)
         whole = sum(float(np.square(wide(array)).sum()) for array in first.values())
         return math.sqrt(square / whole) if whole and math.isfinite(square / whole) else math.inf if square else 0.0
@@ -614,8 +619,8 @@ class _Training:
             dtype=self.dtype,
             pairing=self.pairing.rows(),
             environment=record(),
-            torch_name=self.comparison.torch.name,
-            flax_name=self.comparison.flax.name,
+            torch_name=self.pair.first.name,
+            flax_name=self.pair.second.name,
         )
 
 
@@ -640,12 +645,20 @@ def _check(steps: Any, optimizer: Any, loss: Any, lr: Any, seed: Any, dropout: A
         raise ValueError(f"dtype ({dtype}) must be float64 or None")
 
 
+def _check_modules(torch_module: Any, flax_module: Any) -> None:
+    """Refuse what is not one module of each framework."""
+    for module, wanted, what in ((torch_module, "torch", "torch.nn.Module"), (flax_module, "flax", "flax.nnx.Module")):
+        if backends.framework_of(module) != wanted or isinstance(module, tuple):
+            position = "first" if wanted == "torch" else "second"
+            raise TypeError(f"train takes a {what} as its {position} argument, got {type(module).__name__}")
+
+
 def _batches(data: Any, loss: Any) -> list[tuple[Any, Any]]:
     found = []
     for one in data:
         if not isinstance(one, (tuple, list)) or len(one) != 2:
             raise ValueError(f"data must hold pairs of inputs and targets, got {type(one).__name__}")
-        targets = numbers._to_numpy(one[1])
+        targets = calls.to_numpy(one[1])
         if loss == "cross_entropy" and (targets.dtype.kind not in "iu" or int(targets.min(initial=0)) < 0):
             raise ValueError("targets of cross_entropy must be whole numbers of at least 0")
         found.append((one[0], targets))
