@@ -23,7 +23,7 @@ def run(fault, pair, side, *, planted):
     shapes = {key: shape for key, (shape, _) in backends.load("torch").describe_weights(torch_module).items()}
     weights = mutants.draw_weights(shapes, pair.seed, 1.0)
     weights = torch_to_flax(weights, fault.rules(pair, shapes)) if side == "flax" else weights
-    harness = backends.load_harness(side).Harness(module)
+    harness = backends.load_subjects(side).subject_of(module)
     return harness.run(weights, Arguments((), dict(pair.inputs)), None, dtype="float64").outputs[0]
 
 
@@ -47,7 +47,7 @@ def example(variant, name):
 def output(variant, config, weights, x):
     """Run our own module on given weights."""
     module = backends.load("torch").build(find_variant(variant), {"config": config}, "float64")
-    return backends.load_harness("torch").Harness(module).run(weights, Arguments((), {"x": x}), None).outputs[0]
+    return backends.load_subjects("torch").subject_of(module).run(weights, Arguments((), {"x": x}), None).outputs[0]
 
 
 def planted(name, config, weights, x):
@@ -56,7 +56,7 @@ def planted(name, config, weights, x):
     arguments = {"variant": fault.variant, "config": config, "reads": fault.wrong(config)}
     module = backends.load("torch", "_parity.mutants").build("Port", arguments)
     weights = {f"port.{name}": array for name, array in weights.items()}
-    harness = backends.load_harness("torch").Harness(module)
+    harness = backends.load_subjects("torch").subject_of(module)
     return harness.run(weights, Arguments((), {"x": x}), None, dtype="float64").outputs[0]
 
 

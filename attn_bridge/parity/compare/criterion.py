@@ -319,15 +319,16 @@ def decide(
         side: Side = "first" if first_used > second_used or "second" not in sides else "second"
         mine, other = (base.first_ulps, base.second_ulps) if side == "first" else (base.second_ulps, base.first_ulps)
         verdict: Verdict = "precision"
+        side_or_none: str | None = None
         message = (
             f"{labels[side]} loses more than its share: its rounding error is {mine:.3g} ulps, "
             f"the other side's {other:.3g}{_at(one, labels)}"
         )
         if not known and max(judged) > 100.0:
-            verdict, side_or_none = "different", None
+            verdict = "different"
             message = f"the results differ by far more than rounding{_at(one, labels)}"
         else:
-            side_or_none = side
+            side_or_none = labels[side]
         return dataclasses.replace(_with(base, verdict, one, message), side=side_or_none)
     if furthest is None:
         return base

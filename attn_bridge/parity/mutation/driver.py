@@ -30,7 +30,7 @@ from .mutants import FIRST_SEED, Arrays
 from .report import MutationReport, Result, Trial
 from .visibility import Change, Numbers, measure_change
 
-SIDES: tuple[Side, Side] = ("torch", "flax")
+SIDES: tuple[Framework, Framework] = ("torch", "flax")
 
 CONFIGS = 30
 """Right pairs that are judged by default."""

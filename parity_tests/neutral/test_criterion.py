@@ -11,6 +11,9 @@ import pytest
 from attn_bridge.parity.compare.criterion import FLOOR_ULPS, GROUP_FACTOR, agree, decide, measure, sum_floor
 
 
+SIDE_OF = {"torch": "first", "flax": "second"}
+
+
 def draw(seed, size=400):
     return np.random.default_rng(seed).normal(size=size)
 
@@ -41,7 +44,7 @@ def test_meaning_allows_rounding_and_nothing_more(seed):
     off[17] += 1e-11 * np.abs(truth).max()
     result = meaning(off, truth)
     assert (result.verdict, result.worst.index, result.bad, result.count) == ("different", (17,), 1, 400)
-    assert (result.worst.torch, result.worst.flax) == (off[17], truth[17])
+    assert (result.worst.first, result.worst.second) == (off[17], truth[17])
 
 
 def test_an_ill_conditioned_tensor_is_allowed_what_its_rounding_errors_foretell_in_float64():
@@ -67,7 +70,7 @@ def test_precision_is_relative_to_the_other_sides_own_error(dtype, ratio, verdic
     assert result.verdict == verdict
     assert result.side == (side if verdict == "precision" else None)
     other = "flax" if side == "torch" else "torch"
-    assert judge(samples, dtype, sides=(other,)).verdict == "equal", "only the sides that are asked about"
+    assert judge(samples, dtype, sides=(SIDE_OF[other],)).verdict == "equal", "only the sides that are asked about"
 
 
 def test_one_wild_element_fails_although_the_rms_is_fine():
@@ -195,10 +198,10 @@ def test_large_and_non_contiguous_arrays_are_measured_whole():
 # ---- whether two results agree, without float64
 
 
-def known(torch_max, flax_max):
+def known(first_max, second_max):
     truth = draw(0)
     one = measure(truth, truth, truth, truth, kind_scale=0.0, dtype="float32", group=0, weights="own", sample=0)
-    return dataclasses.replace(one, torch_max=torch_max, flax_max=flax_max)
+    return dataclasses.replace(one, first_max=first_max, second_max=second_max)
 
 
 def agreeing(one, two, *, dtype="float32", kind_scale=0.0, measures=None):
