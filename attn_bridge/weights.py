@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,10 +16,13 @@ import einops
 import ml_dtypes
 import numpy as np
 
+from . import joint_rules
 from .printable import printable
+from .rules_toml import read_tables
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Side = Literal["torch", "flax"]
+AnySide = Literal["torch", "flax", "first", "second"]
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _INDEX = r"(0|[1-9][0-9]*)"
@@ -55,12 +57,22 @@ class Rule:
     """One tensor's two names and the einops pattern from its torch axes to its Flax axes.
 
     ``Rule("h.{i}.attn.q.weight", "h.{i}.attn.q.kernel", "(h d) e -> e h d", h=8)``: ``{i}`` stands for an integer, the
-    same on both sides; sizes that a pattern needs are keywords.
+    same on both sides; sizes that a pattern needs are keywords. One of the two names may be a list, whose tensors are
+    the parts of the other one:
+    ``Rule(["gate.weight", "up.weight"], "mlp.kernel", "o i -> i (part o)", part="part")``.
 
     Args:
-        torch: dotted torch name.
-        flax: dotted Flax name, with the same placeholders.
+        torch: dotted torch name, or a list of parts.
+        flax: dotted Flax name, with the same placeholders, or a list of parts.
         pattern: einops pattern, torch axes first; the default leaves every axis where it is.
+        first: the name on the first side, in place of `torch`, whatever its framework.
+        second: the name on the second side, in place of `flax`.
+        part: axis of the single tensor that counts the parts, all of one size.
+        along: axis along which the parts lie one after the other.
+        split: their sizes along it; "..." is an equal share of the rest; none: all are equal.
+        stack: axis of the single tensor that counts ``{i}`` or ``{j}``, which then is in the other names alone.
+        drop: why the tensor of the one given name has no counterpart.
+        place: where the rule stands, for messages.
         **sizes: size of an axis of the pattern.
 
     Raises:
@@ -68,29 +80,97 @@ class Rule:
         ValueError: the two sides do not hold the same axes or placeholders, or a size is missing.
     """
 
-    __slots__ = ("flax", "pattern", "sizes", "torch")
+    __slots__ = (
+        "along", "by_side", "drop", "flax", "flax_names", "part", "pattern", "place", "sizes", "split", "stack",
+        "torch", "torch_names",
+    )  # fmt: skip
 
     torch: str
     flax: str
     pattern: str
     sizes: dict[str, int]
 
-    def __init__(self, torch: str, flax: str, pattern: str = "... -> ...", **sizes: int):
-        for label, value in (("torch", torch), ("flax", flax), ("pattern", pattern)):
-            if not isinstance(value, str):
-                raise TypeError(f"{label} must be a string, got {type(value).__name__}")
-        self.torch, self.flax, self.pattern, self.sizes = torch, flax, pattern, dict(sizes)
-        if _placeholders(torch) != _placeholders(flax):
+    def __init__(
+        self,
+        torch: str | Sequence[str] = (),
+        flax: str | Sequence[str] = (),
+        pattern: str = "... -> ...",
+        *,
+        first: str | Sequence[str] = (),
+        second: str | Sequence[str] = (),
+        part: str | int = "",
+        along: str | int = "",
+        split: Sequence[int | str] = (),
+        stack: str | int = "",
+        drop: str | int = "",
+        place: str = "",
+        **sizes: int,
+    ):
+        words = {"part": part, "along": along, "stack": stack, "drop": drop}
+        sizes |= {key: value for key, value in words.items() if isinstance(value, int)}  # an axis of that name
+        self.part, self.along, self.stack, self.drop = (
+            word if isinstance(word, str) else "" for word in (part, along, stack, drop)
+        )
+        self.by_side = bool(first or second)
+        if self.by_side and (torch or flax):
+            raise ValueError("a rule has the keys torch and flax, or first and second, not some of both")
+        if self.by_side:
+            torch, flax = first, second
+        self.place = place
+        self.torch_names, self.flax_names = _names("torch", torch), _names("flax", flax)
+        self.torch, self.flax = ", ".join(self.torch_names), ", ".join(self.flax_names)
+        if not isinstance(pattern, str):
+            raise TypeError(f"pattern must be a string, got {type(pattern).__name__}")
+        self.pattern, self.sizes = pattern, dict(sizes)
+        if isinstance(split, str) or not all(isinstance(size, (int, str)) for size in split):
+            raise TypeError(f"split must be a list of sizes, got {split!r}")
+        self.split = tuple(split)
+        if self.drop:
+            self._check_drop()
+        elif self.is_joint:
+            self._check_joint()
+        else:
+            self._check_plain()
+
+    def _check_plain(self) -> None:
+        if _placeholders(self.torch) != _placeholders(self.flax):
             raise ValueError(f"{self}: both names must hold the same placeholders")
-        for name in (torch, flax):
+        for name in (self.torch, self.flax):
             bare = _PLACEHOLDER.sub("", name)
             if "{" in bare or "}" in bare or re.search(r"(\}|[0-9])\{|\}[0-9]", name):
                 raise ValueError(f"{self}: a placeholder in {name!r} must not touch a digit, a brace or another one")
         self._prove()
 
+    def _check_joint(self) -> None:
+        for axis, size in self.sizes.items():
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise TypeError(f"{self}: size of {axis!r} must be an integer, got {type(size).__name__}")
+            if size < 1:
+                raise ValueError(f"{self}: size of {axis!r} ({size}) must be at least 1")
+        if not self.torch_names or not self.flax_names:
+            raise ValueError(f"{self}: a rule needs a name on both sides")
+        named = [size for size in self.split if isinstance(size, str) and size != "..."]
+        if named:
+            raise ValueError(f"{self}: split must hold whole numbers or '...', got {named[0]!r}")
+        try:
+            joint_rules.row_of(self)
+        except ValueError as error:
+            raise ValueError(f"{self}: {error}") from error
+
+    def _check_drop(self) -> None:
+        if bool(self.torch_names) == bool(self.flax_names) or self.sizes or self.part or self.along or self.stack:
+            raise ValueError("a rule that drops has one name, torch or flax, and the reason")
+
     def __repr__(self) -> str:
         sizes = "".join(f", {axis}={size!r}" for axis, size in self.sizes.items())
-        return f"Rule({self.torch!r}, {self.flax!r}, {self.pattern!r}{sizes})"
+        if not self.is_joint:
+            return f"Rule({self.torch!r}, {self.flax!r}, {self.pattern!r}{sizes})"
+        names = [some[0] if len(some) == 1 else list(some) for some in (self.torch_names, self.flax_names)]
+        words = {"part": self.part, "along": self.along, "split": list(self.split), "stack": self.stack}
+        more = "".join(f", {key}={value!r}" for key, value in words.items() if value)
+        if self.drop:
+            return f"Rule({names[0]!r}, {names[1]!r}, drop={self.drop!r})"
+        return f"Rule({names[0]!r}, {names[1]!r}, {self.pattern!r}{more}{sizes})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rule) and self._key() == other._key()
@@ -99,32 +179,61 @@ class Rule:
         return hash(self._key())
 
     def _key(self) -> tuple[object, ...]:
-        return (self.torch, self.flax, self.pattern, tuple(sorted(self.sizes.items())))
+        joint = (self.torch_names, self.flax_names, self.part, self.along, self.split, self.stack, self.drop)
+        return (*joint, self.pattern, tuple(sorted(self.sizes.items())))
 
-    def name(self, side: Side) -> str:
-        """Return the name on one side."""
-        return self.torch if side == "torch" else self.flax
+    @property
+    def is_joint(self) -> bool:
+        """Whether it is between one tensor and several, or leaves one out."""
+        lists = len(self.torch_names) != 1 or len(self.flax_names) != 1
+        return bool(lists or self.part or self.along or self.split or self.stack or self.drop)
 
-    def convert(self, array: np.ndarray[Any, Any], source: Side) -> np.ndarray[Any, Any]:
+    @property
+    def where(self) -> str:
+        """Where it stands, to begin a message with; "" where nobody said."""
+        return f"{self.place}: " if self.place else ""
+
+    def name(self, side: AnySide) -> str:
+        """Return the name on one side; ``first`` is torch's, ``second`` Flax's."""
+        return self.torch if side in ("torch", "first") else self.flax
+
+    def convert(self, array: np.ndarray[Any, Any], source: AnySide) -> np.ndarray[Any, Any]:
         """Rearrange one array from the `source` side to the other; the bits of its elements stay as they are.
 
         Returns a view where einops can give one. Raises ValueError if the shape does not fit the pattern.
         """
-        pattern = self.pattern if source == "torch" else _reversed(self.pattern)
+        if self.is_joint:
+            raise ValueError(f"{self}: is between several tensors; convert them by Rules([...])")
+        pattern = self.pattern if source in ("torch", "first") else _reversed(self.pattern)
         try:
             return einops.rearrange(array, pattern, **self.sizes)
         except einops.EinopsError as error:
             sizes = "".join(f", {axis}={size}" for axis, size in self.sizes.items())
             raise ValueError(f"shape {array.shape} does not fit {pattern!r}{sizes}") from error
 
-    def convert_shape(self, shape: tuple[int, ...], source: Side) -> tuple[int, ...]:
+    def convert_shape(self, shape: tuple[int, ...], source: AnySide) -> tuple[int, ...]:
         """Return the shape that an array of `shape` has on the other side, without making one."""
         result: tuple[int, ...] = self.convert(np.broadcast_to(np.empty((), np.bool_), shape), source).shape
         return result
 
     def prefixed(self, torch: str, flax: str) -> Rule:
-        """Return the rule for the same tensor inside a larger module, below dotted prefixes (empty = none)."""
-        return Rule(_join(torch, self.torch), _join(flax, self.flax), self.pattern, **self.sizes)
+        """Return the rule for the same tensors inside a larger module, below dotted prefixes (empty = none)."""
+        names = [
+            tuple(_join(prefix, name) for name in some)
+            for prefix, some in ((torch, self.torch_names), (flax, self.flax_names))
+        ]
+        return self._renamed(names[0], names[1], self.pattern)
+
+    def turned(self) -> Rule:
+        """Return the rule with its two sides exchanged."""
+        return self._renamed(self.flax_names, self.torch_names, _reversed(self.pattern))
+
+    def _renamed(self, torch: tuple[str, ...], flax: tuple[str, ...], pattern: str) -> Rule:
+        joint = {"part": self.part, "along": self.along, "split": self.split, "stack": self.stack, "drop": self.drop}
+        names = [some[0] if len(some) == 1 else some for some in (torch, flax)]
+        found = Rule(names[0], names[1], pattern, **joint, place=self.place, **self.sizes)  # type: ignore[arg-type]
+        found.by_side = self.by_side
+        return found
 
     def _prove(self) -> None:
         """Push an array of unique ids through the pattern and back: the proof that the rule is a bijection."""
@@ -176,37 +285,24 @@ class Rules:
         for rule in self._rules:
             if not isinstance(rule, Rule):
                 raise TypeError(f"Rules takes Rule objects, got {type(rule).__name__}")
+        self._plain = tuple(rule for rule in self._rules if not rule.is_joint)
         self._check_distinct("torch")
         self._check_distinct("flax")
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Rules:
-        """Load rules from a TOML file of ``[[rule]]`` tables: ``torch``, ``flax``, ``pattern``, and sizes by letter.
+        """Load rules from a TOML file of ``[[rule]]`` tables: keys are the arguments of `Rule`, and sizes by letter.
 
         Raises:
             ValueError: not TOML, an unknown key, or a rule that is none; the message names the line.
             OSError: the file cannot be read.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-            document = tomllib.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: {error}") from error
-        tables = document.pop("rule", [])
-        if document:
-            raise ValueError(f"{path}: a rules file holds [[rule]] tables and nothing else, got {', '.join(document)}")
-        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            raise ValueError(f"{path}: rule must be tables, each headed [[rule]]")
-        lines = [number for number, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*rule\s*\]\]", line)]
-        places = [f"{path}, line {line}" for line in lines] if len(lines) == len(tables) else [str(path)] * len(tables)
         rules: list[Rule] = []
-        for table, place in zip(tables, places, strict=True):
+        for place, table in read_tables(path):
+            rules.append(rule_from(table, place))
             try:
-                if not {"torch", "flax"} <= table.keys():
-                    raise ValueError(f"a rule needs the keys torch and flax, got {', '.join(table) or 'none'}")
-                rules.append(Rule(**table))
                 cls(rules)
-            except (TypeError, ValueError) as error:
+            except ValueError as error:
                 raise ValueError(f"{place}: {error}") from error
         return cls(rules)
 
@@ -237,11 +333,35 @@ class Rules:
             WeightsMismatchError: missing, unexpected and misshapen names, all at once.
         """
         _check_arrays(arrays)
-        pairs, missing, unexpected = self.pair(arrays, source)
-        converted, misshapen = convert_pairs(pairs, arrays, source)
+        joint, used, missing, misshapen = self._convert_joint(arrays, source)
+        plain = Rules(rule for rule in self._rules if not rule.is_joint) if len(self._plain) < len(self) else self
+        pairs, lacking, unexpected = plain.pair([name for name in arrays if name not in used], source)
+        converted, wrong = convert_pairs(pairs, arrays, source)
+        missing, misshapen = missing + lacking, misshapen + wrong
+        converted |= joint
         if missing or unexpected or misshapen:
             raise WeightsMismatchError(missing, unexpected, misshapen)
         return converted
+
+    def _convert_joint(
+        self, arrays: Mapping[str, np.ndarray[Any, Any]], source: Side
+    ) -> tuple[Arrays, set[str], list[str], list[str]]:
+        """Convert what the rules between one tensor and several cover."""
+        converted: Arrays = {}
+        used: set[str] = set()
+        missing: list[str] = []
+        misshapen: list[str] = []
+        for rule in self._rules:
+            if rule.is_joint:
+                made, names, lacking, wrong = joint_rules.convert(rule, arrays, source)
+                twice = [*used & names, *converted.keys() & made.keys()]
+                if twice:
+                    raise ValueError(f"{printable(twice[0])} must be covered by exactly one rule")
+                converted |= made
+                used |= names
+                missing += lacking
+                misshapen += wrong
+        return converted, used, missing, misshapen
 
     def pair(self, names: Iterable[str], source: Side) -> tuple[dict[str, tuple[Rule, str]], list[str], list[str]]:
         """Pair each name of the `source` side with its rule and its name on the other side.
@@ -250,8 +370,11 @@ class Rules:
             The pairs, the names that the rules miss, and the names that no rule covers.
 
         Raises:
-            ValueError: two rules claim one name, or two names map to one.
+            ValueError: two rules claim one name, or two names map to one; or a rule is between one tensor and several.
         """
+        joint = next((rule for rule in self._rules if rule.is_joint), None)
+        if joint is not None:
+            raise ValueError(f"{joint.where}{joint}: is between several tensors, which have no pairs of names")
         target: Side = "flax" if source == "torch" else "torch"
         compiled = [(rule, *_compile(rule.name(source))) for rule in self._rules]
         pairs: dict[str, tuple[Rule, str]] = {}
@@ -294,8 +417,12 @@ class Rules:
 
     def _check_distinct(self, side: Side) -> None:
         """Refuse two rules that one name could fall under; names that differ in more than numbers cannot clash."""
+        joint = [name for rule in self._rules if rule.is_joint for name in _names_of(rule, side)]
+        shared = {name for name in joint if joint.count(name) > 1} | {rule.name(side) for rule in self._plain} & {*joint}
+        if shared:
+            raise ValueError(f"two rules share the {side} name {min(shared)}")
         alike: dict[str, list[Rule]] = {}
-        for rule in self._rules:
+        for rule in self._plain:
             alike.setdefault(_NUMBER.sub("#", rule.name(side)), []).append(rule)
         for rules in alike.values():
             literal = {rule.name(side): rule for rule in rules if not _placeholders(rule.torch)}
@@ -360,6 +487,37 @@ def convert_pairs(
         except ValueError as error:
             misshapen.append(f"{printable(name)}: {error}")
     return converted, misshapen
+
+
+def rule_from(table: Mapping[str, Any], place: str = "") -> Rule:
+    """Return the rule that a ``[[rule]]`` table says.
+
+    Raises:
+        ValueError: it is none; the message begins with the place.
+    """
+    try:
+        keys = ("torch", "flax") if not {"first", "second"} & table.keys() else ("first", "second")
+        if "drop" not in table and not set(keys) <= table.keys():
+            needed = " and ".join(keys)
+            raise ValueError(f"a rule needs the keys {needed}, got {', '.join(map(str, table)) or 'none'}")
+        return Rule(**{**table, "place": place})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}: {error}" if place else str(error)) from error
+
+
+def _names(label: str, names: Any) -> tuple[str, ...]:
+    """Return the names on one side; none is ()."""
+    found = (names,) if isinstance(names, str) else names
+    if not isinstance(found, (list, tuple)):
+        raise TypeError(f"{label} must be a string, got {type(names).__name__}")
+    wrong = next((name for name in found if not isinstance(name, str)), None)
+    if wrong is not None:
+        raise TypeError(f"{label} must be a string or a list of strings, got a list with {type(wrong).__name__}")
+    return tuple(found)
+
+
+def _names_of(rule: Rule, side: Side) -> tuple[str, ...]:
+    return rule.torch_names if side == "torch" else rule.flax_names
 
 
 def as_rules(rules: Rules | Iterable[Rule]) -> Rules:

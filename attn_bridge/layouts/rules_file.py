@@ -7,12 +7,11 @@ Keys: ``torch`` and ``flax`` (names; ``torch`` may be a list of parts), ``patter
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ..rules_toml import read_tables
 from .layout import Layout
 from .table import LayoutError, Row
 
@@ -31,20 +30,15 @@ def read(path: Path, names: Iterable[str], layout: str = "") -> tuple[Layout, La
         LayoutError: not TOML, a table that is no rule, or rules that fit neither way; the message names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        document = tomllib.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise LayoutError(f"{path}: {reason}") from None
-    tables = document.pop("rule", [])
-    if document:
-        raise LayoutError(f"{path}: a rules file holds [[rule]] tables and nothing else, got {', '.join(document)}")
-    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+        tables = read_tables(path)
+    except OSError as error:
+        raise LayoutError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise LayoutError(str(error)) from None
+    if not tables:
         raise LayoutError(f"{path}: rule must be tables, each headed [[rule]]")
-    lines = [number for number, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*rule\s*\]\]", line)]
-    places = [f"{path}, line {line}" for line in lines] if len(lines) == len(tables) else [str(path)] * len(tables)
     flax_rows, torch_rows = [], []
-    for table, place in zip(tables, places, strict=True):
+    for place, table in tables:
         try:
             of_flax, of_torch = _rows(table)
         except (LayoutError, TypeError) as error:

@@ -1,0 +1,27 @@
+"""Which parameter of one side is which of the other: a bijection, proposed from names, shapes and classes, or by rules.
+
+Comes in: the parameters of both sides, rules, and a probe that runs both. Goes out: a `Pairing`. It runs nothing
+itself, and knows no framework beyond the names of its layers.
+"""
+
+from __future__ import annotations
+
+from .proposal import MOST_CANDIDATES, Partial, Probe, propose
+from .rules import AnyRules, from_rules, partial, read_rules
+from .tensors import Cut, Match, Pairing, Tensor, whole
+
+__all__ = [
+    "MOST_CANDIDATES",
+    "AnyRules",
+    "Cut",
+    "Match",
+    "Pairing",
+    "Partial",
+    "Probe",
+    "Tensor",
+    "from_rules",
+    "partial",
+    "propose",
+    "read_rules",
+    "whole",
+]

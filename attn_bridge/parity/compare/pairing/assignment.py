@@ -1,0 +1,157 @@
+"""Which tensor of one side is which of the other, as far as names and shapes say, and what they leave open."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+
+from ..subject import Array
+from .names import Name, likeness, read
+from .patterns import Options, kind_of, options
+from .tensors import Tensor
+
+MARGIN = 0.15
+"""By how much names must speak for one pairing over another to settle it."""
+
+
+class Sides:
+    """The tensors of both sides with what their names say, and what two of them may have to do with each other.
+
+    Args:
+        first: the first side's tensors.
+        second: the second side's.
+    """
+
+    def __init__(self, first: Sequence[Tensor], second: Sequence[Tensor]):
+        self.first, self.second = first, second
+        self.names = read(first), read(second)
+        self.kinds = [
+            [kind_of(tensor, name.last) for tensor, name in zip(side, names, strict=True)]
+            for side, names in zip((first, second), self.names, strict=True)
+        ]
+
+    def options(self, i: int, j: int) -> Options:
+        """Return the ways from one of the first side's tensors to one of the second's."""
+        equal = self.names[0][i].same == self.names[1][j].same
+        return options(self.kinds[0][i], self.kinds[1][j], equal)
+
+    def likeness(self) -> Array:
+        """Return how much names speak for each two; -inf where shapes forbid them.
+
+        Among equals the order of declaration decides, by less than names ever do.
+        """
+        if not self.first or not self.second:
+            return np.zeros((len(self.first), len(self.second)))
+        score = likeness(*self.names)
+        places = [_places(names) for names in self.names]
+        score -= 1e-3 * (places[0][:, None] - places[1][None, :]) ** 2
+        ours, theirs = ([math.prod(tensor.shape) for tensor in side] for side in (self.first, self.second))
+        fits = np.equal.outer(np.array(ours, dtype=object), np.array(theirs, dtype=object)).astype(bool)
+        for i, j in zip(*np.nonzero(fits), strict=True):
+            fits[i, j] = bool(self.options(int(i), int(j)).ways)
+        return np.where(fits, score, -np.inf)
+
+
+def _places(names: Sequence[Name]) -> Array:
+    """Return where each stands in the order of declaration, between 0 and 1."""
+    order = sorted(range(len(names)), key=lambda i: names[i].natural)
+    places = np.empty(len(names))
+    places[order] = np.arange(len(names)) / max(len(names), 1)
+    return places
+
+
+def equals(sides: Sides) -> list[tuple[int, int]]:
+    """Return the pairs that names settle by themselves: the same name on both sides, else names that mean the same.
+
+    A name counts where it is the only one of its kind on each side.
+    """
+    left: list[list[int]] = [list(range(len(side))) for side in (sides.first, sides.second)]
+    found: list[tuple[int, int]] = []
+    keys: tuple[Callable[[Name], Hashable], ...] = (lambda name: name.same, lambda name: name.alike)
+    for key in keys:
+        by_key: list[dict[Hashable, list[int]]] = []
+        for which in (0, 1):
+            groups = collections.defaultdict(list)
+            for i in left[which]:
+                groups[key(sides.names[which][i])].append(i)
+            by_key.append(groups)
+        pairs = [
+            (some[0], by_key[1][word][0])
+            for word, some in by_key[0].items()
+            if len(some) == 1 and len(by_key[1].get(word, ())) == 1 and sides.options(some[0], by_key[1][word][0]).ways
+        ]
+        found += pairs
+        for which in (0, 1):
+            taken = {pair[which] for pair in pairs}
+            left[which] = [i for i in left[which] if i not in taken]
+    return found
+
+
+def best(scores: Array) -> list[int] | None:
+    """Return, per first tensor, the second's of the best bijection; None if there is none."""
+    if not scores.size:
+        return [] if scores.shape[0] == scores.shape[1] else None
+    from scipy.optimize import linear_sum_assignment  # JAX brings scipy
+
+    if scores.shape[0] != scores.shape[1]:
+        return None
+    rows, columns = linear_sum_assignment(np.where(np.isfinite(scores), -scores, 1e6))
+    if not np.isfinite(scores[rows, columns]).all():
+        return None
+    return [int(column) for column in columns[np.argsort(rows)]]
+
+
+def left_over(scores: Array) -> tuple[list[int], list[int]]:
+    """Return what is left on both sides when whatever can be paired is."""
+    left, right = set(range(scores.shape[0])), set(range(scores.shape[1]))
+    finite = [(float(scores[i, j]), int(i), int(j)) for i, j in zip(*np.nonzero(np.isfinite(scores)), strict=True)]
+    for _, i, j in sorted(finite, reverse=True):
+        if i in left and j in right:
+            left.remove(i)
+            right.remove(j)
+    return sorted(left), sorted(right)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """First tensors that could exchange their counterparts without the names objecting."""
+
+    members: tuple[int, ...]
+    template: tuple[str, ...]
+
+
+def open_groups(scores: Array, assignment: Sequence[int], names: Sequence[str]) -> list[Group]:
+    """Return the groups that names leave open."""
+    count = len(assignment)
+    if not count:
+        return []
+    parent = list(range(count))
+
+    def find(i: int) -> int:
+        while parent[i] != i:
+            i = parent[i]
+        return i
+
+    matched = scores[np.arange(count), list(assignment)]
+    permuted = scores[:, list(assignment)]
+    with np.errstate(invalid="ignore"):
+        loss = matched[:, None] + matched[None, :] - permuted - permuted.T
+    close = np.isfinite(loss) & (loss < MARGIN)
+    for i, j in zip(*np.nonzero(np.triu(close, 1)), strict=True):
+        parent[find(int(i))] = find(int(j))
+    groups = collections.defaultdict(list)
+    for i in range(count):
+        groups[find(i)].append(i)
+    return [
+        Group(tuple(group), tuple(template(names[i]) for i in group)) for group in groups.values() if len(group) > 1
+    ]
+
+
+def template(name: str) -> str:
+    """Return a name with its numbers left out."""
+    return re.sub(r"[0-9]+", "#", name)

@@ -1,0 +1,284 @@
+"""What names say: the words of a parameter's name, the kind of parameter it is, and how alike two names are."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ..subject import Array
+from .tensors import Tensor
+
+_SYNONYMS = {
+    **dict.fromkeys(("self", "params", "module", "model", "layer", "multi", "head", "einsum"), ""),
+    **dict.fromkeys(("attention", "attn", "mha", "selfattention", "selfattn"), "attn"),
+    **dict.fromkeys(("ln", "norm", "layernorm", "rmsnorm", "bn", "n"), "norm"),
+    **dict.fromkeys(("q", "query", "wq"), "query"),
+    **dict.fromkeys(("k", "key", "wk"), "key"),
+    **dict.fromkeys(("v", "value", "wv"), "value"),
+    **dict.fromkeys(("o", "out", "wo", "output"), "out"),
+    **dict.fromkeys(("fc", "linear", "lin", "dense", "f", "w", "ff", "ffn", "mlp", "feedforward"), "linear"),
+    **dict.fromkeys(("blocks", "block", "layers", "h", "stack", "encoder", "transformer"), "block"),
+    **dict.fromkeys(("emb", "embed", "embedding", "embeddings", "wte", "embedder"), "embed"),
+    **dict.fromkeys(("pos", "position", "positional", "positions", "wpe"), "position"),
+    **dict.fromkeys(("tok", "token", "tokens", "word"), "token"),
+    **dict.fromkeys(("c", "to", "proj", "projection"), ""),
+}
+"""Words of names that mean the same in different libraries; "" says nothing."""
+
+_ROLES = {
+    **dict.fromkeys(("kernel",), "matrix"),
+    **dict.fromkeys(("scale", "gamma"), "scale"),
+    **dict.fromkeys(("bias", "shift", "beta"), "bias"),
+    **dict.fromkeys(("embedding",), "embedding"),
+    **dict.fromkeys(("running_mean", "mean"), "mean"),
+    **dict.fromkeys(("running_var", "var"), "variance"),
+}
+"""Last word of a name -> what kind of parameter it is, whatever owns it."""
+
+_OPAQUE = re.compile(r"(?:(in_proj|[qkv]_proj)_)?(weight|bias)(?:_(ih|hh|hr|[kv])(?:_l(\d+)(_reverse)?)?)?")
+"""The last word of what torch's MultiheadAttention and its recurrent layers hold."""
+
+FUSED = {
+    **dict.fromkeys(("c_attn", "qkv", "qkv_proj", "in_proj", "query_key_value", "wqkv", "to_qkv"), "qkv"),
+    **dict.fromkeys(("kv", "kv_proj", "key_value", "kv_einsum", "to_kv", "wkv"), "kv"),
+    **dict.fromkeys(("gate_up_proj", "gate_up", "gating_einsum", "gating", "wi_fused"), "gateup"),
+    **dict.fromkeys(("weight_ih", "dense_i", "ih"), "ih"),
+    **dict.fromkeys(("weight_hh", "dense_h", "hh"), "hh"),
+}
+"""Name of a layer that holds several in one -> the one word for it."""
+
+_SETS = {
+    "qkv": ("query", "key", "value"),
+    "kv": ("key", "value"),
+    "gateup": ("gate", "up"),
+    "ih": ("ii", "if", "ig", "io"),
+    "hh": ("hi", "hf", "hg", "ho"),
+    "ih of three": ("ir", "iz", "in"),
+    "hh of three": ("hr", "hz", "hn"),
+}
+"""Word of a fused layer -> its parts in the order in which everybody keeps them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Name:
+    """A tensor's name, read.
+
+    Attributes:
+        literal: all its words in lower case, numbers counted from 0, without what wraps a whole model.
+        words: its words without synonyms, numbers and what says nothing.
+        numbers: its numbers, in order; one that has no sibling is left out.
+        role: the kind of parameter, or "".
+        own: the word of the layer itself, as it is spelled.
+        parent: the path above the layer.
+        last: the last word, if it names a role.
+        natural: key that sorts names as they were declared, with numbers in their order.
+    """
+
+    literal: tuple[str, ...]
+    words: tuple[str, ...]
+    numbers: tuple[str, ...]
+    role: str
+    own: str
+    parent: str
+    last: str
+    natural: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def same(self) -> tuple[object, ...]:
+        """What two equal names have in common."""
+        return self.literal, self.role
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """What two names have in common that mean the same."""
+        return tuple(word for word in self.words if word != "block"), self.numbers, self.role
+
+    @property
+    def fused(self) -> str:
+        """The word for the layers that it holds in one, or ""."""
+        return FUSED.get(self.own.lower().removesuffix("_l"), "")
+
+
+def read(tensors: Sequence[Tensor]) -> list[Name]:
+    """Return what the names of one side's tensors say."""
+    renumbered, single = _renumbered(tensors)
+    order = _declared(renumbered)
+    return [
+        _read(tensor, name, alone, natural)
+        for tensor, name, alone, natural in zip(tensors, renumbered, single, order, strict=True)
+    ]
+
+
+def _read(tensor: Tensor, name: str, single: Sequence[bool], natural: tuple[tuple[int, int], ...]) -> Name:
+    path, _, last = name.rpartition(".")
+    role = role_of(tensor, last, path)
+    layer = path if role else name
+    opaque = _OPAQUE.fullmatch(tensor.spelled.rpartition(".")[2])
+    if opaque and any(opaque.groups()[i] for i in (0, 2)):
+        of, kind, which, layer_number, reverse = opaque.groups()
+        number = f"_{layer_number}" if layer_number not in (None, "0") else ""
+        own = of or (which if which in "kv" else f"weight_{which}")
+        parts = [path, f"{own}{number}{reverse or ''}"]
+        layer, last = ".".join(part for part in parts if part), kind
+        single = [*single, *[False] * 2]
+        fused_own = own
+    else:
+        fused_own = re.sub(r"_?[0-9]+$", "", layer.rpartition(".")[2])
+    parent = layer.rpartition(".")[0]
+    key = FUSED.get(fused_own.lower(), "")
+    spelled = f"{parent}.{key}" if key else layer
+    numbers = iter(single)
+    words, digits = [], []
+    for word in _split(spelled):
+        if word.isdigit():
+            if not next(numbers, False):
+                digits.append(word)
+        else:
+            meaning = _SYNONYMS.get(word, word)
+            if meaning and words[-1:] != [meaning]:
+                words.append(meaning)
+    literal = [word for word in _split(layer) if word not in ("params", "module")]
+    while literal[:1] == ["model"]:
+        literal = literal[1:]
+    return Name(tuple(literal), tuple(words), tuple(digits), role, fused_own, parent, last if role else "", natural)
+
+
+def _split(text: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[0-9]+|[A-Z]+(?![a-z])|[A-Z]?[a-z]+", text)]
+
+
+def role_of(tensor: Tensor, last: str, path: str) -> str:
+    """Return the kind of parameter that the last word of a name says it is, or ""."""
+    opaque = _OPAQUE.fullmatch(last)
+    if opaque and (opaque[1] or opaque[3]):
+        return "bias" if opaque[2] == "bias" else "matrix"
+    if last in _ROLES:
+        return _ROLES[last]
+    owner, several = tensor.parameter.owner, len(tensor.shape) > 1
+    if last == "weight":
+        if "Norm" in owner:
+            return "scale"
+        if "Embed" in owner:
+            return "embedding"
+        return "matrix" if several else "scale"
+    if path and last in ("w", "W", "weights"):
+        return "matrix" if several else "scale"
+    if path and last == "b":
+        return "bias"
+    return ""
+
+
+def _renumbered(tensors: Sequence[Tensor]) -> tuple[list[str], list[list[bool]]]:
+    """Return the names with every number counted from 0 among its siblings, and which numbers have no sibling.
+
+    Some count from 1, some leave gaps; in a list of matrices and biases in turn, each kind is counted by itself.
+    """
+    found: dict[str, set[int]] = collections.defaultdict(set)
+    keys: list[list[str]] = []
+    for tensor in tensors:
+        mine = []
+        for number in re.finditer(r"[0-9]+", tensor.spelled):
+            key = tensor.spelled[: number.start()]
+            if number.end() == len(tensor.spelled) and key[-1:] in ("", "."):
+                key += f" of {len(tensor.shape)} axes"
+            found[key].add(int(number[0]))
+            mine.append(key)
+        keys.append(mine)
+    ranks = {key: {number: rank for rank, number in enumerate(sorted(some))} for key, some in found.items()}
+    names, single = [], []
+    for tensor, mine in zip(tensors, keys, strict=True):
+        rest = iter(mine)
+        names.append(re.sub(r"[0-9]+", lambda hit: str(ranks[next(rest)][int(hit[0])]), tensor.spelled))  # noqa: B023
+        single.append([len(ranks[key]) == 1 for key in mine])
+    return names, single
+
+
+def _declared(names: Sequence[str]) -> list[tuple[tuple[int, int], ...]]:
+    """Return keys that sort names as they were declared, with numbers in their order."""
+    first: dict[str, int] = {}
+    found = []
+    for name in names:
+        key = []
+        for part in re.finditer(r"[0-9]+|[^0-9.]+", name):
+            if part[0].isdigit():
+                key.append((0, int(part[0])))
+            else:
+                key.append((first.setdefault(name[: part.end()], len(first)), 0))
+        found.append(tuple(key))
+    return found
+
+
+def part_word(name: Name) -> str:
+    """Return the word by which a layer may be part of a fused one."""
+    own = name.own.lower()
+    if own in {word for some in _SETS.values() for word in some}:
+        return own
+    words = [_SYNONYMS.get(word, word) for word in _split(name.own)]
+    return next((word for word in words if word in ("query", "key", "value", "gate", "up")), "")
+
+
+def part_sets() -> dict[str, tuple[str, ...]]:
+    """Return the parts of fused layers, in their order."""
+    return _SETS
+
+
+def likeness(ours: Sequence[Name], theirs: Sequence[Name]) -> Array:
+    """Return how much the names speak for each two of them; above 1, they say that these are one."""
+    rarity = collections.Counter(
+        word for name in (*ours, *theirs) for word in {*name.words, *(f"={word}" for word in name.literal)}
+    )
+    score = _overlap([_weigh(name.words, rarity) for name in ours], [_weigh(name.words, rarity) for name in theirs])
+    literal = [
+        [_weigh([f"={word}" for word in name.literal if not word.isdigit()], rarity) for name in side]
+        for side in (ours, theirs)
+    ]
+    score += 0.5 * _overlap(*literal)
+    score += _table([name.numbers for name in ours], [name.numbers for name in theirs], _numbers)
+    score += _table([name.role for name in ours], [name.role for name in theirs], _roles)
+    return score
+
+
+def _weigh(words: Iterable[str], rarity: Mapping[str, int]) -> dict[str, float]:
+    return {word: count / math.sqrt(rarity[word]) for word, count in collections.Counter(words).items()}
+
+
+def _overlap(ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, float]]) -> Array:
+    """Return the share of words that each two have in common, a half where neither has any."""
+    number = {word: i for i, word in enumerate(dict.fromkeys(word for some in (*ours, *theirs) for word in some))}
+    mine, its = (np.zeros((len(side), len(number) + 1)) for side in (ours, theirs))
+    for array, side in ((mine, ours), (its, theirs)):
+        for row, words in enumerate(side):
+            for word, weight in words.items():
+                array[row, number[word]] = weight
+    roots = np.sqrt(mine), np.sqrt(its)
+    shared = roots[0] @ roots[1].T
+    union = mine.sum(1)[:, None] + its.sum(1)[None, :] - shared
+    return np.where(union > 0, shared / np.where(union > 0, union, 1.0), 0.5)
+
+
+def _table(ours: Sequence[object], theirs: Sequence[object], value: object) -> Array:
+    """Return a function of two keys for each two, computed once for each two different keys."""
+    mine, its = list(dict.fromkeys(ours)), list(dict.fromkeys(theirs))
+    table = np.array([[value(one, two) for two in its] for one in mine]).reshape(len(mine), len(its))  # type: ignore[operator]
+    rows, columns = ({key: i for i, key in enumerate(some)} for some in (mine, its))
+    return table[np.ix_([rows[key] for key in ours], [columns[key] for key in theirs])]
+
+
+def _numbers(one: tuple[str, ...], two: tuple[str, ...]) -> float:
+    if one == two:
+        return 0.5
+    if not one or not two:
+        return 0.0
+    same = sum(x == y for x, y in zip(one, two, strict=False))
+    return 0.5 * same / max(len(one), len(two)) - 0.25
+
+
+def _roles(one: str, two: str) -> float:
+    if one and two and one != two:
+        return 0.0 if {one, two} <= {"matrix", "embedding"} else -2.0
+    return 1.0 if one == two and one else 0.25

@@ -1,0 +1,272 @@
+"""Tensors that are one on one side and several on the other: stacks of layers, and fused layers.
+
+Both become parts under names of their own, so that what follows pairs tensor with tensor.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from .names import FUSED, Name, likeness, part_sets, part_word, read
+from .tensors import Tensor
+
+Fits = Callable[[Tensor, Tensor], bool]
+"""Whether a tensor of the one side may be one of the other side's."""
+
+MOST_PARTS = 4
+"""Most parts of a fused tensor whose names are not known."""
+
+
+# ---- stacks
+
+
+def unstacked(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """Return one side's tensors with those taken apart that hold all of the other side's numbered layers in one."""
+    found = list(tensors)
+    for _ in range(4):  # layers, and experts inside them
+        stack = next(_stacks(found, others), None)
+        if stack is None:
+            break
+        prefix, chosen, axis, count = stack
+        parts = []
+        for tensor in found:
+            if tensor.name not in chosen:
+                parts.append(tensor)
+                continue
+            rest = tensor.spelled[len(prefix) :].lstrip(".")
+            for i in range(count):
+                alias = ".".join(part for part in (prefix, str(i), rest) if part)
+                parts.append(tensor.at(axis, i, f"{tensor.name}[{i}]", alias))
+        found = parts
+    return found
+
+
+def _stacks(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[tuple[str, set[str], int, int]]:
+    """Yield path, names, axis and length of stacks whose layers the other side numbers."""
+    mine = _families(tensors)
+    for prefix, (numbers, total) in sorted(_families(others).items(), key=lambda item: (len(item[0]), item[0])):
+        count = len(numbers)
+        if count < 2 or any(len(some) == count and size == total for some, size in mine.values()):
+            continue
+        for path in _paths(tensors):
+            below = [tensor for tensor in tensors if _is_below(tensor.spelled, path)]
+            if sum(math.prod(tensor.shape) for tensor in below) != total:
+                continue
+            axis = next((axis for axis in _axes(below) if all(one.shape[axis] == count for one in below)), None)
+            if axis is not None:
+                yield path, {tensor.name for tensor in below}, axis, count
+        alone = _stacked_by_shape(tensors, [one for one in others if one.spelled.startswith(prefix)], count)
+        if alone:
+            yield "", alone, 0, count
+
+
+def _stacked_by_shape(tensors: Sequence[Tensor], layers: Sequence[Tensor], count: int) -> set[str]:
+    """Return the tensors that hold numbered layers in one and lie beside others: by their first axis and their sizes."""
+    first = [tensor for tensor in tensors if tensor.shape[:1] == (count,) and len(tensor.shape) > 1]
+    if sum(math.prod(one.shape) for one in first) == sum(math.prod(one.shape) for one in layers):
+        return {tensor.name for tensor in first}
+    sizes = collections.Counter(math.prod(one.shape) for one in layers)
+    each = {size: number // count for size, number in sizes.items()}
+    chosen: set[str] = set()
+    for tensor in first:
+        size = math.prod(tensor.shape) // count
+        if each.get(size, 0):
+            each[size] -= 1
+            chosen.add(tensor.name)
+    return chosen if chosen and not any(each.values()) else set()
+
+
+def _families(tensors: Sequence[Tensor]) -> dict[str, tuple[set[int], int]]:
+    """Return the path of each numbered list of layers -> its numbers, and how many elements it holds."""
+    numbers: dict[str, set[int]] = collections.defaultdict(set)
+    totals: dict[str, int] = collections.defaultdict(int)
+    for tensor in tensors:
+        for number in re.finditer(r"[0-9]+(?=\.|$)", tensor.spelled):
+            prefix = tensor.spelled[: number.start()]
+            numbers[prefix].add(int(number[0]))
+            totals[prefix] += math.prod(tensor.shape)
+    return {prefix: (some, totals[prefix]) for prefix, some in numbers.items()}
+
+
+def _paths(tensors: Sequence[Tensor]) -> list[str]:
+    """Return every path that tensors stand below, deepest first; "" is the root."""
+    found = {""}
+    for tensor in tensors:
+        words = tensor.spelled.split(".")
+        found |= {".".join(words[:length]) for length in range(1, len(words))}
+    return sorted(found, key=lambda path: (-path.count(".") - bool(path), path))
+
+
+def _is_below(name: str, path: str) -> bool:
+    return not path or name.startswith(f"{path}.")
+
+
+def _axes(tensors: Sequence[Tensor]) -> range:
+    return range(min((len(tensor.shape) for tensor in tensors), default=0))
+
+
+# ---- fused layers
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundle:
+    """Tensors of one side that may be the parts of one on the other.
+
+    Attributes:
+        parts: positions of the tensors, in the order in which a fused tensor keeps them.
+        labels: what each part is called.
+        word: the word for a layer that holds them in one; "" where the names say nothing.
+    """
+
+    parts: tuple[int, ...]
+    labels: tuple[str, ...]
+    word: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """A tensor of one side and those of the other that are its parts.
+
+    Attributes:
+        whole: position of the fused tensor.
+        parts: positions of the other side's.
+        arrangements: the ways to cut it, each as (position of the part, what is cut out for it); the usual one first.
+    """
+
+    whole: int
+    parts: tuple[int, ...]
+    arrangements: tuple[tuple[tuple[int, Tensor], ...], ...]
+
+
+def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], fits: Fits) -> list[Split]:
+    """Return the tensors of one side that the other side has in parts.
+
+    Args:
+        tensors: the side with fused tensors.
+        others: the side with their parts.
+        fits: whether a part that was cut out may be one of the others.
+    """
+    names, other_names = read(tensors), read(others)
+    sizes = collections.Counter(math.prod(one.shape) for one in others)
+    fused = [
+        i
+        for i, (tensor, name) in enumerate(zip(tensors, names, strict=True))
+        if tensor.shape and (name.fused or not sizes[math.prod(tensor.shape)])
+    ]
+    bundles = list(_bundles(others, other_names)) if fused else []
+    by_size = collections.defaultdict(list)
+    for bundle in bundles:
+        by_size[sum(math.prod(others[i].shape) for i in bundle.parts)].append(bundle)
+    possible = []
+    for i in fused:
+        size = math.prod(tensors[i].shape)
+        for bundle in by_size[size]:
+            if sizes[size] and bundle.word != names[i].fused:
+                continue
+            arrangements = tuple(_arrangements(tensors[i], names[i], others, bundle, fits))
+            if arrangements:
+                possible.append((_speaks(names[i], bundle, other_names), i, bundle, arrangements))
+    found, taken, used = [], set(), set()
+    for _, i, bundle, arrangements in sorted(possible, key=lambda one: (-one[0], one[1], one[2].parts)):
+        if i not in taken and not used & set(bundle.parts):
+            taken.add(i)
+            used |= set(bundle.parts)
+            found.append(Split(i, bundle.parts, arrangements))
+    return found
+
+
+def _bundles(tensors: Sequence[Tensor], names: Sequence[Name]) -> Iterator[Bundle]:
+    """Yield the siblings that may be one tensor on the other side."""
+    siblings: dict[tuple[str, str, str], list[int]] = collections.defaultdict(list)
+    for i, name in enumerate(names):
+        siblings[name.parent, name.role, name.last].append(i)
+    for group in siblings.values():
+        words: dict[str, list[int]] = collections.defaultdict(list)
+        for i in group:
+            words[part_word(names[i])].append(i)
+        known = set()
+        for key, labels in part_sets().items():
+            if all(len(words[label]) == 1 for label in labels):
+                parts = tuple(words[label][0] for label in labels)
+                known.add(frozenset(parts))
+                yield Bundle(parts, labels, key.split()[0])
+        ordered = sorted(group, key=lambda i: names[i].natural)
+        for length in range(2, min(len(ordered), MOST_PARTS) + 1):
+            for start in range(len(ordered) - length + 1):
+                parts = tuple(ordered[start : start + length])
+                if frozenset(parts) not in known:
+                    yield Bundle(parts, tuple(names[i].own or str(i) for i in parts), "")
+
+
+def _speaks(name: Name, bundle: Bundle, others: Sequence[Name]) -> float:
+    """Return how much names speak for a tensor to hold a bundle."""
+    part = others[bundle.parts[0]]
+    parent = dataclasses.replace(
+        part, words=tuple(word for word in part.words if word not in bundle.labels), literal=part.literal[:-1]
+    )
+    plain = dataclasses.replace(
+        name, words=tuple(word for word in name.words if word not in FUSED.values()), literal=name.literal[:-1]
+    )
+    score = float(likeness([plain], [parent])[0, 0])
+    if name.fused and name.fused == bundle.word:
+        return score + 2.0
+    return score + (0.5 if bundle.word else 0.0) - 0.01 * len(bundle.parts)
+
+
+def _arrangements(
+    tensor: Tensor, name: Name, others: Sequence[Tensor], bundle: Bundle, fits: Fits
+) -> Iterator[tuple[tuple[int, Tensor], ...]]:
+    """Yield the ways to cut a tensor into a bundle, the usual one first."""
+    said = bool(bundle.word)
+    orders = [range(len(bundle.parts))] if said else list(itertools.permutations(range(len(bundle.parts))))
+    for order in orders:
+        parts = [bundle.parts[i] for i in order]
+        labels = [bundle.labels[i] for i in order]
+        cuts = [cut for cut in _cuts(tensor, [others[i] for i in parts], labels) if cut]
+        fitting = [cut for cut in cuts if all(fits(one, others[i]) for i, one in zip(parts, cut, strict=True))]
+        if name.own == "query_key_value":
+            fitting.sort(key=lambda cut: len(cut[0].shape) <= len(tensor.shape))  # head by head, as GPT-NeoX has it
+        for cut in fitting if said else fitting[:1]:
+            yield tuple(zip(parts, cut, strict=True))
+
+
+def _cuts(tensor: Tensor, parts: Sequence[Tensor], labels: Sequence[str]) -> Iterator[list[Tensor]]:
+    """Yield the parts that each axis can be cut into: counted by it, along it, or along it head by head."""
+    count, sizes = len(parts), [math.prod(part.shape) for part in parts]
+    names = [f"{tensor.name}[{label}]" for label in labels]
+    total = sum(sizes)
+    for axis in range(len(tensor.shape)):
+        if tensor.shape[axis] == count and len(set(sizes)) == 1 and len(tensor.shape) > 1:
+            yield [tensor.at(axis, i, names[i]) for i in range(count)]
+    for axis in _outputs(tensor):
+        lengths = [tensor.shape[axis] * size // total for size in sizes]
+        if sum(lengths) != tensor.shape[axis] or not all(lengths):
+            continue
+        if any(tensor.shape[axis] * size % total for size in sizes):
+            continue
+        starts = list(itertools.accumulate(lengths, initial=0))
+        yield [tensor.slice(axis, starts[i], starts[i + 1], names[i]) for i in range(count)]
+    for axis in _outputs(tensor):
+        for heads in _heads(tensor, parts):
+            if len(set(sizes)) == 1 and tensor.shape[axis] % (heads * count) == 0 and tensor.shape[axis] > count:
+                apart = tensor.unfolded(axis, (heads, count, tensor.shape[axis] // (heads * count)))
+                yield [apart.at(axis + 1, i, names[i]) for i in range(count)]
+
+
+def _heads(tensor: Tensor, parts: Sequence[Tensor]) -> list[int]:
+    """Return the numbers of heads that parts show in their shapes."""
+    shape = parts[0].shape
+    is_apart = len(shape) == 3 or (len(shape) == 2 and len(tensor.shape) == 1)
+    return [shape[-2]] if is_apart and len({part.shape for part in parts}) == 1 else []
+
+
+def _outputs(tensor: Tensor) -> list[int]:
+    """Return the axes along which parts may lie, the usual one first: outputs."""
+    axes = list(range(len(tensor.shape)))
+    is_last = tensor.framework == "flax" or tensor.parameter.owner == "Conv1D"
+    return [*reversed(axes)] if is_last else axes

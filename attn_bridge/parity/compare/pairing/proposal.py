@@ -1,0 +1,344 @@
+"""A pairing proposed from names, classes and shapes, and settled by running where they leave it open.
+
+In this order: rules that were given; stacks taken apart; names that are equal; fused layers taken apart; the best
+bijection of the rest; what is open is tried out, the usual way first. Names that settled a pair are never overruled.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+from ....weights import WeightsMismatchError
+from ..subject import Parameter
+from .assignment import Sides, best, equals, left_over, open_groups, template
+from .names import Name, read
+from .parts import Split, splits, unstacked
+from .patterns import Options, Way, kind_of, options
+from .tensors import Match, Pairing, Tensor, uncovered, whole
+
+MOST_CANDIDATES = 256
+"""Most pairings that are tried out before the choice is left to the user."""
+
+AGREE = 1e-9
+"""How far apart outputs may be that agree."""
+
+Probe = Callable[[Pairing], float]
+Labels = tuple[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Partial:
+    """What rules say about some of the parameters.
+
+    Attributes:
+        matches: the pairs.
+        dropped: (side, parameter, reason) of those that stay out.
+    """
+
+    matches: tuple[Match, ...] = ()
+    dropped: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """Two tensors that are one, what their names say of their axes, and what settled that they are one."""
+
+    first: Tensor
+    second: Tensor
+    options: Options
+    layers: Hashable
+    how: str
+
+
+Choice = list[tuple[Link, ...]]
+"""Alternatives of which one holds, the usual one first."""
+
+
+def propose(
+    first: Mapping[str, Parameter],
+    second: Mapping[str, Parameter],
+    probe: Probe | None = None,
+    given: Partial | None = None,
+    labels: Labels = ("torch", "Flax"),
+) -> Pairing:
+    """Return the pairing that names, classes and shapes suggest.
+
+    Args:
+        first: parameters of the first side.
+        second: parameters of the second side.
+        probe: returns how far apart the outputs are when both sides hold the same, all different weights by a pairing;
+            it decides between pairings that names leave open.
+        given: what is settled already; the rest is paired as usual.
+        labels: what to call the sides in messages.
+
+    Raises:
+        WeightsMismatchError: there is no bijection; lists what is left over.
+        ValueError: several pairings are left open, and nothing speaks for one; lists them.
+    """
+    given = given or Partial()
+    ours, theirs = _rest(first, given, "first"), _rest(second, given, "second")
+    ours, theirs = unstacked(ours, theirs), unstacked(theirs, ours)
+    fixed, choices = _links(ours, theirs, labels)
+    found = _settle(given, [_narrowed(choice, fixed) for choice in _joined(choices)], fixed, probe)
+    for side, tensors in (("first", [one.first for one in found.matches]), ("second", [x.second for x in found.matches])):
+        assert not uncovered(tensors), f"some elements of {uncovered(tensors)} of the {side} side are not paired once"
+    return found
+
+
+def _rest(parameters: Mapping[str, Parameter], given: Partial, side: str) -> list[Tensor]:
+    """Return the tensors of one side that are not settled."""
+    done = {name for where, name, _ in given.dropped if where == side}
+    done |= {(match.first if side == "first" else match.second).source for match in given.matches}
+    framework = "torch" if side == "first" else "flax"
+    return [whole(name, one, framework) for name, one in parameters.items() if name not in done]
+
+
+# ---- who is who
+
+
+def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[list[Link], list[Choice]]:
+    """Return the pairs that are settled, and the choices that are open."""
+    sides = Sides(first, second)
+    pairs = equals(sides)
+    fixed = [_link(sides, i, j, "names") for i, j in pairs]
+    ours, theirs = ([one for i, one in enumerate(side) if i not in {pair[k] for pair in pairs}] for k, side in enumerate((first, second)))
+    choices: list[Choice] = []
+    for turned in (False, True):
+        here, there = (theirs, ours) if turned else (ours, theirs)
+        found = splits(here, there, lambda one, two, turned=turned: bool(_options(one, two, turned)[0].ways))  # type: ignore[misc]
+        for split in found:
+            choice = _split_choice(split, here, there, turned)
+            if len(choice) == 1:
+                fixed += choice[0]
+            else:
+                choices.append(choice)
+        gone, used = {split.whole for split in found}, {i for split in found for i in split.parts}
+        here = [one for i, one in enumerate(here) if i not in gone]
+        there = [one for i, one in enumerate(there) if i not in used]
+        ours, theirs = (there, here) if turned else (here, there)
+    more, open_ones = _assigned(Sides(ours, theirs), labels)
+    return fixed + more, choices + open_ones
+
+
+def _link(sides: Sides, i: int, j: int, how: str) -> Link:
+    names = sides.names[0][i], sides.names[1][j]
+    return Link(sides.first[i], sides.second[j], sides.options(i, j), _layers(sides.first[i], sides.second[j], names), how)
+
+
+def _layers(first: Tensor, second: Tensor, names: tuple[Name, Name]) -> Hashable:
+    """Return what pairs of one kind of layer have in common, which lie one way round."""
+    kinds = [kind_of(one, name.last).layer for one, name in zip((first, second), names, strict=True)]
+    own = [name.last or template(name.own) for name in names]
+    return (*kinds, *own)
+
+
+def _options(one: Tensor, two: Tensor, turned: bool) -> tuple[Options, tuple[Name, Name]]:
+    first, second = (two, one) if turned else (one, two)
+    names = read([first])[0], read([second])[0]
+    return options(kind_of(first, names[0].last), kind_of(second, names[1].last), equal_names=False), names
+
+
+def _split_choice(split: Split, here: Sequence[Tensor], there: Sequence[Tensor], turned: bool) -> Choice:
+    """Return the ways in which a fused tensor and its parts may go together."""
+    del here
+    choice = []
+    for arrangement in split.arrangements:
+        links = []
+        for j, part in arrangement:
+            found, names = _options(part, there[j], turned)
+            pair = (there[j], part) if turned else (part, there[j])
+            links.append(Link(*pair, found, _layers(*pair, names), "names"))
+        choice.append(tuple(links))
+    return choice
+
+
+def _assigned(sides: Sides, labels: Labels) -> tuple[list[Link], list[Choice]]:
+    """Return the best bijection of what is left, as settled pairs and open choices."""
+    scores = sides.likeness()
+    assignment = best(scores)
+    if assignment is None:
+        raise _no_bijection(sides, scores, labels)
+    groups = open_groups(scores, assignment, [_spelled(one, sides.second[j]) for one, j in zip(sides.first, assignment, strict=True)])
+    grouped = {i for group in groups for i in group.members}
+    fixed = [
+        _link(sides, i, j, "names" if scores[i, j] > 1.0 else "shapes")
+        for i, j in enumerate(assignment)
+        if i not in grouped
+    ]
+    choices = []
+    for group in groups:
+        orders = itertools.islice(itertools.permutations(range(len(group.members))), 4 * MOST_CANDIDATES)
+        choice = []
+        for order in orders:
+            pairs = [(i, assignment[group.members[k]]) for i, k in zip(group.members, order, strict=True)]
+            if all(math.isfinite(scores[i, j]) for i, j in pairs):
+                choice.append(tuple(_link(sides, i, j, "order") for i, j in pairs))
+        choices.append(choice)
+    return fixed, choices
+
+
+def _spelled(first: Tensor, second: Tensor) -> str:
+    return f"{first.spelled} = {second.spelled}"
+
+
+def _no_bijection(sides: Sides, scores: object, labels: Labels) -> WeightsMismatchError:
+    """Name what is left when whatever can be paired is; two of one name are named together, with both shapes."""
+    left, right = left_over(scores)  # type: ignore[arg-type]
+    misshapen = []
+    by_name = {sides.names[1][j].same: j for j in right}
+    for i in list(left):
+        j = by_name.pop(sides.names[0][i].same, None)
+        if j is not None:
+            one, two = sides.first[i], sides.second[j]
+            misshapen.append(f"{one.name} is {one.shape} in {labels[0]} and {two.name} is {two.shape} in {labels[1]}")
+            left.remove(i)
+            right.remove(j)
+    return WeightsMismatchError(
+        missing=[_no_counterpart(sides.second[j], labels[1], labels[0]) for j in right],
+        unexpected=[_no_counterpart(sides.first[i], *labels) for i in left],
+        misshapen=misshapen,
+    )
+
+
+def _no_counterpart(tensor: Tensor, mine: str, other: str) -> str:
+    return f"{tensor.name} {tensor.shape} ({mine}, no {other} parameter left for it)"
+
+
+# ---- what is open
+
+
+def _joined(choices: Sequence[Choice]) -> list[Choice]:
+    """Return the choices, with those that repeat in numbered blocks made one: they are decided once for all."""
+    alike: dict[Hashable, list[Choice]] = collections.defaultdict(list)
+    for choice in choices:
+        key = tuple(tuple(template(_spelled(link.first, link.second)) for link in links) for links in choice)
+        alike[key].append(choice)
+    return [
+        [tuple(link for links in same for link in links) for same in zip(*found, strict=True)]
+        for found in alike.values()
+    ]
+
+
+def _narrowed(choice: Choice, fixed: Sequence[Link]) -> Choice:
+    """Return a choice without alternatives that no shape distinguishes from another of settled layers; as it is."""
+    del fixed
+    return choice
+
+
+def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], probe: Probe | None) -> Pairing:
+    """Return the first candidate under which the outputs agree.
+
+    Where none does, the two sides differ whatever the pairing; then the usual one goes on, to find out where.
+    """
+    usual = _usual_ways([*fixed, *(link for choice in choices for links in choice for link in links)])
+    first = next(iter(_candidates(given, choices, fixed, usual)))
+    is_permuted = any(len(choice) > 1 for choice in choices)
+    some = list(itertools.islice(_candidates(given, choices, fixed, usual), MOST_CANDIDATES + 1))
+    if len(some) == 1:
+        return _said(first, "names")
+    names = _open_names(choices, fixed, usual)
+    if probe is None and not is_permuted:
+        return _said(first, "convention")
+    if probe is None:
+        raise ValueError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
+    tried = some if len(some) <= MOST_CANDIDATES else some[:16]
+    found = [candidate for candidate in tried if probe(candidate) < AGREE]
+    if len(found) > 1 and len({_who(candidate) for candidate in found}) > 1:
+        what = f"{len(found)} make the outputs agree"
+        raise ValueError(
+            f"the pairing of parameters is ambiguous and {what}, give rules; candidates: {_listed(some, names)}"
+        )
+    if found:
+        return found[0]
+    if len(tried) < len(some) and is_permuted:
+        raise ValueError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
+    doubt = f"no pairing makes the outputs agree; tried: {_listed(some, names)}"
+    return dataclasses.replace(_said(first, "order" if is_permuted else "convention"), doubt=doubt)
+
+
+def _who(candidate: Pairing) -> tuple[tuple[str, str], ...]:
+    return tuple((match.first.name, match.second.name) for match in candidate.matches)
+
+
+def _said(pairing: Pairing, how: str) -> Pairing:
+    """Return a pairing whose open pairs were settled in another way than by running."""
+    ways = {"order": "order", "convention": "convention", "names": "names"}
+    matches = tuple(
+        dataclasses.replace(match, how=ways[how]) if match.how == "probe" else match for match in pairing.matches
+    )
+    return dataclasses.replace(pairing, matches=matches)
+
+
+Ways = dict[Hashable, tuple[Way, ...]]
+"""Kind of layer (and shapes) -> the ways that are open for it, the usual one first."""
+
+
+def _usual_ways(links: Sequence[Link]) -> dict[Hashable, Way]:
+    """Return kind of layer -> the way in which all of its pairs lie that can lie in one way only."""
+    seen: dict[Hashable, set[Way]] = collections.defaultdict(set)
+    for link in links:
+        if len(link.options.ways) == 1:
+            seen[link.layers].add(dataclasses.replace(link.options.ways[0], sizes=()))
+    return {key: next(iter(some)) for key, some in seen.items() if len(some) == 1}
+
+
+def _open_ways(link: Link, usual: Mapping[Hashable, Way]) -> tuple[Way, ...]:
+    """Return the ways that are open for a pair: one, where its own kind of layer shows it elsewhere."""
+    ways = link.options.ways
+    like = usual.get(link.layers)
+    shown = [way for way in ways if dataclasses.replace(way, sizes=()) == like]
+    if len(ways) > 1 and shown:
+        return (shown[0],)
+    return ways if link.options.is_open else ways[:1]
+
+
+def _candidates(
+    given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], usual: Mapping[Hashable, Way]
+) -> Iterator[Pairing]:
+    """Yield every pairing that is left open, the usual ones first; one kind of layer lies one way round."""
+    for alternatives in itertools.product(*choices):
+        chosen = [link for links in alternatives for link in links]
+        open_ones = {id(link) for links, choice in zip(alternatives, choices, strict=True) if len(choice) > 1 for link in links}
+        links = [*fixed, *chosen]
+        ways = {id(link): _open_ways(link, usual) for link in links}
+        kinds: dict[Hashable, int] = {}
+        for link in links:
+            if len(ways[id(link)]) > 1:
+                key = _way_key(link)
+                kinds[key] = max(kinds.get(key, 0), len(ways[id(link)]))
+        for numbers in itertools.product(*(range(count) for count in kinds.values())):
+            number = dict(zip(kinds, numbers, strict=True))
+            matches = []
+            for link in links:
+                found = ways[id(link)]
+                i = number[_way_key(link)] if len(found) > 1 else 0
+                if i >= len(found):
+                    break
+                is_open = len(found) > 1 or id(link) in open_ones
+                matches.append(found[i].match(link.first, link.second, "probe" if is_open else link.how))
+            else:
+                yield Pairing((*given.matches, *matches), given.dropped)
+
+
+def _way_key(link: Link) -> Hashable:
+    return link.layers
+
+
+def _open_names(choices: Sequence[Choice], fixed: Sequence[Link], usual: Mapping[Hashable, Way]) -> set[str]:
+    names = {link.first.name for choice in choices if len(choice) > 1 for links in choice for link in links}
+    return names | {link.first.name for link in fixed if len(_open_ways(link, usual)) > 1}
+
+
+def _listed(candidates: Sequence[Pairing], names: set[str]) -> str:
+    """Describe the first candidates by what they do not have in common."""
+    texts = []
+    for candidate in candidates:
+        rows = [match for match in candidate.matches if match.first.name in names][:4]
+        texts.append(", ".join(f"{match.first.name} = {match.second.name} ({match.pattern})" for match in rows))
+    shown = list(dict.fromkeys(texts[:4]))
+    more = len(candidates) - 4
+    return "; ".join(shown) + (f"; and {more if more + 4 <= MOST_CANDIDATES else 'many'} more" if more > 0 else "")
