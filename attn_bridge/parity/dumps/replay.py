@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,9 @@ from ..compare import pairing as pairings
 from ..compare import samples as numbers
 from ..compare.driver import peak_memory
 from ..compare.judgement import SLOW, Judgement
-from ..compare.localisation import LIMIT, Node, _larger, _relative, _Search, match_leaves
+from ..compare.localisation import find_in_calls
+from ..compare.localisation.sides import Side as SideName
+from ..compare.localisation.sides import sides_of
 from ..compare.outputs import check_outputs
 from ..compare.pair import Comparison, Progress
 from ..compare.pairing import Match, Pairing, Tensor
@@ -284,36 +286,6 @@ def _same(one: Array, two: Array) -> bool:
 # ---- where they part
 
 
-class _FreeSearch(_Search):
-    """Looks at two recorded runs: a submodule is at fault if its inputs agree and its outputs don't."""
-
-    def __init__(self, comparison: Comparison, calls: Mapping[Side, Sequence[Call]]):
-        self.comparison, self.calls = comparison, calls
-        self.aim = "meaning"
-
-    def tree(self) -> Node:
-        """Return the tree of the submodules, with the pairs' calls."""
-        return self._build(self.calls)
-
-    def _try(self, node: Node) -> None:
-        for torch_call, flax_call in node.calls:
-            inputs = match_leaves(torch_call.arguments.leaves, flax_call.arguments.leaves)
-            outputs = match_leaves(torch_call.outputs, flax_call.outputs)
-            before = [
-                (one.torch_value(torch_call.arguments.leaves), one.flax_value(flax_call.arguments.leaves))
-                for one in inputs
-            ]
-            after = [(one.torch_value(torch_call.outputs), one.flax_value(flax_call.outputs)) for one in outputs]
-            error_in, error_out = _relative(before), _relative(after)
-            node.error_in, node.error_out = _larger(node.error_in, error_in), _larger(node.error_out, error_out)
-            if error_in > LIMIT:
-                continue
-            node.forward = _larger(node.forward, error_out)
-            if not node.guilty_forward and error_out > LIMIT:
-                node.guilty_forward = True
-                node.message = f"its inputs agree, and its outputs differ by {error_out:.2g} of the largest value"
-
-
 def _all_calls(dump: Dump, one: Id) -> list[Call]:
     run = dump.run(one, dump.manifest.dtypes[0], ORACLE)
     return [Call("", 0, -1, dump.inputs(one), run.outputs, []), *dump.calls(one)]
@@ -321,12 +293,12 @@ def _all_calls(dump: Dump, one: Id) -> list[Call]:
 
 def _locate(comparison: Comparison, torch: Dump, flax: Dump) -> tuple[ModuleNode | None, Divergence | None]:
     """Return the module tree and the first divergence in the forward pass, from the calls that two dumps hold."""
-    root, divergence = None, None
+    tree, divergence = None, None
     for one in reversed(torch.recorded()):
         if one in flax.recorded():
-            search = _FreeSearch(comparison, {"torch": _all_calls(torch, one), "flax": _all_calls(flax, one)})
-            root = search.tree()
-            divergence = search.first(root)
+            calls: dict[SideName, list[Call]] = {"first": _all_calls(torch, one), "second": _all_calls(flax, one)}
+            found = find_in_calls(sides_of(comparison), calls)
+            tree, divergence = found.tree, found.divergence
             if divergence is not None:
                 break
-    return None if root is None else root.frozen(), divergence
+    return tree, divergence
