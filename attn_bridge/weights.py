@@ -418,7 +418,9 @@ class Rules:
     def _check_distinct(self, side: Side) -> None:
         """Refuse two rules that one name could fall under; names that differ in more than numbers cannot clash."""
         joint = [name for rule in self._rules if rule.is_joint for name in _names_of(rule, side)]
-        shared = {name for name in joint if joint.count(name) > 1} | {rule.name(side) for rule in self._plain} & {*joint}
+        shared = {name for name in joint if joint.count(name) > 1} | {rule.name(side) for rule in self._plain} & {
+            *joint
+        }
         if shared:
             raise ValueError(f"two rules share the {side} name {min(shared)}")
         alike: dict[str, list[Rule]] = {}

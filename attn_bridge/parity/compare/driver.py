@@ -24,12 +24,13 @@ from ..settings.precision import strict as pinned
 from . import judging
 from .coverage import Coverage, covered
 from .dtypes import DTYPES
-from .localisation import located
+from .localisation import find
 from .pair import SIDES, Pair, Progress, few_threads
 from .prepare import prepare
 from .report import Report, TensorVerdict, Verdict, worst
 from .runner import Live, Runner
 from .subject import Array, CannotPromoteError, ModuleFailedError
+from .submodule_pairs import differing_settings
 
 MODES = ("eager", "jit")
 
@@ -157,9 +158,9 @@ def judge(
         return found.report
     pair.progress("looking for the first divergence", 0, 1)
     aim = "precision" if found.report.verdict == "precision" else "meaning"
-    tree, divergence = located(pair, found.furthest, aim, found.tables)
+    place = find(pair, found.furthest, aim, found.tables)
     settled = found.report.verdict in ("equal", "inconclusive")
-    return dataclasses.replace(found.report, tree=tree, first_divergence=None if settled else divergence)
+    return dataclasses.replace(found.report, tree=place.tree, first_divergence=None if settled else place.divergence)
 
 
 @dataclasses.dataclass
@@ -216,7 +217,7 @@ def _report(
         unreached=seen.unreached,
         pairing=pair.pairing.rows(),
         noise=noise,
-        notes=list(dict.fromkeys([*pair.notes, *notes, *seen.notes, *lacks])),
+        notes=list(dict.fromkeys([*pair.notes, *notes, *seen.notes, *differing_settings(pair), *lacks])),
         message=message,
         seeds=findings[-1].seeds if findings else 0,
         samples=findings[-1].samples if findings else 0,

@@ -17,6 +17,7 @@ from .dtypes import is_float
 from .outputs import apart, check_outputs, class_of
 from .pair import SIDES, Pair, Progress, input_notes, labels_of, weights_held
 from .pairing import Pairing
+from .report import Side
 from .runner import Live
 from .sampling import Outputs, draw_weights
 from .subject import Arguments, Arrays, Run, Subject
@@ -73,6 +74,8 @@ def prepare(
     pair.arguments["second"] = calls.like(pair.arguments["second"], pair.arguments["first"], same_inputs)
     pair.notes += input_notes(pair)
     pair.pairing = _paired(pair, (first, second), rules)  # in eval mode, so that masks make no difference to it
+    pair.notes += [f"{name} of {labels[_side(where)]} is left out: {why}" for where, name, why in pair.pairing.dropped]
+    pair.notes += [pair.pairing.doubt] if pair.pairing.doubt else []
     if train:
         _start_to_train(pair)
     return pair
@@ -104,6 +107,10 @@ def refusal_of(value: Any) -> str:
     if isinstance(value, type):
         return f"{what}; {value.__name__} is a class, give an instance of it"
     return f"{what}, got {type(value).__name__}"
+
+
+def _side(name: str) -> Side:
+    return "first" if name == "first" else "second"
 
 
 def _common_structure(pair: Pair) -> Outputs:
@@ -149,7 +156,7 @@ def _paired(pair: Pair, sides: tuple[Any, Any], rules: Any) -> Pairing:
         distance = apart(wanted(), runner.precisely("second", weights, pair.arguments["second"]))
         return 0.0 if pair.lacks and distance < PROBE_LIMIT else distance
 
-    return pairings.pair_parameters(ours, theirs, probe, rules=rules, labels=labels)
+    return pairings.pair_parameters(ours, theirs, probe, rules, labels)
 
 
 def _rules_of_configs(pair: Pair, sides: tuple[Any, Any]) -> Rules | None:

@@ -2,74 +2,146 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import collections
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
 
-from .report import Side
+from .pair import Pair
 from .subject import Submodule
 
-if TYPE_CHECKING:
-    from .pair import Comparison
+Called = Mapping[Literal["first", "second"], Collection[str]]
+
+_KINDS = {
+    "activation": r".*(gelu|silu|swish|elu|relu6?|tanh|sigmoid|softplus|mish|act|activation|act(ivation)?fn)",
+    "softmax": r"(log)?softmax",
+    "dropout": r"(alpha|feature)?dropout\d?d?|drop(path)?|stochasticdepth",
+    "pool": r"(adaptive)?(avg|max|mean)pool(ing)?\d?d?",
+    "rotary": r".*(rope|rotary).*",
+    "identity": r"identity",
+    "norm": r".*norm\d?d?",
+}
+"""What a class without parameters does, told by its name."""
 
 
-def pair_modules(matches: Sequence[Any], torch: Sequence[Submodule], flax: Sequence[Submodule]) -> dict[str, str]:
-    """Return torch path -> Flax path of the submodules that hold the same parameters.
+def pair_modules(
+    matches: Sequence[Any], first: Sequence[Submodule], second: Sequence[Submodule], called: Called | None = None
+) -> dict[str, str]:
+    """Return first path -> second path of the submodules that hold the same parameters.
 
-    Submodules without parameters are paired by name inside paired ones.
+    Of several nested ones that hold the same, those that are called are paired with each other before containers are.
+    Submodules without parameters are paired by name, else by what they do, inside paired ones.
+
+    Args:
+        matches: the pairs of parameters, with a ``first`` and a ``second`` tensor.
+        first: the submodules of the first side, a parent before its children.
+        second: those of the second side.
+        called: side -> paths of the submodules that were called.
     """
-    ours, theirs = _holdings(matches, "torch", torch), _holdings(matches, "flax", flax)
-    classes = [{module.path: module.type.lower() for module in side} for side in (torch, flax)]
     pairs = {"": ""}
-    for held in dict.fromkeys(ours.values()):
-        if not held:
-            continue
-        mine = [path for path, other in ours.items() if other == held and path]
-        its = [path for path, other in theirs.items() if other == held and path]
+    for mine, its in _groups(matches, first, second):
         if len(mine) == len(its):
             pairs |= dict(zip(mine, its, strict=True))
-            continue
-        left = dict.fromkeys(its)
-        for alike in (_same_class_and_name, _same_class, _same_name):
-            for path in mine:
-                same = next((one for one in left if alike(path, one, classes)), None) if path not in pairs else None
-                if same is not None:
-                    pairs[path] = same
-                    del left[same]
-        rest = [path for path in mine if path not in pairs]
-        pairs |= dict(zip(reversed(rest), reversed(list(left)), strict=False))
-    taken = set(pairs.values())
-    names = {module.path for module in flax}
-    for module in torch:
-        parent, _, name = module.path.rpartition(".")
-        if module.path in pairs or ours[module.path] or parent not in pairs:
-            continue
-        other = f"{pairs[parent]}.{name}" if pairs[parent] else name
-        if other in names and other not in taken and not theirs.get(other):
-            pairs[module.path] = other
-            taken.add(other)
+        else:
+            pairs |= _paired_by_likeness(mine, its, first, second, called)
+    _pair_without_parameters(pairs, matches, first, second)
     return pairs
 
 
-Classes = Sequence[Mapping[str, str]]
+def alternatives(
+    matches: Sequence[Any], first: Sequence[Submodule], second: Sequence[Submodule]
+) -> dict[str, list[tuple[str, str]]]:
+    """Return first path -> other pairs that it could belong to, where several nested modules hold the same."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for mine, its in _groups(matches, first, second):
+        if len(mine) > 1 or len(its) > 1:
+            found |= {path: [(one, two) for one in mine for two in its] for path in mine}
+    return found
 
 
-def _same_class(one: str, two: str, classes: Classes) -> bool:
-    return classes[0][one] == classes[1][two]
+def _groups(
+    matches: Sequence[Any], first: Sequence[Submodule], second: Sequence[Submodule]
+) -> list[tuple[list[str], list[str]]]:
+    """Return the paths on each side that hold the same parameters."""
+    ours, theirs = _holdings(matches, "first", first), _holdings(matches, "second", second)
+    back = collections.defaultdict(list)
+    for path, held in theirs.items():
+        if path:
+            back[held].append(path)
+    found = []
+    for held in dict.fromkeys(ours.values()):
+        if held and back[held]:
+            found.append(([path for path, other in ours.items() if other == held and path], back[held]))
+    return [(mine, its) for mine, its in found if mine]
 
 
-def _same_name(one: str, two: str, classes: Classes) -> bool:
-    return one.rpartition(".")[2] == two.rpartition(".")[2]
+def _paired_by_likeness(
+    mine: Sequence[str],
+    its: Sequence[str],
+    first: Sequence[Submodule],
+    second: Sequence[Submodule],
+    called: Called | None,
+) -> dict[str, str]:
+    """Pair nested modules that hold the same, as many as the side with fewer has."""
+    classes = [{module.path: module.type.lower() for module in side} for side in (first, second)]
+
+    def is_called(side: Literal["first", "second"], path: str) -> bool:
+        return called is None or path in called[side]
+
+    def unlikeness(one: str, two: str) -> tuple[bool, bool, bool, int]:
+        return (
+            not (is_called("first", one) and is_called("second", two)),
+            classes[0][one] != classes[1][two],
+            _last(one) != _last(two),
+            -one.count(".") - two.count("."),
+        )
+
+    pairs: dict[str, str] = {}
+    options = sorted(((one, two) for one in mine for two in its), key=lambda pair: unlikeness(*pair))
+    for one, two in options:
+        if one not in pairs and two not in pairs.values():
+            pairs[one] = two
+    return pairs
 
 
-def _same_class_and_name(one: str, two: str, classes: Classes) -> bool:
-    return _same_class(one, two, classes) and _same_name(one, two, classes)
+def _pair_without_parameters(
+    pairs: dict[str, str], matches: Sequence[Any], first: Sequence[Submodule], second: Sequence[Submodule]
+) -> None:
+    """Pair the submodules that hold no parameters, inside paired ones: by name, then by what they do."""
+    ours, theirs = _holdings(matches, "first", first), _holdings(matches, "second", second)
+    for by_kind in (False, True):
+        taken = set(pairs.values())
+        for parent, second_parent in list(pairs.items()):
+            mine = [one for one in _children(parent, first) if not ours[one.path] and one.path not in pairs]
+            its = [one for one in _children(second_parent, second) if not theirs[one.path] and one.path not in taken]
+            key = _kind if by_kind else (lambda one: _last(one.path))
+            for label in dict.fromkeys(map(key, mine)):
+                some = [one.path for one in mine if key(one) == label]
+                others = [one.path for one in its if key(one) == label]
+                if label and len(some) == len(others):
+                    pairs |= dict(zip(some, others, strict=True))
+                    taken |= set(others)
 
 
-def _holdings(matches: Sequence[Any], side: Side, modules: Sequence[Submodule]) -> dict[str, frozenset[int]]:
+def _children(path: str, modules: Sequence[Submodule]) -> list[Submodule]:
+    return [one for one in modules if one.path and one.path.rpartition(".")[0] == path]
+
+
+def _kind(module: Submodule) -> str:
+    """Return what a module without parameters does, "" if its class does not say."""
+    name = module.type.lower()
+    return next((kind for kind, pattern in _KINDS.items() if re.fullmatch(pattern, name)), "")
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _holdings(matches: Sequence[Any], side: str, modules: Sequence[Submodule]) -> dict[str, frozenset[int]]:
     """Return path -> the numbers of the matches that the module holds."""
     held: dict[str, set[int]] = {module.path: set() for module in modules}
     for number, match in enumerate(matches):
-        path = (match.torch if side == "torch" else match.flax).parameter.path
+        path = getattr(match, side).parameter.path
         while True:
             if path in held:
                 held[path].add(number)
@@ -79,15 +151,34 @@ def _holdings(matches: Sequence[Any], side: Side, modules: Sequence[Submodule]) 
     return {path: frozenset(numbers) for path, numbers in held.items()}
 
 
-def differing_settings(comparison: Comparison) -> list[str]:
-    """Say which settings (eps, heads, slopes) of paired submodules are not the same on both sides."""
+def differing(
+    pairs: Mapping[str, str],
+    first: Mapping[str, Mapping[str, float]],
+    second: Mapping[str, Mapping[str, float]],
+    labels: Mapping[Any, str],
+    names: Mapping[str, str],
+) -> list[str]:
+    """Say which settings (eps, heads, slopes) of paired submodules are not the same on both sides.
+
+    Args:
+        pairs: first path -> second path.
+        first: settings of the first side by path.
+        second: those of the second side.
+        labels: what the sides are called.
+        names: first path -> what it is called, where that is not the path.
+    """
+    shown = {side: label.replace("flax", "Flax") for side, label in labels.items()}
     found = []
-    pairs = pair_modules(comparison.pairing.matches, comparison.torch.modules(), comparison.flax.modules())
-    ours, theirs = comparison.torch.settings(), comparison.flax.settings()
-    for path, other in pairs.items():
-        mine, its = ours.get(path, {}), theirs.get(other, {})
-        for name in mine.keys() & its.keys():
+    for path, second_path in pairs.items():
+        mine, its = first.get(path, {}), second.get(second_path, {})
+        for name in sorted(mine.keys() & its.keys()):
             if mine[name] != its[name]:
-                where = path or comparison.torch.name
-                found.append(f"{name} of {where} is {mine[name]:g} in torch and {its[name]:g} in Flax")
+                values = f"{mine[name]:g} in {shown['first']} and {its[name]:g} in {shown['second']}"
+                found.append(f"{name} of {names.get(path, path)} is {values}")
     return found
+
+
+def differing_settings(pair: Pair) -> list[str]:
+    """Say which settings of the paired submodules of a whole pair differ."""
+    pairs = pair_modules(pair.pairing.matches, pair.first.modules(), pair.second.modules())
+    return differing(pairs, pair.first.settings(), pair.second.settings(), pair.labels, {"": pair.first.name})

@@ -19,7 +19,7 @@ import numpy as np
 
 from ... import backends, checkpoints
 from ..compare.dtypes import DTYPES, is_float, numpy_dtype
-from ..compare.pairing import Match, Pairing, Tensor
+from ..compare.pairing import Cut, Match, Pairing, Tensor
 from ..compare.sampling import FIRST, Planned
 from ..compare.subject import Arguments, Array, Arrays, Call, Parameter, Run, Submodule
 
@@ -132,7 +132,9 @@ def stored_as(mode: str, dtype: str, cast: str | None) -> str:
 
 def key_of(tensor: Tensor) -> str:
     """Return the key of a parameter, or of a part of one."""
-    return tensor.source if tensor.part is None else f"{tensor.source}[{tensor.part[0]}/{tensor.part[1]}]"
+    if tensor.cut is None:
+        return tensor.source
+    return f"{tensor.source}[{tensor.cut.offset} + {tensor.cut.strides} x {tensor.shape}]"
 
 
 # ---- writing
@@ -472,7 +474,8 @@ def _check(manifest: Manifest) -> None:
 
 def _match_data(match: Match) -> dict[str, Any]:
     def tensor(one: Tensor) -> dict[str, Any]:
-        return {"name": one.name, "source": one.source, "shape": one.shape, "part": one.part}
+        cut = None if one.cut is None else [one.cut.offset, one.cut.strides]
+        return {"name": one.name, "source": one.source, "shape": one.shape, "cut": cut}
 
     pattern = {"pattern": match.rule.pattern, "sizes": match.rule.sizes}
     return {"first": tensor(match.first), "second": tensor(match.second), **pattern, "how": match.how}
@@ -489,12 +492,15 @@ def _match(data: Any) -> Match:
 
 
 def _tensor(data: Any) -> Tensor:
-    part = None if data["part"] is None else tuple(_list(_whole)(data["part"]))
-    if part is not None and (len(part) != 2 or not part[0] < part[1] <= 3):
-        raise ValueError(f"part ({part}) must be one of at most 3")
     shape = tuple(_list(_whole)(data["shape"]))
+    cut = None
+    if data["cut"] is not None:
+        offset, strides = data["cut"]
+        cut = Cut(_whole(offset), tuple(_list(_step)(strides)))
+        if len(cut.strides) != len(shape):
+            raise ValueError(f"cut ({cut.strides}) must have a step for each axis of {shape}")
     name, source = _text_of(data["name"]), _text_of(data["source"])
-    return Tensor(name, source, shape, Parameter(shape, "", "", ""), part)
+    return Tensor(name, source, shape, Parameter(shape, "", "", ""), cut)
 
 
 def _recorded(data: Any) -> Recorded:
@@ -522,6 +528,12 @@ def _text_of(value: Any) -> str:
 
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
+        raise TypeError("no whole number")
+    return value
+
+
+def _step(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not abs(value) < 1 << 62:
         raise TypeError("no whole number")
     return value
 

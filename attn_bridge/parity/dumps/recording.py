@@ -24,7 +24,7 @@ from ..compare.criterion import ZERO, scale_of
 from ..compare.dtypes import is_float, wide
 from ..compare.outputs import apart, check_outputs
 from ..compare.pair import Pair, Progress, few_threads
-from ..compare.pairing import Match, Pairing, Tensor
+from ..compare.pairing import Match, Pairing, whole
 from ..compare.probes import KINDS
 from ..compare.report import Side
 from ..compare.runner import Live
@@ -443,7 +443,7 @@ def _call_of(like: Dump) -> Arguments:
 
 
 def _itself(name: str, parameter: Any) -> Match:
-    tensor = Tensor(name, name, parameter.shape, parameter)
+    tensor = whole(name, parameter)
     return Match(tensor, tensor, Rule("torch", "flax"), "names")
 
 
@@ -452,12 +452,11 @@ def _parts(matches: Iterable[Match], framework: str) -> list[Match]:
     axis = 0 if framework == "torch" else -1
     found = []
     for match in matches:
-        whole = match.second
-        if not whole.shape or whole.shape[axis] % PARTS or not whole.shape[axis]:
+        tensor = match.second
+        if not tensor.shape or tensor.shape[axis] % PARTS or not tensor.shape[axis]:
             continue
-        shape = list(whole.shape)
-        shape[axis] //= PARTS
+        size = tensor.shape[axis] // PARTS
         for i in range(PARTS):
-            part = dataclasses.replace(whole, name=f"{whole.name}[{i}]", shape=tuple(shape), part=(i, PARTS))
+            part = tensor.slice(axis % len(tensor.shape), i * size, (i + 1) * size, f"{tensor.name}[{i}]")
             found.append(dataclasses.replace(match, first=part, second=part))
     return found

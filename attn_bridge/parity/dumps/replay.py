@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,18 @@ import numpy as np
 from ..compare import inputs as calls
 from ..compare import pairing as pairings
 from ..compare.driver import judged, peak_memory
-from ..compare.localisation import located_in_records
+from ..compare.localisation import find_in_calls
+from ..compare.localisation.sides import sides_of
 from ..compare.noise import Noise
 from ..compare.outputs import check_outputs
 from ..compare.pair import SIDES, Pair, Progress
-from ..compare.pairing import Match, Pairing, Tensor
+from ..compare.pairing import Match, Pairing, Tensor, lies_within, uncovered
 from ..compare.probes import Kind, Moved, Probe
 from ..compare.report import Report, Side
 from ..compare.runner import Outputs
 from ..compare.sampling import Planned, Sample
-from ..compare.subject import Array, Call, Run
+from ..compare.subject import Array, Call, Parameter, Run
 from .format import ORACLE, Dump, DumpError, key_of, of_side
-from .recording import PARTS
 
 
 def compare_dumps(
@@ -253,22 +253,22 @@ class Replay:
                 held[side].append(dataclasses.replace(tensor, parameter=parameter))  # type: ignore[index]
             matches.append(dataclasses.replace(match, first=held["first"][-1], second=held["second"][-1]))
         for side in SIDES:
-            for name, parameter in parameters[side].items():
-                self._check_paired(side, name, parameter.shape, [one for one in held[side] if one.source == name])
+            self._check_paired(side, held[side], parameters[side])
         return Pairing(tuple(matches))
 
-    def _check_paired(self, side: Side, name: str, shape: tuple[int, ...], held: list[Tensor]) -> None:
-        """Check that the tensors of a stored pairing make up one parameter."""
+    def _check_paired(self, side: Side, held: Sequence[Tensor], parameters: Mapping[str, Parameter]) -> None:
+        """Check that the tensors of a stored pairing make up every parameter, each element once."""
         path, label = self.dumps["second"].path, self.pair.labels[side]
-        found = sorted(held, key=lambda one: one.part or (0, 1))
-        parts = [one.part for one in found]
-        if parts not in ([None], [(i, PARTS) for i in range(PARTS)]):
-            raise DumpError(f"{path} does not pair {name} of {label} once")
-        wanted = list(shape)
-        if len(parts) > 1 and wanted:
-            wanted[0 if label == "torch" else -1] //= PARTS
-        if any(one.shape != tuple(wanted) for one in found):
-            raise DumpError(f"{path} pairs {name} of {label} in another shape")
+        for tensor in held:
+            size = math.prod(tensor.parameter.shape)
+            if tensor.cut is None and tensor.shape != tensor.parameter.shape:
+                raise DumpError(f"{path} pairs {tensor.source} of {label} in another shape")
+            if tensor.cut is not None and not lies_within(tensor, size):
+                raise DumpError(f"{path} pairs {tensor.name} of {label}, which lies outside {tensor.source}")
+        lost = sorted({*parameters} - {tensor.source for tensor in held}) or uncovered(held)
+        twice = [name for name in parameters if sum(one.source == name and one.cut is None for one in held) > 1]
+        if lost or twice:
+            raise DumpError(f"{path} does not pair {(lost or twice)[0]} of {label} once")
 
     # ---- where they part, and where they ran
 
@@ -279,7 +279,8 @@ class Replay:
         for one in reversed(first.recorded()):
             if one in second.recorded():
                 calls_of = {side: _all_calls(dump, one) for side, dump in self.dumps.items()}
-                tree, divergence = located_in_records(self.pair, calls_of)
+                found = find_in_calls(sides_of(self.pair), calls_of)
+                tree, divergence = found.tree, found.divergence
                 if divergence is not None:
                     break
         return tree, divergence

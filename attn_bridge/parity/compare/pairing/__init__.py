@@ -7,8 +7,8 @@ itself, and knows no framework beyond the names of its layers.
 from __future__ import annotations
 
 from .proposal import MOST_CANDIDATES, Partial, Probe, propose
-from .rules import AnyRules, from_rules, partial, read_rules
-from .tensors import Cut, Match, Pairing, Tensor, whole
+from .rules import AnyRules, from_rules, pair_parameters, partial, read_rules
+from .tensors import Cut, Match, Pairing, Tensor, lies_within, uncovered, whole
 
 __all__ = [
     "MOST_CANDIDATES",
@@ -20,8 +20,11 @@ __all__ = [
     "Probe",
     "Tensor",
     "from_rules",
+    "lies_within",
+    "pair_parameters",
     "partial",
     "propose",
     "read_rules",
+    "uncovered",
     "whole",
 ]

@@ -245,9 +245,7 @@ def _permuted(mine: Shape, its: Shape, ours: list[int], theirs: list[int]) -> It
         named = {i: f"a{theirs[k]}" for k, i in enumerate(order)}
         left = " ".join(named.get(i, "1") for i in range(len(mine))) or "()"
         right = " ".join(f"a{j}" if j in theirs else "1" for j in range(len(its))) or "()"
-        if len(mine) != len(its) or list(order) != theirs or not ours:
-            yield Way(f"{left} -> {right}")
-        elif mine != its:
+        if len(mine) != len(its) or list(order) != theirs or not ours or mine != its:
             yield Way(f"{left} -> {right}")
 
 

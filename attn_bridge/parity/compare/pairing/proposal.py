@@ -84,7 +84,10 @@ def propose(
     ours, theirs = unstacked(ours, theirs), unstacked(theirs, ours)
     fixed, choices = _links(ours, theirs, labels)
     found = _settle(given, [_narrowed(choice, fixed) for choice in _joined(choices)], fixed, probe)
-    for side, tensors in (("first", [one.first for one in found.matches]), ("second", [x.second for x in found.matches])):
+    for side, tensors in (
+        ("first", [one.first for one in found.matches]),
+        ("second", [x.second for x in found.matches]),
+    ):
         assert not uncovered(tensors), f"some elements of {uncovered(tensors)} of the {side} side are not paired once"
     return found
 
@@ -105,7 +108,10 @@ def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[l
     sides = Sides(first, second)
     pairs = equals(sides)
     fixed = [_link(sides, i, j, "names") for i, j in pairs]
-    ours, theirs = ([one for i, one in enumerate(side) if i not in {pair[k] for pair in pairs}] for k, side in enumerate((first, second)))
+    ours, theirs = (
+        [one for i, one in enumerate(side) if i not in {pair[k] for pair in pairs}]
+        for k, side in enumerate((first, second))
+    )
     choices: list[Choice] = []
     for turned in (False, True):
         here, there = (theirs, ours) if turned else (ours, theirs)
@@ -126,7 +132,9 @@ def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[l
 
 def _link(sides: Sides, i: int, j: int, how: str) -> Link:
     names = sides.names[0][i], sides.names[1][j]
-    return Link(sides.first[i], sides.second[j], sides.options(i, j), _layers(sides.first[i], sides.second[j], names), how)
+    return Link(
+        sides.first[i], sides.second[j], sides.options(i, j), _layers(sides.first[i], sides.second[j], names), how
+    )
 
 
 def _layers(first: Tensor, second: Tensor, names: tuple[Name, Name]) -> Hashable:
@@ -162,7 +170,9 @@ def _assigned(sides: Sides, labels: Labels) -> tuple[list[Link], list[Choice]]:
     assignment = best(scores)
     if assignment is None:
         raise _no_bijection(sides, scores, labels)
-    groups = open_groups(scores, assignment, [_spelled(one, sides.second[j]) for one, j in zip(sides.first, assignment, strict=True)])
+    groups = open_groups(
+        scores, assignment, [_spelled(one, sides.second[j]) for one, j in zip(sides.first, assignment, strict=True)]
+    )
     grouped = {i for group in groups for i in group.members}
     fixed = [
         _link(sides, i, j, "names" if scores[i, j] > 1.0 else "shapes")
@@ -302,7 +312,9 @@ def _candidates(
     """Yield every pairing that is left open, the usual ones first; one kind of layer lies one way round."""
     for alternatives in itertools.product(*choices):
         chosen = [link for links in alternatives for link in links]
-        open_ones = {id(link) for links, choice in zip(alternatives, choices, strict=True) if len(choice) > 1 for link in links}
+        open_ones = {
+            id(link) for links, choice in zip(alternatives, choices, strict=True) if len(choice) > 1 for link in links
+        }
         links = [*fixed, *chosen]
         ways = {id(link): _open_ways(link, usual) for link in links}
         kinds: dict[Hashable, int] = {}

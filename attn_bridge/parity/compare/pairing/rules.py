@@ -11,7 +11,7 @@ from typing import Any
 from .... import joint_rules
 from ....weights import Rule, Rules, WeightsMismatchError, rule_from
 from ..subject import Parameter
-from .proposal import Labels, Partial
+from .proposal import Labels, Partial, Probe, propose
 from .tensors import Cut, Match, Pairing, Tensor, uncovered, whole
 
 AnyRules = str | Path | Rules | Iterable[Rule | Mapping[str, Any]]
@@ -72,6 +72,18 @@ def partial(
     found, problems = _read(rules, first, second, how, labels)
     problems.refuse()
     return found
+
+
+def pair_parameters(
+    first: Parameters,
+    second: Parameters,
+    probe: Probe | None = None,
+    rules: AnyRules | None = None,
+    labels: Labels = ("torch", "Flax"),
+) -> Pairing:
+    """Return the pairing that rules say, and for what they do not name the one that is proposed."""
+    given = None if rules is None else partial(rules, first, second, labels=labels)
+    return propose(first, second, probe, given, labels)
 
 
 @dataclasses.dataclass
@@ -194,9 +206,7 @@ def _spans(lengths: Iterable[int]) -> list[tuple[int, int]]:
     return spans
 
 
-def _match(
-    part: Tensor, piece: Tensor, axes: list[list[str]], text: str, how: str, *, single_is_first: bool
-) -> Match:
+def _match(part: Tensor, piece: Tensor, axes: list[list[str]], text: str, how: str, *, single_is_first: bool) -> Match:
     """Return the match of a part and its piece of the single tensor, whose axes are those of the part taken apart."""
     sizes = dict(zip([axis for group in axes for axis in group], piece.shape, strict=True))
     known = {axis: sizes[axis] for group in axes if len(group) > 1 for axis in group}

@@ -218,6 +218,16 @@ def whole(name: str, parameter: Parameter, framework: str = "") -> Tensor:
     return Tensor(name, name, parameter.shape, parameter, framework=own)
 
 
+def lies_within(tensor: Tensor, size: int) -> bool:
+    """Tell whether every element of a tensor lies within a parameter of that many elements."""
+    if not math.prod(tensor.shape):
+        return True
+    offset = tensor.cut.offset if tensor.cut else 0
+    spans = [(length - 1) * step for length, step in zip(tensor.shape, tensor.strides, strict=True)]
+    least = offset + sum(span for span in spans if span < 0)
+    return least >= 0 and offset + sum(span for span in spans if span > 0) < size
+
+
 def uncovered(tensors: Sequence[Tensor]) -> list[str]:
     """Return the parameters of which some element is in no tensor, or in two."""
     by_source: dict[str, list[Tensor]] = collections.defaultdict(list)

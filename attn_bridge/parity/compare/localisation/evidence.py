@@ -1,0 +1,114 @@
+"""The numbers at the place of a fault, for whoever looks for its cause."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..subject import Array, Arrays, Call, wide
+from .between import Direction, Step
+from .forcing import Feed, gradients_of, run_both
+from .leaves import Group, match_leaves
+from .sides import SIDES, Runner, Side, Sides
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """What both sides do with the same numbers, in float64 and with the first side's axes.
+
+    For code between submodules `inputs` are what the last submodule before it returned (or the module was given), and
+    the outputs are what the next one was given on each side (or the module returned).
+
+    Attributes:
+        path: dotted path on the first side.
+        second_path: dotted path on the second side.
+        direction: of the fault.
+        between: the two paths between which the code lies, if it lies between submodules.
+        first_class: class on the first side.
+        second_class: class on the second side.
+        first_settings: numbers that the meaning depends on and the weights don't show.
+        second_settings: those of the second side.
+        inputs: floating-point inputs, the same on both sides.
+        first_outputs: what the first side makes of them.
+        second_outputs: what the second side makes of them.
+        first_weights: the submodule's weights, under the first side's names.
+        second_weights: the second side's, under the same names.
+        first_gradients: gradients by name; of inputs under ``input 0`` and so on.
+        second_gradients: those of the second side.
+    """
+
+    path: str
+    second_path: str
+    direction: Direction
+    between: tuple[str, str] | None = None
+    first_class: str = ""
+    second_class: str = ""
+    first_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    second_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    inputs: Sequence[Array] = ()
+    first_outputs: Sequence[Array] = ()
+    second_outputs: Sequence[Array] = ()
+    first_weights: Arrays = dataclasses.field(default_factory=dict)
+    second_weights: Arrays = dataclasses.field(default_factory=dict)
+    first_gradients: Arrays = dataclasses.field(default_factory=dict)
+    second_gradients: Arrays = dataclasses.field(default_factory=dict)
+
+
+def evidence_of(
+    sides: Sides,
+    runner: Runner | None,
+    paths: Mapping[Side, str],
+    calls: dict[Side, Call],
+    known: Evidence,
+) -> Evidence:
+    """Return what is known of a pair with its inputs, outputs, weights and gradients added."""
+    groups = match_leaves(*(calls[side].arguments.leaves for side in SIDES))
+    outputs = match_leaves(*(calls[side].outputs for side in SIDES))
+    results = {side: calls[side].outputs for side in SIDES}
+    gradients: dict[Side, Arrays] = {"first": {}, "second": {}}
+    if runner is not None:
+        runs = run_both(runner, paths, calls, Feed(groups), outputs, "first")
+        results = {side: runs[side].outputs for side in SIDES}
+        gradients = gradients_of(sides.pairing, runs, groups)
+    weights = {side: _weights(sides, side, paths["first"]) for side in SIDES}
+    return dataclasses.replace(
+        known,
+        inputs=[wide(one.value("first", calls["first"].arguments.leaves)) for one in groups],
+        first_outputs=_values(outputs, "first", results["first"]),
+        second_outputs=_values(outputs, "second", results["second"]),
+        first_weights=weights["first"],
+        second_weights=weights["second"],
+        first_gradients=gradients["first"],
+        second_gradients=gradients["second"],
+    )
+
+
+def evidence_between(known: Evidence, whole: dict[Side, Call], steps: Sequence[Step]) -> Evidence:
+    """Return what goes into the code between two submodules and what comes out of it on each side."""
+    assert known.between is not None
+    before, after = known.between
+    given = next((step.calls for step in reversed(steps) if step.path == before), None)
+    taken = next((step.calls for step in steps if step.path == after), None)
+    ours = given["first"].outputs if given is not None else whole["first"].arguments.leaves
+    its = given["second"].outputs if given is not None else whole["second"].arguments.leaves
+    results = {side: taken[side].arguments.leaves if taken is not None else whole[side].outputs for side in SIDES}
+    outputs = match_leaves(results["first"], results["second"])
+    return dataclasses.replace(
+        known,
+        inputs=[wide(one.value("first", ours)) for one in match_leaves(ours, its)],
+        first_outputs=_values(outputs, "first", results["first"]),
+        second_outputs=_values(outputs, "second", results["second"]),
+    )
+
+
+def _values(groups: Sequence[Group], side: Side, leaves: Sequence[Array]) -> list[Array]:
+    return [wide(group.value(side, leaves)) for group in groups]
+
+
+def _weights(sides: Sides, side: Side, path: str) -> Arrays:
+    """Return the weights of a submodule and of all inside it, under first names."""
+    inside = f"{path}." if path else ""
+    names = {match.first.name for match in sides.pairing.matches if f"{match.first.parameter.path}.".startswith(inside)}
+    aligned = sides.pairing.aligned(sides.weights[side], side)
+    return {name: wide(array) for name, array in aligned.items() if name in names}

@@ -1,0 +1,304 @@
+"""Which array of one side's call is which of the other's: by value where they agree, by shape and place where not."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ..criterion import scale_of
+from ..subject import Arguments, Array, Call, is_float
+from .sides import Side
+
+_CLOSE, _ALIKE = 1e-6, 0.1
+"""Relative differences below which two arrays hold the same numbers, and much the same."""
+
+_MOST_AXES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """How an array of the first side becomes one of the second: axes permuted on one side, then reshaped."""
+
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+    axes: tuple[int, ...]
+    of: Side = "first"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no axes are exchanged."""
+        return self.axes == tuple(range(len(self.axes)))
+
+    def to_second(self, array: Array) -> Array:
+        """Bring an array of the first side into the second side's axes."""
+        if self.of == "first":
+            return array.transpose(self.axes).reshape(self.second)
+        return array.reshape([self.second[axis] for axis in self.axes]).transpose(np.argsort(self.axes))
+
+    def to_first(self, array: Array) -> Array:
+        """Bring an array of the second side into the first side's axes."""
+        if self.of == "second":
+            return array.transpose(self.axes).reshape(self.first)
+        return array.reshape([self.first[axis] for axis in self.axes]).transpose(np.argsort(self.axes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Arrays that hold the same numbers on each side, by position among all of a call, and how axes correspond."""
+
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+    turn: Turn
+
+    def places(self, side: Side) -> tuple[int, ...]:
+        """Return the positions on one side."""
+        return self.first if side == "first" else self.second
+
+    def value(self, side: Side, leaves: Sequence[Array]) -> Array:
+        """Return one side's array with the first side's axes."""
+        array = leaves[self.places(side)[0]]
+        return array if side == "first" else self.turn.to_first(array)
+
+    def given(self, side: Side, value: Array) -> Array:
+        """Return an array with the first side's axes as one side takes it."""
+        return np.asarray(value if side == "first" else self.turn.to_second(value), order="C")
+
+    def total(self, side: Side, gradients: Sequence[Array | None]) -> Array | None:
+        """Return the gradient with respect to the array that all of one side's are, with the first side's axes."""
+        found = [one for i in self.places(side) if i < len(gradients) and (one := gradients[i]) is not None]
+        if not found:
+            return None
+        result = found[0]
+        for array in found[1:]:
+            result = result + array
+        return result if side == "first" else self.turn.to_first(result)
+
+
+def match_leaves(first: Sequence[Array], second: Sequence[Array]) -> list[Group]:
+    """Match floating-point arrays of two calls; one that fits none by shape is left out."""
+    ours, theirs = _same(first), _same(second)
+    options = []
+    for i, mine in enumerate(ours):
+        for j, its in enumerate(theirs):
+            found = _best_turn(first[mine[0]], second[its[0]])
+            if found is not None:
+                tier, turn = found
+                options.append((tier, not turn.is_plain, abs(i - j), i, j, Group(tuple(mine), tuple(its), turn)))
+    options.sort(key=lambda option: option[:5])
+    used: tuple[set[int], set[int]] = (set(), set())
+    groups = []
+    for *_, i, j, group in options:
+        if i not in used[0] and j not in used[1]:
+            used[0].add(i)
+            used[1].add(j)
+            groups.append((i, group))
+    return [group for _, group in sorted(groups, key=lambda pair: pair[0])]
+
+
+def match_by_place(first: Arguments, second: Arguments) -> list[Group] | None:
+    """Match the floating-point arrays of two calls one by one, as they were given; None if they are not alike."""
+    found = []
+    for i, j in _places(first, second, floats=True) or ():
+        turn = _plain_turn(first.leaves[i].shape, second.leaves[j].shape)
+        if turn is None:
+            return None
+        found.append(Group((i,), (j,), turn))
+    return found or None
+
+
+def whole_numbers(first: Arguments, second: Arguments) -> list[tuple[int, int]]:
+    """Return the positions of arrays of integers or truth values that the two calls have in the same place."""
+    pairs = _places(first, second, floats=False) or []
+    return [
+        (i, j)
+        for i, j in pairs
+        if (one := first.leaves[i]).shape == (two := second.leaves[j]).shape
+        and (one.dtype == bool) == (two.dtype == bool)
+        and not np.array_equal(one, two)
+    ]
+
+
+def _places(first: Arguments, second: Arguments, *, floats: bool) -> list[tuple[int, int]] | None:
+    """Pair the arrays of a kind by keyword where both have the same ones, else by order; None if numbers differ."""
+    ours = [i for i, leaf in enumerate(first.leaves) if is_float(leaf) == floats]
+    theirs = [j for j, leaf in enumerate(second.leaves) if is_float(leaf) == floats]
+    if len(ours) != len(theirs):
+        return None
+    names = [first.paths[i] for i in ours], [second.paths[j] for j in theirs]
+    if len(set(names[0])) == len(ours) and sorted(names[0]) == sorted(names[1]):
+        return [(i, theirs[names[1].index(name)]) for i, name in zip(ours, names[0], strict=True)]
+    return list(zip(ours, theirs, strict=True))
+
+
+def _same(leaves: Sequence[Array]) -> list[list[int]]:
+    """Group the floating-point arrays that hold the same numbers."""
+    groups: list[list[int]] = []
+    for position, leaf in enumerate(leaves):
+        if not is_float(leaf):
+            continue
+        for group in groups:
+            known = leaves[group[0]]
+            if known.shape == leaf.shape and np.array_equal(known, leaf):
+                group.append(position)
+                break
+        else:
+            groups.append([position])
+    return groups
+
+
+def _best_turn(one: Array, two: Array) -> tuple[int, Turn] | None:
+    """Return how one array may be the other, and 0 if the numbers agree, 1 if roughly, 2 if only the shapes do."""
+    if one.size != two.size:
+        return None
+    best: tuple[int, Turn] | None = None
+    for turn, needs_values in _turns(one.shape, two.shape):
+        apart = relative([(turn.to_second(one), two)])
+        tier = 0 if apart < _CLOSE else 1 if apart < _ALIKE else 2
+        if (tier == 0 or not needs_values) and (best is None or tier < best[0]):
+            best = tier, turn
+        if best is not None and best[0] == 0:
+            break
+    return best
+
+
+def _turns(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[Turn, bool]]:
+    """Yield the ways in which one shape may become the other, and whether only numbers can tell that it does."""
+    plain = _plain_turn(one, two)
+    if plain is not None:
+        yield plain, False
+    if len(one) == len(two) <= _MOST_AXES:
+        for axes in itertools.permutations(range(len(one))):
+            if tuple(one[axis] for axis in axes) == two and axes != tuple(range(len(one))):
+                yield Turn(one, two, axes), False
+    elif max(len(one), len(two)) <= _MOST_AXES:
+        side: Side = "first" if len(one) > len(two) else "second"
+        for axes in itertools.permutations(range(max(len(one), len(two)))):
+            yield Turn(one, two, axes, side), True
+
+
+def _plain_turn(one: tuple[int, ...], two: tuple[int, ...]) -> Turn | None:
+    """Return the reshape from one shape to the other if it only merges, splits or drops neighbouring axes."""
+    if one == two or (len(one) != len(two) and _bare(one) == _bare(two)) or _refines(one, two) or _refines(two, one):
+        return Turn(one, two, tuple(range(len(one))))
+    return None
+
+
+def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def _refines(fine: tuple[int, ...], coarse: tuple[int, ...]) -> bool:
+    """Tell whether merging neighbours of one shape gives the other, axes of length 1 aside."""
+    rest = list(_bare(fine))
+    for size in _bare(coarse):
+        product = 1
+        while product < size and rest:
+            product *= rest.pop(0)
+        if product != size:
+            return False
+    return not rest and 0 not in fine
+
+
+# ---- feeding
+
+
+def fed(
+    calls: dict[Side, Call],
+    groups: Sequence[Group],
+    source: Side,
+    *,
+    discrete: Sequence[tuple[int, int]] = (),
+    copy: int = 0,
+    dtype: str | None = None,
+) -> dict[Side, Arguments]:
+    """Return both calls with every matched array taken from one side.
+
+    Args:
+        calls: the calls.
+        groups: which floating-point array is which.
+        source: the side whose numbers are taken.
+        discrete: positions of integers and truth values that are taken, too.
+        copy: above 0, the numbers are moved a little, by other random numbers for each copy.
+        dtype: precision of all floating-point arrays; None leaves them.
+    """
+    leaves = {side: list(call.arguments.leaves) for side, call in calls.items()}
+    given = calls[source].arguments.leaves
+    for group in groups:
+        value = group.value(source, given)
+        if copy:
+            value = value * (1.0 + 2.0**-10 * np.random.default_rng([copy, group.first[0]]).normal(size=value.shape))
+        for side in leaves:
+            for position in group.places(side):
+                leaves[side][position] = group.given(side, value)
+    for i, j in discrete:
+        if source == "first":
+            leaves["second"][j] = given[i].astype(leaves["second"][j].dtype)
+        else:
+            leaves["first"][i] = given[j].astype(leaves["first"][i].dtype)
+    return {side: calls[side].arguments.with_leaves([in_dtype(one, dtype) for one in leaves[side]]) for side in calls}
+
+
+def fed_cotangents(
+    calls: dict[Side, Call], groups: Sequence[Group], source: Side, dtype: str | None = None
+) -> dict[Side, list[Array | None]]:
+    """Return the gradients for both sides' outputs, taken from one of them; an unmatched output gets none."""
+    found: dict[Side, list[Array | None]] = {side: [None] * len(call.outputs) for side, call in calls.items()}
+    given = calls[source].cotangents
+    for group in groups:
+        value = group.total(source, given[: len(calls[source].outputs)])
+        if value is None:
+            continue
+        for side in found:
+            found[side][group.places(side)[0]] = group.given(side, in_dtype(value, dtype))
+    return found
+
+
+def in_dtype(array: Array, dtype: str | None) -> Array:
+    """Return a floating-point array in a precision; None, and other arrays, stay as they are."""
+    from ...check.cases import numpy_dtype
+
+    return array.astype(numpy_dtype(dtype)) if dtype is not None and is_float(array) else array
+
+
+def distance(one: Array, two: Array) -> float:
+    """Return the largest absolute difference; numbers that are not finite on one side only are infinitely far."""
+    if one.shape != two.shape:
+        return float("inf")
+    one, two = one.astype(np.float64, copy=False), two.astype(np.float64, copy=False)
+    same = (one == two) | (np.isnan(one) & np.isnan(two))
+    with np.errstate(invalid="ignore"):
+        apart = np.where(same, 0.0, np.abs(one - two))
+    return float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max(initial=0.0))
+
+
+def relative(pairs: Sequence[tuple[Array, Array]]) -> float:
+    """Return the largest difference of some pairs of arrays, each relative to its largest value."""
+    return max(
+        (
+            distance(one, two)
+            / (scale_of([one.astype(np.float64, copy=False), two.astype(np.float64, copy=False)]) or 1.0)
+            for one, two in pairs
+        ),
+        default=0.0,
+    )
+
+
+def apart(calls: dict[Side, Call], groups: Sequence[Group], what: str) -> float | None:
+    """Return how far apart the ``inputs``, ``outputs`` or ``cotangents`` of two calls are; None if nothing matches."""
+    pairs = []
+    for group in groups:
+        values = [_value(group, side, calls[side], what) for side in calls]
+        if all(value is not None for value in values):
+            pairs.append((values[0], values[1]))
+    return relative(pairs) if pairs else None  # type: ignore[arg-type]
+
+
+def _value(group: Group, side: Side, call: Call, what: str) -> Array | None:
+    if what == "inputs":
+        return group.value(side, call.arguments.leaves)
+    if what == "outputs":
+        return group.value(side, call.outputs)
+    return group.total(side, call.cotangents)

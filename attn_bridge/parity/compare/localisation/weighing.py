@@ -1,0 +1,90 @@
+"""What rounding does to one pair of submodules by itself: its share of precision, and what float64 may differ by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..criterion import ROUNDING_FACTOR, Measure, measure, precision_used, scale_of, unit_of
+from ..subject import Array, Call, is_float
+from .forcing import Paths
+from .leaves import distance, fed, fed_cotangents, match_leaves
+from .sides import SIDES, Runner, Side, Sides
+
+COPIES = 6
+"""How many slightly moved inputs a submodule's precision is judged on."""
+
+
+def rounding(runner: Runner, sides: Sides, paths: Paths, calls: dict[Side, Call]) -> float:
+    """Return the relative difference in float64 that the errors of a pair in its own precision foretell.
+
+    Rounding errors in low precision show how ill-conditioned a submodule is; in float64 they shrink with the unit.
+    """
+    groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
+    outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
+    arguments = fed(calls, groups, "first", dtype=sides.dtype)
+    cotangents = fed_cotangents(calls, outputs, "first", sides.dtype)
+    largest = 0.0
+    for side in SIDES:
+        low, high = (
+            runner.run(side, paths[side], arguments[side], cotangents[side], low=is_low) for is_low in (True, False)
+        )
+        names = sorted(low.parameter_gradients.keys() & high.parameter_gradients.keys())
+        gradients = ([*run.input_gradients, *(run.parameter_gradients[name] for name in names)] for run in (low, high))
+        largest = max(largest, _error(low.outputs, high.outputs), _error(*gradients))
+    return ROUNDING_FACTOR * largest / unit_of(sides.dtype) * float(np.finfo(np.float64).eps)
+
+
+def _error(low: Sequence[Array | None], high: Sequence[Array | None]) -> float:
+    """Return the largest error of some arrays, relative to the largest value of all."""
+    pairs = [(one, two) for one, two in zip(low, high, strict=True) if one is not None and two is not None]
+    scale = scale_of([two for _, two in pairs]) or 1.0
+    return max((distance(one, two) / scale for one, two in pairs if is_float(one)), default=0.0)
+
+
+def weigh(
+    runner: Runner, sides: Sides, paths: Paths, calls: dict[Side, Call]
+) -> tuple[dict[str, float], dict[str, Side], str]:
+    """Judge the precision of a pair by itself, on the first side's inputs.
+
+    Returns the share of the allowance that the worse side took, forward and backward, which side that is, and a
+    problem.
+    """
+    groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
+    outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
+    if not outputs:
+        return {}, {}, "the outputs have no shape in common"
+    measures: dict[str, list[Measure]] = {"forward": [], "backward": []}
+    for copy in range(COPIES):
+        arguments = fed(calls, groups, "first", copy=copy, dtype=sides.dtype)
+        cotangents = fed_cotangents(calls, outputs, "first", sides.dtype)
+        low, high = (
+            {
+                side: runner.run(side, paths[side], arguments[side], cotangents[side], low=is_low)
+                if is_low or side not in sides.lacks
+                else None
+                for side in SIDES
+            }
+            for is_low in (True, False)
+        )
+        sided = [(found[side], side) for found in (low, high) for side in SIDES]
+        for position, group in enumerate(outputs):
+            tensors = [None if run is None else group.value(side, run.outputs) for run, side in sided]
+            measures["forward"] += _measured(tensors, sides.dtype, position, copy)
+        for position, group in enumerate(groups):
+            totals = [None if run is None else group.total(side, run.input_gradients) for run, side in sided]
+            measures["backward"] += _measured(totals, sides.dtype, position, copy)
+    used = {direction: precision_used(found) if found else (0.0, 0.0) for direction, found in measures.items()}
+    worse: dict[str, Side] = {direction: "first" if one > two else "second" for direction, (one, two) in used.items()}
+    return {direction: max(shares) for direction, shares in used.items()}, worse, ""
+
+
+def _measured(tensors: Sequence[Array | None], dtype: str, group: int, sample: int) -> list[Measure]:
+    """Measure one tensor by both results and what there is of float64; one that there is none of says nothing."""
+    one, two = tensors[:2]
+    if one is None or two is None or not is_float(one) or not is_float(two):
+        return []
+    scale = scale_of([array for array in tensors if array is not None][2:] or [one])
+    keywords = {"kind_scale": scale, "dtype": dtype, "group": group, "weights": "own", "sample": sample}
+    return [measure(*tensors, **keywords)]  # type: ignore[arg-type]
