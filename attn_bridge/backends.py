@@ -6,6 +6,7 @@ A backend is the module ``backend.py`` of ``torch_attn`` or ``jax_attn``; both o
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ _BASE_CLASSES: dict[tuple[str, str], Framework] = {
     ("flax.nnx.module", "Module"): "flax",
 }
 
+_LINEN = ("flax.linen.module", "Module")
+_FUNCTION = ("attn_bridge.parity.compare.function", "Function")
 
 _ARRAY_HOMES: dict[str, Framework] = {"torch": "torch", "jax": "flax", "jaxlib": "flax"}
 """Library that defines a class of arrays -> framework. `jax.Array` is no base of JAX's arrays."""
@@ -55,12 +58,26 @@ def load_subjects(framework: Framework) -> ModuleType:
 
 
 def framework_of(module: Any) -> Framework | None:
-    """Tell the framework of a module from its base classes, importing nothing; None if it is neither's."""
+    """Tell the framework of a side from its base classes, importing nothing; None if it is neither's.
+
+    Args:
+        module: a module; ``(module, variables)`` of Linen; or a function with its weights.
+    """
+    if isinstance(module, tuple):
+        is_linen = len(module) == 2 and isinstance(module[1], Mapping) and _has_base(module[0], *_LINEN)
+        return "flax" if is_linen else None
+    if _has_base(module, *_FUNCTION):
+        found: Framework = module.framework
+        return found
     for base in type(module).__mro__:
         framework = _BASE_CLASSES.get((base.__module__, base.__qualname__))
         if framework is not None:
             return framework
     return None
+
+
+def _has_base(value: Any, module: str, name: str) -> bool:
+    return any((base.__module__, base.__qualname__) == (module, name) for base in type(value).__mro__)
 
 
 def explain_attention(query: Any, key: Any, value: Any, **options: Any) -> dict[str, str | None]:

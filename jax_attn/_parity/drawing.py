@@ -1,15 +1,15 @@
-"""Dropout of any NNX module, driven by given masks: whatever asks `jax.random.bernoulli` for one gets ours."""
+"""Dropout of any JAX code, driven by given masks: whatever asks `jax.random.bernoulli` for one gets ours."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import linen, nnx
 from jax import Array
 
 from attn_bridge.parity.compare.dropout_masks import Masks, Plan, asking
@@ -17,11 +17,11 @@ from attn_bridge.parity.compare.subject import ModuleFailedError
 
 from ..implementations import blocked
 from ..random import TorchRngs
+from .patching import original, replaced
 
 
-@contextlib.contextmanager
-def drawing(source: Masks | Plan | None, module: nnx.Module) -> Iterator[None]:
-    """Have everything that drops draw its masks from `source`; None drops nothing.
+def drawing(source: Masks | Plan | None, module: nnx.Module) -> contextlib.AbstractContextManager[None]:
+    """Have everything in an NNX module that drops draw its masks from `source`; None drops nothing.
 
     Args:
         source: of the masks.
@@ -31,7 +31,24 @@ def drawing(source: Masks | Plan | None, module: nnx.Module) -> Iterator[None]:
         ModuleFailedError: inside, something drops in a way that masks can't be given to.
     """
     children = list(nnx.iter_modules(module))
-    owners = {id(child): (".".join(map(str, path)), _setting(child)) for path, child in children}
+    owners = {id(child): (".".join(map(str, path)), setting_of(child)) for path, child in children}
+    return drawn_from(source, owners, {kind.__module__ for _, child in children for kind in type(child).__mro__})
+
+
+@contextlib.contextmanager
+def drawn_from(
+    source: Masks | Plan | None, owners: Mapping[int, tuple[str, str]], spaces: Collection[str]
+) -> Iterator[None]:
+    """Have everything that drops draw its masks from `source`; None drops nothing. Other threads are not concerned.
+
+    Args:
+        source: of the masks.
+        owners: id of a submodule -> its path and setting, to name those that draw.
+        spaces: Python modules that may hold `jax.random.bernoulli` under a name of their own.
+
+    Raises:
+        ModuleFailedError: inside, something drops in a way that masks can't be given to.
+    """
 
     def _keep(key: Any, p: Any, shape: Any) -> Array:
         if source is None:
@@ -53,25 +70,21 @@ def drawing(source: Masks | Plan | None, module: nnx.Module) -> Iterator[None]:
     def _of_a_stream(stream: Any, p: Any = 0.5, shape: Any = None, *args: Any, **kwargs: Any) -> Array:
         return _keep(None, p, shape)
 
-    original = jax.random.bernoulli
-    spaces = {kind.__module__ for _, child in children for kind in type(child).__mro__}
-    patches: list[tuple[Any, str, Any]] = [
+    own = original(jax.random, "bernoulli")
+    patches: list[tuple[Any, str, Callable[..., Any]]] = [
         (jax.random, "bernoulli", _bernoulli),
         (nnx.RngStream, "bernoulli", _of_a_stream),
         (nnx.Rngs, "bernoulli", _of_a_stream),
         (TorchRngs, "bernoulli", _of_a_stream),
         (blocked, "_is_threefry", lambda rng: False),  # its kernel draws inside
     ]
-    for space in (sys.modules.get(name) for name in sorted(spaces)):  # ``from jax.random import bernoulli``
-        patches += [(space, name, _bernoulli) for name, value in vars(space or object).items() if value is original]
-    before = [(home, name, getattr(home, name)) for home, name, _ in patches]
-    try:
+    for space in filter(None, map(sys.modules.get, sorted(spaces))):  # ``from jax.random import bernoulli``
+        names = [name for name in list(vars(space)) if original(space, name) is own]
+        patches += [(space, name, _bernoulli) for name in names if space is not jax.random]
+    with contextlib.ExitStack() as stack:
         for home, name, replacement in patches:
-            setattr(home, name, replacement)
+            stack.enter_context(replaced(home, name, lambda _, replacement=replacement: replacement))
         yield
-    finally:
-        for home, name, value in before:
-            setattr(home, name, value)
 
 
 def _prepare(module: nnx.Module) -> None:
@@ -88,9 +101,10 @@ def _draws_more(closed: Any) -> bool:
     return "random_bits[" in str(closed.jaxpr)
 
 
-def _setting(child: Any) -> str:
-    if isinstance(child, nnx.Dropout) and child.broadcast_dims:
+def setting_of(child: Any) -> str:
+    """Describe how a submodule shares its masks; "" is not at all."""
+    if isinstance(child, (nnx.Dropout, linen.Dropout)) and child.broadcast_dims:
         return f"broadcast_dims={tuple(child.broadcast_dims)}"
-    if isinstance(child, nnx.MultiHeadAttention) and child.broadcast_dropout:
+    if isinstance(child, (nnx.MultiHeadAttention, linen.MultiHeadDotProductAttention)) and child.broadcast_dropout:
         return "broadcast_dropout=True"
     return ""

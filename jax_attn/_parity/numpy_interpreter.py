@@ -16,7 +16,7 @@ import numpy as np
 import scipy.special
 from jax.extend import core
 
-from attn_bridge.parity.compare.subject import CannotLiftError
+from attn_bridge.parity.compare.subject import CannotPromoteError
 
 OPAQUE = ("pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_call")
 """Operations whose precision is their own: they can't be run in another one."""
@@ -40,10 +40,9 @@ def evaluate(closed: Any, *args: Any) -> list[Any]:
     """Return the outputs of a closed jaxpr for NumPy arrays.
 
     Raises:
-        CannotLiftError: it holds an operation that has a precision of its own.
+        CannotPromoteError: it holds an operation that has a precision of its own.
     """
-    with np.errstate(all="ignore"):
-        return _evaluate(closed.jaxpr, [_to_numpy(const) for const in closed.consts], args)
+    return Interpreter().evaluate(closed, *args)
 
 
 def inline(equation: Any) -> Any:
@@ -55,20 +54,108 @@ def inline(equation: Any) -> Any:
     return found if hasattr(found, "consts") else core.ClosedJaxpr(found, ())
 
 
-def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-    last = last_uses(jaxpr)
+class Interpreter:
+    """Evaluates jaxprs. A class that watches the values as they pass overrides what handles one."""
 
-    def read(atom: Any) -> Any:
-        return _to_numpy(atom.val) if isinstance(atom, core.Literal) else values[atom]
+    def evaluate(self, closed: Any, *args: Any) -> list[Any]:
+        """Return the outputs of a closed jaxpr."""
+        with np.errstate(all="ignore"):
+            return self._run(closed, args)
 
-    for position, equation in enumerate(jaxpr.eqns):
-        results = _apply(equation, [read(atom) for atom in equation.invars])
-        for variable, result in zip(equation.outvars, results, strict=True):
-            values[variable] = result
-        for variable in last.get(position, ()):
-            values.pop(variable, None)
-    return [read(atom) for atom in jaxpr.outvars]
+    def constant(self, value: Any) -> Any:
+        """Return a constant of the program as a value."""
+        return _to_numpy(value)
+
+    def plain(self, value: Any) -> Any:
+        """Return the array that control flow depends on."""
+        return value
+
+    def stack(self, column: Sequence[Any]) -> Any:
+        """Stack what the steps of a loop return."""
+        return np.stack(column) if isinstance(column[0], np.ndarray) else jnp.stack(column)
+
+    def choose(self, going: Any, new: Any, old: Any) -> Any:
+        """Return the new state of those loops, batched by vmap, that go on, and the old one of those that ended."""
+        select = np.where if isinstance(new, np.ndarray) else jnp.where
+        return select(going.reshape(going.shape + (1,) * (new.ndim - going.ndim)), new, old)
+
+    def compute(self, equation: Any, args: list[Any]) -> list[Any]:
+        """Run one operation that calls no other."""
+        name, params = equation.primitive.name, equation.params
+        if name in _OPERATIONS and all(isinstance(arg, np.ndarray) for arg in args):
+            result = _OPERATIONS[name](*args, **params)
+            if result is not NotImplemented:
+                results = result if equation.primitive.multiple_results else [result]
+                return [
+                    _as_declared(value, variable.aval)
+                    for value, variable in zip(results, equation.outvars, strict=True)
+                ]
+        return _bind(equation, args)
+
+    def _run(self, closed: Any, args: Sequence[Any]) -> list[Any]:
+        jaxpr = closed.jaxpr
+        consts = [self.constant(const) for const in closed.consts]
+        values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+        last = last_uses(jaxpr)
+
+        def read(atom: Any) -> Any:
+            return self.constant(atom.val) if isinstance(atom, core.Literal) else values[atom]
+
+        for position, equation in enumerate(jaxpr.eqns):
+            results = self._apply(equation, [read(atom) for atom in equation.invars])
+            for variable, result in zip(equation.outvars, results, strict=True):
+                values[variable] = result
+            for variable in last.get(position, ()):
+                values.pop(variable, None)
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _apply(self, equation: Any, args: list[Any]) -> list[Any]:
+        name = equation.primitive.name
+        called = inline(equation)
+        if called is not None:
+            return self._run(called, args)
+        if name == "bitcast_convert_type" and _is_float(equation.invars[0].aval):
+            raise CannotPromoteError("the bits of floating-point numbers are read")
+        if name in OPAQUE and any(_is_float(variable.aval) for variable in (*equation.invars, *equation.outvars)):
+            raise CannotPromoteError(f"the operation {name} has a precision of its own")
+        if name == "scan":
+            return self._scan(args, **equation.params)
+        if name == "while":
+            return self._while(args, **equation.params)
+        if name == "cond":
+            branches = equation.params["branches"]
+            return self._run(branches[int(np.clip(int(self.plain(args[0])), 0, len(branches) - 1))], args[1:])
+        return self.compute(equation, args)
+
+    def _scan(
+        self, args: list[Any], *, jaxpr: Any, num_consts: int, num_carry: int, length: int, reverse: bool, **_: Any
+    ) -> list[Any]:
+        constant, carry = args[:num_consts], args[num_consts : num_consts + num_carry]
+        sequences = args[num_consts + num_carry :]
+        stacked: list[list[Any]] = []
+        for step in reversed(range(length)) if reverse else range(length):
+            results = self._run(jaxpr, [*constant, *carry, *(one[step] for one in sequences)])
+            carry, outputs = results[:num_carry], results[num_carry:]
+            stacked.append(outputs)
+        if reverse:
+            stacked.reverse()
+        if not stacked:
+            avals = [variable.aval for variable in jaxpr.jaxpr.outvars[num_carry:]]
+            return [*carry, *(np.zeros((0, *aval.shape), aval.dtype) for aval in avals)]
+        return [*carry, *(self.stack(column) for column in zip(*stacked, strict=True))]
+
+    def _while(
+        self, args: list[Any], *, cond_jaxpr: Any, body_jaxpr: Any, cond_nconsts: int, body_nconsts: int, **_: Any
+    ) -> list[Any]:
+        first, second = args[:cond_nconsts], args[cond_nconsts : cond_nconsts + body_nconsts]
+        state = args[cond_nconsts + body_nconsts :]
+        while True:
+            going = self.plain(self._run(cond_jaxpr, [*first, *state])[0])
+            if not np.any(going):
+                return state
+            results = self._run(body_jaxpr, [*second, *state])
+            pairs = zip(results, state, strict=True)
+            state = [self.choose(going, new, old) for new, old in pairs] if np.ndim(going) else results
 
 
 def last_uses(jaxpr: Any) -> dict[int, list[Any]]:
@@ -85,27 +172,6 @@ def last_uses(jaxpr: Any) -> dict[int, list[Any]]:
         if id(variable) not in kept:
             found.setdefault(position, []).append(variable)
     return found
-
-
-def _apply(equation: Any, args: list[Any]) -> list[Any]:
-    name, params = equation.primitive.name, equation.params
-    called = inline(equation)
-    if called is not None:
-        return _evaluate(called.jaxpr, [_to_numpy(const) for const in called.consts], args)
-    if name == "bitcast_convert_type" and _is_float(equation.invars[0].aval):
-        raise CannotLiftError("the bits of floating-point numbers are read")
-    if name in OPAQUE and any(_is_float(variable.aval) for variable in (*equation.invars, *equation.outvars)):
-        raise CannotLiftError(f"the operation {name} has a precision of its own")
-    if name in _CONTROL:
-        return _CONTROL[name](args, params)
-    if name in _OPERATIONS and all(isinstance(arg, np.ndarray) for arg in args):
-        result = _OPERATIONS[name](*args, **params)
-        if result is not NotImplemented:
-            results = result if equation.primitive.multiple_results else [result]
-            return [
-                _as_declared(value, variable.aval) for value, variable in zip(results, equation.outvars, strict=True)
-            ]
-    return _bind(equation, args)
 
 
 def _as_declared(value: Any, aval: Any) -> np.ndarray[Any, Any]:
@@ -133,60 +199,6 @@ def _to_numpy(value: Any) -> Any:
 
 def _is_float(aval: Any) -> bool:
     return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.floating)
-
-
-# ---- control flow
-
-
-def _scan(args: list[Any], params: dict[str, Any]) -> list[Any]:
-    body, consts, carries = params["jaxpr"], params["num_consts"], params["num_carry"]
-    constant, carry, sequences = args[:consts], args[consts : consts + carries], args[consts + carries :]
-    steps = range(params["length"])
-    stacked: list[list[Any]] = []
-    for step in reversed(steps) if params["reverse"] else steps:
-        closed = [_to_numpy(const) for const in body.consts]
-        results = _evaluate(body.jaxpr, closed, [*constant, *carry, *(one[step] for one in sequences)])
-        carry, outputs = results[:carries], results[carries:]
-        stacked.append(outputs)
-    if params["reverse"]:
-        stacked.reverse()
-    if not stacked:
-        avals = [variable.aval for variable in body.jaxpr.outvars[carries:]]
-        return [*carry, *(np.zeros((0, *aval.shape), aval.dtype) for aval in avals)]
-    return [*carry, *(_stack(column) for column in zip(*stacked, strict=True))]
-
-
-def _stack(column: Sequence[Any]) -> Any:
-    return np.stack(column) if isinstance(column[0], np.ndarray) else jnp.stack(column)
-
-
-def _while(args: list[Any], params: dict[str, Any]) -> list[Any]:
-    condition, body = params["cond_jaxpr"], params["body_jaxpr"]
-    of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
-    first, second = args[:of_condition], args[of_condition : of_condition + of_body]
-    state = args[of_condition + of_body :]
-    while True:
-        going = _evaluate(condition.jaxpr, list(map(_to_numpy, condition.consts)), [*first, *state])[0]
-        if not np.any(going):
-            return state
-        results = _evaluate(body.jaxpr, list(map(_to_numpy, body.consts)), [*second, *state])
-        pairs = zip(results, state, strict=True)
-        state = [_going_on(going, new, old) for new, old in pairs] if np.ndim(going) else results
-
-
-def _going_on(going: Any, new: Any, old: Any) -> Any:
-    """Return the new state of those loops, batched by vmap, that go on, and the old one of those that have ended."""
-    select = np.where if isinstance(new, np.ndarray) else jnp.where
-    return select(going.reshape(going.shape + (1,) * (new.ndim - going.ndim)), new, old)
-
-
-def _cond(args: list[Any], params: dict[str, Any]) -> list[Any]:
-    branches = params["branches"]
-    branch = branches[int(np.clip(int(args[0]), 0, len(branches) - 1))]
-    return _evaluate(branch.jaxpr, list(map(_to_numpy, branch.consts)), args[1:])
-
-
-_CONTROL: dict[str, Callable[[list[Any], dict[str, Any]], list[Any]]] = {"scan": _scan, "while": _while, "cond": _cond}
 
 
 # ---- operations

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
+
+from .patching import replaced
 
 _LOW = {
     **dict.fromkeys(map(np.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)), np.dtype(np.float64)),
@@ -18,31 +20,29 @@ _LOW = {
 _OPAQUE = ("pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_call")
 _PARAMETERS = ("new_dtype", "dtype", "preferred_element_type", "out_dtype")
 
-_LIFTED = jax.make_user_context(False)  # JAX keeps what it traces within this context apart from all else
+_PROMOTED = jax.make_user_context(False)  # JAX keeps what it traces within this context apart from all else
 
 
 @contextlib.contextmanager
-def lifted() -> Iterator[None]:
+def promoted() -> Iterator[None]:
     """Hold the context in which operations that are asked for a lower precision run in float64.
 
     It covers what a module's own dtype can't: a softmax that is fixed to float32, a frozen dtype of a stock layer.
+    Other threads are not concerned.
     """
-    bind = core.Primitive.bind
 
-    def _lifted_bind(self: Any, *args: Any, **params: Any) -> Any:
-        if self.name == "bitcast_convert_type":  # the bits of integers read as floats: no precision is asked for
-            result = bind(self, *args, **params)
-            return _widen(result)
-        if self.name != "convert_element_type" and self.name not in _OPAQUE:
-            args = tuple([_widen(arg) for arg in args])
-        return bind(self, *args, **{name: _lift(name, value) for name, value in params.items()})
+    def _build(bind: Callable[..., Any]) -> Callable[..., Any]:
+        def _promoted_bind(self: Any, *args: Any, **params: Any) -> Any:
+            if self.name == "bitcast_convert_type":  # the bits of integers read as floats: no precision is asked for
+                return _widen(bind(self, *args, **params))
+            if self.name != "convert_element_type" and self.name not in _OPAQUE:
+                args = tuple([_widen(arg) for arg in args])
+            return bind(self, *args, **{name: _promote(name, value) for name, value in params.items()})
 
-    core.Primitive.bind = _lifted_bind
-    try:
-        with jax.enable_x64(True), _LIFTED(True):
-            yield
-    finally:
-        core.Primitive.bind = bind
+        return _promoted_bind
+
+    with replaced(core.Primitive, "bind", _build), jax.enable_x64(True), _PROMOTED(True):
+        yield
 
 
 def _widen(arg: Any) -> Any:
@@ -51,7 +51,7 @@ def _widen(arg: Any) -> Any:
     return jnp.asarray(arg, _LOW[np.dtype(dtype)]) if is_low else arg
 
 
-def _lift(name: str, value: Any) -> Any:
+def _promote(name: str, value: Any) -> Any:
     if name not in _PARAMETERS or value is None:
         return value
     try:

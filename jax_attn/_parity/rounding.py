@@ -30,10 +30,13 @@ class Jitter:
 
     Args:
         seed: of the random numbers.
+        double: whether float64 moves by its own unit; otherwise by that of float32, as nobody may demand more of the
+            other side of a module that works in a lower precision.
     """
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, *, double: bool = True):
         self._random = np.random.default_rng(seed)
+        self._double = double
 
     def moved(self, name: str, results: Sequence[Any]) -> list[Any]:
         """Return the results of the operation `name`, moved unless it rounds nothing."""
@@ -43,7 +46,8 @@ class Jitter:
         if not isinstance(value, jax.Array) or not jnp.issubdtype(value.dtype, jnp.floating):
             return value
         own = np.float32 if value.size > MANY and value.dtype != np.float64 else np.float64
-        wide, eps = np.asarray(value).astype(own), own(jnp.finfo(value.dtype).eps)
+        kind = value.dtype if self._double or value.dtype != np.float64 else np.float32
+        wide, eps = np.asarray(value).astype(own), own(jnp.finfo(kind).eps)
         noise = own(2.0) * self._random.random(value.shape, own) - own(1.0)
         with np.errstate(invalid="ignore"):
             moved = np.where(np.isinf(wide), wide, wide + wide * noise * eps)  # a hidden score stays hidden

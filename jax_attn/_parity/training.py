@@ -23,9 +23,12 @@ from attn_bridge.parity.compare.subject import Arguments, Arrays, ModuleFailedEr
 from attn_bridge.parity.training.stepping import Hyperparameters, State, Step
 
 from ..backend import to_numpy
+from .adapter import dotted, is_jax_float
 from .drawing import _draws_more, _prepare, drawing
-from .promotion import lifted
-from .subject import _as, _failure, _is_float, _layout, _name, _outputs, _Part, _static, _trace
+from .execution import trace
+from .nnx_module import Part
+from .promotion import promoted
+from .subject import _as, _failure, _layout, _outputs, _static
 
 SLOTS = {"mu": "mu", "nu": "nu", "trace": "trace"}
 """Optimizer state -> the name that both sides have for it: optax's."""
@@ -58,7 +61,7 @@ class Trainer:
         module: the module; it is left as it is.
         loss: ``mse``, ``cross_entropy`` or a function of what the module returned and the targets.
         optimizer: an optax transformation of a dict of arrays by dotted name.
-        dtype: ``float64`` lifts everything; None is the module's own.
+        dtype: ``float64`` promotes everything; None is the module's own.
         dropout: False switches dropout off, a number sets the rate of every dropout layer.
     """
 
@@ -75,7 +78,7 @@ class Trainer:
     ):
         self.precision = dtype
         self._name = type(module).__name__
-        self._part = _Part(module, "")
+        self._part = Part(module, "")
         self._dropout = dropout
         self._loss = _LOSSES[loss] if isinstance(loss, str) else loss
         self._optimizer = optimizer
@@ -105,7 +108,7 @@ class Trainer:
 
         Raises:
             ModuleFailedError: the module or the loss raised.
-            CannotLiftError: it can't be run in float64.
+            CannotPromoteError: it can't be run in float64.
         """
         leaves = [_as(leaf, self.precision) for leaf in arguments.leaves]
         targets = _as(targets, self.precision) if isinstance(targets, np.ndarray) else targets
@@ -164,17 +167,17 @@ class Trainer:
                 with drawing(plan if self._dropout is not False else None, module):
                     result = module(*call.args, **call.kwargs)
                 flat = nnx.to_flat_state(nnx.state(module, nnx.BatchStat))
-                return self._loss(result, targets), {_name(path): one.get_value() for path, one in flat}
+                return self._loss(result, targets), {dotted(path): one.get_value() for path, one in flat}
 
             (loss, statistics), gradients = jax.value_and_grad(objective, has_aux=True)(mine)
             return loss, gradients, statistics
 
         # What is compiled within the module was perhaps traced before, with masks of its own.
-        with lifted() if self.precision == "float64" else contextlib.nullcontext(), jax.disable_jit():
+        with promoted() if self.precision == "float64" else contextlib.nullcontext(), jax.disable_jit():
             jax.eval_shape(differentiate, *operands, None)
             draws = plan.draws
             masks = [np.ones(one.shape, np.bool_) for one in draws]
-            closed, tree = _trace(differentiate, (*operands, masks))
+            closed, tree = trace(differentiate, (*operands, masks))
         compiled = jax.jit(jax.extend.core.jaxpr_as_fun(closed))
 
         def run(operands: Any) -> Any:
@@ -242,7 +245,7 @@ def _set_rates(module: nnx.Module, rate: float) -> None:
 
 
 def _first(result: Any) -> Array:
-    return next(one for one in _outputs(result, "trained")[1] if _is_float(one))
+    return next(one for one in _outputs(result, "trained")[1] if is_jax_float(one))
 
 
 def _mse(result: Any, targets: Array) -> Array:

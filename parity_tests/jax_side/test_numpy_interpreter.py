@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.scipy import special
 
-from attn_bridge.parity.compare.subject import CannotLiftError
+from attn_bridge.parity.compare.subject import CannotPromoteError
 from jax_attn._parity.numpy_interpreter import OPAQUE, evaluate
 
 RANDOM = np.random.default_rng(0)
@@ -278,7 +278,7 @@ CALLBACK = jax.ShapeDtypeStruct((6,), np.float32)
 )
 def test_what_has_a_precision_of_its_own_is_refused(function, why):
     v = V.astype(np.float32)
-    with pytest.raises(CannotLiftError, match=why):
+    with pytest.raises(CannotPromoteError, match=why):
         evaluate(jax.make_jaxpr(function)(v), v)
 
 

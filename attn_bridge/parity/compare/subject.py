@@ -1,6 +1,6 @@
-"""What the judge and the harnesses of both backends hand each other: arguments, parameters, runs and recorded calls.
+"""What the judge and the subjects of both backends hand each other: arguments, parameters, runs and recorded calls.
 
-A harness (``_parity/subject.py`` of each backend) runs any module of its framework without changing it; what comes out
+A subject (``_parity/subject.py`` of each backend) runs any side of its framework without changing it; what comes out
 is NumPy arrays.
 """
 
@@ -21,9 +21,6 @@ Arrays = dict[str, Array]
 
 class CannotPromoteError(Exception):
     """The module has a part that exists in its own precision only, so that it can't be run in float64."""
-
-
-CannotLiftError = CannotPromoteError
 
 
 class ModuleFailedError(ValueError):
@@ -204,7 +201,7 @@ class Call:
     cotangents: list[Array | None]
 
 
-class Harness(Protocol):
+class Subject(Protocol):
     """What the harness of each backend offers; they say what each method does."""
 
     device: Any

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..subject import Array, Arrays, Call, wide
+from ..dtypes import wide
+from ..subject import Array, Arrays, Call
 from .between import Direction, Step
 from .forcing import Feed, gradients_of, run_both
 from .leaves import Group, match_leaves

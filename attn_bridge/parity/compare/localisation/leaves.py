@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..criterion import scale_of
-from ..subject import Arguments, Array, Call, is_float
+from ..dtypes import is_float
+from ..subject import Arguments, Array, Call
 from .sides import Side
 
 _CLOSE, _ALIKE = 1e-6, 0.1

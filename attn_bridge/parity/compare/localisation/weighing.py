@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..criterion import ROUNDING_FACTOR, Measure, measure, precision_used, scale_of, unit_of
-from ..subject import Array, Call, is_float
+from ..dtypes import is_float
+from ..subject import Array, Call
 from .forcing import Paths
 from .leaves import distance, fed, fed_cotangents, match_leaves
 from .sides import SIDES, Runner, Side, Sides

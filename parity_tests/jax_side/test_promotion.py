@@ -10,8 +10,8 @@ from flax import nnx
 from jax import lax
 from jax.extend import core
 
-from attn_bridge.parity.compare.subject import Arguments, CannotLiftError
-from jax_attn._parity.promotion import lifted
+from attn_bridge.parity.compare.subject import Arguments, CannotPromoteError
+from jax_attn._parity.promotion import promoted
 from jax_attn._parity.subject import Harness
 
 X = np.array([0.12345678901234567, 0.7654321987654321, -1.1111111111111112])
@@ -282,7 +282,7 @@ def test_nothing_stays_lifted(fails):
     before = state()
 
     def work():
-        with lifted():
+        with promoted():
             assert jnp.ones(2, BF16).dtype == jnp.float64
             if fails:
                 raise PlannedError
@@ -303,11 +303,11 @@ def halved(x):
 def test_what_was_traced_lifted_stays_apart_from_what_was_not():
     with jax.enable_x64(True):
         rounded = halved(jnp.asarray(X))
-        with lifted():
+        with promoted():
             np.testing.assert_allclose(halved(jnp.asarray(X)), third(X), rtol=1e-14)
         np.testing.assert_array_equal(halved(jnp.asarray(X)), rounded)
         halved.clear_cache()
-        with lifted():
+        with promoted():
             halved(jnp.asarray(X))
         np.testing.assert_array_equal(halved(jnp.asarray(X)), rounded)
 
@@ -336,7 +336,7 @@ def test_nothing_stays_lifted_after_a_module_that_fails():
 
     before = state()
     harness = Harness(Module(fail))
-    with pytest.raises(CannotLiftError, match="Flax module Module raised PlannedError: no"):
+    with pytest.raises(CannotPromoteError, match="Flax module Module raised PlannedError: no"):
         harness.run({}, Arguments((X,)), dtype="float64")
     assert state() == before
 
@@ -379,6 +379,6 @@ REFUSED = {
 def test_what_can_not_be_lifted_is_refused(way):
     function, why = REFUSED[way]
     before = state()
-    with pytest.raises(CannotLiftError, match=why):
+    with pytest.raises(CannotPromoteError, match=why):
         Harness(Module(function)).run({}, Arguments((X,)), dtype="float64")
     assert state() == before

@@ -1,0 +1,185 @@
+"""What each kind of a JAX side tells `JaxSubject`: its weights by dotted name, its submodules, and how to call it.
+
+`nnx_module`, `linen_module` and `function` are the three adapters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from attn_bridge.parity.compare.dropout_masks import Masks, Plan
+from attn_bridge.parity.compare.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
+
+from .recording import Tape
+
+SETTINGS = {
+    "eps": "eps",
+    "epsilon": "eps",
+    "num_heads": "num_heads",
+    "num_kv_heads": "num_kv_heads",
+    "num_groups": "num_groups",
+    "negative_slope": "negative_slope",
+}
+"""Attribute -> the name that both sides have for it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """How a part is called.
+
+    Attributes:
+        dtype: precision of the whole run; None leaves every dtype as given.
+        seed: of the random numbers that the part may draw.
+        train: whether it runs in train mode.
+        source: of the dropout masks, in train mode.
+        tape: what records the calls of the submodules; None records nothing.
+    """
+
+    dtype: str | None = None
+    seed: int = 0
+    train: bool = False
+    source: Masks | Plan | None = None
+    tape: Tape | None = None
+
+
+class Part(Protocol):
+    """The whole, or a submodule by itself."""
+
+    names: Collection[str]
+    trainable: set[str]
+
+    def call(self, weights: Mapping[str, Any], arguments: Arguments, setting: Setting) -> Any:
+        """Call it around other weights; what it holds itself stays as it is."""
+
+
+class Adapter(Protocol):
+    """One kind of a side."""
+
+    kind: str
+    name: str
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+
+    def signature(self) -> dict[str, bool]:
+        """Return argument name -> whether it can be given by position."""
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the parameters and running statistics by name."""
+
+    def weights(self) -> Arrays:
+        """Return copies of the weights that it holds."""
+
+    def modules(self) -> list[Submodule]:
+        """Return the submodules, the whole first."""
+
+    def settings(self) -> dict[str, dict[str, float]]:
+        """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
+
+    def switched_off(self) -> list[str]:
+        """Describe what is off in eval mode."""
+
+    def part(self, path: str) -> Part:
+        """Return the submodule at a dotted path; "" is the whole."""
+
+    def complaint(self, arguments: Arguments) -> str:
+        """Say what is wrong with its weights, when a call has failed; "" is nothing."""
+
+
+def constant(value: Any, dtype: str | None, seed: int) -> Any:
+    """Return a value that is no weight: its floats in `dtype`, its random keys folded with the seed."""
+    kind = getattr(value, "dtype", None)
+    if kind is None:
+        return value
+    if jnp.issubdtype(kind, jax.dtypes.prng_key):
+        return jax.random.fold_in(value, seed) if seed and value.ndim == 0 else value
+    if dtype is not None and jnp.issubdtype(kind, jnp.floating):
+        return jnp.asarray(np.asarray(value).astype(jnp.dtype(dtype)))
+    return value
+
+
+def numbers_of(holder: Any) -> dict[str, float]:
+    """Return the settings among the attributes of a module, under the names that both sides have for them."""
+    known = {name: getattr(holder, own, None) for own, name in SETTINGS.items() if hasattr(holder, own)}
+    found = {name: value for name, value in known.items() if is_number(value)}
+    momentum = getattr(holder, "momentum", None)
+    if is_number(momentum) and "BatchNorm" in stock_name(holder):
+        found["momentum"] = round(1.0 - momentum, 12)  # torch's: the share of the new batch
+    return found
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a setting is a number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def stock_name(module: Any) -> str:
+    """Return the class of a module, or the framework's own class that it is derived from."""
+    own = [kind for kind in type(module).__mro__ if kind.__module__.startswith(("flax.nnx.", "flax.linen."))]
+    return next((kind.__name__ for kind in own if kind.__name__ != "Module"), type(module).__name__)
+
+
+def is_jax_float(array: Any) -> bool:
+    """Tell whether an array holds floating-point numbers."""
+    return bool(jnp.issubdtype(array.dtype, jnp.floating))
+
+
+def off_in_eval_mode(path: str, child: Any) -> list[str]:
+    """Describe what a submodule leaves out in eval mode."""
+    name = path or type(child).__name__
+    rate = next((getattr(child, key) for key in ("rate", "dropout_rate") if _is_rate(child, key)), 0.0)
+    return [f"dropout of {name} ({rate:g}): off in eval mode"] if rate else []
+
+
+def cache_off(path: str, child: Any) -> list[str]:
+    """Say that a submodule has a cache that is off."""
+    off = getattr(child, "decode", None) is False
+    return [f"cache of {path or type(child).__name__}: decode is off"] if off else []
+
+
+def _is_rate(child: Any, name: str) -> bool:
+    value = getattr(child, name, None)
+    return is_number(value) and 0.0 < value <= 1.0
+
+
+def device_of(arrays: Iterable[Any], wanted: str | None) -> Any:
+    """Return the device that is wanted, or the one where the arrays are.
+
+    Raises:
+        ModuleFailedError: there is no such device.
+    """
+    if wanted is None:
+        leaf = next((one for one in arrays if isinstance(one, Array)), None)
+        return jax.devices()[0] if leaf is None else next(iter(leaf.devices()))
+    try:
+        return jax.devices(wanted)[0]
+    except RuntimeError:
+        raise ModuleFailedError(f"device {wanted}: JAX finds none on this machine") from None
+
+
+def contexts(*wanted: contextlib.AbstractContextManager[Any] | None) -> contextlib.ExitStack:
+    """Enter several contexts; None is none."""
+    stack = contextlib.ExitStack()
+    with contextlib.ExitStack() as entering:
+        for one in wanted:
+            if one is not None:
+                entering.enter_context(one)
+        stack = entering.pop_all()
+    return stack
+
+
+def dotted(path: Iterable[Any]) -> str:
+    """Return a path as a dotted name."""
+    return ".".join(map(str, path))
+
+
+Caller = Callable[..., Any]

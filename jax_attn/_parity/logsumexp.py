@@ -1,0 +1,263 @@
+"""The probe ``logsumexp``: every softmax becomes exp(score - logsumexp(score)), as fused attention computes it.
+
+FlashAttention (arXiv 2205.14135) keeps one number per row, the log-sum-exp, and its backward pass computes the weights
+from it again; where it is large its rounding comes back whole. A softmax is found in the program by what it computes:
+exponentials divided by their sum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+_SAME = ("convert_element_type", "stop_gradient", "copy", "optimization_barrier", "reduce_precision")
+_SHAPED = ("reshape", "squeeze", "expand_dims")
+
+
+def with_logsumexp(function: Callable[..., Any], found: set[int]) -> Callable[..., Any]:
+    """Return a function that computes its softmaxes from their log-sum-exp.
+
+    Args:
+        function: of trees of arrays.
+        found: gets one number for each softmax that was replaced, when the function is traced.
+    """
+
+    def rewritten(*args: Any) -> Any:
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
+        outputs = _Rewriter(found).run(closed, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shape), outputs)
+
+    return rewritten
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """How a value came about; `value` is kept, so that its id stays its own."""
+
+    value: Any
+    name: str
+    params: dict[str, Any]
+    operands: list[Any]
+
+
+class _Rewriter:
+    """Runs a jaxpr and replaces its softmaxes on the way."""
+
+    def __init__(self, found: set[int]):
+        self._found = found
+        self._made: dict[int, _Made] = {}
+
+    def run(self, closed: Any, args: Sequence[Any]) -> list[Any]:
+        """Return the outputs of a closed jaxpr."""
+        jaxpr = closed.jaxpr if hasattr(closed, "consts") else closed
+        consts = closed.consts if hasattr(closed, "consts") else ()
+        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+        for equation in jaxpr.eqns:
+            operands = [atom.val if hasattr(atom, "val") else values[atom] for atom in equation.invars]
+            values.update(zip(equation.outvars, self._apply(equation, operands), strict=True))
+        return [atom.val if hasattr(atom, "val") else values[atom] for atom in jaxpr.outvars]
+
+    def _apply(self, equation: Any, operands: list[Any]) -> list[Any]:
+        name, params = equation.primitive.name, equation.params
+        if name in _CALLS:
+            return self.run(params[_CALLS[name]], operands)
+        if name == "custom_jvp_call" and _may_hold(params["call_jaxpr"]):
+            before = len(self._found)
+            results = self.run(params["call_jaxpr"], operands)
+            if len(self._found) > before:
+                return results  # its own rule of differentiation is that of a plain softmax
+        if name in _NESTED and any(_may_hold(value) for value in _jaxprs(params)):
+            return list(_NESTED[name](self.run, operands, params))
+        if name == "div":
+            softmax = self._softmax(*operands)
+            if softmax is not None:
+                self._found.add(id(equation))
+                scores, mask, axes = softmax
+                return [_weights(scores, mask, axes).astype(equation.outvars[0].aval.dtype)]
+        functions, rest = equation.primitive.get_bind_params(params)
+        result = equation.primitive.bind(*functions, *operands, **rest)
+        results = list(result) if equation.primitive.multiple_results else [result]
+        if len(results) == 1:
+            self._made[id(results[0])] = _Made(results[0], name, params, operands)
+        return results
+
+    def _of(self, value: Any) -> _Made | None:
+        """Return what made a value, looking through what leaves numbers and places as they are."""
+        made = self._made.get(id(value))
+        while made is not None and made.name in _SAME:
+            value = made.operands[0]
+            made = self._made.get(id(value))
+        return made
+
+    def _softmax(self, above: Any, below: Any) -> tuple[Any, Any, tuple[int, ...]] | None:
+        """Return scores, mask and axes, if what is divided are exponentials, and that by which is their sum."""
+        place: list[int | None] = list(range(jnp.ndim(below)))
+        made = self._of(below)
+        while made is not None and made.name in (*_SHAPED, "broadcast_in_dim"):
+            place = _back(made, place)
+            made = self._of(made.operands[0])
+        if made is None or made.name != "reduce_sum":
+            return None
+        axes = tuple(int(axis) for axis in made.params["axes"])
+        summed = self._of(made.operands[0])
+        kept = [axis for axis in range(jnp.ndim(above)) if axis not in axes]
+        of_sum: dict[int, int] = {}
+        for position, axis in enumerate(place):
+            if axis is not None and axis >= 0:
+                of_sum[axis] = position
+        shape = jnp.shape(above)
+        for number, axis in enumerate(kept):
+            if shape[axis] > 1 and of_sum.get(number) != axis:
+                return None  # divided by the sums of other rows
+        exponentials = self._of(above)
+        if summed is None or exponentials is not summed:
+            return None
+        return self._scores(exponentials, axes)
+
+    def _scores(self, made: _Made, axes: tuple[int, ...]) -> tuple[Any, Any, tuple[int, ...]] | None:
+        mask = None
+        if made.name == "select_n" and len(made.operands) == 3 and jnp.result_type(made.operands[0]) == jnp.bool_:
+            which, off, on = made.operands
+            inner = [self._of(one) for one in (off, on)]
+            found = next((number for number, one in enumerate(inner) if one is not None and one.name == "exp"), None)
+            if found is None:
+                return None
+            mask = which if found else jnp.logical_not(which)
+            made = inner[found]  # type: ignore[assignment]
+        if made.name != "exp":
+            return None
+        scores = made.operands[0]
+        shifted = self._of(scores)
+        if shifted is not None and shifted.name == "sub" and self._is_maximum(shifted.operands[1], axes):
+            scores = shifted.operands[0]
+        return scores, mask, axes
+
+    def _is_maximum(self, value: Any, axes: tuple[int, ...]) -> bool:
+        """Tell whether a value is the largest of each row, perhaps bounded."""
+        made = self._of(value)
+        for _ in range(12):
+            if made is None or made.name == "reduce_max":
+                break
+            if made.name in (*_SHAPED, "broadcast_in_dim"):
+                made = self._of(made.operands[0])
+            elif made.name in ("max", "select_n"):
+                made = next((one for one in map(self._of, made.operands[-2:]) if one is not None), None)
+            else:
+                return False
+        return made is not None and made.name == "reduce_max" and set(axes) <= set(map(int, made.params["axes"]))
+
+
+def _back(made: _Made, place: list[int | None]) -> list[int | None]:
+    """Return, for each axis of an operand, where it ends up, given where those of the result do."""
+    before, after = jnp.shape(made.operands[0]), jnp.shape(made.value)
+    if made.name == "broadcast_in_dim":
+        return [
+            place[axis] if before[number] > 1 else None
+            for number, axis in enumerate(made.params["broadcast_dimensions"])
+        ]
+    large = [place[axis] for axis, size in enumerate(after) if size > 1]
+    if [size for size in before if size > 1] != [size for size in after if size > 1]:
+        return [None] * len(before)
+    rest = iter(large)
+    return [next(rest) if size > 1 else None for size in before]
+
+
+def _weights(scores: Any, mask: Any, axes: tuple[int, ...]) -> Array:
+    """Return exp(score - logsumexp(score)) over some axes, the log-sum-exp rounded to float32 or what is wider."""
+
+    def _value(scores: Array) -> Array:
+        shown = scores if mask is None else jnp.where(mask, scores, -jnp.inf)
+        largest = jax.lax.stop_gradient(shown.max(axes, keepdims=True))
+        largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
+        total = largest + jnp.log(jnp.exp(shown - largest).sum(axes, keepdims=True))
+        return jnp.exp(shown - total)
+
+    weights = jax.custom_jvp(_value)
+
+    @weights.defjvp
+    def _tangent(primals: Any, tangents: Any) -> Any:
+        value, tangent = weights(*primals), tangents[0]
+        return value, value * (tangent - (value * tangent).sum(axes, keepdims=True))
+
+    wide = jnp.promote_types(jnp.result_type(scores), jnp.float32)
+    return weights(jnp.asarray(scores).astype(wide))
+
+
+def _jaxprs(params: dict[str, Any]) -> list[Any]:
+    found = []
+    for value in params.values():
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(one, "eqns") or hasattr(one, "jaxpr"):
+                found.append(one)
+    return found
+
+
+def _may_hold(closed: Any) -> bool:
+    """Tell whether a jaxpr has all that a softmax is made of."""
+    return {"exp", "reduce_sum", "div"} <= _names(closed)
+
+
+def _names(closed: Any) -> set[str]:
+    jaxpr = getattr(closed, "jaxpr", closed)
+    found = set()
+    for equation in jaxpr.eqns:
+        found.add(equation.primitive.name)
+        for inner in _jaxprs(equation.params):
+            found |= _names(inner)
+    return found
+
+
+# ---- parts of a program that are traced by themselves
+
+
+def _checkpoint(run: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
+    again = jax.checkpoint(
+        lambda *args: run(params["jaxpr"], args), policy=params["policy"], prevent_cse=params["prevent_cse"]
+    )
+    return list(again(*operands))
+
+
+def _scan(run: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
+    first, carries = params["num_consts"], params["num_carry"]
+    constant, carry, sequences = operands[:first], operands[first : first + carries], operands[first + carries :]
+
+    def step(state: Any, row: Any) -> Any:
+        results = run(params["jaxpr"], [*constant, *state, *row])
+        return results[:carries], results[carries:]
+
+    state, rows = jax.lax.scan(
+        step, carry, sequences, length=params["length"], reverse=params["reverse"], unroll=params["unroll"]
+    )
+    return [*state, *rows]
+
+
+def _cond(run: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
+    branches = [lambda *args, branch=branch: run(branch, args) for branch in params["branches"]]
+    return list(jax.lax.switch(operands[0], branches, *operands[1:]))
+
+
+def _while(run: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
+    first, second = params["cond_nconsts"], params["body_nconsts"]
+    of_condition, of_body = operands[:first], operands[first : first + second]
+    return list(
+        jax.lax.while_loop(
+            lambda state: run(params["cond_jaxpr"], [*of_condition, *state])[0],
+            lambda state: run(params["body_jaxpr"], [*of_body, *state]),
+            operands[first + second :],
+        )
+    )
+
+
+_NESTED: dict[str, Callable[..., list[Any]]] = {
+    "checkpoint": _checkpoint,
+    "remat2": _checkpoint,
+    "scan": _scan,
+    "cond": _cond,
+    "while": _while,
+}

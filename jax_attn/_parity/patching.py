@@ -1,0 +1,96 @@
+"""Replaces functions of a library for one thread at a time: other threads go on with the library's own.
+
+What is put into the library looks up what the running thread asked for, so that any number of threads may replace the
+same function at once, each for itself; the library is as it was when the last of them is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_LOCK = threading.RLock()
+_INSTALLED: dict[tuple[int, str], _Patch] = {}
+_MISSING = object()
+
+
+class _Patch:
+    """One replaced function: the library's own, and each thread's replacements, the innermost last."""
+
+    def __init__(self, home: Any, name: str):
+        self.home, self.name = home, name
+        self.users = 0
+        self.own = vars(home).get(name, _MISSING)
+        self.original: Callable[..., Any] = getattr(home, name)
+        self.here = threading.local()
+
+    @property
+    def stack(self) -> list[Callable[..., Any]]:
+        """The replacements of the running thread."""
+        if not hasattr(self.here, "stack"):
+            self.here.stack = []
+        found: list[Callable[..., Any]] = self.here.stack
+        return found
+
+    def install(self) -> None:
+        """Put the function that looks up the thread's replacement into the library."""
+        original, here = self.original, self.here
+
+        @functools.wraps(original)
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            stack = getattr(here, "stack", None)
+            return (stack[-1] if stack else original)(*args, **kwargs)
+
+        setattr(self.home, self.name, dispatch)
+
+    def remove(self) -> None:
+        """Put the library's own function back."""
+        if self.own is _MISSING:
+            delattr(self.home, self.name)
+        else:
+            setattr(self.home, self.name, self.own)
+
+
+@contextlib.contextmanager
+def replaced(home: Any, name: str, build: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replace the function `name` of a module or a class, for the running thread.
+
+    Args:
+        home: the module or class.
+        name: its attribute.
+        build: takes the library's own function and returns what replaces it.
+    """
+    key = (id(home), name)
+    patch: _Patch | None = None
+    pushed = False
+    try:
+        with _LOCK:
+            found = _INSTALLED.get(key)
+            if found is None:
+                found = _INSTALLED[key] = _Patch(home, name)
+            found.users += 1
+            patch = found
+            if patch.users == 1:
+                patch.install()
+        patch.stack.append(build(patch.original))
+        pushed = True
+        yield
+    finally:
+        if patch is not None:
+            if pushed:
+                patch.stack.pop()
+            with _LOCK:
+                patch.users -= 1
+                if not patch.users:
+                    patch.remove()
+                    del _INSTALLED[key]
+
+
+def original(home: Any, name: str) -> Any:
+    """Return the library's own function, replaced or not."""
+    with _LOCK:
+        patch = _INSTALLED.get((id(home), name))
+        return getattr(home, name) if patch is None else patch.original
