@@ -1,6 +1,7 @@
 """Parity: the rule that says whether two implementations compute the same, and what applies it.
 
-attn_bridge.parity.compare(torch_module, flax_module, inputs)   judge any pair of modules
+attn_bridge.parity.compare(first, second, inputs)               judge any two sides: modules, or functions
+attn_bridge.parity.function(f, weights)                         a pure function of torch or JAX as a side
 attn_bridge.parity.train(torch_module, flax_module, data)       judge whether a pair trains alike
 attn_bridge.parity.check()                                      judge our own variants
 attn_bridge.parity.mutate()                                     measure the judge with planted faults
@@ -23,6 +24,7 @@ __all__ = [
     "TrainingReport",
     "check",
     "compare",
+    "function",
     "mutate",
     "strict",
     "train",
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from .check.matrix import check
     from .check.report import CheckReport
     from .compare.driver import compare
+    from .compare.function import function
     from .compare.report import ParityError, Report, TensorVerdict
     from .mutation.driver import mutate
     from .mutation.report import MutationReport
@@ -47,6 +50,7 @@ _HOMES = {
     "TrainingReport": "training.driver",
     "check": "check.matrix",
     "compare": "compare.driver",
+    "function": "compare.function",
     "mutate": "mutation.driver",
     "strict": "settings.precision",
     "train": "training.driver",

@@ -16,7 +16,7 @@ import numpy as np
 
 from ... import backends, masks
 from ..compare.criterion import decide, measure, scale_of
-from ..compare.report import TensorVerdict, worst
+from ..compare.report import Side, TensorVerdict, worst
 from ..compare.subject import Array
 from .cases import Arrays, Numbers
 from .report import Cell
@@ -26,6 +26,7 @@ NAME = "dot_product_attention"
 
 REFERENCE = "reference"
 
+SIDE_OF: dict[backends.Framework, Side] = {"torch": "first", "flax": "second"}
 OTHER: dict[backends.Framework, backends.Framework] = {"torch": "flax", "flax": "torch"}
 
 
@@ -206,5 +207,5 @@ def _judge(
                 measure(*pair, kind_scale=kind_scale, dtype=dtype, group=sample, weights="own", sample=sample)
             )
         shape = found[dtype, dtype][0][name].shape
-        judged.append(decide(name, name, kind, shape, dtype, measures, sides=(framework,)))
+        judged.append(decide(name, name, kind, shape, dtype, measures, sides=(SIDE_OF[framework],)))
     return tuple(judged)

@@ -13,14 +13,16 @@ import numpy as np
 
 from ... import backends
 from ...specs import VARIANTS, find_variant
-from ..compare.criterion import decide, measure, sum_floor
+from ..compare.criterion import decide, measure, sum_floor, with_error
+from ..compare.probes import Moved
+from ..compare.report import Side as SideName
 from ..compare.report import TensorVerdict, worst
 from ..compare.subject import Array
 from ..settings.environment import environment
 from . import kernels
 from .cases import DTYPES, MODES, Numbers, cases_of
 from .report import Cell, CheckReport
-from .twin_runs import COPIES, Run, Side, Subject, Tensors, TwinDiffersError, run_side
+from .twin_runs import COPIES, Run, Side, Subject, Tensors, TwinDiffersError, fused_losses, run_side
 
 AGAIN = 4
 """A run that looks imprecise is judged again, on this many times as many new seeds, before that is said of it."""
@@ -31,6 +33,8 @@ MOST_REFERENCES = 3
 FRAMEWORKS: tuple[backends.Framework, ...] = ("torch", "flax")
 
 _Futures = dict[backends.Framework, "Future[Side]"]
+Losses = Mapping[tuple[backends.Framework, str], list[dict[str, Moved]]]
+"""Framework and precision -> per sample, how far each gradient moves under the formula of fused kernels."""
 
 
 def check(
@@ -116,6 +120,14 @@ def check(
                     numbers = subject.numbers(range(seeds, seeds * (1 + AGAIN)), COPIES)
                     futures = submit(subject, numbers, ("float64", *suspects))
                     again = _judge_subject(subject, numbers, futures, seeds)
+                    losses = {
+                        (name, dtype): pools[name].submit(fused_losses, name, subject, numbers, dtype)
+                        for dtype in sorted({cell.dtype for cell in again if cell.verdict == "precision"})
+                        for name in FRAMEWORKS
+                    }
+                    if losses:
+                        found = {key: future.result() for key, future in losses.items()}
+                        again = _judge_subject(subject, numbers, futures, seeds, found)
                     judged = [cell for cell in judged if cell.dtype not in suspects]
                     # The new seeds decide about the suspected precisions, and whatever else they bring to light stays.
                     kept = [cell for cell in again if cell.dtype in suspects or cell.verdict != "equal"]
@@ -143,8 +155,13 @@ def _with_note(cell: Cell, subject: Subject, seeds: int) -> Cell:
     return dataclasses.replace(cell, notes=(*cell.notes, note))
 
 
-def _judge_subject(subject: Subject, numbers: list[Numbers], futures: _Futures, seeds: int) -> list[Cell]:
-    """Judge all runs of a subject: against the reference, against each other in float64, then each precision."""
+def _judge_subject(
+    subject: Subject, numbers: list[Numbers], futures: _Futures, seeds: int, losses: Losses | None = None
+) -> list[Cell]:
+    """Judge all runs of a subject: against the reference, against each other in float64, then each precision.
+
+    `losses` are what the formula of fused attention kernels costs either framework, which is allowed to both.
+    """
     variant, case = subject.variant.name, subject.case.name
     sides: dict[backends.Framework, Side] = {}
     for framework, future in futures.items():
@@ -164,7 +181,7 @@ def _judge_subject(subject: Subject, numbers: list[Numbers], futures: _Futures, 
             trusted = sides[other].runs[Run(other, run.dtype, MODES[other][0])]
             mine = results if run.dtype == "float64" else sides[framework].oracle[run.dtype]
             oracles = {framework: mine, other: sides[other].oracle[run.dtype]}
-            judged = _judge_tensors({framework: results, other: trusted}, oracles, run, subject)
+            judged = _judge_tensors({framework: results, other: trusted}, oracles, run, subject, losses or {})
             cells.append(_cell(subject, run, judged, f"{run} vs {other} float64"))
     notes = tuple(note for side in sides.values() for note in side.notes)
     return [dataclasses.replace(cell, notes=notes, command=subject.command(cell.dtype, seeds)) for cell in cells]
@@ -180,8 +197,11 @@ def _judge_tensors(
     oracles: Mapping[backends.Framework, list[Tensors]],
     run: Run,
     subject: Subject,
+    losses: Losses,
 ) -> tuple[TensorVerdict, ...]:
     """Judge every tensor of a run by the other twin, over all samples."""
+    allowed = [one for (_, dtype), one in losses.items() if dtype == run.dtype]
+    other: SideName = "second" if run.framework == "torch" else "first"
     scales = [_scales(one, two) for one, two in zip(oracles["torch"], oracles["flax"], strict=True)]
     copies = subject.copies((run.dtype,), True)
     judged = []
@@ -199,8 +219,13 @@ def _judge_tensors(
                 zip(scales, low["torch"], low["flax"], oracles["torch"], oracles["flax"], strict=True)
             )
         ]
+        for moves in allowed:
+            measures = [
+                with_error(one, other, moved[name].rms, moved[name].largest, run.dtype) if name in moved else one
+                for one, moved in zip(measures, moves, strict=True)
+            ]
         noise = sum_floor(run.dtype, subject.case.rows) if kind in ("vector gradient", "matrix gradient") else 0.0
-        sides = (run.framework,)
+        sides: tuple[SideName] = ("first" if run.framework == "torch" else "second",)
         judged.append(
             decide(name, name, kind, array.shape, run.dtype, measures, mode=run.mode, noise=noise, sides=sides)
         )

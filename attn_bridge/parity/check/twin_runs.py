@@ -13,11 +13,16 @@ import numpy as np
 
 from ... import backends
 from ...specs import Variant
-from ..compare.subject import Array
+from ..compare.probes import Moved, moved_by
+from ..compare.subject import Arguments, Array
 from .cases import IN_MODE, MODES, Arrays, Case, Numbers, cases_of, draw, draw_cotangents
 
 COPIES = 3
 """Samples per seed: its numbers, and copies moved by a thousandth."""
+
+
+FUSED = "logsumexp"
+"""The mode of a twin whose softmax is computed as fused attention kernels recompute it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +164,10 @@ class _Twin:
         self.name, self.dtype = subject.variant.name, dtype
         self.rules = config.rules()
         self.framework = backend.Runner.framework
-        self.runner = backend.Runner(module, mode=mode, **statics)
+        if mode == FUSED:
+            self.runner: Any = _FusedRunner(backends.load_subjects(self.framework).subject_of(module), statics)
+        else:
+            self.runner = backend.Runner(module, mode=mode, **statics)
         self.notes: list[str] = self.runner.notes
 
     def __call__(self, numbers: Numbers) -> Tensors:
@@ -191,6 +199,38 @@ class _Twin:
             output = self(poisoned)["output"][1]
             if not np.isnan(output).any() and np.array_equal(output, self(numbers)["output"][1]):
                 raise TwinDiffersError(f"{self.name} does not use its parameter {name}")
+
+
+class _FusedRunner:
+    """Runs a module with softmax computed as fused attention kernels recompute it; see `probes`."""
+
+    def __init__(self, subject: Any, statics: Mapping[str, Any]):
+        self.subject, self.statics = subject, statics
+        self.notes: list[str] = []
+        self.replaced = 0
+
+    def __call__(self, weights: Arrays, inputs: Arrays, cotangents: list[Array]) -> tuple[list[Array], Arrays, Arrays]:
+        call = Arguments((), {**inputs, **self.statics})
+        run = self.subject.run(weights, call, cotangents, mode=FUSED)
+        self.replaced = run.moved
+        found = dict(zip(call.named([]), run.input_gradients, strict=True))
+        return run.outputs, {name: one for name, one in found.items() if one is not None}, run.parameter_gradients
+
+
+def fused_losses(
+    framework: backends.Framework, subject: Subject, numbers: list[Numbers], dtype: str
+) -> list[dict[str, Moved]]:
+    """Return, per sample, how far each gradient moves when softmax is computed as fused kernels recompute it."""
+    backend = backends.load(framework)
+    plain, fused = (_twin(backend, subject, dtype, mode) for mode in (MODES[framework][0], FUSED))
+    found = []
+    with backend.precision(dtype):
+        for one in numbers:
+            before, after = plain(one.rounded(dtype)), fused(one.rounded(dtype))
+            names = [name for name, (kind, _) in before.items() if kind.endswith("gradient")]
+            replaced = names if fused.runner.replaced else []
+            found.append({name: moved_by(before[name][1], after[name][1]) for name in replaced})
+    return found
 
 
 _last = threading.local()

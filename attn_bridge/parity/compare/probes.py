@@ -73,13 +73,14 @@ def probed(runner: Runs, kind: Kind, side: Side, sample: Sample, dtype: str, see
         return {}
     plain, other = pair.named(side, run(side, sample, dtype)), pair.named(side, moved)
     return {
-        name: _moved(array, other[name][1])
+        name: moved_by(array, other[name][1])
         for name, (what, array) in plain.items()
         if is_float(array) and not (kind == "logsumexp" and what == "output")
     }
 
 
-def _moved(plain: Array, other: Array) -> Moved:
+def moved_by(plain: Array, other: Array) -> Moved:
+    """Return how far a result is from the plain one, where both are finite."""
     one, two = wide(plain), wide(other)
     both = np.isfinite(one) & np.isfinite(two)
     error = np.abs(np.where(both, two, 0.0) - np.where(both, one, 0.0))

@@ -20,7 +20,7 @@ from ... import backends
 from ...backends import Framework
 from ..compare import inputs as calls
 from ..compare import sampling
-from ..compare.report import Picture, Report
+from ..compare.report import Picture, Report, Side
 from ..compare.subject import Arguments
 from ..settings.environment import environment
 from . import mutants, pairs, usual_rules
@@ -31,6 +31,10 @@ from .report import MutationReport, Result, Trial
 from .visibility import Change, Numbers, measure_change
 
 SIDES: tuple[Framework, Framework] = ("torch", "flax")
+SIDE_OF: dict[Framework, Side] = {"torch": "first", "flax": "second"}
+
+SEEDS = 4
+"""How many times the judge draws numbers by default."""
 
 CONFIGS = 30
 """Right pairs that are judged by default."""
@@ -123,6 +127,8 @@ def run_trial(trial: Trial) -> Result:
     if verdict not in ("refused", "crashed"):
         rules = usual_rules.rejections(report.pictures if report and report.pictures else subject.pictures())
     change = subject.change() if trial.fault else None
+    if change is not None and change.effect == "none" and verdict in ("different", "precision"):
+        change = subject.change_on_samples()  # what the judge saw may show on its own samples alone
     return Result(
         trial=trial,
         module=subject.pair.name,
@@ -226,6 +232,24 @@ class _Subject:
             others = self._rounded(weights) if self.fault.held else weights
             numbers.append(Numbers(held, self._on_side(others, side), inputs, cotangents))
         return measure_change(right, wrong, numbers)
+
+    def change_on_samples(self) -> Change:
+        """Measure what the fault changes on the samples that the judge takes."""
+        from ..compare.prepare import prepare
+        from ..compare.runner import Live
+
+        assert self.fault is not None
+        assert self.trial.side is not None
+        side, subject_of = self.trial.side, backends.load_subjects(self.trial.side).subject_of
+        pair = prepare(*self.modules, dict(self.pair.inputs), dict(self.pair.flax_inputs))
+        runner, place = Live(pair), SIDE_OF[side]
+        numbers = []
+        for planned in pair.effort.first_look(SEEDS, self.trial.seed, transfer=pair.transfer):
+            sample = runner.sample(planned)
+            held = pair.weights(sample, place)
+            cotangents = [one.astype(np.float64) for one in runner.cotangents(sample, None)]
+            numbers.append(Numbers(held, held, sample.arguments[place].kwargs, cotangents))
+        return measure_change(subject_of(self._build(side, with_fault=False)), pair.subject(place), numbers)
 
     def _build(self, side: Framework, *, with_fault: bool = True) -> Any:
         build = backends.load(side, "_parity.mutants").build
