@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from attn_bridge.parity.compare.subject import CannotLiftError
+from attn_bridge.parity.compare.subject import CannotPromoteError
 
 from ..functional import dtype_name
 
@@ -56,9 +56,9 @@ class _Lift(TorchFunctionMode):
         if func in _INTO_NUMPY:
             self.been_to_numpy = True
         elif self.been_to_numpy and any(isinstance(arg, Tensor) and arg.dtype in _LOW for arg in args):
-            raise CannotLiftError("a part of it is computed by NumPy, in lower precision")
+            raise CannotPromoteError("a part of it is computed by NumPy, in lower precision")
         if args and isinstance(args[0], Tensor) and args[0].dtype in _LOW and _writes(func):
-            raise CannotLiftError(f"a tensor of dtype {dtype_name(args[0])} that is no buffer is written to")
+            raise CannotPromoteError(f"a tensor of dtype {dtype_name(args[0])} that is no buffer is written to")
         func = _NAMED.get(func, func)
         args = tuple([_lift(value) for value in args])
         if func is Tensor.type and len(args) > 1:

@@ -22,7 +22,7 @@ from attn_bridge.parity.compare.subject import (
     Arguments,
     Arrays,
     Call,
-    CannotLiftError,
+    CannotPromoteError,
     ModuleFailedError,
     Parameter,
     Run,
@@ -147,7 +147,7 @@ class Harness:
 
         Raises:
             ModuleFailedError: the module raised, or returned no array.
-            CannotLiftError: it can't be run in float64.
+            CannotPromoteError: it can't be run in float64.
         """
         module = self.module.get_submodule(path)
         call = self._call(module, path, mode, dtype)
@@ -168,7 +168,7 @@ class Harness:
                     foreign = self._has_drawn(before)
                     return Run([to_numpy(one) for one in outputs], structure, draws=source.draws, foreign=foreign)
                 gradients = self._gradients(outputs, cotangents, [*leaves, *tensors.values()], jitter)
-            except (CannotLiftError, ModuleFailedError):
+            except (CannotPromoteError, ModuleFailedError):
                 raise
             except Exception as error:
                 raise _failure(error, dtype, f"torch module {type(module).__name__}") from error
@@ -446,7 +446,7 @@ def _outputs(result: Any, name: str) -> tuple[list[str], list[Tensor]]:
 def _failure(error: Exception, dtype: str | None, what: str) -> Exception:
     text = " ".join(str(error).split()) or "no message"
     message = f"{what} raised {type(error).__name__}: {text if len(text) <= 300 else text[:300] + ' ...'}"
-    return CannotLiftError(message) if dtype == "float64" else ModuleFailedError(message)
+    return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
 
 
 def _is_rate(child: nn.Module, name: str) -> bool:

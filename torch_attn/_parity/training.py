@@ -110,7 +110,7 @@ class Trainer:
 
         Raises:
             ModuleFailedError: the module or the loss raised.
-            CannotLiftError: it can't be run in float64.
+            CannotPromoteError: it can't be run in float64.
         """
         self._write(weights)
         sources = [parameter for _, parameter in self._named]

@@ -22,8 +22,11 @@ Arrays = dict[str, Array]
 LOW_PRECISIONS = ("float32", "bfloat16", "float16")
 
 
-class CannotLiftError(Exception):
+class CannotPromoteError(Exception):
     """The module has a part that exists in its own precision only, so that it can't be run in float64."""
+
+
+CannotLiftError = CannotPromoteError
 
 
 class ModuleFailedError(ValueError):
@@ -150,7 +153,8 @@ class Arguments:
 class Parameter:
     """A weight of a module: shape, dtype, the class and path of the module that owns it, and what it is.
 
-    `role` is ``parameter`` (trainable), or ``statistic`` (a running mean or variance).
+    `role` is ``parameter`` (trainable), or ``statistic`` (a running mean or variance); `framework` is ``torch`` or
+    ``flax``.
     """
 
     shape: tuple[int, ...]
@@ -158,6 +162,7 @@ class Parameter:
     owner: str
     path: str
     role: str = "parameter"
+    framework: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +184,7 @@ class Run:
         parameter_gradients: name -> gradient.
         draws: the dropout masks that were asked for, in train mode.
         foreign: whether other random numbers were drawn, in train mode.
+        moved: how many values the mode ``tables`` moved, or how many operations ``logsumexp`` replaced.
     """
 
     outputs: list[Array]
@@ -187,6 +193,7 @@ class Run:
     parameter_gradients: Arrays = dataclasses.field(default_factory=dict)
     draws: list[Draw] = dataclasses.field(default_factory=list)
     foreign: bool = False
+    moved: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

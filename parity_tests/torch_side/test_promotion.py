@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from attn_bridge.parity.compare.subject import Arguments, CannotLiftError
+from attn_bridge.parity.compare.subject import Arguments, CannotPromoteError
 from torch_attn._parity.promotion import lifted
 from torch_attn._parity.subject import Harness
 
@@ -304,7 +304,7 @@ REFUSED = {
 @pytest.mark.parametrize("way", REFUSED)
 def test_what_can_not_be_lifted_is_refused_with_the_reason(way):
     function, why = REFUSED[way]
-    with pytest.raises(CannotLiftError, match=why):
+    with pytest.raises(CannotPromoteError, match=why):
         run(function, "float64")
     assert torch.get_default_dtype() == torch.float32
     assert not STATE.any()
