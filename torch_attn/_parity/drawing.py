@@ -16,11 +16,14 @@ from attn_bridge.parity.compare.dropout_masks import Masks, Plan, asking
 from attn_bridge.parity.compare.subject import ModuleFailedError
 
 from .. import random
+from .promotion import BACKWARD, backward_inside
 
 
 @contextlib.contextmanager
-def drawing(source: Masks | Plan | None, module: nn.Module) -> Iterator[None]:
+def drawing(source: Masks | Plan | None, module: nn.Module) -> Iterator[_Drawing]:
     """Have everything that drops draw its masks from `source`; None drops nothing.
+
+    A checkpoint draws its masks again in the backward pass; it gets the ones that it had in the forward pass.
 
     Args:
         source: of the masks.
@@ -34,12 +37,13 @@ def drawing(source: Masks | Plan | None, module: nn.Module) -> Iterator[None]:
     random.bernoulli = mode.of_a_stream
     try:
         with mode:
-            yield
+            yield mode
     finally:
         random.bernoulli = before
+        mode.leave()
 
 
-def _random_state() -> list[Tensor]:
+def random_state() -> list[Tensor]:
     """Return the state of torch's own generators; it changes where something other than a given mask is drawn."""
     states = [torch.get_rng_state()]
     return states + (torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
@@ -51,6 +55,10 @@ class _Drawing(TorchFunctionMode):
         self.source = source
         self.owners = {id(child): path for path, child in module.named_modules()}
         self.heads = 0
+        self._drawn: dict[bytes, Tensor] = {}
+        self._started = torch.get_rng_state()
+        self._expected = random_state()
+        self._foreign = False
         self.instead: dict[Any, Callable[..., Any]] = {
             functional.dropout: self._dropout,
             torch.dropout: lambda input, p, train: self._dropout(input, p, train),
@@ -67,6 +75,8 @@ class _Drawing(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in BACKWARD:
+            return backward_inside(self, func, args, kwargs)
         if func in self.instead:
             return self.instead[func](*args, **kwargs)
         name = getattr(func, "__name__", "")
@@ -82,14 +92,33 @@ class _Drawing(TorchFunctionMode):
             raise ModuleFailedError("dropout=False, but the torch module draws a dropout mask by itself")
         return self._keep(shape, 1.0 - float(p), device)
 
+    def foreign(self) -> bool:
+        """Tell whether anything else has drawn from torch's own generators."""
+        self._foreign = self._foreign or not all(map(torch.equal, self._expected, random_state()))
+        return self._foreign
+
+    def leave(self) -> None:
+        """Bring back the random state that there was, unless anything else has drawn."""
+        if self._drawn and not self.foreign():
+            torch.set_rng_state(self._started)
+
     def _keep(self, shape: Any, rate: float, device: Any) -> Tensor:
         assert self.source is not None
-        if torch._C._current_graph_task_id() != -1:
+        place = torch.get_rng_state().numpy().tobytes()
+        again = torch._C._current_graph_task_id() != -1
+        if again and place not in self._drawn:
             raise ModuleFailedError(
-                "a dropout mask is drawn again in the backward pass (torch.utils.checkpoint); switch that off"
+                "a dropout mask is drawn again in the backward pass, and another one than in the forward pass "
+                "(torch.utils.checkpoint with preserve_rng_state=False)"
             )
-        mask = self.source.draw(tuple(shape), 1.0 - float(rate), asking(self.owners) or "")
-        return torch.from_numpy(np.array(mask)).to(device)
+        if not again:
+            self.foreign()
+            mask = self.source.draw(tuple(shape), 1.0 - float(rate), asking(self.owners) or "")
+            self._drawn[place] = torch.from_numpy(np.array(mask))
+        torch.rand(())  # so that torch's random state, which a checkpoint brings back, tells the masks apart
+        if not again:
+            self._expected = random_state()
+        return self._drawn[place].to(device)
 
     def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         shape = tuple(input.shape)

@@ -26,12 +26,13 @@ _NAMED = {
 _LEGACY = re.compile(r"torch\.(cuda\.)?(Float|Half|BFloat16)Tensor")
 _INTO_NUMPY = {Tensor.numpy, Tensor.__array__}
 _WRITES = re.compile(r"__setitem__|__i(?!nvert|nt|ndex)[a-z]+__|[a-z].*[a-z0-9]_")
+_GRAD = Tensor.grad.__get__  # type: ignore[attr-defined]
 _WRITES_NO_DATA = {Tensor.requires_grad_, Tensor.detach_}
 _MOST_DEPTH = 4
 
 
 @contextlib.contextmanager
-def lifted() -> Iterator[None]:
+def promoted() -> Iterator[None]:
     """Hold the context in which operations that are asked for a lower precision run in float64.
 
     It covers what a module's own dtype can't: a softmax that is fixed to float32, a tensor that is a plain attribute.
@@ -39,19 +40,62 @@ def lifted() -> Iterator[None]:
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with _Lift():
+        with _Promotion():
             yield
     finally:
         torch.set_default_dtype(default)
 
 
-class _Lift(TorchFunctionMode):
+lifted = promoted
+
+
+BACKWARD = {torch.autograd.backward, torch.autograd.grad, Tensor.backward}
+"""Calls that run the user's code again where it is checkpointed."""
+
+
+def backward_inside(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Run one of `BACKWARD` for a mode that was left to handle it, and have the mode entered meanwhile.
+
+    Given tensors, torch asks the modes again; given the edges of the graph, it does not.
+    """
+    edge = torch.autograd.graph.get_gradient_edge
+    args = tuple(args)
+    if func is Tensor.backward:
+        func, kwargs = torch.autograd.backward, dict(kwargs)
+        names = ("grad_tensors", "retain_graph", "create_graph", "inputs")
+        kwargs.update(zip(names, args[1:], strict=False))
+        if "gradient" in kwargs:
+            kwargs["grad_tensors"] = kwargs.pop("gradient")
+        args = args[:1]
+    names = ("outputs", "inputs") if func is torch.autograd.grad else ("tensors",)
+    given = {**dict(zip(names, args, strict=False)), **{name: kwargs[name] for name in names if name in kwargs}}
+    if kwargs.get("is_grads_batched") or kwargs.get("materialize_grads") or len(args) > len(names) + 1:
+        return func(*args, **kwargs)
+    if any(isinstance(one, Tensor) and not one.requires_grad for tree in given.values() for one in _several(tree)):
+        return func(*args, **kwargs)
+    edges = {name: [edge(one) if isinstance(one, Tensor) else one for one in _several(given[name])] for name in given}
+    rest = {name: value for name, value in kwargs.items() if name not in names and value is not None}
+    if len(args) > len(names):
+        rest["grad_outputs" if func is torch.autograd.grad else "grad_tensors"] = args[len(names)]
+    if func is torch.autograd.backward and "inputs" in rest:
+        rest["inputs"] = [edge(one) if isinstance(one, Tensor) else one for one in _several(rest["inputs"])]
+    with mode:
+        return func(*[edges[name] for name in names], **rest)
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) and not hasattr(value, "node") else (value,)
+
+
+class _Promotion(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.been_to_numpy = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.view and isinstance(args[1], torch.dtype):
+        if func in BACKWARD:
+            return backward_inside(self, func, args, kwargs or {})
+        if func is _GRAD or (func is Tensor.view and isinstance(args[1], torch.dtype)):
             return func(*args, **(kwargs or {}))  # the bits of integers read as floats: no precision is asked for
         if func in _INTO_NUMPY:
             self.been_to_numpy = True
@@ -60,26 +104,26 @@ class _Lift(TorchFunctionMode):
         if args and isinstance(args[0], Tensor) and args[0].dtype in _LOW and _writes(func):
             raise CannotPromoteError(f"a tensor of dtype {dtype_name(args[0])} that is no buffer is written to")
         func = _NAMED.get(func, func)
-        args = tuple([_lift(value) for value in args])
+        args = tuple([_promoted(value) for value in args])
         if func is Tensor.type and len(args) > 1:
-            args = (args[0], _lift_legacy(args[1]), *args[2:])
-        return func(*args, **{name: _lift(value) for name, value in kwargs.items()} if kwargs else {})
+            args = (args[0], _promoted_name(args[1]), *args[2:])
+        return func(*args, **{name: _promoted(value) for name, value in kwargs.items()} if kwargs else {})
 
 
 def _writes(func: Any) -> bool:
     return func not in _WRITES_NO_DATA and bool(_WRITES.fullmatch(getattr(func, "__name__", "")))
 
 
-def _lift_legacy(wanted: Any) -> Any:
+def _promoted_name(wanted: Any) -> Any:
     name = wanted if isinstance(wanted, str) else f"torch.{getattr(wanted, '__name__', '')}"
     return torch.float64 if _LEGACY.fullmatch(name) else wanted
 
 
-def _lift(value: Any, depth: int = 0) -> Any:
+def _promoted(value: Any, depth: int = 0) -> Any:
     if isinstance(value, Tensor):
         return value.to(_LOW[value.dtype]) if value.dtype in _LOW else value
     if isinstance(value, torch.dtype):
         return _LOW.get(value, value)
     if type(value) in (list, tuple) and depth < _MOST_DEPTH:
-        return type(value)([_lift(one, depth + 1) for one in value])
+        return type(value)([_promoted(one, depth + 1) for one in value])
     return value

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _EXACT = """
 _local_scalar_dense _to_copy _unsafe_view abs amax amin arange argmax argmin bernoulli bernoulli_ cat ceil
@@ -27,15 +28,35 @@ MANY = 1 << 20
 """Numbers of a tensor above which they are drawn in float32, which takes a third of the time."""
 
 
+class Rounding(TorchDispatchMode):
+    """While it is entered, operations, those of the backward pass included, round at random.
+
+    Args:
+        seed: of the random numbers.
+        low: the module is of a lower precision than float64, so that its float64 results move by a float32 unit, too.
+    """
+
+    def __init__(self, seed: int, low: bool):
+        super().__init__()
+        self._jitter = Jitter(seed, torch.finfo(torch.float32 if low else torch.float64).eps)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():  # what is done here is not the module's
+            return result if func.is_view else self._jitter.moved(func.overloadpacket.__name__, result)
+
+
 class Jitter:
     """Moves what operations return.
 
     Args:
         seed: of the random numbers.
+        wide: relative unit of float64 results.
     """
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, wide: float = torch.finfo(torch.float64).eps):
         self._generator = torch.Generator().manual_seed(seed)
+        self._wide = wide
 
     def moved(self, name: str, results: Any) -> Any:
         """Return the results of the operation `name`, moved unless it rounds nothing."""
@@ -47,10 +68,13 @@ class Jitter:
 
     def _moved(self, value: Any) -> Any:
         """Move the numbers of a tensor in place: it is new, or it was just written to."""
-        if isinstance(value, Tensor) and value.is_floating_point() and value.layout == torch.strided:
+        if isinstance(value, Tensor) and value.is_complex() and value.layout == torch.strided:
+            self._moved(torch.view_as_real(value.resolve_conj()))
+        elif isinstance(value, Tensor) and value.is_floating_point() and value.layout == torch.strided:
             own = torch.float32 if value.numel() > MANY and value.dtype != torch.float64 else torch.float64
             noise = torch.rand(value.shape, generator=self._generator, dtype=own)
-            noise = noise.mul_(2.0).sub_(1.0).mul_(torch.finfo(value.dtype).eps).to(value.device)
+            unit = self._wide if value.dtype == torch.float64 else torch.finfo(value.dtype).eps
+            noise = noise.mul_(2.0).sub_(1.0).mul_(unit).to(value.device)
             wide = value.to(own)
             moved = torch.addcmul(wide, wide, noise, out=noise)
             value.copy_(torch.where(wide.isinf(), wide, moved))  # a hidden score stays hidden

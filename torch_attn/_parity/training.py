@@ -19,8 +19,9 @@ from attn_bridge.parity.compare.subject import Arguments, Arrays, ModuleFailedEr
 from attn_bridge.parity.training.stepping import Hyperparameters, State, Step
 
 from ..backend import from_numpy, to_numpy
-from .drawing import _random_state, drawing
-from .subject import _device, _failure, _named_weights, _outputs, _precision, _zeros
+from .drawing import drawing, random_state
+from .subject import device_of, failure, outputs_of, precision_of, zeros_for
+from .weights import named_weights
 
 SLOTS = {"exp_avg": "mu", "exp_avg_sq": "nu", "momentum_buffer": "trace"}
 """Optimizer state -> the name that both sides have for it: optax's."""
@@ -60,7 +61,7 @@ class Trainer:
         module: the module; a copy of it is trained.
         loss: ``mse``, ``cross_entropy`` or a function of what the module returned and the targets.
         optimizer: a function that makes a `torch.optim.Optimizer` from the named parameters.
-        dtype: ``float64`` lifts everything; None is the module's own.
+        dtype: ``float64`` promotes everything; None is the module's own.
         dropout: False switches dropout off, a number sets the rate of every dropout layer.
     """
 
@@ -77,7 +78,7 @@ class Trainer:
     ):
         self.precision = dtype
         self._module = copy.deepcopy(module).train()
-        self._device = _device(module, None)
+        self._device = device_of(module, None)
         self._dropout = dropout is not False
         if dtype is not None:
             self._module.to(getattr(torch, dtype))
@@ -85,7 +86,7 @@ class Trainer:
             _set_rates(self._module, float(dropout))
         self._loss = _LOSSES[loss] if isinstance(loss, str) else loss
         self._named = [(name, one) for name, one in self._module.named_parameters() if one.requires_grad]
-        self._others = {name: one for name, one, role in _named_weights(self._module) if role == "statistic"}
+        self._others = {name: one for name, one, role in named_weights(self._module) if role == "statistic"}
         self._optimizer = optimizer(self._named)
 
     @property
@@ -114,22 +115,21 @@ class Trainer:
         """
         self._write(weights)
         sources = [parameter for _, parameter in self._named]
-        before = _random_state()
+        before = random_state()
         dropped = masks if self._dropout else None
         try:
-            with _precision(self.precision), drawing(dropped, self._module), torch.enable_grad():
+            with precision_of(self.precision), drawing(dropped, self._module), torch.enable_grad():
                 call = arguments.with_leaves([self._tensor(leaf) for leaf in arguments.leaves])
                 loss = self._loss(self._module(*call.args, **call.kwargs), self._tensor(targets))
-            edge = torch.autograd.graph.get_gradient_edge  # given tensors, torch would leave the mode that lifts
-            with _precision(self.precision), drawing(dropped, self._module):
+                edge = torch.autograd.graph.get_gradient_edge  # given tensors, torch would leave the mode that promotes
                 found = torch.autograd.grad([edge(loss)], [edge(one) for one in sources], allow_unused=True)
         except ModuleFailedError:
             raise
         except Exception as error:
-            raise _failure(error, self.precision, f"torch module {type(self._module).__name__}") from error
-        foreign = not all(map(torch.equal, before, _random_state()))
+            raise failure(error, self.precision, f"torch module {type(self._module).__name__}") from error
+        foreign = not all(map(torch.equal, before, random_state()))
         gradients = {
-            name: _zeros(None if gradient is None else to_numpy(gradient), source)
+            name: zeros_for(None if gradient is None else to_numpy(gradient), source)
             for (name, source), gradient in zip(self._named, found, strict=True)
         }
         statistics = {name: to_numpy(one).copy() for name, one in self._others.items()}
@@ -159,7 +159,7 @@ class Trainer:
 
     def _write(self, weights: Mapping[str, np.ndarray[Any, Any]]) -> None:
         with torch.no_grad():
-            for name, tensor, _ in _named_weights(self._module):
+            for name, tensor, _ in named_weights(self._module):
                 tensor.copy_(from_numpy(weights[name]))
 
     def _tensor(self, array: Any) -> Any:
@@ -183,7 +183,7 @@ def _set_rates(module: nn.Module, rate: float) -> None:
 
 
 def _first(result: Any) -> Tensor:
-    return _outputs(result, "trained")[1][0]
+    return outputs_of(result, "trained")[1][0]
 
 
 def _mse(result: Any, targets: Tensor) -> Tensor:

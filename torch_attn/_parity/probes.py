@@ -1,0 +1,333 @@
+"""Two questions to any torch module: what one float32 unit on its tables does, and what FlashAttention's formula loses.
+
+`Tables` moves every value that depends on no weight and on no floating-point input; `LogSumExp` computes every softmax
+and every fused attention as ``exp(score - logsumexp(score))``, forward and backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .promotion import _WRITES_NO_DATA, BACKWARD, _writes, backward_inside
+from .rounding import EXACT
+
+aten = torch.ops.aten
+
+UNIT = 2.0**-23
+"""One unit in the last place of float32, relative."""
+
+LARGEST_INTEGER = 2.0**24
+"""Whole numbers up to here are exact in float32, on either side."""
+
+TWICE = 2.0
+"""Units in the last place by which the two computations of a score differ: a unit each, as measured with MKL."""
+
+_SHAPE_ONLY = frozenset(
+    "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones new_full "
+    "new_empty_strided lift_fresh lift_fresh_copy".split()
+)
+"""Operations that ask a tensor for its shape and type only, or that make one of Python's numbers."""
+
+
+class Tables(TorchFunctionMode):
+    """While it is `following`, what is computed from constants and whole numbers alone moves by up to one float32 unit.
+
+    How far a number moves follows from the number and the seed: what is computed twice, as a checkpoint does, or
+    repeated, moves alike, as it does by rounding.
+
+    Args:
+        seed: of the moves.
+        dependent: weights and floating-point inputs; what depends on them does not move.
+    """
+
+    def __init__(self, seed: int, dependent: Iterable[Tensor]):
+        super().__init__()
+        self._below = _Dataflow(seed)
+        for tensor in dependent:
+            self._below.mark(tensor, constant=False)
+
+    @property
+    def moved(self) -> int:
+        """How many values have moved."""
+        return self._below.moved
+
+    def table(self, tensor: Tensor) -> Tensor:
+        """Return a given table, moved; what is computed from it alone moves, too."""
+        moved = self._below.shift(tensor.clone())
+        self._below.mark(moved, constant=True)
+        return moved
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Hold the context in which it works."""
+        with self._below, self:
+            yield
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in BACKWARD:
+            return backward_inside(self, func, args, kwargs)
+        if _writes(func) and func not in _WRITES_NO_DATA:
+            return func(args[0], *self._entered(args[1:]), **self._entered(kwargs))
+        if getattr(func, "__name__", "") in ("__get__", "__set__") or func in _ASK_NOTHING:
+            return func(*args, **kwargs)
+        return func(*self._entered(args), **self._entered(kwargs))
+
+    def _entered(self, value: Any, depth: int = 0) -> Any:
+        """Return arguments with moved copies of the constants that come from outside: attributes, buffers, globals."""
+        if isinstance(value, Tensor):
+            with torch._C.DisableTorchFunction():
+                return self.table(_widest(value.detach())) if self._below.is_foreign(value) else value
+        if type(value) in (list, tuple) and depth < 4:
+            return type(value)([self._entered(one, depth + 1) for one in value])
+        if type(value) is dict:
+            return {key: self._entered(one, depth + 1) for key, one in value.items()}
+        return value
+
+
+_ASK_NOTHING = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.requires_grad_, Tensor.is_floating_point}
+
+
+class _Dataflow(TorchDispatchMode):
+    """Follows what depends on weights and inputs, and moves the rest."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.moved = 0
+        self._seed = seed
+        self._known: dict[int, tuple[StorageWeakRef, bool]] = {}
+
+    def mark(self, tensor: Tensor, constant: bool) -> None:
+        """Note whether a tensor is a constant."""
+        if tensor.layout == torch.strided:
+            storage = StorageWeakRef(tensor.untyped_storage())  # as long as it is held, no other has its address
+            self._known[storage.cdata] = storage, constant
+
+    def is_foreign(self, tensor: Tensor) -> bool:
+        """Tell whether a floating-point tensor has come from outside, and can be moved."""
+        if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout != torch.strided:
+            return False
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.is_meta:
+            return False
+        return tensor.untyped_storage()._cdata not in self._known
+
+    def _is_constant(self, tensor: Tensor) -> bool:
+        if tensor.layout != torch.strided:
+            return False
+        _, constant = self._known.get(tensor.untyped_storage()._cdata, (None, not _moves(tensor)))
+        return constant
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        with torch._C.DisableTorchFunction():  # what is done here is not the module's
+            asked = [] if name in _SHAPE_ONLY else list(_tensors((args, kwargs)))
+            constant = all(map(self._is_constant, asked))
+        result = func(*args, **kwargs)
+        fresh = constant and (name not in EXACT or not asked or name == "fill_")
+        fresh &= not func.is_view or name == "lift_fresh"
+        with torch._C.DisableTorchFunction():
+            if fresh and name.startswith("lift_fresh"):
+                result = result.clone()  # its memory may be an array of the user's
+            written = [one for place, one in zip(func._schema.arguments, args, strict=False) if _is_written(place)]
+            for one in _tensors((result, written)):
+                if fresh:
+                    self.shift(one)
+                if not func.is_view or name == "lift_fresh":
+                    self.mark(one, constant)
+        return result
+
+    def shift(self, tensor: Tensor) -> Tensor:
+        """Move the numbers of a tensor in place."""
+        if not _moves(tensor) or tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+            return tensor
+        plain = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+        values = plain.cpu().double().numpy()
+        moves = np.isfinite(values) & ((values != np.rint(values)) | (np.abs(values) > LARGEST_INTEGER))
+        if moves.any():
+            with np.errstate(over="ignore"):
+                moved = values * (1.0 + UNIT * uniform(values, self._seed))
+            moves &= np.isfinite(moved)
+            self.moved += int(moves.sum())
+            moved = torch.from_numpy(np.where(moves, moved, values)).to(plain.device, plain.dtype)
+            with torch.no_grad():
+                tensor.copy_(torch.view_as_complex(moved) if tensor.is_complex() else moved)
+        return tensor
+
+
+def uniform(values: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, Any]:
+    """Return a number in [-1, 1) for each of some numbers that follows from it and the seed (splitmix64)."""
+    start = np.uint64((seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % 2**64)
+    bits = np.ascontiguousarray(values, np.float64).view(np.uint64).reshape(np.shape(values)) ^ start
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    bits ^= bits >> np.uint64(31)
+    mixed: np.ndarray[Any, Any] = (bits >> np.uint64(11)) * 2.0**-52 - 1.0
+    return mixed
+
+
+def _widest(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _moves(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _is_written(place: Any) -> bool:
+    return place.alias_info is not None and place.alias_info.is_write
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors(one)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+
+
+# ---- the formula of FlashAttention
+
+
+class LogSumExp(TorchDispatchMode):
+    """While it is entered, softmax and fused attention recompute their weights as ``exp(score - logsumexp(score))``.
+
+    The logarithm of the sum is rounded to the precision that scores are computed in: float32 for 16-bit inputs. Scores
+    are computed twice, once for their sum and once for the weights, and nothing makes the two round alike: the second
+    ones are moved by up to `TWICE` units in the last place. The backward pass subtracts the row's dot product of output and gradient as the fused kernels have it: of an output
+    that is normalised by its sum.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            return self._replaced(func, args, kwargs or {})
+
+    def _replaced(self, func: Any, args: Any, kwargs: Any) -> Any:
+        packet = func.overloadpacket
+        given = _named(func, args, kwargs)
+        if packet in (aten._softmax, aten._safe_softmax) and _moves(args[0]):
+            self.moved += 1
+            return self._softmax(given, safe=packet is aten._safe_softmax)
+        if packet is aten._softmax_backward_data:
+            self.moved += 1
+            return _backward_of_softmax(given["grad_output"], given["output"], given["dim"], given["input_dtype"])
+        if packet.__name__.startswith("_scaled_dot_product") and not given.get("dropout_p"):
+            if packet.__name__.endswith("_backward"):
+                self.moved += 1
+                return _backward_of_attention(func, given)
+            if packet.__name__.endswith(("attention", "for_cpu")):
+                self.moved += 1
+                whole = func(*args, **kwargs)
+                weights = _weights(given)[0]
+                output = weights @ _repeated(given["value"].to(weights.dtype), given["query"])
+                return _first_replaced(whole, output.to(given["query"].dtype))
+        return func(*args, **kwargs)
+
+    def _softmax(self, given: dict[str, Any], safe: bool) -> Tensor:
+        scores, dim = given["self"], given["dim"]
+        wanted = given.get("dtype") or (torch.float32 if given.get("half_to_float") else scores.dtype)
+        return _formula(scores.to(_wide(wanted)), dim, safe).to(wanted)
+
+
+def _formula(scores: Tensor, dim: int, safe: bool) -> Tensor:
+    total = torch.logsumexp(scores, dim, keepdim=True)
+    weights = torch.exp(_recomputed(scores) - total)
+    return torch.where(total == -torch.inf, torch.zeros_like(weights), weights) if safe else weights
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def _recomputed(scores: Tensor) -> Tensor:
+    """Return scores with other roundings; those of the kernels' second computation are not those of the first."""
+    moves = torch.from_numpy(uniform(scores.detach().cpu().double().numpy(), 0)).to(scores.device)
+    wide = scores.double()
+    moved = wide * (1.0 + TWICE * torch.finfo(scores.dtype).eps * moves)
+    return torch.where(wide.isinf(), wide, moved).to(scores.dtype)
+
+
+def _backward_of_softmax(gradient: Tensor, weights: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    wide, scale = _wide(weights.dtype), weights.to(_wide(weights.dtype))
+    inner = (gradient.to(wide) * scale).sum(dim, keepdim=True) / _not_zero(scale.sum(dim, keepdim=True))
+    return (scale * (gradient.to(wide) - inner)).to(dtype)
+
+
+def _not_zero(sums: Tensor) -> Tensor:
+    return torch.where(sums == 0.0, torch.ones_like(sums), sums)
+
+
+def _named(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    places = func._schema.arguments
+    defaults = {one.name: one.default_value for one in places if one.has_default_value()}
+    return {**defaults, **{one.name: value for one, value in zip(places, args, strict=False)}, **kwargs}
+
+
+def _weights(given: dict[str, Any]) -> tuple[Tensor, float]:
+    """Return the weights of a fused attention by the formula, and the factor of its scores."""
+    query, key = given["query"], given["key"]
+    scale = given.get("scale")
+    factor = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    wide = _wide(query.dtype)
+    scores = (query.to(wide) @ _repeated(key.to(wide), query).transpose(-2, -1)) * factor
+    added = given.get("attn_mask", given.get("attn_bias"))
+    if added is not None:
+        scores = torch.where(added, scores, -torch.inf) if added.dtype == torch.bool else scores + added.to(wide)
+    if given.get("is_causal"):
+        shown = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = torch.where(shown, scores, -torch.inf)
+    return _formula(scores, -1, safe=True), factor
+
+
+def _repeated(tensor: Tensor, query: Tensor) -> Tensor:
+    repeats = query.shape[1] // tensor.shape[1]
+    return tensor if repeats == 1 else tensor.repeat_interleave(repeats, 1)
+
+
+def _summed(gradient: Tensor, like: Tensor) -> Tensor:
+    """Add up the gradients of heads that share a key, and give them their tensor's type."""
+    if gradient.shape[1] != like.shape[1]:
+        gradient = gradient.unflatten(1, (like.shape[1], -1)).sum(2)
+    return gradient.to(like.dtype)
+
+
+def _backward_of_attention(func: Any, given: dict[str, Any]) -> Any:
+    query, key, value = given["query"], given["key"], given["value"]
+    weights, factor = _weights(given)
+    wide = weights.dtype
+    gradient = next(given[name] for name in ("grad_out", "grad_out_", "grad_output") if name in given).to(wide)
+    of_weights = gradient @ _repeated(value.to(wide), query).transpose(-2, -1)
+    of_scores = _backward_of_softmax(of_weights, weights, -1, wide)
+    found = [
+        (of_scores @ _repeated(key.to(wide), query) * factor).to(query.dtype),
+        _summed(of_scores.transpose(-2, -1) @ query.to(wide) * factor, key),
+        _summed(weights.transpose(-2, -1) @ gradient, value),
+    ]
+    bias = given.get("attn_bias")
+    for _ in func._schema.returns[3:]:
+        found.append(_reduced(of_scores, bias) if bias is not None else None)
+    return tuple(found)
+
+
+def _reduced(gradient: Tensor, like: Tensor) -> Tensor:
+    return gradient.sum_to_size(like.shape).to(like.dtype)
+
+
+def _first_replaced(whole: Any, output: Tensor) -> Any:
+    kept = whole[0].copy_(output) if isinstance(whole, tuple) else whole.copy_(output)
+    return (kept, *whole[1:]) if isinstance(whole, tuple) else kept
