@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from .changes import Changes, changes, read
+
 if TYPE_CHECKING:
     from ..training.driver import TrainingReport
 
@@ -361,6 +363,7 @@ class Report:
         first_label: what the first side is called: ``torch`` or ``flax`` where the frameworks differ, else ``first``.
         second_label: what the second side is called.
         allowed: differences that were accepted beforehand.
+        changes: what is other than in the baseline; None without one.
         pictures: tensors of the first sample, for the HTML page.
     """
 
@@ -386,6 +389,7 @@ class Report:
     first_label: str = "torch"
     second_label: str = "flax"
     allowed: list[Allowance] = dataclasses.field(default_factory=list)
+    changes: Changes | None = None
     pictures: list[Picture] = dataclasses.field(default_factory=list, repr=False)
 
     @property
@@ -418,13 +422,17 @@ class Report:
         """Return the verdict and its extent in one line."""
         effort = f"{len(self.tensors)} tensors, {self.seeds} seeds, {self.samples} samples, {self.seconds:.1f} s"
         line = f"{self.verdict}: {self.sides}, {effort}"
+        accepted = sum(bool(tensor.allowed) for tensor in self.tensors)
+        line += f", {accepted} allowed to differ" if accepted else ""
         return f"{line}: {self.message}" if self.message else line
 
     def explain(self, most: int = 10) -> str:
-        """Return the summary, where the two diverge, and the worst tensors, enough to start debugging."""
+        """Return the summary, where the two diverge, and the worst tensors: what an exception says."""
         lines = [self.summary()]
         if self.first_divergence is not None:
             lines.append(str(self.first_divergence))
+            lines += [f"hint: {self.first_divergence.hint}"] if self.first_divergence.hint else []
+        lines += [str(one) for one in self.allowed]
         lines += [f"  {tensor}" for tensor in self.failures[:most]]
         if len(self.failures) > most:
             lines.append(f"  and {len(self.failures) - most} more")
@@ -443,7 +451,24 @@ class Report:
         return self
 
     def __str__(self) -> str:
-        return self.explain()
+        from ..rendering.terminal import as_text
+
+        return as_text(self)
+
+    def changes_since(self, baseline: Report | Mapping[str, Any] | str | Path) -> Changes:
+        """Return what is other than in an earlier report of the same pair.
+
+        Args:
+            baseline: the report, its JSON data, or the file that it was written to.
+
+        Raises:
+            ValueError: the file holds no report.
+        """
+        if isinstance(baseline, Report):
+            baseline = baseline.to_json()
+        elif not isinstance(baseline, Mapping):
+            baseline = read(baseline)
+        return changes(baseline, self.to_json())
 
     def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
         """Return the report as JSON-ready data, and write it to `path` if one is given; infinities become null."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..compare.report import Array, Picture, Report, TensorVerdict
+from ..compare.report import Array, Picture, Report, TensorVerdict, shown
 from . import pictures
 from .markup import Markup, element
-from .text import index, number, shape, ulps
+from .text import index, number, relative, shape, ulps
 
 MOST = 24
 """Most tensors that are drawn; those that differ come first."""
@@ -19,7 +19,10 @@ OPEN = 3
 """How many of them are unfolded."""
 
 MAP_SIZE, HEAD_SIZE = 256, 84
-CHART_WIDTH, CHART_HEIGHT = 340, 170
+CHART_WIDTH, CHART_HEIGHT = 340, 190
+Labels = tuple[str, str]
+"""What the two sides are called."""
+
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -28,6 +31,7 @@ def section(report: Report) -> list[Markup]:
     verdicts = {tensor.name: tensor for tensor in report.tensors}
     places = {tensor.name: place for place, tensor in enumerate(report.failures)}
     ordered = sorted(report.pictures, key=lambda picture: places.get(picture.name, len(places)))[:MOST]
+    labels = shown(report.first_label), shown(report.second_label)
     parts = []
     if len(report.pictures) > len(ordered):
         count = f"{len(ordered)} of {len(report.pictures):,} tensors, those that differ first."
@@ -44,7 +48,7 @@ def section(report: Report) -> list[Markup]:
                     element("span", verdict, class_=f"verdict {verdict}") if tensor else None,
                     element("span", shape(picture.first.shape), class_="hint"),
                 ),
-                element("div", _maps(picture), _histogram(picture, tensor), class_="figures"),
+                element("div", _maps(picture, labels), _histogram(picture, tensor, labels), class_="figures"),
                 open=place < OPEN,
                 class_="picture",
             )
@@ -55,24 +59,26 @@ def section(report: Report) -> list[Markup]:
 # ---- heat maps
 
 
-def _maps(picture: Picture) -> Markup:
-    torch, flax = picture.first, picture.second
-    if not torch.size or torch.shape != flax.shape:
-        why = "it has no elements" if not torch.size else f"torch has {shape(torch.shape)}, Flax {shape(flax.shape)}"
+def _maps(picture: Picture, labels: Labels) -> Markup:
+    one, two = picture.first, picture.second
+    if not one.size or one.shape != two.shape:
+        why = "it has no elements"
+        if one.size:
+            why = f"{labels[0]} has {shape(one.shape)}, {labels[1]} {shape(two.shape)}"
         return element("p", f"Not drawn: {why}.", class_="hint")
-    if pictures.is_attention(torch) or pictures.is_attention(flax):
-        return _head_maps(picture)
-    both = pictures.matrix(torch), pictures.matrix(flax)
+    if pictures.is_attention(one) or pictures.is_attention(two):
+        return _head_maps(picture, labels)
+    both = pictures.matrix(one), pictures.matrix(two)
     rows, columns = both[0].shape
-    caption = f"{rows} x {columns} elements"
+    caption = f"{rows} x {columns} elements: {pictures.axes_of(one.shape)}"
     if max(rows, columns) > pictures.CELLS:
         caption += f", drawn as at most {pictures.CELLS} x {pictures.CELLS} cells, each the most extreme of its block"
     place = np.ravel_multi_index(pictures.furthest(*both), both[0].shape)
-    caption += _largest(torch, flax, np.unravel_index(int(place), torch.shape))
-    return _figure(picture.name, [(None, *both)], MAP_SIZE, caption)
+    caption += _largest(one, two, np.unravel_index(int(place), one.shape), labels)
+    return _figure(picture.name, [(None, *both)], MAP_SIZE, caption, labels)
 
 
-def _head_maps(picture: Picture) -> Markup:
+def _head_maps(picture: Picture, labels: Labels) -> Markup:
     """Return one small map per head of one sample of attention weights ``(B, H, T, S)``."""
     batch, heads, queries, keys = picture.first.shape
     sample, chosen = pictures.chosen_heads(picture.first, picture.second)
@@ -81,37 +87,65 @@ def _head_maps(picture: Picture) -> Markup:
     if heads > len(chosen):
         caption += f", the {len(chosen)} of {heads} heads that differ most"
     place = pictures.furthest(picture.first[sample, chosen[0]], picture.second[sample, chosen[0]])
-    caption += _largest(picture.first, picture.second, (sample, chosen[0], *place))
-    return _figure(picture.name, maps, HEAD_SIZE, caption)
+    caption += _largest(picture.first, picture.second, (sample, chosen[0], *place), labels)
+    return _figure(picture.name, maps, HEAD_SIZE, caption, labels)
 
 
-def _largest(torch: Array, flax: Array, place: Sequence[Any]) -> str:
-    one, two = float(torch[tuple(place)]), float(flax[tuple(place)])
+def _largest(first: Array, second: Array, place: Sequence[Any], labels: Labels) -> str:
+    one, two = float(first[tuple(place)]), float(second[tuple(place)])
     if one == two or (one != one and two != two):
         return ""
-    return f"; largest difference at {index(tuple(place))}: torch {number(one)}, Flax {number(two)}"
+    return f"; largest difference at {index(tuple(place))}: {labels[0]} {number(one)}, {labels[1]} {number(two)}"
 
 
-def _figure(name: str, maps: Sequence[tuple[str | None, Array, Array]], size: int, caption: str) -> Markup:
+def _figure(
+    name: str, maps: Sequence[tuple[str | None, Array, Array]], size: int, caption: str, labels: Labels
+) -> Markup:
     """Return a table of pictures: a column per map, a row per side, and one of differences, with two scales."""
-    torch = [pictures.shrink(one) for _, one, _ in maps]
-    flax = [pictures.shrink(two) for _, _, two in maps]
+    first = [pictures.shrink(one) for _, one, _ in maps]
+    second = [pictures.shrink(two) for _, _, two in maps]
     apart = [pictures.shrink(one, two) for _, one, two in maps]
-    low, high = pictures.limits(*torch, *flax)
+    low, high = pictures.limits(*first, *second)
     largest = max(abs(limit) for limit in pictures.limits(*apart))
+    minus = f"{labels[0]} - {labels[1]}"
     sides = [
-        ("torch", torch, low, high, False),
-        ("Flax", flax, low, high, False),
-        ("torch - Flax", apart, -largest, largest, True),
+        (labels[0], first, low, high, False),
+        (labels[1], second, low, high, False),
+        (minus, apart, -largest, largest, True),
     ]
-    wide = maps[0][0] is None  # a single map: the sides stand next to each other
+    table = _table_of_maps(name, maps, sides, size)
+    not_finite = any(not np.isfinite(cells).all() for cells in (*first, *second, *apart))
+    extent = max(abs(low), abs(high))
+    scales = element(
+        "div",
+        _scale("values", number(low, 4), number(high, 4), diverging=False),
+        _scale(minus, number(-largest, 3), number(largest, 3), diverging=True)
+        if largest
+        else element("span", "no difference in any bit" if not not_finite else "no finite difference"),
+        element("span", f"the largest difference is {relative(largest / extent)} of the largest value")
+        if largest and extent
+        else None,
+        element("span", element("span", class_="swatch"), "not finite") if not_finite else None,
+        class_="scales",
+    )
+    region = element("div", table, class_="scroll", tabindex=0, role="region", aria_label=f"pictures of {name}")
+    return element("figure", region, scales, element("figcaption", caption))
+
+
+def _table_of_maps(
+    name: str,
+    maps: Sequence[tuple[str | None, Array, Array]],
+    sides: Sequence[tuple[str, list[Array], float, float, bool]],
+    size: int,
+) -> Markup:
     cells = [
         [
-            _image(cells, low, high, diverging, size, f"{label} of {name}" + (f", {head}" if head else ""))
-            for (head, _, _), cells in zip(maps, side, strict=True)
+            _image(one, low, high, diverging, size, f"{label} of {name}" + (f", {head}" if head else ""))
+            for (head, _, _), one in zip(maps, side, strict=True)
         ]
         for label, side, low, high, diverging in sides
     ]
+    wide = maps[0][0] is None  # a single map: the sides stand next to each other
     if wide:
         head = element("tr", (element("th", label, scope="col") for label, *_ in sides))
         body = element("tr", (element("td", row[0]) for row in cells))
@@ -123,19 +157,7 @@ def _figure(name: str, maps: Sequence[tuple[str | None, Array, Array]], size: in
                 for (label, *_), row in zip(sides, cells, strict=True)
             )
         )
-    table = element("table", element("thead", head), element("tbody", body), class_="maps wide" if wide else "maps")
-    not_finite = any(not np.isfinite(cells).all() for cells in (*torch, *flax, *apart))
-    scales = element(
-        "div",
-        _scale("values", number(low, 4), number(high, 4), diverging=False),
-        _scale("torch - Flax", number(-largest, 3), number(largest, 3), diverging=True)
-        if largest
-        else element("span", "no difference in any bit" if not not_finite else "no finite difference"),
-        element("span", element("span", class_="swatch"), "not finite") if not_finite else None,
-        class_="scales",
-    )
-    region = element("div", table, class_="scroll", tabindex=0, role="region", aria_label=f"pictures of {name}")
-    return element("figure", region, scales, element("figcaption", caption))
+    return element("table", element("thead", head), element("tbody", body), class_="maps wide" if wide else "maps")
 
 
 def _image(cells: Array, low: float, high: float, diverging: bool, size: int, what: str) -> Markup:
@@ -158,8 +180,8 @@ def _scale(title: str, low: str, high: str, *, diverging: bool) -> Markup:
 # ---- histograms
 
 
-def _histogram(picture: Picture, tensor: TensorVerdict | None) -> Markup | None:
-    """Return torch's errors as bars upwards and Flax's as bars downwards, over their size in octaves."""
+def _histogram(picture: Picture, tensor: TensorVerdict | None, labels: Labels) -> Markup | None:
+    """Return one side's errors as bars upwards and the other's as bars downwards, over their size in octaves."""
     oracle = picture.oracle
     if oracle is None:
         return element("p", "No float64 result to measure the rounding errors of both sides against.", class_="hint")
@@ -168,39 +190,40 @@ def _histogram(picture: Picture, tensor: TensorVerdict | None) -> Markup | None:
     atom = pictures.unit(tensor.dtype if tensor else str(picture.first.dtype), oracle)
     if atom is None:
         return None
-    torch, torch_rms, torch_max = pictures.error_histogram(picture.first, oracle, atom)
-    flax, flax_rms, flax_max = pictures.error_histogram(picture.second, oracle, atom)
-    used = np.flatnonzero(torch + flax)
+    first, first_rms, first_max = pictures.error_histogram(picture.first, oracle, atom)
+    second, second_rms, second_max = pictures.error_histogram(picture.second, oracle, atom)
+    used = np.flatnonzero(first + second)
     last = max(int(used[-1]), 1 - pictures.octave(0))  # one unit is always on the axis
     texts = [
-        f"torch: rms {ulps(torch_rms)}, largest {ulps(torch_max)}",
-        f"Flax: rms {ulps(flax_rms)}, largest {ulps(flax_max)}",
+        f"{labels[0]}: rms {ulps(first_rms)}, largest {ulps(first_max)}",
+        f"{labels[1]}: rms {ulps(second_rms)}, largest {ulps(second_max)}",
     ]
     title = f"errors of {picture.name} in units of the last place. {texts[0]}. {texts[1]}."
     return element(
         "figure",
-        _chart(torch[: last + 1], flax[: last + 1], title),
+        _chart(first[: last + 1], second[: last + 1], title, labels),
         element(
             "figcaption",
-            "Error against float64, in units of the last place of the largest value (shares of all elements). ",
+            f"Across: error against float64, in units of the last place (ulp) of the largest value; 1 ulp is "
+            f"{number(atom, 3)}. Up and down: share of the tensor's {oracle.size:,} elements, which are 100 %. ",
             (
                 element("span", text, class_=f"series {side}")
-                for side, text in zip(("torch", "flax"), texts, strict=True)
+                for side, text in zip(("first", "second"), texts, strict=True)
             ),
         ),
         class_="histogram",
     )
 
 
-def _chart(torch: Array, flax: Array, title: str) -> Markup:
-    bins = len(torch)
-    left, bottom = 46, 22
+def _chart(first: Array, second: Array, title: str, labels: Labels) -> Markup:
+    bins = len(first)
+    left, bottom = 54, 36
     step = (CHART_WIDTH - left - 6) / bins
     middle = (CHART_HEIGHT - bottom) / 2
-    highest = max(int(torch.max()), int(flax.max()), 1)
-    share = highest / max(int(torch.sum()), 1)
+    highest = max(int(first.max()), int(second.max()), 1)
+    share = highest / max(int(first.sum()), 1)
     marks = []
-    for side, counts, up in (("torch", torch, True), ("flax", flax, False)):
+    for side, counts, up in (("first", first, True), ("second", second, False)):
         for place in np.flatnonzero(counts).tolist():
             height = max(1.5, float(counts[place]) / highest * (middle - 6))  # a single outlier stays visible
             marks.append(
@@ -218,11 +241,15 @@ def _chart(torch: Array, flax: Array, title: str) -> Markup:
         power = pictures.octave(place)
         label = "<2⁻⁷" if not place else "1" if not power else f"2{str(power).translate(_SUPERSCRIPTS)}"
         marks.append(element("line", x1=x, x2=x, y1=0, y2=CHART_HEIGHT - bottom + 3, class_="tick"))
-        marks.append(element("text", label, x=x, y=CHART_HEIGHT - 6, text_anchor="middle"))
+        marks.append(element("text", label, x=x, y=CHART_HEIGHT - bottom + 16, text_anchor="middle"))
     marks.append(element("line", x1=left, x2=CHART_WIDTH, y1=f"{middle:.1f}", y2=f"{middle:.1f}", class_="axis"))
-    for label, y in (("torch", middle / 2), ("Flax", middle * 1.5)):
+    for label, y in ((labels[0], middle / 2 + 6), (labels[1], middle * 1.5)):
         marks.append(element("text", label, x=left - 8, y=f"{y + 4:.1f}", text_anchor="end"))
     marks.append(element("text", f"{share:.0%}", x=left - 8, y=12, text_anchor="end"))
+    marks.append(element("text", "0%", x=left - 8, y=f"{middle + 4:.1f}", text_anchor="end"))
+    marks.append(
+        element("text", "error in ulps", x=f"{(left + CHART_WIDTH) / 2:.1f}", y=CHART_HEIGHT - 4, text_anchor="middle")
+    )
     return element(
         "svg", element("title", title), marks, viewBox=f"0 0 {CHART_WIDTH} {CHART_HEIGHT}", role="img", aria_label=title
     )

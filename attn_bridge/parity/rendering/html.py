@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.resources
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..compare.report import Report, Verdict
-from . import figures, files, modules, tensors
+from ..compare.report import Report, Verdict, shown
+from . import figures, files, modules, outline, tensors
 from .markup import Child, Markup, element
 from .text import count, memory, relative
 
@@ -60,7 +59,7 @@ def _page(report: Report) -> Markup:
             element("meta", http_equiv="Content-Security-Policy", content=policy),
             element("meta", name="viewport", content="width=device-width, initial-scale=1"),
             element("meta", name="color-scheme", content="light dark"),
-            element("title", f"{report.verdict}: {_names(report)}"),
+            element("title", f"{report.verdict}: {report.sides}"),
             element("link", rel="icon", href="data:,"),
             element("style", Markup(style)),
         ),
@@ -80,17 +79,14 @@ def _asset(name: str) -> str:
     return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _names(report: Report) -> str:
-    return f"{report.first_name} (torch) and {report.second_name} (Flax)"
-
-
 Section = tuple[str, str, Markup]
 """Id, title for the navigation, and body."""
 
 
 def _sections(report: Report) -> Iterable[Section | None]:
-    yield _section("tree", "Modules", modules.section(report.tree)) if report.tree is not None else None
+    yield _section("tree", "Modules", modules.section(report)) if report.tree is not None else None
     yield _section("tensors", "Tensors", tensors.section(report))
+    yield _section("notes", "Notes", _notes(report)) if report.notes else None
     yield _section("pictures", "Pictures", figures.section(report)) if report.pictures else None
     yield _section("pairing", "Pairing", _pairing(report)) if report.pairing else None
     coverage, environment = _coverage(report), _environment(report)
@@ -126,39 +122,48 @@ def _header(report: Report, sections: Sequence[Section]) -> Markup:
     return element(
         "header",
         element(
-            "p",
+            "h1",
             element("span", report.verdict, class_=f"verdict {report.verdict}"),
-            element("span", MEANINGS[report.verdict]),
-            class_="meaning",
+            element("span", report.first_name, element("small", shown(report.first_label))),
+            element("span", "and", class_="and"),
+            element("span", report.second_name, element("small", shown(report.second_label))),
         ),
         element(
-            "h1",
-            element("span", report.first_name, element("small", "torch")),
-            element("span", "and", class_="and"),
-            element("span", report.second_name, element("small", "Flax")),
+            "p", MEANINGS[report.verdict], " ", element("span", ", ".join(effort), class_="hint"), class_="meaning"
         ),
-        element("p", ", ".join(effort), class_="hint"),
         element("p", report.message, class_="message") if report.message else None,
         _divergence(report),
-        (element("p", element("strong", "Note: "), note, class_="note") for note in report.notes),
+        tensors.worst(report),
+        (element("p", str(one), class_="note") for one in report.allowed),
+        (element("p", line, class_="hint") for line in report.changes.lines()) if report.changes is not None else None,
         command or None,
         element("nav", (element("a", title, href=f"#{name}") for name, title, _ in sections), aria_label="Sections"),
         class_=report.verdict,
     )
 
 
+def _notes(report: Report) -> Markup:
+    return element("ul", (element("li", note) for note in report.notes), class_="note-list")
+
+
 def _divergence(report: Report) -> Markup | None:
     first = report.first_divergence
     if first is None:
         return None
+    where = first.path or "the module itself, outside its submodules"
+    second = first.second_path or "the module itself"
+    if first.between is not None:
+        where = f"between {first.between[0]} and {first.between[1]}"
     return element(
         "div",
         element("h2", f"First divergence, {first.direction}", id="divergence-title"),
-        element("p", element("code", first.path or "the module itself, outside its submodules"), class_="where"),
-        element("p", "Flax: ", element("code", first.second_path or "the module itself"), class_="hint")
+        element("p", element("code", where), class_="where"),
+        element("p", "inside ", element("code", first.path)) if first.between is not None and first.path else None,
+        element("p", f"{shown(report.second_label)}: ", element("code", second), class_="hint")
         if first.second_path != first.path
         else None,
         element("p", first.message) if first.message else None,
+        element("p", element("strong", "Hint: "), first.hint, class_="clue") if first.hint else None,
         class_="divergence",
         role="region",
         aria_labelledby="divergence-title",
@@ -169,9 +174,9 @@ def _divergence(report: Report) -> Markup | None:
 
 
 def _pairing(report: Report) -> list[Markup]:
-    ways = Counter(pair.how for pair in report.pairing)
-    extent = f"{count(len(report.pairing), 'parameter')}: {', '.join(f'{n:,} by {way}' for way, n in ways.items())}."
-    heads = ("torch", "Flax", "Pattern, torch axes to Flax axes", "Settled by")
+    extent = f"{count(len(report.pairing), 'parameter')}: {outline.ways(report.pairing)}."
+    first, second = shown(report.first_label), shown(report.second_label)
+    heads = (first, second, f"Pattern, {first} axes to {second} axes", "Settled by")
     return [
         element("p", extent, class_="hint"),
         element(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from ..compare.report import Report, TensorVerdict, Verdict
+from ..compare.report import Report, TensorVerdict, Verdict, shown
 from . import files
 from .text import index, number, share, visible
 
@@ -25,12 +25,21 @@ def as_junit(report: Report, path: str | Path | None = None) -> str:
         ValueError: the file cannot be written.
     """
     target = files.checked(path)
-    suite = ET.Element("testsuite", name=visible(f"{report.first_name} (torch) and {report.second_name} (Flax)"))
+    suite = ET.Element("testsuite", name=visible(report.sides))
     properties = ET.SubElement(suite, "properties")
     for key, value in report.environment.items():
         ET.SubElement(properties, "property", name=visible(key), value=visible(value))
+    reasons = {one.path: str(one) for one in report.allowed}
     for tensor in report.tensors:
-        _case(suite, report, tensor.name, tensor.verdict, tensor.message, _details(report, tensor))
+        _case(
+            suite,
+            report,
+            tensor.name,
+            tensor.verdict,
+            tensor.message,
+            _details(report, tensor),
+            reasons.get(tensor.allowed),
+        )
     if not report.passed and not report.failures:
         _case(suite, report, "comparison", report.verdict, report.message, report.explain())
     ET.SubElement(suite, "system-out").text = visible(report.explain())
@@ -39,10 +48,10 @@ def as_junit(report: Report, path: str | Path | None = None) -> str:
         "tests": len(suite.findall("testcase")),
         "failures": len(suite.findall("testcase/failure")),
         "errors": len(suite.findall("testcase/error")),
+        "skipped": len(suite.findall("testcase/skipped")),
     }
     for key, count in counts.items():
         suite.set(key, str(count))
-    suite.set("skipped", "0")
     suite.set("time", f"{report.seconds:.3f}")
     root = ET.Element("testsuites", {key: str(count) for key, count in counts.items()})
     root.append(suite)
@@ -52,24 +61,36 @@ def as_junit(report: Report, path: str | Path | None = None) -> str:
     return text
 
 
-def _case(suite: ET.Element, report: Report, name: str, verdict: Verdict, message: str, details: str) -> None:
+def _case(
+    suite: ET.Element,
+    report: Report,
+    name: str,
+    verdict: Verdict,
+    message: str,
+    details: str,
+    allowed: str | None = None,
+) -> None:
+    """Add a test case; a difference that is allowed is a skipped one, with the reason."""
     case = ET.SubElement(suite, "testcase", classname=visible(report.first_name or "parity"), name=visible(name))
-    if verdict in ELEMENTS:
+    if allowed is not None:
+        ET.SubElement(case, "skipped", message=visible(allowed)).text = visible(details)
+    elif verdict in ELEMENTS:
         problem = ET.SubElement(case, ELEMENTS[verdict], type=verdict, message=visible(message or verdict))
         problem.text = visible(details)
 
 
 def _details(report: Report, tensor: TensorVerdict) -> str:
-    lines = [str(tensor), f"Flax: {tensor.second_name}", f"judged with {tensor.weights} weights, {tensor.mode}"]
+    first, second = shown(report.first_label), shown(report.second_label)
+    lines = [str(tensor), f"{second}: {tensor.second_name}", f"seen on {tensor.on}, {tensor.mode}"]
     if tensor.worst is not None:
         worst = tensor.worst
         lines.append(
-            f"worst at {index(worst.index)} of sample {worst.sample}: torch {number(worst.first)}, "
-            f"Flax {number(worst.second)}, float64 {number(worst.oracle)}"
+            f"worst at {index(worst.index)} of sample {worst.sample}: {first} {number(worst.first)}, "
+            f"{second} {number(worst.second)}, float64 {number(worst.oracle)}"
         )
     lines.append(
-        f"{tensor.bad} of {tensor.count} elements beyond the allowance; used of the allowance: "
-        f"float64 {share(tensor.meaning_used)}, torch {share(tensor.first_used)}, Flax {share(tensor.second_used)}"
+        f"{tensor.bad} of {tensor.count} elements beyond what is allowed; share of the allowed error: float64 "
+        f"{share(tensor.meaning_used)}, {first} {share(tensor.first_used)}, {second} {share(tensor.second_used)}"
     )
     if report.command:
         lines.append(f"again: {report.command}")

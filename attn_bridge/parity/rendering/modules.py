@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..compare.report import ModuleNode
+from ..compare.report import ModuleNode, Report, shown
 from . import outline
 from .markup import Markup, element
 from .text import NONE, growth, relative
 
 
-def section(root: ModuleNode) -> list[Markup]:
+def section(report: Report) -> list[Markup]:
     """Return the body of the section on modules."""
+    root = report.tree
+    if root is None:
+        return []
     collapse = outline.is_large(root)
     legend = (
         "Forward and backward: difference of outputs and gradients when both sides are fed the same numbers, relative "
@@ -23,16 +26,17 @@ def section(root: ModuleNode) -> list[Markup]:
         element(
             "div",
             element("div", (element("span", title) for title in titles), class_="row head", aria_hidden="true"),
-            element("ul", element("li", _node(root, None, collapse))),
+            element("ul", element("li", _node(root, None, collapse, report))),
             class_="tree",
         ),
     ]
 
 
-def _node(node: ModuleNode, parent: ModuleNode | None, collapse: bool) -> Markup:
+def _node(node: ModuleNode, parent: ModuleNode | None, collapse: bool, report: Report) -> Markup:
     row = _row(
         [node],
         parent,
+        report,
         element("span", "first divergence here", class_="first") if node.first else None,
         element("span", node.message, class_="why") if node.message else None,
     )
@@ -40,9 +44,9 @@ def _node(node: ModuleNode, parent: ModuleNode | None, collapse: bool) -> Markup
         return element("div", row, class_="leaf first-row" if node.first else "leaf")
     inner = []
     for nodes in outline.runs(node.children, collapse):
-        items = [element("li", _node(one, node, collapse)) for one in nodes]
+        items = [element("li", _node(one, node, collapse, report)) for one in nodes]
         if len(nodes) > 1:
-            run = element("details", element("summary", _row(nodes, node)), element("ul", items))
+            run = element("details", element("summary", _row(nodes, node, report)), element("ul", items))
             inner.append(element("li", run))
         else:
             inner += items
@@ -55,10 +59,10 @@ def _node(node: ModuleNode, parent: ModuleNode | None, collapse: bool) -> Markup
     )
 
 
-def _row(nodes: Sequence[ModuleNode], parent: ModuleNode | None, *below: Markup | None) -> Markup:
+def _row(nodes: Sequence[ModuleNode], parent: ModuleNode | None, report: Report, *below: Markup | None) -> Markup:
     node, title = nodes[0], outline.name(nodes, parent)
-    state = f"{len(nodes)} equal" if len(nodes) > 1 else outline.state(node)
-    flax = outline.second_name(node, parent) if len(nodes) == 1 else ""
+    state = f"{len(nodes)} equal" if len(nodes) > 1 else outline.state(node, report)
+    second = outline.second_name(node, parent) if len(nodes) == 1 else ""
     numbers = (
         ("forward", relative(outline.largest(one.forward_error for one in nodes))),
         ("backward", relative(outline.largest(one.backward_error for one in nodes))),
@@ -71,7 +75,9 @@ def _row(nodes: Sequence[ModuleNode], parent: ModuleNode | None, *below: Markup 
             element("span", title, class_="name"),
             " ",
             element("span", outline.kind(node), class_="kind"),
-            element("span", f" Flax: {flax}", class_="kind") if flax not in ("", title) else None,
+            element("span", f" {shown(report.second_label)}: {second}", class_="kind")
+            if second not in ("", title)
+            else None,
             below,
             class_="module",
         ),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from ..compare.report import ModuleNode
+from ..compare.report import ModuleNode, Pair, Report, shown
 
 LARGE = 24
 """From this many modules on, runs of equal siblings are one line."""
@@ -51,7 +52,7 @@ def name(nodes: Sequence[ModuleNode], parent: ModuleNode | None) -> str:
 
 
 def second_name(node: ModuleNode, parent: ModuleNode | None) -> str:
-    """Return a module's Flax name below its parent, "" if it has none."""
+    """Return a module's name on the second side below its parent, "" if it has none."""
     return _below(node.second_path, parent.second_path if parent else None)
 
 
@@ -68,13 +69,20 @@ def _classes(node: ModuleNode) -> str:
     return " | ".join(dict.fromkeys(one for one in (node.first_type, node.second_type) if one))
 
 
-def state(node: ModuleNode) -> str:
+def state(node: ModuleNode, report: Report | None = None) -> str:
     """Return the verdict, or the words for having none."""
+    labels = ("torch", "flax") if report is None else (report.first_label, report.second_label)
     if node.second_path is None:
-        return "torch only"
+        return f"{shown(labels[0])} only"
     if node.path is None:
-        return "Flax only"
+        return f"{shown(labels[1])} only"
     return node.verdict or "not run"
+
+
+def ways(pairing: Sequence[Pair]) -> str:
+    """Return how many parameters were paired in which way."""
+    counts = Counter(pair.how for pair in pairing)
+    return ", ".join(f"{count:,} by {how}" for how, count in counts.items())
 
 
 def largest(values: Iterator[float | None]) -> float | None:

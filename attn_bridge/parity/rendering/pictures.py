@@ -35,10 +35,29 @@ _LOWEST, _HIGHEST = -8, 24
 
 def matrix(array: Array) -> Array:
     """Return an array as a matrix: a vector as one row, more axes split where that is nearest to a square."""
-    splits = range(1, array.ndim) if array.ndim > 1 else (0,)
-    rows = [int(np.prod(array.shape[:split], dtype=np.int64)) for split in splits]
-    best = min(rows, key=lambda count: abs(np.log(max(count, 1) ** 2 / max(array.size, 1))))
-    return array.reshape(best, -1) if array.size else np.zeros((0, 0))
+    rows = int(np.prod(array.shape[: _split(array.shape)], dtype=np.int64))
+    return array.reshape(rows, -1) if array.size else np.zeros((0, 0))
+
+
+def axes_of(shape: tuple[int, ...]) -> str:
+    """Say which axes of a tensor are the rows of its picture and which the columns."""
+    split, last = _split(shape), len(shape) - 1
+    if last < 0:
+        return "one number"
+    if not split:
+        return "axis 0 across"
+    down, across = (
+        f"axis {low}" if low == high else f"axes {low} to {high}" for low, high in ((0, split - 1), (split, last))
+    )
+    return f"{down} down, {across} across"
+
+
+def _split(shape: tuple[int, ...]) -> int:
+    """Return how many axes become the rows of a picture."""
+    size = max(int(np.prod(shape, dtype=np.int64)), 1)
+    splits = range(1, len(shape)) if len(shape) > 1 else (0,)
+    counts = {split: max(int(np.prod(shape[:split], dtype=np.int64)), 1) for split in splits}
+    return min(splits, key=lambda split: abs(np.log(counts[split] ** 2 / size)))
 
 
 def shrink(one: Array, other: Array | None = None) -> Array:
@@ -140,9 +159,9 @@ def is_attention(array: Array) -> bool:
     return bool((array >= 0).all() and one_or_zero.all() and sums.any())
 
 
-def chosen_heads(torch: Array, flax: Array) -> tuple[int, list[int]]:
+def chosen_heads(first: Array, second: Array) -> tuple[int, list[int]]:
     """Return the sample of the batch and the heads to draw, those first where the two sides differ most."""
-    apart = np.abs(difference(torch.astype(np.float64), flax.astype(np.float64))).max(axis=(2, 3))
+    apart = np.abs(difference(first.astype(np.float64), second.astype(np.float64))).max(axis=(2, 3))
     apart = np.nan_to_num(apart, nan=np.inf)
     sample = int(apart.max(axis=1).argmax())
     return sample, np.argsort(-apart[sample], kind="stable")[:HEADS].tolist()

@@ -5,20 +5,57 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from ..compare.report import SEVERITY, Report, TensorVerdict
+from ..compare.report import SEVERITY, Report, TensorVerdict, shown
 from .markup import Child, Markup, element
 from .text import NONE, index, number, relative, shape, share, ulps
+from .wording import closest, measured, where
 
-COLUMNS = (
-    ("Tensor", None),
-    ("Verdict", None),
-    ("float64 difference", "Largest difference in float64, relative to the largest value of the kind"),
-    ("torch", "Share of the allowance that torch used"),
-    ("Flax", "Share of the allowance that Flax used"),
-    ("torch", "Root mean square error of torch, in units of the last place of the largest value"),
-    ("Flax", "Root mean square error of Flax, in units of the last place of the largest value"),
-    ("Beyond", "Elements beyond the allowance"),
-)
+WORST = 5
+"""How many tensors stand on the first screen."""
+
+
+def worst(report: Report) -> Markup | None:
+    """Return the tensors that matter most, one number each, in a table that needs no scrolling."""
+    failures = report.failures
+    rows = (failures or closest(report))[:WORST]
+    if not rows:
+        return None
+    count = f"{len(failures):,} of {len(report.tensors):,} tensors are not equal" + (
+        f", the worst {len(rows)}" if len(failures) > len(rows) else ""
+    )
+    title = count if failures else "Closest to the limit"
+    return element(
+        "table",
+        element("caption", title),
+        element(
+            "tbody",
+            (
+                element(
+                    "tr",
+                    element("th", element("span", one.name, class_="name"), scope="row"),
+                    element("td", element("span", one.verdict, class_=f"verdict {one.verdict}")),
+                    element("td", measured(one, report)),
+                    element("td", f"{where(one, report) or NONE}" if failures else f"on {one.on}", class_="kind"),
+                )
+                for one in rows
+            ),
+        ),
+        class_="worst-tensors",
+    )
+
+
+def _columns(report: Report) -> tuple[tuple[str, str | None], ...]:
+    first, second = shown(report.first_label), shown(report.second_label)
+    return (
+        ("Tensor", None),
+        ("Verdict", None),
+        ("float64 difference", "Largest difference in float64, relative to the largest value of the kind"),
+        (first, f"Share of the allowed error that {first} used; a full bar is all of it"),
+        (second, f"Share of the allowed error that {second} used; a full bar is all of it"),
+        (first, f"Root mean square error of {first}, in units of the last place of the largest value"),
+        (second, f"Root mean square error of {second}, in units of the last place of the largest value"),
+        ("Beyond", "Elements beyond what is allowed"),
+    )
 
 
 def section(report: Report) -> list[Markup]:
@@ -45,7 +82,7 @@ def section(report: Report) -> list[Markup]:
     groups = element(
         "tr",
         element("td", colspan=3),
-        element("th", "Allowance used", colspan=2, scope="colgroup"),
+        element("th", "Share of the allowed error", colspan=2, scope="colgroup"),
         element("th", "Error in ulps", colspan=2, scope="colgroup"),
         element("td", colspan=2),
     )
@@ -58,12 +95,13 @@ def section(report: Report) -> list[Markup]:
                 scope="col",
                 class_="number" if place > 1 else None,
             )
-            for place, (title, meaning) in enumerate(COLUMNS)
+            for place, (title, meaning) in enumerate(_columns(report))
         ),
         element("th", "Worst element", scope="col"),
     )
-    passed = [tensor for tensor in report.tensors if tensor.verdict == "equal"]
-    rows = [_tensor(tensor) for tensor in (*report.failures, *passed)]
+    allowed = [tensor for tensor in report.tensors if tensor.allowed]
+    passed = [tensor for tensor in report.tensors if tensor.verdict == "equal" and not tensor.allowed]
+    rows = [_tensor(tensor, report) for tensor in (*report.failures, *allowed, *passed)]
     table = element("table", element("thead", groups, heads), element("tbody", rows), id="verdicts")
     return [
         controls,
@@ -71,10 +109,10 @@ def section(report: Report) -> list[Markup]:
     ]
 
 
-def _tensor(tensor: TensorVerdict) -> Markup:
+def _tensor(tensor: TensorVerdict, report: Report) -> Markup:
     facts = [tensor.kind, shape(tensor.shape), tensor.dtype]
     if tensor.verdict != "equal":
-        facts += [f"{tensor.weights} weights", tensor.mode]
+        facts += [tensor.on, tensor.mode]
     return element(
         "tr",
         element(
@@ -85,6 +123,7 @@ def _tensor(tensor: TensorVerdict) -> Markup:
             else None,
             element("span", ", ".join(facts), class_="kind"),
             element("span", tensor.message, class_="why") if tensor.message else None,
+            element("span", f"allowed: {tensor.allowed}", class_="why") if tensor.allowed else None,
             scope="row",
         ),
         element(
@@ -98,7 +137,7 @@ def _tensor(tensor: TensorVerdict) -> Markup:
         _cell(ulps(tensor.first_ulps), tensor.first_ulps),
         _cell(ulps(tensor.second_ulps), tensor.second_ulps),
         _cell(f"{tensor.bad:,} of {tensor.count:,}" if tensor.count else NONE, tensor.bad),
-        element("td", _worst(tensor), class_="worst"),
+        element("td", _worst(tensor, report), class_="worst"),
     )
 
 
@@ -116,11 +155,15 @@ def _share(value: float | None) -> Markup:
     return _cell(share(value), value, element("span", class_=f"meter{over}", style=f"--filled:{filled:.3f}"))
 
 
-def _worst(tensor: TensorVerdict) -> Child:
+def _worst(tensor: TensorVerdict, report: Report) -> Child:
     worst = tensor.worst
     if worst is None:
         return NONE
-    values = [("torch", worst.first), ("Flax", worst.second), ("float64", worst.oracle)]
+    values = [
+        (shown(report.first_label), worst.first),
+        (shown(report.second_label), worst.second),
+        ("float64", worst.oracle),
+    ]
     return [
         element("span", f"{index(worst.index)} of sample {worst.sample}", class_="kind"),
         element(

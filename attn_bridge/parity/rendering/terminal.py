@@ -1,33 +1,45 @@
-"""The report in a terminal, readable from 80 columns on."""
+"""The report in a terminal: in a screen, or with `full` everything that is known."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import io
+from collections.abc import Iterator
 
 import rich.box
 import rich.table
 import rich.tree
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
+from rich.console import Console
 from rich.text import Text
 
-from ..compare.report import ModuleNode, Pair, Report, TensorVerdict, Verdict
+from ..compare.report import Report, Verdict, shown
 from . import outline
-from .text import NONE, growth, index, memory, number, relative, share, ulps, visible
+from .branch import STYLES, branch, tree
+from .text import folded, memory, one_line, relative, share, shortened, ulps, visible
+from .wording import closest, measured, telling_notes, where
 
-STYLES: dict[Verdict, str] = {"equal": "green", "precision": "yellow", "different": "red", "inconclusive": "magenta"}
-ROWS = 20
-WIDE = 100
-"""From this many columns on, the worst element has a column of its own."""
+WIDTH = 80
+"""Columns of a report that goes to no terminal: a file, a pipe, or ``print(report)``."""
 
-GUIDE = 4
-"""Columns by which a level of a tree is indented."""
+MOST_LINES: dict[bool, int] = {True: 25, False: 45}
+"""Passed -> most lines of a report that is not full, in 80 columns."""
 
-PAIRS = 12
-GIVEN = ("rules", "config")
-"""What settles a pairing without a proposal."""
+CLOSEST = 3
+"""How many tensors of an equal pair are shown: those that came closest to what is allowed."""
+
+FEWEST, MOST = 2, 8
+"""How many tensors that are not equal are shown, if that many are not."""
+
+ALLOWED = 4
+"""How many allowances have a line of their own."""
+
+Lines = list[Text]
+
+
+def as_text(report: Report, full: bool = False, width: int = WIDTH) -> str:
+    """Return what `render` prints to a file: no colour, lines as long as the width, but for the command."""
+    out = io.StringIO()
+    render(report, Console(file=out, width=width, highlight=False, color_system=None, force_terminal=False), full)
+    return out.getvalue().rstrip("\n")
 
 
 def render(report: Report, console: Console, full: bool = False) -> None:
@@ -36,205 +48,224 @@ def render(report: Report, console: Console, full: bool = False) -> None:
     Args:
         report: what `compare` found.
         console: where to.
-        full: every module, tensor and pair instead of the ones that matter most.
+        full: every module, tensor, pair and note, the noise and the environment, instead of what matters most.
     """
-    console.print(_coloured(report.summary(), report.verdict))
-    if report.first_divergence is not None:
-        console.print(Text(visible(report.first_divergence), style="bold"))
-    if report.tree is not None:
-        console.print()
-        console.print(tree(report, full))
-        legend = "fwd, bwd: difference of outputs and gradients when fed the same numbers; xN: growth of the difference"
-        console.print(Text(legend, style="dim"))
-    if report.tensors:
-        console.print()
-        console.print(table(report, None if full else ROWS, wide=console.width >= WIDE))
-        failures = report.failures if full else report.failures[:ROWS]
-        for tensor in failures:
-            console.print(_coloured(str(tensor), tensor.verdict, start=len(tensor.name) + 2))
-    _print_pairing(report.pairing, console, full)
-    _print_list("unexercised (no comparison reached them)", report.unexercised, console)
-    _print_list("invariant (the outputs do not depend on them)", report.invariances, console)
-    _print_list("not run", report.unreached, console)
-    for note in report.notes:
-        console.print(Text(visible(f"note: {note}")))
-    if report.noise:
-        noise = "; ".join(f"{name} {relative(value)}" for name, value in report.noise.items())
-        console.print(Text(visible(f"noise, each side against itself: {noise}")))
-    facts = [f"{name} {value}" for name, value in report.environment.items()]
-    if report.peak_memory:
-        facts.append(f"peak memory {memory(report.peak_memory)}")
-    if facts:
-        console.print(Text(visible(", ".join(facts)), style="dim"))
+    if full:
+        _render_full(report, console)
+        return
+    page = _Page(report, console)
+    for line in page.lines():
+        console.print(line)
     if report.command:
-        console.print(Text(visible(f"again: {report.command}")), soft_wrap=True)
+        console.print(Text(visible(f"again: {one_line(report.command)}")), soft_wrap=True)
 
 
-def tree(report: Report, full: bool = False) -> rich.tree.Tree:
-    """Return the module tree: name, class, verdict, forward and backward error, growth of the difference.
+class _Page:
+    """The short report, section by section; the tensors get the room that the other sections leave."""
 
-    Args:
-        report: what `compare` found; without a tree in it, a single line says so.
-        full: show every module, also of long runs of equal ones.
-    """
-    root = report.tree
-    if root is None:
-        return rich.tree.Tree(Text("no module tree was looked for", style="dim"))
-    collapse = not full and outline.is_large(root)
-    lines: list[_Line] = []
+    def __init__(self, report: Report, console: Console):
+        self.report, self.console = report, console
+        self.width = console.width
 
-    def grow(nodes: list[ModuleNode], parent: ModuleNode | None, depth: int) -> rich.tree.Tree:
-        node = nodes[0]
-        line = _Line(outline.name(nodes, parent), outline.kind(node), nodes, depth)
-        lines.append(line)
-        branch = rich.tree.Tree(line, guide_style="dim")
-        if len(nodes) == 1:
-            for run in outline.runs(node.children, collapse):
-                branch.children.append(grow(run, node, depth + 1))
-        return branch
+    def lines(self) -> Lines:
+        report = self.report
+        top, below = self._top(), [*self._coverage(), *self._allowed(), *self._changes()]
+        way = branch(report, self.width) if report.first_divergence is not None and report.tree is not None else []
+        room = MOST_LINES[report.passed] - len(top) - len(below) - len(way) - bool(way) - 2
+        notes, left = self._notes(most=max(2, min(6, room - 2 * FEWEST - 3)))
+        tensors = self._tensors(room - len(notes))
+        return [*top, *tensors, *([Text()] if way else []), *way, *below, *notes, *self._more(left)]
 
-    grown = grow([root], None, 0)
-    width = max(line.width for line in lines)
-    for line in lines:
-        line.width = width
-    return grown
+    def _top(self) -> Lines:
+        report, first = self.report, self.report.first_divergence
+        most = 2 if report.tensors or report.passed else 8
+        found = self._wrapped(coloured(one_line(report.summary()), report.verdict), most)
+        if first is not None:
+            inside = "" if first.between is not None else "in "
+            found += self._wrapped(Text(f"first divergence ({first.direction}) {inside}{first.place}", "bold"), 2)
+            found += self._wrapped(Text(f"  {first.message}"), 3) if first.message else []
+            found += self._wrapped(Text(f"hint: {first.hint}", "bold"), 3) if first.hint else []
+        return found
 
+    def _tensors(self, room: int) -> Lines:
+        report = self.report
+        failures = report.failures
+        if not failures:
+            return self._closest()
+        rows = failures[: max(FEWEST, min(MOST, (room - 3) // 2))]
+        left = len(report.tensors) - len(rows)
+        numbers = [measured(one, report) for one in rows]
+        space = max(map(len, numbers))
+        verdict = max(len(one.verdict) for one in rows)
+        name = max(12, min(self.width - space - verdict - 4, max(len(visible(one.name)) for one in rows)))
+        found = [Text(), Text(f"{len(failures)} of {len(report.tensors)} tensors are not equal:", "bold")]
+        for one, value in zip(rows, numbers, strict=True):
+            head = f"{shortened(visible(one.name), name):<{name}}  "
+            line = Text.assemble(head, (f"{one.verdict:<{verdict}}", STYLES[one.verdict]), f"  {value}")
+            line.truncate(self.width, overflow="ellipsis")
+            found.append(line)
+            found += self._wrapped(Text(f"  {where(one, report)}", "dim"), 1) if where(one, report) else []
+        if left:
+            more, equal = len(failures) - len(rows), sum(one.verdict == "equal" for one in report.tensors)
+            parts = [f"{more} more not equal"] * bool(more) + [f"{equal} equal"] * bool(equal)
+            found.append(Text(f"... and {', '.join(parts)}", "dim"))
+        return found
 
-class _Line:
-    """One module, or a run of equal ones, in columns that stand below each other whatever the depth."""
+    def _closest(self) -> Lines:
+        """Show what came closest to its limit; a reader sees how much room there was."""
+        rows = closest(self.report)[:CLOSEST]
+        if not rows:
+            return []
+        space = max(len(one.on) for one in rows)
+        name = max(12, min(self.width - space - 10, max(len(visible(one.name)) for one in rows)))
+        found = self._wrapped(Text("closest to the limit, as a share of the allowed error:"), 1)
+        for one in rows:
+            found.append(Text(f"  {shortened(visible(one.name), name):<{name}}  {share(one.used):>4}  {one.on}"))
+            found[-1].truncate(self.width, overflow="ellipsis")
+        return found
 
-    def __init__(self, title: str, kind: str, nodes: list[ModuleNode], depth: int):
-        self.title, self.kind, self.nodes, self.depth = visible(title), visible(kind), nodes, depth
-        self.width = depth * GUIDE + len(self.title) + 2 + len(self.kind)
+    def _coverage(self) -> Lines:
+        report, found = self.report, []
+        for title, names in (
+            ("reached by no comparison", report.unexercised),
+            ("the outputs do not depend on", report.invariances),
+            ("not run", report.unreached),
+        ):
+            found += self._wrapped(Text(f"{title}: {'; '.join(folded(names))}"), 1) if names else []
+        return found
 
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(min(len(self.title), options.max_width), options.max_width)
+    def _allowed(self) -> Lines:
+        allowed = self.report.allowed
+        found = [line for one in allowed[:ALLOWED] for line in self._wrapped(Text(str(one), "bold"), 1)]
+        if len(allowed) > ALLOWED:
+            rest = "; ".join(f"{one.path}: {one.reason}" for one in allowed[ALLOWED:])
+            found += self._wrapped(Text(f"allowed, {len(allowed) - ALLOWED} more: {rest}", "bold"), 2)
+        return found
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        node, several = self.nodes[0], len(self.nodes) > 1
-        state = f"{len(self.nodes)} equal" if several else outline.state(node)
-        style = STYLES[node.verdict] if node.verdict else "dim" if state == "not run" else "red"
-        numbers = [
-            _labelled("fwd", relative(outline.largest(one.forward_error for one in self.nodes))),
-            _labelled("bwd", relative(outline.largest(one.backward_error for one in self.nodes))),
-            growth(outline.largest(one.amplification for one in self.nodes)).replace(NONE, "", 1),
-        ]
-        columns = Text.assemble((f" {state:<12} ", style), f"{numbers[0]:<11} {numbers[1]:<11} {numbers[2]:<6}")
-        room = min(self.width - GUIDE * self.depth, options.max_width - len(columns))
-        columns.rstrip()
-        if len(self.title) <= room:  # verdict and numbers matter more than the end of a class
-            head = f"{self.title}  {self.kind}"[:room].ljust(room)
-            yield Text.assemble(head[: len(self.title)], (head[len(self.title) :], "dim"), columns)
-        else:
-            yield Text(self.title, overflow="fold")
-            yield Text.assemble(" " * max(room, 0), columns)
-        message = "" if several or (node.verdict in ("equal", None) and not node.first) else visible(node.message)
-        if node.first:
-            yield Text(f"<- first divergence here{': ' if message else ''}{message}", style="bold red")
-        elif message:
-            yield Text(message, style=style)
+    def _changes(self) -> Lines:
+        changes = self.report.changes
+        return [] if changes is None else [one for line in changes.lines() for one in self._wrapped(Text(line), 1)]
 
+    def _notes(self, most: int) -> tuple[Lines, int]:
+        """Return the notes that say nothing twice, in two lines each, and how many are left out."""
+        found: Lines = []
+        notes = telling_notes(self.report)
+        for place, note in enumerate(notes):
+            lines = self._wrapped(Text(f"note: {one_line(note)}"), 2)
+            if len(found) + len(lines) > most:
+                return found, len(notes) - place
+            found += lines
+        return found, 0
 
-def _labelled(label: str, value: str) -> str:
-    return "" if value == NONE else f"{label} {value}"
+    def _more(self, notes: int) -> Lines:
+        report = self.report
+        facts = [f"{notes} more note{'s' if notes > 1 else ''}"] * bool(notes)
+        facts += ["every tensor"] * (len(report.tensors) > CLOSEST)
+        facts += ["modules"] * (report.tree is not None) + ["pairing"] * bool(report.pairing)
+        facts += ["noise"] * bool(report.noise) + ["environment"] * bool(report.environment)
+        return self._wrapped(Text(f"--full shows {', '.join(facts)}", "dim"), 1) if facts else []
 
-
-def table(report: Report, most: int | None = ROWS, wide: bool = True) -> rich.table.Table:
-    """Return one row per tensor, failures first.
-
-    Args:
-        report: what `compare` found.
-        most: largest number of rows; None for all of them.
-        wide: give the worst element a column of its own, else a second line where the tensor is not equal.
-    """
-    found = rich.table.Table(
-        box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True, caption_justify="left"
-    )
-    found.add_column("tensor", overflow="fold")
-    found.add_column("verdict", no_wrap=True)
-    found.add_column("float64\ndiff", justify="right", no_wrap=True)
-    found.add_column("allowance\ntorch | flax", justify="right", no_wrap=True)
-    found.add_column("ulps off\ntorch | flax", justify="right", no_wrap=True)
-    if wide:
-        found.add_column("worst\ntorch | flax", overflow="fold")
-    failures = report.failures
-    passed = [tensor for tensor in report.tensors if tensor.verdict == "equal"]
-    rows = [*failures, *passed][:most]
-    for tensor in rows:
-        name, worst = Text(visible(tensor.name)), Text(_worst(tensor, "\n" if wide else " "))
-        if not wide and tensor.verdict != "equal" and tensor.worst is not None:
-            name = Text("\n").join((name, worst))
-        found.add_row(
-            name,
-            Text(tensor.verdict, style=STYLES[tensor.verdict]),
-            Text(relative(tensor.relative)),
-            Text(_both(share(tensor.first_used), share(tensor.second_used))),
-            Text(_both(ulps(tensor.first_ulps), ulps(tensor.second_ulps))),
-            *([worst] if wide else []),
-        )
-    left = []
-    if len(failures) > len(rows):
-        left.append(f"{len(failures) - len(rows)} more not equal")
-    if hidden := len(passed) - max(len(rows) - len(failures), 0):
-        left.append(f"{hidden} more equal")
-    if left:
-        found.caption = Text(f"... and {', '.join(left)}", style="dim")
-    return found
-
-
-def _both(torch: str, flax: str) -> str:
-    return f"{torch} | {flax}"
-
-
-def _worst(tensor: TensorVerdict, between: str) -> str:
-    """Write the worst element, with all digits of float32 where they matter."""
-    worst = tensor.worst
-    if worst is None:
-        return NONE
-    if tensor.verdict == "equal":
-        return f"{index(worst.index)} {_both(number(worst.first, 5), number(worst.second, 5))}"
-    return f"{index(worst.index)}{between}{_both(number(worst.first), number(worst.second))}"
+    def _wrapped(self, text: Text, most: int) -> Lines:
+        """Return a text in at most so many lines, the last one cut where there are more."""
+        plain = one_line(text.plain)
+        spaces = len(text.plain) - len(text.plain.lstrip(" "))
+        text = Text(" " * spaces + visible(plain), text.style, spans=list(text.spans))
+        lines = list(text.wrap(self.console, self.width, overflow="fold"))
+        if len(lines) > most:
+            last = lines[most - 1]
+            last.truncate(self.width - 2)
+            last.rstrip()
+            last.append(" …")
+        return lines[:most]
 
 
-def _coloured(line: str, verdict: Verdict, start: int = 0) -> Text:
+def coloured(line: str, verdict: Verdict, start: int = 0) -> Text:
+    """Return a line with its verdict, which begins at `start`, in its colour."""
     text = Text(visible(line))
     text.stylize(f"bold {STYLES[verdict]}", start, start + len(verdict))
     return text
 
 
-def _print_list(title: str, names: Sequence[str], console: Console) -> None:
-    if names:
-        console.print(Text(visible(f"{title}: {'; '.join(_folded(names))}")))
+# ---- everything
 
 
-def _folded(names: Iterable[str]) -> list[str]:
-    """Return the names with those that differ by a number alone as one: ``h.{i}.bias (12)``."""
-    counts = Counter(_numberless(name) for name in names)
-    first: dict[str, str] = {}
-    for name in names:
-        first.setdefault(_numberless(name), name)
-    return [first[key] if count == 1 else f"{key} ({count})" for key, count in counts.items()]
+def _render_full(report: Report, console: Console) -> None:
+    console.print(coloured(report.summary(), report.verdict))
+    first = report.first_divergence
+    if first is not None:
+        console.print(Text(visible(first), style="bold"))
+        if first.hint:
+            console.print(Text(visible(f"hint: {first.hint}"), style="bold"))
+    if report.tree is not None:
+        console.print()
+        console.print(tree(report, full=True))
+        legend = "fwd, bwd: difference of outputs and gradients when fed the same numbers; xN: growth of the difference"
+        console.print(Text(legend, style="dim"))
+    if report.tensors:
+        console.print()
+        console.print(table(report))
+        for tensor in report.failures:
+            console.print(coloured(str(tensor), tensor.verdict, start=len(tensor.name) + 2))
+    for line in _facts(report):
+        console.print(Text(visible(line)))
+    _print_pairing(report, console)
+    if report.command:
+        console.print(Text(visible(f"again: {report.command}")), soft_wrap=True)
 
 
-def _numberless(name: str) -> str:
-    return re.sub(r"(?<![^.\[])\d+(?![^.\]])", "{i}", name)
+def _facts(report: Report) -> Iterator[str]:
+    """Yield what else is known, a line for each."""
+    for title, names in (
+        ("unexercised (no comparison reached them)", report.unexercised),
+        ("invariant (the outputs do not depend on them)", report.invariances),
+        ("not run", report.unreached),
+    ):
+        if names:
+            yield f"{title}: {'; '.join(folded(names))}"
+    yield from map(str, report.allowed)
+    yield from report.changes.lines() if report.changes is not None else ()
+    yield from (f"note: {note}" for note in report.notes)
+    if report.noise:
+        noise = "; ".join(f"{name} {relative(value)}" for name, value in report.noise.items())
+        yield f"noise, each side against itself, relative: {noise}"
+    facts = [f"{name} {value}" for name, value in report.environment.items()]
+    if report.peak_memory:
+        facts.append(f"peak memory {memory(report.peak_memory)}")
+    if facts:
+        yield ", ".join(facts)
 
 
-def _print_pairing(pairing: Sequence[Pair], console: Console, full: bool) -> None:
-    """Print which parameter is which where that was proposed, pairs that differ by a number alone as one."""
-    if all(pair.how in GIVEN for pair in pairing):
+def table(report: Report) -> rich.table.Table:
+    """Return one row per tensor, failures first, with all that was measured."""
+    found = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    both = f"{shown(report.first_label)} | {shown(report.second_label)}"
+    found.add_column("tensor", overflow="fold")
+    found.add_column("verdict", no_wrap=True)
+    found.add_column("float64 diff,\nrelative", justify="right", no_wrap=True)
+    found.add_column(f"of the allowed error\n{both}", justify="right", no_wrap=True)
+    found.add_column(f"ulps off\n{both}", justify="right", no_wrap=True)
+    allowed = [one for one in report.tensors if one.allowed]
+    passed = [one for one in report.tensors if one.verdict == "equal" and not one.allowed]
+    for tensor in (*report.failures, *allowed, *passed):
+        lines = [visible(tensor.name), *([f"allowed: {tensor.allowed}"] if tensor.allowed else [])]
+        if tensor.worst is not None:
+            lines.append(where(tensor, report))
+        found.add_row(
+            Text(visible("\n".join(lines))),
+            Text(tensor.verdict, style=STYLES[tensor.verdict]),
+            Text(relative(tensor.relative)),
+            Text(f"{share(tensor.first_used)} | {share(tensor.second_used)}"),
+            Text(f"{ulps(tensor.first_ulps)} | {ulps(tensor.second_ulps)}"),
+        )
+    return found
+
+
+def _print_pairing(report: Report, console: Console) -> None:
+    if not report.pairing:
         return
-    ways = Counter(pair.how for pair in pairing)
-    console.print(f"pairing, proposed: {', '.join(f'{count} by {how}' for how, count in ways.items())}")
-    if full:
-        lines = Counter((pair.first, pair.second, pair.pattern, pair.how) for pair in pairing)
-    else:
-        lines = Counter((_numberless(p.first), _numberless(p.second), p.pattern, p.how) for p in pairing)
-    shown = list(lines.items())[: None if full else PAIRS]
+    console.print(f"pairing of parameters: {outline.ways(report.pairing)}")
     grid = rich.table.Table.grid(padding=(0, 2))
-    for (torch, flax, pattern, how), count in shown:
-        cells = (f"{count} x" if count > 1 else "", torch, flax, pattern, how)
+    for pair in report.pairing:
+        cells = (pair.first, pair.second, pair.pattern, pair.how)
         grid.add_row(*(Text(visible(cell), overflow="fold") for cell in cells))
     console.print(grid)
-    if len(lines) > len(shown):
-        console.print(f"  ... and {len(lines) - len(shown)} more")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
+from collections.abc import Iterable
 
 NONE = "-"
 
@@ -14,6 +16,25 @@ _HIDDEN = re.compile("[^\t\n\x20-\x7e\xa0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000
 def visible(text: object) -> str:
     r"""Return `text` with control characters written out, such as ``\x1b``; line breaks and tabs stay."""
     return _HIDDEN.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), str(text))
+
+
+def one_line(text: object) -> str:
+    """Return a text without line breaks and repeated spaces."""
+    return " ".join(visible(text).split())
+
+
+def folded(names: Iterable[str]) -> list[str]:
+    """Return the names with those that differ by a number alone as one: ``h.{i}.bias (12)``."""
+    names = list(names)
+    counts = Counter(_numberless(name) for name in names)
+    first: dict[str, str] = {}
+    for name in names:
+        first.setdefault(_numberless(name), name)
+    return [first[key] if count == 1 else f"{key} ({count})" for key, count in counts.items()]
+
+
+def _numberless(name: str) -> str:
+    return re.sub(r"(?<![^.\[])\d+(?![^.\]])", "{i}", name)
 
 
 def relative(value: float | None) -> str:
@@ -32,6 +53,23 @@ def share(value: float | None) -> str:
     if 0 < value < 0.01:
         return "<1%"
     return f"{value:.0%}" if value < 10 else f"{value:.3g}x"
+
+
+def times(value: float | None) -> str:
+    """Write a share of what is allowed with the words for it: ``35% of the allowed error``."""
+    if value is None:
+        return NONE
+    if value < 1 or not math.isfinite(value):
+        return f"{share(value)} of the allowed error"
+    return f"{value:.2g} x the allowed error" if value < 100 else f"{value:.3g} x the allowed error"
+
+
+def shortened(value: str, room: int) -> str:
+    """Return a name in at most `room` characters, the middle of a longer one left out."""
+    if len(value) <= room:
+        return value
+    head = max(room - 1, 1) // 3
+    return f"{value[:head]}…{value[len(value) - max(room - 1 - head, 0) :]}"[: max(room, 1)]
 
 
 def ulps(value: float | None) -> str:

@@ -1,0 +1,151 @@
+"""Differences that are known and accepted: what of a report they cover, and the verdict on the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from .report import Allowance, Divergence, ModuleNode, Report, TensorVerdict, worst
+
+_PREFIXES = ("grad ", "weight ", "dropout ")
+"""What stands before the name of a parameter or submodule in the name of a tensor."""
+
+
+def parse(texts: Sequence[str], what: str = "--allow") -> dict[str, str]:
+    """Return path -> reason of ``PATH=REASON``, as the command line takes them.
+
+    Raises:
+        ValueError: one that has no path or no reason, or a path that is given twice.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        path, equals, reason = (part.strip() for part in text.partition("="))
+        if not (path and equals and reason):
+            raise ValueError(f"{what} ({text}) must read PATH=REASON, such as blocks.3.norm=eps is 1e-6 on purpose")
+        if path in found:
+            raise ValueError(f"{what} names {path} twice")
+        found[path] = reason
+    return found
+
+
+def checked(allow: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
+    """Return path -> reason of what a caller gave.
+
+    Raises:
+        TypeError: it is no mapping of texts and no sequence of ``PATH=REASON``.
+        ValueError: a path or a reason is empty.
+    """
+    if isinstance(allow, str):
+        allow = [allow]
+    if not isinstance(allow, Mapping):
+        if not all(isinstance(one, str) for one in allow):
+            raise TypeError("allow must map a path to the reason why it may differ")
+        return parse(list(allow), "allow")
+    if not all(isinstance(one, str) for pair in allow.items() for one in pair):
+        raise TypeError("allow must map a path to the reason why it may differ")
+    return parse([f"{path}={reason}" for path, reason in allow.items()], "allow")
+
+
+def accept(report: Report, allow: Mapping[str, str]) -> Report:
+    """Return the report with the verdict on all but the accepted differences.
+
+    A path covers the tensor of that name, the gradients of the parameters below it, and every difference that begins
+    in that submodule. Where each submodule that differs when it is fed the same numbers lies inside an accepted one,
+    the differences elsewhere follow from it, and are accepted with it.
+
+    Args:
+        report: what was found.
+        allow: path -> reason.
+    """
+    if not allow:
+        return report
+    covers: dict[str, list[str]] = {path: [] for path in allow}
+    follows = _follows(report, covers)
+    tensors = []
+    for tensor in report.tensors:
+        if tensor.verdict in ("different", "precision"):
+            path = next((path for path in allow if _covers(path, tensor)), follows)
+            if path:
+                covers[path].append(tensor.name)
+                tensor = dataclasses.replace(tensor, allowed=path)
+        tensors.append(tensor)
+    found = [Allowance(path, reason, tuple(covers[path])) for path, reason in allow.items()]
+    left = worst([one.verdict for one in tensors if not one.allowed])
+    changed = dataclasses.replace(report, tensors=tensors, allowed=[*report.allowed, *found])
+    if report.verdict in ("inconclusive", "equal") or not any(covers.values()):
+        return changed
+    first = report.first_divergence
+    if first is not None and _inside(first.path, allow):
+        first, tree = (None, report.tree) if left == "equal" else _next(report, allow)
+        changed = dataclasses.replace(changed, first_divergence=first, tree=tree)
+    return dataclasses.replace(changed, verdict=left, notes=_noted(report, follows))
+
+
+def _noted(report: Report, follows: str) -> list[str]:
+    if not follows:
+        return report.notes
+    inside = follows.rpartition(".")[0] or report.first_name
+    return [
+        f"every difference follows from {follows}, which may differ; code of {inside} around it was not judged apart",
+        *report.notes,
+    ]
+
+
+def _covers(path: str, tensor: TensorVerdict) -> bool:
+    if path in (tensor.name, tensor.second_name):
+        return True
+    for name in (tensor.name, tensor.second_name):
+        for prefix in _PREFIXES:
+            if name.startswith(prefix) and _inside(name.removeprefix(prefix), [path]):
+                return True
+    return False
+
+
+def _inside(path: str | None, paths: Iterable[str]) -> str:
+    """Return the accepted path that a submodule is or lies below, "" if there is none."""
+    found = (one for one in paths if path is not None and (path == one or path.startswith(f"{one}.")))
+    return next(found, "")
+
+
+def _follows(report: Report, covers: dict[str, list[str]]) -> str:
+    """Return the accepted path that all that differs follows from, "" if something else differs by itself."""
+    first = report.first_divergence
+    path = "" if first is None else _inside(first.path, covers) or _inside(first.second_path, covers)
+    if not path or report.tree is None:
+        return ""
+    guilty = list(_guilty(report.tree))
+    for node in guilty:
+        inside = _inside(node.path, covers) or _inside(node.second_path, covers)
+        if not inside:
+            return ""
+        covers[inside].append(f"in {node.path}")
+    return path if guilty else ""
+
+
+def _guilty(node: ModuleNode) -> Iterator[ModuleNode]:
+    """Yield the submodules that differ by themselves: no submodule of theirs does."""
+    inner = [found for child in node.children for found in _guilty(child)]
+    yield from inner
+    if not inner and node.verdict in ("different", "precision"):
+        yield node
+
+
+def _next(report: Report, allow: Mapping[str, str]) -> tuple[Divergence | None, ModuleNode | None]:
+    """Return the first divergence that is not accepted, and the tree with its mark there."""
+    if report.tree is None or report.first_divergence is None:
+        return None, report.tree
+    others = [one for one in _guilty(report.tree) if not (_inside(one.path, allow) or _inside(one.second_path, allow))]
+    other = others[0] if others else None
+    tree = _marked(report.tree, other)
+    if other is None:
+        return None, tree
+    old = report.first_divergence
+    forward = (other.forward_error or 0.0) > (other.backward_error or 0.0) * 1e-6 or old.direction == "forward"
+    direction = "forward" if forward else "backward"
+    path, second = other.path or "", other.second_path or ""
+    return Divergence(path, second, direction, other.message, second_label=old.second_label), tree  # type: ignore[arg-type]
+
+
+def _marked(node: ModuleNode, first: ModuleNode | None) -> ModuleNode:
+    children = tuple(_marked(child, first) for child in node.children)
+    return dataclasses.replace(node, first=node is first, children=children)

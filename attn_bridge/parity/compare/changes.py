@@ -1,0 +1,146 @@
+"""What has changed since a report that was kept: plain data of two reports in, the difference out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SHARES = (("meaning_used",), ("first_used", "torch_used"), ("second_used", "flax_used"))
+"""Keys of the shares of the allowed error, today's name before the former one."""
+
+SHOWN = 3
+"""How many tensors are named in a line."""
+
+Data = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """The difference between a baseline and a report.
+
+    Attributes:
+        verdict: before and now.
+        place: where the two sides first diverged, before and now; "" is nowhere.
+        failing: tensors that were equal and are not any more.
+        mended: tensors that were not equal and are now.
+        added: tensors that the baseline does not have.
+        removed: tensors that only the baseline has.
+        share: the tensor whose largest share of the allowed error changed most, before and now; None if none did.
+    """
+
+    verdict: tuple[str, str]
+    place: tuple[str, str] = ("", "")
+    failing: tuple[str, ...] = ()
+    mended: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    share: tuple[str, float, float] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether verdict, place and the verdict of every tensor are as they were."""
+        same = self.verdict[0] == self.verdict[1] and self.place[0] == self.place[1]
+        return same and not (self.failing or self.mended or self.added or self.removed)
+
+    def lines(self) -> list[str]:
+        """Return what a reader is told, at most three lines."""
+        before, now = self.verdict
+        parts = [f"verdict {before} -> {now}" if before != now else f"verdict {now} as before"]
+        named = (("newly failing", self.failing), ("mended", self.mended), ("new", self.added), ("gone", self.removed))
+        parts += [f"{len(names)} {what} ({_some(names)})" for what, names in named if names]
+        found = [f"since the baseline: {'; '.join(parts) if not self.is_empty else 'nothing has changed'}"]
+        if self.place[0] != self.place[1]:
+            found.append(f"  first divergence: {self.place[0] or 'none'} -> {self.place[1] or 'none'}")
+        if self.share is not None:
+            name, old, new = self.share
+            found.append(f"  largest change: {name}, {_written(old)} -> {_written(new)} of the allowed error")
+        return found
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """Return a report that was written as JSON.
+
+    Raises:
+        ValueError: it can't be read, or is no report of `compare`.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"the baseline {path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the baseline {path} is not JSON: {error}") from error
+    if not _is_report(data):
+        raise ValueError(f"the baseline {path} is not a report of compare, written with --json")
+    return dict(data)
+
+
+def changes(before: Data, now: Data) -> Changes:
+    """Return what is other in a report than in its baseline, both as JSON-ready data."""
+    old, new = _tensors(before), _tensors(now)
+    both = [name for name in new if name in old]
+    failed = {name: (_fails(old[name]), _fails(new[name])) for name in both}
+    moved = [
+        (name, one, two)
+        for name in both
+        if (one := _used(old[name])) is not None and (two := _used(new[name])) is not None
+    ]
+    largest = max(moved, key=lambda one: abs(one[2] - one[1]), default=None)
+    return Changes(
+        (str(before["verdict"]), str(now["verdict"])),
+        (_place(before), _place(now)),
+        tuple(name for name, (was, is_) in failed.items() if is_ and not was),
+        tuple(name for name, (was, is_) in failed.items() if was and not is_),
+        tuple(name for name in new if name not in old),
+        tuple(name for name in old if name not in new),
+        None if largest is None or largest[1] == largest[2] else largest,
+    )
+
+
+def _is_report(data: Any) -> bool:
+    if not isinstance(data, dict) or not isinstance(data.get("verdict"), str):
+        return False
+    tensors = data.get("tensors")
+    return isinstance(tensors, list) and all(
+        isinstance(one, dict) and {"name", "verdict"} <= one.keys() for one in tensors
+    )
+
+
+def _tensors(data: Data) -> dict[str, Data]:
+    """Return name -> tensor; in several precisions, a name has its precision behind it."""
+    counts = Counter(one["name"] for one in data["tensors"])
+    return {
+        one["name"] if counts[one["name"]] == 1 else f"{one['name']} ({one.get('dtype')})": one
+        for one in data["tensors"]
+    }
+
+
+def _fails(tensor: Data) -> bool:
+    return bool(tensor["verdict"] != "equal" and not tensor.get("allowed"))
+
+
+def _used(tensor: Data) -> float | None:
+    found = [next((tensor[key] for key in keys if tensor.get(key) is not None), None) for keys in SHARES]
+    return max((float(one) for one in found if one is not None), default=None)
+
+
+def _place(data: Data) -> str:
+    first = data.get("first_divergence")
+    if not first:
+        return ""
+    between = first.get("between")
+    return f"between {between[0]} and {between[1]}" if between else str(first.get("path") or "the module itself")
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+
+
+def _written(share: float) -> str:
+    return f"{share:.0%}" if share < 10 else f"{share:.3g} x"

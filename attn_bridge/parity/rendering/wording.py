@@ -1,0 +1,47 @@
+"""What every rendering says in the same words: the one number of a tensor, its worst element, the notes that matter."""
+
+from __future__ import annotations
+
+import math
+
+from ..compare.report import Report, TensorVerdict, shown
+from .text import index, number, one_line, relative, shortened, times
+
+MOST_TEXT = 40
+"""Most characters of a message that stands in place of a number."""
+
+
+def measured(tensor: TensorVerdict, report: Report) -> str:
+    """Return the one number of a tensor, with what it is relative to."""
+    clause = one_line(tensor.message).partition(";")[0]
+    if tensor.verdict == "precision" and tensor.side is not None:
+        value = tensor.first_used if tensor.side == "first" else tensor.second_used
+        label = report.first_label if tensor.side == "first" else report.second_label
+        return f"{shown(label)}: {times(value)}"
+    if tensor.verdict == "different" and tensor.relative and math.isfinite(tensor.relative):
+        return f"{relative(tensor.relative)} of the largest value"
+    if tensor.verdict in ("different", "inconclusive", "precision") and clause:
+        return shortened(clause, MOST_TEXT)
+    return times(tensor.used)
+
+
+def where(tensor: TensorVerdict, report: Report) -> str:
+    """Return the element that is furthest off, both values, and the sample; "" where nothing is known."""
+    worst = tensor.worst
+    if worst is None:
+        return f"on {tensor.on}" if tensor.sample else ""
+    values = f"{shown(report.first_label)} {number(worst.first)}, {shown(report.second_label)} {number(worst.second)}"
+    return f"at {index(worst.index)}: {values}, on {tensor.on}"
+
+
+def telling_notes(report: Report) -> list[str]:
+    """Return the notes without those that the place or its hint says already."""
+    first = report.first_divergence
+    said = f"{first.message} {first.hint}" if first is not None else ""
+    return [note for note in dict.fromkeys(report.notes) if note not in said]
+
+
+def closest(report: Report) -> list[TensorVerdict]:
+    """Return the tensors that are equal and judged by a number, those first that came closest to what is allowed."""
+    used = [one for one in report.tensors if one.used is not None and one.verdict == "equal"]
+    return sorted(used, key=lambda one: -(one.used or 0.0))
