@@ -133,7 +133,16 @@ def different_report() -> Report:
     beyond = {"bad": 412, "first_used": 0.31, "second_used": 118.4, "second_ulps": 5210.0, "meaning_used": 3.1e9}
     message = "412 of 8640 elements beyond 7.31e-13; worst at (1, 7, 12) of sample 2: 0.731058578 and 0.727935218"
     tensors = [
-        equal_tensor("output", verdict="different", message=message, relative=3.1e-3, worst=worst, **beyond),
+        equal_tensor(
+            "output",
+            verdict="different",
+            message=message,
+            relative=3.1e-3,
+            worst=worst,
+            weights="own",
+            sample="random weights, seed 1",
+            **beyond,
+        ),
         equal_tensor("output[1]", kind="weight", shape=(2, 6, 12, 12)),
         equal_tensor(
             "grad x",
@@ -178,6 +187,7 @@ def different_report() -> Report:
             "layers.3.norm1",
             "forward",
             "eps is 1e-05 on the torch side and 1e-06 on the Flax side; rows of small variance are furthest off",
+            hint="both eps differ by a factor of 10",
         ),
         tree=gpt_tree(),
         unexercised=[f"blocks.{index}.attn.rel_bias" for index in range(12)] + ["pos_ids.table"],

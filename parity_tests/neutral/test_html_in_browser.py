@@ -83,6 +83,28 @@ def test_the_first_divergence_is_seen_without_scrolling(screen, page, paths):
     assert page.evaluate("document.querySelector('.tree .first').checkVisibility()")
 
 
+def test_the_first_screen_shows_verdict_place_hint_and_the_worst_tensors_without_a_nested_scroll(desk):
+    found = desk.evaluate("""[".verdict", ".divergence .where", ".clue", ".worst-tensors tr:last-child"].map((one) => {
+        const box = document.querySelector(`header ${one}`), seen = box.getBoundingClientRect();
+        return [seen.top >= 0 && seen.bottom <= innerHeight, box.closest(".scroll") === null];
+    })""")
+    assert found == [[True, True]] * 4
+    assert desk.evaluate("document.querySelectorAll('header .worst-tensors tr').length") == 4
+    assert "both eps differ by a factor of 10" in desk.evaluate("document.querySelector('.clue').textContent")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_text_is_large_enough_on_a_narrow_screen(dark, page, paths):
+    page.open(paths["different"], 400, 844, dark=dark, phone=True)
+    sizes = page.evaluate("""[...document.querySelectorAll("header *, section *")].filter((one) => one.checkVisibility()
+        && [...one.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim())
+        && !one.closest("svg")).map((one) => parseFloat(getComputedStyle(one).fontSize))""")
+    assert min(sizes) >= 12
+    drawn = page.evaluate("""[...document.querySelectorAll("svg text")].filter((one) => one.checkVisibility())
+        .map((one) => one.getBoundingClientRect().height)""")
+    assert min(drawn) >= 10
+
+
 def test_a_browser_that_complains_is_heard(page, tmp_path):
     bad = tmp_path / "bad.html"
     bad.write_text("<script>console.error('planted'); missing()</script><img src='http://127.0.0.1:9/x.png'>")
@@ -125,11 +147,11 @@ def test_tensors_are_sorted_by_any_number_and_by_name(desk):
         desk.evaluate(f'document.querySelector("#verdicts thead button[title^={title!r}]").click()')
         return shown(desk)
 
-    first = sort("Share of the allowance that Flax")
+    first = sort("Share of the allowed error that Flax")
     assert first[:3] == ["grad x", "output", "grad head.weight"]  # infinity, 118.4, 1.8
     assert first[-1] == "weight probe"  # which has no number
     assert desk.evaluate("document.querySelector('[aria-sort]').getAttribute('aria-sort')") == "descending"
-    assert sort("Share of the allowance that Flax")[0] == "weight probe"
+    assert sort("Share of the allowed error that Flax")[0] == "weight probe"
     assert desk.evaluate("document.querySelector('[aria-sort]').getAttribute('aria-sort')") == "ascending"
     desk.evaluate("document.querySelector('[data-sort=\"0\"]').click()")
     by_name = shown(desk)
@@ -184,8 +206,8 @@ def test_a_long_path_breaks_and_does_not_widen_the_page(page, tmp_path):
     report = different_report()
     long = "encoder.layers." + "a_module_with_a_long_name" * 8
     first = dataclasses.replace(report.first_divergence, path=long)
-    tree = dataclasses.replace(report.tree, torch_type="T" * 200)
-    changed = dataclasses.replace(report, first_divergence=first, tree=tree, torch_name="X" * 90, command="y" * 300)
+    tree = dataclasses.replace(report.tree, first_type="T" * 200)
+    changed = dataclasses.replace(report, first_divergence=first, tree=tree, first_name="X" * 90, command="y" * 300)
     as_html(changed, path := tmp_path / "long.html")
     page.open(path, *SCREENS["phone"], phone=True)
     assert page.evaluate("document.documentElement.scrollWidth") == 390

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from attn_bridge.parity.compare.report import SCHEMA, ModuleNode, Pair, Report, Worst
-from attn_bridge.parity.rendering import files, outline, terminal, text
+from attn_bridge.parity.compare.changes import Changes
+from attn_bridge.parity.compare.report import SCHEMA, Allowance, ModuleNode, Report, Worst
+from attn_bridge.parity.rendering import branch, files, outline, terminal, text, wording
 from attn_bridge.parity.rendering.html import as_html
 from attn_bridge.parity.rendering.json import as_json
 from attn_bridge.parity.rendering.junit import as_junit
 
+from ..html_outline import Outline
 from ..reports import (
     COMMAND,
     HOSTILE,
@@ -145,7 +147,7 @@ def test_json_holds_every_field_but_the_pictures():
         "direction": "forward",
         "message": different_report().first_divergence.message,
         "between": None,
-        "hint": "",
+        "hint": different_report().first_divergence.hint,
         "second_label": "flax",
     }
     assert as_json(equal_report())["first_divergence"] is None
@@ -201,7 +203,8 @@ def test_former_names_are_read_only():
     for one, name in zip(found, names, strict=True):
         with pytest.raises(AttributeError):
             setattr(one, name, None)
-    assert (report.pictures[0].torch is report.pictures[0].first) and report.tensors[0].worst.flax == 0.727935218
+    assert report.pictures[0].torch is report.pictures[0].first
+    assert report.tensors[0].worst.flax == 0.727935218
 
 
 # ---- terminal
@@ -219,24 +222,105 @@ def test_a_terminal_shows_what_differs_where_and_how_to_run_it_again(width):
     shown = printed(different_report(), width)
     flat = " ".join(shown.split())
     assert flat.startswith("different: GPTModel (torch) and GPTModel (Flax), 54 tensors, 3 seeds")
-    assert "first divergence (forward) in blocks.3.norm1 (Flax: layers.3.norm1): eps is 1e-05" in flat
-    assert "grad head.weight: precision: flax used 180% of its allowance in float32" in flat
+    assert "first divergence (forward) in blocks.3.norm1 (Flax: layers.3.norm1) eps is 1e-05" in flat
+    assert "hint: both eps differ by a factor of 10" in flat
     assert f"again: {COMMAND}\n" in shown
     for line in (
+        "4 of 54 tensors are not equal",
+        "output different 3.1e-03 of the largest value at (1, 7, 12): torch 0.731058578, Flax 0.727935218, on random "
+        "weights, seed 1",
+        "grad x different 412 of 8640 elements beyond 7.31e-13 at (0, 0, 3): torch 0.25, Flax nan, on your weights",
+        "grad head.weight precision Flax: 1.8 x the allowed error",
+        "weight probe inconclusive Flax alone returned it",
+        "... and 50 equal",
         "note: The Flax side was lifted to float64 in 2 layers",
-        "noise, each side against itself: torch, run twice 0; Flax, eager and jit 2.2e-16",
+        "reached by no comparison: blocks.{i}.attn.rel_bias (12); pos_ids.table",
+        "the outputs do not depend on: blocks.{i}.attn.W_key.bias (12)",
+        "not run: dropout 0.1 in blocks.*.drop: both sides are in eval mode",
+        "--full shows every tensor, modules, pairing, noise, environment",
+    ):
+        assert line in flat
+    assert not re.search("python 3.11|run twice|W_query.kernel", flat)
+
+
+def test_what_takes_long_to_read_is_shown_on_request():
+    flat = " ".join(printed(different_report(), 110, full=True).split())
+    for line in (
+        "first divergence (forward) in blocks.3.norm1 (Flax: layers.3.norm1): eps is 1e-05",
+        "hint: both eps differ by a factor of 10",
+        "grad head.weight: precision: flax used 180% of its allowance in float32",
+        "noise, each side against itself, relative: torch, run twice 0; Flax, eager and jit 2.2e-16",
         "unexercised (no comparison reached them): blocks.{i}.attn.rel_bias (12); pos_ids.table",
         "invariant (the outputs do not depend on them): blocks.{i}.attn.W_key.bias (12)",
-        "not run: dropout 0.1 in blocks.*.drop: both sides are in eval mode; argument attention_mask: not given",
         "python 3.11.7, machine x86_64, 2 cores, torch 2.13.0+cpu",
         "peak memory 1.3 GB",
+        "pairing of parameters: 48 by names, 1 by probe",
     ):
         assert line in flat
 
 
-@pytest.mark.parametrize("width", [80, 110])
-def test_the_tree_marks_one_module_and_folds_equal_neighbours(width):
-    lines = printed(different_report(), width).splitlines()
+def test_what_is_printed_in_python_is_what_the_command_prints():
+    for make in (different_report, equal_report, inconclusive_report, hostile_report):
+        assert str(make()) == printed(make(), 80).rstrip("\n")
+
+
+def test_an_equal_report_shows_how_much_room_there_was():
+    report = equal_report()
+    report.tensors[7] = dataclasses.replace(report.tensors[7], second_used=0.87, sample="random weights, seed 3")
+    lines = str(report).splitlines()
+    place = lines.index("closest to the limit, as a share of the allowed error:")
+    assert lines[place + 1].split("  ") == ["", report.tensors[7].name, " 87%", "random weights, seed 3"]
+    assert re.fullmatch(r"  output +45%  your weights", lines[place + 2])
+
+
+def test_the_branch_leads_to_the_first_divergence_and_counts_what_is_beside_it():
+    lines = str(different_report()).splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("where;"))
+    assert lines[start + 1].split() == ["GPTModel", "different", "fwd", "4.1e-03", "bwd", "6.0e-03"]
+    assert lines[start + 2] == "  beside it: 13 equal, 1 torch only, 1 Flax only"
+    assert lines[start + 3].startswith("  blocks.3  TransformerBlock ")
+    assert lines[start + 4] == "    beside it: 3 equal, 1 not run"
+    assert re.fullmatch(r"    norm1  LayerNorm +different fwd 3\.1e-03 +bwd 5\.2e-03  <- here", lines[start + 5])
+    assert not any("blocks.7" in line for line in lines)
+
+
+def grown(report: Report) -> Report:
+    """Return a report of everything that a report can hold, and much of it."""
+    first = report.first_divergence
+    node = ModuleNode("deep", "deep", "Block", "Block", "different", first=True)
+    for level in range(30):
+        below = ModuleNode(f"x.{level}", f"x.{level}", "Linear" * 9, "Dense", "equal")
+        node = ModuleNode(f"m.{level}", f"m.{level}", "Block" * 9, "Block", "different", children=(node, below))
+    long = "a sentence about what happened that goes on and on " * 9
+    return dataclasses.replace(
+        report,
+        tensors=report.tensors * 40,
+        tree=node if first else report.tree,
+        first_divergence=first and dataclasses.replace(first, message=long, hint=long, path="x" * 300),
+        notes=[f"{number} {long}" for number in range(50)],
+        unexercised=[f"{'y' * number}.weight" for number in range(90)],
+        unreached=[long] * 30,
+        allowed=[Allowance(f"blocks.{number}.norm", long, ("output",)) for number in range(40)],
+        changes=Changes(("equal", "different"), ("", "fc"), ("output",) * 9, share=("output", 0.1, 4e9)),
+        first_name="Model" * 40,
+        command="attn-bridge compare " + "a.py " * 90,
+    )
+
+
+@pytest.mark.parametrize("make", [different_report, equal_report, inconclusive_report, hostile_report])
+@pytest.mark.parametrize("change", [lambda report: report, grown], ids=["as it is", "grown"])
+def test_a_report_is_short_whatever_the_size_of_the_model(change, make):
+    report = change(make())
+    lines = str(report).splitlines()
+    assert len(lines) <= (25 if report.passed else 45)
+    assert [line for line in lines if len(line) > 80 and not line.startswith("again: ")] == []
+    assert all(str(one)[:40] in str(report) for one in report.allowed[:4])
+
+
+def test_the_whole_tree_marks_one_module_and_folds_equal_neighbours():
+    out = io.StringIO()
+    Console(file=out, width=110).print(branch.tree(different_report()))
+    lines = out.getvalue().splitlines()
     marked = [place for place, line in enumerate(lines) if "<- first divergence here" in line]
     assert len(marked) == 1
     assert re.search(r"norm1 .* different +fwd 3.1e-03 +bwd 5.2e-03 +x3e\+04$", lines[marked[0] - 1])
@@ -246,7 +330,7 @@ def test_the_tree_marks_one_module_and_folds_equal_neighbours(width):
     assert re.search(r"pos_ids .*torch only$", tree, re.M)
     assert re.search(r"probe .*Flax only$", tree, re.M)
     assert re.search(r"drop .*not run$", tree, re.M)
-    assert "blocks.7" not in tree.split("tensor")[0]
+    assert "blocks.7" not in tree
 
 
 def test_everything_is_shown_on_request():
@@ -254,7 +338,6 @@ def test_everything_is_shown_on_request():
     assert all(f"── blocks.{index} " in shown for index in range(12))
     assert shown.count("grad blocks.") == 49
     assert "layers.11.attn.out_proj.kernel" in shown
-    assert "more equal" not in shown
     assert "{i}.attn.W_query" not in shown
 
 
@@ -262,7 +345,7 @@ def test_a_small_tree_is_shown_whole():
     leaves = tuple(ModuleNode(f"a.{i}", f"a.{i}", "Linear", "Linear", "equal") for i in range(5))
     assert [len(run) for run in outline.runs(leaves, collapse=True)] == [5]
     report = dataclasses.replace(EMPTY, tree=ModuleNode("a", "a", "Stack", "Stack", "equal", children=leaves))
-    assert re.findall(r"── (\d)  Linear", printed(report)) == list("01234")
+    assert re.findall(r"── (\d)  Linear", printed(report, full=True)) == list("01234")
 
 
 @pytest.mark.parametrize(
@@ -282,46 +365,97 @@ def test_only_what_is_entirely_equal_and_of_one_class_is_folded(odd):
     assert [len(run) for run in outline.runs([same, same, same, odd, same, same], collapse=True)] == [3, 1, 1, 1]
 
 
-def test_the_table_has_failures_first_and_counts_the_rest():
-    rows = printed(different_report()).split("─\n")[-1].splitlines()
+def test_the_whole_table_has_failures_first():
+    shown = printed(different_report(), full=True)
+    rows = shown.split("─\n")[1].splitlines()
     names = [match[0] for row in rows if (match := re.match(r"(output|grad|weight)\S*( \S+)?", row))]
-    assert [name.split("  ")[0] for name in names[:5]] == [
-        "output",
-        "grad x",
-        "grad head.weight",
-        "weight probe",
-        "output[1]",
-    ]
-    assert re.match(r"output +different +3\.1e-03 +31% \| 118x +0\.21 \| 5210 +\(1, 7, 12\)$", rows[0].rstrip())
-    assert rows[1].split() == ["0.731058578", "|", "0.727935218"]
-    assert "... and 34 more equal" in printed(different_report())
-    narrow = printed(different_report(), 80)
-    assert "(1, 7, 12) 0.731058578 | 0.727935218" in " ".join(narrow.split())
+    first = ["output", "grad x", "grad head.weight", "weight probe", "output[1]"]
+    assert [name.split("  ")[0] for name in names if not name.startswith("weights")][:5] == first
+    assert re.match(r"output +different +3\.1e-03 +31% \| 118x +0\.21 \| 5210$", rows[0].rstrip())
+    flat = " ".join(" ".join(rows).split())
+    assert "at (1, 7, 12): torch 0.731058578, Flax 0.727935218, on random weights, seed 1" in flat
 
 
-def test_the_table_counts_failures_that_it_leaves_out():
-    report = dataclasses.replace(EMPTY, verdict="precision", tensors=[equal_tensor("a", verdict="precision")] * 7)
-    found = terminal.table(report, most=5)
-    assert (found.row_count, str(found.caption)) == (5, "... and 2 more not equal")
-    report.tensors.extend([equal_tensor("b")] * 3)
-    assert str(terminal.table(report, most=5).caption) == "... and 2 more not equal, 3 more equal"
-    assert terminal.table(report, most=None).caption is None
+def test_failures_that_are_left_out_are_counted():
+    bad = [equal_tensor(f"a{number}", verdict="different", relative=0.5) for number in range(30)]
+    shown = str(dataclasses.replace(EMPTY, verdict="different", tensors=[*bad, equal_tensor("b")]))
+    assert "30 of 31 tensors are not equal" in shown
+    assert "... and 22 more not equal, 1 equal" in shown
+    assert shown.count("5.0e-01 of the largest value") == 8
 
 
-def test_a_pairing_is_printed_only_where_it_was_proposed():
+@pytest.mark.parametrize(
+    ("changes", "written"),
+    [
+        ({"verdict": "different", "relative": 0.012}, "1.2e-02 of the largest value"),
+        ({"verdict": "different", "relative": None, "message": "3 of 9 elements; x"}, "3 of 9 elements"),
+        ({"verdict": "precision", "side": "first", "first_used": 120.0}, "torch: 120 x the allowed error"),
+        ({"verdict": "precision", "side": "second", "second_used": 1.04}, "Flax: 1 x the allowed error"),
+        ({"verdict": "equal"}, "45% of the allowed error"),
+        ({"verdict": "equal", "meaning_used": 0.99}, "99% of the allowed error"),
+    ],
+)
+def test_a_tensor_has_one_number_that_says_what_it_is_relative_to(changes, written):
+    assert wording.measured(equal_tensor("output", **changes), EMPTY) == written
+
+
+def test_the_sides_are_called_as_the_report_calls_them():
+    report = dataclasses.replace(different_report(), first_label="first", second_label="second")
+    first = dataclasses.replace(report.first_divergence, second_label="second")
+    report = dataclasses.replace(report, first_divergence=first)
+    body = as_html(report)
+    for shown in (str(report), printed(report, full=True), body, as_junit(report)):
+        assert "second" in shown
+        assert not re.search(r"\(Flax\)|\(torch\)|torch 0\.7|Flax only|Flax: layers|>Flax<", shown)
+
+
+# ---- allowed differences, and what has changed
+
+
+def allowed_report() -> Report:
     report = different_report()
-    assert "pairing, proposed: 48 by names, 1 by probe" in printed(report)
-    assert "12 x  blocks.{i}.attn.W_key.weight" in printed(report)
-    assert "pairing" not in printed(equal_report())
-    many = [Pair(f"layer{chr(97 + i)}.weight", "x", "a -> a", "shapes") for i in range(20)]
-    assert "... and 8 more" in printed(dataclasses.replace(report, pairing=many))
+    report.tensors[3] = dataclasses.replace(report.tensors[3], allowed="head")
+    return dataclasses.replace(report, allowed=[Allowance("head", "tied on purpose", ("grad head.weight",))])
+
+
+def test_every_rendering_says_what_is_allowed_and_why():
+    report = allowed_report()
+    line = "allowed: head: tied on purpose"
+    assert line in str(report)
+    assert line in printed(report, full=True)
+    assert line in report.explain()
+    assert line in Outline(as_html(report)).words
+    cases = {case.get("name"): case for case in parsed(report).iter("testcase")}
+    assert [one.tag for one in cases["grad head.weight"]] == ["skipped"]
+    assert cases["grad head.weight"][0].get("message") == line
+    assert (parsed(report)[0].get("skipped"), parsed(report)[0].get("failures")) == ("1", "2")
+    covers = as_json(report)["allowed"]
+    assert covers == [{"path": "head", "reason": "tied on purpose", "covers": ["grad head.weight"]}]
+    assert "3 of 54 tensors are not equal" in str(report)
+    assert "grad head.weight" not in str(report).partition("where;")[0].partition("tensors are not equal")[2]
+
+
+def test_an_allowance_that_allows_nothing_is_said():
+    report = dataclasses.replace(equal_report(), allowed=[Allowance("gone", "it was")])
+    assert "allowed: gone: it was (nothing there differs)" in str(report)
+
+
+def test_what_has_changed_since_a_baseline_is_shown_everywhere():
+    before, now = equal_report(), different_report()
+    report = dataclasses.replace(now, changes=now.changes_since(before))
+    line = "since the baseline: verdict equal -> different; 4 newly failing (output, grad x, grad head.weight, ...)"
+    flat = " ".join(str(report).split())
+    assert line[:70] in flat
+    for shown in (printed(report, 130, full=True), Outline(as_html(report)).words):
+        assert line in shown
+    assert as_json(report)["changes"]["verdict"] == ["equal", "different"]
 
 
 def test_verdicts_are_coloured():
     out = io.StringIO()
     terminal.render(different_report(), Console(file=out, width=110, force_terminal=True, color_system="standard"))
     assert "\x1b[1;31mdifferent\x1b[0m: GPTModel" in out.getvalue()
-    assert "\x1b[32mequal" in out.getvalue()
+    assert "\x1b[31mdifferent   \x1b[0m  3.1e-03" in out.getvalue()
 
 
 def test_a_hostile_name_cannot_steer_the_terminal():
@@ -334,7 +468,7 @@ def test_a_hostile_name_cannot_steer_the_terminal():
 
 def test_reports_without_a_tree_or_tensors_are_short():
     assert " ".join(printed(inconclusive_report()).split()) == inconclusive_report().summary()
-    assert str(terminal.tree(EMPTY).label) == "no module tree was looked for"
+    assert str(branch.tree(EMPTY).label) == "no module tree was looked for"
 
 
 # ---- JUnit
@@ -451,7 +585,6 @@ def test_a_thousand_tensors_take_less_than_two_seconds():
     start = time.process_time()  # of this process alone: others may keep the machine busy
     page, data, xml, shown = as_html(report), as_json(report), as_junit(report), printed(report)
     assert time.process_time() - start < 2
-    assert page.count('<tr><th scope="row"><span class="name">grad') == 1000
+    assert page.count('<tr><th scope="row"><span class="name">grad') == 1000 + 5
     assert len(data["tensors"]) == xml.count("<testcase") == 1000
-    assert "... and 980 more equal" in shown
-    assert "blocks.0 ... blocks.999" in shown
+    assert "10 of 1000 tensors are not equal" in shown

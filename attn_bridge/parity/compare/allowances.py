@@ -76,7 +76,7 @@ def accept(report: Report, allow: Mapping[str, str]) -> Report:
         return changed
     first = report.first_divergence
     if first is not None and _inside(first.path, allow):
-        first, tree = (None, report.tree) if left == "equal" else _next(report, allow)
+        first, tree = _next(report, allow)
         changed = dataclasses.replace(changed, first_divergence=first, tree=tree)
     return dataclasses.replace(changed, verdict=left, notes=_noted(report, follows))
 
@@ -135,7 +135,7 @@ def _next(report: Report, allow: Mapping[str, str]) -> tuple[Divergence | None, 
     if report.tree is None or report.first_divergence is None:
         return None, report.tree
     others = [one for one in _guilty(report.tree) if not (_inside(one.path, allow) or _inside(one.second_path, allow))]
-    other = others[0] if others else None
+    other = next(iter(others), None)
     tree = _marked(report.tree, other)
     if other is None:
         return None, tree

@@ -207,7 +207,7 @@ def _histogram(picture: Picture, tensor: TensorVerdict | None, labels: Labels) -
             f"Across: error against float64, in units of the last place (ulp) of the largest value; 1 ulp is "
             f"{number(atom, 3)}. Up and down: share of the tensor's {oracle.size:,} elements, which are 100 %. ",
             (
-                element("span", text, class_=f"series {side}")
+                element("span", text, class_=f"series side-{side}")
                 for side, text in zip(("first", "second"), texts, strict=True)
             ),
         ),
@@ -233,7 +233,7 @@ def _chart(first: Array, second: Array, title: str, labels: Labels) -> Markup:
                     y=f"{middle - height - 0.5 if up else middle + 0.5:.1f}",
                     width=f"{max(step - 1, 1):.1f}",
                     height=f"{height:.1f}",
-                    class_=side,
+                    class_=f"side-{side}",
                 )
             )
     for place in range(0, bins, 4):

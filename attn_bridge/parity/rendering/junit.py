@@ -31,15 +31,8 @@ def as_junit(report: Report, path: str | Path | None = None) -> str:
         ET.SubElement(properties, "property", name=visible(key), value=visible(value))
     reasons = {one.path: str(one) for one in report.allowed}
     for tensor in report.tensors:
-        _case(
-            suite,
-            report,
-            tensor.name,
-            tensor.verdict,
-            tensor.message,
-            _details(report, tensor),
-            reasons.get(tensor.allowed),
-        )
+        details, reason = _details(report, tensor), reasons.get(tensor.allowed)
+        _case(suite, report, tensor.name, tensor.verdict, tensor.message, details, reason)
     if not report.passed and not report.failures:
         _case(suite, report, "comparison", report.verdict, report.message, report.explain())
     ET.SubElement(suite, "system-out").text = visible(report.explain())
