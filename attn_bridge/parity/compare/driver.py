@@ -22,6 +22,7 @@ from ..settings.environment import environment
 from ..settings.precision import record
 from ..settings.precision import strict as pinned
 from . import judging
+from .allowances import accept, checked
 from .coverage import Coverage, covered
 from .dtypes import DTYPES
 from .localisation import find
@@ -61,7 +62,7 @@ def compare(
     device: str | tuple[str, str] | None = None,
     strict: bool = True,
     localise: bool | None = None,
-    allow: Mapping[str, str] | None = None,
+    allow: Mapping[str, str] | Sequence[str] | None = None,
     command: str = "",
     progress: Progress | None = None,
     flax_inputs: Any = None,
@@ -118,6 +119,7 @@ def compare(
         raise TypeError("compare needs inputs: an array, a tuple of positional ones or a dict of keyword ones")
     modes, wanted = choose("modes", modes, MODES), None if dtypes is None else choose("dtypes", dtypes, DTYPES)
     _check_options(train, modes, seeds, first_seed)
+    accepted = checked(allow or {})
     with _ONE_AT_A_TIME, np.errstate(all="ignore"), pinned() if strict else contextlib.nullcontext():
         pair = prepare(
             uncompiled(first),
@@ -137,7 +139,7 @@ def compare(
                 report = judge(Live(pair), seeds, first_seed, modes, wanted, localise)
             except CannotPromoteError as error:  # float64 was asked for
                 raise ModuleFailedError(str(error)) from error
-    report = report.allowing(allow or {})
+    report = accept(report, accepted)
     seconds = time.perf_counter() - started
     return dataclasses.replace(report, command=command, seconds=seconds, peak_memory=peak_memory())
 
@@ -157,10 +159,11 @@ def judge(
     if not wanted or found.furthest is None:
         return found.report
     pair.progress("looking for the first divergence", 0, 1)
-    aim = "precision" if found.report.verdict == "precision" else "meaning"
-    place = find(pair, found.furthest, aim, found.tables)
-    settled = found.report.verdict in ("equal", "inconclusive")
-    return dataclasses.replace(found.report, tree=place.tree, first_divergence=None if settled else place.divergence)
+    place = find(pair, found.furthest, "precision" if found.report.verdict == "precision" else "meaning", found.tables)
+    divergence = None if found.report.verdict in ("equal", "inconclusive") else place.divergence
+    if divergence is not None:
+        divergence = dataclasses.replace(divergence, second_label=pair.labels["second"])
+    return dataclasses.replace(found.report, tree=place.tree, first_divergence=divergence)
 
 
 @dataclasses.dataclass
