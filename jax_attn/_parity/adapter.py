@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -65,6 +64,7 @@ class Adapter(Protocol):
 
     kind: str
     name: str
+    device: Any
 
     @property
     def label(self) -> str:
@@ -87,6 +87,9 @@ class Adapter(Protocol):
 
     def switched_off(self) -> list[str]:
         """Describe what is off in eval mode."""
+
+    def caches(self) -> list[str]:
+        """Describe the caches that are off."""
 
     def part(self, path: str) -> Part:
         """Return the submodule at a dotted path; "" is the whole."""
@@ -166,20 +169,6 @@ def device_of(arrays: Iterable[Any], wanted: str | None) -> Any:
         raise ModuleFailedError(f"device {wanted}: JAX finds none on this machine") from None
 
 
-def contexts(*wanted: contextlib.AbstractContextManager[Any] | None) -> contextlib.ExitStack:
-    """Enter several contexts; None is none."""
-    stack = contextlib.ExitStack()
-    with contextlib.ExitStack() as entering:
-        for one in wanted:
-            if one is not None:
-                entering.enter_context(one)
-        stack = entering.pop_all()
-    return stack
-
-
 def dotted(path: Iterable[Any]) -> str:
     """Return a path as a dotted name."""
     return ".".join(map(str, path))
-
-
-Caller = Callable[..., Any]

@@ -76,15 +76,15 @@ class FunctionSide:
         return [Submodule("", self.name)]
 
     def settings(self) -> dict[str, dict[str, float]]:
-        """A function shows none."""
+        """Return none, as a function shows none."""
         return {"": {}}
 
     def switched_off(self) -> list[str]:
-        """A function has no modes."""
+        """Return nothing, as a function has no modes."""
         return []
 
     def caches(self) -> list[str]:
-        """A function shows no caches."""
+        """Return nothing, as a function shows no caches."""
         return []
 
     def part(self, path: str) -> FunctionSide:
@@ -92,7 +92,7 @@ class FunctionSide:
         return self
 
     def complaint(self, arguments: Arguments) -> str:
-        """Its weights are a tree of arrays, so nothing is wrong with them."""
+        """Return nothing: its weights are a tree of arrays."""
         return ""
 
     def call(self, weights: Mapping[str, Any], arguments: Arguments, setting: Setting) -> Any:

@@ -259,7 +259,8 @@ class _Interceptor:
             self._side.learn(module, outermost=path not in self._running)
         self._running.append(path)
         try:
-            if self._tape is None or not path or not self._is_whole(path, module):
+            own = callable(getattr(type(module), method, None))  # and no function of a transformation
+            if self._tape is None or not path or not own or not self._is_whole(path, module):
                 return following(*args, **kwargs)
             return self._tape.call(dotted(path), following, args, kwargs, method)
         finally:
@@ -305,9 +306,8 @@ def _flat(name: str, variables: Any) -> dict[tuple[str, Path], Any]:
         )
     found: dict[tuple[str, Path], Any] = {}
     for collection, tree in variables.items():
-        if collection not in ROLES and not isinstance(tree, Mapping):
-            if not hasattr(tree, "shape"):
-                continue
+        if collection not in ROLES and not isinstance(tree, Mapping) and not hasattr(tree, "shape"):
+            continue
         opened = linen.meta.unbox(tree)
         for path, leaf in jax.tree_util.tree_flatten_with_path(opened)[0]:
             words = tuple(str(getattr(key, "key", getattr(key, "name", key))) for key in path)

@@ -97,7 +97,7 @@ def _build(template: Template, root: Any, made: dict[Path, linen.Module]) -> lin
     scope = root
     for name in template.path:
         scope = scope.push(name, reuse=True)
-    module: linen.Module = template.kind(**fields, parent=scope)
+    module: linen.Module = template.kind(**fields, parent=scope, name=template.path[-1])  # unnamed, it would be adopted
     made[template.path] = module
     return module
 

@@ -20,12 +20,12 @@ _SAME = ("convert_element_type", "stop_gradient", "copy", "optimization_barrier"
 _SHAPED = ("reshape", "squeeze", "expand_dims")
 
 
-def with_logsumexp(function: Callable[..., Any], found: set[int]) -> Callable[..., Any]:
+def with_logsumexp(function: Callable[..., Any], found: dict[int, Any]) -> Callable[..., Any]:
     """Return a function that computes its softmaxes from their log-sum-exp.
 
     Args:
         function: of trees of arrays.
-        found: gets one number for each softmax that was replaced, when the function is traced.
+        found: gets each division that was replaced, by its id, when the function is traced.
     """
 
     def rewritten(*args: Any) -> Any:
@@ -46,10 +46,20 @@ class _Made:
     operands: list[Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Softmax:
+    """One softmax: its scores, which of them it returns and which it sums over (None is all), and its axes."""
+
+    scores: Any
+    shown: Any
+    counted: Any
+    axes: tuple[int, ...]
+
+
 class _Rewriter:
     """Runs a jaxpr and replaces its softmaxes on the way."""
 
-    def __init__(self, found: set[int]):
+    def __init__(self, found: dict[int, Any]):
         self._found = found
         self._made: dict[int, _Made] = {}
 
@@ -77,10 +87,10 @@ class _Rewriter:
         if name == "div":
             softmax = self._softmax(*operands)
             if softmax is not None:
-                self._found.add(id(equation))
-                scores, mask, axes = softmax
-                return [_weights(scores, mask, axes).astype(equation.outvars[0].aval.dtype)]
-        functions, rest = equation.primitive.get_bind_params(params)
+                self._found[id(equation)] = equation
+                return [_weights(softmax).astype(equation.outvars[0].aval.dtype)]
+        given = equation.primitive.get_bind_params(params)
+        functions, rest = given if isinstance(given, tuple) else ((), given)  # as JAX before 0.10 has it
         result = equation.primitive.bind(*functions, *operands, **rest)
         results = list(result) if equation.primitive.multiple_results else [result]
         if len(results) == 1:
@@ -95,8 +105,8 @@ class _Rewriter:
             made = self._made.get(id(value))
         return made
 
-    def _softmax(self, above: Any, below: Any) -> tuple[Any, Any, tuple[int, ...]] | None:
-        """Return scores, mask and axes, if what is divided are exponentials, and that by which is their sum."""
+    def _softmax(self, above: Any, below: Any) -> _Softmax | None:
+        """Return the softmax, if what is divided are exponentials, and that by which is their sum."""
         place: list[int | None] = list(range(jnp.ndim(below)))
         made = self._of(below)
         while made is not None and made.name in (*_SHAPED, "broadcast_in_dim"):
@@ -105,7 +115,6 @@ class _Rewriter:
         if made is None or made.name != "reduce_sum":
             return None
         axes = tuple(int(axis) for axis in made.params["axes"])
-        summed = self._of(made.operands[0])
         kept = [axis for axis in range(jnp.ndim(above)) if axis not in axes]
         of_sum: dict[int, int] = {}
         for position, axis in enumerate(place):
@@ -115,28 +124,30 @@ class _Rewriter:
         for number, axis in enumerate(kept):
             if shape[axis] > 1 and of_sum.get(number) != axis:
                 return None  # divided by the sums of other rows
-        exponentials = self._of(above)
-        if summed is None or exponentials is not summed:
+        exponentials, summed = self._of(above), self._of(made.operands[0])
+        if exponentials is None or summed is None:
             return None
-        return self._scores(exponentials, axes)
-
-    def _scores(self, made: _Made, axes: tuple[int, ...]) -> tuple[Any, Any, tuple[int, ...]] | None:
-        mask = None
-        if made.name == "select_n" and len(made.operands) == 3 and jnp.result_type(made.operands[0]) == jnp.bool_:
-            which, off, on = made.operands
-            inner = [self._of(one) for one in (off, on)]
-            found = next((number for number, one in enumerate(inner) if one is not None and one.name == "exp"), None)
-            if found is None:
-                return None
-            mask = which if found else jnp.logical_not(which)
-            made = inner[found]  # type: ignore[assignment]
-        if made.name != "exp":
+        both, shown = self._unmasked(exponentials)
+        inner, counted = self._unmasked(summed)
+        if both is None or both is not inner or (shown is not None and exponentials is not summed):
             return None
-        scores = made.operands[0]
+        scores = both.operands[0]
         shifted = self._of(scores)
         if shifted is not None and shifted.name == "sub" and self._is_maximum(shifted.operands[1], axes):
             scores = shifted.operands[0]
-        return scores, mask, axes
+        return _Softmax(scores, shown, counted, axes)
+
+    def _unmasked(self, made: _Made) -> tuple[_Made | None, Any]:
+        """Return the exponentials, and the mask outside of which there is something else in their place."""
+        if made.name == "exp":
+            return made, None
+        if made.name == "select_n" and len(made.operands) == 3 and jnp.result_type(made.operands[0]) == jnp.bool_:
+            which, off, on = made.operands
+            for mask, one in ((which, on), (jnp.logical_not(which), off)):
+                inner = self._of(one)
+                if inner is not None and inner.name == "exp":
+                    return inner, mask
+        return None, None
 
     def _is_maximum(self, value: Any, axes: tuple[int, ...]) -> bool:
         """Tell whether a value is the largest of each row, perhaps bounded."""
@@ -168,25 +179,28 @@ def _back(made: _Made, place: list[int | None]) -> list[int | None]:
     return [next(rest) if size > 1 else None for size in before]
 
 
-def _weights(scores: Any, mask: Any, axes: tuple[int, ...]) -> Array:
-    """Return exp(score - logsumexp(score)) over some axes, the log-sum-exp rounded to float32 or what is wider."""
+def _weights(softmax: _Softmax) -> Array:
+    """Return exp(score - logsumexp(score)), the log-sum-exp rounded to float32 or what is wider."""
+    axes, shown, counted = softmax.axes, softmax.shown, softmax.counted
 
     def _value(scores: Array) -> Array:
-        shown = scores if mask is None else jnp.where(mask, scores, -jnp.inf)
-        largest = jax.lax.stop_gradient(shown.max(axes, keepdims=True))
+        summed = scores if counted is None else jnp.where(counted, scores, -jnp.inf)
+        largest = summed.max(axes, keepdims=True)
         largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
-        total = largest + jnp.log(jnp.exp(shown - largest).sum(axes, keepdims=True))
-        return jnp.exp(shown - total)
+        total = largest + jnp.log(jnp.exp(summed - largest).sum(axes, keepdims=True))
+        weights = jnp.exp(scores - total)
+        return weights if shown is None else jnp.where(shown, weights, 0.0)
 
     weights = jax.custom_jvp(_value)
 
     @weights.defjvp
     def _tangent(primals: Any, tangents: Any) -> Any:
         value, tangent = weights(*primals), tangents[0]
-        return value, value * (tangent - (value * tangent).sum(axes, keepdims=True))
+        each = value * tangent if counted is None else jnp.where(counted, value * tangent, 0.0)
+        return value, value * (tangent - each.sum(axes, keepdims=True))
 
-    wide = jnp.promote_types(jnp.result_type(scores), jnp.float32)
-    return weights(jnp.asarray(scores).astype(wide))
+    scores = jnp.asarray(softmax.scores)
+    return weights(scores.astype(jnp.promote_types(scores.dtype, jnp.float32)))
 
 
 def _jaxprs(params: dict[str, Any]) -> list[Any]:

@@ -96,7 +96,7 @@ class NNXModule:
         return Part(self.module, path)
 
     def complaint(self, arguments: Arguments) -> str:
-        """Its weights are its own, so nothing is wrong with them."""
+        """Return nothing: its weights are its own."""
         return ""
 
 

@@ -7,7 +7,7 @@ runs once per element (`jax.vmap`) or more than once (a loop) is left out.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -164,6 +164,3 @@ def is_jax_array(value: Any) -> bool:
 
 def _is_slot(value: Any) -> bool:
     return value is _SLOT
-
-
-Operands = Mapping[str, Any]

@@ -166,7 +166,8 @@ class JaxSubject:
         names = self._adapter.signature()
         given = {*list(names)[: len(arguments.args)], *arguments.kwargs}
         missing = [name for name in names if name not in given]
-        texts = [f"argument {name} of the {self._adapter.label}: not given" for name in missing]
+        what = self._adapter.label.removesuffix(f" {self.name}")
+        texts = [f"argument {name} of the {what}: not given" for name in missing]
         return [*found, *self._adapter.caches(), *texts]
 
     def run(
@@ -400,7 +401,7 @@ class _Differentiated:
 
     Attributes:
         structure: where each output stands in what was returned, known once it was traced.
-        replaced: a number for each softmax that was replaced.
+        replaced: the softmaxes that were replaced.
     """
 
     def __init__(
@@ -414,7 +415,7 @@ class _Differentiated:
         tape: Tape | None = None,
     ):
         self.structure: list[str] = []
-        self.replaced: set[int] = set()
+        self.replaced: dict[int, Any] = {}
         self._subject, self._part, self._arguments, self._mode = subject, part, arguments, mode
         self._setting = Setting(dtype, seed, subject.train, None, tape)
 
@@ -452,7 +453,7 @@ def _moves(mode: str) -> bool:
     return mode in ("jitter", "tables")
 
 
-def _counted(run: Callable[..., Any], replaced: set[int]) -> Callable[..., tuple[Any, int]]:
+def _counted(run: Callable[..., Any], replaced: Mapping[int, Any]) -> Callable[..., tuple[Any, int]]:
     def counted(operands: Any, seed: int) -> tuple[Any, int]:
         found = run(operands, seed)
         if isinstance(found, _Moved):

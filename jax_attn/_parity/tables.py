@@ -44,7 +44,7 @@ class Tables(Interpreter):
 
     def __init__(self, seed: int):
         self._random = np.random.default_rng(seed)
-        self._constants: dict[Any, tuple[Any, Free]] = {}
+        self._constants: dict[Any, Free] = {}
         self.moved = 0
 
     def table(self, array: Any) -> Free:
@@ -60,12 +60,13 @@ class Tables(Interpreter):
     def constant(self, value: Any) -> Any:
         """Return a constant of the program, moved; the same one is moved alike wherever it is read."""
         array = super().constant(value)
-        key = ("scalar", float(array)) if _is_scalar(array) else ("array", id(value))
+        if not _is_table(array):
+            return self.free(array)
+        key = (array.shape, array.tobytes())
         if key not in self._constants:
-            rounded = not _is_scalar(array) or _was_rounded(float(array))
-            self._constants[key] = value, self.table(array) if rounded else self.free(array)
-        found = self._constants[key][1]
-        return Free(found.own.astype(array.dtype), found.moved.astype(array.dtype)) if _is_scalar(array) else found
+            rounded = array.ndim or _was_rounded(float(array))
+            self._constants[key] = self.table(array) if rounded else self.free(array)
+        return self._constants[key]
 
     def plain(self, value: Any) -> Any:
         """Return the value that decides, as it is."""
@@ -116,10 +117,6 @@ def _moved_of(value: Any) -> Any:
 
 def _is_table(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind == "f"
-
-
-def _is_scalar(value: Any) -> bool:
-    return _is_table(value) and value.ndim == 0
 
 
 def _was_rounded(value: float) -> bool:
