@@ -31,10 +31,12 @@ LARGEST_INTEGER = 2.0**24
 TWICE = 2.0
 """Units in the last place by which the two computations of a score differ: a unit each, as measured with MKL."""
 
-_SHAPE_ONLY = frozenset(
-    "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones new_full "
-    "new_empty_strided lift_fresh lift_fresh_copy".split()
-)
+_SHAPES = """
+empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones new_full
+new_empty_strided lift_fresh lift_fresh_copy
+"""
+
+_SHAPE_ONLY = frozenset(_SHAPES.split())
 """Operations that ask a tensor for its shape and type only, or that make one of Python's numbers."""
 
 
@@ -134,7 +136,7 @@ class _Dataflow(TorchDispatchMode):
             constant = all(map(self._is_constant, asked))
         result = func(*args, **kwargs)
         fresh = constant and (name not in EXACT or not asked or name == "fill_")
-        fresh &= not func.is_view or name == "lift_fresh"
+        fresh &= "empty" not in name and (not func.is_view or name == "lift_fresh")
         with torch._C.DisableTorchFunction():
             if fresh and name.startswith("lift_fresh"):
                 result = result.clone()  # its memory may be an array of the user's
@@ -148,7 +150,7 @@ class _Dataflow(TorchDispatchMode):
 
     def shift(self, tensor: Tensor) -> Tensor:
         """Move the numbers of a tensor in place."""
-        if not _moves(tensor) or tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        if not _moves(tensor) or tensor.layout != torch.strided or tensor.is_meta or tensor._is_zerotensor():
             return tensor
         plain = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
         values = plain.cpu().double().numpy()
@@ -205,8 +207,8 @@ class LogSumExp(TorchDispatchMode):
 
     The logarithm of the sum is rounded to the precision that scores are computed in: float32 for 16-bit inputs. Scores
     are computed twice, once for their sum and once for the weights, and nothing makes the two round alike: the second
-    ones are moved by up to `TWICE` units in the last place. The backward pass subtracts the row's dot product of output and gradient as the fused kernels have it: of an output
-    that is normalised by its sum.
+    ones are moved by up to `TWICE` units in the last place. The backward pass subtracts the row's dot product of output
+    and gradient as the fused kernels have it: of an output that is normalised by its sum.
     """
 
     def __init__(self) -> None:

@@ -71,7 +71,7 @@ def backward_inside(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) 
     given = {**dict(zip(names, args, strict=False)), **{name: kwargs[name] for name in names if name in kwargs}}
     if kwargs.get("is_grads_batched") or kwargs.get("materialize_grads") or len(args) > len(names) + 1:
         return func(*args, **kwargs)
-    if any(isinstance(one, Tensor) and not one.requires_grad for tree in given.values() for one in _several(tree)):
+    if not all(_has_edge(one) for tree in given.values() for one in _several(tree)):
         return func(*args, **kwargs)
     edges = {name: [edge(one) if isinstance(one, Tensor) else one for one in _several(given[name])] for name in given}
     rest = {name: value for name, value in kwargs.items() if name not in names and value is not None}
@@ -81,6 +81,13 @@ def backward_inside(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) 
         rest["inputs"] = [edge(one) if isinstance(one, Tensor) else one for one in _several(rest["inputs"])]
     with mode:
         return func(*[edges[name] for name in names], **rest)
+
+
+def _has_edge(value: Any) -> bool:
+    """Tell whether a root or leaf of the graph is an edge, or a tensor that has one; inside torch.func it has not."""
+    if not isinstance(value, Tensor):
+        return True
+    return value.requires_grad and not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def _several(value: Any) -> tuple[Any, ...]:

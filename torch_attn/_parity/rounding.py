@@ -68,9 +68,11 @@ class Jitter:
 
     def _moved(self, value: Any) -> Any:
         """Move the numbers of a tensor in place: it is new, or it was just written to."""
-        if isinstance(value, Tensor) and value.is_complex() and value.layout == torch.strided:
+        if not isinstance(value, Tensor) or value.layout != torch.strided or value._is_zerotensor():
+            return value
+        if value.is_complex():
             self._moved(torch.view_as_real(value.resolve_conj()))
-        elif isinstance(value, Tensor) and value.is_floating_point() and value.layout == torch.strided:
+        elif value.is_floating_point():
             own = torch.float32 if value.numel() > MANY and value.dtype != torch.float64 else torch.float64
             noise = torch.rand(value.shape, generator=self._generator, dtype=own)
             unit = self._wide if value.dtype == torch.float64 else torch.finfo(value.dtype).eps

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import functools
 import random
 import sys
 import threading
@@ -50,7 +51,7 @@ def undisturbed(modules: Iterable[nn.Module], seed: int, train: bool = False) ->
             stack.callback(_restorer(module))
         torch.manual_seed(seed)
         random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002 - what the user's code draws from
+        np.random.seed(seed % 2**32)  # what the user's code draws from
         found[0].train(train)
         yield
 
@@ -143,10 +144,15 @@ def one_thread() -> Iterator[None]:
 # ---- weights that are not registered
 
 
-def unregistered(modules: dict[str, nn.Module], root: str) -> dict[int, str]:
+def unregistered(modules: dict[str, nn.Module], root: str, call: Any = None) -> dict[int, str]:
     """Return the id of every trainable tensor that stands in a plain attribute -> how to say so.
 
-    Swapping can't reach these: a list of parameters, a module in a list, a tensor in a closure.
+    Swapping can't reach these: a list of parameters, a module in a list, a tensor in a closure or a global.
+
+    Args:
+        modules: path -> submodule.
+        root: what the whole is called.
+        call: the function that is called instead, if it is none of a module.
     """
     registered = {id(child) for child in modules.values()}
     found: dict[int, str] = {}
@@ -155,6 +161,8 @@ def unregistered(modules: dict[str, nn.Module], root: str) -> dict[int, str]:
         for name, value in child.__dict__.items():
             if name not in _REGISTERS:
                 _find(value, f"{owner}.{name}", found, registered, 0)
+        _find(type(child).forward, owner, found, registered, 0)
+    _find(call, root, found, registered, 0)
     return found
 
 
@@ -174,10 +182,16 @@ def _find(value: Any, where: str, found: dict[int, str], registered: set[int], d
     elif isinstance(value, (list, tuple, set, collections.deque)):
         for position, one in enumerate(value):
             _find(one, f"{where}[{position}]", found, registered, depth + 1)
+    elif isinstance(value, functools.partial):
+        _find([value.func, value.args, value.keywords], where, found, registered, depth + 1)
     elif isinstance(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # an empty cell
                 _find(cell.cell_contents, f"{where} ({name})", found, registered, depth + 1)
+        for name in value.__code__.co_names:
+            one = value.__globals__.get(name)
+            if isinstance(one, (Tensor, nn.Module)):
+                _find(one, f"{where} ({name})", found, registered, depth + 1)
 
 
 class Watching(TorchFunctionMode):

@@ -2,7 +2,7 @@
 
 `subject_of` takes a module or a pure function with its weights. What runs gets NumPy arrays and returns NumPy arrays.
 Weights are swapped in until the backward pass is done, so that the user's own tensors, gradients, modes and random
-state stay as they are, and what a checkpoint computes again is computed with the same weights and in the same precision.
+state stay as they are, and what a checkpoint computes again is computed with the same weights, in the same precision.
 """
 
 from __future__ import annotations
@@ -71,30 +71,30 @@ class TorchSubject:
     framework = "torch"
 
     def __init__(self, value: Any, device: str | None = None, *, train: bool = False):
-        self._side: ModuleSide | FunctionSide = side_of(value)
+        self.side: ModuleSide | FunctionSide = side_of(value)
         self.train = train
-        self.device = device_of(self._side.tensors(), device)
+        self.device = device_of(self.side.tensors(), device)
         self._compiled: dict[str, Any] = {}
         self._accumulates = False
 
     @property
     def kind(self) -> str:
         """What it is: ``torch module`` or ``torch function``."""
-        return self._side.kind
+        return self.side.kind
 
     @property
     def name(self) -> str:
         """Class of the module, or name of the function."""
-        return self._side.name
+        return self.side.name
 
     @property
     def argument_names(self) -> list[str]:
         """Names of the positional arguments of a call."""
-        return [name for name, positional in self._side.signature().items() if positional]
+        return [name for name, positional in self.side.signature().items() if positional]
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters and running statistics by name."""
-        return self._side.parameters()
+        return self.side.parameters()
 
     def weights(self) -> Arrays:
         """Return copies of the weights that it holds.
@@ -102,7 +102,7 @@ class TorchSubject:
         Raises:
             ModuleFailedError: one of them is sparse, nested, quantised or on the meta device.
         """
-        held = self._side.tensors()
+        held = self.side.tensors()
         held = {name: held[name] for name in self.parameters()}
         check_readable(held, f"{self.kind} {self.name}")
         return {name: np.array(to_numpy(one), copy=True) for name, one in held.items()}
@@ -113,13 +113,13 @@ class TorchSubject:
 
     def modules(self) -> list[Submodule]:
         """Return the submodules, the whole itself first."""
-        found = self._side.modules()
+        found = self.side.modules()
         return [Submodule(path, type(child).__name__ if path else self.name) for path, child in found.items()]
 
     def settings(self) -> dict[str, dict[str, float]]:
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
         found = {}
-        for path, child in self._side.modules().items():
+        for path, child in self.side.modules().items():
             known = {name: getattr(child, own, None) for own, name in SETTINGS.items()}
             found[path] = {name: value for name, value in known.items() if _is_number(value)}
         return found
@@ -127,11 +127,11 @@ class TorchSubject:
     def unreached(self, arguments: Arguments) -> list[str]:
         """Describe the branches that a call does not reach."""
         found = []
-        for path, child in self._side.modules().items() if not self.train else ():
+        for path, child in self.side.modules().items() if not self.train else ():
             rate = next((getattr(child, name) for name in ("p", "dropout") if _is_rate(child, name)), 0.0)
             if rate and ("dropout" in type(child).__name__.lower() or isinstance(child, nn.MultiheadAttention)):
                 found.append(f"dropout of {path or type(child).__name__} ({rate:g}): off in eval mode")
-        names = self._side.signature()
+        names = self.side.signature()
         given = {*list(names)[: len(arguments.args)], *arguments.kwargs}
         missing = [name for name in names if name not in given]
         return found + [f"argument {name} of the {self.kind}: not given" for name in missing]
@@ -169,7 +169,7 @@ class TorchSubject:
             CannotPromoteError: it can't be run in float64.
         """
         dtype = "float64" if mode == "tables" else dtype
-        one = _Run(self, self._side.part(path), path, dtype, mode, seed, masks, frozenset(tables))
+        one = _Run(self, self.side.part(path), path, dtype, mode, seed, masks, frozenset(tables))
         with ONE_AT_A_TIME:
             try:
                 return one.results(weights, arguments, cotangents, self._accumulates)
@@ -195,8 +195,8 @@ class TorchSubject:
         def fake(array: Array) -> Tensor:
             return torch.empty(array.shape, dtype=from_numpy(array[:0] if array.ndim else array).dtype)
 
-        part = self._side.part("")
-        modules = self._side.modules()
+        part = self.side.part("")
+        modules = self.side.modules()
         with ONE_AT_A_TIME, undisturbed(modules.values(), 0, self.train), self.drawing(Plan()), eager():
             tensors = {name: fake(array) for name, array in weights.items()}
             leaves = [fake(leaf) for leaf in arguments.leaves]
@@ -206,10 +206,10 @@ class TorchSubject:
 
     def record(self, weights: Mapping[str, Array], arguments: Arguments, cotangents: Sequence[Array]) -> list[Call]:
         """Run in float64 and return every call of every submodule with its inputs, outputs and cotangents."""
-        one = _Run(self, self._side.part(""), "", "float64", "eager", 0, 0, frozenset())
+        one = _Run(self, self.side.part(""), "", "float64", "eager", 0, 0, frozenset())
         with ONE_AT_A_TIME:
             for accumulate in (self._accumulates, True):
-                recorder = Recorder(self._side.modules())
+                recorder = Recorder(self.side.modules())
                 try:
                     with recorder.recording():
                         one.results(weights, arguments, cotangents, accumulate)
@@ -218,13 +218,9 @@ class TorchSubject:
                 return recorder.calls()
         raise AssertionError("gradients that are accumulated need no other way")
 
-    def modules_of(self, path: str) -> dict[str, nn.Module]:
-        """Return path -> submodule of the whole, for what must hold while a part of it runs."""
-        return self._side.modules()
-
     def drawing(self, source: Masks | Plan) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which dropout takes its masks from `source`, in train mode."""
-        return drawing(source, self._side.modules()[""]) if self.train else contextlib.nullcontext()
+        return drawing(source, self.side.modules()[""]) if self.train else contextlib.nullcontext()
 
     def tensor(self, array: Array, dtype: str | None) -> Tensor:
         """Return an array as a tensor with memory of its own, on the device."""
@@ -307,8 +303,8 @@ class _Run:
     def _prepared(self, source: Masks) -> Iterator[Any]:
         """Hold modes, precision, masks and what keeps the user's process as it is."""
         subject = self.subject
-        modules = subject.modules_of(self.path)
-        hidden = unregistered(modules, subject.name)
+        modules = subject.side.modules()
+        hidden = unregistered(modules, subject.name, subject.side.call)
         with contextlib.ExitStack() as stack:
             stack.enter_context(undisturbed(modules.values(), self.seed, subject.train))
             if self.mode != "jit" and (self.mode, self.dtype, subject.train) != ("eager", None, False):
@@ -455,4 +451,4 @@ def _is_number(value: Any) -> bool:
 
 
 def _numpy_or_none(gradient: Tensor | None) -> Array | None:
-    return None if gradient is None else to_numpy(gradient)
+    return None if gradient is None else to_numpy(gradient if gradient.layout == torch.strided else gradient.to_dense())

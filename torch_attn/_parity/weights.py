@@ -75,6 +75,7 @@ class ModuleSide:
     """A torch module."""
 
     kind = "torch module"
+    call = None
 
     def __init__(self, module: nn.Module):
         self.module = module
@@ -162,6 +163,11 @@ class FunctionSide:
         constants = {name: one for name, one in held.items() if name not in names}
         return Part(self.name, {name: name for name in names}, frozenset(names), constants, self._holding, self._call)
 
+    @property
+    def call(self) -> Any:
+        """The function."""
+        return self.function.call
+
     def _call(self, weights: Any, *args: Any, **kwargs: Any) -> Any:
         return self.function.call(weights, *args, **kwargs)
 
@@ -187,8 +193,8 @@ def side_of(value: Any) -> ModuleSide | FunctionSide:
     """
     if isinstance(value, torch.jit.ScriptModule):
         raise ModuleFailedError(
-            f"{type(value).__name__} is a TorchScript module, whose weights can't be exchanged; give the module that it "
-            "was made from"
+            f"{type(value).__name__} is a TorchScript module, whose weights can't be exchanged; give the module that "
+            "it was made from"
         )
     if isinstance(value, nn.Module):
         return ModuleSide(value)
@@ -209,7 +215,7 @@ def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor, str]]:
 
 
 def dotted(path: str) -> str:
-    """Return a path of `flatten` with dots: ``['layers'][0].kernel`` is ``layers.0.kernel``; a bare tensor `weights`."""
+    """Return a path of `flatten` with dots: ``['layers'][0].kernel`` is ``layers.0.kernel``; a bare tensor, weights."""
     words, rest = [], path
     while rest:
         if rest.startswith("["):
