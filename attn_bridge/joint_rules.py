@@ -99,7 +99,9 @@ def grouped(row: Row, names: Iterable[str]) -> tuple[dict[str, Parts], list[str]
     return dict(wholes), missing
 
 
-def convert(rule: Rule, arrays: Mapping[str, np.ndarray[Any, Any]], source: Side) -> tuple[Arrays, set[str], list[str], list[str]]:
+def convert(
+    rule: Rule, arrays: Mapping[str, np.ndarray[Any, Any]], source: Side
+) -> tuple[Arrays, set[str], list[str], list[str]]:
     """Convert what a joint rule covers, into fresh memory.
 
     Returns:

@@ -11,7 +11,7 @@ from typing import Any
 from .... import joint_rules
 from ....weights import Rule, Rules, WeightsMismatchError, rule_from
 from ..subject import Parameter
-from .proposal import Labels, Partial
+from .proposal import Labels, Partial, in_order
 from .tensors import Cut, Match, Pairing, Tensor, uncovered, whole
 
 AnyRules = str | Path | Rules | Iterable[Rule | Mapping[str, Any]]
@@ -57,7 +57,7 @@ def from_rules(
     problems.missing += [name for name in second if name not in taken and ("second", name) not in dropped]
     problems.unexpected += [name for name in first if name not in known and ("first", name) not in dropped]
     problems.refuse()
-    return Pairing(found.matches, found.dropped)
+    return in_order(Pairing(found.matches, found.dropped), first)
 
 
 def partial(
@@ -194,9 +194,7 @@ def _spans(lengths: Iterable[int]) -> list[tuple[int, int]]:
     return spans
 
 
-def _match(
-    part: Tensor, piece: Tensor, axes: list[list[str]], text: str, how: str, *, single_is_first: bool
-) -> Match:
+def _match(part: Tensor, piece: Tensor, axes: list[list[str]], text: str, how: str, *, single_is_first: bool) -> Match:
     """Return the match of a part and its piece of the single tensor, whose axes are those of the part taken apart."""
     sizes = dict(zip([axis for group in axes for axis in group], piece.shape, strict=True))
     known = {axis: sizes[axis] for group in axes if len(group) > 1 for axis in group}
