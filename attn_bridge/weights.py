@@ -96,18 +96,27 @@ class Rule:
         flax: str | Sequence[str] = (),
         pattern: str = "... -> ...",
         *,
-        first: str | Sequence[str] = (),
-        second: str | Sequence[str] = (),
+        first: Any = (),  # these may hold an int, the size of an axis of that name
+        second: Any = (),
         part: str | int = "",
         along: str | int = "",
-        split: Sequence[int | str] = (),
+        split: Any = (),
         stack: str | int = "",
         drop: str | int = "",
-        place: str = "",
+        place: Any = "",
         **sizes: int,
     ):
-        words = {"part": part, "along": along, "stack": stack, "drop": drop}
-        sizes |= {key: value for key, value in words.items() if isinstance(value, int)}  # an axis of that name
+        words: dict[str, Any] = {
+            "part": part,
+            "along": along,
+            "split": split,
+            "stack": stack,
+            "drop": drop,
+            "place": place,
+        }
+        words |= {"first": first, "second": second}
+        sizes |= {key: value for key, value in words.items() if isinstance(value, int)}
+        first, second, split = (() if isinstance(value, int) else value for value in (first, second, split))
         self.part, self.along, self.stack, self.drop = (
             word if isinstance(word, str) else "" for word in (part, along, stack, drop)
         )
@@ -116,7 +125,7 @@ class Rule:
             raise ValueError("a rule has the keys torch and flax, or first and second, not some of both")
         if self.by_side:
             torch, flax = first, second
-        self.place = place
+        self.place = place if isinstance(place, str) else ""
         self.torch_names, self.flax_names = _names("torch", torch), _names("flax", flax)
         self.torch, self.flax = ", ".join(self.torch_names), ", ".join(self.flax_names)
         if not isinstance(pattern, str):
@@ -166,7 +175,7 @@ class Rule:
         if not self.is_joint:
             return f"Rule({self.torch!r}, {self.flax!r}, {self.pattern!r}{sizes})"
         names = [some[0] if len(some) == 1 else list(some) for some in (self.torch_names, self.flax_names)]
-        words = {"part": self.part, "along": self.along, "split": list(self.split), "stack": self.stack}
+        words: dict[str, Any] = {"part": self.part, "along": self.along, "split": [*self.split], "stack": self.stack}
         more = "".join(f", {key}={value!r}" for key, value in words.items() if value)
         if self.drop:
             return f"Rule({names[0]!r}, {names[1]!r}, drop={self.drop!r})"

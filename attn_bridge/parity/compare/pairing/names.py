@@ -133,7 +133,8 @@ def _read(tensor: Tensor, name: str, single: Sequence[bool], natural: tuple[tupl
     key = FUSED.get(fused_own.lower(), "")
     spelled = f"{parent}.{key}" if key else layer
     numbers = iter(single)
-    words, digits = [], []
+    words: list[str] = []
+    digits: list[str] = []
     for word in _split(spelled):
         if word.isdigit():
             if not next(numbers, False):

@@ -66,7 +66,7 @@ def _stacks(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[tup
 
 
 def _stacked_by_shape(tensors: Sequence[Tensor], layers: Sequence[Tensor], count: int) -> set[str]:
-    """Return the tensors that hold numbered layers in one and lie beside others: by their first axis and their sizes."""
+    """Return the tensors beside others that hold numbered layers in one, by their first axis and their sizes."""
     first = [tensor for tensor in tensors if tensor.shape[:1] == (count,) and len(tensor.shape) > 1]
     if sum(math.prod(one.shape) for one in first) == sum(math.prod(one.shape) for one in layers):
         return {tensor.name for tensor in first}
@@ -82,15 +82,19 @@ def _stacked_by_shape(tensors: Sequence[Tensor], layers: Sequence[Tensor], count
 
 
 def _families(tensors: Sequence[Tensor]) -> dict[str, tuple[set[int], int]]:
-    """Return the path of each numbered list of layers -> its numbers, and how many elements it holds."""
-    numbers: dict[str, set[int]] = collections.defaultdict(set)
-    totals: dict[str, int] = collections.defaultdict(int)
+    """Return the path of each numbered list of like layers -> its numbers, and how many elements it holds."""
+    layers: dict[str, dict[int, set[tuple[str, tuple[int, ...]]]]] = collections.defaultdict(
+        lambda: collections.defaultdict(set)
+    )
     for tensor in tensors:
         for number in re.finditer(r"[0-9]+(?=\.|$)", tensor.spelled):
-            prefix = tensor.spelled[: number.start()]
-            numbers[prefix].add(int(number[0]))
-            totals[prefix] += math.prod(tensor.shape)
-    return {prefix: (some, totals[prefix]) for prefix, some in numbers.items()}
+            rest = tensor.spelled[number.end() :]
+            layers[tensor.spelled[: number.start()]][int(number[0])].add((rest, tensor.shape))
+    return {
+        prefix: (set(some), len(some) * sum(math.prod(shape) for _, shape in next(iter(some.values()))))
+        for prefix, some in layers.items()
+        if all(layer == next(iter(some.values())) for layer in some.values())
+    }
 
 
 def _paths(tensors: Sequence[Tensor]) -> list[str]:
@@ -171,7 +175,9 @@ def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], fits: Fits) -> l
             arrangements = tuple(_arrangements(tensors[i], names[i], others, bundle, fits))
             if arrangements:
                 possible.append((_speaks(names[i], bundle, other_names), i, bundle, arrangements))
-    found, taken, used = [], set(), set()
+    found: list[Split] = []
+    taken: set[int] = set()
+    used: set[int] = set()
     for _, i, bundle, arrangements in sorted(possible, key=lambda one: (-one[0], one[1], one[2].parts)):
         if i not in taken and not used & set(bundle.parts):
             taken.add(i)
@@ -227,21 +233,25 @@ def _arrangements(
     for order in orders:
         parts = [bundle.parts[i] for i in order]
         labels = [bundle.labels[i] for i in order]
-        cuts = [cut for cut in _cuts(tensor, [others[i] for i in parts], labels) if cut]
+        by_head = name.own == "query_key_value"  # as GPT-NeoX, BLOOM and Falcon keep it, and others don't
+        cuts = _cuts(tensor, [others[i] for i in parts], labels, by_head=by_head)
         fitting = [cut for cut in cuts if all(fits(one, others[i]) for i, one in zip(parts, cut, strict=True))]
-        if name.own == "query_key_value":
-            fitting.sort(key=lambda cut: len(cut[0].shape) <= len(tensor.shape))  # head by head, as GPT-NeoX has it
-        for cut in fitting if said else fitting[:1]:
+        for cut in fitting if by_head else fitting[:1]:
             yield tuple(zip(parts, cut, strict=True))
 
 
-def _cuts(tensor: Tensor, parts: Sequence[Tensor], labels: Sequence[str]) -> Iterator[list[Tensor]]:
-    """Yield the parts that each axis can be cut into: counted by it, along it, or along it head by head."""
+def _cuts(tensor: Tensor, parts: Sequence[Tensor], labels: Sequence[str], *, by_head: bool) -> Iterator[list[Tensor]]:
+    """Yield the parts that each axis can be cut into: head by head along it, counted by it, or one after the other."""
     count, sizes = len(parts), [math.prod(part.shape) for part in parts]
     names = [f"{tensor.name}[{label}]" for label in labels]
     total = sum(sizes)
+    for axis in _outputs(tensor) if by_head else ():
+        for heads in _heads(tensor, parts):
+            if len(set(sizes)) == 1 and tensor.shape[axis] % (heads * count) == 0 and tensor.shape[axis] > count:
+                apart = tensor.unfolded(axis, (heads, count, tensor.shape[axis] // (heads * count)))
+                yield [apart.at(axis + 1, i, names[i]) for i in range(count)]
     for axis in range(len(tensor.shape)):
-        if tensor.shape[axis] == count and len(set(sizes)) == 1 and len(tensor.shape) > 1:
+        if tensor.shape[axis] == count and len(set(sizes)) == 1 and _leaves_matrices(tensor, parts):
             yield [tensor.at(axis, i, names[i]) for i in range(count)]
     for axis in _outputs(tensor):
         lengths = [tensor.shape[axis] * size // total for size in sizes]
@@ -251,11 +261,11 @@ def _cuts(tensor: Tensor, parts: Sequence[Tensor], labels: Sequence[str]) -> Ite
             continue
         starts = list(itertools.accumulate(lengths, initial=0))
         yield [tensor.slice(axis, starts[i], starts[i + 1], names[i]) for i in range(count)]
-    for axis in _outputs(tensor):
-        for heads in _heads(tensor, parts):
-            if len(set(sizes)) == 1 and tensor.shape[axis] % (heads * count) == 0 and tensor.shape[axis] > count:
-                apart = tensor.unfolded(axis, (heads, count, tensor.shape[axis] // (heads * count)))
-                yield [apart.at(axis + 1, i, names[i]) for i in range(count)]
+
+
+def _leaves_matrices(tensor: Tensor, parts: Sequence[Tensor]) -> bool:
+    """Tell whether a tensor has an axis to count its parts beside those that they have themselves."""
+    return len(tensor.shape) > min(2, max(len(part.shape) for part in parts))
 
 
 def _heads(tensor: Tensor, parts: Sequence[Tensor]) -> list[int]:

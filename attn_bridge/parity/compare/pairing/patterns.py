@@ -245,7 +245,7 @@ def _permuted(mine: Shape, its: Shape, ours: list[int], theirs: list[int]) -> It
         named = {i: f"a{theirs[k]}" for k, i in enumerate(order)}
         left = " ".join(named.get(i, "1") for i in range(len(mine))) or "()"
         right = " ".join(f"a{j}" if j in theirs else "1" for j in range(len(its))) or "()"
-        if len(mine) != len(its) or list(order) != theirs or not ours or mine != its:
+        if mine != its or list(order) != theirs:
             yield Way(f"{left} -> {right}")
 
 
@@ -292,7 +292,7 @@ def _rank(way: Way, mine: Shape, transposed: bool) -> tuple[int, ...]:
     cycled = any(left == right[k:] + right[:k] for k in range(1, len(right)))  # groups in their order
     if len(mine) <= 2 and (cycled or swapped):
         return (1 if not transposed else 0, not cycled)
-    convolution = len(left) > 2 and left[2:] + [left[1], left[0]] == right
+    convolution = len(left) > 2 and [*left[2:], left[1], left[0]] == right
     return (2, not swapped, not cycled, not convolution, not all(ends))
 
 

@@ -83,13 +83,18 @@ def propose(
     ours, theirs = _rest(first, given, "first"), _rest(second, given, "second")
     ours, theirs = unstacked(ours, theirs), unstacked(theirs, ours)
     fixed, choices = _links(ours, theirs, labels)
-    found = _settle(given, [_narrowed(choice, fixed) for choice in _joined(choices)], fixed, probe)
-    for side, tensors in (
-        ("first", [one.first for one in found.matches]),
-        ("second", [x.second for x in found.matches]),
-    ):
-        assert not uncovered(tensors), f"some elements of {uncovered(tensors)} of the {side} side are not paired once"
-    return found
+    found = _settle(given, _joined(choices), fixed, probe)
+    for tensors in ([match.first for match in found.matches], [match.second for match in found.matches]):
+        assert not uncovered(tensors), f"some elements of {uncovered(tensors)} are not paired once"
+    return in_order(found, first)
+
+
+def in_order(pairing: Pairing, first: Mapping[str, Parameter]) -> Pairing:
+    """Return a pairing in the order of the first side's parameters."""
+    place = {name: i for i, name in enumerate(first)}
+    offsets = {id(one): one.first.cut.offset if one.first.cut else 0 for one in pairing.matches}
+    matches = sorted(pairing.matches, key=lambda one: (place[one.first.source], offsets[id(one)]))
+    return dataclasses.replace(pairing, matches=tuple(matches))
 
 
 def _rest(parameters: Mapping[str, Parameter], given: Partial, side: str) -> list[Tensor]:
@@ -108,16 +113,15 @@ def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[l
     sides = Sides(first, second)
     pairs = equals(sides)
     fixed = [_link(sides, i, j, "names") for i, j in pairs]
-    ours, theirs = (
-        [one for i, one in enumerate(side) if i not in {pair[k] for pair in pairs}]
-        for k, side in enumerate((first, second))
-    )
+    taken = {i for i, _ in pairs}, {j for _, j in pairs}
+    ours = [one for i, one in enumerate(first) if i not in taken[0]]
+    theirs = [one for j, one in enumerate(second) if j not in taken[1]]
     choices: list[Choice] = []
     for turned in (False, True):
         here, there = (theirs, ours) if turned else (ours, theirs)
-        found = splits(here, there, lambda one, two, turned=turned: bool(_options(one, two, turned)[0].ways))  # type: ignore[misc]
+        found = splits(here, there, _fits_turned if turned else _fits)
         for split in found:
-            choice = _split_choice(split, here, there, turned)
+            choice = _split_choice(split, there, turned=turned)
             if len(choice) == 1:
                 fixed += choice[0]
             else:
@@ -132,9 +136,8 @@ def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[l
 
 def _link(sides: Sides, i: int, j: int, how: str) -> Link:
     names = sides.names[0][i], sides.names[1][j]
-    return Link(
-        sides.first[i], sides.second[j], sides.options(i, j), _layers(sides.first[i], sides.second[j], names), how
-    )
+    pair = sides.first[i], sides.second[j]
+    return Link(*pair, sides.options(i, j), _layers(*pair, names), how)
 
 
 def _layers(first: Tensor, second: Tensor, names: tuple[Name, Name]) -> Hashable:
@@ -144,21 +147,27 @@ def _layers(first: Tensor, second: Tensor, names: tuple[Name, Name]) -> Hashable
     return (*kinds, *own)
 
 
-def _options(one: Tensor, two: Tensor, turned: bool) -> tuple[Options, tuple[Name, Name]]:
-    first, second = (two, one) if turned else (one, two)
+def _fits(first: Tensor, second: Tensor) -> bool:
+    return bool(_options(first, second)[0].ways)
+
+
+def _fits_turned(second: Tensor, first: Tensor) -> bool:
+    return bool(_options(first, second)[0].ways)
+
+
+def _options(first: Tensor, second: Tensor) -> tuple[Options, tuple[Name, Name]]:
     names = read([first])[0], read([second])[0]
     return options(kind_of(first, names[0].last), kind_of(second, names[1].last), equal_names=False), names
 
 
-def _split_choice(split: Split, here: Sequence[Tensor], there: Sequence[Tensor], turned: bool) -> Choice:
+def _split_choice(split: Split, there: Sequence[Tensor], *, turned: bool) -> Choice:
     """Return the ways in which a fused tensor and its parts may go together."""
-    del here
     choice = []
     for arrangement in split.arrangements:
         links = []
         for j, part in arrangement:
-            found, names = _options(part, there[j], turned)
             pair = (there[j], part) if turned else (part, there[j])
+            found, names = _options(*pair)
             links.append(Link(*pair, found, _layers(*pair, names), "names"))
         choice.append(tuple(links))
     return choice
@@ -170,9 +179,8 @@ def _assigned(sides: Sides, labels: Labels) -> tuple[list[Link], list[Choice]]:
     assignment = best(scores)
     if assignment is None:
         raise _no_bijection(sides, scores, labels)
-    groups = open_groups(
-        scores, assignment, [_spelled(one, sides.second[j]) for one, j in zip(sides.first, assignment, strict=True)]
-    )
+    spelled = [_spelled(one, sides.second[j]) for one, j in zip(sides.first, assignment, strict=True)]
+    groups = open_groups(scores, assignment, spelled)
     grouped = {i for group in groups for i in group.members}
     fixed = [
         _link(sides, i, j, "names" if scores[i, j] > 1.0 else "shapes")
@@ -233,12 +241,6 @@ def _joined(choices: Sequence[Choice]) -> list[Choice]:
     ]
 
 
-def _narrowed(choice: Choice, fixed: Sequence[Link]) -> Choice:
-    """Return a choice without alternatives that no shape distinguishes from another of settled layers; as it is."""
-    del fixed
-    return choice
-
-
 def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], probe: Probe | None) -> Pairing:
     """Return the first candidate under which the outputs agree.
 
@@ -276,15 +278,8 @@ def _who(candidate: Pairing) -> tuple[tuple[str, str], ...]:
 
 def _said(pairing: Pairing, how: str) -> Pairing:
     """Return a pairing whose open pairs were settled in another way than by running."""
-    ways = {"order": "order", "convention": "convention", "names": "names"}
-    matches = tuple(
-        dataclasses.replace(match, how=ways[how]) if match.how == "probe" else match for match in pairing.matches
-    )
+    matches = tuple(dataclasses.replace(match, how=how) if match.how == "probe" else match for match in pairing.matches)
     return dataclasses.replace(pairing, matches=matches)
-
-
-Ways = dict[Hashable, tuple[Way, ...]]
-"""Kind of layer (and shapes) -> the ways that are open for it, the usual one first."""
 
 
 def _usual_ways(links: Sequence[Link]) -> dict[Hashable, Way]:
@@ -320,24 +315,19 @@ def _candidates(
         kinds: dict[Hashable, int] = {}
         for link in links:
             if len(ways[id(link)]) > 1:
-                key = _way_key(link)
-                kinds[key] = max(kinds.get(key, 0), len(ways[id(link)]))
+                kinds[link.layers] = max(kinds.get(link.layers, 0), len(ways[id(link)]))
         for numbers in itertools.product(*(range(count) for count in kinds.values())):
             number = dict(zip(kinds, numbers, strict=True))
             matches = []
             for link in links:
                 found = ways[id(link)]
-                i = number[_way_key(link)] if len(found) > 1 else 0
+                i = number[link.layers] if len(found) > 1 else 0
                 if i >= len(found):
                     break
                 is_open = len(found) > 1 or id(link) in open_ones
                 matches.append(found[i].match(link.first, link.second, "probe" if is_open else link.how))
             else:
                 yield Pairing((*given.matches, *matches), given.dropped)
-
-
-def _way_key(link: Link) -> Hashable:
-    return link.layers
 
 
 def _open_names(choices: Sequence[Choice], fixed: Sequence[Link], usual: Mapping[Hashable, Way]) -> set[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from .... import joint_rules
 from ....weights import Rule, Rules, WeightsMismatchError, rule_from
 from ..subject import Parameter
-from .proposal import Labels, Partial, Probe, propose
+from .proposal import Labels, Partial, in_order
 from .tensors import Cut, Match, Pairing, Tensor, uncovered, whole
 
 AnyRules = str | Path | Rules | Iterable[Rule | Mapping[str, Any]]
@@ -57,7 +57,7 @@ def from_rules(
     problems.missing += [name for name in second if name not in taken and ("second", name) not in dropped]
     problems.unexpected += [name for name in first if name not in known and ("first", name) not in dropped]
     problems.refuse()
-    return Pairing(found.matches, found.dropped)
+    return in_order(Pairing(found.matches, found.dropped), first)
 
 
 def partial(
