@@ -130,6 +130,10 @@ def _jax(side: Any, inputs: Any, dtype: str) -> tuple[list[np.ndarray], np.ndarr
         def run(weights: Any, *args: Any, **keywords: Any) -> Any:
             return module.apply({"params": weights, **rest}, *args, **keywords)
     else:
+        side = nnx.clone(side)
+        for _, node in nnx.iter_graph(side):
+            if isinstance(node, nnx.Embed):
+                node.dtype = jnp.dtype(dtype)  # nnx.Embed freezes the dtype of its table
         graph, weights, others = nnx.split(side, nnx.Param, ...)
         weights = jax.tree.map(cast, weights)
         others = jax.tree.map(
@@ -137,7 +141,7 @@ def _jax(side: Any, inputs: Any, dtype: str) -> tuple[list[np.ndarray], np.ndarr
         )
 
         def run(weights: Any, *args: Any, **keywords: Any) -> Any:
-            return nnx.merge(graph, weights, others)(*args, **keywords)
+            return nnx.merge(graph, weights, others, copy=True)(*args, **keywords)
 
     def loss(weights: Any) -> Any:
         outputs = list(_leaves(run(weights, *args, **keywords)))
@@ -158,13 +162,18 @@ def main(names: list[str]) -> None:
         if names and not any(name.startswith(one) for one in names):
             continue
         for fault in (None, *entry.faults):
-            case = entry.build(fault)
-            single, double = differences(case, "float32"), differences(case, "float64")
+            try:
+                case = entry.build(fault)
+                single, double = differences(case, "float32"), differences(case, "float64")
+            except Exception as error:  # the table goes on
+                doubtful += 1
+                print(f"DOUBTFUL {name:28} {fault or '-':32} {type(error).__name__}: {error}"[:400], flush=True)
+                continue
             precise = fault is not None and entry.faults[fault].effect == "precision"
             if fault is None:
                 good = max(single) < 10 * FLOAT32 and single[0] < FLOAT32 and max(double) < FLOAT64
             else:
-                good = max(single) > 1e-4 if precise else max(double) > 1e-6
+                good = max(single) > 1e-4 if precise else max(double) > 4e-7
                 if entry.faults[fault].direction == "backward":
                     good = good and double[0] < FLOAT64
             doubtful += not good
