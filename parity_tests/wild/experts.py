@@ -47,7 +47,11 @@ def torch_mixture() -> Any:
     return fresh(Mixture())
 
 
-STACKED: list[Rule] = rules("experts.{i}.{rest}.weight | {rest} | o d -> e d o | stack=e")
+STACKED: list[Rule] = rules("""
+experts.{i}.w1.weight | w1 | o d -> e d o | stack=e
+experts.{i}.w2.weight | w2 | o d -> e d o | stack=e
+experts.{i}.w3.weight | w3 | o d -> e d o | stack=e
+""")
 
 
 @entry(

@@ -37,7 +37,13 @@ head.weight | head.kernel | o d -> d o
 STACKED = rules("""
 blocks.{i}.attn_norm.weight | blocks.attn_norm.scale | d -> l d | stack=l
 blocks.{i}.mlp_norm.weight | blocks.mlp_norm.scale | d -> l d | stack=l
-blocks.{i}.{rest}.weight | blocks.{rest}.kernel | o d -> l d o | stack=l
+blocks.{i}.attn.q_proj.weight | blocks.attn.q_proj.kernel | o d -> l d o | stack=l
+blocks.{i}.attn.k_proj.weight | blocks.attn.k_proj.kernel | o d -> l d o | stack=l
+blocks.{i}.attn.v_proj.weight | blocks.attn.v_proj.kernel | o d -> l d o | stack=l
+blocks.{i}.attn.o_proj.weight | blocks.attn.o_proj.kernel | o d -> l d o | stack=l
+blocks.{i}.mlp.gate_proj.weight | blocks.mlp.gate_proj.kernel | o d -> l d o | stack=l
+blocks.{i}.mlp.up_proj.weight | blocks.mlp.up_proj.kernel | o d -> l d o | stack=l
+blocks.{i}.mlp.down_proj.weight | blocks.mlp.down_proj.kernel | o d -> l d o | stack=l
 """)
 
 ENDS = rules("""
@@ -107,10 +113,10 @@ def nnx_stack(wrong: str | None = None, *, layers: int = 2, remat: bool = False)
     from flax import nnx
 
     class Block(nnx.Module):
-        def __init__(self, rngs) -> None:
-            one = nnx_llama(wrong).blocks[0]  # drawn anew by every layer's weights
+        def __init__(self, key) -> None:
+            one = nnx_llama(wrong).blocks[0]  # every layer alike; its weights come from the first side
             self.attn_norm, self.attn, self.mlp_norm, self.mlp = one.attn_norm, one.attn, one.mlp_norm, one.mlp
-            del rngs
+            del key
 
         def __call__(self, x, cos, sin):
             x = x + self.attn(self.attn_norm(x), cos, sin)

@@ -203,7 +203,8 @@ def vit_linen(wrong: str | None) -> Case:
     class MlpBlock(nn.Module):
         @nn.compact
         def __call__(self, x):
-            return nn.Dense(WIDTH)(nn.gelu(nn.Dense(HIDDEN)(x), approximate=False))
+            x = nn.gelu(nn.Dense(HIDDEN)(x), approximate=False)
+            return nn.Dense(WIDTH)(x)
 
     class EncoderBlock(nn.Module):
         @nn.compact
