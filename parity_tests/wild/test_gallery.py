@@ -1,0 +1,54 @@
+"""The judge on the gallery: right pairs are equal, faults are seen, and named where they are.
+
+Entries of other packages run where these are importable.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from .gallery import Entry, entries, outside
+from .judging import judge, place
+
+for framework in ("torch", "flax"):
+    pytest.importorskip(framework, exc_type=ImportError)
+
+HERE, OUTSIDE = entries(), outside()
+
+RIGHT = [pytest.param(entry, id=entry.name) for entry in (*HERE.values(), *OUTSIDE.values())]
+WRONG = [
+    pytest.param(entry, fault, id=f"{entry.name}:{fault}")
+    for entry in (*HERE.values(), *OUTSIDE.values())
+    for fault in entry.faults
+]
+
+
+def needs(entry: Entry) -> None:
+    for package in entry.needs:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+
+
+@pytest.mark.parametrize("entry", RIGHT)
+def test_a_right_pair_is_equal(entry: Entry) -> None:
+    needs(entry)
+    report, _ = judge(entry, None)
+    assert report.verdict == "equal", str(report)
+
+
+@pytest.mark.parametrize(("entry", "name"), WRONG)
+def test_a_fault_is_seen_and_placed(entry: Entry, name: str) -> None:
+    needs(entry)
+    report, fault = judge(entry, name)
+    assert fault is not None
+    assert report.verdict in fault.verdicts, str(report)
+    assert fault.is_placed_by(report.first_divergence), f"{place(report.first_divergence)}; {fault.places}"
+
+
+def test_the_gallery_is_as_large_as_promised() -> None:
+    assert len(HERE) >= 40
+    assert all(len(entry.faults) >= 2 for entry in HERE.values())
+    with pytest.raises(ValueError, match="has no fault 'nothing'"):
+        HERE["t5"].build("nothing")
