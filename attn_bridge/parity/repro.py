@@ -80,7 +80,7 @@ class Bundle:
         rules: Path | None,
         options: Mapping[str, Any],
     ):
-        from .compare.samples import as_arguments
+        from .compare.inputs import as_arguments
 
         sides: tuple[backends.Framework, backends.Framework] = ("torch", "flax")
         self.halves: dict[backends.Framework, _Half] = {}

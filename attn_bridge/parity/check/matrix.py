@@ -14,13 +14,14 @@ import numpy as np
 from ... import backends
 from ...specs import VARIANTS, find_variant
 from ..compare.criterion import decide, measure, sum_floor, with_error
+from ..compare.dtypes import DTYPES
 from ..compare.probes import Moved
 from ..compare.report import Side as SideName
 from ..compare.report import TensorVerdict, worst
 from ..compare.subject import Array
 from ..settings.environment import environment
 from . import kernels
-from .cases import DTYPES, MODES, Numbers, cases_of
+from .cases import MODES, Numbers, cases_of
 from .report import Cell, CheckReport
 from .twin_runs import COPIES, Run, Side, Subject, Tensors, TwinDiffersError, fused_losses, run_side
 

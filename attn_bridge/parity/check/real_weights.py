@@ -10,7 +10,8 @@ import numpy as np
 
 from ... import checkpoints, layouts
 from ...specs import find_variant
-from .cases import DTYPES, Arrays, Case
+from ..compare.dtypes import DTYPES
+from .cases import Arrays, Case
 from .twin_runs import Subject
 
 BATCH, TOKENS = 2, 12

@@ -18,7 +18,7 @@ from . import inputs as calls
 from .dropout_masks import Difference
 from .dtypes import is_float, wide
 from .pairing import Pairing
-from .report import Side
+from .report import Side, shown
 from .sampling import Effort, Outputs, Sample
 from .subject import Arguments, Array, Arrays, ModuleFailedError, Run
 
@@ -84,6 +84,11 @@ class Pair:
     def labels(self) -> dict[Side, str]:
         """What the sides are called: by their frameworks where those differ."""
         return labels_of(self.first.framework, self.second.framework)
+
+    @property
+    def shown(self) -> dict[Side, str]:
+        """What the sides are called in sentences: ``torch`` and ``Flax``, or by their order."""
+        return {side: shown(label) for side, label in self.labels.items()}
 
     @property
     def effort(self) -> Effort:
@@ -175,7 +180,7 @@ def labels_of(first: str, second: str) -> dict[Side, str]:
 
 def few_threads(pair: Pair) -> contextlib.AbstractContextManager[None]:
     """Hold torch to one thread where a pair is small: on a busy machine several wait for each other."""
-    stack = contextlib.ExitStack()
+    stack: contextlib.ExitStack[None] = contextlib.ExitStack()
     if pair.effort.quick:
         for subject in (pair.first, pair.second):
             stack.enter_context(subject.few_threads())
@@ -223,7 +228,7 @@ def input_notes(pair: Pair) -> Iterator[str]:
     Raises:
         ModuleFailedError: an input holds nothing but NaN.
     """
-    labels = pair.labels
+    labels = pair.shown
     own = []
     for side in SIDES:
         names = pair.arguments[side].named(pair.subject(side).argument_names)

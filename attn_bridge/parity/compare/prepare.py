@@ -17,7 +17,7 @@ from .dtypes import is_float
 from .outputs import apart, check_outputs, class_of
 from .pair import SIDES, Pair, Progress, input_notes, labels_of, weights_held
 from .pairing import Pairing
-from .report import Side
+from .report import Side, shown
 from .runner import Live
 from .sampling import Outputs, draw_weights
 from .subject import Arguments, Arrays, Run, Subject
@@ -45,7 +45,7 @@ def prepare(
     subjects = [subject_of(side, one) for side, one in zip((first, second), devices, strict=True)]
     ours, theirs = subjects
     labels = labels_of(ours.framework, theirs.framework)
-    held = {side: weights_held(one, labels[side]) for side, one in zip(SIDES, subjects, strict=True)}
+    held = {side: weights_held(one, shown(labels[side])) for side, one in zip(SIDES, subjects, strict=True)}
     dtypes = {side: calls.common_dtype(held[side]) for side in SIDES}
     dtype = dtypes["first"] or dtypes["second"]
     given = calls.as_arguments(inputs)
@@ -74,7 +74,9 @@ def prepare(
     pair.arguments["second"] = calls.like(pair.arguments["second"], pair.arguments["first"], same_inputs)
     pair.notes += input_notes(pair)
     pair.pairing = _paired(pair, (first, second), rules)  # in eval mode, so that masks make no difference to it
-    pair.notes += [f"{name} of {labels[_side(where)]} is left out: {why}" for where, name, why in pair.pairing.dropped]
+    pair.notes += [
+        f"{name} of {pair.shown[_side(where)]} is left out: {why}" for where, name, why in pair.pairing.dropped
+    ]
     pair.notes += [pair.pairing.doubt] if pair.pairing.doubt else []
     if train:
         _start_to_train(pair)
@@ -122,8 +124,8 @@ def _common_structure(pair: Pair) -> Outputs:
         pair.arguments["first"] = Arguments(call.args, {**call.kwargs, "need_weights": False})
         pair.notes.append("attention weights of torch's MultiheadAttention: not compared, Flax returns none")
         ours = ours[:1]
-    check_outputs(ours, theirs, pair.labels)
-    labels = pair.labels
+    labels = pair.shown
+    check_outputs(ours, theirs, labels)
     for (place, _, dtype), (_, _, other) in zip(ours, theirs, strict=True):
         if class_of(dtype) != class_of(other):
             pair.notes.append(
@@ -135,7 +137,7 @@ def _common_structure(pair: Pair) -> Outputs:
 
 def _paired(pair: Pair, sides: tuple[Any, Any], rules: Any) -> Pairing:
     ours, theirs = pair.first.parameters(), pair.second.parameters()
-    labels = (pair.labels["first"], pair.labels["second"])
+    labels = (pair.shown["first"], pair.shown["second"])
     if rules is None:
         own = _rules_of_configs(pair, sides)
         if own is not None:
@@ -178,7 +180,7 @@ def _start_to_train(pair: Pair) -> None:
     pair.train = pair.first.train = pair.second.train = True
     ours, theirs = (pair.subject(side).run(pair.held[side], pair.arguments[side]) for side in SIDES)
     pair.foreign = [side for side, run in zip(SIDES, (ours, theirs), strict=True) if run.foreign]
-    pair.masks = differences(ours.draws, theirs.draws, (pair.labels["first"], pair.labels["second"]))
+    pair.masks = differences(ours.draws, theirs.draws, (pair.shown["first"], pair.shown["second"]))
     pair.notes.append(
         f"train mode: both sides drop by the same masks, {len(ours.draws)} per call"
         if ours.draws or theirs.draws

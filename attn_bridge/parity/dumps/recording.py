@@ -418,7 +418,7 @@ def _beside(subject: Any, inputs: Any, like: Dump) -> Pair:
         pairing=Pairing(()),
         notes=notes,
     )
-    check_outputs(like.manifest.outputs, outputs, pair.labels)
+    check_outputs(like.manifest.outputs, outputs, pair.shown)
     return pair
 
 

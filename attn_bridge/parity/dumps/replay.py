@@ -98,7 +98,7 @@ class Replay:
             lacks={side: one.manifest.lacks for side, one in self.dumps.items() if one.manifest.lacks},
             notes=list(dict.fromkeys([*ours.notes, *theirs.notes])),
         )
-        check_outputs(ours.outputs, theirs.outputs, self.pair.labels)
+        check_outputs(ours.outputs, theirs.outputs, self.pair.shown)
         if self.alone and self.pair.same_inputs != list(range(len(first.arguments.leaves))):
             raise ValueError(f"the dumps hold different inputs; {self._advice}")
         self.pair.pairing = self._paired(rules)

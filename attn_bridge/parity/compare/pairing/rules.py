@@ -11,7 +11,7 @@ from typing import Any
 from .... import joint_rules
 from ....weights import Rule, Rules, WeightsMismatchError, rule_from
 from ..subject import Parameter
-from .proposal import Labels, Partial, in_order
+from .proposal import Labels, Partial, Probe, in_order, propose
 from .tensors import Cut, Match, Pairing, Tensor, uncovered, whole
 
 AnyRules = str | Path | Rules | Iterable[Rule | Mapping[str, Any]]
