@@ -40,7 +40,9 @@ def run(side, config, weights, inputs, cotangents, fault=""):
     shapes = {name: shape for name, (shape, _) in names.items()}
     rules = mutants.block_rules(shapes)
     held = torch_to_flax(weights, rules) if side == "flax" else weights
-    result = backends.load_subjects(side).subject_of(module).run(held, Arguments((), inputs), cotangents, dtype="float64")
+    result = (
+        backends.load_subjects(side).subject_of(module).run(held, Arguments((), inputs), cotangents, dtype="float64")
+    )
     if cotangents is None:
         return result.outputs, {}
     gradients = result.parameter_gradients

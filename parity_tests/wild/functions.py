@@ -49,7 +49,13 @@ def tree(arrays: Mapping[str, np.ndarray], framework: str) -> dict[str, Any]:
     return found
 
 
-MLP = {"fc1.w": (HIDDEN, WIDTH), "fc1.b": (HIDDEN,), "fc2.w": (WIDTH, HIDDEN), "fc2.b": (WIDTH,), "norm.scale": (WIDTH,)}
+MLP = {
+    "fc1.w": (HIDDEN, WIDTH),
+    "fc1.b": (HIDDEN,),
+    "fc2.w": (WIDTH, HIDDEN),
+    "fc2.b": (WIDTH,),
+    "norm.scale": (WIDTH,),
+}
 
 
 def torch_mlp(weights: Any, x: Any) -> Any:

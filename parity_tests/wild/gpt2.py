@@ -137,9 +137,7 @@ def nnx_gpt2(wrong: str | None, *, layers: int = 1, remat: bool = False) -> Any:
                 q, k = k, q
             if wrong == "fused-per-head":  # reads (h 3 c) where (3 h c) is
                 b, t, _ = x.shape
-                q, k, v = (
-                    one.reshape(b, t, -1) for one in jnp.split(self.c_attn(x).reshape(b, t, HEADS, -1), 3, -1)
-                )
+                q, k, v = (one.reshape(b, t, -1) for one in jnp.split(self.c_attn(x).reshape(b, t, HEADS, -1), 3, -1))
             return self.c_proj(attend(q, k, v, wrong))
 
     class MLP(nnx.Module):

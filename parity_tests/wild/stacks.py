@@ -218,7 +218,10 @@ def llama_checkpointed_scan(wrong: str | None) -> Case:
 
 @entry(
     "checkpoint",
-    faults={"keys-not-turned": fault(*ATTENTION), "residual-missing": fault("blocks.0", ("blocks.0.attn", "blocks.0.mlp"))},
+    faults={
+        "keys-not-turned": fault(*ATTENTION),
+        "residual-missing": fault("blocks.0", ("blocks.0.attn", "blocks.0.mlp")),
+    },
 )
 def llama_checkpoint(wrong: str | None) -> Case:
     """``torch.utils.checkpoint`` that recomputes by saved-tensor hooks."""

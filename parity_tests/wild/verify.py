@@ -136,9 +136,7 @@ def _jax(side: Any, inputs: Any, dtype: str) -> tuple[list[np.ndarray], np.ndarr
                 node.dtype = jnp.dtype(dtype)  # nnx.Embed freezes the dtype of its table
         graph, weights, others = nnx.split(side, nnx.Param, ...)
         weights = jax.tree.map(cast, weights)
-        others = jax.tree.map(
-            lambda one: one if jnp.issubdtype(one.dtype, jax.dtypes.prng_key) else cast(one), others
-        )
+        others = jax.tree.map(lambda one: one if jnp.issubdtype(one.dtype, jax.dtypes.prng_key) else cast(one), others)
 
         def run(weights: Any, *args: Any, **keywords: Any) -> Any:
             return nnx.merge(graph, weights, others, copy=True)(*args, **keywords)

@@ -16,7 +16,12 @@ from einops import rearrange
 Arrays = dict[str, np.ndarray]
 Rule = dict[str, Any]
 
-_PLACEHOLDERS = {"{i}": r"(?P<i>\d+)", "{j}": r"(?P<j>\d+)", "{path}": r"(?P<path>(?:.+\.)?)", "{rest}": r"(?P<rest>.+)"}
+_PLACEHOLDERS = {
+    "{i}": r"(?P<i>\d+)",
+    "{j}": r"(?P<j>\d+)",
+    "{path}": r"(?P<path>(?:.+\.)?)",
+    "{rest}": r"(?P<rest>.+)",
+}
 
 
 def rules(table: str, **sizes: int) -> list[Rule]:

@@ -37,6 +37,9 @@ MODES = ("eager", "jit")
 
 MAX_SEEDS = 1000
 
+MISSING = object()
+"""Stands for an argument that was not given."""
+
 UNSTABLE_ULPS = 1e4
 """Units of the last place beyond which a large pair is asked whether it is deterministic at all."""
 
@@ -47,7 +50,7 @@ _ONE_AT_A_TIME = threading.RLock()
 def compare(
     first: Any = None,
     second: Any = None,
-    inputs: Any = None,
+    inputs: Any = MISSING,
     second_inputs: Any = None,
     *,
     fixed: Iterable[int | str] | int | str = (),
@@ -115,7 +118,7 @@ def compare(
     started = time.perf_counter()
     first, second = (first if torch_module is None else torch_module), (second if flax_module is None else flax_module)
     second_inputs = second_inputs if flax_inputs is None else flax_inputs
-    if inputs is None:
+    if inputs is MISSING:
         raise TypeError("compare needs inputs: an array, a tuple of positional ones or a dict of keyword ones")
     modes, wanted = choose("modes", modes, MODES), None if dtypes is None else choose("dtypes", dtypes, DTYPES)
     _check_options(train, modes, seeds, first_seed)

@@ -42,7 +42,10 @@ def prepare(
 ) -> Pair:
     """Return the pair that `compare` judges; its arguments are those of `compare`."""
     devices = device if isinstance(device, tuple) else (device, device)
-    subjects = [subject_of(side, one) for side, one in zip((first, second), devices, strict=True)]
+    subjects = [
+        subject_of(value, one, what)
+        for value, one, what in zip((first, second), devices, ("first", "second"), strict=True)
+    ]
     ours, theirs = subjects
     labels = labels_of(ours.framework, theirs.framework)
     held = {side: weights_held(one, shown(labels[side])) for side, one in zip(SIDES, subjects, strict=True)}
@@ -83,8 +86,13 @@ def prepare(
     return pair
 
 
-def subject_of(value: Any, device: str | None = None) -> Subject:
+def subject_of(value: Any, device: str | None = None, what: str = "module") -> Subject:
     """Return what runs one side: a torch module, an NNX module, a Linen module with its variables, or a function.
+
+    Args:
+        value: the side.
+        device: where it runs; None is where its weights are.
+        what: what it is called in messages.
 
     Raises:
         TypeError: it is none of these.
@@ -92,23 +100,23 @@ def subject_of(value: Any, device: str | None = None) -> Subject:
     """
     framework = backends.framework_of(value)
     if framework is None:
-        raise TypeError(refusal_of(value))
+        raise TypeError(_refusal(value, what))
     subject: Subject = backends.load_subjects(framework).subject_of(value, device)
     return subject
 
 
-def refusal_of(value: Any) -> str:
+def _refusal(value: Any, what: str) -> str:
     """Say what is wrong with something that is no side."""
-    what = (
-        "compare takes a torch.nn.Module, a flax.nnx.Module, (a Linen module, its variables) or "
+    rule = (
+        f"{what} must be a torch.nn.Module, a flax.nnx.Module, (a Linen module, its variables) or "
         "parity.function(f, weights)"
     )
     kinds = {f"{base.__module__}.{base.__qualname__}" for base in type(value).__mro__}
     if any(kind.startswith("flax.linen") for kind in kinds):
-        return f"{what}; {type(value).__name__} is a Linen module, give (module, variables)"
+        return f"{rule}; {type(value).__name__} is a Linen module, give (module, variables)"
     if isinstance(value, type):
-        return f"{what}; {value.__name__} is a class, give an instance of it"
-    return f"{what}, got {type(value).__name__}"
+        return f"{rule}; {value.__name__} is a class, give an instance of it"
+    return f"{rule}, got {type(value).__name__}"
 
 
 def _side(name: str) -> Side:

@@ -86,16 +86,14 @@ def dump(
         ValueError: it can't be run or dumped; see `compare`.
     """
     framework = backends.framework_of(module)
-    if framework is None:
-        raise TypeError(prepare.refusal_of(module).replace("compare takes", "dump takes", 1))
     if like is not None and framework == "torch":
         raise ValueError("the torch side is dumped first, and Flax like it")
     other = None if like is None else dumps.of_side(like, "torch")
     if rules is not None and other is None:
         raise ValueError("rules say which parameter is which; they go with like")
-    settings = backends.load(framework, "_parity.precision")
+    subject = prepare.subject_of(module, device)
+    settings = backends.load(subject.framework, "_parity.precision")
     with folders.new(folder) as target, np.errstate(all="ignore"), settings.strict():
-        subject = prepare.subject_of(module, device)
         recorder = Recorder(subject, inputs, other, Writer(target), rules=rules, transfer=transfer, progress=progress)
         if other is not None:
             seeds, first_seed = other.manifest.seeds, other.manifest.first_seed
