@@ -1412,7 +1412,11 @@ def test_a_few_nans_in_the_inputs_are_noted():
     report = judge(scale, inputs=holed)
     assert (report.verdict, report.notes) == (
         "equal",
-        ["input inputs[0]: 1 of 80 elements are NaN; drawn inputs hold none"],
+        [
+            "input inputs[0]: 1 of 80 elements are NaN; drawn inputs hold none",
+            "output: 1 of 80 elements are NaN or infinite on both sides (your weights), and were not compared",
+            "grad w: 1 of 8 elements are NaN or infinite on both sides (your weights), and were not compared",
+        ],
     )
 
 
