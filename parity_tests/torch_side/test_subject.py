@@ -1,4 +1,4 @@
-"""The judge's torch side on other people's code: checkpoints, torch.func, lists of weights, functions, tables, Ctrl-C."""
+"""The judge's torch side on other people's code: checkpoints, torch.func, lists of weights, functions, tables."""
 
 from __future__ import annotations
 

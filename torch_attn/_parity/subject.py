@@ -309,7 +309,8 @@ class _Run:
         hidden = unregistered(modules, subject.name, subject.side.call)
         with contextlib.ExitStack() as stack:
             stack.enter_context(undisturbed(modules.values(), self.seed, subject.train))
-            stack.enter_context(_quiet())
+            if self.mode == "jit" or "torch._dynamo" in sys.modules:
+                stack.enter_context(_quiet())
             if self.mode != "jit" and (self.mode, self.dtype, subject.train) != ("eager", None, False):
                 stack.enter_context(eager())
             stack.enter_context(precision_of(self.dtype))
@@ -361,8 +362,7 @@ class _Run:
 def _quiet() -> Iterator[None]:
     """Keep torch.compile from warning that it looks for the gradient of a copy of an input."""
     with warnings.catch_warnings():
-        if "torch._dynamo" in sys.modules:
-            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         yield
 
 
