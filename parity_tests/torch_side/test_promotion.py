@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from attn_bridge.parity.compare.subject import Arguments, CannotPromoteError
-from torch_attn._parity.promotion import lifted
-from torch_attn._parity.subject import Harness
+from torch_attn._parity.promotion import promoted
+from torch_attn._parity.subject import subject_of
 
 X = np.array([0.12345678901234567, 0.7654321987654321, -1.1111111111111112])
 THIRD = 1.0 / 3.0
@@ -163,11 +163,11 @@ WAYS = {
 
 
 def run(function, dtype, x=X):
-    harness = Harness(Module(function))
+    subject = subject_of(Module(function))
     with np.errstate(all="ignore"):
-        outputs = harness.run({}, Arguments((x,)), dtype=dtype).outputs
+        outputs = subject.run({}, Arguments((x,)), dtype=dtype).outputs
         cotangents = [np.random.default_rng(1).normal(size=one.shape) for one in outputs]
-        return harness.run({}, Arguments((x,)), cotangents, dtype=dtype)
+        return subject.run({}, Arguments((x,)), cotangents, dtype=dtype)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -193,18 +193,18 @@ SAME = {"through NumPy in float64", "NumPy constants", "item", "arange", "attrib
 
 
 @pytest.mark.parametrize("way", sorted(set(WAYS) - EXACT - SAME))
-def test_the_same_way_loses_digits_without_the_lift(way):
+def test_the_same_way_loses_digits_without_promotion(way):
     low, exact = WAYS[way]
     with torch.no_grad():
         x = torch.from_numpy(X.astype(np.float32))
         try:
             found = low(x)
         except RuntimeError:
-            return  # torch refuses to mix dtypes, where the lift leaves one
+            return  # torch refuses to mix dtypes, where promotion leaves one
         assert not np.allclose(found.double(), exact(x.double()), rtol=1e-13, atol=1e-13)
 
 
-def test_parameters_buffers_and_attributes_are_lifted_and_stay_what_they_are():
+def test_parameters_buffers_and_attributes_are_promoted_and_stay_what_they_are():
     class Holder(nn.Module):
         def __init__(self):
             super().__init__()
@@ -220,8 +220,8 @@ def test_parameters_buffers_and_attributes_are_lifted_and_stay_what_they_are():
     module = Holder()
     before = [*module.state_dict().items(), ("plain", module.plain[0])]
     values = {name: (tensor.dtype, tensor.clone(), id(tensor)) for name, tensor in before}
-    harness = Harness(module)
-    found = harness.run(harness.weights(), Arguments((X,)), [np.ones(3)], dtype="float64")
+    subject = subject_of(module)
+    found = subject.run(subject.weights(), Arguments((X,)), [np.ones(3)], dtype="float64")
     wide = {name: tensor.double().numpy() for name, tensor in before}
     expected = X * wide["weight"] + 2.0 * wide["table"] * wide["plain"] + np.array([1, 2, 3])
     np.testing.assert_allclose(found.outputs[0], expected, rtol=1e-15)
@@ -231,14 +231,27 @@ def test_parameters_buffers_and_attributes_are_lifted_and_stay_what_they_are():
         assert torch.equal(tensor, values[name][1])
 
 
+@pytest.mark.parametrize(
+    ("shapes", "ends"),
+    [(((6, 8), (3, 8, 4)), (2, 2, 6)), (((3, 8, 8), (8, 8)), (2, 4, 8)), (((8, 8), (8, 4)), (2, 4, 8))],
+)
+def test_products_of_experts_are_those_of_torch(shapes, ends):
+    first, second = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) for shape in shapes)
+    offsets = torch.tensor(ends, dtype=torch.int32)
+    with promoted():
+        found = torch._grouped_mm(first, second, offs=offsets)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found.float(), torch._grouped_mm(first, second, offs=offsets))
+
+
 class PlannedError(Exception):
     """Raised by a test itself."""
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_nothing_stays_lifted(fails):
+def test_nothing_stays_promoted(fails):
     def work():
-        with lifted():
+        with promoted():
             assert torch.get_default_dtype() == torch.float64
             assert torch.ones(2).float().dtype == torch.float64
             if fails:
@@ -258,7 +271,7 @@ def test_nothing_stays_lifted(fails):
 def test_a_default_dtype_of_the_users_own_is_back_afterwards():
     torch.set_default_dtype(torch.float16)
     try:
-        with lifted():
+        with promoted():
             pass
         assert torch.get_default_dtype() == torch.float16
     finally:
@@ -267,7 +280,7 @@ def test_a_default_dtype_of_the_users_own_is_back_afterwards():
 
 def test_the_bits_of_integers_may_be_read_as_floats():
     bits = torch.tensor([0x3F800000, 0x40490FDB, 7], dtype=torch.int32)
-    with lifted():
+    with promoted():
         found = bits.view(torch.float32) * 1.0
     assert found.dtype == torch.float64
     assert torch.equal(found, bits.view(torch.float32).double())
@@ -302,7 +315,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("way", REFUSED)
-def test_what_can_not_be_lifted_is_refused_with_the_reason(way):
+def test_what_can_not_be_promoted_is_refused_with_the_reason(way):
     function, why = REFUSED[way]
     with pytest.raises(CannotPromoteError, match=why):
         run(function, "float64")

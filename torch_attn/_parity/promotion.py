@@ -23,6 +23,31 @@ _NAMED = {
     **dict.fromkeys((Tensor.float, Tensor.half, Tensor.bfloat16), Tensor.double),
     **dict.fromkeys((Tensor.cfloat, Tensor.chalf), Tensor.cdouble),
 }
+
+
+def _grouped_mm(
+    mat_a: Tensor, mat_b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
+) -> Tensor:
+    """Stand for `torch._grouped_mm`, the products of mixtures of experts, which torch does not have in float64."""
+    if offs is None:
+        product = mat_a @ mat_b
+    else:
+        ends = [int(end) for end in offs]
+        parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        if mat_a.ndim == 2 and mat_b.ndim == 2:
+            product = torch.stack([mat_a[:, part] @ mat_b[part] for part in parts])
+        elif mat_a.ndim == 2:
+            parts.append(slice(ends[-1], None))  # rows of no group: whatever torch leaves there
+            experts = [*mat_b, torch.zeros_like(mat_b[0])]
+            product = torch.cat([mat_a[part] @ one for part, one in zip(parts, experts, strict=True)])
+        else:
+            product = torch.cat([one @ mat_b[:, part] for part, one in zip(parts, mat_a, strict=True)], -1)
+    return product if bias is None else product + bias
+
+
+_IN_FLOAT64 = {getattr(torch, "_grouped_mm", None): _grouped_mm}
+"""Function that torch does not have in float64 -> what computes the same from others."""
+
 _LEGACY = re.compile(r"torch\.(cuda\.)?(Float|Half|BFloat16)Tensor")
 _INTO_NUMPY = {Tensor.numpy, Tensor.__array__}
 _WRITES = re.compile(r"__setitem__|__i(?!nvert|nt|ndex)[a-z]+__|[a-z].*[a-z0-9]_")
@@ -110,7 +135,7 @@ class _Promotion(TorchFunctionMode):
             raise CannotPromoteError("a part of it is computed by NumPy, in lower precision")
         if args and isinstance(args[0], Tensor) and args[0].dtype in _LOW and _writes(func):
             raise CannotPromoteError(f"a tensor of dtype {dtype_name(args[0])} that is no buffer is written to")
-        func = _NAMED.get(func, func)
+        func = _IN_FLOAT64.get(func, _NAMED.get(func, func))
         args = tuple([_promoted(value) for value in args])
         if func is Tensor.type and len(args) > 1:
             args = (args[0], _promoted_name(args[1]), *args[2:])

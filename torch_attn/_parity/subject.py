@@ -8,6 +8,8 @@ state stay as they are, and what a checkpoint computes again is computed with th
 from __future__ import annotations
 
 import contextlib
+import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -307,6 +309,8 @@ class _Run:
         hidden = unregistered(modules, subject.name, subject.side.call)
         with contextlib.ExitStack() as stack:
             stack.enter_context(undisturbed(modules.values(), self.seed, subject.train))
+            if self.mode == "jit" or "torch._dynamo" in sys.modules:
+                stack.enter_context(_quiet())
             if self.mode != "jit" and (self.mode, self.dtype, subject.train) != ("eager", None, False):
                 stack.enter_context(eager())
             stack.enter_context(precision_of(self.dtype))
@@ -352,6 +356,14 @@ class _Run:
         """Return what the code is called with: copies, which it may write to."""
         tables = self.tables if isinstance(probe, Tables) else ()
         return [probe.table(leaf) if place in tables else leaf.clone() for place, leaf in enumerate(leaves)]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch.compile from warning that it looks for the gradient of a copy of an input."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+        yield
 
 
 def gradients_of(
