@@ -73,7 +73,7 @@ class NNXSide:
 
     def run(self, weights, x):
         graph, params, rest = nnx.split(self.module, nnx.Param, ...)
-        flat = {path: value for path, value in nnx.to_flat_state(params)}
+        flat = dict(nnx.to_flat_state(params))
         for path, value in flat.items():
             flat[path] = value.replace(jnp.asarray(weights[".".join(map(str, path))]))
         module = nnx.merge(graph, nnx.from_flat_state(list(flat.items())), rest)
@@ -345,9 +345,7 @@ def test_an_einsum_of_keys_and_values_is_two_linear_layers():
 
         def forward(self, x):
             query = self.q_proj(x).unflatten(-1, (4, 3))
-            key, value = (
-                one(x).unflatten(-1, (2, 3)).repeat_interleave(2, 2) for one in (self.k_proj, self.v_proj)
-            )
+            key, value = (one(x).unflatten(-1, (2, 3)).repeat_interleave(2, 2) for one in (self.k_proj, self.v_proj))
             weights = torch.softmax(torch.einsum("btnh,bsnh->bnts", query, key), -1)
             return self.o_proj(torch.einsum("bnts,bsnh->btnh", weights, value).flatten(2))
 
