@@ -73,7 +73,7 @@ class NNXSide:
 
     def run(self, weights, x):
         graph, params, rest = nnx.split(self.module, nnx.Param, ...)
-        flat = {path: value for path, value in nnx.to_flat_state(params)}
+        flat = dict(nnx.to_flat_state(params))
         for path, value in flat.items():
             flat[path] = value.replace(jnp.asarray(weights[".".join(map(str, path))]))
         module = nnx.merge(graph, nnx.from_flat_state(list(flat.items())), rest)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Hashable, Sequence
 
@@ -50,11 +49,11 @@ class Sides:
         score = likeness(*self.names)
         places = [_places(names) for names in self.names]
         score -= 1e-3 * (places[0][:, None] - places[1][None, :]) ** 2
-        ours, theirs = ([math.prod(tensor.shape) for tensor in side] for side in (self.first, self.second))
-        fits = np.equal.outer(np.array(ours, dtype=object), np.array(theirs, dtype=object)).astype(bool)
-        for i, j in zip(*np.nonzero(fits), strict=True):
-            fits[i, j] = bool(self.options(int(i), int(j)).ways)
-        return np.where(fits, score, -np.inf)
+        kinds = [list(dict.fromkeys(side)) for side in self.kinds]
+        table = np.array([[bool(options(one, two, equal_names=False).ways) for two in kinds[1]] for one in kinds[0]])
+        number = [{kind: i for i, kind in enumerate(side)} for side in kinds]
+        rows, columns = ([number[k][kind] for kind in self.kinds[k]] for k in (0, 1))
+        return np.where(table[np.ix_(rows, columns)], score, -np.inf)
 
 
 def _places(names: Sequence[Name]) -> Array:
@@ -117,16 +116,8 @@ def left_over(scores: Array) -> tuple[list[int], list[int]]:
     return sorted(left), sorted(right)
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """First tensors that could exchange their counterparts without the names objecting."""
-
-    members: tuple[int, ...]
-    template: tuple[str, ...]
-
-
-def open_groups(scores: Array, assignment: Sequence[int], names: Sequence[str]) -> list[Group]:
-    """Return the groups that names leave open."""
+def open_groups(scores: Array, assignment: Sequence[int]) -> list[list[int]]:
+    """Return the groups of first tensors that could exchange their counterparts without the names objecting."""
     count = len(assignment)
     if not count:
         return []
@@ -147,9 +138,40 @@ def open_groups(scores: Array, assignment: Sequence[int], names: Sequence[str]) 
     groups = collections.defaultdict(list)
     for i in range(count):
         groups[find(i)].append(i)
-    return [
-        Group(tuple(group), tuple(template(names[i]) for i in group)) for group in groups.values() if len(group) > 1
-    ]
+    return [group for group in groups.values() if len(group) > 1]
+
+
+@dataclasses.dataclass
+class Group:
+    """Layers that could exchange their counterparts: role -> position of the tensor, for each, on both sides in turn.
+
+    A layer's weight and bias go together.
+    """
+
+    first: list[dict[str, int]]
+    second: list[dict[str, int]]
+
+
+def by_layers(sides: Sides, groups: Sequence[Sequence[int]], assignment: Sequence[int]) -> list[Group]:
+    """Return groups of tensors as groups of layers, those of the same layers made one."""
+    found: dict[Hashable, Group] = {}
+    for number, group in enumerate(groups):
+        ours = {sides.names[0][i].layer: i for i in group}
+        theirs = {sides.names[1][assignment[i]].layer: assignment[i] for i in group}
+        roles = {sides.names[0][i].role for i in group} | {sides.names[1][assignment[i]].role for i in group}
+        is_plain = len(roles) == 1 and len(ours) == len(theirs) == len(group)
+        role = next(iter(roles)) if is_plain else ""
+        key: Hashable = (frozenset(ours), frozenset(theirs)) if is_plain else number
+        if key not in found:
+            found[key] = Group([{role: i} for i in group], [{role: assignment[i]} for i in group])
+            continue
+        for members, names, mine in (
+            (found[key].first, sides.names[0], ours),
+            (found[key].second, sides.names[1], theirs),
+        ):
+            for member in members:
+                member[role] = mine[names[next(iter(member.values()))].layer]
+    return list(found.values())
 
 
 def template(name: str) -> str:

@@ -76,6 +76,7 @@ class Name:
         own: the word of the layer itself, as it is spelled.
         parent: the path above the layer.
         last: the last word, if it names a role.
+        layer: path of the layer that it belongs to.
         natural: key that sorts names as they were declared, with numbers in their order.
     """
 
@@ -86,6 +87,7 @@ class Name:
     own: str
     parent: str
     last: str
+    layer: str = ""
     natural: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -146,7 +148,9 @@ def _read(tensor: Tensor, name: str, single: Sequence[bool], natural: tuple[tupl
     literal = [word for word in _split(layer) if word not in ("params", "module")]
     while literal[:1] == ["model"]:
         literal = literal[1:]
-    return Name(tuple(literal), tuple(words), tuple(digits), role, fused_own, parent, last if role else "", natural)
+    return Name(
+        tuple(literal), tuple(words), tuple(digits), role, fused_own, parent, last if role else "", layer, natural
+    )
 
 
 def _split(text: str) -> list[str]:
@@ -172,6 +176,15 @@ def role_of(tensor: Tensor, last: str, path: str) -> str:
     if path and last == "b":
         return "bias"
     return ""
+
+
+def last_word(tensor: Tensor) -> str:
+    """Return the last word of a name, if it names a role, as `read` does."""
+    path, _, last = tensor.spelled.rpartition(".")
+    opaque = _OPAQUE.fullmatch(last)
+    if opaque and (opaque[1] or opaque[3]):
+        return opaque[2]
+    return last if role_of(tensor, last, path) else ""
 
 
 def _renumbered(tensors: Sequence[Tensor]) -> tuple[list[str], list[list[bool]]]:

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 
+from ..subject import Array
 from .names import FUSED, Name, likeness, part_sets, part_word, read
 from .tensors import Tensor
 
@@ -164,25 +165,27 @@ def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], fits: Fits) -> l
     ]
     bundles = list(_bundles(others, other_names)) if fused else []
     by_size = collections.defaultdict(list)
-    for bundle in bundles:
-        by_size[sum(math.prod(others[i].shape) for i in bundle.parts)].append(bundle)
-    possible = []
-    for i in fused:
-        size = math.prod(tensors[i].shape)
-        for bundle in by_size[size]:
-            if sizes[size] and bundle.word != names[i].fused:
-                continue
-            arrangements = tuple(_arrangements(tensors[i], names[i], others, bundle, fits))
-            if arrangements:
-                possible.append((_speaks(names[i], bundle, other_names), i, bundle, arrangements))
+    for k, bundle in enumerate(bundles):
+        by_size[sum(math.prod(others[j].shape) for j in bundle.parts)].append(k)
+    said = _speaks([names[i] for i in fused], bundles, other_names)
+    possible = [
+        (float(said[row, k]), i, k)
+        for row, i in enumerate(fused)
+        for k in by_size[math.prod(tensors[i].shape)]
+        if not sizes[math.prod(tensors[i].shape)] or bundles[k].word == names[i].fused
+    ]
     found: list[Split] = []
     taken: set[int] = set()
     used: set[int] = set()
-    for _, i, bundle, arrangements in sorted(possible, key=lambda one: (-one[0], one[1], one[2].parts)):
-        if i not in taken and not used & set(bundle.parts):
+    for _, i, k in sorted(possible, key=lambda one: (-one[0], one[1], one[2])):
+        parts = bundles[k].parts
+        if i in taken or used & set(parts):
+            continue
+        arrangements = tuple(_arrangements(tensors[i], names[i], others, bundles[k], fits))
+        if arrangements:
             taken.add(i)
-            used |= set(bundle.parts)
-            found.append(Split(i, bundle.parts, arrangements))
+            used |= set(parts)
+            found.append(Split(i, parts, arrangements))
     return found
 
 
@@ -209,19 +212,25 @@ def _bundles(tensors: Sequence[Tensor], names: Sequence[Name]) -> Iterator[Bundl
                     yield Bundle(parts, tuple(names[i].own or str(i) for i in parts), "")
 
 
-def _speaks(name: Name, bundle: Bundle, others: Sequence[Name]) -> float:
-    """Return how much names speak for a tensor to hold a bundle."""
-    part = others[bundle.parts[0]]
-    parent = dataclasses.replace(
-        part, words=tuple(word for word in part.words if word not in bundle.labels), literal=part.literal[:-1]
-    )
-    plain = dataclasses.replace(
-        name, words=tuple(word for word in name.words if word not in FUSED.values()), literal=name.literal[:-1]
-    )
-    score = float(likeness([plain], [parent])[0, 0])
-    if name.fused and name.fused == bundle.word:
-        return score + 2.0
-    return score + (0.5 if bundle.word else 0.0) - 0.01 * len(bundle.parts)
+def _speaks(fused: Sequence[Name], bundles: Sequence[Bundle], others: Sequence[Name]) -> Array:
+    """Return how much names speak for each fused tensor to hold each bundle."""
+    plain = [
+        dataclasses.replace(
+            name, words=tuple(word for word in name.words if word not in FUSED.values()), literal=name.literal[:-1]
+        )
+        for name in fused
+    ]
+    parents = []
+    for bundle in bundles:
+        part = others[bundle.parts[0]]
+        words = tuple(word for word in part.words if word not in bundle.labels)
+        parents.append(dataclasses.replace(part, words=words, literal=part.literal[:-1]))
+    score = likeness(plain, parents)
+    for k, bundle in enumerate(bundles):
+        score[:, k] += 0.5 * bool(bundle.word) - 0.01 * len(bundle.parts)
+        for row, name in enumerate(fused):
+            score[row, k] += 2.0 * bool(name.fused and name.fused == bundle.word)
+    return score
 
 
 def _arrangements(

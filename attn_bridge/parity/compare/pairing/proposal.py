@@ -13,15 +13,18 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from ....weights import WeightsMismatchError
-from ..subject import Parameter
-from .assignment import Sides, best, equals, left_over, open_groups, template
-from .names import Name, read
+from ..subject import Array, Parameter
+from .assignment import Group, Sides, best, by_layers, equals, left_over, open_groups, template
+from .names import last_word
 from .parts import Split, splits, unstacked
 from .patterns import Options, Way, kind_of, options
 from .tensors import Match, Pairing, Tensor, uncovered, whole
 
 MOST_CANDIDATES = 256
 """Most pairings that are tried out before the choice is left to the user."""
+
+MOST_PERMUTED = 6
+"""Most layers of which every order is thought of."""
 
 AGREE = 1e-9
 """How far apart outputs may be that agree."""
@@ -135,29 +138,29 @@ def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[l
 
 
 def _link(sides: Sides, i: int, j: int, how: str) -> Link:
-    names = sides.names[0][i], sides.names[1][j]
     pair = sides.first[i], sides.second[j]
-    return Link(*pair, sides.options(i, j), _layers(*pair, names), how)
+    return Link(*pair, sides.options(i, j), _layers(*pair), how)
 
 
-def _layers(first: Tensor, second: Tensor, names: tuple[Name, Name]) -> Hashable:
+def _layers(first: Tensor, second: Tensor) -> Hashable:
     """Return what pairs of one kind of layer have in common, which lie one way round."""
-    kinds = [kind_of(one, name.last).layer for one, name in zip((first, second), names, strict=True)]
-    own = [name.last or template(name.own) for name in names]
-    return (*kinds, *own)
+    found = []
+    for one in (first, second):
+        last = last_word(one)
+        found += [kind_of(one, last).layer, last or template(one.spelled.rpartition(".")[2])]
+    return tuple(found)
 
 
 def _fits(first: Tensor, second: Tensor) -> bool:
-    return bool(_options(first, second)[0].ways)
+    return bool(_options(first, second).ways)
 
 
 def _fits_turned(second: Tensor, first: Tensor) -> bool:
-    return bool(_options(first, second)[0].ways)
+    return bool(_options(first, second).ways)
 
 
-def _options(first: Tensor, second: Tensor) -> tuple[Options, tuple[Name, Name]]:
-    names = read([first])[0], read([second])[0]
-    return options(kind_of(first, names[0].last), kind_of(second, names[1].last), equal_names=False), names
+def _options(first: Tensor, second: Tensor) -> Options:
+    return options(kind_of(first, last_word(first)), kind_of(second, last_word(second)), equal_names=False)
 
 
 def _split_choice(split: Split, there: Sequence[Tensor], *, turned: bool) -> Choice:
@@ -167,8 +170,7 @@ def _split_choice(split: Split, there: Sequence[Tensor], *, turned: bool) -> Cho
         links = []
         for j, part in arrangement:
             pair = (there[j], part) if turned else (part, there[j])
-            found, names = _options(*pair)
-            links.append(Link(*pair, found, _layers(*pair, names), "names"))
+            links.append(Link(*pair, _options(*pair), _layers(*pair), "names"))
         choice.append(tuple(links))
     return choice
 
@@ -179,33 +181,38 @@ def _assigned(sides: Sides, labels: Labels) -> tuple[list[Link], list[Choice]]:
     assignment = best(scores)
     if assignment is None:
         raise _no_bijection(sides, scores, labels)
-    spelled = [_spelled(one, sides.second[j]) for one, j in zip(sides.first, assignment, strict=True)]
-    groups = open_groups(scores, assignment, spelled)
-    grouped = {i for group in groups for i in group.members}
+    groups = open_groups(scores, assignment)
+    grouped = {i for group in groups for i in group}
     fixed = [
         _link(sides, i, j, "names" if scores[i, j] > 1.0 else "shapes")
         for i, j in enumerate(assignment)
         if i not in grouped
     ]
-    choices = []
-    for group in groups:
-        orders = itertools.islice(itertools.permutations(range(len(group.members))), 4 * MOST_CANDIDATES)
-        choice = []
-        for order in orders:
-            pairs = [(i, assignment[group.members[k]]) for i, k in zip(group.members, order, strict=True)]
-            if all(math.isfinite(scores[i, j]) for i, j in pairs):
-                choice.append(tuple(_link(sides, i, j, "order") for i, j in pairs))
-        choices.append(choice)
+    choices = [_orders(sides, scores, group) for group in by_layers(sides, groups, assignment)]
     return fixed, choices
+
+
+def _orders(sides: Sides, scores: Array, group: Group) -> Choice:
+    """Return the ways in which the layers of a group may go together, the usual order first."""
+    limit = 4 * MOST_CANDIDATES if len(group.first) <= MOST_PERMUTED else 16
+    known: dict[tuple[int, int], Link] = {}
+    choice = []
+    for order in itertools.islice(itertools.permutations(group.second), limit):
+        pairs = [(mine[role], its[role]) for mine, its in zip(group.first, order, strict=True) for role in mine]
+        if all(math.isfinite(scores[i, j]) for i, j in pairs):
+            choice.append(
+                tuple(known.get((i, j)) or known.setdefault((i, j), _link(sides, i, j, "order")) for i, j in pairs)
+            )
+    return choice
 
 
 def _spelled(first: Tensor, second: Tensor) -> str:
     return f"{first.spelled} = {second.spelled}"
 
 
-def _no_bijection(sides: Sides, scores: object, labels: Labels) -> WeightsMismatchError:
+def _no_bijection(sides: Sides, scores: Array, labels: Labels) -> WeightsMismatchError:
     """Name what is left when whatever can be paired is; two of one name are named together, with both shapes."""
-    left, right = left_over(scores)  # type: ignore[arg-type]
+    left, right = left_over(scores)
     misshapen = []
     by_name = {sides.names[1][j].same: j for j in right}
     for i in list(left):
@@ -305,29 +312,30 @@ def _candidates(
     given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], usual: Mapping[Hashable, Way]
 ) -> Iterator[Pairing]:
     """Yield every pairing that is left open, the usual ones first; one kind of layer lies one way round."""
-    for alternatives in itertools.product(*choices):
-        chosen = [link for links in alternatives for link in links]
-        open_ones = {
-            id(link) for links, choice in zip(alternatives, choices, strict=True) if len(choice) > 1 for link in links
-        }
-        links = [*fixed, *chosen]
-        ways = {id(link): _open_ways(link, usual) for link in links}
-        kinds: dict[Hashable, int] = {}
-        for link in links:
-            if len(ways[id(link)]) > 1:
-                kinds[link.layers] = max(kinds.get(link.layers, 0), len(ways[id(link)]))
-        for numbers in itertools.product(*(range(count) for count in kinds.values())):
-            number = dict(zip(kinds, numbers, strict=True))
-            matches = []
-            for link in links:
-                found = ways[id(link)]
-                i = number[link.layers] if len(found) > 1 else 0
-                if i >= len(found):
-                    break
-                is_open = len(found) > 1 or id(link) in open_ones
-                matches.append(found[i].match(link.first, link.second, "probe" if is_open else link.how))
-            else:
-                yield Pairing((*given.matches, *matches), given.dropped)
+    links = {id(link): link for link in [*fixed, *(link for choice in choices for some in choice for link in some)]}
+    ways = {key: _open_ways(link, usual) for key, link in links.items()}
+    counts: dict[Hashable, int] = {}
+    for key, link in links.items():
+        if len(ways[key]) > 1:
+            counts[link.layers] = max(counts.get(link.layers, 0), len(ways[key]))
+    permuted = {id(link) for choice in choices if len(choice) > 1 for some in choice for link in some}
+    made: dict[tuple[int, int], Match] = {}
+
+    def match(link: Link, number: int) -> Match:
+        if (id(link), number) not in made:
+            is_open = len(ways[id(link)]) > 1 or id(link) in permuted
+            way = ways[id(link)][number]
+            made[id(link), number] = way.match(link.first, link.second, "probe" if is_open else link.how)
+        return made[id(link), number]
+
+    for numbers in itertools.product(*(range(count) for count in counts.values())):
+        number = dict(zip(counts, numbers, strict=True))
+        for alternatives in itertools.product(*choices):
+            chosen = [*fixed, *(link for some in alternatives for link in some)]
+            wanted = [number[link.layers] if len(ways[id(link)]) > 1 else 0 for link in chosen]
+            if all(i < len(ways[id(link)]) for link, i in zip(chosen, wanted, strict=True)):
+                found = [match(link, i) for link, i in zip(chosen, wanted, strict=True)]
+                yield Pairing((*given.matches, *found), given.dropped)
 
 
 def _open_names(choices: Sequence[Choice], fixed: Sequence[Link], usual: Mapping[Hashable, Way]) -> set[str]:
