@@ -82,7 +82,7 @@ def torch_gemma() -> Any:
         "one-plus-forgotten": fault("pre_attn_norm", "*_norm"),
         "cap-after-the-mask": fault(*ATTENTION),
         "embedding-not-scaled": fault("", "embed", ("embed", "pre_attn_norm", "attn")),
-        "norms-of-q-and-k-exchanged": fault("attn", "attn.q_norm", "attn.k_norm", *ATTENTION),
+        "query-norm-eps": fault("attn.q_norm"),
     },
 )
 def gemma(wrong: str | None) -> Case:
@@ -92,11 +92,13 @@ def gemma(wrong: str | None) -> Case:
     from flax import linen as fnn
 
     class Norm(fnn.Module):
+        eps: float = 1e-6
+
         @fnn.compact
         def __call__(self, x):
             scale = self.param("scale", fnn.initializers.zeros, (x.shape[-1],))
             scale = scale if wrong == "one-plus-forgotten" else 1 + scale
-            return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6) * scale
+            return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + self.eps) * scale
 
     def dense(size: int, name: str) -> Any:
         return fnn.Dense(size, use_bias=False, name=name)
@@ -107,10 +109,8 @@ def gemma(wrong: str | None) -> Case:
             b, t, d = x.shape
             names = ("q_proj", "k_proj", "v_proj")
             q, k, v = (dense(d, name)(x).reshape(b, t, HEADS, -1) for name in names)
-            norms = Norm(name="q_norm"), Norm(name="k_norm")
-            if wrong == "norms-of-q-and-k-exchanged":
-                norms = norms[::-1]
-            scores = jnp.einsum("bthc,bshc->bhts", norms[0](q) * (d // HEADS) ** -0.5, norms[1](k))
+            q = Norm(1e-5 if wrong == "query-norm-eps" else 1e-6, name="q_norm")(q)
+            scores = jnp.einsum("bthc,bshc->bhts", q * (d // HEADS) ** -0.5, Norm(name="k_norm")(k))
             seen = jnp.tril(jnp.ones((t, t), bool))
             if wrong == "cap-after-the-mask":
                 scores = 5.0 * jnp.tanh(jnp.where(seen, scores, -1e9) / 5.0)

@@ -186,18 +186,8 @@ head.bias | head.bias
 """
 
 
-@entry(
-    "ViT",
-    "Linen",
-    "fused and split",
-    faults={
-        "class-token-last": fault(*PATCHES),
-        "final-norm-missing": fault("", "norm", ("blocks.0", "norm", "head")),
-        "dropped-scale": fault("blocks.0", *inside("blocks.0", "attn", "mlp", "norm1", "norm2")),
-    },
-)
-def vit_linen(wrong: str | None) -> Case:
-    """Against Linen as Google's own code names it, with ``MultiHeadDotProductAttention``."""
+def linen_vit(wrong: str | None) -> Any:
+    """Return the Linen port, with the names of Google's own code."""
     from flax import linen as nn
 
     class MlpBlock(nn.Module):
@@ -224,6 +214,21 @@ def vit_linen(wrong: str | None) -> Case:
             y = nn.LayerNorm(use_fast_variance=False, name="encoder_norm")(x)
             return nn.Dense(7, name="head")((x + 0 * y if wrong == "final-norm-missing" else y)[:, 0])
 
+    return ViT()
+
+
+@entry(
+    "ViT",
+    "Linen",
+    "fused and split",
+    faults={
+        "class-token-last": fault(*PATCHES),
+        "final-norm-missing": fault("", "norm", ("blocks.0", "norm", "head")),
+        "dropped-scale": fault("blocks.0", *inside("blocks.0", "attn", "mlp", "norm1", "norm2")),
+    },
+)
+def vit_linen(wrong: str | None) -> Case:
+    """Against Linen as Google's own code names it, with ``MultiHeadDotProductAttention``."""
     first, image = torch_vit(), numbers(2, 3, IMAGE, IMAGE)
     arrays = held(first)
     attention = "encoderblock_0.MultiHeadDotProductAttention_0"
@@ -234,7 +239,7 @@ def vit_linen(wrong: str | None) -> Case:
         carried[f"{attention}.{name}.kernel"] = weight.T.reshape(WIDTH, HEADS, -1)
         carried[f"{attention}.{name}.bias"] = bias.reshape(HEADS, -1)
     channels_last = image.transpose(0, 2, 3, 1)
-    return Case(first, linen(ViT(), carried, channels_last), image, {"second_inputs": channels_last})
+    return Case(first, linen(linen_vit(wrong), carried, channels_last), image, {"second_inputs": channels_last})
 
 
 SIDE, WINDOW, SHIFT = 8, 4, 2
