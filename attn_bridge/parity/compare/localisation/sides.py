@@ -199,6 +199,11 @@ class _Place(Divergence):
     between: tuple[str, str] | None = None
     hint: str = ""
 
+    @property
+    def second_path(self) -> str:
+        """Dotted path on the second side."""
+        return self.flax_path
+
 
 def divergence_of(
     path: str,
