@@ -51,10 +51,10 @@ def pair_modules(
 def alternatives(
     matches: Sequence[Any], first: Sequence[Submodule], second: Sequence[Submodule]
 ) -> dict[str, list[tuple[str, str]]]:
-    """Return first path -> other pairs that it could belong to, where several nested modules hold the same."""
+    """Return first path -> the pairs of which its own is one, where one side nests more modules that hold the same."""
     found: dict[str, list[tuple[str, str]]] = {}
     for mine, its in _groups(matches, first, second):
-        if len(mine) > 1 or len(its) > 1:
+        if len(mine) != len(its):
             found |= {path: [(one, two) for one in mine for two in its] for path in mine}
     return found
 

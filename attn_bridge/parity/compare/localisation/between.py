@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from ..subject import Call
+import numpy as np
+
+from ..subject import Array, Call
 from .leaves import apart, match_leaves
 from .sides import SIDES, Side
 
 Direction = Literal["forward", "backward"]
+
+PARALLEL = 1e-9
+"""By how much the cosine of two gradients may be below one if one is to be a multiple of the other."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,13 +25,11 @@ class Step:
     Attributes:
         path: its path on the first side.
         calls: the call on each side.
-        innocent: whether it agrees when it is fed the same.
-        exchanged: whether it does so only if the sides exchange integers, or the order of its inputs.
+        exchanged: whether it agrees, fed the same, only if the sides exchange integers, or the order of its inputs.
     """
 
     path: str
     calls: dict[Side, Call]
-    innocent: bool = True
     exchanged: bool = False
 
     @property
@@ -35,7 +38,7 @@ class Step:
         return self.calls["first"].order
 
     def differs(self, what: str, limit: float) -> bool | None:
-        """Tell whether its ``inputs`` or ``cotangents`` differ between the sides; None if that can't be told."""
+        """Tell whether ``inputs`` or ``cotangents`` differ between the sides; None if that can't be told."""
         if what == "inputs":
             if self.exchanged:
                 return True
@@ -44,6 +47,10 @@ class Step:
             leaves = [self.calls[side].outputs for side in SIDES]
         found = apart(self.calls, match_leaves(*leaves), what)
         return None if found is None else found > limit
+
+
+Gradients = Callable[[Step | None], Mapping[Side, Sequence[Array | None]]]
+"""Returns the gradients with respect to the inputs of a step, or of the module itself, by side."""
 
 
 def calls_inside(calls: Sequence[Call], path: str, call: Call) -> list[Call]:
@@ -60,15 +67,12 @@ def calls_inside(calls: Sequence[Call], path: str, call: Call) -> list[Call]:
     return sorted((one for one in calls if call.order < one.order <= last), key=lambda one: one.order)
 
 
-def steps_of(
-    pairs: Mapping[str, str], calls: Mapping[Side, Sequence[Call]], innocent: Mapping[str, bool], exchanged: set[str]
-) -> list[Step]:
+def steps_of(pairs: Mapping[str, str], calls: Mapping[Side, Sequence[Call]], exchanged: set[str]) -> list[Step]:
     """Return the steps of paired submodules in order of execution; one called more often on one side has none.
 
     Args:
         pairs: first path -> second path of the nearest submodules.
         calls: the calls inside the module, by side.
-        innocent: first path -> whether it agrees fed the same.
         exchanged: first paths of those that agree only if the sides exchange what they are fed.
     """
     found = []
@@ -77,32 +81,130 @@ def steps_of(
         its = [one for one in calls["second"] if one.path == second_path]
         if len(mine) == len(its):
             both = zip(mine, its, strict=True)
-            found += [
-                Step(path, {"first": one, "second": two}, innocent.get(path, True), path in exchanged)
-                for one, two in both
-            ]
+            found += [Step(path, {"first": one, "second": two}, path in exchanged) for one, two in both]
     return sorted(found, key=lambda step: step.order)
 
 
-def code_between(path: str, steps: Sequence[Step], direction: Direction, limit: float) -> tuple[str, str] | None:
+def code_between(
+    path: str, steps: Sequence[Step], whole: dict[Side, Call], direction: Direction, limit: float, backward: Gradients
+) -> tuple[str, str] | None:
     """Return two paths between which the code at fault lies, given that the module itself is at fault.
 
     Args:
         path: the module; it stands for its own inputs (first) and outputs (second).
         steps: the calls of its submodules, in order; the module was fed the same on both sides.
+        whole: the call of the module.
         direction: of the fault.
         limit: largest difference that is none.
+        backward: returns the gradients with respect to the inputs of a call, None for the module's own.
     """
-    what = "inputs" if direction == "forward" else "cotangents"
-    known = [(step, differs) for step in steps if (differs := step.differs(what, limit)) is not None]
-    if not known:
+    if not steps:
         return None
     if direction == "forward":
-        for position, (step, differs) in enumerate(known):
-            if differs:
-                return (known[position - 1][0].path if position else path), step.path
-        return known[-1][0].path, path
-    for position, (step, differs) in reversed(list(enumerate(known))):
+        return _code_forward(path, steps, limit)
+    return _code_backward(path, steps, whole, limit, backward)
+
+
+def _code_forward(path: str, steps: Sequence[Step], limit: float) -> tuple[str, str] | None:
+    """Look for the first submodule that is given something else."""
+    known = [(step, differs) for step in steps if (differs := step.differs("inputs", limit)) is not None]
+    if not known:
+        return None
+    for position, (step, differs) in enumerate(known):
         if differs:
-            return step.path, (known[position + 1][0].path if position + 1 < len(known) else path)
-    return path, known[0][0].path
+            return (known[position - 1][0].path if position else path), step.path
+    return known[-1][0].path, path
+
+
+def _code_backward(
+    path: str, steps: Sequence[Step], whole: dict[Side, Call], limit: float, backward: Gradients
+) -> tuple[str, str] | None:
+    """Look for the last submodule whose gradient comes back different, then for the branch that it came through."""
+    known = [(step, differs) for step in steps if (differs := step.differs("cotangents", limit)) is not None]
+    if not known:
+        return None
+    bad = next((step for step, differs in reversed(known) if differs), None)
+    if bad is None:
+        own = backward(None)
+        gap = _gap(own["first"], own["second"])
+        before, later = path, list(steps)
+    else:
+        groups = match_leaves(bad.calls["first"].outputs, bad.calls["second"].outputs)
+        totals = {side: [one.total(side, bad.calls[side].cotangents) for one in groups] for side in SIDES}
+        gap = _gap(totals["first"], totals["second"])
+        before, later = bad.path, [step for step in steps if step.order > bad.order]
+    if gap is None:
+        return None
+    branch = _branch(gap, path, steps, later, whole, backward)
+    if branch is not None:
+        return branch
+    return before, (steps[0].path if bad is None else _next_of(bad, steps, whole, path))
+
+
+def _branch(
+    gap: Array,
+    path: str,
+    steps: Sequence[Step],
+    later: Sequence[Step],
+    whole: dict[Side, Call],
+    backward: Gradients,
+) -> tuple[str, str] | None:
+    """Return the one branch of several that a difference of gradients came through, if it is a multiple of its own.
+
+    What a submodule sends back is such a branch (the code before it is at fault), and so is what reaches a submodule
+    where its result is added to something that passes it by (the code behind it is).
+    """
+    found: list[tuple[str, str]] = []
+    for step in later:
+        if any(one is not None and _parallel(gap, one) for one in backward(step)["first"]):
+            position = list(steps).index(step)
+            found.append((steps[position - 1].path if position else path, step.path))
+    if not found:
+        for step in later:
+            if any(one is not None and _parallel(gap, one) for one in step.calls["first"].cotangents):
+                found.append((step.path, _next_of(step, steps, whole, path)))
+    return found[0] if found else None
+
+
+def _next_of(step: Step, steps: Sequence[Step], whole: dict[Side, Call], path: str) -> str:
+    """Return the first submodule after a step that may get what the step returned, else the module's own end."""
+    following = next_of(step, steps, whole)
+    return path if following is None else following.path
+
+
+def next_of(step: Step, steps: Sequence[Step], whole: dict[Side, Call]) -> Step | None:
+    """Return the first step after one that may be given what it returned.
+
+    One whose inputs were all there before (the module's inputs, what earlier submodules took and returned) is not.
+    """
+    earlier = [one for one in steps if one.order <= step.order]
+    there = list(whole["first"].arguments.leaves)
+    for one in earlier:
+        there += one.calls["first"].arguments.leaves
+        there += one.calls["first"].outputs if one is not step else []
+    for one in steps:
+        if one.order > step.order and not all(_is_among(leaf, there) for leaf in one.calls["first"].arguments.leaves):
+            return one
+    return None
+
+
+def _is_among(array: Array, known: Sequence[Array]) -> bool:
+    return any(
+        one.size == array.size and one.dtype == array.dtype and np.array_equal(one.reshape(-1), array.reshape(-1))
+        for one in known
+    )
+
+
+def _gap(first: Sequence[Array | None], second: Sequence[Array | None]) -> Array | None:
+    """Return the largest of the differences of some pairs."""
+    gaps = [one - two for one, two in zip(first, second, strict=True) if one is not None and two is not None]
+    return max(gaps, key=lambda gap: float(np.abs(gap).max(initial=0.0)), default=None)
+
+
+def _parallel(one: Array, two: Array) -> bool:
+    """Tell whether one array is a multiple of the other."""
+    if one.size != two.size or one.size < 2:
+        return False
+    a, b = one.reshape(-1).astype(np.float64), two.reshape(-1).astype(np.float64)
+    lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return lengths > 0.0 and abs(float(a @ b)) > (1.0 - PARALLEL) * lengths

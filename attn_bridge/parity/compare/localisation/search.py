@@ -9,7 +9,7 @@ or the code between those. Recorded results without modules to run are searched 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from ..pair import Pair
@@ -17,9 +17,9 @@ from ..report import Divergence, ModuleNode
 from ..sampling import Sample
 from ..subject import Arguments, Array, Call
 from ..submodule_pairs import alternatives, differing, pair_modules
-from .between import Direction, Step, calls_inside, code_between, steps_of
+from .between import Direction, Step, calls_inside, code_between, next_of, steps_of
 from .evidence import Evidence, evidence_between, evidence_of
-from .forcing import Trial, compare_freely, force
+from .forcing import Feed, Trial, compare_freely, force, run_both
 from .leaves import apart, fed, fed_cotangents, match_leaves
 from .sides import FAILURES, SIDES, Live, Runner, Side, Sides, calls_of, sides_of
 from .tree import Node, build, nearest, walk
@@ -36,6 +36,9 @@ ALLOWED = 10.0
 
 SMALL_PART = 0.1
 """Less than this part of what the worst submodule loses is not where the loss of precision is said to begin."""
+
+MOST_NODES = 64
+"""Up to so many submodules are all tried; of more, only those inside one that is at fault."""
 
 SURE = 1e-6
 """A larger difference in float64 is never rounding."""
@@ -136,12 +139,17 @@ class _Search:
         if not any(self._guilty(self.root, key) for key in ("forward", "backward")):
             self.least = 0.01 * LIMIT
             self.limits = {key: self._limit(value) for key, value in whole.items()}
-        nodes = list(walk(self.root))
-        for done, node in enumerate(nodes):
-            self.sides.progress("looking for the first divergence", done, len(nodes))
-            if node is not self.root:
-                self._try(node)
-                self._try_other_pairs(node)
+        total = sum(1 for _ in walk(self.root))
+        self._try_below(self.root, total, iter(range(total)))
+
+    def _try_below(self, node: Node, total: int, done: Iterator[int]) -> None:
+        """Try the submodules; in a large tree, inside those that are at fault alone."""
+        for child in node.children:
+            self.sides.progress("looking for the first divergence", next(done, total), total)
+            self._try(child)
+            self._try_other_pairs(child)
+            if total <= MOST_NODES or not child.calls or self._is_different(child):
+                self._try_below(child, total, done)
 
     def _try(self, node: Node) -> None:
         """Run a pair by itself, fed by each side in turn; what can't be run is compared as both sides ran freely."""
@@ -239,28 +247,69 @@ class _Search:
             bad = [child for child, used in zip(bad, shares, strict=True) if used >= least]
         if not bad:
             return None
+        if direction == "forward" and len(bad) > 1 and self.aim == "meaning":
+            bad = self._unhealed(node, bad) or bad
         return (min if direction == "forward" else max)(bad, key=lambda child: child.order)
+
+    def _unhealed(self, node: Node, bad: Sequence[Node]) -> list[Node]:
+        """Leave out submodules that the code around makes up for: what gets their outputs next agrees again."""
+        if not node.calls:
+            return list(bad)
+        calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
+        steps = self._steps(node, calls, "forward")
+        healed = set()
+        for step in steps:
+            following = next_of(step, steps, calls)
+            if following is not None and following.differs("inputs", self.limits["forward"]) is False:
+                healed.add(step.path)
+        return [child for child in bad if child.path not in healed]
 
     # ---- the code between submodules
 
     def _between(self, node: Node, direction: Direction) -> tuple[tuple[str, str] | None, list[Step]]:
         """Narrow a fault that none of the module's own submodules shows to the code between two of them."""
-        children = list(nearest(node))
-        if self.aim == "precision" or not children:
+        if self.aim == "precision":
             return None, []
-        limit = self.limits[direction]
-        for position, both in enumerate(node.calls):
-            calls: dict[Side, Call] = dict(zip(SIDES, both, strict=True))
-            inside = self._inside(node, calls, direction, limit)
-            trial = node.trials[position] if position < len(node.trials) else None
-            if inside is None or trial is None or (trial.forward if direction == "forward" else trial.backward) is None:
+        for number, both in enumerate(node.calls):
+            trial = node.trials[number] if number < len(node.trials) else None
+            error = None if trial is None else trial.forward if direction == "forward" else trial.backward
+            if error is None or error <= self.limits[direction]:
                 continue
-            pairs = {child.path: child.second_path for child in children if child.path and child.second_path}
-            innocent = {child.path: not self._is_different(child) for child in children if child.path}
-            exchanged = {child.path for child in children if child.path and child.exchanged}
-            steps = steps_of(pairs, inside, innocent, exchanged)
-            return code_between(node.path or "", steps, direction, limit), steps
+            calls: dict[Side, Call] = dict(zip(SIDES, both, strict=True))
+            steps = self._steps(node, calls, direction)
+            if steps:
+
+                def backward(step: Step | None, calls: dict[Side, Call] = calls) -> dict[Side, list[Array | None]]:
+                    return self._input_gradients(node, calls, step)
+
+                path = node.path or ""
+                return code_between(path, steps, calls, direction, self.limits[direction], backward), steps
         return None, []
+
+    def _steps(self, node: Node, calls: dict[Side, Call], direction: Direction) -> list[Step]:
+        """Return the calls of submodules inside one call of a module that is fed the same on both sides."""
+        children = [child for child in nearest(node) if child.path and child.second_path]
+        inside = self._inside(node, calls, direction, self.limits[direction]) if children else None
+        if inside is None:
+            return []
+        pairs = {child.path: child.second_path for child in children if child.path and child.second_path}
+        return steps_of(pairs, inside, {child.path for child in children if child.path and child.exchanged})
+
+    def _input_gradients(
+        self, node: Node, calls: dict[Side, Call], step: Step | None
+    ) -> dict[Side, list[Array | None]]:
+        """Return the gradients with respect to the inputs of a module or of a step in it, with first axes."""
+        child = node if step is None else next(one for one in nearest(node) if one.path == step.path)
+        both = calls if step is None else step.calls
+        groups = match_leaves(*(both[side].arguments.leaves for side in SIDES))
+        outputs = match_leaves(*(both[side].outputs for side in SIDES))
+        if self.runner is None:
+            return {side: [] for side in SIDES}
+        try:
+            runs = run_both(self.runner, child.paths, both, Feed(groups), outputs, "first")
+        except FAILURES:
+            return {side: [] for side in SIDES}
+        return {side: [group.total(side, runs[side].input_gradients) for group in groups] for side in SIDES}
 
     def _inside(
         self, node: Node, calls: dict[Side, Call], direction: Direction, limit: float

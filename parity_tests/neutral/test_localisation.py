@@ -1,0 +1,181 @@
+"""Localisation without a framework: which array is which, which submodule is which, and the code between them."""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+
+from attn_bridge.parity.compare.localisation.between import Step, calls_inside, code_between
+from attn_bridge.parity.compare.localisation.leaves import match_by_place, match_leaves, whole_numbers
+from attn_bridge.parity.compare.subject import Arguments, Call, Submodule
+from attn_bridge.parity.compare.submodule_pairs import pair_modules
+
+RANDOM = np.random.default_rng(0)
+
+
+def draw(*shape):
+    return RANDOM.normal(size=shape)
+
+
+# ---- arrays
+
+
+@pytest.mark.parametrize(
+    ("shape", "turned"),
+    [
+        ((2, 3, 4), lambda x: x.transpose(1, 0, 2)),
+        ((2, 3, 4, 5), lambda x: x.transpose(0, 2, 1, 3)),
+        ((2, 3, 20), lambda x: x.reshape(2, 3, 4, 5)),
+        ((2, 3, 20), lambda x: x.reshape(2, 3, 4, 5).transpose(0, 2, 1, 3)),
+        ((2, 3, 4, 5), lambda x: x.transpose(0, 2, 1, 3).reshape(2, 3, 20)),
+        ((2, 3, 4), lambda x: x.transpose(1, 0, 2).reshape(6, 4)),
+        ((1, 3, 4), lambda x: x[0]),
+        ((4, 4), lambda x: x.T),
+    ],
+)
+def test_an_array_is_found_whatever_the_order_of_its_axes(shape, turned):
+    x = draw(*shape)
+    y = turned(x)
+    (group,) = match_leaves([np.arange(3), x], [y])
+    assert (group.first, group.second) == ((1,), (0,))
+    np.testing.assert_array_equal(group.value("second", [y]), x)
+    np.testing.assert_array_equal(group.given("second", x), y)
+
+
+def test_arrays_that_fit_none_by_shape_are_left_out():
+    assert match_leaves([draw(2, 3)], [draw(3, 3), draw(7)]) == []
+    assert match_leaves([draw(2, 6)], [draw(3, 4)]) == [], "the same size is no evidence"
+    assert match_leaves([], [draw(2)]) == []
+
+
+def test_roughly_equal_numbers_are_matched_before_mere_shapes():
+    one, two = draw(3, 3), draw(3, 3)
+    groups = match_leaves([one, two], [two * 1.01, one.T * 1.01])
+    assert [(group.first, group.second) for group in groups] == [((0,), (1,)), ((1,), (0,))]
+
+
+def test_an_array_given_several_times_is_one_and_its_gradients_add_up():
+    x = draw(2, 3)
+    (group,) = match_leaves([x, x, x], [x])
+    assert (group.first, group.second) == ((0, 1, 2), (0,))
+    np.testing.assert_allclose(group.total("first", [x, x, None]), 2 * x)
+    assert group.total("second", [None]) is None
+
+
+def test_arrays_are_matched_by_keyword_then_by_order():
+    x, y = draw(2), draw(2)
+    groups = match_by_place(Arguments((), {"key": x, "query": y}), Arguments((), {"query": x, "key": y}))
+    assert [(one.first, one.second) for one in groups] == [((0,), (1,)), ((1,), (0,))]
+    assert match_by_place(Arguments((x,)), Arguments((x, y))) is None
+    mask = np.array([True, False])
+    assert whole_numbers(Arguments((x, mask)), Arguments((~mask, x))) == [(1, 0)]
+    assert whole_numbers(Arguments((mask,)), Arguments((mask.copy(),))) == []
+
+
+# ---- submodules
+
+
+def paired(first, second, shared):
+    """Pair modules ("path:Class") given the pairs of paths that hold each parameter."""
+    sides = [[Submodule("", "M"), *(Submodule(*one.split(":")) for one in side)] for side in (first, second)]
+    matches = [
+        types.SimpleNamespace(
+            **{
+                side: types.SimpleNamespace(parameter=types.SimpleNamespace(path=path))
+                for side, path in zip(("first", "second"), paths, strict=True)
+            }
+        )
+        for paths in shared
+    ]
+    return pair_modules(
+        matches, *sides, {"first": {one.path for one in sides[0]}, "second": {one.path for one in sides[1]}}
+    )
+
+
+def test_modules_without_parameters_are_paired_by_name_then_by_what_they_do():
+    first = ["a:Linear", "act:GELU", "drop:Dropout", "one:Tanh", "x:Custom"]
+    second = ["b:Dense", "drop:Dropout", "activation:NewGELUActivation", "y:Custom"]
+    pairs = paired(first, second, [("a", "b")])
+    assert pairs == {"": "", "a": "b", "drop": "drop"}, "which of two activations it is can't be told"
+    pairs = paired(first[:3], second, [("a", "b")])
+    assert pairs == {"": "", "a": "b", "drop": "drop", "act": "activation"}
+
+
+def test_wrappers_are_paired_with_what_is_like_them():
+    pairs = paired(["p:Sequential", "p.0:Linear"], ["proj:Linear"], [("p.0", "proj")])
+    assert pairs == {"": "", "p.0": "proj"}
+    pairs = paired(["a:A", "a.fc:Linear"], ["b:B", "b.x:Linear"], [("a.fc", "b.x")])
+    assert pairs == {"": "", "a": "b", "a.fc": "b.x"}
+
+
+# ---- code between
+
+
+def call(path, order, given, result, cotangent=None):
+    return Call(path, 0, order, Arguments((given,)), [result], [cotangent])
+
+
+def chain(faults=(), direction="forward"):
+    """Return steps a, b, c in a row, with something else given to those in `faults`."""
+    steps, x = [], draw(4)
+    for order, path in enumerate("abc"):
+        result, gradient = draw(4), draw(4)
+        moved = 1.01 if path in faults else 1.0
+        given, back = (x * moved, gradient) if direction == "forward" else (x, gradient * moved)
+        second_result = result * moved if direction == "forward" else result
+        calls = {
+            "first": call(path, order, x, result, gradient),
+            "second": call(path, order, given, second_result, back),
+        }
+        steps.append(Step(path, calls))
+        x = result * 2
+    return steps
+
+
+WHOLE = {side: call("", -1, np.ones(4), np.ones(4), np.ones(4)) for side in ("first", "second")}
+
+
+def nothing(step):
+    return {"first": [], "second": []}
+
+
+@pytest.mark.parametrize(
+    ("direction", "faults", "between"),
+    [
+        ("forward", "abc", ("m", "a")),
+        ("forward", "bc", ("a", "b")),
+        ("forward", "c", ("b", "c")),
+        ("forward", "", ("c", "m")),
+        ("backward", "abc", ("c", "m")),
+        ("backward", "ab", ("b", "c")),
+        ("backward", "a", ("a", "b")),
+    ],
+)
+def test_the_code_between_two_steps(direction, faults, between):
+    steps = chain(faults, direction)
+    assert code_between("m", steps, WHOLE, direction, 1e-11, nothing) == between
+
+
+def test_without_anything_to_tell_by_nothing_is_said():
+    assert code_between("m", [], WHOLE, "forward", 1e-11, nothing) is None
+    odd = {"first": call("a", 0, draw(4), draw(4)), "second": call("a", 0, draw(5), draw(5))}
+    assert code_between("m", [Step("a", odd)], WHOLE, "forward", 1e-11, nothing) is None
+    assert code_between("m", chain("", "backward"), WHOLE, "backward", 1e-11, nothing) is None
+
+
+def test_a_backward_fault_before_the_first_step_shows_in_the_modules_own_gradient():
+    def own(step):
+        return {"first": [np.ones(4)], "second": [np.array([1.0, 2.0, 1.0, 3.0])]} if step is None else nothing(step)
+
+    assert code_between("m", chain("", "backward"), WHOLE, "backward", 1e-11, own) == ("m", "a")
+
+
+def test_calls_inside_another_call_are_told_by_their_order():
+    calls = [
+        call(path, order, draw(2), draw(2)) for order, path in enumerate(["m", "m.a", "rope", "m.b", "n", "m", "m.a"])
+    ]
+    assert [one.order for one in calls_inside(calls, "m", calls[0])] == [1, 2, 3]
+    assert [one.order for one in calls_inside(calls, "m", calls[5])] == [6]
+    assert len(calls_inside(calls, "", call("", -1, draw(2), draw(2)))) == 7
