@@ -1,11 +1,13 @@
-"""``attn-bridge compare``: a user's own pair of modules."""
+"""``attn-bridge compare``: a user's own pair, any two sides."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,8 +15,15 @@ from ..parity.compare.dtypes import DTYPES
 from . import inputs as arrays
 from .output import Outputs, progress
 
+if TYPE_CHECKING:
+    from ..parity.compare.report import Report
+    from ..parity.factories import Factory
+
 MODES = ("eager", "jit")
 DEVICES = ("cpu", "gpu", "tpu")
+
+MAX_SEEDS = 1000
+"""Most times that numbers are drawn."""
 
 Html = Annotated[str | None, typer.Option(help="Write the report as one HTML page.")]
 Json = Annotated[
@@ -26,7 +35,9 @@ Json = Annotated[
     ),
 ]
 Junit = Annotated[str | None, typer.Option(help="Write the report as JUnit XML.")]
-Full = Annotated[bool, typer.Option("--full", help="Show every module, tensor and pair.")]
+Full = Annotated[
+    bool, typer.Option("--full", help="Show every module, tensor and pair, the noise and the environment.")
+]
 RulesFile = Annotated[
     Path | None, typer.Option("--rules", metavar="FILE.toml", help="Which parameter is which; else proposed.")
 ]
@@ -38,24 +49,55 @@ Shapes = Annotated[
     list[str] | None,
     typer.Option("--shape", metavar="2,8,16", help="Draw a positional input of this shape (may be repeated)."),
 ]
-Seeds = Annotated[int, typer.Option(help="How many times weights and inputs are drawn.")]
+Fixed = Annotated[
+    list[str] | None,
+    typer.Option("--fixed", metavar="NAME", help="Never draw this input, a name or position (may be repeated)."),
+]
+Vary = Annotated[
+    list[str] | None,
+    typer.Option("--vary", metavar="NAME", help="Draw this input although it holds whole numbers (may be repeated)."),
+]
+Seeds = Annotated[int, typer.Option(help=f"How many times weights and inputs are drawn, at most {MAX_SEEDS}.")]
 FirstSeed = Annotated[int, typer.Option(help="The first seed.")]
+BuildSeed = Annotated[int, typer.Option(help="Seed of Python, NumPy and torch while a factory runs.")]
 Modes = Annotated[list[str] | None, typer.Option("--mode", help="eager or jit (may be repeated).")]
 Dtypes = Annotated[
     list[str] | None,
     typer.Option("--dtype", help=f"A precision, of {', '.join(DTYPES)} (may be repeated); else the modules' own."),
 ]
+Timeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Longest that a side may take to be built, or for one run of it."),
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="PATH=REASON",
+        help="Accept a known difference in this submodule or tensor (may be repeated); every report says so.",
+    ),
+]
+Baseline = Annotated[
+    Path | None, typer.Option(metavar="REPORT.json", help="Show what has changed since this report was written.")
+]
 
 
 def compare(
-    torch: Annotated[str, typer.Argument(metavar="TORCH", help="file.py:factory or module:factory.")],
-    flax: Annotated[str, typer.Argument(metavar="FLAX", help="file.py:factory or module:factory.")],
+    first: Annotated[str, typer.Argument(metavar="FIRST", help="file.py:factory or module:factory.")],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="file.py:factory or module:factory.")],
     inputs: Inputs = None,
-    flax_inputs: Annotated[
+    second_inputs: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.npz", help="The Flax side's call, where it takes its arguments in another way."),
+        typer.Option(
+            "--second-inputs",
+            "--flax-inputs",
+            metavar="FILE.npz",
+            help="The second side's call, where it takes its arguments in another way.",
+        ),
     ] = None,
     shapes: Shapes = None,
+    fixed: Fixed = None,
+    vary: Vary = None,
     rules: RulesFile = None,
     no_transfer: Annotated[bool, typer.Option("--no-transfer", help="Judge the weights that each side holds.")] = False,
     train: Annotated[
@@ -63,9 +105,15 @@ def compare(
     ] = False,
     seeds: Seeds = 4,
     first_seed: FirstSeed = 0,
+    build_seed: BuildSeed = 0,
     modes: Modes = None,
     dtypes: Dtypes = None,
-    device: Annotated[str | None, typer.Option(help="cpu, gpu or tpu, or torch's and Flax's: cpu,gpu.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, gpu or tpu, or the first side's and the second's: cpu,gpu.")
+    ] = None,
+    timeout: Timeout = None,
+    allow: Allow = None,
+    baseline: Baseline = None,
     html: Html = None,
     json_file: Json = None,
     junit: Junit = None,
@@ -75,82 +123,200 @@ def compare(
     ] = None,
     full: Full = False,
     separate: Annotated[bool, typer.Option("--separate", help="Run each side in a process of its own.")] = False,
-    torch_python: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Python to run the torch side, with --separate.")
+    first_python: Annotated[
+        str | None,
+        typer.Option(
+            "--first-python", "--torch-python", metavar="PATH", help="Python to run the first side, with --separate."
+        ),
     ] = None,
-    flax_python: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Python to run the Flax side, with --separate.")
+    second_python: Annotated[
+        str | None,
+        typer.Option(
+            "--second-python", "--flax-python", metavar="PATH", help="Python to run the second side, with --separate."
+        ),
     ] = None,
 ) -> int:
-    """Judge whether a torch and a Flax module compute the same outputs and gradients, and find where they part.
+    """Judge whether two sides compute the same outputs and gradients, and find where they part.
 
-    A factory is a function without arguments that returns the module, a class whose constructor needs none, or the
-    module itself. Its file's folder is importable, and so is the current one. Without --inputs and --shape, a function
-    example_inputs() beside a factory (the torch one first) is called. What your code prints is not shown.
+    A factory is a function without arguments that returns a side, a class whose constructor needs none, or the side
+    itself: a torch.nn.Module, an nnx.Module, a Linen module with its variables, or parity.function(f, weights). Its
+    file's folder is importable, and so is the current one. Without --inputs and --shape, a function example_inputs()
+    beside a factory (the first one's first) is called. What your code prints is not shown.
 
     Example: attn-bridge compare mine.py:make theirs.py:Model --shape 2,8,16 --html report.html
 
-    Exit status: 0 = equal, 1 = different, or one side is less precise, 2 = bad usage, or inconclusive.
+    Exit status: 0 = equal, 1 = different, or one side is less precise, 2 = bad usage, inconclusive, or timed out.
     """
     outputs = Outputs(html, json_file, junit, full)
-    chosen = modes_and_dtypes(modes, dtypes, seeds, first_seed)
-    devices = parse_device(device)
+    chosen: dict[str, Any] = modes_and_dtypes(modes, dtypes, seeds, first_seed)
+    chosen |= {"seeds": seeds, "first_seed": first_seed, "device": parse_device(device)}
+    chosen |= {name: value for name, value in (("fixed", named(fixed)), ("vary", named(vary))) if value}
+    check_timeout(timeout)
+    after = Aftermath.of(allow, baseline)
     call = read_inputs(inputs, shapes)
-    flax_call = None if flax_inputs is None else arrays.read_npz(flax_inputs)
     options: dict[str, Any] = {
-        "--inputs": inputs, "--flax-inputs": flax_inputs, "--shape": shapes, "--rules": rules,
-        "--no-transfer": no_transfer, "--train": train, "--seeds": seeds if seeds != 4 else None,
-        "--first-seed": first_seed or None, "--mode": modes, "--dtype": dtypes, "--device": device,
-        "--separate": separate, "--torch-python": torch_python, "--flax-python": flax_python,
+        "--inputs": inputs, "--second-inputs": second_inputs, "--shape": shapes, "--fixed": fixed, "--vary": vary,
+        "--rules": rules, "--no-transfer": no_transfer, "--train": train, "--seeds": seeds if seeds != 4 else None,
+        "--first-seed": first_seed or None, "--build-seed": build_seed or None, "--mode": modes, "--dtype": dtypes,
+        "--device": device, "--timeout": _plain(timeout), "--allow": allow, "--baseline": baseline,
+        "--separate": separate, "--first-python": first_python, "--second-python": second_python,
     }  # fmt: skip
-    command = command_line("compare", torch, flax, options=options)
-    if not separate and (torch_python or flax_python):
-        raise ValueError("--torch-python and --flax-python go with --separate")
-    if train and chosen["modes"] != ("eager",):
-        raise ValueError("--train goes with --mode eager only: compiled code draws dropout masks of its own")
-    if separate and train:
-        raise ValueError("--train needs both sides in one process; it does not go with --separate")
+    run = Comparison((first, second), call, second_inputs, rules, options, build_seed, timeout)
+    run.check(train, separate, save_repro, chosen["modes"])
     if separate:
         from .separate import run_separately
 
-        if save_repro is not None:
-            raise ValueError("--save-repro needs both sides in one process; it does not go with --separate")
-        return outputs.write(run_separately(torch, flax, devices, options, command))
-
-    from ..parity import factories, repro
-    from ..parity.compare.driver import compare as judge
-    from ..parity.dumps import folders
-    from ..weights import Rules
-    from .user_code import running
-
-    if save_repro is not None:
-        folders.check_new(save_repro, "--save-repro")
-    found = None if rules is None else Rules.from_toml(rules)
-    with progress() as advance, running("comparing"):
-        ours, theirs = factories.load(torch, "TORCH"), factories.load(flax, "FLAX")
-        if call is None:
-            call = example_inputs(ours, theirs)
-        pair = ours.build("torch"), theirs.build("flax")
-        report = judge(
-            *pair,
-            call,
-            rules=found,
-            transfer=not no_transfer,
-            train=train,
-            seeds=seeds,
-            first_seed=first_seed,
-            device=devices,
-            flax_inputs=flax_call,
-            command=command,
-            progress=advance,
-            **chosen,
-        )
-        wanted = save_repro is not None and not report.passed
-        bundle = repro.Bundle((ours, theirs), pair, call, flax_call, rules, options) if wanted else None
+        report = after.apply(run_separately(first, second, chosen["device"], options, run.command))
+        return outputs.write(report)
+    report, bundle = run.judged({"transfer": not no_transfer, "train": train, **chosen}, after, save_repro)
     if bundle is None or save_repro is None:
         return outputs.write(report)
+    from ..parity import repro
+
     bundle.write(save_repro, report)
     return outputs.write(report, f"saved: {save_repro}; {repro.HOW}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Aftermath:
+    """What is done with a report before it is shown.
+
+    Attributes:
+        allow: path -> why it may differ.
+        baseline: the data of an earlier report, None for none.
+    """
+
+    allow: Mapping[str, str]
+    baseline: Mapping[str, Any] | None
+
+    @classmethod
+    def of(cls, allow: Sequence[str] | None, baseline: Path | None) -> Aftermath:
+        """Read both, before any work is done."""
+        from ..parity.compare import allowances, changes
+
+        return cls(allowances.parse(allow or ()), None if baseline is None else changes.read(baseline))
+
+    def apply(self, report: Report) -> Report:
+        """Return the report with what is allowed, and with what has changed."""
+        from ..parity.compare import allowances
+
+        report = allowances.accept(report, self.allow)
+        if self.baseline is None:
+            return report
+        return dataclasses.replace(report, changes=report.changes_since(self.baseline))
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """One run of the command in this process.
+
+    Attributes:
+        factories: what the user named, the first side first.
+        call: the first side's call; None for what ``example_inputs()`` gives.
+        second_inputs: file of the second side's call.
+        rules: the rules file.
+        options: all options by name, for the command that runs it again.
+        build_seed: seed while factories run.
+        timeout: longest that a call of a side may take.
+    """
+
+    factories: tuple[str, str]
+    call: Any
+    second_inputs: Path | None
+    rules: Path | None
+    options: Mapping[str, Any]
+    build_seed: int
+    timeout: float | None
+
+    @property
+    def command(self) -> str:
+        """The command that runs it again."""
+        return command_line("compare", *self.factories, options=self.options)
+
+    def check(self, train: bool, separate: bool, save_repro: Path | None, modes: tuple[str, ...]) -> None:
+        """Refuse options that do not go together.
+
+        Raises:
+            ValueError: some don't.
+        """
+        if not separate and (self.options["--first-python"] or self.options["--second-python"]):
+            raise ValueError("--first-python and --second-python go with --separate")
+        if train and modes != ("eager",):
+            raise ValueError("--train goes with --mode eager only: compiled code draws dropout masks of its own")
+        if separate and train:
+            raise ValueError("--train needs both sides in one process; it does not go with --separate")
+        if separate and save_repro is not None:
+            raise ValueError("--save-repro needs both sides in one process; it does not go with --separate")
+        if save_repro is not None:
+            from ..parity.dumps import folders
+
+            folders.check_new(save_repro, "--save-repro")
+
+    def judged(self, chosen: Mapping[str, Any], after: Aftermath, save_repro: Path | None) -> tuple[Report, Any]:
+        """Return the report, and the bundle that reproduces it if one is wanted and the two are not equal."""
+        from ..parity import factories, repro
+        from ..parity.compare.driver import compare as judge
+        from ..weights import Rules
+        from .user_code import running, watched
+
+        second_call = None if self.second_inputs is None else arrays.read_npz(self.second_inputs)
+        found = None if self.rules is None else Rules.from_toml(self.rules)
+        with watched(self.timeout) as dog, progress() as advance, running("comparing"):
+            names = ("FIRST", "SECOND")
+            ours, theirs = (
+                _loaded(one, what, self.build_seed) for one, what in zip(self.factories, names, strict=True)
+            )
+            if dog is not None:
+                dog.sources |= _sources(ours, theirs)
+            call = example_inputs(ours, theirs) if self.call is None else self.call
+            pair = _built(ours, "first", self.build_seed), _built(theirs, "second", self.build_seed)
+            if dog is not None:
+                labels = factories.labels(pair)
+                dog.sources = {labels.get(one, one): path for one, path in dog.sources.items()}
+            more = dict(chosen) if second_call is None else {**chosen, "flax_inputs": second_call}
+            report = judge(pair[0], pair[1], call, rules=found, command=self.command, progress=advance, **more)
+            report = after.apply(report)
+            if save_repro is None or report.passed:
+                return report, None
+            return report, repro.Bundle((ours, theirs), pair, call, second_call, self.rules, self.options)
+
+
+def _loaded(name: str, what: str, seed: int) -> Factory:
+    from ..parity import factories, watch
+
+    with watch.phase(what.lower(), "importing"), factories.seeded(seed):
+        return factories.load(name, what)
+
+
+def _built(factory: Factory, side: str, seed: int) -> Any:
+    from ..parity import watch
+
+    with watch.phase(side, "building"):
+        return factory.build(seed)
+
+
+def _sources(*found: Factory) -> dict[str, Path]:
+    """Return side -> the file of its factory, where the two are not in one."""
+    files = [getattr(one.module, "__file__", None) for one in found]
+    if len({*files, None}) < 3:
+        return {"": Path(files[0])} if files[0] else {}
+    return {side: Path(str(file)) for side, file in zip(("first", "second"), files, strict=True)}
+
+
+def named(given: Sequence[str] | None) -> tuple[str | int, ...]:
+    """Return names of inputs as `compare` takes them: a position as a number, also where it is written ``arr_0``."""
+    plain = [one.removeprefix("arr_") for one in given or ()]
+    return tuple(int(one) if one.isdecimal() else name for one, name in zip(plain, given or (), strict=True))
+
+
+def check_timeout(seconds: float | None) -> None:
+    """Refuse a limit that is none."""
+    if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
+        raise ValueError(f"--timeout ({seconds:g}) must be a number of seconds above 0")
+
+
+def _plain(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds:g}"
 
 
 def modes_and_dtypes(
@@ -164,14 +330,16 @@ def modes_and_dtypes(
     for option, number, least in (("--seeds", seeds, 1), ("--first-seed", first_seed, 0)):
         if number < least:
             raise ValueError(f"{option} ({number}) must be at least {least}")
+    if seeds > MAX_SEEDS:
+        raise ValueError(f"--seeds ({seeds}) must be at most {MAX_SEEDS}")
     return {"modes": tuple(modes or ("eager",)), "dtypes": tuple(dtypes) if dtypes else None}
 
 
 def parse_device(text: str | None) -> tuple[str, str] | None:
-    """Return the kinds of device of the torch and the Flax side."""
+    """Return the kinds of device of the first and the second side."""
     kinds = [] if text is None else text.split(",")
     if any(kind not in DEVICES for kind in kinds) or len(kinds) > 2:
-        raise ValueError(f"--device ({text}) must be one of {', '.join(DEVICES)}, or two for torch and Flax: cpu,gpu")
+        raise ValueError(f"--device ({text}) must be one of {', '.join(DEVICES)}, or two for both sides: cpu,gpu")
     return (kinds[0], kinds[-1]) if kinds else None
 
 

@@ -8,8 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from .compare import (
+    Aftermath,
+    Allow,
+    Baseline,
+    BuildSeed,
     Dtypes,
     FirstSeed,
+    Fixed,
     Full,
     Html,
     Inputs,
@@ -19,9 +24,13 @@ from .compare import (
     RulesFile,
     Seeds,
     Shapes,
+    Timeout,
+    Vary,
+    check_timeout,
     command_line,
     example_inputs,
     modes_and_dtypes,
+    named,
     parse_device,
     read_inputs,
 )
@@ -36,49 +45,62 @@ def dump(
     like: Annotated[
         Path | None,
         typer.Option(
-            metavar="TORCH_DUMP", help="For Flax: take weights, inputs, seeds, modes and precisions from this dump."
+            metavar="FIRST_DUMP",
+            help="For the second side: take weights, inputs, seeds, modes and precisions from this dump.",
         ),
     ] = None,
+    fixed: Fixed = None,
+    vary: Vary = None,
     rules: RulesFile = None,
     no_transfer: Annotated[
         bool, typer.Option("--no-transfer", help="With --like, keep the weights that the module holds.")
     ] = False,
     seeds: Seeds = 4,
     first_seed: FirstSeed = 0,
+    build_seed: BuildSeed = 0,
     modes: Modes = None,
     dtypes: Dtypes = None,
     device: Annotated[str | None, typer.Option(help="cpu, gpu or tpu.")] = None,
+    timeout: Timeout = None,
 ) -> int:
     """Write what one side computes into a folder, for compare-dumps; the other side's framework is not needed.
 
-    Dump the torch side first, then the Flax side with --like TORCH_DUMP. A Flax dump without --like can be compared
+    Dump the first side first, then the second with --like FIRST_DUMP. A second dump without --like can be compared
     only where both sides hold the same weights already. Factories and inputs are given as for compare.
 
-    Example: attn-bridge dump mine.py:make torch-dump --shape 2,8,16
+    Example: attn-bridge dump mine.py:make first-dump --shape 2,8,16
 
-    Exit status: 0 = written, 2 = bad usage.
+    Exit status: 0 = written, 2 = bad usage, or timed out.
     """
-    from ..parity import factories
+    from ..parity import factories, watch
     from ..parity.dumps import folders, recording
     from ..weights import Rules
-    from .user_code import running
+    from .user_code import running, watched
 
     folders.check_new(out, "OUT")
     chosen = modes_and_dtypes(modes, dtypes, seeds, first_seed)
+    chosen |= {name: value for name, value in (("fixed", named(fixed)), ("vary", named(vary))) if value}
+    check_timeout(timeout)
     if device is not None and "," in device:
         raise ValueError(f"--device ({device}) must be one kind, as one side is dumped")
     devices = parse_device(device)
-    if like is not None and (modes or dtypes or (seeds, first_seed) != (4, 0)):
-        raise ValueError("--like takes seeds, modes and precisions from the torch dump; give them there")
+    if like is not None and (modes or dtypes or fixed or vary or (seeds, first_seed) != (4, 0)):
+        raise ValueError("--like takes inputs to draw, seeds, modes and precisions from that dump; give them there")
     if like is None and (rules is not None or no_transfer):
         raise ValueError("--rules and --no-transfer go with --like")
     call = read_inputs(inputs, shapes)
     found = None if rules is None else Rules.from_toml(rules)
-    with progress() as advance, running("dumping"):
-        made = factories.load(factory, "FACTORY")
+    with watched(timeout) as dog, progress() as advance, running("dumping"):
+        with watch.phase("", "importing"), factories.seeded(build_seed):
+            made = factories.load(factory, "FACTORY")
+        file = getattr(made.module, "__file__", None)
+        if dog is not None:
+            dog.leave_nothing_beside(out)
+            dog.sources |= {} if file is None else {"": Path(file)}
         if call is None and like is None:
             call = example_inputs(made)
-        module = made.build()
+        with watch.phase("", "building"):
+            module = made.build(build_seed)
         recording.dump(
             module,
             call,
@@ -92,22 +114,24 @@ def dump(
             progress=advance,
             **chosen,
         )
-    typer.echo(f"{out}: {type(module).__name__}")
+    typer.echo(f"{out}: {factories.name_of(module)}")
     return 0
 
 
 def compare_dumps(
-    torch: Annotated[Path, typer.Argument(metavar="TORCH_DUMP", help="Folder of the torch dump.")],
-    flax: Annotated[Path, typer.Argument(metavar="FLAX_DUMP", help="Folder of the Flax dump.")],
+    first: Annotated[Path, typer.Argument(metavar="FIRST_DUMP", help="Folder of the first side's dump.")],
+    second: Annotated[Path, typer.Argument(metavar="SECOND_DUMP", help="Folder of the second side's dump.")],
     rules: RulesFile = None,
+    allow: Allow = None,
+    baseline: Baseline = None,
     html: Html = None,
     json_file: Json = None,
     junit: Junit = None,
     full: Full = False,
 ) -> int:
-    """Judge two dumps as compare judges two modules; no framework is needed.
+    """Judge two dumps as compare judges two sides; no framework is needed.
 
-    Example: attn-bridge compare-dumps torch-dump flax-dump --json report.json
+    Example: attn-bridge compare-dumps first-dump second-dump --json report.json
 
     Exit status: 0 = equal, 1 = different, or one side is less precise, 2 = bad usage, or inconclusive.
     """
@@ -115,9 +139,10 @@ def compare_dumps(
     from ..weights import Rules
 
     outputs = Outputs(html, json_file, junit, full)
-    options: dict[str, Any] = {"--rules": rules}
-    command = command_line("compare-dumps", str(torch), str(flax), options=options)
+    after = Aftermath.of(allow, baseline)
+    options: dict[str, Any] = {"--rules": rules, "--allow": allow, "--baseline": baseline}
+    command = command_line("compare-dumps", str(first), str(second), options=options)
     found = None if rules is None else Rules.from_toml(rules)
     with progress() as advance:
-        report = replay.compare_dumps(torch, flax, rules=found, command=command, progress=advance)
-    return outputs.write(report)
+        report = replay.compare_dumps(first, second, rules=found, command=command, progress=advance)
+    return outputs.write(after.apply(report))

@@ -119,7 +119,8 @@ class Outputs:
             if self.json == "-":
                 write_json(report.to_json(), "-")
             else:
-                console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+                # A file or a pipe gets what print(report) gives, whatever the terminal's width is.
+                console = Console(highlight=False, width=None if sys.stdout.isatty() else terminal.WIDTH)
                 terminal.render(report, console, self.full)
                 for line in more:
                     console.print(line, markup=False, soft_wrap=True)

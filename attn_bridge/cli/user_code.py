@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from ..parity.factories import guarded, workspace
+from ..parity.watch import Watchdog
 
 _null: TextIO | None = None
 _has_run = False
@@ -20,13 +21,14 @@ def running(what: str) -> Iterator[None]:
     """Hold the context in which user code is imported and run.
 
     What it or a framework prints, also from C++ or in a child process, is swallowed, and it has no input to wait for.
-    The path, the arguments and the current folder are put back. What it raises beyond ordinary errors is one line.
+    The path, the arguments and the current folder are put back. What it raises beyond ordinary errors is one line, and
+    so is ``os._exit``, which would end the command as if all were well.
     """
     global _has_run
     _has_run = True
     here = Path.cwd()
     try:
-        with _silence(), workspace():
+        with _silence(), workspace(), _no_way_out():
             try:
                 yield
             except (ValueError, TypeError, OSError, ImportError, KeyboardInterrupt):
@@ -36,6 +38,36 @@ def running(what: str) -> Iterator[None]:
                     raise
     finally:
         os.chdir(here)
+
+
+@contextlib.contextmanager
+def watched(seconds: float | None, sources: Mapping[str, Path] | None = None) -> Iterator[Watchdog | None]:
+    """Hold the context in which no call of user code may take longer than so many seconds; None is no limit."""
+    if seconds is None:
+        yield None
+        return
+    with Watchdog(seconds, sources) as dog:
+        yield dog
+
+
+@contextlib.contextmanager
+def _no_way_out() -> Iterator[None]:
+    """Let ``os._exit`` raise in this process; a process that was forked from it ends as it means to."""
+    mine, real = os.getpid(), os._exit
+
+    def leave(status: int) -> NoReturn:
+        if os.getpid() == mine:
+            raise SystemExit(f"os._exit({status})")
+        real(status)
+
+    homes = [module for name in ("os", "posix", "nt") if (module := sys.modules.get(name)) is not None]
+    for module in homes:
+        module._exit = leave  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module in homes:
+            module._exit = real  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ MOST_TEXT = 300
 
 _OWN = ("attn_bridge", "torch_attn", "jax_attn")
 _FRAMEWORKS = ("torch", "jax", "flax", "numpy")
-_KINDS = {"torch": "torch.nn.Module", "flax": "flax.nnx.Module"}
+_KINDS = "a torch.nn.Module, an nnx.Module, (Linen module, variables) or parity.function(f, weights)"
 
 _packages: dict[Path, str] = {}
 """Folder -> the package of ours that its files are imported into, so that two of one name don't clash."""
@@ -41,12 +41,12 @@ _numbers = itertools.count(1)
 
 @dataclasses.dataclass(frozen=True)
 class Factory:
-    """What a user named: the module it is in, and what makes a torch or Flax module.
+    """What a user named: the Python module it is in, and what makes one side of a comparison.
 
     Attributes:
         name: as the user wrote it.
         module: the Python module.
-        target: a function without arguments, a class whose constructor needs none, or a built module.
+        target: a function without arguments, a class whose constructor needs none, or what one would return.
         root: the folder that its own code is imported from; None for installed code.
     """
 
@@ -55,33 +55,30 @@ class Factory:
     target: Any
     root: Path | None
 
-    def build(self, framework: backends.Framework | None = None) -> Any:
-        """Return the torch or Flax module.
+    def build(self, seed: int = 0) -> Any:
+        """Return the side: a torch or NNX module, a Linen module with its variables, or a function with its weights.
 
         Args:
-            framework: the framework that it must be of; None takes either.
+            seed: for the random numbers of Python, NumPy and torch while it is built, so that a factory that draws its
+                weights gives the same ones again.
 
         Raises:
             ValueError: it raises, or gives something else.
         """
-        module = self.target
-        if backends.framework_of(module) is None:
-            if not callable(module):
-                raise ValueError(f"{self.name} is of type {type(module).__name__}, not a factory")
-            with guarded(self.name):
-                module = self.target()
-        found = backends.framework_of(module)
-        linen = any(base.__module__.startswith("flax.linen") for base in type(module).__mro__)
-        if linen and framework != "torch":
+        side = self.target
+        if framework_of(side) is None:
+            if not callable(side):
+                raise ValueError(f"{self.name} is of type {type(side).__name__}, not a factory")
+            with seeded(seed), guarded(self.name):
+                side = self.target()
+        if framework_of(side) is not None:
+            return side
+        if _is_linen(side):
             raise ValueError(
-                f"{self.name} gives the Linen module {type(module).__name__}; "
-                "give nnx.bridge.ToNNX(module, rngs=...).lazy_init(inputs)"
+                f"{self.name} gives the Linen module {type(side).__name__} alone; give it with its variables: "
+                "(module, module.init(key, inputs))"
             )
-        if found is None or found != (framework or found):
-            wanted = _KINDS[framework] if framework else "torch.nn.Module or flax.nnx.Module"
-            swapped = f", a {_KINDS[found]}; the torch side comes first, then Flax" if found else ""
-            raise ValueError(f"{self.name} must give a {wanted}, it gives {type(module).__name__}{swapped}")
-        return module
+        raise ValueError(f"{self.name} must give {_KINDS}, it gives {type(side).__name__}")
 
     def example_inputs(self) -> Any:
         """Return what ``example_inputs()`` beside the factory gives, None if there is none."""
@@ -104,6 +101,64 @@ class Factory:
             if top in _siblings or top == _packages.get(self.root) or module is self.module:
                 files |= _files([module])
         return {one.relative_to(self.root).as_posix(): one for one in sorted(files) if one.is_relative_to(self.root)}
+
+
+def framework_of(side: Any) -> backends.Framework | None:
+    """Return the framework of what can be a side of a comparison; None for anything else."""
+    found = backends.framework_of(side)
+    if found is not None:
+        return found
+    if isinstance(side, tuple) and len(side) == 2 and _is_linen(side[0]):
+        return "flax"
+    if type(side).__name__ == "Function" and callable(getattr(side, "call", None)):
+        with contextlib.suppress(TypeError, ValueError):
+            framework: backends.Framework = side.framework
+            return framework
+    return None
+
+
+def name_of(side: Any) -> str:
+    """Return what a side is called: its class, or the function's name."""
+    if isinstance(side, tuple):
+        side = side[0]
+    call = getattr(side, "call", None) if backends.framework_of(side) is None else None
+    return str(getattr(call, "__name__", type(side).__name__))
+
+
+def labels(sides: tuple[Any, Any]) -> dict[str, str]:
+    """Return what two sides are called: by their frameworks where these differ, else ``first`` and ``second``."""
+    found = [framework_of(side) for side in sides]
+    different = found[0] != found[1] and None not in found
+    return {name: str(one) if different else name for name, one in zip(("first", "second"), found, strict=True)}
+
+
+def _is_linen(value: Any) -> bool:
+    return any(base.__module__.startswith("flax.linen") for base in type(value).__mro__)
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed Python's, NumPy's and, where it is loaded, torch's random numbers, and put back what they were after.
+
+    JAX has no such state: a factory's keys are its own.
+    """
+    import random
+
+    import numpy as np
+
+    torch = sys.modules.get("torch")
+    former = random.getstate(), np.random.get_state(), None if torch is None else torch.random.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if torch is not None:
+        torch.random.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(former[0])
+        np.random.set_state(former[1])
+        if torch is not None:
+            torch.random.set_rng_state(former[2])
 
 
 def load(name: str, what: str = "factory") -> Factory:

@@ -14,13 +14,13 @@ from typing import Any
 from .. import backends, checkpoints
 from ..weights import Rule, Rules
 from .compare.report import SCHEMA, Pair, Report
-from .compare.subject import Array, Arrays
+from .compare.subject import Array, Arrays, flatten, replace
 from .dumps import folders
-from .factories import Factory, load
+from .factories import Factory, framework_of, labels, load
 
 HOW = "its README.md says how to run it again"
 
-_SIDE = '''"""The {side} module of this comparison, with the weights that it held."""
+_SIDE = '''"""The {side} side of this comparison, with the weights that it held."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def example_inputs():
     return repro.example_inputs(Path(__file__).parent)
 '''
 
-_README = """# {verdict}: {torch} (torch) and {flax} (Flax)
+_README = """# {verdict}: {sides}
 
 {summary}
 
@@ -60,13 +60,13 @@ class _Half:
 
 
 class Bundle:
-    """What a comparison was run on, collected while its modules are loaded.
+    """What a comparison was run on, collected while its sides are loaded.
 
     Args:
-        found: the factories of the torch and the Flax side.
-        modules: the two modules.
-        inputs: the torch side's call.
-        flax_inputs: the Flax side's call, None for the same.
+        found: the factories of the first and the second side.
+        sides: what they made.
+        inputs: the first side's call.
+        second_inputs: the second side's call, None for the same.
         rules: the rules file that was given.
         options: the options of the command line, by name.
     """
@@ -74,22 +74,21 @@ class Bundle:
     def __init__(
         self,
         found: tuple[Factory, Factory],
-        modules: tuple[Any, Any],
+        sides: tuple[Any, Any],
         inputs: Any,
-        flax_inputs: Any,
+        second_inputs: Any,
         rules: Path | None,
         options: Mapping[str, Any],
     ):
         from .compare.inputs import as_arguments
 
-        sides: tuple[backends.Framework, backends.Framework] = ("torch", "flax")
-        self.halves: dict[backends.Framework, _Half] = {}
-        for side, factory, module in zip(sides, found, modules, strict=True):
-            weights = {name: array.copy() for name, array in backends.load(side).get_weights(module).items()}
-            self.halves[side] = _Half(_moved(factory, side), weights, factory.sources())
+        self.halves: dict[str, _Half] = {}
+        for label, factory, side in zip(labels(sides).values(), found, sides, strict=True):
+            weights = {name: array.copy() for name, array in _weights(side).items()}
+            self.halves[label] = _Half(_moved(factory, label), weights, factory.sources())
         self.calls = {"inputs.npz": as_arguments(inputs)}
-        if flax_inputs is not None:
-            self.calls["flax_inputs.npz"] = as_arguments(flax_inputs)
+        if second_inputs is not None:
+            self.calls["second_inputs.npz"] = as_arguments(second_inputs)
         self.rules = None if rules is None else rules.read_text(encoding="utf-8")
         self.options = dict(options)
 
@@ -114,7 +113,8 @@ class Bundle:
                 written = [name for name, call in self.calls.items() if write_npz(folder / name, call)]
             except OSError as error:
                 raise ValueError(f"--save-repro {path} cannot be written: {error}") from error
-            rules = self.rules or _rules_text(report.pairing, *(half.weights for half in self.halves.values()))
+            first, second = (half.weights for half in self.halves.values())
+            rules = self.rules or _rules_text(report.pairing, first, second)
             if rules is not None:
                 (folder / "rules.toml").write_text(rules, encoding="utf-8")
             again = self._command(report, written, rules is not None)
@@ -124,8 +124,7 @@ class Bundle:
             (folder / "repro.json").write_text(json.dumps(self._record(report, again), indent=1), encoding="utf-8")
             text = _README.format(
                 verdict=report.verdict,
-                torch=report.first_name,
-                flax=report.second_name,
+                sides=report.sides,
                 summary=str(report.first_divergence or report.message or next(iter(report.failures), "")),
                 again=again,
                 command=report.command,
@@ -136,8 +135,10 @@ class Bundle:
         """Return the command for what failed: of several precisions and modes the ones of the worst tensor."""
         options = self.options | {
             "--inputs": "inputs.npz" if "inputs.npz" in written else None,
-            "--flax-inputs": "flax_inputs.npz" if "flax_inputs.npz" in written else None,
+            "--second-inputs": "second_inputs.npz" if "second_inputs.npz" in written else None,
             "--shape": None,
+            "--baseline": None,
+            "--build-seed": None,
             "--rules": "rules.toml" if with_rules else None,
         }
         worst = next((one for one in report.failures if one.verdict != "inconclusive" and one.kind != "weight"), None)
@@ -146,7 +147,7 @@ class Bundle:
                 options[option] = [value]
         from ..cli.compare import command_line
 
-        return command_line("compare", "torch_side.py:make", "flax_side.py:make", options=options)
+        return command_line("compare", *(f"{label}_side.py:make" for label in self.halves), options=options)
 
     def _record(self, report: Report, again: str) -> dict[str, Any]:
         data = report.to_json()
@@ -161,35 +162,72 @@ class Bundle:
         }
 
 
-def rebuild(folder: Path, side: backends.Framework) -> Any:
-    """Return the module of one side of a written bundle, with its weights.
+def rebuild(folder: Path, side: str) -> Any:
+    """Return one side of a written bundle, with its weights.
 
     Raises:
         ValueError: the bundle is not whole.
     """
-    module = _factory(folder, side).build(side)
-    backends.load(side).set_weights(module, checkpoints.read(folder / f"{side}.safetensors"))
-    return module
+    return _with_weights(_factory(folder, side).build(), checkpoints.read(folder / f"{side}.safetensors"))
 
 
 def example_inputs(folder: Path) -> Any:
     """Return the inputs that the original code of a bundle makes."""
-    found = (_factory(folder, side).example_inputs() for side in ("torch", "flax"))
+    found = (_factory(folder, side).example_inputs() for side in _record(folder)["factories"])
     return next((one for one in found if one is not None), None)
 
 
-def _factory(folder: Path, side: Any) -> Factory:
+def _weights(side: Any) -> Arrays:
+    """Return the arrays of a side by name; of a Linen module's variables and of a tree of weights, by position."""
+    framework = framework_of(side)
+    assert framework is not None, "it was built"
+    backend = backends.load(framework)
+    if backends.framework_of(side) is not None:
+        found: Arrays = backend.get_weights(side)
+        return found
+    return {str(place): backend.to_numpy(leaf) for place, (_, leaf) in enumerate(flatten(_tree(side), _is_leaf))}
+
+
+def _with_weights(side: Any, arrays: Mapping[str, Array]) -> Any:
+    framework = framework_of(side)
+    assert framework is not None, "it was built"
+    backend = backends.load(framework)
+    if backends.framework_of(side) is not None:
+        backend.set_weights(side, arrays)
+        return side
+    leaves = [backend.from_numpy(arrays[str(place)]) for place in range(len(arrays))]
+    tree = replace(_tree(side), _is_leaf, leaves)
+    return (side[0], tree) if isinstance(side, tuple) else dataclasses.replace(side, weights=tree)
+
+
+def _tree(side: Any) -> Any:
+    return side[1] if isinstance(side, tuple) else side.weights
+
+
+def _is_leaf(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def _record(folder: Path) -> dict[str, Any]:
     try:
-        name = json.loads((folder / "repro.json").read_text(encoding="utf-8"))["factories"][side]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        data = json.loads((folder / "repro.json").read_text(encoding="utf-8"))
+        return {"factories": {str(side): str(name) for side, name in data["factories"].items()}}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder / 'repro.json'} is not that of a bundle: {error}") from error
+
+
+def _factory(folder: Path, side: str) -> Factory:
+    found = _record(folder)["factories"]
+    if side not in found:
+        raise ValueError(f"{folder / 'repro.json'} has no {side} side")
+    name = found[side]
     root = folder / "sources" / side
     if root.is_dir():
         sys.path.insert(0, str(root))
-    return load(str(folder / name) if str(name).startswith("sources/") else str(name))
+    return load(str(folder / name) if name.startswith("sources/") else name)
 
 
-def _moved(factory: Factory, side: backends.Framework) -> str:
+def _moved(factory: Factory, side: str) -> str:
     """Return the name of a factory inside the bundle: that of the copied file, or of the installed module."""
     file = getattr(factory.module, "__file__", None)
     if factory.root is None or file is None:
@@ -198,12 +236,12 @@ def _moved(factory: Factory, side: backends.Framework) -> str:
     return f"sources/{side}/{Path(file).relative_to(factory.root).as_posix()}:{attribute}"
 
 
-def _rules_text(pairing: Sequence[Pair], torch: Mapping[str, Array], flax: Mapping[str, Array]) -> str | None:
+def _rules_text(pairing: Sequence[Pair], first: Mapping[str, Array], second: Mapping[str, Array]) -> str | None:
     """Return the rules file that says a pairing; None where rules can't, as for parts of a fused tensor."""
     rules = []
     try:
         for pair in pairing:
-            sizes = _sizes(pair.pattern, torch[pair.first].shape, flax[pair.second].shape)
+            sizes = _sizes(pair.pattern, first[pair.first].shape, second[pair.second].shape)
             rules.append(Rule(pair.first, pair.second, pair.pattern, **sizes))
         Rules(rules)
     except (KeyError, ValueError, TypeError):
@@ -217,11 +255,11 @@ def _rules_text(pairing: Sequence[Pair], torch: Mapping[str, Array], flax: Mappi
     return "\n\n".join(tables) + "\n"
 
 
-def _sizes(pattern: str, torch: tuple[int, ...], flax: tuple[int, ...]) -> dict[str, int]:
+def _sizes(pattern: str, first: tuple[int, ...], second: tuple[int, ...]) -> dict[str, int]:
     """Return the sizes of the axes that stand in a group on one side and alone on the other."""
     alone: dict[str, int] = {}
     grouped: set[str] = set()
-    for text, shape in zip(pattern.split("->"), (torch, flax), strict=True):
+    for text, shape in zip(pattern.split("->"), (first, second), strict=True):
         parts = re.findall(r"\(([^()]*)\)|(\S+)", text)
         if any("..." in part for part in (one for pair in parts for one in pair)):
             continue

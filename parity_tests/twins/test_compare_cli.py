@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +59,7 @@ def wrong():
 """
 
 BAD = """
+import os
 import sys
 import numpy as np
 import torch
@@ -79,6 +83,9 @@ def reads():
 def needs(size):
     return torch.nn.Linear(size, size)
 
+def leaves():
+    os._exit(0)
+
 def number():
     return 3
 
@@ -96,6 +103,10 @@ class Random(torch.nn.Module):
 class Broken(torch.nn.Module):
     def forward(self, x):
         sys.exit(5)
+
+class Leaving(torch.nn.Module):
+    def forward(self, x):
+        os._exit(0)
 
 class One(nnx.Module):
     def __call__(self, x):
@@ -312,7 +323,7 @@ def bad_files(here):
 PAIR = ["ours.py:make", "theirs.py:make"]
 SHAPE = ["--shape", "2,6"]
 WRONG = {
-    "no colon": (["ours.py", "theirs.py:make", *SHAPE], "TORCH (ours.py) must read file.py:factory or module:factory"),
+    "no colon": (["ours.py", "theirs.py:make", *SHAPE], "FIRST (ours.py) must read file.py:factory or module:factory"),
     "no file": (["gone.py:make", "theirs.py:make", *SHAPE], "gone.py does not exist"),
     "a folder": (["full/:make", "theirs.py:make", *SHAPE], "full/ is a folder, not a Python file"),
     "no module": (["gone.net:make", "theirs.py:make", *SHAPE], "there is no module gone.net in the current folder or "),
@@ -329,13 +340,9 @@ WRONG = {
     "quits": (["bad.py:quits", "theirs.py:make", *SHAPE], "bad.py:quits raised SystemExit: 0\n"),
     "reads": (["bad.py:reads", "theirs.py:make", *SHAPE], "bad.py:reads raised EOFError: "),
     "needs arguments": (["bad.py:needs", "theirs.py:make", *SHAPE], "bad.py:needs raised TypeError: needs() missing "),
-    "a number": (["bad.py:number", PAIR[1], *SHAPE], "bad.py:number must give a torch.nn.Module, it gives int\n"),
+    "a number": (["bad.py:number", PAIR[1], *SHAPE], "bad.py:number must give a torch.nn.Module, an nnx.Module, "),
     "no factory": (["bad.py:constant", "theirs.py:make", *SHAPE], "bad.py:constant is of type int, not a factory\n"),
-    "swapped": (
-        [*reversed(PAIR), *SHAPE],
-        "theirs.py:make must give a torch.nn.Module, it gives Net, a flax.nnx.Module; the torch side comes first, ",
-    ),
-    "Linen": (["ours.py:make", "bad.py:linen_module", *SHAPE], "bad.py:linen_module gives the Linen module Dense; "),
+    "Linen": ([PAIR[0], "bad.py:linen_module", *SHAPE], "bad.py:linen_module gives the Linen module Dense alone; "),
     "no inputs": (
         ["bad.py:Identity", "theirs.py:make"],
         "there are no inputs: give --inputs FILE.npz or --shape 2,8,16 (once per positional input), or put a function ",
@@ -357,6 +364,14 @@ WRONG = {
     "other rules": ([*PAIR, *SHAPE, "--rules", "other.toml"], "weights do not match: missing: a, norm.bias, "),
     "dtype": ([*PAIR, *SHAPE, "--dtype", "int8"], "--dtype (int8) must be one of float64, float32, bfloat16, "),
     "mode": ([*PAIR, *SHAPE, "--mode", "fast"], "--mode (fast) must be one of eager, jit\n"),
+    "too many seeds": ([*PAIR, *SHAPE, "--seeds", "1001"], "--seeds (1001) must be at most 1000\n"),
+    "no time": ([*PAIR, *SHAPE, "--timeout", "0"], "--timeout (0) must be a number of seconds above 0\n"),
+    "endless time": ([*PAIR, *SHAPE, "--timeout", "inf"], "--timeout (inf) must be a number of seconds above 0\n"),
+    "no reason": ([*PAIR, *SHAPE, "--allow", "norm"], "--allow (norm) must read PATH=REASON, such as "),
+    "no baseline": ([*PAIR, *SHAPE, "--baseline", "gone.json"], "the baseline gone.json cannot be read: No such file "),
+    "another baseline": ([*PAIR, *SHAPE, "--baseline", "bad.toml"], "the baseline bad.toml is not JSON: "),
+    "leaves": (["bad.py:leaves", *PAIR[1:], *SHAPE], "bad.py:leaves raised SystemExit: os._exit(0)\n"),
+    "leaves in forward": (["bad.py:Leaving", "bad.py:One", *SHAPE], "comparing raised SystemExit: os._exit(0)\n"),
     "seeds": ([*PAIR, *SHAPE, "--seeds", "0"], "--seeds (0) must be at least 1\n"),
     "first seed": ([*PAIR, *SHAPE, "--first-seed", "-1"], "--first-seed (-1) must be at least 0\n"),
     "device": ([*PAIR, *SHAPE, "--device", "cpu,moon"], "--device (cpu,moon) must be one of cpu, gpu, tpu, or two "),
@@ -368,12 +383,12 @@ WRONG = {
     "a full folder": ([*PAIR, *SHAPE, "--save-repro", "full"], "--save-repro full exists and is not empty\n"),
     "a file for a folder": ([*PAIR, *SHAPE, "--save-repro", "x.npz"], "--save-repro x.npz exists and is no folder\n"),
     "no folder": ([*PAIR, *SHAPE, "--save-repro", "no/r"], "--save-repro no/r cannot be written\n"),
-    "a Python alone": ([*PAIR, *SHAPE, "--torch-python", "python"], "--torch-python and --flax-python go with "),
-    "no Python": ([*PAIR, *SHAPE, "--separate", "--torch-python", "gone"], "--torch-python gone is no program\n"),
+    "a Python alone": ([*PAIR, *SHAPE, "--torch-python", "python"], "--first-python and --second-python go with "),
+    "no Python": ([*PAIR, *SHAPE, "--separate", "--torch-python", "gone"], "--first-python gone is no program\n"),
     "structure": (["bad.py:Two", "bad.py:One", *SHAPE], "the outputs differ in structure: torch returns 2 ("),
     "exit in forward": (["bad.py:Broken", "bad.py:One", *SHAPE], "comparing raised SystemExit: 5\n"),
     "random": (["bad.py:Random", "bad.py:One", *SHAPE], "inconclusive: the torch module is not deterministic: "),
-    "one factory": ([PAIR[0], *SHAPE], "Missing argument 'FLAX'.\n"),
+    "one factory": ([PAIR[0], *SHAPE], "Missing argument 'SECOND'.\n"),
     "json before factories": (["--json", *PAIR, "--shape", "x"], "--shape (x) must be whole numbers"),
 }  # fmt: skip
 
@@ -424,6 +439,155 @@ def test_in_a_process_of_its_own_only_json_is_on_stdout_whatever_user_code_print
     command[4] = "quiet.py:gone"
     done = subprocess.run([*command, *SHAPE, "--json"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: quiet.py has no gone\n")
+
+
+# ---- what is known, what has changed, what never ends
+
+
+def test_an_allowed_difference_is_equal_and_every_report_says_so(here, capfd):
+    arguments = ["compare", "ours.py:make", "theirs.py:wrong", "--inputs", "x.npz", "--seeds", "1"]
+    assert run([*arguments, "--allow", "norm=eps differs on purpose", "--html", "a.html", "--json", "a.json"]) == 0
+    printed = capfd.readouterr().out
+    assert printed.startswith("equal: Net (torch) and Net (Flax), 6 tensors, ")
+    assert "\nallowed: norm: eps differs on purpose\n" in printed
+    assert "allowed: norm: eps differs on purpose" in (here / "a.html").read_text()
+    data = json.loads((here / "a.json").read_text())
+    assert data["allowed"][0]["reason"] == "eps differs on purpose"
+    assert "--allow 'norm=eps differs on purpose'" in data["command"]
+    assert run([*arguments, "--allow", "out=something else"]) == 1
+    assert "allowed: out: something else (nothing there differs)" not in capfd.readouterr().out  # its gradients do
+
+
+def test_a_baseline_shows_what_has_changed(here, capfd):
+    arguments = ["compare", "ours.py:make", "--inputs", "x.npz", "--seeds", "1"]
+    assert run([*arguments, "theirs.py:make", "--json", "before.json"]) == 0
+    assert run([*arguments, "theirs.py:wrong", "--baseline", "before.json", "--json", "after.json"]) == 1
+    flat = " ".join(capfd.readouterr().out.split())
+    assert "since the baseline: verdict equal -> different; 4 newly failing (output, grad x, " in flat
+    assert json.loads((here / "after.json").read_text())["changes"]["place"] == ["", "norm"]
+    assert run([*arguments, "theirs.py:make", "--baseline", "after.json"]) == 0
+    assert "verdict different -> equal; 4 mended" in capfd.readouterr().out
+
+
+def test_what_draws_its_own_weights_is_built_alike_again(here, capfd):
+    (here / "drawn.py").write_text(
+        "import random, numpy, torch\n" + TORCH.replace("torch.manual_seed(0)", "pass").replace(
+            "self.out = nn.Linear(6, 6)",
+            "self.out = nn.Linear(6, 6); self.norm.weight.data *= numpy.random.rand() + random.random()"
+        )
+    )  # fmt: skip
+    arguments = ["compare", "drawn.py:make", "theirs.py:make", "--inputs", "x.npz", "--seeds", "1", "--no-transfer"]
+    found = []
+    import torch
+
+    for seed in ("0", "0", "1"):
+        before = torch.random.get_rng_state()
+        assert run([*arguments, "--build-seed", seed, "--json"]) == 1
+        assert torch.equal(torch.random.get_rng_state(), before)
+        data = json.loads(capfd.readouterr().out)
+        assert ("--build-seed" in data["command"]) is (seed != "0")
+        found.append([one["worst"] for one in data["tensors"]])
+    assert found[0] == found[1] != found[2]
+
+
+HANG = """
+import subprocess, sys, time
+import torch
+from flax import nnx
+
+def building():
+    time.sleep(60)
+
+class Running(torch.nn.Module):
+    def forward(self, x):
+        while True:
+            time.sleep(0.01)
+
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(60)
+
+class Gradient(torch.nn.Module):
+    def forward(self, x):
+        return Slow.apply(x)
+
+class Child(nnx.Module):
+    def __call__(self, x):
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(61)"])
+        return x
+
+class Identity(torch.nn.Module):
+    def forward(self, x):
+        return x
+
+class Same(nnx.Module):
+    def __call__(self, x):
+        return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "separate", "message"),
+    [
+        ("building", "Child", False, "the first side has been building for more than 3 s (--timeout): hang.py:7 in "),
+        ("Gradient", "Same", False, "the torch side has been computing its gradient for more than 3 s (--timeout): "),
+        ("Identity", "Child", False, "the flax side has been running for more than 3 s (--timeout): hang.py:28 in __c"),
+        ("Identity", "Child", True, "second side: the flax side has been running for more than 3 s (--timeout): hang."),
+    ],
+)
+def test_a_hang_is_named_and_leaves_nothing_behind(first, second, separate, message, here):
+    (here / "hang.py").write_text(HANG)
+    command = [sys.executable, "-m", "attn_bridge", "compare", f"hang.py:{first}", f"hang.py:{second}", *SHAPE]
+    before = {path.name for path in here.iterdir()} | {"__pycache__"}
+    with subprocess.Popen(
+        [*command, "--timeout", "3", *(["--separate"] if separate else [])],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(here)},
+    ) as process:  # fmt: skip
+        out, err = process.communicate(timeout=60)
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1
+    assert (process.returncode, out) == (2, "")
+    assert {path.name for path in here.iterdir()} <= before
+    assert not alive("time.sleep(61)")
+
+
+def alive(words: str) -> bool:
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            lines.append(path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
+    return any(words in line and "pytest" not in line for line in lines)
+
+
+def test_a_process_that_is_told_to_end_takes_its_sides_along(here):
+    text = "import pathlib, subprocess, sys\npathlib.Path('started').touch()\n"
+    (here / "hang.py").write_text(text + "subprocess.run([sys.executable, '-c', 'import time; time.sleep(62)'])\n")
+    command = [sys.executable, "-m", "attn_bridge", "compare", "hang.py:Running", "hang.py:Child", *SHAPE, "--separate"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(here)}) as process:
+        while not (here / "started").exists():
+            time.sleep(0.05)
+        time.sleep(0.3)
+        process.terminate()
+        process.wait(timeout=20)
+    assert process.returncode == 143
+    assert not alive("time.sleep(62)")
+    assert not list(here.glob("tmp*"))
+
+
+def test_a_process_that_user_code_forks_ends_as_it_means_to(here):
+    (here / "forks.py").write_text(
+        "import os\n" + TORCH.replace(
+            "def make():", "def make():\n    child = os.fork()\n    if not child:\n        os._exit(7)\n"
+            "    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7"
+        )
+    )  # fmt: skip
+    command = [sys.executable, "-m", "attn_bridge", "compare", "forks.py:make", "theirs.py:make", *SHAPE]
+    done = subprocess.run([*command, "--seeds", "1"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # ---- dumps of real modules
@@ -511,11 +675,11 @@ def test_each_side_in_a_process_of_its_own_says_the_same(here, capfd):
     assert printed.err == ""
     data = json.loads(printed.out)
     assert (data["verdict"], data["first_divergence"]["path"]) == ("different", "norm")
-    assert data["command"] == shlex.join(["attn-bridge", *arguments, "--torch-python", sys.executable])
+    assert data["command"] == shlex.join(["attn-bridge", *arguments, "--first-python", sys.executable])
 
 
 def test_a_side_that_fails_in_its_process_is_one_line(here, capfd):
     (here / "bad.py").write_text(BAD.partition("import torch")[0] + BAD[BAD.index("print") : BAD.index("class")])
     assert run(["compare", "bad.py:raises", "theirs.py:make", *SHAPE, "--separate"]) == 2
-    expected = "error: torch side: bad.py:raises raised RuntimeError: no such file: weights.pt and a second line\n"
+    expected = "error: first side: bad.py:raises raised RuntimeError: no such file: weights.pt and a second line\n"
     assert capfd.readouterr() == ("", expected)

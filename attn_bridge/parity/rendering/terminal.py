@@ -144,7 +144,7 @@ class _Page:
 
     def _changes(self) -> Lines:
         changes = self.report.changes
-        return [] if changes is None else [one for line in changes.lines() for one in self._wrapped(Text(line), 1)]
+        return [] if changes is None else [one for line in changes.lines() for one in self._wrapped(Text(line), 2)]
 
     def _notes(self, most: int) -> tuple[Lines, int]:
         """Return the notes that say nothing twice, in two lines each, and how many are left out."""
