@@ -13,7 +13,7 @@ from torch import nn
 
 from attn_bridge.parity.compare.localisation.search import find_in_calls, find_on
 from attn_bridge.parity.compare.localisation.sides import SIDES, Live, calls_of
-from attn_bridge.parity.compare.subject import CannotLiftError
+from attn_bridge.parity.compare.subject import CannotPromoteError
 
 from . import planted_places as planted
 from .planted_places import WIDTH, TorchBlock, TorchLinear, TorchModel, X, linear
@@ -204,7 +204,7 @@ class Inside:
 
     def run(self, *args, dtype=None, **more):
         if dtype == "float64" and not self.float64:
-            raise CannotLiftError("there is none")
+            raise CannotPromoteError("there is none")
         return self.subject.run(*args, dtype=dtype, **more)
 
     def record(self, weights, arguments, cotangents, *, path="", dtype="float64"):

@@ -178,7 +178,7 @@ def labels_of(first: str, second: str) -> dict[Side, str]:
     return {"first": "first", "second": "second"} if first == second else {"first": first, "second": second}
 
 
-def few_threads(pair: Pair) -> contextlib.AbstractContextManager[None]:
+def few_threads(pair: Pair) -> contextlib.ExitStack[None]:
     """Hold torch to one thread where a pair is small: on a busy machine several wait for each other."""
     stack: contextlib.ExitStack[None] = contextlib.ExitStack()
     if pair.effort.quick:

@@ -86,7 +86,7 @@ class TensorVerdict:
         dtype: dtype in which precision was judged.
         verdict: the verdict.
         message: one line that says why, empty when equal.
-        side: which side loses too much precision, for ``precision``.
+        side: label of the side that loses too much precision, for ``precision``.
         weights: ``held`` or ``own``: the weights that showed the worst.
         mode: ``eager`` or ``jit``: the run that showed the worst.
         relative: largest float64 difference, relative to the largest value of the kind; None without float64.
@@ -109,7 +109,7 @@ class TensorVerdict:
     dtype: str
     verdict: Verdict
     message: str = ""
-    side: Side | None = None
+    side: str | None = None
     weights: str = "held"
     mode: str = "eager"
     relative: float | None = None

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ...backends import Framework
 from .dropout_masks import Draw
 
 Array = np.ndarray[Any, Any]
@@ -209,6 +210,9 @@ class Subject(Protocol):
 
     device: Any
     train: bool
+    framework: Framework
+    kind: str
+    """``torch module``, ``NNX module``, ``Linen module``, ``torch function`` or ``JAX function``."""
 
     @property
     def name(self) -> str:

@@ -8,9 +8,10 @@ from typing import Literal
 
 import numpy as np
 
+from ..pair import SIDES
+from ..report import Side
 from ..subject import Array, Call
 from .leaves import apart, match_leaves
-from .sides import SIDES, Side
 
 Direction = Literal["forward", "backward"]
 

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..dtypes import wide
+from ..pair import SIDES
+from ..report import Side
 from ..subject import Array, Arrays, Call
 from .between import Direction, Step
 from .forcing import Feed, gradients_of, run_both
 from .leaves import Group, match_leaves
-from .sides import SIDES, Runner, Side, Sides
+from .sides import Runner, Sides
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ..criterion import scale_of
+from ..pair import SIDES
+from ..report import Side
 from ..subject import Arrays, Call, Run
 from .leaves import Group, apart, distance, fed, fed_cotangents, match_by_place, match_leaves, relative, whole_numbers
-from .sides import SIDES, Pairing, Runner, Side
+from .sides import Pairing, Runner
 
 Paths = Mapping[Side, str]
 

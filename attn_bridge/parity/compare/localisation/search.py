@@ -12,8 +12,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from ..pair import Pair
-from ..report import Divergence, ModuleNode
+from ..pair import SIDES, Pair
+from ..report import Divergence, ModuleNode, Side
 from ..sampling import Sample
 from ..subject import Arguments, Array, Call
 from ..submodule_pairs import alternatives, differing, pair_modules
@@ -21,7 +21,7 @@ from .between import Direction, Step, calls_inside, code_between, next_of, steps
 from .evidence import Evidence, evidence_between, evidence_of
 from .forcing import Feed, Trial, compare_freely, force, run_both
 from .leaves import apart, fed, fed_cotangents, match_leaves
-from .sides import FAILURES, SIDES, Live, Runner, Side, Sides, calls_of, sides_of
+from .sides import FAILURES, Live, Runner, Sides, calls_of, sides_of
 from .tree import Node, build, nearest, walk
 from .weighing import rounding, weigh
 

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from ..report import ModuleNode
+from ..pair import SIDES
+from ..report import ModuleNode, Side
 from ..subject import Call, Submodule
 from .forcing import Trial
-from .sides import SIDES, Side
 
 MOST_CALLS = 3
 """Most calls of one submodule that are tried; one that is called in a loop repeats itself."""

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..criterion import ROUNDING_FACTOR, Measure, measure, precision_used, scale_of, unit_of
-from ..dtypes import is_float
+from ..criterion import ROUNDING_FACTOR, Measure, measure, precision_used, scale_of
+from ..dtypes import is_float, unit_of
+from ..pair import SIDES
+from ..report import Side
 from ..subject import Array, Call
 from .forcing import Paths
 from .leaves import distance, fed, fed_cotangents, match_leaves
-from .sides import SIDES, Runner, Side, Sides
+from .sides import Runner, Sides
 
 COPIES = 6
 """How many slightly moved inputs a submodule's precision is judged on."""
