@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-LANES = {"torch_side": {"torch"}, "jax_side": {"jax"}, "twins": {"torch", "jax"}, "neutral": set()}
+LANES = {
+    "torch_side": {"torch"},
+    "jax_side": {"jax"},
+    "twins": {"torch", "jax"},
+    "wild": {"torch", "jax"},
+    "neutral": set(),
+}
 """Folder -> frameworks that its tests import."""
 
 BLOCKED = {"torch": ("torch",), "jax": ("jax", "jaxlib", "flax", "optax", "orbax")}

@@ -10,7 +10,6 @@ import pytest
 
 from attn_bridge.parity.compare.criterion import FLOOR_ULPS, GROUP_FACTOR, agree, decide, measure, sum_floor
 
-
 SIDE_OF = {"torch": "first", "flax": "second"}
 
 

@@ -9,6 +9,7 @@ import jax_attn.harness
 import numpy as np
 import pytest
 import torch
+from attn_bridge.parity.compare.judgement import Judgement
 from flax import nnx
 from torch import nn
 
@@ -17,7 +18,6 @@ from attn_bridge import Rule, transfer
 from attn_bridge.parity import compare
 from attn_bridge.parity.compare import criterion as judge
 from attn_bridge.parity.compare import pair as comparison
-from attn_bridge.parity.compare.judgement import Judgement
 from attn_bridge.parity.compare.pair import Comparison
 
 X = np.random.default_rng(0).normal(size=(4, 9, 16)).astype(np.float32)

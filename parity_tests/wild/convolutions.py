@@ -5,7 +5,6 @@ from __future__ import annotations
 from .gallery import Case, entry, fault, inside
 from .weights import carry, fresh, held, linen, numbers, onto, rules
 
-
 STATISTICS = """
 {path}running_mean | {path}mean
 {path}running_var | {path}var

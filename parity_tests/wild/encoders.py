@@ -129,7 +129,7 @@ def bert_inputs() -> dict[str, np.ndarray]:
     return {"ids": tokens(2, T), "types": np.array([[0] * 3 + [1] * 5, [0] * 4 + [1] * 4]), "mask": mask}
 
 
-LAYER = inside("layer.0", *("query key value out attn_norm up down mlp_norm".split()))
+LAYER = inside("layer.0", *(["query", "key", "value", "out", "attn_norm", "up", "down", "mlp_norm"]))
 
 
 @entry(

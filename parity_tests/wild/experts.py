@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from .gallery import Case, entry, fault, inside
-from .weights import Rule, carry, fresh, held, numbers, onto, rules
+from .weights import Rule, fresh, numbers, onto, rules
 
 WIDTH, HIDDEN, EXPERTS, TOP = 8, 12, 4, 2
 MIXED = inside("", "router", "experts.*")

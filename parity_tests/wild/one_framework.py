@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .gallery import Case, entry, fault, inside
-from .weights import carry, fresh, held, linen, numbers, onto, rules, tokens
+from .weights import fresh, held, linen, numbers, onto, rules, tokens
 
 WIDTH, HEADS, HIDDEN, T = 8, 2, 12, 6
 

@@ -407,8 +407,12 @@ def outside_book_gpt(wrong: str | None) -> Case:
     "torch and torch",
     needs=("llms_from_scratch", "transformers"),
     faults={
-        "theta-of-another-model": fault(*TABLES, *inside("hf.model.layers.*.self_attn", "q_norm", "k_norm", "v_proj", "o_proj")),
-        "norms-of-q-and-k-missing": fault(*ATTENTION, *inside("hf.model.layers.*.self_attn", "q_norm", "k_norm", "*proj")),
+        "theta-of-another-model": fault(
+            *TABLES, *inside("hf.model.layers.*.self_attn", "q_norm", "k_norm", "v_proj", "o_proj")
+        ),
+        "norms-of-q-and-k-missing": fault(
+            *ATTENTION, *inside("hf.model.layers.*.self_attn", "q_norm", "k_norm", "*proj")
+        ),
     },
 )
 def outside_book_qwen3(wrong: str | None) -> Case:
