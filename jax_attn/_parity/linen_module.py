@@ -172,9 +172,14 @@ class LinenModule:
     def complaint(self, arguments: Arguments) -> str:
         """Say which variables the module wants and was not given, or the other way round."""
         keys = {name: jax.random.key(0) for name in ("params", "dropout", *self.streams)}
-        kwargs = {name: value for name, value in arguments.kwargs.items() if name != "mutable"}
+
+        def _init(leaves: list[Any]) -> Any:
+            call = arguments.with_leaves(leaves)
+            kwargs = {name: value for name, value in call.kwargs.items() if name != "mutable"}
+            return self.module.init(keys, *call.args, **kwargs)
+
         try:
-            wanted = jax.eval_shape(lambda: self.module.init(keys, *arguments.args, **kwargs))
+            wanted = jax.eval_shape(_init, arguments.leaves)
         except Exception:  # it fails for another reason
             return ""
         expected = {dotted(path) for (collection, path) in _flat(self.name, wanted) if collection in ROLES}
