@@ -123,7 +123,13 @@ class LinenModule:
         for path in [*types, *of_variables]:
             for depth in range(1, len(path) + 1):
                 types.setdefault(path[:depth], self._guessed(path[:depth]))
-        rest = [Submodule(dotted(path), kind) for path, kind in types.items() if path]
+        found = {dotted(path): kind for path, kind in types.items() if path}
+        for name in list(found):  # of a module named ``blocks.0``
+            parent = name.rpartition(".")[0]
+            while parent and parent not in found:
+                found[parent] = ""
+                parent = parent.rpartition(".")[0]
+        rest = [Submodule(name, kind) for name, kind in found.items()]
         return [Submodule("", self.name), *sorted(rest, key=lambda one: one.path.count("."))]
 
     def settings(self) -> dict[str, dict[str, float]]:
