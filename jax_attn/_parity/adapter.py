@@ -128,7 +128,7 @@ def is_number(value: Any) -> bool:
 def stock_name(module: Any) -> str:
     """Return the class of a module, or the framework's own class that it is derived from."""
     own = [kind for kind in type(module).__mro__ if kind.__module__.startswith(("flax.nnx.", "flax.linen."))]
-    return next((kind.__name__ for kind in own if kind.__name__ != "Module"), type(module).__name__)
+    return next((kind.__name__ for kind in own if kind.__name__ not in ("Module", "ModuleBase")), type(module).__name__)
 
 
 def is_jax_float(array: Any) -> bool:

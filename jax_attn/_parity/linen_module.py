@@ -123,7 +123,13 @@ class LinenModule:
         for path in [*types, *of_variables]:
             for depth in range(1, len(path) + 1):
                 types.setdefault(path[:depth], self._guessed(path[:depth]))
-        rest = [Submodule(dotted(path), kind) for path, kind in types.items() if path]
+        found = {dotted(path): kind for path, kind in types.items() if path}
+        for name in list(found):  # of a module named ``blocks.0``
+            parent = name.rpartition(".")[0]
+            while parent and parent not in found:
+                found[parent] = ""
+                parent = parent.rpartition(".")[0]
+        rest = [Submodule(name, kind) for name, kind in found.items()]
         return [Submodule("", self.name), *sorted(rest, key=lambda one: one.path.count("."))]
 
     def settings(self) -> dict[str, dict[str, float]]:
@@ -172,9 +178,14 @@ class LinenModule:
     def complaint(self, arguments: Arguments) -> str:
         """Say which variables the module wants and was not given, or the other way round."""
         keys = {name: jax.random.key(0) for name in ("params", "dropout", *self.streams)}
-        kwargs = {name: value for name, value in arguments.kwargs.items() if name != "mutable"}
+
+        def _init(leaves: list[Any]) -> Any:
+            call = arguments.with_leaves(leaves)
+            kwargs = {name: value for name, value in call.kwargs.items() if name != "mutable"}
+            return self.module.init(keys, *call.args, **kwargs)
+
         try:
-            wanted = jax.eval_shape(lambda: self.module.init(keys, *arguments.args, **kwargs))
+            wanted = jax.eval_shape(_init, arguments.leaves)
         except Exception:  # it fails for another reason
             return ""
         expected = {dotted(path) for (collection, path) in _flat(self.name, wanted) if collection in ROLES}

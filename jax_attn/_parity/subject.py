@@ -265,14 +265,14 @@ class JaxSubject:
         self,
         weights: Mapping[str, np.ndarray[Any, Any]],
         arguments: Arguments,
-        cotangents: Sequence[np.ndarray[Any, Any]],
+        cotangents: Sequence[np.ndarray[Any, Any] | None],
     ) -> list[Call]:
         """Run in float64 and return every call of every submodule with its inputs, outputs and cotangents."""
         tape = Tape()
         operands = (
             {name: _as(array, "float64") for name, array in weights.items()},
             [_as(leaf, "float64") for leaf in arguments.leaves],
-            [_as(one, "float64") for one in cotangents],
+            [None if one is None else _as(one, "float64") for one in cotangents],
             None,
         )
         function = _Differentiated(self, self._part(""), arguments, "float64", 0, "eager", tape).function(Masks(0))
