@@ -34,6 +34,11 @@ class Sides:
             for side, names in zip((first, second), self.names, strict=True)
         ]
 
+        self.layers = [
+            [(kind.layer, kind.last or template(name.own)) for kind, name in zip(kinds, names, strict=True)]
+            for kinds, names in zip(self.kinds, self.names, strict=True)
+        ]
+
     def options(self, i: int, j: int) -> Options:
         """Return the ways from one of the first side's tensors to one of the second's."""
         equal = self.names[0][i].same == self.names[1][j].same
@@ -121,24 +126,21 @@ def open_groups(scores: Array, assignment: Sequence[int]) -> list[list[int]]:
     count = len(assignment)
     if not count:
         return []
-    parent = list(range(count))
-
-    def find(i: int) -> int:
-        while parent[i] != i:
-            i = parent[i]
-        return i
-
     matched = scores[np.arange(count), list(assignment)]
     permuted = scores[:, list(assignment)]
     with np.errstate(invalid="ignore"):
         loss = matched[:, None] + matched[None, :] - permuted - permuted.T
     close = np.isfinite(loss) & (loss < MARGIN)
-    for i, j in zip(*np.nonzero(np.triu(close, 1)), strict=True):
-        parent[find(int(i))] = find(int(j))
-    groups = collections.defaultdict(list)
-    for i in range(count):
-        groups[find(i)].append(i)
-    return [group for group in groups.values() if len(group) > 1]
+    groups, left = [], set(range(count))
+    while left:
+        group: set[int] = set()
+        edge = {min(left)}
+        while edge:
+            group |= edge
+            edge = {int(j) for j in np.nonzero(close[list(edge)].any(axis=0))[0]} - group
+        left -= group
+        groups.append(sorted(group))
+    return [group for group in groups if len(group) > 1]
 
 
 @dataclasses.dataclass

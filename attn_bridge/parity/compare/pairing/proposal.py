@@ -26,6 +26,9 @@ MOST_CANDIDATES = 256
 MOST_PERMUTED = 6
 """Most layers of which every order is thought of."""
 
+MOST_SHOWN = 16
+"""Pairings that are tried out where there are more than that."""
+
 AGREE = 1e-9
 """How far apart outputs may be that agree."""
 
@@ -138,17 +141,17 @@ def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[l
 
 
 def _link(sides: Sides, i: int, j: int, how: str) -> Link:
-    pair = sides.first[i], sides.second[j]
-    return Link(*pair, sides.options(i, j), _layers(*pair), how)
+    layers = sides.layers[0][i], sides.layers[1][j]
+    return Link(sides.first[i], sides.second[j], sides.options(i, j), layers, how)
 
 
 def _layers(first: Tensor, second: Tensor) -> Hashable:
     """Return what pairs of one kind of layer have in common, which lie one way round."""
-    found = []
-    for one in (first, second):
-        last = last_word(one)
-        found += [kind_of(one, last).layer, last or template(one.spelled.rpartition(".")[2])]
-    return tuple(found)
+    lasts = last_word(first), last_word(second)
+    return tuple(
+        (kind_of(one, last).layer, last or template(one.spelled.rpartition(".")[2]))
+        for one, last in zip((first, second), lasts, strict=True)
+    )
 
 
 def _fits(first: Tensor, second: Tensor) -> bool:
@@ -194,7 +197,7 @@ def _assigned(sides: Sides, labels: Labels) -> tuple[list[Link], list[Choice]]:
 
 def _orders(sides: Sides, scores: Array, group: Group) -> Choice:
     """Return the ways in which the layers of a group may go together, the usual order first."""
-    limit = 4 * MOST_CANDIDATES if len(group.first) <= MOST_PERMUTED else 16
+    limit = 4 * MOST_CANDIDATES if len(group.first) <= MOST_PERMUTED else MOST_SHOWN
     known: dict[tuple[int, int], Link] = {}
     choice = []
     for order in itertools.islice(itertools.permutations(group.second), limit):
@@ -254,9 +257,9 @@ def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], pr
     Where none does, the two sides differ whatever the pairing; then the usual one goes on, to find out where.
     """
     usual = _usual_ways([*fixed, *(link for choice in choices for links in choice for link in links)])
-    first = next(iter(_candidates(given, choices, fixed, usual)))
     is_permuted = any(len(choice) > 1 for choice in choices)
     some = list(itertools.islice(_candidates(given, choices, fixed, usual), MOST_CANDIDATES + 1))
+    first = some[0]
     if len(some) == 1:
         return _said(first, "names")
     names = _open_names(choices, fixed, usual)
@@ -264,7 +267,8 @@ def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], pr
         return _said(first, "convention")
     if probe is None:
         raise ValueError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
-    tried = some if len(some) <= MOST_CANDIDATES else some[:16]
+    is_whole = len(some) <= MOST_CANDIDATES and not any(len(choice) == MOST_SHOWN for choice in choices)
+    tried = some if is_whole else some[:MOST_SHOWN]
     found = [candidate for candidate in tried if probe(candidate) < AGREE]
     if len(found) > 1 and len({_who(candidate) for candidate in found}) > 1:
         what = f"{len(found)} make the outputs agree"
@@ -273,7 +277,7 @@ def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], pr
         )
     if found:
         return found[0]
-    if len(tried) < len(some) and is_permuted:
+    if not is_whole and is_permuted:
         raise ValueError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
     doubt = f"no pairing makes the outputs agree; tried: {_listed(some, names)}"
     return dataclasses.replace(_said(first, "order" if is_permuted else "convention"), doubt=doubt)
@@ -314,10 +318,6 @@ def _candidates(
     """Yield every pairing that is left open, the usual ones first; one kind of layer lies one way round."""
     links = {id(link): link for link in [*fixed, *(link for choice in choices for some in choice for link in some)]}
     ways = {key: _open_ways(link, usual) for key, link in links.items()}
-    counts: dict[Hashable, int] = {}
-    for key, link in links.items():
-        if len(ways[key]) > 1:
-            counts[link.layers] = max(counts.get(link.layers, 0), len(ways[key]))
     permuted = {id(link) for choice in choices if len(choice) > 1 for some in choice for link in some}
     made: dict[tuple[int, int], Match] = {}
 
@@ -328,10 +328,14 @@ def _candidates(
             made[id(link), number] = way.match(link.first, link.second, "probe" if is_open else link.how)
         return made[id(link), number]
 
-    for numbers in itertools.product(*(range(count) for count in counts.values())):
-        number = dict(zip(counts, numbers, strict=True))
-        for alternatives in itertools.product(*choices):
-            chosen = [*fixed, *(link for some in alternatives for link in some)]
+    for alternatives in itertools.product(*choices):
+        chosen = [*fixed, *(link for some in alternatives for link in some)]
+        counts: dict[Hashable, int] = {}
+        for link in chosen:
+            if len(ways[id(link)]) > 1:
+                counts[link.layers] = max(counts.get(link.layers, 0), len(ways[id(link)]))
+        for numbers in itertools.product(*(range(count) for count in counts.values())):
+            number = dict(zip(counts, numbers, strict=True))
             wanted = [number[link.layers] if len(ways[id(link)]) > 1 else 0 for link in chosen]
             if all(i < len(ways[id(link)]) for link, i in zip(chosen, wanted, strict=True)):
                 found = [match(link, i) for link, i in zip(chosen, wanted, strict=True)]
