@@ -158,7 +158,7 @@ def nnx_stack(wrong: str | None = None, *, layers: int = 2, remat: bool = False)
     },
 )
 def llama_linen(wrong: str | None) -> Case:
-    """A Linen module with its variables."""
+    """Pair a Linen module with its variables."""
     first, inputs = torch_llama(), tokens(2, T)
     arrays = carry(held(first), rules(LINEN_NAMES))
     return Case(first, linen(linen_llama(wrong), arrays, inputs), inputs)
@@ -170,7 +170,7 @@ def llama_linen(wrong: str | None) -> Case:
     faults={"rotary-interleaved": fault(*ATTENTION), "mask-off-by-one": fault(*ATTENTION)},
 )
 def llama_to_nnx(wrong: str | None) -> Case:
-    """A Linen module through ``nnx.bridge.ToNNX``."""
+    """Pair a Linen module through ``nnx.bridge.ToNNX``."""
     from flax import nnx
 
     first, inputs = torch_llama(), tokens(2, T)
@@ -218,7 +218,10 @@ def llama_checkpointed_scan(wrong: str | None) -> Case:
 
 @entry(
     "checkpoint",
-    faults={"keys-not-turned": fault(*ATTENTION), "residual-missing": fault("blocks.0", ("blocks.0.attn", "blocks.0.mlp"))},
+    faults={
+        "keys-not-turned": fault(*ATTENTION),
+        "residual-missing": fault("blocks.0", ("blocks.0.attn", "blocks.0.mlp")),
+    },
 )
 def llama_checkpoint(wrong: str | None) -> Case:
     """``torch.utils.checkpoint`` that recomputes by saved-tensor hooks."""

@@ -16,7 +16,12 @@ from einops import rearrange
 Arrays = dict[str, np.ndarray]
 Rule = dict[str, Any]
 
-_PLACEHOLDERS = {"{i}": r"(?P<i>\d+)", "{j}": r"(?P<j>\d+)", "{path}": r"(?P<path>(?:.+\.)?)", "{rest}": r"(?P<rest>.+)"}
+_PLACEHOLDERS = {
+    "{i}": r"(?P<i>\d+)",
+    "{j}": r"(?P<j>\d+)",
+    "{path}": r"(?P<path>(?:.+\.)?)",
+    "{rest}": r"(?P<rest>.+)",
+}
 
 
 def rules(table: str, **sizes: int) -> list[Rule]:
@@ -152,6 +157,7 @@ def linen(module: Any, arrays: Mapping[str, np.ndarray], *inputs: Any, **keyword
     import jax.numpy as jnp
     from flax.traverse_util import flatten_dict, unflatten_dict
 
+    inputs, keywords = jax.tree.map(jnp.asarray, (inputs, keywords))
     abstract = jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs, **keywords))
     wanted = flatten_dict(abstract)
     shapes = {".".join(path[1:]): one.shape for path, one in wanted.items()}
