@@ -4,58 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ..dtypes import wide
+from ..hints import Evidence
 from ..pair import SIDES
 from ..report import Side
 from ..subject import Array, Arrays, Call
-from .between import Direction, Step
+from .between import Step
 from .forcing import Feed, gradients_of, run_both
 from .leaves import Group, match_leaves
 from .sides import Runner, Sides
-
-
-@dataclasses.dataclass(frozen=True)
-class Evidence:
-    """What both sides do with the same numbers, in float64 and with the first side's axes.
-
-    For code between submodules `inputs` are what the last submodule before it returned (or the module was given), and
-    the outputs are what the next one was given on each side (or the module returned).
-
-    Attributes:
-        path: dotted path on the first side.
-        second_path: dotted path on the second side.
-        direction: of the fault.
-        between: the two paths between which the code lies, if it lies between submodules.
-        first_class: class on the first side.
-        second_class: class on the second side.
-        first_settings: numbers that the meaning depends on and the weights don't show.
-        second_settings: those of the second side.
-        inputs: floating-point inputs, the same on both sides.
-        first_outputs: what the first side makes of them.
-        second_outputs: what the second side makes of them.
-        first_weights: the submodule's weights, under the first side's names.
-        second_weights: the second side's, under the same names.
-        first_gradients: gradients by name; of inputs under ``input 0`` and so on.
-        second_gradients: those of the second side.
-    """
-
-    path: str
-    second_path: str
-    direction: Direction
-    between: tuple[str, str] | None = None
-    first_class: str = ""
-    second_class: str = ""
-    first_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    second_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    inputs: Sequence[Array] = ()
-    first_outputs: Sequence[Array] = ()
-    second_outputs: Sequence[Array] = ()
-    first_weights: Arrays = dataclasses.field(default_factory=dict)
-    second_weights: Arrays = dataclasses.field(default_factory=dict)
-    first_gradients: Arrays = dataclasses.field(default_factory=dict)
-    second_gradients: Arrays = dataclasses.field(default_factory=dict)
 
 
 def evidence_of(
