@@ -349,6 +349,32 @@ def test_more_than_can_be_tried_is_refused_after_the_usual_ones():
     assert len(tried) == MOST_SHOWN < MOST_CANDIDATES
 
 
+def test_a_bias_goes_where_its_matrix_went():
+    ours = parameters(
+        {
+            "a.zzz.weight": ((4, 6), "Linear"),
+            "a.zzz.bias": ((4,), "Linear"),
+            "a.yyy.weight": ((4, 4), "Linear"),
+            "a.yyy.bias": ((4,), "Linear"),
+        }
+    )
+    theirs = parameters(
+        {
+            "b.one.kernel": ((4, 4), "Linear"),
+            "b.one.bias": ((4,), "Linear"),
+            "b.two.kernel": ((6, 4), "Linear"),
+            "b.two.bias": ((4,), "Linear"),
+        }
+    )
+    found = {match.first.name: match.second.name for match in propose(ours, theirs).matches}
+    assert found == {
+        "a.zzz.weight": "b.two.kernel",
+        "a.zzz.bias": "b.two.bias",
+        "a.yyy.weight": "b.one.kernel",
+        "a.yyy.bias": "b.one.bias",
+    }
+
+
 def test_a_layer_goes_with_its_bias():
     def layers(names, matrix):
         return parameters(

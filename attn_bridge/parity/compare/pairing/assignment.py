@@ -5,12 +5,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 
 from ..subject import Array
-from .names import Name, likeness, read
+from .names import Name, layer_of, likeness, read
 from .patterns import Options, kind_of, options
 from .tensors import Tensor
 
@@ -59,6 +59,13 @@ class Sides:
         number = [{kind: i for i, kind in enumerate(side)} for side in kinds]
         rows, columns = ([number[k][kind] for kind in self.kinds[k]] for k in (0, 1))
         return np.where(table[np.ix_(rows, columns)], score, -np.inf)
+
+    def within(self, layers: Mapping[str, str]) -> Array:
+        """Return 1 for each two of which the one's layer is known to be the other's, else 0."""
+        ours = [layers.get(layer_of(tensor), "") for tensor in self.first]
+        theirs = [layer_of(tensor) for tensor in self.second]
+        same = np.array(ours, dtype=object)[:, None] == np.array(theirs, dtype=object)[None, :]
+        return (same & np.array([bool(one) for one in ours])[:, None]).astype(np.float64)
 
 
 def _places(names: Sequence[Name]) -> Array:

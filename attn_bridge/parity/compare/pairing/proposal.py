@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from ....weights import WeightsMismatchError
 from ..subject import Array, Parameter
 from .assignment import Group, Sides, best, by_layers, equals, left_over, open_groups, template
-from .names import last_word
+from .names import last_word, layer_of
 from .parts import Split, splits, unstacked
 from .patterns import Options, Way, kind_of, options
 from .tensors import Match, Pairing, Tensor, uncovered, whole
@@ -28,6 +28,9 @@ MOST_PERMUTED = 6
 
 MOST_SHOWN = 16
 """Pairings that are tried out where there are more than that."""
+
+LAYER = 2.0
+"""By how much a settled matrix speaks for the other tensors of its layer."""
 
 AGREE = 1e-9
 """How far apart outputs may be that agree."""
@@ -136,7 +139,7 @@ def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[l
         here = [one for i, one in enumerate(here) if i not in gone]
         there = [one for i, one in enumerate(there) if i not in used]
         ours, theirs = (there, here) if turned else (here, there)
-    more, open_ones = _assigned(Sides(ours, theirs), labels)
+    more, open_ones = _assigned(Sides(ours, theirs), fixed, labels)
     return fixed + more, choices + open_ones
 
 
@@ -178,13 +181,24 @@ def _split_choice(split: Split, there: Sequence[Tensor], *, turned: bool) -> Cho
     return choice
 
 
-def _assigned(sides: Sides, labels: Labels) -> tuple[list[Link], list[Choice]]:
+def _assigned(sides: Sides, settled: Sequence[Link], labels: Labels) -> tuple[list[Link], list[Choice]]:
     """Return the best bijection of what is left, as settled pairs and open choices."""
     scores = sides.likeness()
     assignment = best(scores)
     if assignment is None:
         raise _no_bijection(sides, scores, labels)
     groups = open_groups(scores, assignment)
+    if groups:  # a bias goes where the matrix of its layer went
+        open_ones = {i for group in groups for i in group}
+        layers = {layer_of(link.first): layer_of(link.second) for link in settled if len(link.first.shape) > 1}
+        for i, j in enumerate(assignment):
+            if i not in open_ones and len(sides.first[i].shape) > 1:
+                layers[layer_of(sides.first[i])] = layer_of(sides.second[j])
+        layers.pop("", None)
+        scores = scores + LAYER * sides.within(layers)
+        assignment = best(scores)
+        assert assignment is not None, "there was one before"
+        groups = open_groups(scores, assignment)
     grouped = {i for group in groups for i in group}
     fixed = [
         _link(sides, i, j, "names" if scores[i, j] > 1.0 else "shapes")
