@@ -16,6 +16,10 @@ from .leaves import Group, match_leaves
 from .sides import Runner, Sides
 
 
+MOST_BEFORE = 4
+"""Submodules before the code between two whose outputs may go into it: query, key and value, or a gate and its unit."""
+
+
 def evidence_of(
     sides: Sides,
     runner: Runner | None,
@@ -49,10 +53,14 @@ def evidence_between(known: Evidence, whole: dict[Side, Call], steps: Sequence[S
     """Return what goes into the code between two submodules and what comes out of it on each side."""
     assert known.between is not None
     before, after = known.between
-    given = next((step.calls for step in reversed(steps) if step.path == before), None)
+    paths = [step.path for step in steps]
+    last = len(paths) - paths[::-1].index(before) if before in paths else 0
+    given = [step.calls for step in steps[max(0, last - MOST_BEFORE) : last]]
     taken = next((step.calls for step in steps if step.path == after), None)
-    ours = given["first"].outputs if given is not None else whole["first"].arguments.leaves
-    its = given["second"].outputs if given is not None else whole["second"].arguments.leaves
+    ours, its = (
+        [leaf for calls in given for leaf in calls[side].outputs] if given else whole[side].arguments.leaves
+        for side in SIDES
+    )
     results = {side: taken[side].arguments.leaves if taken is not None else whole[side].outputs for side in SIDES}
     outputs = match_leaves(results["first"], results["second"])
     return dataclasses.replace(
