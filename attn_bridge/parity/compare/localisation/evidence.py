@@ -15,7 +15,6 @@ from .forcing import Feed, gradients_of, run_both
 from .leaves import Group, match_leaves
 from .sides import Runner, Sides
 
-
 MOST_BEFORE = 4
 """Submodules before the code between two whose outputs may go into it: query, key and value, or a gate and its unit."""
 
