@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from attn_bridge import backends
-from attn_bridge.parity.compare.subject import Arguments, Call, Parameter, Run, Submodule
+from attn_bridge.parity.compare.sides.subject import Arguments, Call, Parameter, Run, Submodule
 from attn_bridge.parity.dumps import folders, recording
 from attn_bridge.parity.dumps import format as dumps
 
@@ -78,7 +78,7 @@ class Net:
 
     def run(self, weights, arguments, cotangents=None, *, dtype=None, mode="eager", seed=0, path="") -> Run:
         """Run forward, and backward if there are cotangents."""
-        from attn_bridge.parity.compare.subject import CannotLiftError
+        from attn_bridge.parity.compare.sides.subject import CannotLiftError
 
         if dtype == "float64" and not self.has_float64:
             raise CannotLiftError("it can't")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from .compare.report import ParityError, Report
+    from .compare.results.report import ParityError, Report
 
 Device = str | tuple[str, str]
 """``cpu``, ``gpu`` or ``tpu``, or one of them for torch and one for Flax."""
@@ -142,7 +142,7 @@ def _checked(name: str, value: Any, label: str) -> Any:
             raise ValueError(f"{label} ({value}) must be at most {MOST[name]}")
         return int(value)
     if name == "allow":
-        from .compare.allowances import checked
+        from .compare.results.allowances import checked
 
         try:
             return checked(value, label)

@@ -13,8 +13,8 @@ from typing import Any
 
 from .. import backends, checkpoints
 from ..weights import Rule, Rules
-from .compare.report import SCHEMA, Pair, Report
-from .compare.subject import Array, Arrays, flatten, replace
+from .compare.results.report import SCHEMA, Pair, Report
+from .compare.sides.subject import Array, Arrays, flatten, replace
 from .dumps import folders
 from .factories import Factory, framework_of, labels, load
 
@@ -80,7 +80,7 @@ class Bundle:
         rules: Path | None,
         options: Mapping[str, Any],
     ):
-        from .compare.inputs import as_arguments
+        from .compare.samples.inputs import as_arguments
 
         self.halves: dict[str, _Half] = {}
         for label, factory, side in zip(labels(sides).values(), found, sides, strict=True):

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
 
-from attn_bridge.parity.compare.dropout_masks import Draw, Masks, Plan
-from attn_bridge.parity.compare.function import Function
-from attn_bridge.parity.compare.subject import (
+from attn_bridge.parity.compare.sides.dropout_masks import Draw, Masks, Plan
+from attn_bridge.parity.compare.sides.function import Function
+from attn_bridge.parity.compare.sides.subject import (
     Arguments,
     Arrays,
     Call,
@@ -32,18 +32,18 @@ from attn_bridge.parity.compare.subject import (
 )
 
 from ..backend import to_numpy
-from .adapter import Adapter, Part, Setting, is_jax_float
-from .differentiation import Differentiated, outputs_of
 from .drawing import _draws_more
-from .execution import UNTRACEABLE, op_by_op, trace, walk
-from .function import FunctionSide
-from .linen_module import LinenModule, of_bridge
-from .nnx_module import NNXModule
-from .numpy_interpreter import evaluate
-from .promotion import promoted
+from .probes.rounding import Jitter
 from .recording import Tape, recording
-from .rounding import Jitter
-from .ways import counted, directly, is_double, is_moved_by_seed, moving_tables, precise
+from .running.differentiation import Differentiated, outputs_of
+from .running.execution import UNTRACEABLE, op_by_op, trace, walk
+from .running.numpy_interpreter import evaluate
+from .running.promotion import promoted
+from .running.ways import counted, directly, is_double, is_moved_by_seed, moving_tables, precise
+from .sides.adapter import Adapter, Part, Setting, is_jax_float
+from .sides.function import FunctionSide
+from .sides.linen_module import LinenModule, of_bridge
+from .sides.nnx_module import NNXModule
 
 MODES = ("eager", "jit", "jitter", "tables", "logsumexp")
 """Ways to run; `JaxSubject.run` says what each is."""

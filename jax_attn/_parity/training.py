@@ -18,17 +18,17 @@ import optax
 from flax import nnx
 from jax import Array
 
-from attn_bridge.parity.compare.dropout_masks import Draw, Masks, Plan
-from attn_bridge.parity.compare.subject import Arguments, Arrays, ModuleFailedError
+from attn_bridge.parity.compare.sides.dropout_masks import Draw, Masks, Plan
+from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, ModuleFailedError
 from attn_bridge.parity.training.stepping import Hyperparameters, State, Step
 
 from ..backend import to_numpy
-from .adapter import dotted, is_jax_float
-from .differentiation import outputs_of
 from .drawing import _draws_more, _prepare, drawing
-from .execution import trace
-from .nnx_module import Part
-from .promotion import promoted
+from .running.differentiation import outputs_of
+from .running.execution import trace
+from .running.promotion import promoted
+from .sides.adapter import dotted, is_jax_float
+from .sides.nnx_module import Part
 from .subject import _as, _failure, _layout, _static
 
 SLOTS = {"mu": "mu", "nu": "nu", "trace": "trace"}

@@ -14,7 +14,7 @@ import pytest
 from attn_bridge import Rule, Rules, WeightsMismatchError
 from attn_bridge.parity.compare.pairing import MOST_CANDIDATES, from_rules, partial, propose, read_rules
 from attn_bridge.parity.compare.pairing.proposal import MOST_SHOWN
-from attn_bridge.parity.compare.subject import Parameter
+from attn_bridge.parity.compare.sides.subject import Parameter
 
 D, HIDDEN = 4, 6
 

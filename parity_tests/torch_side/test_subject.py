@@ -12,8 +12,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from attn_bridge.parity.compare.function import function
-from attn_bridge.parity.compare.subject import Arguments, CannotPromoteError, ModuleFailedError
+from attn_bridge.parity.compare.sides.function import function
+from attn_bridge.parity.compare.sides.subject import Arguments, CannotPromoteError, ModuleFailedError
 from torch_attn._parity import probes
 from torch_attn._parity.subject import subject_of
 

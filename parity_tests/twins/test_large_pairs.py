@@ -16,9 +16,9 @@ from torch import nn
 import torch_attn._parity.subject
 from attn_bridge import Rule, transfer
 from attn_bridge.parity import compare
-from attn_bridge.parity.compare import criterion as judge
 from attn_bridge.parity.compare import pair as comparison
 from attn_bridge.parity.compare.pair import Comparison
+from attn_bridge.parity.compare.verdict import criterion as judge
 
 X = np.random.default_rng(0).normal(size=(4, 9, 16)).astype(np.float32)
 X[1, 2, 3] = MARK = 2.625

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from attn_bridge.parity.compare.dropout_masks import Masks, Plan, asking
-from attn_bridge.parity.compare.subject import ModuleFailedError
+from attn_bridge.parity.compare.sides.dropout_masks import Masks, Plan, asking
+from attn_bridge.parity.compare.sides.subject import ModuleFailedError
 
 from .. import random
 from .promotion import BACKWARD, backward_inside

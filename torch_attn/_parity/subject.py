@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from attn_bridge.parity.compare.dropout_masks import Masks, Plan
 from attn_bridge.parity.compare.hints.settings import read as read_settings
-from attn_bridge.parity.compare.subject import (
+from attn_bridge.parity.compare.sides.dropout_masks import Masks, Plan
+from attn_bridge.parity.compare.sides.subject import (
     Arguments,
     Array,
     Arrays,

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attn_bridge.parity.compare.dropout_masks import Masks
-from attn_bridge.parity.compare.subject import Arguments, Arrays, ModuleFailedError
+from attn_bridge.parity.compare.sides.dropout_masks import Masks
+from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, ModuleFailedError
 from attn_bridge.parity.training.stepping import Hyperparameters, State, Step
 
 from ..backend import from_numpy, to_numpy

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from attn_bridge.parity.compare.function import Function
-from attn_bridge.parity.compare.subject import Arguments, ModuleFailedError, Parameter, flatten, replace
+from attn_bridge.parity.compare.sides.function import Function
+from attn_bridge.parity.compare.sides.subject import Arguments, ModuleFailedError, Parameter, flatten, replace
 
 from ..functional import dtype_name
 

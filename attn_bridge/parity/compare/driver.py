@@ -21,18 +21,18 @@ import numpy as np
 from ..settings.environment import environment
 from ..settings.precision import record
 from ..settings.precision import strict as pinned
-from . import judging
-from .allowances import accept, checked
-from .coverage import Coverage, covered
-from .dtypes import DTYPES
 from .hints import hint_for
 from .localisation import find
 from .pair import SIDES, Pair, Progress, few_threads
 from .prepare import prepare
-from .report import Report, TensorVerdict, Verdict, worst
-from .runner import Live, Runner
-from .subject import Array, CannotPromoteError, ModuleFailedError
+from .results.allowances import accept, checked
+from .results.report import Report, TensorVerdict, Verdict, worst
+from .sides.dtypes import DTYPES
+from .sides.subject import Array, CannotPromoteError, ModuleFailedError
 from .submodule_pairs import differing_settings
+from .verdict import judging
+from .verdict.coverage import Coverage, covered
+from .verdict.runner import Live, Runner
 
 MODES = ("eager", "jit")
 

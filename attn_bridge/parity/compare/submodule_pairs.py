@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from .pair import Pair
-from .subject import Submodule
+from .sides.subject import Submodule
 
 NOTED = ("eps", "num_heads", "num_kv_heads", "negative_slope")
 """Settings that are worth a note even where both sides agree on what was run."""

@@ -16,20 +16,22 @@ import numpy as np
 
 from ... import backends
 from ...weights import Rule
-from ..compare import inputs as calls
-from ..compare import noise, prepare, sampling
 from ..compare import pairing as pairings
-from ..compare.coverage import MAX_PROBES
-from ..compare.criterion import ZERO, scale_of
-from ..compare.dtypes import is_float, wide
+from ..compare import prepare
 from ..compare.outputs import apart, check_outputs
 from ..compare.pair import Pair, Progress, few_threads
 from ..compare.pairing import Match, Pairing, whole
-from ..compare.probes import KINDS
-from ..compare.report import Side
-from ..compare.runner import Live
-from ..compare.sampling import FIRST, Planned, Sample
-from ..compare.subject import Arguments, Array, Arrays, CannotPromoteError, ModuleFailedError, Run, is_array
+from ..compare.results.report import Side
+from ..compare.samples import inputs as calls
+from ..compare.samples import sampling
+from ..compare.samples.sampling import FIRST, Planned, Sample
+from ..compare.sides.dtypes import is_float, wide
+from ..compare.sides.subject import Arguments, Array, Arrays, CannotPromoteError, ModuleFailedError, Run, is_array
+from ..compare.verdict import noise
+from ..compare.verdict.coverage import MAX_PROBES
+from ..compare.verdict.criterion import ZERO, scale_of
+from ..compare.verdict.probes import KINDS
+from ..compare.verdict.runner import Live
 from ..settings.environment import environment
 from . import folders
 from . import format as dumps

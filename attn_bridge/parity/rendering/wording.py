@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..compare.report import Report, TensorVerdict, shown
+from ..compare.results.report import Report, TensorVerdict, shown
 from .text import index, number, one_line, relative, shortened, times
 
 MOST_TEXT = 40

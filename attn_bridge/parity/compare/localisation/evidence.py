@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from ..dtypes import wide
 from ..hints import Evidence
 from ..pair import SIDES
-from ..report import Side
-from ..subject import Array, Arrays, Call
+from ..results.report import Side
+from ..sides.dtypes import wide
+from ..sides.subject import Array, Arrays, Call
 from .between import Step
 from .forcing import Feed, gradients_of, run_both
 from .leaves import Group, match_leaves

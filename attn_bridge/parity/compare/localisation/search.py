@@ -14,9 +14,9 @@ from typing import Literal
 
 from ..hints import Evidence
 from ..pair import SIDES, Pair
-from ..report import Divergence, ModuleNode, Side
-from ..sampling import Sample
-from ..subject import Arguments, Array, Call
+from ..results.report import Divergence, ModuleNode, Side
+from ..samples.sampling import Sample
+from ..sides.subject import Arguments, Array, Call
 from ..submodule_pairs import alternatives, differing, pair_modules
 from .between import Direction, Step, calls_inside, code_between, next_of, steps_of
 from .evidence import evidence_between, evidence_of

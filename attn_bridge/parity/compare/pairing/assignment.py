@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 
-from ..subject import Array
+from ..sides.subject import Array
 from .names import Name, layer_of, likeness, read
 from .patterns import Options, kind_of, options
 from .tensors import Tensor
@@ -66,9 +66,10 @@ class Sides:
         ours = [layers.get(layer_of(tensor), "") for tensor in self.first]
         theirs = [layer_of(tensor) for tensor in self.second]
         same = np.array(ours, dtype=object)[:, None] == np.array(theirs, dtype=object)[None, :]
-        same = np.array(ours, dtype=object)[:, None] == np.array(theirs, dtype=object)[None, :]
         known: Array = (same & np.array([bool(one) for one in ours])[:, None]).astype(np.float64)
         return known
+
+
 def _places(names: Sequence[Name]) -> Array:
     """Return where each stands in the order of declaration, between 0 and 1."""
     order = sorted(range(len(names)), key=lambda i: names[i].natural)

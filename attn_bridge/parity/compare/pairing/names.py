@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ..subject import Array
+from ..sides.subject import Array
 from .tensors import Tensor
 
 _SYNONYMS = {

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from ..subject import Array
+from ..sides.subject import Array
 from .names import FUSED, Name, likeness, part_sets, part_word, read
 from .tensors import Tensor
 

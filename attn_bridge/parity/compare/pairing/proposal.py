@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from ....weights import WeightsMismatchError
-from ..subject import Array, Parameter
+from ..sides.subject import Array, Parameter
 from .assignment import Group, Sides, best, by_layers, equals, left_over, open_groups, template
 from .names import last_word, layer_of
 from .parts import Split, splits, unstacked

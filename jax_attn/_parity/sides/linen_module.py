@@ -20,14 +20,14 @@ import numpy as np
 from flax import linen, nnx
 
 from attn_bridge.parity.compare.hints.settings import read as read_settings
-from attn_bridge.parity.compare.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
+from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
 
-from ..backend import to_numpy
+from ...backend import to_numpy
+from ..drawing import drawn_from, setting_of
+from ..recording import Tape
 from .adapter import Setting, cache_off, constant, device_of, dotted, off_in_eval_mode, stock_name
-from .drawing import drawn_from, setting_of
 from .linen_template import Path, Template
 from .nnx_module import signature_of
-from .recording import Tape
 
 ROLES = {"params": "parameter", "batch_stats": "statistic"}
 """Collections of variables that count as weights, and what they are."""

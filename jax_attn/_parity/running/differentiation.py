@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attn_bridge.parity.compare.dropout_masks import Masks, Plan
-from attn_bridge.parity.compare.subject import Arguments, ModuleFailedError, flatten
+from attn_bridge.parity.compare.sides.dropout_masks import Masks, Plan
+from attn_bridge.parity.compare.sides.subject import Arguments, ModuleFailedError, flatten
 
-from .adapter import Part, Setting, is_jax_float
-from .logsumexp import with_logsumexp
-from .recording import Tape, is_jax_array
+from ..probes.logsumexp import with_logsumexp
+from ..recording import Tape, is_jax_array
+from ..sides.adapter import Part, Setting, is_jax_float
 
 
 class Differentiated:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...backends import Framework
+from ....backends import Framework
 from .dropout_masks import Draw
 
 Array = np.ndarray[Any, Any]

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from attn_bridge.parity.compare.dropout_masks import Masks, Plan
-from attn_bridge.parity.compare.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
+from attn_bridge.parity.compare.sides.dropout_masks import Masks, Plan
+from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
 
-from .recording import Tape
+from ..recording import Tape
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .adapter import is_jax_float
+from ..probes.tables import evaluate_tables
+from ..sides.adapter import is_jax_float
 from .promotion import promoted
-from .tables import evaluate_tables
 
 
 def is_moved_by_seed(mode: str) -> bool:
