@@ -246,6 +246,40 @@ def test_the_sides_may_stand_in_any_order_and_be_of_one_framework(here, capfd):
     assert capfd.readouterr().out.startswith("equal: Net (first) and Net (second), 6 tensors, ")
 
 
+TREES = """
+import jax, numpy as np, torch
+from flax import linen
+from attn_bridge.parity import function
+
+class Dense(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3)(x)
+
+def variables():
+    module = Dense()
+    return module, module.init(jax.random.key(0), np.ones((2, 6), "f4"))
+
+def weights():
+    made = {name: one.detach() for name, one in torch.nn.Linear(6, 3).named_parameters()}
+    return function(lambda w, x: x @ w["weight"].T * 2 + w["bias"], made)
+"""
+
+
+@pytest.mark.parametrize("pair", [("variables", "weights"), ("weights", "variables")])
+def test_a_linen_module_with_its_variables_and_a_function_go_into_a_bundle(pair, here, monkeypatch, capfd):
+    (here / "trees.py").write_text(TREES)
+    arguments = ["compare", *(f"trees.py:{one}" for one in pair), *SHAPE, "--seeds", "1", "--no-transfer"]
+    assert run([*arguments, "--save-repro", "repro", "--json"]) == 1
+    found = json.loads(capfd.readouterr().out)
+    monkeypatch.chdir(here / "repro")
+    again = json.loads((here / "repro" / "repro.json").read_text())["again"]
+    assert run([*shlex.split(again)[1:], "--build-seed", "5", "--json", "-"]) == 1
+    second = json.loads(capfd.readouterr().out)
+    for one, two in zip(found["tensors"], second["tensors"], strict=True):
+        assert (one["name"], one["verdict"], one["worst"]) == (two["name"], two["verdict"], two["worst"])
+
+
 # ---- finding the factories
 
 
