@@ -6,7 +6,9 @@ import importlib.util
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -203,3 +205,61 @@ def test_whispers_cross_attention_is_that_of_transformers(capsys, monkeypatch):
     status, lines = run("cross_attention.py", capsys)
     assert status == 1
     assert lines[0].endswith(": NOT equal")
+
+
+@pytest.mark.parametrize(
+    ("name", "sides"),
+    [("compare_functions.py", "torch_attention (torch) and jax_attention (Flax)"), ("compare_linen.py", "")],
+)
+def test_sides_of_any_kind_are_equal(capsys, name, sides):
+    status, lines = run(name, capsys)
+    assert status == 0
+    assert lines[0].startswith(f"equal: {sides}")
+
+
+def test_the_eps_inside_a_linen_module_is_found(capsys):
+    _, lines = run("compare_linen.py", capsys)
+    assert "first divergence (forward) in norm" in lines
+    assert any(line.startswith("hint: eps is 1e-05 in torch and 1e-06 in Flax") for line in lines)
+
+
+def test_a_function_with_a_fault_ends_with_one(capsys, monkeypatch):
+    softmax = jax.nn.softmax
+    monkeypatch.setattr(jax.nn, "softmax", lambda scores: softmax(1.01 * scores))
+    status, lines = run("compare_functions.py", capsys)
+    assert status == 1
+    assert lines[0].startswith("different: ")
+
+
+OTHERS = {"equinox": "equinox", "haiku": "dm-haiku", "keras": "keras"}
+"""Package that an example needs -> what pip calls it."""
+
+
+@pytest.mark.parametrize("package", OTHERS)
+def test_modules_of_other_libraries_are_equal_to_their_ports(capsys, package):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    status, lines = run(f"compare_{package}.py", capsys)
+    assert status == 0
+    assert lines[0].startswith("equal: ")
+
+
+@pytest.mark.parametrize("package", OTHERS)
+def test_examples_of_other_libraries_do_nothing_without_them(capsys, monkeypatch, package):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find_spec(name))
+    assert run(f"compare_{package}.py", capsys) == (
+        0,
+        [f"{package} is not installed; pip install {OTHERS[package]}"],
+    )
+
+
+def test_the_python_of_the_page_on_judging_runs():
+    text = (EXAMPLES.parent / "docs" / "parity.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(block, "docs/parity.md", "exec"), names)
+    assert [report.verdict for report in names["reports"]] == ["equal"] * 3
+    assert {report.samples for report in names["reports"]} == {17}
+    assert names["ruled"].verdict == "equal"
+    assert [pair.how for pair in names["ruled"].pairing] == ["rules"] * 2
