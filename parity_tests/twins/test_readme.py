@@ -33,6 +33,7 @@ def test_the_python_of_the_readme_runs_and_gives_what_it_says(capsys, tmp_path, 
     assert "eps of LayerNorm is 1e-05 in torch and 1e-06 in Flax" in printed
     assert names["report"].verdict == "different"
     assert names["fixed"].verdict == "equal"
+    assert names["mixed"].verdict == "equal"
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
 
 
