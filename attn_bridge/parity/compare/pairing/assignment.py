@@ -65,7 +65,8 @@ class Sides:
         ours = [layers.get(layer_of(tensor), "") for tensor in self.first]
         theirs = [layer_of(tensor) for tensor in self.second]
         same = np.array(ours, dtype=object)[:, None] == np.array(theirs, dtype=object)[None, :]
-        return (same & np.array([bool(one) for one in ours])[:, None]).astype(np.float64)
+        found: Array = (same & np.array([bool(one) for one in ours])[:, None]).astype(np.float64)
+        return found
 
 
 def _places(names: Sequence[Name]) -> Array:
