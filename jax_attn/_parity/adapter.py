@@ -19,16 +19,6 @@ from attn_bridge.parity.compare.subject import Arguments, Arrays, ModuleFailedEr
 
 from .recording import Tape
 
-SETTINGS = {
-    "eps": "eps",
-    "epsilon": "eps",
-    "num_heads": "num_heads",
-    "num_kv_heads": "num_kv_heads",
-    "num_groups": "num_groups",
-    "negative_slope": "negative_slope",
-}
-"""Attribute -> the name that both sides have for it."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
@@ -108,16 +98,6 @@ def constant(value: Any, dtype: str | None, seed: int) -> Any:
     if dtype is not None and jnp.issubdtype(kind, jnp.floating):
         return jnp.asarray(np.asarray(value).astype(jnp.dtype(dtype)))
     return value
-
-
-def numbers_of(holder: Any) -> dict[str, float]:
-    """Return the settings among the attributes of a module, under the names that both sides have for them."""
-    known = {name: getattr(holder, own, None) for own, name in SETTINGS.items() if hasattr(holder, own)}
-    found = {name: value for name, value in known.items() if is_number(value)}
-    momentum = getattr(holder, "momentum", None)
-    if is_number(momentum) and "BatchNorm" in stock_name(holder):
-        found["momentum"] = round(1.0 - momentum, 12)  # torch's: the share of the new batch
-    return found
 
 
 def is_number(value: Any) -> bool:

@@ -19,10 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
 
+from attn_bridge.parity.compare.hints.settings import read as read_settings
 from attn_bridge.parity.compare.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
 
 from ..backend import to_numpy
-from .adapter import Setting, cache_off, constant, device_of, dotted, numbers_of, off_in_eval_mode, stock_name
+from .adapter import Setting, cache_off, constant, device_of, dotted, off_in_eval_mode, stock_name
 from .drawing import drawn_from, setting_of
 from .linen_template import Path, Template
 from .nnx_module import signature_of
@@ -134,7 +135,7 @@ class LinenModule:
 
     def settings(self) -> dict[str, dict[str, float]]:
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
-        return {"": numbers_of(self.module), **{dotted(path): one.settings for path, one in self.known.items()}}
+        return {"": read_settings(self.module), **{dotted(path): one.settings for path, one in self.known.items()}}
 
     def switched_off(self) -> list[str]:
         """Describe what is off in eval mode."""
@@ -169,7 +170,7 @@ class LinenModule:
         self.known[path] = _Known(
             type(module).__name__,
             stock_name(module),
-            numbers_of(module),
+            read_settings(module),
             off_in_eval_mode(name, module),
             cache_off(name, module),
             template,

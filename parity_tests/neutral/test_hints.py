@@ -338,9 +338,16 @@ def test_a_running_variance_by_n_minus_1_is_named():
 # ---- settings
 
 
+class FlaxLayer(types.SimpleNamespace):
+    """A layer whose class Flax defines."""
+
+
+FlaxLayer.__module__ = "flax.nnx.nn.normalization"
+
+
 def test_the_same_setting_by_another_name_is_read_by_one():
     one = types.SimpleNamespace(eps=1e-5, momentum=0.1, padding=(1, 1), kernel_size=(3, 3), num_key_value_heads=2)
-    two = types.SimpleNamespace(epsilon=1e-5, momentum=0.9, padding="SAME", kernel_size=(3, 3), num_kv_heads=2)
+    two = FlaxLayer(epsilon=1e-5, momentum=0.9, padding="SAME", kernel_size=(3, 3), num_kv_heads=2)
     assert read(one)["eps"] == read(two)["eps"] == 1e-5
     assert read(one)["num_kv_heads"] == read(two)["num_kv_heads"] == 2
     assert differing(read(one), read(two), LABELS) == []
@@ -367,14 +374,15 @@ def test_what_raises_or_is_no_plain_value_is_left_out():
         ({"eps": 1e-5}, {"eps": 1e-6}, "eps is 1e-05 in torch and 1e-06 in Flax"),
         (
             {"momentum": 0.1},
-            {"momentum": 0.99},
-            "momentum is 0.1 in torch and 0.99 in Flax (torch's 0.1 is 0.9 in Flax)",
+            {"momentum": 0.01},
+            "momentum is 0.1 in torch and 0.01 in Flax (momentum=0.99 as Flax writes",
         ),
         (
             {"momentum": 0.1},
-            {"momentum": 0.1},
-            "momentum is 0.1 in torch and 0.1 in Flax (torch's momentum is one minus",
+            {"momentum": 0.9},
+            "momentum is 0.1 in torch and 0.9 in Flax (momentum=0.1 as Flax writes it)",
         ),
+        ({"stride": [2, 2]}, {"stride": (2, 2)}, ""),
         ({"approximate": "none"}, {"approximate": True}, "approximate is 'none' in torch and True in Flax"),
         ({"approximate": "tanh"}, {"approximate": True}, ""),
         ({"stride": (2, 2)}, {"stride": 2}, ""),
@@ -403,9 +411,9 @@ def test_settings_are_compared_by_what_they_mean(first, second, said):
     assert (found[0].startswith(said) and len(found) == 1) if said else found == []
 
 
-def test_momentum_is_the_same_number_in_one_framework():
-    assert differing({"momentum": 0.1}, {"momentum": 0.1}, ("first", "second")) == []
-    assert differing({"momentum": 0.1}, {"momentum": 0.9}, ("first", "second")) != []
+def test_momentum_is_told_in_torchs_way_where_there_is_no_flax():
+    labels = ("first", "second")
+    assert differing({"momentum": 0.1}, {"momentum": 0.9}, labels) == ["momentum is 0.1 in first and 0.9 in second"]
 
 
 def test_padding_idx_that_only_torch_can_have_is_said():

@@ -391,6 +391,8 @@ def test_failures_that_are_left_out_are_counted():
         ({"verdict": "different", "relative": None, "message": "3 of 9 elements; x"}, "3 of 9 elements"),
         ({"verdict": "precision", "side": "first", "first_used": 120.0}, "torch: 120 x the allowed error"),
         ({"verdict": "precision", "side": "second", "second_used": 1.04}, "Flax: 1 x the allowed error"),
+        ({"verdict": "precision", "side": "torch", "first_used": 12.0}, "torch: 12 x the allowed error"),
+        ({"verdict": "precision", "side": "flax", "second_used": 12.0}, "Flax: 12 x the allowed error"),
         ({"verdict": "equal"}, "45% of the allowed error"),
         ({"verdict": "equal", "meaning_used": 0.99}, "99% of the allowed error"),
     ],

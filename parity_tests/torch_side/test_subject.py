@@ -162,6 +162,12 @@ def test_dropout_in_a_checkpoint_is_driven_as_outside_of_it(how):
     assert not found.foreign
 
 
+def test_given_masks_are_no_way_through_numpy():
+    table = torch.ones(6)
+    subject = subject_of(Calls(lambda self, x: F.dropout(x, 0.5, self.training) * table), train=True)
+    assert run(subject, dtype="float64").outputs[0].dtype == np.float64
+
+
 # ---- what else is called inside
 
 

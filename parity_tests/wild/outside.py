@@ -460,7 +460,7 @@ def outside_book_qwen3(wrong: str | None) -> Case:
     "Llama",
     needs=("tunix", "transformers"),
     faults={
-        "theta-off-by-1e-3": fault(*TABLES, *ATTENTION, side="first"),
+        "theta-of-the-configuration": fault(*TABLES, *ATTENTION, side="first"),
         "norm-eps": fault("hf.model.layers.0.input_layernorm"),
     },
 )
@@ -489,7 +489,7 @@ def outside_tunix_llama3(wrong: str | None) -> Case:
             seen = jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool)), (b, t, t))
             return self.model(ids, jnp.broadcast_to(jnp.arange(t), (b, t)), None, seen)[0]
 
-    theta = 1001000.0 if wrong == "theta-off-by-1e-3" else 1000000.0
+    theta = 10000.0 if wrong == "theta-of-the-configuration" else 1000000.0
     first = logits_of(LlamaForCausalLM(LlamaConfig(**llama_sizes(), rope_theta=theta)))
     names = """
     hf.model.embed_tokens.weight | model.embedder.input_embedding

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from attn_bridge.parity.compare.dropout_masks import Masks, Plan
+from attn_bridge.parity.compare.hints.settings import read as read_settings
 from attn_bridge.parity.compare.subject import (
     Arguments,
     Array,
@@ -43,9 +44,6 @@ from .weights import FunctionSide, ModuleSide, Part, check_readable, device_of, 
 
 LARGE = 1 << 24
 """Weights of a module from which on a run is worth avoiding."""
-
-SETTINGS = {"eps": "eps", "num_heads": "num_heads", "num_kv_heads": "num_kv_heads", "negative_slope": "negative_slope"}
-"""Attribute -> the name that both sides have for it."""
 
 
 def subject_of(value: Any, device: str | None = None, *, train: bool = False) -> TorchSubject:
@@ -117,13 +115,9 @@ class TorchSubject:
         found = self.side.modules()
         return [Submodule(path, type(child).__name__ if path else self.name) for path, child in found.items()]
 
-    def settings(self) -> dict[str, dict[str, float]]:
-        """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
-        found = {}
-        for path, child in self.side.modules().items():
-            known = {name: getattr(child, own, None) for own, name in SETTINGS.items()}
-            found[path] = {name: value for name, value in known.items() if _is_number(value)}
-        return found
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return path -> the settings that a submodule's meaning depends on and its weights don't show."""
+        return {path: read_settings(child) for path, child in self.side.modules().items()}
 
     def unreached(self, arguments: Arguments) -> list[str]:
         """Describe the branches that a call does not reach."""

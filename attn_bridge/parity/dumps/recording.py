@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -335,7 +335,7 @@ class Recorder:
             outputs=pair.outputs,
             parameters=subject.parameters(),
             modules=subject.modules(),
-            settings=subject.settings(),
+            settings=_numbers(subject.settings()),
             unreached=subject.unreached(call),
             lacks=pair.lacks.get(self.side, ""),
             unstable=unstable,
@@ -363,6 +363,14 @@ class _Found:
     probes: dict[str, dict[str, dict[str, dict[str, tuple[float, float]]]]] = dataclasses.field(default_factory=dict)
     calls: dict[str, list[Recorded]] = dataclasses.field(default_factory=dict)
     zeros: dict[str, tuple[Match, bool]] = dataclasses.field(default_factory=dict)
+
+
+def _numbers(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return those settings that are numbers."""
+    return {
+        path: {key: one for key, one in known.items() if isinstance(one, (int, float)) and not isinstance(one, bool)}
+        for path, known in settings.items()
+    }
 
 
 def _environment(subject: Any) -> dict[str, str]:

@@ -59,14 +59,15 @@ class Evidence:
     labels: tuple[str, str] = ("torch", "flax")
 
 
-def hint_for(evidence: Any) -> str:
+def hint_for(evidence: Any, labels: tuple[str, str] | None = None) -> str:
     """Return what the difference at one place is consistent with, "" if nothing is recognised.
 
     Args:
         evidence: an `Evidence`, or anything with the same attributes.
+        labels: what the two sides are called; None takes the evidence's own.
     """
-    labels = tuple(shown(one) for one in getattr(evidence, "labels", ("torch", "flax")))
-    names = (labels[0], labels[1])
+    given: tuple[str, str] = getattr(evidence, "labels", ("torch", "flax")) if labels is None else labels
+    names = shown(given[0]), shown(given[1])
     classes = evidence.first_class, evidence.second_class
     found = differing(evidence.first_settings, evidence.second_settings, names, classes)
     if len(found) < MOST:

@@ -93,7 +93,7 @@ def _gates(case: Case) -> Iterator[tuple[str, Array]]:
             pairs.append(("of halves", given[..., :size], given[..., size:]))
             pairs.append(("of interleaved channels", given[..., ::2], given[..., 1::2]))
     alike = [given for given in case.inputs if given.shape == case.one.shape]
-    pairs += [("", one, two) for one, two in itertools.combinations(alike, 2)]
+    pairs += [("", one, two) for one, two in itertools.combinations(alike[-4:], 2)]
     for what, one, two in pairs:
         for name, act in ACTIVATIONS.items():
             yield f"{name}(first) * second {what}".strip(), act(one) * two
@@ -108,7 +108,8 @@ def _queries(length: int) -> Array:
 def _attention(case: Case) -> str:
     """Recognise attention that is scaled by another width, or that one side masks."""
     alike = [given[:1] for given in case.inputs if given.shape == case.one.shape and given.ndim]
-    if case.is_gradient or len(alike) != 3 or not 2 < case.one.ndim < 5 or case.one[:1].size > LARGEST:
+    alike = alike[-3:]
+    if case.is_gradient or len(alike) < 3 or not 2 < case.one.ndim < 5 or case.one[:1].size > LARGEST:
         return ""
     places = _queries(case.one.shape[-2])  # some queries of a sample of the batch say it
     one = dataclasses.replace(case, one=case.one[:1, ..., places, :], two=case.two[:1, ..., places, :])

@@ -1,7 +1,8 @@
 """Settings that decide what a layer means and that its weights don't show, by one name for all frameworks.
 
 Each backend's `settings()` reads the attributes of `ATTRIBUTES` that a submodule has, through `read`; values are
-compared by what they mean: torch's momentum is one minus Flax's, ``2`` is ``(2, 2)``, ``'SAME'`` is what it comes to.
+compared by what they mean: momentum is torch's on both sides (Flax's is one minus it), ``2`` is ``(2, 2)``, ``'SAME'``
+is what it comes to.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ def read(module: Any) -> dict[str, Value]:
         except Exception:  # a property of a user's class may raise anything
             continue
         plain = _plain(value)
+        if name == "momentum" and _is_flax(module) and isinstance(plain, float):
+            plain = round(1.0 - plain, 12)
         if name not in found and (plain is not None or name == "padding_idx"):
             found[name] = plain
     return found
@@ -101,8 +104,8 @@ def differing(
     """
     found = []
     for name in sorted(first.keys() & second.keys(), key=_order):
-        one, two = first[name], second[name]
-        if name in IGNORED or _means_the_same(name, one, two, first, second, labels):
+        one, two = _tuples(first[name]), _tuples(second[name])
+        if name in IGNORED or _means_the_same(name, one, two, first, second):
             continue
         more = _explained(name, one, two, labels)
         found.append(
@@ -128,11 +131,7 @@ def _lone(
     return found
 
 
-def _means_the_same(
-    name: str, one: Any, two: Any, first: Mapping[str, Any], second: Mapping[str, Any], labels: tuple[str, str]
-) -> bool:
-    if name == "momentum" and _frameworks_differ(labels):
-        return _same(one, None if two is None else 1.0 - float(two))
+def _means_the_same(name: str, one: Any, two: Any, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     if name == "padding":
         return _same_padding(one, two, first, second)
     if name == "approximate":
@@ -195,16 +194,21 @@ def _kind_of_gelu(value: Any) -> str:
     return {"none": "erf", "tanh": "tanh", "True": "tanh", "False": "erf"}.get(str(value), str(value))
 
 
-def _frameworks_differ(labels: tuple[str, str]) -> bool:
-    return {label.lower() for label in labels} == {"torch", "flax"}
+def _tuples(value: Any) -> Any:
+    """Return lists, as JSON has them, as tuples."""
+    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _is_flax(module: Any) -> bool:
+    return any(base.__module__.partition(".")[0] == "flax" for base in type(module).__mro__)
 
 
 def _explained(name: str, one: Any, two: Any, labels: tuple[str, str]) -> str:
-    if name == "momentum" and _frameworks_differ(labels):
-        if _same(one, two):
-            return " (torch's momentum is one minus Flax's)"
-        return f" (torch's {_written(one)} is {_written(1.0 - float(one))} in Flax)" if one is not None else ""
-    return ""
+    """Return a momentum as Flax writes it, which is one minus torch's."""
+    values = [value for value, label in zip((one, two), labels, strict=True) if label.lower() == "flax"]
+    if name != "momentum" or len(values) != 1 or not isinstance(values[0], (int, float)):
+        return ""
+    return f" (momentum={1.0 - values[0]:g} as Flax writes it)"
 
 
 def _plain(value: Any) -> Value:

@@ -58,7 +58,8 @@ class Sides:
         table = np.array([[bool(options(one, two, equal_names=False).ways) for two in kinds[1]] for one in kinds[0]])
         number = [{kind: i for i, kind in enumerate(side)} for side in kinds]
         rows, columns = ([number[k][kind] for kind in self.kinds[k]] for k in (0, 1))
-        return np.where(table[np.ix_(rows, columns)], score, -np.inf)
+        fitting: Array = np.where(table[np.ix_(rows, columns)], score, -np.inf)
+        return fitting
 
     def within(self, layers: Mapping[str, str]) -> Array:
         """Return 1 for each two of which the one's layer is known to be the other's, else 0."""
