@@ -21,7 +21,7 @@ _BASE_CLASSES: dict[tuple[str, str], Framework] = {
 }
 
 _LINEN = ("flax.linen.module", "Module")
-_FUNCTION = ("attn_bridge.parity.compare.function", "Function")
+_FUNCTION = ("attn_bridge.parity.compare.sides.function", "Function")
 
 _ARRAY_HOMES: dict[str, Framework] = {"torch": "torch", "jax": "flax", "jaxlib": "flax"}
 """Library that defines a class of arrays -> framework. `jax.Array` is no base of JAX's arrays."""

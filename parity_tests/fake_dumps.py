@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from attn_bridge import backends
-from attn_bridge.parity.compare.subject import Arguments, Call, CannotPromoteError, Parameter, Run, Submodule
+from attn_bridge.parity.compare.sides.subject import Arguments, Call, CannotPromoteError, Parameter, Run, Submodule
 from attn_bridge.parity.dumps import folders, recording
 from attn_bridge.parity.dumps import format as dumps
 
@@ -87,9 +87,7 @@ class Net:
         """Return place, shape and dtype of the output."""
         return [("", self.run(weights, arguments).outputs[0].shape, "float32")]
 
-    def run(
-        self, weights, arguments, cotangents=None, *, dtype=None, mode="eager", seed=0, path="", tables=()
-    ) -> Run:
+    def run(self, weights, arguments, cotangents=None, *, dtype=None, mode="eager", seed=0, path="", tables=()) -> Run:
         """Run forward, and backward if there are cotangents."""
         if dtype == "float64" and not self.has_float64:
             raise CannotPromoteError("it can't")

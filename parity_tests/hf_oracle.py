@@ -19,8 +19,8 @@ import torch
 import transformers
 
 import torch_attn
-from attn_bridge.parity.compare.criterion import decide, measure
-from attn_bridge.parity.compare.report import TensorVerdict
+from attn_bridge.parity.compare.results.report import TensorVerdict
+from attn_bridge.parity.compare.verdict.criterion import decide, measure
 from torch_attn._parity.promotion import lifted
 from torch_attn.backend import from_numpy, to_numpy
 

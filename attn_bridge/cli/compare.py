@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..parity.compare.dtypes import DTYPES
+from ..parity.compare.sides.dtypes import DTYPES
 from . import inputs as arrays
 from .output import Outputs, progress
 
 if TYPE_CHECKING:
-    from ..parity.compare.report import Report
+    from ..parity.compare.results.report import Report
     from ..parity.factories import Factory
 
 MODES = ("eager", "jit")
@@ -192,13 +192,13 @@ class Aftermath:
     @classmethod
     def of(cls, allow: Sequence[str] | None, baseline: Path | None) -> Aftermath:
         """Read both, before any work is done."""
-        from ..parity.compare import allowances, changes
+        from ..parity.compare.results import allowances, changes
 
         return cls(allowances.parse(allow or ()), None if baseline is None else changes.read(baseline))
 
     def apply(self, report: Report) -> Report:
         """Return the report with what is allowed, and with what has changed."""
-        from ..parity.compare import allowances
+        from ..parity.compare.results import allowances
 
         report = allowances.accept(report, self.allow)
         if self.baseline is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from ..parity.compare.report import Report
+    from ..parity.compare.results.report import Report
 
 
 def check_writable(target: str, option: str = "--json") -> None:

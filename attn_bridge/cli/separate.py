@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..weights import Rules
 
 if TYPE_CHECKING:
-    from ..parity.compare.report import Report
+    from ..parity.compare.results.report import Report
 
 TAKEN = ("--inputs", "--shape", "--fixed", "--vary", "--seeds", "--first-seed", "--mode", "--dtype")
 """Options that say how the first side is dumped; the second side is dumped like it."""

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from .check.matrix import check
     from .check.report import CheckReport
     from .compare.driver import compare
-    from .compare.function import function
-    from .compare.report import ParityError, Report, TensorVerdict
+    from .compare.results.report import ParityError, Report, TensorVerdict
+    from .compare.sides.function import function
     from .mutation.driver import mutate
     from .mutation.report import MutationReport
     from .settings.precision import strict
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "CheckReport": "check.report",
     "MutationReport": "mutation.report",
-    "ParityError": "compare.report",
-    "Report": "compare.report",
-    "TensorVerdict": "compare.report",
+    "ParityError": "compare.results.report",
+    "Report": "compare.results.report",
+    "TensorVerdict": "compare.results.report",
     "TrainingReport": "training.driver",
     "check": "check.matrix",
     "compare": "compare.driver",
-    "function": "compare.function",
+    "function": "compare.sides.function",
     "mutate": "mutation.driver",
     "strict": "settings.precision",
     "train": "training.driver",

@@ -66,12 +66,12 @@ class Factory:
             ValueError: it raises, or gives something else.
         """
         side = self.target
-        if framework_of(side) is None:
+        if backends.framework_of(side) is None:
             if not callable(side):
                 raise ValueError(f"{self.name} is of type {type(side).__name__}, not a factory")
             with seeded(seed), guarded(self.name):
                 side = self.target()
-        if framework_of(side) is not None:
+        if backends.framework_of(side) is not None:
             return side
         if _is_linen(side):
             raise ValueError(
@@ -103,31 +103,22 @@ class Factory:
         return {one.relative_to(self.root).as_posix(): one for one in sorted(files) if one.is_relative_to(self.root)}
 
 
-def framework_of(side: Any) -> backends.Framework | None:
-    """Return the framework of what can be a side of a comparison; None for anything else."""
-    found = backends.framework_of(side)
-    if found is not None:
-        return found
-    if isinstance(side, tuple) and len(side) == 2 and _is_linen(side[0]):
-        return "flax"
-    if type(side).__name__ == "Function" and callable(getattr(side, "call", None)):
-        with contextlib.suppress(TypeError, ValueError):
-            framework: backends.Framework = side.framework
-            return framework
-    return None
+def holds_tree(side: Any) -> bool:
+    """Tell whether a side's weights are a tree beside it: a Linen module's variables, or a function's weights."""
+    return isinstance(side, tuple) or (type(side).__name__ == "Function" and callable(getattr(side, "call", None)))
 
 
 def name_of(side: Any) -> str:
     """Return what a side is called: its class, or the function's name."""
     if isinstance(side, tuple):
         side = side[0]
-    call = getattr(side, "call", None) if backends.framework_of(side) is None else None
+    call = side.call if holds_tree(side) else None
     return str(getattr(call, "__name__", type(side).__name__))
 
 
 def labels(sides: tuple[Any, Any]) -> dict[str, str]:
     """Return what two sides are called: by their frameworks where these differ, else ``first`` and ``second``."""
-    found = [framework_of(side) for side in sides]
+    found = [backends.framework_of(side) for side in sides]
     different = found[0] != found[1] and None not in found
     return {name: str(one) if different else name for name, one in zip(("first", "second"), found, strict=True)}
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from .compare.report import ParityError, Report
+    from .compare.results.report import ParityError, Report
 
 Device = str | tuple[str, str]
 """``cpu``, ``gpu`` or ``tpu``, or one of them for torch and one for Flax."""
@@ -37,7 +37,10 @@ AXES = {"variants": "variant", "dtypes": "dtype", "devices": "device", "modes": 
 WHOLE = {"seeds": 1, "first_seed": 0}
 """Whole numbers -> the least."""
 
-PASSED_ON = ("rules", "transfer", "train", "strict", "localise")
+MOST = {"seeds": 1000}
+"""Whole numbers -> the largest."""
+
+PASSED_ON = ("rules", "transfer", "train", "strict", "localise", "second_inputs", "fixed", "vary", "allow")
 """What else a marker may say to `compare`."""
 
 CELL = "_parity_cell"
@@ -66,12 +69,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--parity-dtype", metavar="DTYPE", **several, help=f"one of {', '.join(DTYPES)} (may be repeated)")
     group.addoption("--parity-mode", metavar="MODE", **several, help=f"one of {', '.join(MODES)} (may be repeated)")
+    group.addoption(
+        "--parity-allow",
+        metavar="PATH=REASON",
+        **several,
+        help="accept a known difference in this submodule or tensor (may be repeated); every report says so",
+    )
+    group.addoption(
+        "--parity-baseline",
+        metavar="DIR",
+        help="say what has changed since the JSON reports that --parity-json wrote into DIR",
+    )
     group.addoption("--parity-html", metavar="DIR", help="write a page per failing comparison into DIR")
     group.addoption("--parity-json", metavar="DIR", help="write a JSON report per failing comparison into DIR")
     parser.addini("parity_seeds", "as --parity-seeds")
     parser.addini("parity_devices", "as --parity-device, separated by spaces", type="args")
     parser.addini("parity_dtypes", "as --parity-dtype, separated by spaces", type="args")
     parser.addini("parity_modes", "as --parity-mode, separated by spaces", type="args")
+    parser.addini("parity_allow", "as --parity-allow, one per line", type="linelist")
     parser.addini("parity_html", "as --parity-html, relative to the root folder")
 
 
@@ -83,6 +98,7 @@ class Settings:
         values: checked values by the name that the marker gives them.
         html: folder for pages, None for no pages.
         json: folder for JSON reports, None for none.
+        baseline: folder of JSON reports of an earlier run, None for none.
         arguments: the command line's share of it, for the command that runs a test again.
     """
 
@@ -90,6 +106,7 @@ class Settings:
     html: Path | None
     json: Path | None
     arguments: tuple[str, ...]
+    baseline: Path | None = None
 
     @classmethod
     def of(cls, config: pytest.Config) -> Settings:
@@ -100,7 +117,7 @@ class Settings:
         """
         values: dict[str, Any] = {}
         arguments: list[str] = []
-        for name in ("seeds", "first_seed", "devices", "dtypes", "modes"):
+        for name in ("seeds", "first_seed", "devices", "dtypes", "modes", "allow"):
             option = f"--parity-{AXES.get(name, name).replace('_', '-')}"
             given = config.getoption(option)
             if given not in (None, []):
@@ -112,7 +129,8 @@ class Settings:
         html = _folder("--parity-html", config.getoption("--parity-html"), here)
         html = html or _folder("parity_html", config.getini("parity_html"), config.rootpath)
         json = _folder("--parity-json", config.getoption("--parity-json"), here)
-        return cls(values, html, json, tuple(arguments))
+        baseline = _folder("--parity-baseline", config.getoption("--parity-baseline"), here)
+        return cls(values, html, json, tuple(arguments), baseline)
 
 
 def _checked(name: str, value: Any, label: str) -> Any:
@@ -120,7 +138,16 @@ def _checked(name: str, value: Any, label: str) -> Any:
     if name in WHOLE:
         if not re.fullmatch("[0-9]+", str(value)) or int(value) < WHOLE[name]:
             raise ValueError(f"{label} ({value}) must be a whole number from {WHOLE[name]}")
+        if int(value) > MOST.get(name, int(value)):
+            raise ValueError(f"{label} ({value}) must be at most {MOST[name]}")
         return int(value)
+    if name == "allow":
+        from .compare.results.allowances import checked
+
+        try:
+            return checked(value, label)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
     values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if not values:
         raise ValueError(f"{label} () must have at least one value")
@@ -171,7 +198,9 @@ def _read_markers(node: Any) -> dict[str, Any]:
             if value is None:
                 continue
             label = f"{name} of the marker parity"
-            if name in PASSED_ON:
+            if name == "allow":
+                said[name] = _checked(name, value, label)
+            elif name in PASSED_ON:
                 said[name] = value
             elif several is not None:
                 said[several] = _checked(several, (value,), label)
@@ -239,7 +268,7 @@ def _parity_cell(request: pytest.FixtureRequest) -> Cell:
 
 
 class Parity:
-    """Compares a torch module with a Flax module: ``parity(torch_module, flax_module, inputs)``.
+    """Compares any two sides: ``parity(first, second, inputs)``.
 
     Attributes:
         variant: name of the variant that the test runs in; like all of these, None if nothing was said about it.
@@ -265,7 +294,7 @@ class Parity:
         _, mark, name = node.nodeid.partition("::")
         self._options["command"] = shlex.join(["pytest", f"{file}{mark}{name}", *settings.arguments])
 
-    def __call__(self, torch_module: Any, flax_module: Any, inputs: Any, **options: Any) -> Report:
+    def __call__(self, first: Any, second: Any, inputs: Any, **options: Any) -> Report:
         """Return the report of `attn_bridge.parity.compare`, which takes the same arguments.
 
         Raises:
@@ -276,12 +305,20 @@ class Parity:
 
         chosen = self._options | options
         _skip_if_absent(chosen.get("device"))
-        report: Report = compare(torch_module, flax_module, inputs, **chosen)
+        report: Report = compare(first, second, inputs, **chosen)
         self._calls += 1
         self._record(report)
         if not report.passed:
             raise ParityError(report)
         return report
+
+    def _changes(self, report: Report) -> list[str]:
+        """Say what is other than in the report of the same comparison in an earlier run, if there is one."""
+        folder = self._settings.baseline
+        path = folder and folder / f"{_file_name(self._node.nodeid, self._calls)}.json"
+        if path is None:
+            return []
+        return report.changes_since(path).lines() if path.exists() else ["since the baseline: it was equal, or not run"]
 
     def _record(self, report: Report) -> None:
         """Write down what came out: for the summary, for JUnit, and, on a mismatch, for whoever reads about it."""
@@ -292,7 +329,7 @@ class Parity:
             node.user_properties.append(("parity_first_divergence", str(report.first_divergence)))
         if report.passed:
             return
-        lines = [f"note: {note}" for note in report.notes]
+        lines = [f"note: {note}" for note in report.notes] + self._changes(report)
         for kind, folder, write in (
             ("html", self._settings.html, report.to_html),
             ("json", self._settings.json, report.to_json),
@@ -310,7 +347,7 @@ class Parity:
 
 @pytest.fixture
 def parity(request: pytest.FixtureRequest, _parity_cell: Cell) -> Parity:
-    """Compare a torch module with a Flax module, ``parity(torch_module, flax_module, inputs)``; fail if they differ."""
+    """Compare any two sides, such as a torch and a Flax module: ``parity(first, second, inputs)``."""
     missing = [package for package in PACKAGES if not _is_installed(package)]
     if missing:
         extras = ",".join(dict.fromkeys(PACKAGES[package] for package in missing))

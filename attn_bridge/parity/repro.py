@@ -13,10 +13,10 @@ from typing import Any
 
 from .. import backends, checkpoints
 from ..weights import Rule, Rules
-from .compare.report import SCHEMA, Pair, Report
-from .compare.subject import Array, Arrays, flatten, replace
+from .compare.results.report import SCHEMA, Pair, Report
+from .compare.sides.subject import Array, Arrays, flatten, replace
 from .dumps import folders
-from .factories import Factory, framework_of, labels, load
+from .factories import Factory, holds_tree, labels, load
 
 HOW = "its README.md says how to run it again"
 
@@ -80,7 +80,7 @@ class Bundle:
         rules: Path | None,
         options: Mapping[str, Any],
     ):
-        from .compare.inputs import as_arguments
+        from .compare.samples.inputs import as_arguments
 
         self.halves: dict[str, _Half] = {}
         for label, factory, side in zip(labels(sides).values(), found, sides, strict=True):
@@ -179,20 +179,20 @@ def example_inputs(folder: Path) -> Any:
 
 def _weights(side: Any) -> Arrays:
     """Return the arrays of a side by name; of a Linen module's variables and of a tree of weights, by position."""
-    framework = framework_of(side)
+    framework = backends.framework_of(side)
     assert framework is not None, "it was built"
     backend = backends.load(framework)
-    if backends.framework_of(side) is not None:
+    if not holds_tree(side):
         found: Arrays = backend.get_weights(side)
         return found
     return {str(place): backend.to_numpy(leaf) for place, (_, leaf) in enumerate(flatten(_tree(side), _is_leaf))}
 
 
 def _with_weights(side: Any, arrays: Mapping[str, Array]) -> Any:
-    framework = framework_of(side)
+    framework = backends.framework_of(side)
     assert framework is not None, "it was built"
     backend = backends.load(framework)
-    if backends.framework_of(side) is not None:
+    if not holds_tree(side):
         backend.set_weights(side, arrays)
         return side
     leaves = [backend.from_numpy(arrays[str(place)]) for place in range(len(arrays))]

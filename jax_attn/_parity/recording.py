@@ -18,7 +18,7 @@ from jax import Array
 from jax.extend import core
 from jax.interpreters import ad, batching
 
-from attn_bridge.parity.compare.subject import Arguments, Call, flatten, replace
+from attn_bridge.parity.compare.sides.subject import Arguments, Call, flatten, replace
 
 recording = jax.make_user_context(0)
 """JAX keeps what it traces while a tape runs apart from all else, by the tape's number."""

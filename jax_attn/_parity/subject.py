@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
 
-from attn_bridge.parity.compare.dropout_masks import Draw, Masks, Plan
-from attn_bridge.parity.compare.function import Function
-from attn_bridge.parity.compare.subject import (
+from attn_bridge.parity.compare.sides.dropout_masks import Draw, Masks, Plan
+from attn_bridge.parity.compare.sides.function import Function
+from attn_bridge.parity.compare.sides.subject import (
     Arguments,
     Arrays,
     Call,
@@ -32,18 +32,18 @@ from attn_bridge.parity.compare.subject import (
 )
 
 from ..backend import to_numpy
-from .adapter import Adapter, Part, Setting, is_jax_float
 from .drawing import _draws_more
-from .execution import UNTRACEABLE, op_by_op, trace, walk
-from .function import FunctionSide
-from .linen_module import LinenModule, of_bridge
-from .logsumexp import with_logsumexp
-from .nnx_module import NNXModule
-from .numpy_interpreter import evaluate
-from .promotion import promoted
-from .recording import Tape, is_jax_array, recording
-from .rounding import Jitter
-from .tables import evaluate_tables
+from .probes.rounding import Jitter
+from .recording import Tape, recording
+from .running.differentiation import Differentiated, outputs_of
+from .running.execution import UNTRACEABLE, op_by_op, trace, walk
+from .running.numpy_interpreter import evaluate
+from .running.promotion import promoted
+from .running.ways import counted, directly, is_double, is_moved_by_seed, moving_tables, precise
+from .sides.adapter import Adapter, Part, Setting, is_jax_float
+from .sides.function import FunctionSide
+from .sides.linen_module import LinenModule, of_bridge
+from .sides.nnx_module import NNXModule
 
 MODES = ("eager", "jit", "jitter", "tables", "logsumexp")
 """Ways to run; `JaxSubject.run` says what each is."""
@@ -207,14 +207,17 @@ class JaxSubject:
         weights = {name: _as(weights[name], dtype) for name in part.names if name in weights}
         leaves = [_as(leaf, dtype) for leaf in arguments.leaves]
         given = None if cotangents is None else [None if one is None else _as(one, dtype) for one in cotangents]
-        plan, probe = Plan(), _Differentiated(self, part, arguments, dtype, 0 if _moves(mode) else seed, mode)
+        plan, probe = (
+            Plan(),
+            Differentiated(self.name, self.train, part, arguments, dtype, 0 if is_moved_by_seed(mode) else seed, mode),
+        )
         function = probe.function(plan)
         key = (
             path,
             dtype,
             mode,
             tuple(sorted(tables)),
-            0 if _moves(mode) else seed,
+            0 if is_moved_by_seed(mode) else seed,
             _layout(weights),
             _layout(leaves),
             _layout(given),
@@ -227,7 +230,7 @@ class JaxSubject:
             drawn = [source.draw(one.shape, one.keep, one.path, one.setting) for one in draws]
             if key not in self._programs:
                 run = self._program(key, function, (*operands, drawn), dtype, mode, tables)
-                self._programs[key] = _Program(_counted(run, probe.replaced), probe.structure)
+                self._programs[key] = _Program(counted(run, probe.replaced), probe.structure)
             program = self._programs[key]
             (outputs, of_weights, of_inputs), moved = program.run((*operands, drawn), seed)
         return Run(
@@ -249,7 +252,7 @@ class JaxSubject:
 
         def _run(weights: dict[str, Any], leaves: list[Any]) -> list[Any]:
             result = self._part("").call(weights, arguments.with_leaves(leaves), setting)
-            structure[:], outputs = _outputs(result, self.name)
+            structure[:], outputs = outputs_of(result, self.name)
             return outputs
 
         with self._reported(None, arguments):
@@ -265,17 +268,19 @@ class JaxSubject:
         self,
         weights: Mapping[str, np.ndarray[Any, Any]],
         arguments: Arguments,
-        cotangents: Sequence[np.ndarray[Any, Any]],
+        cotangents: Sequence[np.ndarray[Any, Any] | None],
     ) -> list[Call]:
         """Run in float64 and return every call of every submodule with its inputs, outputs and cotangents."""
         tape = Tape()
         operands = (
             {name: _as(array, "float64") for name, array in weights.items()},
             [_as(leaf, "float64") for leaf in arguments.leaves],
-            [_as(one, "float64") for one in cotangents],
+            [None if one is None else _as(one, "float64") for one in cotangents],
             None,
         )
-        function = _Differentiated(self, self._part(""), arguments, "float64", 0, "eager", tape).function(Masks(0))
+        function = Differentiated(
+            self.name, self.train, self._part(""), arguments, "float64", 0, "eager", tape
+        ).function(Masks(0))
         with (
             self._reported(None, arguments),
             promoted(),
@@ -339,26 +344,26 @@ class JaxSubject:
             try:
                 closed, tree = self._traced_in_float64(key, function, operands)
             except UNTRACEABLE:
-                return _directly(function, promote=True)
+                return directly(function, promote=True)
             if mode == "tables":
-                return _moving_tables(closed, tree, tables)
+                return moving_tables(closed, tree, tables)
             return lambda operands, seed: jax.tree.unflatten(tree, evaluate(closed, *jax.tree.leaves(operands)))
         if mode == "jit":
             compiled = jax.jit(function)
             return lambda operands, seed: compiled(*jax.device_put(operands, self.device))
         try:
             # What is compiled within the module was perhaps traced before, with masks of its own.
-            with jax.disable_jit() if self.train else contextlib.nullcontext(), _precise(dtype):
+            with jax.disable_jit() if self.train else contextlib.nullcontext(), precise(dtype):
                 closed, tree = trace(function, operands)
         except UNTRACEABLE:
-            return _directly(function, promote=dtype == "float64")
+            return directly(function, promote=dtype == "float64")
 
         def _put(operands: Any) -> list[Any]:
             found: list[Any] = jax.device_put(jax.tree.leaves(operands), self.device)
             return found
 
         if mode == "jitter":
-            double = _is_double(operands)
+            double = is_double(operands)
             return lambda operands, seed: jax.tree.unflatten(
                 tree, walk(closed.jaxpr, closed.consts, _put(operands), Jitter(seed, double=double))
             )
@@ -394,154 +399,6 @@ class JaxSubject:
         if path not in self._parts:
             self._parts[path] = self._adapter.part(path)
         return self._parts[path]
-
-
-class _Differentiated:
-    """One forward and backward pass as a function of weights, inputs, cotangents and masks.
-
-    Attributes:
-        structure: where each output stands in what was returned, known once it was traced.
-        replaced: the softmaxes that were replaced.
-    """
-
-    def __init__(
-        self,
-        subject: JaxSubject,
-        part: Part,
-        arguments: Arguments,
-        dtype: str | None,
-        seed: int,
-        mode: str,
-        tape: Tape | None = None,
-    ):
-        self.structure: list[str] = []
-        self.replaced: dict[int, Any] = {}
-        self._subject, self._part, self._arguments, self._mode = subject, part, arguments, mode
-        self._setting = Setting(dtype, seed, subject.train, None, tape)
-
-    def function(self, source: Plan | Masks) -> Callable[..., Any]:
-        """Return the function; a `Plan` is told the masks that it gets as its last argument."""
-        setting = dataclasses.replace(self._setting, source=source)
-        kinds: list[bool] = []
-
-        def differentiate(weights: dict[str, Any], leaves: list[Any], cotangents: Any, masks: Any) -> Any:
-            if isinstance(source, Plan):
-                source.start(masks)
-            if setting.tape is not None:
-                setting.tape.clear()
-            mine, others = _divide(weights, self._part.trainable)
-            floats = {str(i): leaf for i, leaf in enumerate(leaves) if is_jax_float(leaf)}
-
-            def forward(mine: dict[str, Any], floats: dict[str, Any]) -> Any:
-                call = self._arguments.with_leaves([floats.get(str(i), leaf) for i, leaf in enumerate(leaves)])
-                result = self._part.call({**others, **mine}, call, setting)
-                self.structure[:], outputs = _outputs(result, self._subject.name)
-                kinds[:] = map(is_jax_float, outputs)
-                return _split(outputs)
-
-            run = with_logsumexp(forward, self.replaced) if self._mode == "logsumexp" else forward
-            if cotangents is None:
-                return _joined(*run(mine, floats), kinds), {}, {}
-            outputs, pull, rest = jax.vjp(run, mine, floats, has_aux=True)
-            return _joined(outputs, rest, kinds), *pull(_cotangents(cotangents, outputs, kinds))
-
-        return differentiate
-
-
-def _moves(mode: str) -> bool:
-    """Tell whether the seed of a run moves values, so that one program serves all seeds."""
-    return mode in ("jitter", "tables")
-
-
-def _counted(run: Callable[..., Any], replaced: Mapping[int, Any]) -> Callable[..., tuple[Any, int]]:
-    def counted(operands: Any, seed: int) -> tuple[Any, int]:
-        found = run(operands, seed)
-        if isinstance(found, _Moved):
-            return found.results, found.count
-        return found, len(replaced)
-
-    return counted
-
-
-@dataclasses.dataclass(frozen=True)
-class _Moved:
-    """Results of a run, and how many values were moved for it."""
-
-    results: Any
-    count: int
-
-
-def _moving_tables(closed: Any, tree: Any, tables: Collection[int]) -> Callable[..., _Moved]:
-    def run(operands: Any, seed: int) -> _Moved:
-        weights, leaves, cotangents, masks = operands
-        of_leaves = [
-            "table" if position in tables else "weight" if is_jax_float(leaf) else "free"
-            for position, leaf in enumerate(leaves)
-        ]
-        kinds = (
-            jax.tree.map(lambda _: "weight", weights),
-            of_leaves,
-            jax.tree.map(lambda _: "weight", cotangents),
-            jax.tree.map(lambda _: "free", masks),
-        )
-        outputs, count = evaluate_tables(closed, jax.tree.leaves(operands), jax.tree.leaves(kinds), seed)
-        return _Moved(jax.tree.unflatten(tree, outputs), count)
-
-    return run
-
-
-def _directly(function: Callable[..., Any], *, promote: bool) -> Callable[..., Any]:
-    """Run a function that can't be traced, because it looks at values."""
-
-    def run(operands: Any, seed: int = 0) -> Any:
-        with promoted() if promote else contextlib.nullcontext():
-            result = function(*jax.tree.map(jnp.asarray, operands))
-            return jax.tree.map(np.asarray, result)
-
-    return run
-
-
-def _precise(dtype: str | None) -> contextlib.AbstractContextManager[None]:
-    return promoted() if dtype == "float64" else contextlib.nullcontext()
-
-
-def _is_double(operands: Any) -> bool:
-    """Tell whether a side works in float64, by its weights, or its inputs where it has none."""
-    weights, leaves, *_ = operands
-    floats = [one for one in weights.values() if is_jax_float(one)] or [one for one in leaves if is_jax_float(one)]
-    return bool(floats) and all(one.dtype == np.float64 for one in floats)
-
-
-def _outputs(result: Any, name: str) -> tuple[list[str], list[Any]]:
-    found = flatten(result, is_jax_array)
-    if not found:
-        raise ModuleFailedError(f"the Flax module {name} returned {type(result).__name__}, which holds no array")
-    return [path for path, _ in found], [jnp.asarray(array) for _, array in found]
-
-
-def _split(outputs: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the outputs that can be differentiated, and the others."""
-    return [one for one in outputs if is_jax_float(one)], [one for one in outputs if not is_jax_float(one)]
-
-
-def _joined(outputs: list[Any], rest: list[Any], kinds: list[bool]) -> list[Any]:
-    first, second = iter(outputs), iter(rest)
-    return [next(first) if kind else next(second) for kind in kinds]
-
-
-def _cotangents(given: Sequence[Any], outputs: list[Any], kinds: list[bool]) -> list[Any]:
-    wanted = [one for one, kind in zip(given, kinds, strict=True) if kind]
-    return [
-        jnp.zeros_like(output) if one is None else jnp.asarray(one, output.dtype)
-        for one, output in zip(wanted, outputs, strict=True)
-    ]
-
-
-def _divide(weights: Mapping[str, Any], names: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    return (
-        {name: array for name, array in weights.items() if name in names},
-        {name: array for name, array in weights.items() if name not in names},
-    )
 
 
 def _as(array: np.ndarray[Any, Any], dtype: str | None) -> np.ndarray[Any, Any]:

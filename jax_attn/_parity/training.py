@@ -18,17 +18,18 @@ import optax
 from flax import nnx
 from jax import Array
 
-from attn_bridge.parity.compare.dropout_masks import Draw, Masks, Plan
-from attn_bridge.parity.compare.subject import Arguments, Arrays, ModuleFailedError
+from attn_bridge.parity.compare.sides.dropout_masks import Draw, Masks, Plan
+from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, ModuleFailedError
 from attn_bridge.parity.training.stepping import Hyperparameters, State, Step
 
 from ..backend import to_numpy
-from .adapter import dotted, is_jax_float
 from .drawing import _draws_more, _prepare, drawing
-from .execution import trace
-from .nnx_module import Part
-from .promotion import promoted
-from .subject import _as, _failure, _layout, _outputs, _static
+from .running.differentiation import outputs_of
+from .running.execution import trace
+from .running.promotion import promoted
+from .sides.adapter import dotted, is_jax_float
+from .sides.nnx_module import Part
+from .subject import _as, _failure, _layout, _static
 
 SLOTS = {"mu": "mu", "nu": "nu", "trace": "trace"}
 """Optimizer state -> the name that both sides have for it: optax's."""
@@ -245,7 +246,7 @@ def _set_rates(module: nnx.Module, rate: float) -> None:
 
 
 def _first(result: Any) -> Array:
-    return next(one for one in _outputs(result, "trained")[1] if is_jax_float(one))
+    return next(one for one in outputs_of(result, "trained")[1] if is_jax_float(one))
 
 
 def _mse(result: Any, targets: Array) -> Array:

@@ -9,8 +9,8 @@ import pytest
 from jax import lax
 from jax.scipy import special
 
-from attn_bridge.parity.compare.subject import CannotPromoteError
-from jax_attn._parity.numpy_interpreter import OPAQUE, evaluate
+from attn_bridge.parity.compare.sides.subject import CannotPromoteError
+from jax_attn._parity.running.numpy_interpreter import OPAQUE, evaluate
 
 RANDOM = np.random.default_rng(0)
 A, B = RANDOM.normal(size=(3, 4)), RANDOM.normal(size=(4, 5))

@@ -10,8 +10,8 @@ from flax import nnx
 from jax import lax
 from jax.extend import core
 
-from attn_bridge.parity.compare.subject import Arguments, CannotPromoteError
-from jax_attn._parity.promotion import promoted
+from attn_bridge.parity.compare.sides.subject import Arguments, CannotPromoteError
+from jax_attn._parity.running.promotion import promoted
 from jax_attn._parity.subject import Harness
 
 X = np.array([0.12345678901234567, 0.7654321987654321, -1.1111111111111112])

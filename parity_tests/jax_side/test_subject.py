@@ -16,10 +16,10 @@ from flax import linen, nnx
 from jax.extend import core
 
 from attn_bridge import backends
-from attn_bridge.parity.compare.function import Function
-from attn_bridge.parity.compare.subject import Arguments, CannotPromoteError, ModuleFailedError
-from jax_attn._parity.patching import original, replaced
-from jax_attn._parity.promotion import promoted
+from attn_bridge.parity.compare.sides.function import Function
+from attn_bridge.parity.compare.sides.subject import Arguments, CannotPromoteError, ModuleFailedError
+from jax_attn._parity.running.patching import original, replaced
+from jax_attn._parity.running.promotion import promoted
 from jax_attn._parity.subject import subject_of
 
 RANDOM = np.random.default_rng(3)
@@ -225,6 +225,27 @@ def test_a_linen_side_knows_its_submodules_after_the_first_call():
     assert types["layers_1"] == "Feedforward"
     assert types["layers_1.Dense_1"] == "Dense"
     assert subject.settings()["layers_0.norm"] == {"eps": 1e-5}
+
+
+class Dotted(linen.Module):
+    """Layers named as torch names those of a list."""
+
+    @linen.compact
+    def __call__(self, x):
+        for number in range(2):
+            x = Feedforward(name=f"blocks.{number}")(x)
+        return x
+
+
+def test_a_name_with_a_dot_has_its_parents():
+    subject = subject_of(linen_side(Dotted(), X))
+    calls = subject.record(subject.weights(), Arguments((X,)), [None])
+    paths = [one.path for one in subject.modules()]
+    assert paths[:4] == ["", "blocks", "blocks.0", "blocks.1"]
+    assert {call.path for call in calls} <= set(paths)
+    alone = subject.run(wide(subject.weights()), calls[-1].arguments, dtype="float64", path=calls[-1].path)
+    np.testing.assert_array_equal(alone.outputs[0], calls[-1].outputs[0])
+    assert subject.parameters()["blocks.1.Dense_0.kernel"].path == "blocks.1.Dense_0"
 
 
 def test_a_bridge_is_the_linen_module_that_it_wraps():
@@ -679,6 +700,18 @@ def test_no_barrier_aborts_the_process():
         closed = jax.make_jaxpr(both)(*operands)
         found = jax.jit(barred(closed))(*operands)
         assert float(found[0][0, 0, 0]) == 4.0
+
+        sizes = dict(a=2, b=2, h=3, i=4, j=5, q=3, k=4, d=2)
+        for text in ("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd", "bij,bkj->kbi", "bhi,hij->jhb", "abhi,ahij->bajh"):
+            shapes = [[sizes[one] for one in word] for word in text.split("->")[0].split(",")]
+
+            def program(*flat):
+                operands = [jnp.sin(one).reshape(shape) for one, shape in zip(flat, shapes)]
+                return jnp.tanh(jnp.einsum(text, *operands)).T
+
+            flat = [np.ones((2, int(np.prod(shape)) // 2), np.float32) for shape in shapes]
+            closed = jax.make_jaxpr(lambda *flat: jax.vjp(program, *flat)[1](program(*flat)))(*flat)
+            jax.jit(barred(closed))(*flat)
         print("done")
     """
     found = subprocess.run(

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from attn_bridge.parity.compare.allowances import accept, checked, parse
-from attn_bridge.parity.compare.changes import Changes, changes, read
-from attn_bridge.parity.compare.report import Divergence, ModuleNode, Report
+from attn_bridge.parity.compare.results.allowances import accept, checked, parse
+from attn_bridge.parity.compare.results.changes import Changes, changes, read
+from attn_bridge.parity.compare.results.report import Divergence, ModuleNode, Report
 
 from ..reports import SUSPECT, different_report, equal_report, equal_tensor, inconclusive_report
 

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.criterion import FLOOR_ULPS, GROUP_FACTOR, agree, decide, measure, sum_floor
+from attn_bridge.parity.compare.verdict.criterion import FLOOR_ULPS, GROUP_FACTOR, agree, decide, measure, sum_floor
 
 SIDE_OF = {"torch": "first", "flax": "second"}
 

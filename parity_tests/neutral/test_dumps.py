@@ -11,7 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from attn_bridge.cli.app import run
-from attn_bridge.parity.compare import runner, sampling
+from attn_bridge.parity.compare.samples import sampling
+from attn_bridge.parity.compare.verdict import runner
 from attn_bridge.parity.dumps import format as dumps
 from attn_bridge.parity.dumps import recording
 from attn_bridge.parity.dumps.replay import compare_dumps

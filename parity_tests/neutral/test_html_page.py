@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.report import Report
+from attn_bridge.parity.compare.results.report import Report
 from attn_bridge.parity.rendering.html import as_html
 
 from ..html_outline import Outline

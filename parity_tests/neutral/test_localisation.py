@@ -9,7 +9,7 @@ import pytest
 
 from attn_bridge.parity.compare.localisation.between import Step, calls_inside, code_between
 from attn_bridge.parity.compare.localisation.leaves import match_by_place, match_leaves, whole_numbers
-from attn_bridge.parity.compare.subject import Arguments, Call, Submodule
+from attn_bridge.parity.compare.sides.subject import Arguments, Call, Submodule
 from attn_bridge.parity.compare.submodule_pairs import pair_modules
 
 RANDOM = np.random.default_rng(0)

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
+import time
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from attn_bridge import Rule, WeightsMismatchError
-from attn_bridge.parity.compare.pairing import MOST_CANDIDATES, from_rules, propose
-from attn_bridge.parity.compare.subject import Parameter
+from attn_bridge import Rule, Rules, WeightsMismatchError
+from attn_bridge.parity.compare.pairing import MOST_CANDIDATES, from_rules, partial, propose, read_rules
+from attn_bridge.parity.compare.pairing.proposal import MOST_SHOWN
+from attn_bridge.parity.compare.sides.subject import Parameter
 
 D, HIDDEN = 4, 6
 
 
-def parameters(shapes):
+@dataclasses.dataclass(frozen=True)
+class Stated(Parameter):
+    """A parameter that says its framework."""
+
+    framework: str = ""
+
+
+def parameters(shapes, framework=""):
     """Return the parameters of a table of name -> (shape, class of the owner)."""
     return {
-        name: Parameter(tuple(shape), "float32", owner, name.rpartition(".")[0])
+        name: Stated(tuple(shape), "float32", owner, name.rpartition(".")[0], framework=framework)
         for name, (shape, owner) in shapes.items()
     }
 
@@ -280,37 +290,115 @@ def test_what_names_leave_open_is_settled_by_trying():
         assert len(tried) == 2, "every candidate is tried, so that two that fit are noticed"
 
 
+UNLIKE = parameters({"W": ((4, 4), "Own")}), parameters({"M": ((4, 4), "Own")})
+
+
 @pytest.mark.parametrize("wanted", ["... -> ...", "a1 a0 -> a0 a1"])
 def test_which_way_round_a_bare_square_matrix_lies_is_settled_by_trying(wanted):
-    (row,) = propose(*BARE, lambda one: 0.0 if one.matches[0].rule.pattern == wanted else 1.0).rows()
+    (row,) = propose(*UNLIKE, lambda one: 0.0 if one.matches[0].rule.pattern == wanted else 1.0).rows()
     assert (row.pattern, row.how) == (wanted, "probe")
 
 
-@pytest.mark.parametrize(
-    ("probe", "why"),
-    [
-        (None, "is ambiguous, give rules; candidates: "),
-        (lambda one: 1.0, "is ambiguous and none makes the outputs agree, give rules; candidates: "),
-        (lambda one: 0.0, "is ambiguous and 2 make the outputs agree, give rules; candidates: "),
-        (lambda one: float("nan"), "none makes the outputs agree"),
-    ],
-)
-def test_what_stays_open_is_refused_with_the_candidates(probe, why):
-    with pytest.raises(ValueError, match=re.escape(why)) as caught:
-        propose(*SQUARES, probe)
+def test_a_bare_square_matrix_of_one_name_lies_as_it_lies_whatever_fits():
+    (row,) = propose(*BARE, lambda one: 0.0 if one.matches[0].rule.pattern != "... -> ..." else 1.0).rows()
+    assert (row.pattern, row.how) == ("... -> ...", "names")
+
+
+def test_square_matrices_lie_as_the_others_of_their_kind_do():
+    ours = parameters({"a.w": ((4, 6), ""), "b.w": ((4, 4), "")})
+    theirs = parameters({"a.w": ((6, 4), ""), "b.w": ((4, 4), "")})
+    assert [row.pattern for row in propose(ours, theirs).rows()] == ["a1 a0 -> a0 a1"] * 2
+
+
+def test_what_fits_twice_is_refused_with_the_candidates():
+    with pytest.raises(ValueError, match="is ambiguous and 2 make the outputs agree, give rules") as caught:
+        propose(*SQUARES, lambda one: 0.0)
     assert "alpha.weight = x.kernel (a1 a0 -> a0 a1), beta.weight = y.kernel" in str(caught.value)
     assert "alpha.weight = y.kernel (a1 a0 -> a0 a1), beta.weight = x.kernel" in str(caught.value)
-    with pytest.raises(ValueError, match=re.escape("W = W (... -> ...); W = W (a1 a0 -> a0 a1)")):
-        propose(*BARE, probe)
 
 
-def test_too_many_candidates_are_not_tried():
+def test_without_a_run_what_is_open_is_refused():
+    with pytest.raises(ValueError, match=r"is ambiguous, give rules; candidates: alpha\.weight = x\.kernel"):
+        propose(*SQUARES)
+
+
+@pytest.mark.parametrize("distance", [1.0, float("nan")])
+def test_where_nothing_fits_the_order_of_declaration_goes_on_and_says_so(distance):
+    pairing = propose(*SQUARES, lambda one: distance)
+    assert [(row.torch, row.flax, row.how) for row in pairing.rows()] == [
+        ("alpha.weight", "x.kernel", "order"),
+        ("beta.weight", "y.kernel", "order"),
+    ]
+    assert "no pairing makes the outputs agree" in pairing.doubt
+    assert "beta.weight = x.kernel" in pairing.doubt
+    (row,) = propose(*UNLIKE, lambda one: distance).rows()
+    assert (row.pattern, row.how) == ("... -> ...", "convention")
+
+
+def test_more_than_can_be_tried_is_refused_after_the_usual_ones():
     ours = parameters({f"{name}.weight": ((4, 4), "Linear") for name in "abdegi"})
     theirs = parameters({f"{name}.kernel": ((4, 4), "Linear") for name in "mrstux"})
     tried = []
-    with pytest.raises(ValueError, match=f"and {MOST_CANDIDATES - 3} more"):
-        propose(ours, theirs, tried.append)
-    assert tried == []
+
+    def probe(pairing):
+        tried.append(pairing)
+        return 1.0
+
+    with pytest.raises(ValueError, match=r"is ambiguous, give rules; candidates: a\.weight = m\.kernel"):
+        propose(ours, theirs, probe)
+    assert len(tried) == MOST_SHOWN < MOST_CANDIDATES
+
+
+def test_a_bias_goes_where_its_matrix_went():
+    ours = parameters(
+        {
+            "a.zzz.weight": ((4, 6), "Linear"),
+            "a.zzz.bias": ((4,), "Linear"),
+            "a.yyy.weight": ((4, 4), "Linear"),
+            "a.yyy.bias": ((4,), "Linear"),
+        }
+    )
+    theirs = parameters(
+        {
+            "b.one.kernel": ((4, 4), "Linear"),
+            "b.one.bias": ((4,), "Linear"),
+            "b.two.kernel": ((6, 4), "Linear"),
+            "b.two.bias": ((4,), "Linear"),
+        }
+    )
+    found = {match.first.name: match.second.name for match in propose(ours, theirs).matches}
+    assert found == {
+        "a.zzz.weight": "b.two.kernel",
+        "a.zzz.bias": "b.two.bias",
+        "a.yyy.weight": "b.one.kernel",
+        "a.yyy.bias": "b.one.bias",
+    }
+
+
+def test_a_layer_goes_with_its_bias():
+    def layers(names, matrix):
+        return parameters(
+            {f"{n}.{last}": (shape, "Linear") for n in names for last, shape in ((matrix, (4, 4)), ("bias", (4,)))}
+        )
+
+    ours, theirs = layers("abde", "weight"), layers("rstu", "kernel")
+    tried = []
+
+    def probe(pairing):
+        tried.append(pairing)
+        names = {match.first.name: match.second.name for match in pairing.matches}
+        assert all(names[f"{n}.bias"][0] == names[f"{n}.weight"][0] for n in "abde")
+        return (
+            0.0
+            if names["a.weight"] == "u.kernel" and names["b.weight"] == "t.kernel" and names["d.bias"] == "s.bias"
+            else 1.0
+        )
+
+    found = propose(ours, theirs, probe)
+    assert [match.second.name for match in found.matches if match.first.name.endswith("bias")] == [
+        "u.bias", "t.bias", "s.bias", "r.bias"
+    ]  # fmt: skip
+    assert len(tried) == 24
 
 
 def test_numbered_blocks_are_decided_once_for_all():
@@ -386,6 +474,235 @@ def test_nothing_is_paired_with_nothing():
 
 
 # ---- rules
+
+
+@pytest.fixture
+def sides():
+    ours = parameters(
+        {
+            **{f"layers.{i}.{name}.weight": ((4, 4), "Linear") for i in range(3) for name in ("q", "k", "up")},
+            "odd.weight": ((4, 6), "Linear"),
+            "embed.weight": ((9, 4), "Embedding"),
+            "mask": ((5, 5), "Own"),
+        },
+        "torch",
+    )
+    theirs = parameters(
+        {
+            "blocks.both.kernel": ((3, 4, 2, 4), "Own"),
+            **{f"mlp_{i}.kernel": ((4, 4), "Dense") for i in range(3)},
+            "strange.kernel": ((3, 2, 4), "Own"),
+            "embed.embedding": ((9, 4), "Embed"),
+        },
+        "flax",
+    )
+    return ours, theirs
+
+
+TABLES = [
+    {
+        "torch": ["layers.{i}.q.weight", "layers.{i}.k.weight"],
+        "flax": "blocks.both.kernel",
+        "pattern": "o d -> l d part o",
+        "part": "part",
+        "stack": "l",
+    },
+    {"torch": "odd.weight", "flax": "strange.kernel", "pattern": "o (a b) -> a b o", "a": 3},
+    {"torch": "layers.{i}.up.weight", "flax": "mlp_{i}.kernel", "pattern": "o i -> i o"},
+    {"torch": "mask", "drop": "computed"},
+]
+
+
+@pytest.mark.parametrize("given", ["tables", "rules", "file", "set"])
+def test_rules_for_some_leave_the_rest_to_names(sides, tmp_path, given):
+    rules = TABLES
+    if given == "rules":
+        rules = [Rule(**table) for table in TABLES]
+    elif given == "set":
+        rules = Rules(Rule(**table) for table in TABLES)
+    elif given == "file":
+        rules = tmp_path / "rules.toml"
+        rules.write_text(
+            "\n".join(
+                "[[rule]]\n" + "\n".join(f"{key} = {value!r}" for key, value in table.items()) for table in TABLES
+            )
+        )
+    ours, theirs = sides
+    found = propose(ours, theirs, None, partial(rules, ours, theirs))
+    assert {row.torch: row.how for row in found.rows()} == {
+        **{name: "rules" for name in ours if name not in ("embed.weight", "mask")},
+        "embed.weight": "names",
+    }
+    assert found.dropped == (("first", "mask", "computed"),)
+    arrays = draw(ours)
+    flax = found.to_second(arrays)
+    assert {name: one.shape for name, one in flax.items()} == {name: one.shape for name, one in theirs.items()}
+    for i, part in itertools.product(range(3), range(2)):
+        name = f"layers.{i}.{'qk'[part]}.weight"
+        bits = arrays[name].view(np.uint32)
+        assert np.array_equal(flax["blocks.both.kernel"].view(np.uint32)[i, :, part], bits.T)
+        aligned = found.aligned(flax, "second")[name]
+        assert np.array_equal(np.ascontiguousarray(aligned).view(np.uint32), bits)
+    back = found.to_first(flax)
+    assert back.keys() == arrays.keys() - {"mask"}
+    assert all(np.array_equal(back[name].view(np.uint32), arrays[name].view(np.uint32)) for name in back)
+
+
+def test_torch_and_flax_in_rules_are_frameworks_first_and_second_are_sides(sides):
+    ours, theirs = sides
+    turned = propose(theirs, ours, None, partial(TABLES, theirs, ours))
+    straight = propose(ours, theirs, None, partial(TABLES, ours, theirs))
+    arrays = {name: one for name, one in draw(ours).items() if name != "mask"}
+    one, two = straight.to_second(arrays), turned.to_first(arrays)
+    assert one.keys() == two.keys()
+    assert all(np.array_equal(one[name].view(np.uint32), two[name].view(np.uint32)) for name in one)
+    rule = {"first": "W", "second": "V", "pattern": "a b -> b a"}
+    for frameworks in itertools.product(("torch", "flax"), repeat=2):
+        shapes = {"W": ((2, 3), "")}, {"V": ((3, 2), "")}
+        sides = [parameters(one, framework) for one, framework in zip(shapes, frameworks, strict=True)]
+        assert partial([rule], *sides).matches[0].rule.pattern == "a b -> b a"
+    other = {"torch": "W", "flax": "V", "pattern": "a b -> b a"}
+    sides = parameters({"W": ((2, 3), "")}, "flax"), parameters({"V": ((3, 2), "")}, "flax")
+    assert partial([other], *sides).matches[0].first.name == "W"
+
+
+def test_parts_may_be_on_either_side():
+    fused = parameters({"c_attn.weight": ((4, 12), "Conv1D")}, "torch")
+    apart = parameters({f"{name}.kernel": ((4, 4), "Dense") for name in ("a", "b", "c")}, "flax")
+    rule = Rule("c_attn.weight", ["b.kernel", "a.kernel", "c.kernel"], "i o -> i o", along="o")
+    arrays = draw(fused)
+    found = from_rules([rule], fused, apart).to_second(arrays)
+    bits = arrays["c_attn.weight"].view(np.uint32)
+    for i, name in enumerate("bac"):
+        assert np.array_equal(found[f"{name}.kernel"].view(np.uint32), bits[:, 4 * i : 4 * i + 4])
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"torch": "q"}, "rule 1: a rule needs the keys torch and flax, got torch"),
+        ({"first": "q", "flax": "k"}, "rule 1: a rule needs the keys first and second, got first, flax"),
+        (
+            {"torch": ["a", "b"], "flax": "c"},
+            "rule 1: Rule(['a', 'b'], 'c', '... -> ...'): c: several parts need either the axis that counts them or "
+            "one they lie along",
+        ),
+        (
+            {"torch": "a", "flax": "b", "drop": "no"},
+            "rule 1: a rule that drops has one name, torch or flax, and the reason",
+        ),
+        ({"torch": "a", "flax": ["b", 3]}, "rule 1: flax must be a string or a list of strings, got a list with int"),
+    ],
+)
+def test_a_table_that_is_no_rule_is_named_by_its_number(table, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        read_rules([table])
+
+
+def test_rules_that_do_not_fit_name_their_line(tmp_path, sides):
+    path = tmp_path / "rules.toml"
+    path.write_text(
+        '# mine\n[[rule]]\ntorch = ["layers.{i}.q.weight", "layers.{i}.k.weight"]\nflax = "blocks.both.kernel"\n'
+        'pattern = "o d -> l d (part o)"\npart = "part"\nstack = "l"\n'
+    )
+    with pytest.raises(WeightsMismatchError) as caught:
+        partial(path, *sides)
+    assert f"{path}, line 2: blocks.both.kernel (3, 4, 2, 4) has 4 axes, expected 3" in str(caught.value)
+    with pytest.raises(WeightsMismatchError, match=r"missing: rule 1: nowhere"):
+        partial([{"torch": ["nowhere", "none"], "flax": "nowhere", "along": "o", "pattern": "o -> o"}], *sides)
+
+
+# ---- any two sides
+
+
+def test_labels_name_the_sides():
+    with pytest.raises(WeightsMismatchError, match=re.escape("a (2,) (first, no second parameter left for it)")):
+        propose(parameters({"a": ((2,), "")}, "torch"), {}, labels=("first", "second"))
+    one, two = parameters({"fc.weight": ((4, 3), "Linear")}), parameters({"fc.kernel": ((4, 3), "Linear")})
+    with pytest.raises(
+        WeightsMismatchError, match=re.escape("fc.weight is (4, 3) in torch and fc.kernel is (4, 3) in Flax")
+    ):
+        propose(one, two)
+
+
+@pytest.mark.parametrize("gate", [("gate_proj", "up_proj"), ("gate", "up")])
+def test_a_fused_gate_is_taken_apart(gate):
+    ours = parameters({f"layers.{i}.mlp.gate_up_proj.weight": ((12, 4), "Linear") for i in range(2)})
+    theirs = parameters(
+        {f"layers.{i}.mlp.{name}.kernel": ((4, 6), "Dense") for i in range(2) for name in reversed(gate)}
+    )
+    found = propose(ours, theirs)
+    assert [match.second.name.split(".")[-2] for match in found.matches] == [*gate, *gate]
+    assert {match.how for match in found.matches} == {"names"}
+
+
+def test_parts_of_several_sizes_lie_one_after_the_other():
+    ours = parameters({"attn.qkv_proj.weight": ((16 + 8 + 8, 6), "Linear")})
+    theirs = parameters(
+        {
+            "attn.query.kernel": ((6, 4, 4), GENERAL),
+            "attn.key.kernel": ((6, 2, 4), GENERAL),
+            "attn.value.kernel": ((6, 2, 4), GENERAL),
+        }
+    )
+    arrays = draw(ours)
+    found = propose(ours, theirs).to_second(arrays)
+    bits = arrays["attn.qkv_proj.weight"].view(np.uint32)
+    assert np.array_equal(found["attn.value.kernel"].view(np.uint32), bits[24:].T.reshape(6, 2, 4))
+
+
+def test_experts_that_are_numbered_are_a_stack():
+    ours = parameters(
+        {
+            f"layers.{i}.experts.{j}.{name}.weight": ((6, 4), "Linear")
+            for i in range(2)
+            for j in range(5)
+            for name in ("w1", "w3")
+        }
+    )
+    theirs = parameters({f"layers_{i}.moe.{name}": ((5, 4, 6), "MoE") for i in range(2) for name in ("w1", "w3")})
+    pairing = propose(ours, theirs)
+    arrays = draw(ours)
+    found = pairing.to_second(arrays)
+    for i, j, name in itertools.product(range(2), range(5), ("w1", "w3")):
+        bits = arrays[f"layers.{i}.experts.{j}.{name}.weight"].view(np.uint32)
+        assert np.array_equal(found[f"layers_{i}.moe.{name}"].view(np.uint32)[j], bits.T)
+
+
+def test_a_stack_of_fused_layers_is_taken_apart_twice():
+    ours = parameters({f"layers.{i}.attn.{name}_proj.weight": ((4, 4), "Linear") for i in range(3) for name in "qkvo"})
+    theirs = parameters(
+        {"blocks.attn.qkv.kernel": ((3, 4, 12), "Dense"), "blocks.attn.out.kernel": ((3, 4, 4), "Dense")}
+    )
+    pairing = propose(ours, theirs)
+    arrays = draw(ours)
+    found = pairing.to_second(arrays)
+    bits = arrays["layers.1.attn.v_proj.weight"].view(np.uint32)
+    assert np.array_equal(found["blocks.attn.qkv.kernel"].view(np.uint32)[1, :, 8:], bits.T)
+    assert all(
+        np.array_equal(one.view(np.uint32), arrays[name].view(np.uint32))
+        for name, one in pairing.to_first(found).items()
+    )
+
+
+def test_a_thousand_tensors_are_paired_in_two_seconds():
+    import scipy.optimize  # noqa: F401  # its import is no part of it
+
+    def blocks(prefix, names, matrix, owner):
+        return parameters(
+            {
+                f"{prefix}{i}.{name}.{last}": (shape, owner)
+                for i in range(84)
+                for name in names
+                for last, shape in ((matrix, (8, 8)), ("bias", (8,)))
+            }
+        )
+
+    ours = blocks("model.layers.", ("attn.q", "attn.k", "attn.v", "attn.o", "fc1", "fc2"), "weight", "Linear")
+    theirs = blocks("block_", ("query", "key", "value", "out", "Dense_0", "Dense_1"), "kernel", "Dense")
+    start = time.process_time()
+    assert {match.how for match in propose(ours, theirs).matches} == {"names"}
+    assert time.process_time() - start < 2.0
 
 
 def test_rules_say_which_is_which():

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.report import Picture, Report
+from attn_bridge.parity.compare.results.report import Picture, Report
 from attn_bridge.parity.rendering import figures, pictures
 
 from ..html_outline import Outline

@@ -42,13 +42,16 @@ class Stub(Report):
     def to_html(self, path):
         path.write_text(f"<title>{self.verdict}</title>")
 
-    def to_json(self, path):
+    def to_json(self, path=None):
+        if path is None:
+            return super().to_json()
         path.write_text(json.dumps({"verdict": self.verdict}))
 
 def compare(torch_module, flax_module, inputs, *, rules=None, transfer=True, seeds=4, first_seed=0, modes=("eager",),
-            dtypes=None, device=None, localise=True, command="", progress=None):
+            dtypes=None, device=None, localise=True, command="", progress=None, **more):
     """Give equal modules the verdict equal, and others the verdict that the Flax one is."""
-    asked = {name: value for name, value in locals().items() if name not in ("torch_module", "flax_module")}
+    asked = {name: value for name, value in locals().items() if name not in ("torch_module", "flax_module", "more")}
+    asked |= more
     with Path(__file__).with_name("asked.jsonl").open("a") as file:
         file.write(json.dumps(asked) + "\\n")
     if flax_module == "broken":
@@ -213,10 +216,8 @@ def test_a_mismatch_fails_with_the_explanation_and_without_our_frames(run):
     done = run(FAILING.replace("  # line 4", ""), "--parity-seeds=7", "--parity-first-seed=3", "--parity-device=cpu")
     assert done.status == 1
     assert "plugin.py" not in done.out
-    assert (
-        '\n>       parity("a", "different", [1])\nE       attn_bridge.parity.compare.report.ParityError: different: '
-        in (done.out)
-    )
+    home = "attn_bridge.parity.compare.results.report.ParityError"
+    assert f'\n>       parity("a", "different", [1])\nE       {home}: different: ' in done.out
     assert "\nE       first divergence (forward) in blocks.0 (Flax: layers.0): 100%, a:b,c\n" in done.out
     again = "pytest 'test_it.py::test_other[cpu]' --parity-seeds 7 --parity-first-seed 3 --parity-device cpu"
     assert f"\nE         again: {again}\n" in done.out
@@ -318,6 +319,36 @@ def test_the_call_goes_before_the_marker_the_command_line_and_the_ini_file(run):
     ]
 
 
+def test_what_may_differ_is_said_in_the_ini_file_the_command_line_the_marker_or_the_call(run):
+    source = """
+import pytest
+
+def test_settings(parity):
+    parity('a', 'a', [1])
+
+@pytest.mark.parity(allow={'norm': 'eps'}, fixed=['mask'])
+def test_marked(parity):
+    parity('a', 'a', [1])
+    parity('a', 'a', [1], allow={'head': 'tied'}, vary=[0])
+"""
+    done = run(source, "--parity-allow=fc=a = b", "--parity-allow", "out=c")
+    assert done.status == 0
+    assert [one["allow"] for one in done.asked] == [{"fc": "a = b", "out": "c"}, {"norm": "eps"}, {"head": "tied"}]
+    assert (done.asked[1]["fixed"], done.asked[2]["vary"]) == (["mask"], [0])
+    assert "--parity-allow 'fc=a = b' --parity-allow out=c" in done.asked[0]["command"]
+
+
+def test_a_baseline_says_what_has_changed(run, tmp_path):
+    source = FAILING
+    assert run(source, "--parity-json=before").status == 1
+    for path in (tmp_path / "before").iterdir():
+        path.write_text('{"verdict": "precision", "tensors": []}')
+    done = run(source, "--parity-baseline=before")
+    assert "since the baseline: verdict precision -> different" in done.out
+    (tmp_path / "other").mkdir()
+    assert "since the baseline: it was equal, or not run" in run(source, "--parity-baseline=other").out
+
+
 def test_the_ini_file_goes_before_the_defaults(run):
     done = run(PRECEDENCE, "-v", "-k", "bare", ini='parity_seeds = 10\nparity_dtypes = "float32 float64"')
     assert ids(done) == ["test_bare[float32]", "test_bare[float64]"]
@@ -356,6 +387,9 @@ def test_a_wrong_marker_is_one_line_at_collection(run, tmp_path):
 
 WRONG_OPTIONS = [
     ("--parity-seeds=0", "", "--parity-seeds (0) must be a whole number from 1"),
+    ("--parity-seeds=1001", "", "--parity-seeds (1001) must be at most 1000"),
+    ("--parity-allow=norm", "", "--parity-allow (norm) must read PATH=REASON, such as blocks.3.norm=eps is 1e-6 on "),
+    ("-q", "parity_allow = 'norm'", "parity_allow (norm) must read PATH=REASON"),
     ("--parity-seeds=many", "", "--parity-seeds (many) must be a whole number from 1"),
     ("--parity-first-seed=-1", "", "--parity-first-seed (-1) must be a whole number from 0"),
     ("--parity-dtype=int8", "", "--parity-dtype (int8) must be one of float64, float32, bfloat16, float16"),

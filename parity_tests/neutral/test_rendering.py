@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from attn_bridge.parity.compare.changes import Changes
-from attn_bridge.parity.compare.report import SCHEMA, Allowance, ModuleNode, Report, Worst
+from attn_bridge.parity.compare.results.changes import Changes
+from attn_bridge.parity.compare.results.report import SCHEMA, Allowance, ModuleNode, Report, Worst
 from attn_bridge.parity.rendering import branch, files, outline, terminal, text, wording
 from attn_bridge.parity.rendering.html import as_html
 from attn_bridge.parity.rendering.json import as_json
@@ -391,6 +391,8 @@ def test_failures_that_are_left_out_are_counted():
         ({"verdict": "different", "relative": None, "message": "3 of 9 elements; x"}, "3 of 9 elements"),
         ({"verdict": "precision", "side": "first", "first_used": 120.0}, "torch: 120 x the allowed error"),
         ({"verdict": "precision", "side": "second", "second_used": 1.04}, "Flax: 1 x the allowed error"),
+        ({"verdict": "precision", "side": "torch", "first_used": 12.0}, "torch: 12 x the allowed error"),
+        ({"verdict": "precision", "side": "flax", "second_used": 12.0}, "Flax: 12 x the allowed error"),
         ({"verdict": "equal"}, "45% of the allowed error"),
         ({"verdict": "equal", "meaning_used": 0.99}, "99% of the allowed error"),
     ],

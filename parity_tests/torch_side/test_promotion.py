@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from attn_bridge.parity.compare.subject import Arguments, CannotPromoteError
+from attn_bridge.parity.compare.sides.subject import Arguments, CannotPromoteError
 from torch_attn._parity.promotion import promoted
 from torch_attn._parity.subject import subject_of
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from attn_bridge.parity.compare.function import function
-from attn_bridge.parity.compare.subject import Arguments, CannotPromoteError, ModuleFailedError
+from attn_bridge.parity.compare.sides.function import function
+from attn_bridge.parity.compare.sides.subject import Arguments, CannotPromoteError, ModuleFailedError
 from torch_attn._parity import probes
 from torch_attn._parity.subject import subject_of
 
@@ -160,6 +160,12 @@ def test_dropout_in_a_checkpoint_is_driven_as_outside_of_it(how):
     assert_same(found, wanted)
     assert len(found.draws) == len(wanted.draws) == 6
     assert not found.foreign
+
+
+def test_given_masks_are_no_way_through_numpy():
+    table = torch.ones(6)
+    subject = subject_of(Calls(lambda self, x: F.dropout(x, 0.5, self.training) * table), train=True)
+    assert run(subject, dtype="float64").outputs[0].dtype == np.float64
 
 
 # ---- what else is called inside
@@ -641,7 +647,10 @@ def test_float64_inside_a_float32_module_moves_by_a_float32_unit():
             return (x.double() * 3.0).double()
 
     subject = subject_of(Wide())
-    moves = [relative(run(subject, x, mode="jitter"), run(subject, x)) for x in (X, X.astype(np.float64))]
+    moves = []
+    for x in (X, X.astype(np.float64)):
+        found, plain = (run(subject, x, mode=mode).outputs[0] for mode in ("jitter", "eager"))
+        moves.append(np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2)))
     assert 1e-8 < moves[0] < 1e-6
     assert 1e-17 < moves[1] < 1e-15
     assert relative(run(subject_of(Calls(call)), mode="jitter"), run(subject_of(Calls(call)))) > 1e-8

@@ -19,7 +19,7 @@ from torch import nn
 from attn_bridge.parity.compare.localisation import Found
 from attn_bridge.parity.compare.localisation.search import find_on
 from attn_bridge.parity.compare.localisation.sides import Sides
-from attn_bridge.parity.compare.subject import Arguments
+from attn_bridge.parity.compare.sides.subject import Arguments
 
 WIDTH, HEADS, INNER, DEPTH = 8, 2, 12, 2
 X = np.random.default_rng(1).normal(size=(2, 5, WIDTH)).astype(np.float32)

@@ -13,7 +13,7 @@ import attn_bridge
 import jax_attn
 import torch_attn
 from attn_bridge import families, parity
-from jax_attn._parity.numpy_interpreter import evaluate
+from jax_attn._parity.running.numpy_interpreter import evaluate
 from jax_attn.backend import precision
 
 from ..hf_oracle import LAYERS, judge_layer, run

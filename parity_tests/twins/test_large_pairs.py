@@ -14,8 +14,9 @@ from torch import nn
 import torch_attn._parity.subject
 from attn_bridge import Rule, transfer
 from attn_bridge.parity import compare
-from attn_bridge.parity.compare import criterion, judging, sampling
 from attn_bridge.parity.compare.prepare import prepare
+from attn_bridge.parity.compare.samples import sampling
+from attn_bridge.parity.compare.verdict import criterion, judging
 from jax_attn._parity.subject import JaxSubject
 from torch_attn._parity.subject import TorchSubject
 

@@ -19,7 +19,7 @@ import jax_attn
 import torch_attn
 from attn_bridge import checkpoints, families, specs
 from attn_bridge.masks import sliding_window
-from jax_attn._parity.numpy_interpreter import evaluate
+from jax_attn._parity.running.numpy_interpreter import evaluate
 from jax_attn.backend import precision
 from torch_attn._parity.promotion import lifted
 from torch_attn.backend import to_numpy

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import backends, torch_to_flax
-from attn_bridge.parity.compare.subject import Arguments
+from attn_bridge.parity.compare.sides.subject import Arguments
 from attn_bridge.parity.mutation import block_faults, mutants, pairs
 from parity_tests.blocks import find_config
 from parity_tests.reference import directional_derivative

@@ -12,7 +12,7 @@ import pytest
 import attn_bridge.parity.compare  # noqa: F401  # the module, which the package hides behind the function
 from attn_bridge.cli.app import run
 from attn_bridge.parity import mutate as run_mutate
-from attn_bridge.parity.compare.report import Picture, Report, TensorVerdict
+from attn_bridge.parity.compare.results.report import Picture, Report, TensorVerdict
 from attn_bridge.parity.mutation import mutants, pairs
 from attn_bridge.parity.mutation.block_faults import always, never
 from attn_bridge.parity.mutation.driver import Trial, find_trial, plan_faults, run_trial, run_trials

@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from attn_bridge import Rule, WeightsMismatchError
 from attn_bridge.parity.compare.pairing import partial, propose
-from attn_bridge.parity.compare.subject import Parameter
+from attn_bridge.parity.compare.sides.subject import Parameter
 
 tnn = torch.nn
 

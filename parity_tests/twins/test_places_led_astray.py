@@ -13,7 +13,7 @@ from torch import nn
 
 from attn_bridge.parity.compare.localisation.search import find_in_calls, find_on
 from attn_bridge.parity.compare.localisation.sides import SIDES, Live, calls_of
-from attn_bridge.parity.compare.subject import CannotPromoteError
+from attn_bridge.parity.compare.sides.subject import CannotPromoteError
 
 from . import planted_places as planted
 from .planted_places import WIDTH, TorchBlock, TorchLinear, TorchModel, X, linear

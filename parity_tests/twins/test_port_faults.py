@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import backends, torch_to_flax
-from attn_bridge.parity.compare.subject import Arguments
+from attn_bridge.parity.compare.sides.subject import Arguments
 from attn_bridge.parity.mutation import mutants, pairs
 from attn_bridge.parity.mutation.driver import find_trial, run_trial
 from attn_bridge.parity.mutation.faults import FAULTS, find_fault

@@ -11,7 +11,7 @@ from torch import nn
 
 from attn_bridge import transfer
 from attn_bridge.parity import compare
-from attn_bridge.parity.compare.subject import Arguments
+from attn_bridge.parity.compare.sides.subject import Arguments
 from jax_attn._parity.subject import subject_of as of_jax
 from torch_attn._parity.subject import subject_of as of_torch
 

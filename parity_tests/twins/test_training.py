@@ -22,7 +22,7 @@ import attn_bridge
 import jax_attn
 import torch_attn
 from attn_bridge import parity
-from attn_bridge.parity.compare.dropout_masks import Masks
+from attn_bridge.parity.compare.sides.dropout_masks import Masks
 from attn_bridge.parity.training.driver import _Training
 from torch_attn._parity.drawing import drawing
 from torch_attn.random import JaxRngs

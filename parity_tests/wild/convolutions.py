@@ -22,7 +22,7 @@ STATISTICS = """
     },
 )
 def batch_norm_network(wrong: str | None) -> Case:
-    """A stem with stride 2 and explicit padding, BatchNorm, max pooling, and a flattened head."""
+    """Pair a stem with stride 2 and explicit padding, BatchNorm, max pooling, and a flattened head."""
     import jax
     import torch
     from flax import nnx
@@ -189,7 +189,7 @@ def convnext(wrong: str | None) -> Case:
     },
 )
 def group_norm(wrong: str | None) -> Case:
-    """A residual block of a diffusion model: GroupNorm, SiLU, nearest upsampling, a 1x1 shortcut."""
+    """Pair a residual block of a diffusion model: GroupNorm, SiLU, nearest upsampling, a 1x1 shortcut."""
     import jax
     from flax import nnx
     from torch import nn
@@ -294,7 +294,7 @@ def conv_transpose(wrong: str | None) -> Case:
     },
 )
 def weight_norm(wrong: str | None) -> Case:
-    """A causal, dilated convolution whose weight is a direction and a length per channel (WaveNet, 1609.03499)."""
+    """Pair a causal, dilated convolution whose weight is a direction and a length per channel (WaveNet, 1609.03499)."""
     import jax
     import jax.numpy as jnp
     import torch

@@ -24,7 +24,7 @@ def torch_gemma() -> Any:
     """Return Gemma of one block (arXiv 2408.00118): 1 + w norms before and after, soft caps, GeGLU, tied logits."""
     import torch
     from torch import nn
-    from torch.nn import functional as F
+    from torch.nn import functional
 
     class Norm(nn.Module):
         def __init__(self, size: int = WIDTH) -> None:
@@ -55,7 +55,7 @@ def torch_gemma() -> Any:
             self.down_proj = nn.Linear(HIDDEN, WIDTH, bias=False)
 
         def forward(self, x):
-            return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
+            return self.down_proj(functional.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
 
     class Gemma(nn.Module):
         def __init__(self) -> None:
@@ -215,7 +215,7 @@ def padded_embedding(wrong: str | None) -> Case:
     },
 )
 def vector_quantizer(wrong: str | None) -> Case:
-    """A quantizer with a straight-through gradient and two detached losses (VQ-VAE, arXiv 1711.00937)."""
+    """Pair a quantizer with a straight-through gradient and two detached losses (VQ-VAE, arXiv 1711.00937)."""
     import jax
     import jax.numpy as jnp
     import torch
@@ -268,7 +268,7 @@ def vector_quantizer(wrong: str | None) -> Case:
     },
 )
 def low_rank_adapter(wrong: str | None) -> Case:
-    """A frozen layer and a trained low-rank one beside it (arXiv 2106.09685)."""
+    """Pair a frozen layer and a trained low-rank one beside it (arXiv 2106.09685)."""
     import jax
     from flax import nnx
     from torch import nn

@@ -195,11 +195,11 @@ def nnx_t5(wrong: str | None) -> Any:
     "relative bias",
     "cross attention",
     faults={
-        "bucket-off-by-one": fault(*inside("*_attn", *PROJECTIONS)),
+        "bucket-off-by-one": fault("*_attn.relative_attention_bias", *inside("*_attn", *PROJECTIONS)),
         "scaled-after-all": fault(*inside("*_attn", *PROJECTIONS)),
         "memory-not-masked": fault("", *inside("cross_attn", *PROJECTIONS)),
         "logits-not-scaled": fault("", ("dec_final", "shared")),
-        "decoder-bias-both-ways": fault(*inside("dec_attn", *PROJECTIONS)),
+        "decoder-bias-both-ways": fault("dec_attn.relative_attention_bias", *inside("dec_attn", *PROJECTIONS)),
     },
 )
 def t5(wrong: str | None) -> Case:

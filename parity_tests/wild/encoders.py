@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from .gallery import Case, entry, fault, inside
-from .weights import carry, fresh, held, linen, numbers, onto, rules, tokens
+from .weights import carry, fresh, held, numbers, onto, rules, tokens
+from .weights import linen as with_variables
 
 WIDTH, HEADS, HIDDEN, VOCABULARY, T = 16, 2, 24, 24, 8
 
@@ -27,7 +28,7 @@ def torch_bert(pooled: bool = True) -> Any:
     """Return BERT (arXiv 1810.04805) of one layer: post-norm, token types, padding mask, pooler."""
     import torch
     from torch import nn
-    from torch.nn import functional as F
+    from torch.nn import functional
 
     class Embeddings(nn.Module):
         def __init__(self) -> None:
@@ -49,9 +50,9 @@ def torch_bert(pooled: bool = True) -> Any:
         def forward(self, x, mask):
             b, t, d = x.shape
             q, k, v = (f(x).view(b, t, HEADS, -1).transpose(1, 2) for f in (self.query, self.key, self.value))
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])
+            y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])
             x = self.attn_norm(x + self.out(y.transpose(1, 2).reshape(b, t, d)))
-            return self.mlp_norm(x + self.down(F.gelu(self.up(x))))
+            return self.mlp_norm(x + self.down(functional.gelu(self.up(x))))
 
     class Bert(nn.Module):
         def __init__(self) -> None:
@@ -102,11 +103,8 @@ def nnx_bert(wrong: str | None) -> Any:
             q, k, v = (f(x).reshape(b, t, HEADS, -1) for f in (self.query, self.key, self.value))
             mask = mask[:, None, :, None] if wrong == "mask-on-the-queries" else mask[:, None, None]
             y = jax.nn.dot_product_attention(q, k, v, mask=mask).reshape(b, t, d)
-            if wrong == "out-bias-dropped":
-                y = x + y @ self.out.kernel[...]
-            else:
-                y = x + self.out(y)
-            x = self.attn_norm(y)
+            y = y @ self.out.kernel[...] if wrong == "out-bias-dropped" else self.out(y)
+            x = self.attn_norm(x + y)
             y = self.down(jax.nn.gelu(self.up(x), approximate=wrong == "gelu-tanh"))
             return x + self.mlp_norm(y) if wrong == "norm-before-the-residual" else self.mlp_norm(x + y)
 
@@ -137,7 +135,9 @@ LAYER = inside("layer.0", *(["query", "key", "value", "out", "attn_norm", "up", 
     "padding mask",
     faults={
         "flax-eps": fault("embeddings.norm"),
-        "token-types-ignored": fault("embeddings", ("embeddings.word", "embeddings.token_type", "embeddings.position")),
+        "token-types-ignored": fault(
+            "embeddings", "embeddings.token_type", ("embeddings.word", "embeddings.token_type", "embeddings.position")
+        ),
         "gelu-tanh": fault("layer.0", ("layer.0.up", "layer.0.down")),
         "mask-on-the-queries": fault("layer.0", tuple(f"layer.0.{one}" for one in ("query", "key", "value", "out"))),
     },
@@ -158,7 +158,7 @@ def bert(wrong: str | None) -> Case:
     },
 )
 def bert_pooler(wrong: str | None) -> Case:
-    """The same pair, faults late in the layer and after it."""
+    """Plant faults late in the layer and after it."""
     first = torch_bert()
     return Case(first, onto(first, nnx_bert(wrong), BERT_NAMES), bert_inputs())
 
@@ -196,7 +196,7 @@ def packed_documents(wrong: str | None) -> Case:
     import torch
     from flax import linen
     from torch import nn
-    from torch.nn import functional as F
+    from torch.nn import functional
 
     class Packed(nn.Module):
         def __init__(self) -> None:
@@ -211,7 +211,7 @@ def packed_documents(wrong: str | None) -> Case:
             y = self.norm(x)
             q, k, v = (f(y).view(b, t, HEADS, -1).transpose(1, 2) for f in (self.query, self.key, self.value))
             seen = (segments[:, :, None] == segments[:, None]) & torch.ones(t, t, dtype=torch.bool).tril()
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None])
+            y = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None])
             return x + self.out(y.transpose(1, 2).reshape(b, t, -1))
 
     class Port(linen.Module):
@@ -241,12 +241,7 @@ def packed_documents(wrong: str | None) -> Case:
         "segments": np.array([[1, 1, 1, 2, 2, 2, 2, 2], [1, 1, 1, 1, 1, 2, 2, 3]]),
     }
     arrays = carry(held(first), rules(PACKED_NAMES, h=HEADS))
-    return Case(first, linen_side(Port(), arrays, inputs), inputs)
-
-
-def linen_side(module: Any, arrays: Any, inputs: dict[str, np.ndarray]) -> Any:
-    """Return a Linen module with variables, called by keywords."""
-    return linen(module, arrays, **inputs)
+    return Case(first, with_variables(Port(), arrays, **inputs), inputs)
 
 
 TORCH_LAYER = """

@@ -15,7 +15,7 @@ def torch_mixture() -> Any:
     """Return Mixtral's layer: a loop over numbered experts."""
     import torch
     from torch import nn
-    from torch.nn import functional as F
+    from torch.nn import functional
 
     class Expert(nn.Module):
         def __init__(self) -> None:
@@ -24,7 +24,7 @@ def torch_mixture() -> Any:
             self.w2 = nn.Linear(HIDDEN, WIDTH, bias=False)
 
         def forward(self, x):
-            return self.w2(F.silu(self.w1(x)) * self.w3(x))
+            return self.w2(functional.silu(self.w1(x)) * self.w3(x))
 
     class Mixture(nn.Module):
         def __init__(self) -> None:
@@ -62,7 +62,7 @@ experts.{i}.w3.weight | w3 | o d -> e d o | stack=e
     },
 )
 def mixture_stacked(wrong: str | None) -> Case:
-    """A loop over numbered experts against one einsum over stacked ones."""
+    """Pair a loop over numbered experts against one einsum over stacked ones."""
     import jax
     import jax.numpy as jnp
     from flax import nnx

@@ -61,11 +61,11 @@ MLP = {
 def torch_mlp(weights: Any, x: Any) -> Any:
     """Normalise, widen, GELU, narrow."""
     import torch
-    from torch.nn import functional as F
+    from torch.nn import functional
 
     y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weights["norm"]["scale"]
-    y = F.gelu(F.linear(y, weights["fc1"]["w"], weights["fc1"]["b"]))
-    return x + F.linear(y, weights["fc2"]["w"], weights["fc2"]["b"])
+    y = functional.gelu(functional.linear(y, weights["fc1"]["w"], weights["fc1"]["b"]))
+    return x + functional.linear(y, weights["fc2"]["w"], weights["fc2"]["b"])
 
 
 @entry(
@@ -79,7 +79,7 @@ def torch_mlp(weights: Any, x: Any) -> Any:
     },
 )
 def mlp_functions(wrong: str | None) -> Case:
-    """An MLP over dicts, kernels [in, out] on the JAX side."""
+    """Pair an MLP over dicts, kernels [in, out] on the JAX side."""
     import jax
     import jax.numpy as jnp
 
@@ -105,12 +105,12 @@ def mlp_functions(wrong: str | None) -> Case:
 def attention_torch_functions(wrong: str | None) -> Case:
     """Fused attention against a loop over heads."""
     import torch
-    from torch.nn import functional as F
+    from torch.nn import functional
 
     def fused(weights, x):
         b, t, d = x.shape
         q, k, v = ((x @ weights[name]).view(b, t, HEADS, -1).transpose(1, 2) for name in ("q", "k", "v"))
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, d) @ weights["out"]
+        return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, d) @ weights["out"]
 
     def looped(weights, x):
         size = WIDTH // HEADS
@@ -185,7 +185,7 @@ def module_and_function(wrong: str | None) -> Case:
     faults={"untied": fault(""), "positions-added-after-the-norm": fault("")},
 )
 def function_and_nnx(wrong: str | None) -> Case:
-    """A JAX function first, an NNX module second: embedding, norm, tied logits."""
+    """Pair a JAX function first, an NNX module second: embedding, norm, tied logits."""
     import jax.numpy as jnp
     from flax import nnx
 
@@ -232,11 +232,11 @@ def batch_norm_step(wrong: str | None) -> Case:
     """BatchNorm in training with its statistics given and returned: torch's own against one by hand."""
     import jax
     import jax.numpy as jnp
-    from torch.nn import functional as F
+    from torch.nn import functional
 
     def torch_step(weights, x, mean, variance):
         mean, variance = mean.detach().clone(), variance.detach().clone()
-        y = F.batch_norm(x, mean, variance, weights["weight"], weights["bias"], training=True, momentum=0.1)
+        y = functional.batch_norm(x, mean, variance, weights["weight"], weights["bias"], training=True, momentum=0.1)
         return y, mean, variance
 
     def jax_step(weights, x, mean, variance):

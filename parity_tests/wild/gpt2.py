@@ -45,7 +45,7 @@ def torch_gpt2(layers: int = 1, wrong: str | None = None) -> Any:
     """Return the torch decoder; the logits are made with the token embedding."""
     import torch
     from torch import nn
-    from torch.nn import functional as F
+    from torch.nn import functional
 
     class Conv1D(nn.Module):
         def __init__(self, inner: int, outer: int) -> None:
@@ -63,7 +63,7 @@ def torch_gpt2(layers: int = 1, wrong: str | None = None) -> Any:
         def forward(self, x):
             b, t, d = x.shape
             q, k, v = (one.view(b, t, HEADS, -1).transpose(1, 2) for one in self.c_attn(x).split(d, -1))
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=wrong != "torch-mask-forgotten")
+            y = functional.scaled_dot_product_attention(q, k, v, is_causal=wrong != "torch-mask-forgotten")
             return self.c_proj(y.transpose(1, 2).reshape(b, t, d))
 
     class MLP(nn.Module):
@@ -72,7 +72,7 @@ def torch_gpt2(layers: int = 1, wrong: str | None = None) -> Any:
             self.c_fc, self.c_proj = Conv1D(WIDTH, 4 * WIDTH), Conv1D(4 * WIDTH, WIDTH)
 
         def forward(self, x):
-            return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+            return self.c_proj(functional.gelu(self.c_fc(x), approximate="tanh"))
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -265,7 +265,7 @@ def gpt2_conv1d(wrong: str | None) -> Case:
     },
 )
 def gpt2_split(wrong: str | None) -> Case:
-    """A fused ``c_attn`` against three layers, blocks without parts, other names."""
+    """Pair a fused ``c_attn`` against three layers, blocks without parts, other names."""
     first = torch_gpt2()
     arrays = held(first)
     for word in ("weight", "bias"):

@@ -1,4 +1,4 @@
-"""Judge an entry of the gallery: what ``compare`` says of the right pair, or of one with a fault, and whether rightly."""
+"""Judge an entry of the gallery: what ``compare`` says of a pair, right or with a fault, and whether rightly."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def torch_llama(
     """Return the torch decoder; `given` cos and sin in the call, or checkpointed, reentrant or not."""
     import torch
     from torch import nn
-    from torch.nn import functional as F
+    from torch.nn import functional
     from torch.utils.checkpoint import checkpoint
 
     class RMSNorm(nn.Module):
@@ -90,7 +90,7 @@ def torch_llama(
             self.down_proj = nn.Linear(HIDDEN, WIDTH, bias=False)
 
         def forward(self, x):
-            return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+            return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -118,10 +118,8 @@ def torch_llama(
                 cos, sin = angles.cos(), angles.sin()
             x = self.embed(ids)
             for block in self.blocks:
-                if reentrant is None:
-                    x = block(x, cos, sin)
-                else:
-                    x = checkpoint(block, x, cos, sin, use_reentrant=reentrant)
+                run = block if reentrant is None else functools.partial(checkpoint, block, use_reentrant=reentrant)
+                x = run(x, cos, sin)
             return self.head(self.norm(x))
 
     return fresh(Llama())
@@ -350,7 +348,7 @@ def llama_fused(wrong: str | None) -> Case:
     faults={"window-off-by-one": fault(*ATTENTION), "softmax-over-the-queries": fault(*ATTENTION)},
 )
 def llama_sliding_window(wrong: str | None) -> Case:
-    """A window of three tokens, the token itself counted."""
+    """Pair a window of three tokens, the token itself counted."""
     first = torch_llama(window=3)
     return Case(first, onto(first, nnx_llama(wrong, window=3), NNX_NAMES), tokens(2, T))
 

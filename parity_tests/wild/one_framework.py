@@ -18,7 +18,7 @@ WIDTH, HEADS, HIDDEN, T = 8, 2, 12, 6
 def torch_fused_mlp(wrong: str | None) -> Case:
     """Gate and up apart, or in one layer."""
     from torch import nn
-    from torch.nn import functional as F
+    from torch.nn import functional
 
     class Apart(nn.Module):
         def __init__(self) -> None:
@@ -27,7 +27,7 @@ def torch_fused_mlp(wrong: str | None) -> Case:
             self.down = nn.Linear(HIDDEN, WIDTH)
 
         def forward(self, x):
-            return self.down(F.gelu(self.gate(x)) * self.up(x))
+            return self.down(functional.gelu(self.gate(x)) * self.up(x))
 
     class Fused(nn.Module):
         def __init__(self) -> None:
@@ -38,7 +38,7 @@ def torch_fused_mlp(wrong: str | None) -> Case:
             gate, up = self.gate_up(x).chunk(2, -1)
             if wrong == "gate-and-up-exchanged":
                 gate, up = up, gate
-            return self.down((F.silu if wrong == "silu-for-gelu" else F.gelu)(gate) * up)
+            return self.down((functional.silu if wrong == "silu-for-gelu" else functional.gelu)(gate) * up)
 
     fused = rules("""
     gate.weight, up.weight | gate_up.weight | o d -> o d | along=o
@@ -92,7 +92,7 @@ def torch_equal_names(wrong: str | None) -> Case:
     },
 )
 def linen_and_nnx(wrong: str | None) -> Case:
-    """The same layers of both of Flax's interfaces: attention, norm, two square layers."""
+    """Use the same layers of both of Flax's interfaces: attention, norm, two square layers."""
     import jax
     from flax import linen as fnn
     from flax import nnx
@@ -215,7 +215,7 @@ def nnx_einsum_and_linear(wrong: str | None) -> Case:
     faults={"eps": fault("norm"), "embedding-not-scaled": fault("", ("embed", "norm"))},
 )
 def nnx_first(wrong: str | None) -> Case:
-    """The original is Flax's, the port torch's."""
+    """Take Flax's as the original and torch's as the port."""
     import torch
     from flax import nnx
     from torch import nn

@@ -240,10 +240,6 @@ hf.embeddings.cls_token | cls
 hf.embeddings.position_embeddings | posembed
 hf.embeddings.patch_embeddings.projection.weight | embedding.kernel | o i y x -> y x i o
 hf.embeddings.patch_embeddings.projection.bias | embedding.bias
-{path}layernorm_before.weight | encoderblock_0.LayerNorm_0.scale
-{path}layernorm_before.bias | encoderblock_0.LayerNorm_0.bias
-{path}layernorm_after.weight | encoderblock_0.LayerNorm_1.scale
-{path}layernorm_after.bias | encoderblock_0.LayerNorm_1.bias
 hf.layernorm.weight | encoder_norm.scale
 hf.layernorm.bias | encoder_norm.bias
 head.weight | head.kernel | o d -> d o
@@ -262,6 +258,9 @@ def vit_names(arrays: Any) -> str:
             if f".{part}." in name or f".{part[0]}_proj." in name:
                 pattern = "(h c) d -> d h c" if word == "weight" else "(h c) -> h c"
                 rows.append(f"{name} | {own}.{part}.{end} | {pattern}")
+        for i, norm in enumerate(("layernorm_before", "layernorm_after")):
+            if norm in name:
+                rows.append(f"{name} | encoderblock_0.LayerNorm_{i}.{'scale' if word == 'weight' else 'bias'}")
         if "attention.output.dense" in name or "attention.o_proj" in name:
             rows.append(f"{name} | {own}.out.{end} | {'d (h c) -> h c d' if word == 'weight' else ''}")
         elif "intermediate.dense" in name or "mlp.fc1" in name:
@@ -372,7 +371,7 @@ def outside_recurrentgemma(wrong: str | None) -> Case:
     },
 )
 def outside_book_gpt(wrong: str | None) -> Case:
-    """The book's ``GPTModel``, its head tied, against the gallery's NNX decoder."""
+    """Tie the head of the book's ``GPTModel``, against the gallery's NNX decoder."""
     from llms_from_scratch.ch04 import GPTModel
 
     sizes = {"vocab_size": gpt2.VOCABULARY, "context_length": 16, "emb_dim": gpt2.WIDTH, "n_heads": gpt2.HEADS}
@@ -405,6 +404,7 @@ def outside_book_gpt(wrong: str | None) -> Case:
     "transformers",
     "Qwen3",
     "torch and torch",
+    "float32 only",
     needs=("llms_from_scratch", "transformers"),
     faults={
         "theta-of-another-model": fault(
@@ -460,12 +460,15 @@ def outside_book_qwen3(wrong: str | None) -> Case:
     "Llama",
     needs=("tunix", "transformers"),
     faults={
-        "theta-off-by-1e-3": fault(*TABLES, *ATTENTION),
+        "theta-of-the-configuration": fault(*TABLES, *ATTENTION, side="first"),
         "norm-eps": fault("hf.model.layers.0.input_layernorm"),
     },
 )
 def outside_tunix_llama3(wrong: str | None) -> Case:
-    """``LlamaForCausalLM`` against Tunix's NNX model, whose kernels keep heads apart."""
+    """``LlamaForCausalLM`` against Tunix's NNX model, whose kernels keep heads apart.
+
+    Version 0.1.7 of Tunix turns by a theta of a million whatever its configuration says.
+    """
     import jax.numpy as jnp
     from flax import nnx
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -474,7 +477,7 @@ def outside_tunix_llama3(wrong: str | None) -> Case:
     config = tunix.ModelConfig(
         num_layers=1, vocab_size=llama.VOCABULARY, embed_dim=llama.WIDTH, hidden_dim=llama.HIDDEN,
         num_heads=llama.HEADS, head_dim=llama.HEAD, num_kv_heads=llama.KV_HEADS, weight_tying=False,
-        rope_theta=10010.0 if wrong == "theta-off-by-1e-3" else 10000.0, norm_eps=1e-5 if wrong == "norm-eps" else 1e-6,
+        rope_theta=1_000_000, norm_eps=1e-5 if wrong == "norm-eps" else 1e-6,
     )  # fmt: skip
 
     class Port(nnx.Module):
@@ -486,7 +489,8 @@ def outside_tunix_llama3(wrong: str | None) -> Case:
             seen = jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool)), (b, t, t))
             return self.model(ids, jnp.broadcast_to(jnp.arange(t), (b, t)), None, seen)[0]
 
-    first = logits_of(LlamaForCausalLM(LlamaConfig(**llama_sizes())))
+    theta = 10000.0 if wrong == "theta-of-the-configuration" else 1000000.0
+    first = logits_of(LlamaForCausalLM(LlamaConfig(**llama_sizes(), rope_theta=theta)))
     names = """
     hf.model.embed_tokens.weight | model.embedder.input_embedding
     hf.model.layers.{i}.input_layernorm.weight | model.layers.{i}.input_layernorm.w

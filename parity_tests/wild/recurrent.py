@@ -114,7 +114,7 @@ def torch_lstm_cell() -> Any:
     faults={"candidate-by-sigmoid": fault("cell", ""), "cell-state-given-out": fault("", "cell")},
 )
 def lstm_cell_linen(wrong: str | None) -> Case:
-    """A cell by hand against Linen's ``OptimizedLSTMCell``: eight square or equal-shaped matrices."""
+    """Pair a cell by hand against Linen's ``OptimizedLSTMCell``: eight square or equal-shaped matrices."""
     import jax.numpy as jnp
     from flax import linen as fnn
 
@@ -144,7 +144,7 @@ def lstm_cell_linen(wrong: str | None) -> Case:
     faults={"gates-in-flax-order": fault("cell", ""), "output-gate-before-the-state": fault("cell", "")},
 )
 def lstm_fused_gates(wrong: str | None) -> Case:
-    """A layer per gate against all gates in two layers, by rules of four parts."""
+    """Pair a layer per gate against all gates in two layers, by rules of four parts."""
     import jax
     import jax.numpy as jnp
     from flax import nnx
@@ -275,7 +275,7 @@ def torch_griffin() -> Any:
     """Return Griffin's recurrent block: a gated branch, a short convolution, the RG-LRU as a loop."""
     import torch
     from torch import nn
-    from torch.nn import functional as F
+    from torch.nn import functional
 
     class BlockDiagonal(nn.Module):
         def __init__(self) -> None:
@@ -295,7 +295,7 @@ def torch_griffin() -> Any:
 
         def forward(self, x, positions):
             x, gate = x * torch.sigmoid(self.input_gate(x)), torch.sigmoid(self.a_gate(x))
-            a = torch.exp(-8.0 * gate * F.softplus(self.a_param))
+            a = torch.exp(-8.0 * gate * functional.softplus(self.a_param))
             start = (positions == 0)[..., None]
             x = x * torch.where(start, 1.0, torch.sqrt(1 - a * a))
             a, h, out = torch.where(start, 0.0, a), torch.zeros_like(x[:, 0]), []
@@ -310,7 +310,7 @@ def torch_griffin() -> Any:
             self.w, self.b = nn.Parameter(torch.zeros(4, WIDTH)), nn.Parameter(torch.zeros(WIDTH))
 
         def forward(self, x):
-            padded = F.pad(x, (0, 0, 3, 0))
+            padded = functional.pad(x, (0, 0, 3, 0))
             return sum(padded[:, i : i + x.shape[1]] * self.w[i] for i in range(4)) + self.b
 
     class Griffin(nn.Module):
@@ -320,7 +320,7 @@ def torch_griffin() -> Any:
             self.conv, self.rg_lru, self.linear_out = Conv(), RGLRU(), nn.Linear(WIDTH, WIDTH)
 
         def forward(self, x, positions):
-            y = F.gelu(self.linear_y(x), approximate="tanh")
+            y = functional.gelu(self.linear_y(x), approximate="tanh")
             return self.linear_out(self.rg_lru(self.conv(self.linear_x(x)), positions) * y)
 
     return fresh(Griffin())
@@ -412,7 +412,7 @@ def griffin(wrong: str | None) -> Case:
     },
 )
 def linear_recurrence_linen(wrong: str | None) -> Case:
-    """A diagonal linear recurrence with an input-dependent decay, in Linen with ``lax.scan``."""
+    """Pair a diagonal linear recurrence with an input-dependent decay, in Linen with ``lax.scan``."""
     import jax
     import jax.numpy as jnp
     import torch

@@ -158,7 +158,7 @@ def nnx_stack(wrong: str | None = None, *, layers: int = 2, remat: bool = False)
     },
 )
 def llama_linen(wrong: str | None) -> Case:
-    """A Linen module with its variables."""
+    """Pair a Linen module with its variables."""
     first, inputs = torch_llama(), tokens(2, T)
     arrays = carry(held(first), rules(LINEN_NAMES))
     return Case(first, linen(linen_llama(wrong), arrays, inputs), inputs)
@@ -170,7 +170,7 @@ def llama_linen(wrong: str | None) -> Case:
     faults={"rotary-interleaved": fault(*ATTENTION), "mask-off-by-one": fault(*ATTENTION)},
 )
 def llama_to_nnx(wrong: str | None) -> Case:
-    """A Linen module through ``nnx.bridge.ToNNX``."""
+    """Pair a Linen module through ``nnx.bridge.ToNNX``."""
     from flax import nnx
 
     first, inputs = torch_llama(), tokens(2, T)

@@ -26,6 +26,7 @@ WRONG = [
 
 
 def needs(entry: Entry) -> None:
+    """Skip where a package that the entry needs is not installed."""
     for package in entry.needs:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
@@ -33,6 +34,7 @@ def needs(entry: Entry) -> None:
 
 @pytest.mark.parametrize("entry", RIGHT)
 def test_a_right_pair_is_equal(entry: Entry) -> None:
+    """No right pair is objected to."""
     needs(entry)
     report, _ = judge(entry, None)
     assert report.verdict == "equal", str(report)
@@ -40,6 +42,7 @@ def test_a_right_pair_is_equal(entry: Entry) -> None:
 
 @pytest.mark.parametrize(("entry", "name"), WRONG)
 def test_a_fault_is_seen_and_placed(entry: Entry, name: str) -> None:
+    """Every fault is seen, and named where it is."""
     needs(entry)
     report, fault = judge(entry, name)
     assert fault is not None
@@ -48,6 +51,7 @@ def test_a_fault_is_seen_and_placed(entry: Entry, name: str) -> None:
 
 
 def test_the_gallery_is_as_large_as_promised() -> None:
+    """Forty pairs, two faults each, and a name that is none is refused."""
     assert len(HERE) >= 40
     assert all(len(entry.faults) >= 2 for entry in HERE.values())
     with pytest.raises(ValueError, match="has no fault 'nothing'"):

@@ -30,7 +30,7 @@ def torch_vit() -> Any:
     """Return ViT of one block, in timm's arrangement: fused qkv, class token, NCHW images."""
     import torch
     from torch import nn
-    from torch.nn import functional as F
+    from torch.nn import functional
 
     class Attention(nn.Module):
         def __init__(self) -> None:
@@ -40,7 +40,7 @@ def torch_vit() -> Any:
         def forward(self, x):
             b, n, d = x.shape
             q, k, v = self.qkv(x).reshape(b, n, 3, HEADS, d // HEADS).permute(2, 0, 3, 1, 4)
-            return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, d))
+            return self.proj(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, d))
 
     class MLP(nn.Module):
         def __init__(self) -> None:
@@ -48,7 +48,7 @@ def torch_vit() -> Any:
             self.fc1, self.fc2 = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
 
         def forward(self, x):
-            return self.fc2(F.gelu(self.fc1(x)))
+            return self.fc2(functional.gelu(self.fc1(x)))
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -106,7 +106,7 @@ PATCHES = inside("", "patch_embed", "blocks.0", "blocks.0.norm1")
     },
 )
 def vit(wrong: str | None) -> Case:
-    """timm's ViT against NNX; images are NHWC there."""
+    """Timm's ViT against NNX; images are NHWC there."""
     import jax
     import jax.numpy as jnp
     from flax import nnx

@@ -157,6 +157,7 @@ def linen(module: Any, arrays: Mapping[str, np.ndarray], *inputs: Any, **keyword
     import jax.numpy as jnp
     from flax.traverse_util import flatten_dict, unflatten_dict
 
+    inputs, keywords = jax.tree.map(jnp.asarray, (inputs, keywords))
     abstract = jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs, **keywords))
     wanted = flatten_dict(abstract)
     shapes = {".".join(path[1:]): one.shape for path, one in wanted.items()}

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from attn_bridge.parity.compare.dropout_masks import Masks, Plan, asking
-from attn_bridge.parity.compare.subject import ModuleFailedError
+from attn_bridge.parity.compare.sides.dropout_masks import Masks, Plan, asking
+from attn_bridge.parity.compare.sides.subject import ModuleFailedError
 
 from .. import random
 from .promotion import BACKWARD, backward_inside
@@ -103,6 +103,10 @@ class _Drawing(TorchFunctionMode):
             torch.set_rng_state(self._started)
 
     def _keep(self, shape: Any, rate: float, device: Any) -> Tensor:
+        with torch._C.DisableTorchFunction():  # our own way to NumPy is not the module's
+            return self._mask(shape, rate).to(device)
+
+    def _mask(self, shape: Any, rate: float) -> Tensor:
         assert self.source is not None
         place = torch.get_rng_state().numpy().tobytes()
         again = torch._C._current_graph_task_id() != -1
@@ -118,7 +122,7 @@ class _Drawing(TorchFunctionMode):
         torch.rand(())  # so that torch's random state, which a checkpoint brings back, tells the masks apart
         if not again:
             self._expected = random_state()
-        return self._drawn[place].to(device)
+        return self._drawn[place]
 
     def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         shape = tuple(input.shape)

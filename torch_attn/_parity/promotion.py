@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from attn_bridge.parity.compare.subject import CannotPromoteError
+from attn_bridge.parity.compare.sides.subject import CannotPromoteError
 
 from ..functional import dtype_name
 

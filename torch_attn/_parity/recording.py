@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attn_bridge.parity.compare.subject import Arguments, Array, Call, flatten, replace
+from attn_bridge.parity.compare.sides.subject import Arguments, Array, Call, flatten, replace
 
 from ..backend import to_numpy
 from .weights import is_tensor, unreadable

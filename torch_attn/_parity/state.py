@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attn_bridge.parity.compare.subject import ModuleFailedError
+from attn_bridge.parity.compare.sides.subject import ModuleFailedError
 
 ONE_AT_A_TIME = threading.RLock()
 """Held while a module runs: default dtype, modules and random state belong to the process, not to a thread."""

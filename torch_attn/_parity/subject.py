@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from attn_bridge.parity.compare.dropout_masks import Masks, Plan
-from attn_bridge.parity.compare.subject import (
+from attn_bridge.parity.compare.hints.settings import read as read_settings
+from attn_bridge.parity.compare.sides.dropout_masks import Masks, Plan
+from attn_bridge.parity.compare.sides.subject import (
     Arguments,
     Array,
     Arrays,
@@ -29,7 +30,6 @@ from attn_bridge.parity.compare.subject import (
     Parameter,
     Run,
     Submodule,
-    flatten,
 )
 
 from ..backend import _can_build_extensions, from_numpy, to_numpy
@@ -40,13 +40,10 @@ from .promotion import promoted
 from .recording import Recorder
 from .rounding import Rounding
 from .state import ONE_AT_A_TIME, Watching, eager, one_thread, undisturbed, unregistered
-from .weights import FunctionSide, ModuleSide, Part, check_readable, is_tensor, side_of, unreadable
+from .weights import FunctionSide, ModuleSide, Part, check_readable, device_of, outputs_of, side_of
 
 LARGE = 1 << 24
 """Weights of a module from which on a run is worth avoiding."""
-
-SETTINGS = {"eps": "eps", "num_heads": "num_heads", "num_kv_heads": "num_kv_heads", "negative_slope": "negative_slope"}
-"""Attribute -> the name that both sides have for it."""
 
 
 def subject_of(value: Any, device: str | None = None, *, train: bool = False) -> TorchSubject:
@@ -118,13 +115,9 @@ class TorchSubject:
         found = self.side.modules()
         return [Submodule(path, type(child).__name__ if path else self.name) for path, child in found.items()]
 
-    def settings(self) -> dict[str, dict[str, float]]:
-        """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
-        found = {}
-        for path, child in self.side.modules().items():
-            known = {name: getattr(child, own, None) for own, name in SETTINGS.items()}
-            found[path] = {name: value for name, value in known.items() if _is_number(value)}
-        return found
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return path -> the settings that a submodule's meaning depends on and its weights don't show."""
+        return {path: read_settings(child) for path, child in self.side.modules().items()}
 
     def unreached(self, arguments: Arguments) -> list[str]:
         """Describe the branches that a call does not reach."""
@@ -203,7 +196,7 @@ class TorchSubject:
             tensors = {name: fake(array) for name, array in weights.items()}
             leaves = [fake(leaf) for leaf in arguments.leaves]
             with part.holding({**self.constants(part, None), **tensors}, part.target) as call:
-                structure, outputs = outputs_of(call(arguments.with_leaves(leaves)), self.name)
+                structure, outputs = outputs_of(call(arguments.with_leaves(leaves)), f"{self.kind} {self.name}")
         return [(place, tuple(one.shape), dtype_name(one)) for place, one in zip(structure, outputs, strict=True)]
 
     def record(self, weights: Mapping[str, Array], arguments: Arguments, cotangents: Sequence[Array]) -> list[Call]:
@@ -283,7 +276,7 @@ class _Run:
             try:
                 with self._probe([*tensors.values(), *leaves], given) as probe, self._holding(tensors) as call:
                     result = call(arguments.with_leaves(self._given(leaves, probe)))
-                    structure, outputs = outputs_of(result, self.part.name)
+                    structure, outputs = outputs_of(result, self.label)
                     sources = [] if cotangents is None else [*leaves, *tensors.values()]
                     gradients = gradients_of(outputs, given, sources, accumulate)
             except (CannotPromoteError, ModuleFailedError, _NeedsBackwardError):
@@ -399,40 +392,6 @@ def gradients_of(
 def precision_of(dtype: str | None) -> contextlib.AbstractContextManager[Any]:
     """Return the context in which a run has the precision `dtype`."""
     return promoted() if dtype == "float64" else contextlib.nullcontext()
-
-
-def device_of(tensors: Mapping[str, Tensor] | nn.Module, wanted: str | None) -> torch.device:
-    """Return the device that is wanted; None is that of the first tensor.
-
-    Raises:
-        ModuleFailedError: there is none.
-    """
-    if wanted is None:
-        held = [*tensors.parameters(), *tensors.buffers()] if isinstance(tensors, nn.Module) else [*tensors.values()]
-        return torch.device("cpu") if not held or held[0].is_meta else held[0].device
-    if wanted == "cpu":
-        return torch.device("cpu")
-    if wanted == "gpu" and torch.cuda.is_available():
-        return torch.device("cuda")
-    if wanted == "tpu":
-        raise ModuleFailedError("device tpu: torch does not run on a TPU here; give --device cpu,tpu for a mixed pair")
-    raise ModuleFailedError(f"device {wanted}: torch finds none on this machine")
-
-
-def outputs_of(result: Any, name: str) -> tuple[list[str], list[Tensor]]:
-    """Return the place and the tensor of every output.
-
-    Raises:
-        ModuleFailedError: there is none, or one is no plain array.
-    """
-    found = flatten(result, is_tensor)
-    if not found:
-        raise ModuleFailedError(f"the torch module {name} returned {type(result).__name__}, which holds no tensor")
-    for path, tensor in found:
-        what = unreadable(tensor)
-        if what:
-            raise ModuleFailedError(f"output{path} of the torch module {name} is {what}")
-    return [path for path, _ in found], [tensor for _, tensor in found]
 
 
 def failure(error: Exception, dtype: str | None, what: str) -> Exception:

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attn_bridge.parity.compare.dropout_masks import Masks
-from attn_bridge.parity.compare.subject import Arguments, Arrays, ModuleFailedError
+from attn_bridge.parity.compare.sides.dropout_masks import Masks
+from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, ModuleFailedError
 from attn_bridge.parity.training.stepping import Hyperparameters, State, Step
 
 from ..backend import from_numpy, to_numpy
 from .drawing import drawing, random_state
-from .subject import device_of, failure, outputs_of, precision_of, zeros_for
-from .weights import named_weights
+from .subject import failure, precision_of, zeros_for
+from .weights import device_of, named_weights, outputs_of
 
 SLOTS = {"exp_avg": "mu", "exp_avg_sq": "nu", "momentum_buffer": "trace"}
 """Optimizer state -> the name that both sides have for it: optax's."""
@@ -183,7 +183,7 @@ def _set_rates(module: nn.Module, rate: float) -> None:
 
 
 def _first(result: Any) -> Tensor:
-    return outputs_of(result, "trained")[1][0]
+    return outputs_of(result, "torch module that is trained")[1][0]
 
 
 def _mse(result: Any, targets: Tensor) -> Tensor:

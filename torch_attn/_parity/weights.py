@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
-from attn_bridge.parity.compare.function import Function
-from attn_bridge.parity.compare.subject import Arguments, ModuleFailedError, Parameter, flatten, replace
+from attn_bridge.parity.compare.sides.function import Function
+from attn_bridge.parity.compare.sides.subject import Arguments, ModuleFailedError, Parameter, flatten, replace
 
 from ..functional import dtype_name
 
@@ -251,6 +251,40 @@ def unreadable(tensor: Tensor) -> str:
     if tensor.layout != torch.strided:
         return f"sparse ({str(tensor.layout).removeprefix('torch.')}); give tensor.to_dense()"
     return ""
+
+
+def device_of(tensors: Mapping[str, Tensor] | nn.Module, wanted: str | None) -> torch.device:
+    """Return the device that is wanted; None is that of the first tensor.
+
+    Raises:
+        ModuleFailedError: there is none.
+    """
+    if wanted is None:
+        held = [*tensors.parameters(), *tensors.buffers()] if isinstance(tensors, nn.Module) else [*tensors.values()]
+        return torch.device("cpu") if not held or held[0].is_meta else held[0].device
+    if wanted == "cpu":
+        return torch.device("cpu")
+    if wanted == "gpu" and torch.cuda.is_available():
+        return torch.device("cuda")
+    if wanted == "tpu":
+        raise ModuleFailedError("device tpu: torch does not run on a TPU here; give --device cpu,tpu for a mixed pair")
+    raise ModuleFailedError(f"device {wanted}: torch finds none on this machine")
+
+
+def outputs_of(result: Any, what: str) -> tuple[list[str], list[Tensor]]:
+    """Return the place and the tensor of every output.
+
+    Raises:
+        ModuleFailedError: there is none, or one is no plain array.
+    """
+    found = flatten(result, is_tensor)
+    if not found:
+        raise ModuleFailedError(f"the {what} returned {type(result).__name__}, which holds no tensor")
+    for path, tensor in found:
+        why = unreadable(tensor)
+        if why:
+            raise ModuleFailedError(f"output{path} of the {what} is {why}")
+    return [path for path, _ in found], [tensor for _, tensor in found]
 
 
 def is_tensor(value: Any) -> bool:

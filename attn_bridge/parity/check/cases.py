@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ...specs import Config, Variant
-from ..compare.dtypes import numpy_dtype
+from ..compare.sides.dtypes import numpy_dtype
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

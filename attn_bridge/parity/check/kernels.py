@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ... import backends, masks
-from ..compare.criterion import decide, measure, scale_of
-from ..compare.report import Side, TensorVerdict, worst
-from ..compare.subject import Array
+from ..compare.results.report import Side, TensorVerdict, worst
+from ..compare.sides.subject import Array
+from ..compare.verdict.criterion import decide, measure, scale_of
 from .cases import Arrays, Numbers
 from .report import Cell
 

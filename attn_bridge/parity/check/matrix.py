@@ -13,12 +13,12 @@ import numpy as np
 
 from ... import backends
 from ...specs import VARIANTS, find_variant
-from ..compare.criterion import decide, measure, sum_floor, with_error
-from ..compare.dtypes import DTYPES
-from ..compare.probes import Moved
-from ..compare.report import Side as SideName
-from ..compare.report import TensorVerdict, worst
-from ..compare.subject import Array
+from ..compare.results.report import Side as SideName
+from ..compare.results.report import TensorVerdict, worst
+from ..compare.sides.dtypes import DTYPES
+from ..compare.sides.subject import Array
+from ..compare.verdict.criterion import decide, measure, sum_floor, with_error
+from ..compare.verdict.probes import Moved
 from ..settings.environment import environment
 from . import kernels
 from .cases import MODES, Numbers, cases_of

@@ -10,7 +10,7 @@ import numpy as np
 
 from ... import checkpoints, layouts
 from ...specs import find_variant
-from ..compare.dtypes import DTYPES
+from ..compare.sides.dtypes import DTYPES
 from .cases import Arrays, Case
 from .twin_runs import Subject
 

@@ -10,8 +10,8 @@ import rich.box
 import rich.table
 
 from ...specs import VARIANTS
-from ..compare.dtypes import LOW_PRECISIONS
-from ..compare.report import TensorVerdict
+from ..compare.results.report import TensorVerdict
+from ..compare.sides.dtypes import LOW_PRECISIONS
 
 
 @dataclasses.dataclass(frozen=True)

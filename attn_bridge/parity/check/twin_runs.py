@@ -13,8 +13,8 @@ import numpy as np
 
 from ... import backends
 from ...specs import Variant
-from ..compare.probes import Moved, moved_by
-from ..compare.subject import Arguments, Array
+from ..compare.sides.subject import Arguments, Array
+from ..compare.verdict.probes import Moved, moved_by
 from .cases import IN_MODE, MODES, Arrays, Case, Numbers, cases_of, draw, draw_cotangents
 
 COPIES = 3

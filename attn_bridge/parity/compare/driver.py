@@ -21,17 +21,18 @@ import numpy as np
 from ..settings.environment import environment
 from ..settings.precision import record
 from ..settings.precision import strict as pinned
-from . import judging
-from .allowances import accept, checked
-from .coverage import Coverage, covered
-from .dtypes import DTYPES
+from .hints import hint_for
 from .localisation import find
 from .pair import SIDES, Pair, Progress, few_threads
 from .prepare import prepare
-from .report import Report, TensorVerdict, Verdict, worst
-from .runner import Live, Runner
-from .subject import Array, CannotPromoteError, ModuleFailedError
+from .results.allowances import accept, checked
+from .results.report import Report, TensorVerdict, Verdict, worst
+from .sides.dtypes import DTYPES
+from .sides.subject import Array, CannotPromoteError, ModuleFailedError
 from .submodule_pairs import differing_settings
+from .verdict import judging
+from .verdict.coverage import Coverage, covered
+from .verdict.runner import Live, Runner
 
 MODES = ("eager", "jit")
 
@@ -165,7 +166,8 @@ def judge(
     place = find(pair, found.furthest, "precision" if found.report.verdict == "precision" else "meaning", found.tables)
     divergence = None if found.report.verdict in ("equal", "inconclusive") else place.divergence
     if divergence is not None:
-        divergence = dataclasses.replace(divergence, second_label=pair.labels["second"])
+        hint = divergence.hint or ("" if place.evidence is None else hint_for(place.evidence))
+        divergence = dataclasses.replace(divergence, second_label=pair.labels["second"], hint=hint)
     return dataclasses.replace(found.report, tree=place.tree, first_divergence=divergence)
 
 

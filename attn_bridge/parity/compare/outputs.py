@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from .criterion import scale_of
-from .dtypes import is_float
-from .report import Side
-from .sampling import Outputs
-from .subject import ModuleFailedError, Run
+from .results.report import Side
+from .samples.sampling import Outputs
+from .sides.dtypes import is_float
+from .sides.subject import ModuleFailedError, Run
+from .verdict.criterion import scale_of
 
 
 def check_outputs(first: Outputs, second: Outputs, labels: Mapping[Side, str]) -> None:

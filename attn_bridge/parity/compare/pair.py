@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from . import inputs as calls
-from .dropout_masks import Difference
-from .dtypes import is_float, wide
 from .pairing import Pairing
-from .report import Side, shown
-from .sampling import Effort, Outputs, Sample
-from .subject import Arguments, Array, Arrays, ModuleFailedError, Run
+from .results.report import Side, shown
+from .samples import inputs as calls
+from .samples.sampling import Effort, Outputs, Sample
+from .sides.dropout_masks import Difference
+from .sides.dtypes import is_float, wide
+from .sides.subject import Arguments, Array, Arrays, ModuleFailedError, Run
 
 SIDES: tuple[Side, Side] = ("first", "second")
 

@@ -10,17 +10,17 @@ from typing import Any
 from ... import backends
 from ...module_weights import check_same_meaning, own_rules
 from ...weights import Rules
-from . import inputs as calls
 from . import pairing as pairings
-from .dropout_masks import differences
-from .dtypes import is_float
 from .outputs import apart, check_outputs, class_of
 from .pair import SIDES, Pair, Progress, input_notes, labels_of, weights_held
 from .pairing import Pairing
-from .report import Side, shown
-from .runner import Live
-from .sampling import Outputs, draw_weights
-from .subject import Arguments, Arrays, Run, Subject
+from .results.report import Side, shown
+from .samples import inputs as calls
+from .samples.sampling import Outputs, draw_weights
+from .sides.dropout_masks import differences
+from .sides.dtypes import is_float
+from .sides.subject import Arguments, Arrays, Run, Subject
+from .verdict.runner import Live
 
 PROBE_LIMIT = 1e-4
 """How far apart outputs may be that are said to agree, where one side has no float64."""

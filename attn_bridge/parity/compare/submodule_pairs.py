@@ -8,7 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from .pair import Pair
-from .subject import Submodule
+from .sides.subject import Submodule
+
+NOTED = ("eps", "num_heads", "num_kv_heads", "negative_slope")
+"""Settings that are worth a note even where both sides agree on what was run."""
 
 Called = Mapping[Literal["first", "second"], Collection[str]]
 
@@ -153,8 +156,8 @@ def _holdings(matches: Sequence[Any], side: str, modules: Sequence[Submodule]) -
 
 def differing(
     pairs: Mapping[str, str],
-    first: Mapping[str, Mapping[str, float]],
-    second: Mapping[str, Mapping[str, float]],
+    first: Mapping[str, Mapping[str, Any]],
+    second: Mapping[str, Mapping[str, Any]],
     labels: Mapping[Any, str],
     names: Mapping[str, str],
 ) -> list[str]:
@@ -171,8 +174,8 @@ def differing(
     found = []
     for path, second_path in pairs.items():
         mine, its = first.get(path, {}), second.get(second_path, {})
-        for name in sorted(mine.keys() & its.keys()):
-            if mine[name] != its[name]:
+        for name in NOTED:
+            if name in mine and name in its and mine[name] != its[name]:
                 values = f"{mine[name]:g} in {shown['first']} and {its[name]:g} in {shown['second']}"
                 found.append(f"{name} of {names.get(path, path)} is {values}")
     return found

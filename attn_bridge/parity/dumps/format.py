@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from ... import backends, checkpoints
-from ..compare.dtypes import DTYPES, is_float, numpy_dtype
 from ..compare.pairing import Cut, Match, Pairing, Tensor
-from ..compare.sampling import FIRST, Planned
-from ..compare.subject import Arguments, Array, Arrays, Call, Parameter, Run, Submodule
+from ..compare.samples.sampling import FIRST, Planned
+from ..compare.sides.dtypes import DTYPES, is_float, numpy_dtype
+from ..compare.sides.subject import Arguments, Array, Arrays, Call, Parameter, Run, Submodule
 
 SCHEMA = 2
 MANIFEST = "dump.json"

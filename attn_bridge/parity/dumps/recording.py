@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,22 @@ import numpy as np
 
 from ... import backends
 from ...weights import Rule
-from ..compare import inputs as calls
-from ..compare import noise, prepare, sampling
 from ..compare import pairing as pairings
-from ..compare.coverage import MAX_PROBES
-from ..compare.criterion import ZERO, scale_of
-from ..compare.dtypes import is_float, wide
+from ..compare import prepare
 from ..compare.outputs import apart, check_outputs
 from ..compare.pair import Pair, Progress, few_threads
 from ..compare.pairing import Match, Pairing, whole
-from ..compare.probes import KINDS
-from ..compare.report import Side
-from ..compare.runner import Live
-from ..compare.sampling import FIRST, Planned, Sample
-from ..compare.subject import Arguments, Array, Arrays, CannotPromoteError, ModuleFailedError, Run, is_array
+from ..compare.results.report import Side
+from ..compare.samples import inputs as calls
+from ..compare.samples import sampling
+from ..compare.samples.sampling import FIRST, Planned, Sample
+from ..compare.sides.dtypes import is_float, wide
+from ..compare.sides.subject import Arguments, Array, Arrays, CannotPromoteError, ModuleFailedError, Run, is_array
+from ..compare.verdict import noise
+from ..compare.verdict.coverage import MAX_PROBES
+from ..compare.verdict.criterion import ZERO, scale_of
+from ..compare.verdict.probes import KINDS
+from ..compare.verdict.runner import Live
 from ..settings.environment import environment
 from . import folders
 from . import format as dumps
@@ -335,7 +337,7 @@ class Recorder:
             outputs=pair.outputs,
             parameters=subject.parameters(),
             modules=subject.modules(),
-            settings=subject.settings(),
+            settings=_numbers(subject.settings()),
             unreached=subject.unreached(call),
             lacks=pair.lacks.get(self.side, ""),
             unstable=unstable,
@@ -363,6 +365,14 @@ class _Found:
     probes: dict[str, dict[str, dict[str, dict[str, tuple[float, float]]]]] = dataclasses.field(default_factory=dict)
     calls: dict[str, list[Recorded]] = dataclasses.field(default_factory=dict)
     zeros: dict[str, tuple[Match, bool]] = dataclasses.field(default_factory=dict)
+
+
+def _numbers(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return those settings that are numbers."""
+    return {
+        path: {key: one for key, one in known.items() if isinstance(one, (int, float)) and not isinstance(one, bool)}
+        for path, known in settings.items()
+    }
 
 
 def _environment(subject: Any) -> dict[str, str]:

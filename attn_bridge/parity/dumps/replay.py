@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from ..compare import inputs as calls
 from ..compare import pairing as pairings
 from ..compare.driver import judged, peak_memory
 from ..compare.localisation import find_in_calls
 from ..compare.localisation.sides import sides_of
-from ..compare.noise import Noise
 from ..compare.outputs import check_outputs
 from ..compare.pair import SIDES, Pair, Progress
 from ..compare.pairing import Match, Pairing, Tensor, lies_within, uncovered
-from ..compare.probes import Kind, Moved, Probe
-from ..compare.report import Report, Side
-from ..compare.runner import Outputs
-from ..compare.sampling import Planned, Sample
-from ..compare.subject import Array, Call, Parameter, Run
+from ..compare.results.report import Report, Side
+from ..compare.samples import inputs as calls
+from ..compare.samples.sampling import Planned, Sample
+from ..compare.sides.subject import Array, Call, Parameter, Run
+from ..compare.verdict.noise import Noise
+from ..compare.verdict.probes import Kind, Moved, Probe
+from ..compare.verdict.runner import Outputs
 from .format import ORACLE, Dump, DumpError, key_of, of_side
 
 

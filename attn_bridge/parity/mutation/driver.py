@@ -18,10 +18,10 @@ import numpy as np
 
 from ... import backends
 from ...backends import Framework
-from ..compare import inputs as calls
-from ..compare import sampling
-from ..compare.report import Picture, Report, Side
-from ..compare.subject import Arguments
+from ..compare.results.report import Picture, Report, Side
+from ..compare.samples import inputs as calls
+from ..compare.samples import sampling
+from ..compare.sides.subject import Arguments
 from ..settings.environment import environment
 from . import mutants, pairs, usual_rules
 from .block_faults import Fault, always, never
@@ -199,7 +199,7 @@ class _Subject:
     def pictures(self) -> list[Picture]:
         """Run both sides once on what they hold, for a pair that the judge did not come to compare."""
         from ..compare.prepare import prepare
-        from ..compare.runner import Live
+        from ..compare.verdict.runner import Live
 
         pair = prepare(*self.modules, dict(self.pair.inputs), dict(self.pair.flax_inputs))
         runner = Live(pair)
@@ -236,7 +236,7 @@ class _Subject:
     def change_on_samples(self) -> Change:
         """Measure what the fault changes on the samples that the judge takes."""
         from ..compare.prepare import prepare
-        from ..compare.runner import Live
+        from ..compare.verdict.runner import Live
 
         assert self.fault is not None
         assert self.trial.side is not None

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..compare.subject import Arguments, Array, Arrays
+from ..compare.sides.subject import Arguments, Array, Arrays
 
 INVARIANT = 1e-14
 """Relative change in float64 up to which two functions are the same ..."""

@@ -7,7 +7,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
 
-from ..compare.report import ModuleNode, Report, Verdict
+from ..compare.results.report import ModuleNode, Report, Verdict
 from . import outline
 from .text import NONE, growth, relative, shortened, visible
 

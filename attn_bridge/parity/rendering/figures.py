@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compare.report import Array, Picture, Report, TensorVerdict, shown
+from ..compare.results.report import Array, Picture, Report, TensorVerdict, shown
 from . import pictures
 from .markup import Markup, element
 from .text import index, number, relative, shape, ulps

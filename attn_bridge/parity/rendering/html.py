@@ -8,7 +8,7 @@ import importlib.resources
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..compare.report import Report, Verdict, shown
+from ..compare.results.report import Report, Verdict, shown
 from . import figures, files, modules, outline, tensors
 from .markup import Child, Markup, element
 from .text import count, memory, relative

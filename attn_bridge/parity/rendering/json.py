@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..compare.report import SCHEMA, Divergence, ModuleNode, Pair, Report, TensorVerdict, Worst
+from ..compare.results.report import SCHEMA, Divergence, ModuleNode, Pair, Report, TensorVerdict, Worst
 from . import files
 
 if TYPE_CHECKING:

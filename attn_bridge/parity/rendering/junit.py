@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from ..compare.report import Report, TensorVerdict, Verdict, shown
+from ..compare.results.report import Report, TensorVerdict, Verdict, shown
 from . import files
 from .text import index, number, share, visible
 

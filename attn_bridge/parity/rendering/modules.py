@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..compare.report import ModuleNode, Report, shown
+from ..compare.results.report import ModuleNode, Report, shown
 from . import outline
 from .markup import Markup, element
 from .text import NONE, growth, relative

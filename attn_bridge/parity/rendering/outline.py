@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from ..compare.report import ModuleNode, Pair, Report, shown
+from ..compare.results.report import ModuleNode, Pair, Report, shown
 
 LARGE = 24
 """From this many modules on, runs of equal siblings are one line."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from ..compare.report import SEVERITY, Report, TensorVerdict, shown
+from ..compare.results.report import SEVERITY, Report, TensorVerdict, shown
 from .markup import Child, Markup, element
 from .text import NONE, index, number, relative, shape, share, ulps
 from .wording import closest, measured, where

@@ -11,7 +11,7 @@ import rich.tree
 from rich.console import Console
 from rich.text import Text
 
-from ..compare.report import Report, Verdict, shown
+from ..compare.results.report import Report, Verdict, shown
 from . import outline
 from .branch import STYLES, branch, tree
 from .text import folded, memory, one_line, relative, share, shortened, ulps, visible

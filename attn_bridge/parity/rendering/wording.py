@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..compare.report import Report, TensorVerdict, shown
+from ..compare.results.report import Report, TensorVerdict, shown
 from .text import index, number, one_line, relative, shortened, times
 
 MOST_TEXT = 40
@@ -15,9 +15,9 @@ def measured(tensor: TensorVerdict, report: Report) -> str:
     """Return the one number of a tensor, with what it is relative to."""
     clause = one_line(tensor.message).partition(";")[0]
     if tensor.verdict == "precision" and tensor.side is not None:
-        value = tensor.first_used if tensor.side == "first" else tensor.second_used
-        label = report.first_label if tensor.side == "first" else report.second_label
-        return f"{shown(label)}: {times(value)}"
+        is_first = tensor.side in ("first", report.first_label)
+        label = report.first_label if is_first else report.second_label
+        return f"{shown(label)}: {times(tensor.first_used if is_first else tensor.second_used)}"
     if tensor.verdict == "different" and tensor.relative and math.isfinite(tensor.relative):
         return f"{relative(tensor.relative)} of the largest value"
     if tensor.verdict in ("different", "inconclusive", "precision") and clause:

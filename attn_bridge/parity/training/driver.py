@@ -22,16 +22,16 @@ import numpy as np
 
 from ... import backends
 from ...weights import Rule, Rules
-from ..compare import inputs as calls
-from ..compare.criterion import Measure, decide, measure, scale_of
-from ..compare.dropout_masks import Masks, differences
-from ..compare.dtypes import is_float, numpy_dtype, unit_of, wide
 from ..compare.pair import Pair as ComparedPair
 from ..compare.pair import Progress, few_threads
 from ..compare.prepare import prepare
-from ..compare.report import Pair, ParityError, Side, TensorVerdict, Verdict, worst
-from ..compare.sampling import draw_weights
-from ..compare.subject import Arguments, Array, Arrays, CannotPromoteError, ModuleFailedError
+from ..compare.results.report import Pair, ParityError, Side, TensorVerdict, Verdict, worst
+from ..compare.samples import inputs as calls
+from ..compare.samples.sampling import draw_weights
+from ..compare.sides.dropout_masks import Masks, differences
+from ..compare.sides.dtypes import is_float, numpy_dtype, unit_of, wide
+from ..compare.sides.subject import Arguments, Array, Arrays, CannotPromoteError, ModuleFailedError
+from ..compare.verdict.criterion import Measure, decide, measure, scale_of
 from ..settings.precision import record
 from ..settings.precision import strict as pinned
 from .stepping import Hyperparameters, State, Step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..compare.subject import Array, Arrays
+from ..compare.sides.subject import Array, Arrays
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Where two sides first part: submodules fed the same numbers, and the code between them."""
 
-from .evidence import Evidence
+from ..hints import Evidence
 from .search import Found, find, find_in_calls
 
 __all__ = ["Evidence", "Found", "find", "find_in_calls"]

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from ..pair import SIDES
-from ..report import Side
-from ..subject import Array, Call
+from ..results.report import Side
+from ..sides.subject import Array, Call
 from .leaves import apart, match_leaves
 
 Direction = Literal["forward", "backward"]

@@ -4,58 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from ..dtypes import wide
+from ..hints import Evidence
 from ..pair import SIDES
-from ..report import Side
-from ..subject import Array, Arrays, Call
-from .between import Direction, Step
+from ..results.report import Side
+from ..sides.dtypes import wide
+from ..sides.subject import Array, Arrays, Call
+from .between import Step
 from .forcing import Feed, gradients_of, run_both
 from .leaves import Group, match_leaves
 from .sides import Runner, Sides
 
-
-@dataclasses.dataclass(frozen=True)
-class Evidence:
-    """What both sides do with the same numbers, in float64 and with the first side's axes.
-
-    For code between submodules `inputs` are what the last submodule before it returned (or the module was given), and
-    the outputs are what the next one was given on each side (or the module returned).
-
-    Attributes:
-        path: dotted path on the first side.
-        second_path: dotted path on the second side.
-        direction: of the fault.
-        between: the two paths between which the code lies, if it lies between submodules.
-        first_class: class on the first side.
-        second_class: class on the second side.
-        first_settings: numbers that the meaning depends on and the weights don't show.
-        second_settings: those of the second side.
-        inputs: floating-point inputs, the same on both sides.
-        first_outputs: what the first side makes of them.
-        second_outputs: what the second side makes of them.
-        first_weights: the submodule's weights, under the first side's names.
-        second_weights: the second side's, under the same names.
-        first_gradients: gradients by name; of inputs under ``input 0`` and so on.
-        second_gradients: those of the second side.
-    """
-
-    path: str
-    second_path: str
-    direction: Direction
-    between: tuple[str, str] | None = None
-    first_class: str = ""
-    second_class: str = ""
-    first_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    second_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    inputs: Sequence[Array] = ()
-    first_outputs: Sequence[Array] = ()
-    second_outputs: Sequence[Array] = ()
-    first_weights: Arrays = dataclasses.field(default_factory=dict)
-    second_weights: Arrays = dataclasses.field(default_factory=dict)
-    first_gradients: Arrays = dataclasses.field(default_factory=dict)
-    second_gradients: Arrays = dataclasses.field(default_factory=dict)
+MOST_BEFORE = 4
+"""Submodules before the code between two whose outputs may go into it: query, key and value, or a gate and its unit."""
 
 
 def evidence_of(
@@ -91,10 +52,14 @@ def evidence_between(known: Evidence, whole: dict[Side, Call], steps: Sequence[S
     """Return what goes into the code between two submodules and what comes out of it on each side."""
     assert known.between is not None
     before, after = known.between
-    given = next((step.calls for step in reversed(steps) if step.path == before), None)
+    paths = [step.path for step in steps]
+    last = len(paths) - paths[::-1].index(before) if before in paths else 0
+    given = [step.calls for step in steps[max(0, last - MOST_BEFORE) : last]]
     taken = next((step.calls for step in steps if step.path == after), None)
-    ours = given["first"].outputs if given is not None else whole["first"].arguments.leaves
-    its = given["second"].outputs if given is not None else whole["second"].arguments.leaves
+    ours, its = (
+        [leaf for calls in given for leaf in calls[side].outputs] if given else whole[side].arguments.leaves
+        for side in SIDES
+    )
     results = {side: taken[side].arguments.leaves if taken is not None else whole[side].outputs for side in SIDES}
     outputs = match_leaves(results["first"], results["second"])
     return dataclasses.replace(

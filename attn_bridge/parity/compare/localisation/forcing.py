@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from ..criterion import scale_of
 from ..pair import SIDES
-from ..report import Side
-from ..subject import Arrays, Call, Run
+from ..results.report import Side
+from ..sides.subject import Arrays, Call, Run
+from ..verdict.criterion import scale_of
 from .leaves import Group, apart, distance, fed, fed_cotangents, match_by_place, match_leaves, relative, whole_numbers
 from .sides import Pairing, Runner
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..criterion import scale_of
-from ..dtypes import is_float
-from ..report import Side
-from ..subject import Arguments, Array, Call
+from ..results.report import Side
+from ..sides.dtypes import is_float
+from ..sides.subject import Arguments, Array, Call
+from ..verdict.criterion import scale_of
 
 _CLOSE, _ALIKE = 1e-6, 0.1
 """Relative differences below which two arrays hold the same numbers, and much the same."""
@@ -259,7 +259,7 @@ def fed_cotangents(
 
 def in_dtype(array: Array, dtype: str | None) -> Array:
     """Return a floating-point array in a precision; None, and other arrays, stay as they are."""
-    from ..dtypes import numpy_dtype
+    from ..sides.dtypes import numpy_dtype
 
     return array.astype(numpy_dtype(dtype)) if dtype is not None and is_float(array) else array
 

@@ -12,13 +12,14 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
+from ..hints import Evidence
 from ..pair import SIDES, Pair
-from ..report import Divergence, ModuleNode, Side
-from ..sampling import Sample
-from ..subject import Arguments, Array, Call
+from ..results.report import Divergence, ModuleNode, Side
+from ..samples.sampling import Sample
+from ..sides.subject import Arguments, Array, Call
 from ..submodule_pairs import alternatives, differing, pair_modules
 from .between import Direction, Step, calls_inside, code_between, next_of, steps_of
-from .evidence import Evidence, evidence_between, evidence_of
+from .evidence import evidence_between, evidence_of
 from .forcing import Feed, Trial, compare_freely, force, run_both
 from .leaves import apart, fed, fed_cotangents, match_leaves
 from .sides import FAILURES, Live, Runner, Sides, calls_of, sides_of
@@ -372,6 +373,7 @@ class _Search:
             node.second_type,
             settings[0].get(paths["first"], {}),
             settings[1].get(paths["second"], {}),
+            labels=(self.sides.labels["first"], self.sides.labels["second"]),
         )
         calls: dict[Side, Call] = dict(zip(SIDES, self._worst_call(node, direction), strict=True))
         try:

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..dtypes import is_float
 from ..pair import SIDES, Pair
-from ..report import Side
-from ..sampling import Sample
-from ..subject import Arguments, Array, Arrays, Call, CannotPromoteError, ModuleFailedError, Run
+from ..results.report import Side
+from ..samples.sampling import Sample
+from ..sides.dtypes import is_float
+from ..sides.subject import Arguments, Array, Arrays, Call, CannotPromoteError, ModuleFailedError, Run
 
 FAILURES = (CannotPromoteError, ModuleFailedError)
 """What a subject raises when a submodule can't be run by itself."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from ..pair import SIDES
-from ..report import ModuleNode, Side
-from ..subject import Call, Submodule
+from ..results.report import ModuleNode, Side
+from ..sides.subject import Call, Submodule
 from .forcing import Trial
 
 MOST_CALLS = 3

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..criterion import ROUNDING_FACTOR, Measure, measure, precision_used, scale_of
-from ..dtypes import is_float, unit_of
 from ..pair import SIDES
-from ..report import Side
-from ..subject import Array, Call
+from ..results.report import Side
+from ..sides.dtypes import is_float, unit_of
+from ..sides.subject import Array, Call
+from ..verdict.criterion import ROUNDING_FACTOR, Measure, measure, precision_used, scale_of
 from .forcing import Paths
 from .leaves import distance, fed, fed_cotangents, match_leaves
 from .sides import Runner, Sides

@@ -5,12 +5,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 
-from ..subject import Array
-from .names import Name, likeness, read
+from ..sides.subject import Array
+from .names import Name, layer_of, likeness, read
 from .patterns import Options, kind_of, options
 from .tensors import Tensor
 
@@ -34,6 +34,11 @@ class Sides:
             for side, names in zip((first, second), self.names, strict=True)
         ]
 
+        self.layers = [
+            [(kind.layer, kind.last or template(name.own)) for kind, name in zip(kinds, names, strict=True)]
+            for kinds, names in zip(self.kinds, self.names, strict=True)
+        ]
+
     def options(self, i: int, j: int) -> Options:
         """Return the ways from one of the first side's tensors to one of the second's."""
         equal = self.names[0][i].same == self.names[1][j].same
@@ -53,7 +58,16 @@ class Sides:
         table = np.array([[bool(options(one, two, equal_names=False).ways) for two in kinds[1]] for one in kinds[0]])
         number = [{kind: i for i, kind in enumerate(side)} for side in kinds]
         rows, columns = ([number[k][kind] for kind in self.kinds[k]] for k in (0, 1))
-        return np.where(table[np.ix_(rows, columns)], score, -np.inf)
+        fitting: Array = np.where(table[np.ix_(rows, columns)], score, -np.inf)
+        return fitting
+
+    def within(self, layers: Mapping[str, str]) -> Array:
+        """Return 1 for each two of which the one's layer is known to be the other's, else 0."""
+        ours = [layers.get(layer_of(tensor), "") for tensor in self.first]
+        theirs = [layer_of(tensor) for tensor in self.second]
+        same = np.array(ours, dtype=object)[:, None] == np.array(theirs, dtype=object)[None, :]
+        found: Array = (same & np.array([bool(one) for one in ours])[:, None]).astype(np.float64)
+        return found
 
 
 def _places(names: Sequence[Name]) -> Array:
@@ -121,24 +135,21 @@ def open_groups(scores: Array, assignment: Sequence[int]) -> list[list[int]]:
     count = len(assignment)
     if not count:
         return []
-    parent = list(range(count))
-
-    def find(i: int) -> int:
-        while parent[i] != i:
-            i = parent[i]
-        return i
-
     matched = scores[np.arange(count), list(assignment)]
     permuted = scores[:, list(assignment)]
     with np.errstate(invalid="ignore"):
         loss = matched[:, None] + matched[None, :] - permuted - permuted.T
     close = np.isfinite(loss) & (loss < MARGIN)
-    for i, j in zip(*np.nonzero(np.triu(close, 1)), strict=True):
-        parent[find(int(i))] = find(int(j))
-    groups = collections.defaultdict(list)
-    for i in range(count):
-        groups[find(i)].append(i)
-    return [group for group in groups.values() if len(group) > 1]
+    groups, left = [], set(range(count))
+    while left:
+        group: set[int] = set()
+        edge = {min(left)}
+        while edge:
+            group |= edge
+            edge = {int(j) for j in np.nonzero(close[list(edge)].any(axis=0))[0]} - group
+        left -= group
+        groups.append(sorted(group))
+    return [group for group in groups if len(group) > 1]
 
 
 @dataclasses.dataclass

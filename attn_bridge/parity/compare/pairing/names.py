@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ..subject import Array
+from ..sides.subject import Array
 from .tensors import Tensor
 
 _SYNONYMS = {
@@ -39,6 +39,9 @@ _ROLES = {
     **dict.fromkeys(("running_var", "var"), "variance"),
 }
 """Last word of a name -> what kind of parameter it is, whatever owns it."""
+
+_LAYERS = {"weight", "kernel", "bias", "scale", "w", "b", "W", "gamma", "beta"}
+"""Last words of what stands once in a layer."""
 
 _OPAQUE = re.compile(r"(?:(in_proj|[qkv]_proj)_)?(weight|bias)(?:_(ih|hh|hr|[kv])(?:_l(\d+)(_reverse)?)?)?")
 """The last word of what torch's MultiheadAttention and its recurrent layers hold."""
@@ -185,6 +188,13 @@ def last_word(tensor: Tensor) -> str:
     if opaque and (opaque[1] or opaque[3]):
         return opaque[2]
     return last if role_of(tensor, last, path) else ""
+
+
+def layer_of(tensor: Tensor) -> str:
+    """Return the path of the layer that a tensor is of; "" for a part of one, and for what stands by itself."""
+    if tensor.name.endswith("]") and not tensor.alias:
+        return ""
+    return tensor.spelled.rpartition(".")[0] if last_word(tensor) in _LAYERS else ""
 
 
 def _renumbered(tensors: Sequence[Tensor]) -> tuple[list[str], list[list[bool]]]:

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from ..subject import Array
+from ..sides.subject import Array
 from .names import FUSED, Name, likeness, part_sets, part_word, read
 from .tensors import Tensor
 
@@ -29,41 +29,64 @@ MOST_PARTS = 4
 def unstacked(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
     """Return one side's tensors with those taken apart that hold all of the other side's numbered layers in one."""
     found = list(tensors)
-    for _ in range(4):  # layers, and experts inside them
-        stack = next(_stacks(found, others), None)
-        if stack is None:
+    for _ in range(4):  # layers, experts inside them, and so on
+        stacks = {name: stack for stack in _stacks(found, others) for name in stack.names}
+        if not stacks:
             break
-        prefix, chosen, axis, count = stack
         parts = []
         for tensor in found:
-            if tensor.name not in chosen:
+            stack = stacks.get(tensor.name)
+            if stack is None:
                 parts.append(tensor)
                 continue
-            rest = tensor.spelled[len(prefix) :].lstrip(".")
-            for i in range(count):
-                alias = ".".join(part for part in (prefix, str(i), rest) if part)
-                parts.append(tensor.at(axis, i, f"{tensor.name}[{i}]", alias))
+            rest = tensor.spelled[len(stack.path) :].lstrip(".")
+            for i in range(stack.count):
+                alias = ".".join(part for part in (stack.path, str(i), rest) if part)
+                parts.append(tensor.at(stack.axis, i, f"{tensor.name}[{i}]", alias))
         found = parts
     return found
 
 
-def _stacks(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[tuple[str, set[str], int, int]]:
-    """Yield path, names, axis and length of stacks whose layers the other side numbers."""
-    mine = _families(tensors)
-    for prefix, (numbers, total) in sorted(_families(others).items(), key=lambda item: (len(item[0]), item[0])):
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Tensors below a path whose axis counts layers."""
+
+    path: str
+    names: frozenset[str]
+    axis: int
+    count: int
+
+
+def _stacks(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[Stack]:
+    """Yield the stacks of one side whose layers the other side numbers, each tensor in one at most."""
+    mine, theirs = _families(tensors), _families(others)
+    numbered = collections.Counter((len(numbers), total) for numbers, total in mine.values())
+    wanted = collections.Counter((len(numbers), total) for numbers, total in theirs.values()) - numbered
+    taken: set[str] = set()
+    for prefix, (numbers, total) in sorted(theirs.items(), key=lambda item: (item[0].count("."), item[0])):
         count = len(numbers)
-        if count < 2 or any(len(some) == count and size == total for some, size in mine.values()):
+        if count < 2 or not wanted[count, total]:
             continue
-        for path in _paths(tensors):
-            below = [tensor for tensor in tensors if _is_below(tensor.spelled, path)]
-            if sum(math.prod(tensor.shape) for tensor in below) != total:
-                continue
-            axis = next((axis for axis in _axes(below) if all(one.shape[axis] == count for one in below)), None)
-            if axis is not None:
-                yield path, {tensor.name for tensor in below}, axis, count
-        alone = _stacked_by_shape(tensors, [one for one in others if one.spelled.startswith(prefix)], count)
-        if alone:
-            yield "", alone, 0, count
+        found = next((one for one in _below(tensors, count, total) if not one.names & taken), None)
+        if found is None:
+            layers = [one for one in others if one.spelled.startswith(prefix)]
+            alone = _stacked_by_shape([one for one in tensors if one.name not in taken], layers, count)
+            found = Stack("", frozenset(alone), 0, count) if alone else None
+        if found is not None:
+            wanted[count, total] -= 1
+            taken |= found.names
+            yield found
+
+
+def _below(tensors: Sequence[Tensor], count: int, total: int) -> Iterator[Stack]:
+    """Yield the stacks of so many layers and elements that are all there is below some path."""
+    for path, below in _paths(tensors).items():
+        if sum(math.prod(tensor.shape) for tensor in below) != total:
+            continue
+        axes = range(min(len(tensor.shape) for tensor in below))
+        axis = next((axis for axis in axes if all(one.shape[axis] == count for one in below)), None)
+        if axis is not None:
+            yield Stack(path, frozenset(tensor.name for tensor in below), axis, count)
 
 
 def _stacked_by_shape(tensors: Sequence[Tensor], layers: Sequence[Tensor], count: int) -> set[str]:
@@ -98,21 +121,14 @@ def _families(tensors: Sequence[Tensor]) -> dict[str, tuple[set[int], int]]:
     }
 
 
-def _paths(tensors: Sequence[Tensor]) -> list[str]:
-    """Return every path that tensors stand below, deepest first; "" is the root."""
-    found = {""}
+def _paths(tensors: Sequence[Tensor]) -> dict[str, list[Tensor]]:
+    """Return every path -> the tensors below it, deepest first; "" is the root."""
+    found: dict[str, list[Tensor]] = collections.defaultdict(list)
     for tensor in tensors:
         words = tensor.spelled.split(".")
-        found |= {".".join(words[:length]) for length in range(1, len(words))}
-    return sorted(found, key=lambda path: (-path.count(".") - bool(path), path))
-
-
-def _is_below(name: str, path: str) -> bool:
-    return not path or name.startswith(f"{path}.")
-
-
-def _axes(tensors: Sequence[Tensor]) -> range:
-    return range(min((len(tensor.shape) for tensor in tensors), default=0))
+        for length in range(len(words)):
+            found[".".join(words[:length])].append(tensor)
+    return dict(sorted(found.items(), key=lambda item: (-item[0].count(".") - bool(item[0]), item[0])))
 
 
 # ---- fused layers

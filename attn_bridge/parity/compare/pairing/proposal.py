@@ -13,9 +13,9 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from ....weights import WeightsMismatchError
-from ..subject import Array, Parameter
+from ..sides.subject import Array, Parameter
 from .assignment import Group, Sides, best, by_layers, equals, left_over, open_groups, template
-from .names import last_word
+from .names import last_word, layer_of
 from .parts import Split, splits, unstacked
 from .patterns import Options, Way, kind_of, options
 from .tensors import Match, Pairing, Tensor, uncovered, whole
@@ -25,6 +25,12 @@ MOST_CANDIDATES = 256
 
 MOST_PERMUTED = 6
 """Most layers of which every order is thought of."""
+
+MOST_SHOWN = 16
+"""Pairings that are tried out where there are more than that."""
+
+LAYER = 2.0
+"""By how much a settled matrix speaks for the other tensors of its layer."""
 
 AGREE = 1e-9
 """How far apart outputs may be that agree."""
@@ -133,22 +139,22 @@ def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[l
         here = [one for i, one in enumerate(here) if i not in gone]
         there = [one for i, one in enumerate(there) if i not in used]
         ours, theirs = (there, here) if turned else (here, there)
-    more, open_ones = _assigned(Sides(ours, theirs), labels)
+    more, open_ones = _assigned(Sides(ours, theirs), fixed, labels)
     return fixed + more, choices + open_ones
 
 
 def _link(sides: Sides, i: int, j: int, how: str) -> Link:
-    pair = sides.first[i], sides.second[j]
-    return Link(*pair, sides.options(i, j), _layers(*pair), how)
+    layers = sides.layers[0][i], sides.layers[1][j]
+    return Link(sides.first[i], sides.second[j], sides.options(i, j), layers, how)
 
 
 def _layers(first: Tensor, second: Tensor) -> Hashable:
     """Return what pairs of one kind of layer have in common, which lie one way round."""
-    found = []
-    for one in (first, second):
-        last = last_word(one)
-        found += [kind_of(one, last).layer, last or template(one.spelled.rpartition(".")[2])]
-    return tuple(found)
+    lasts = last_word(first), last_word(second)
+    return tuple(
+        (kind_of(one, last).layer, last or template(one.spelled.rpartition(".")[2]))
+        for one, last in zip((first, second), lasts, strict=True)
+    )
 
 
 def _fits(first: Tensor, second: Tensor) -> bool:
@@ -175,13 +181,24 @@ def _split_choice(split: Split, there: Sequence[Tensor], *, turned: bool) -> Cho
     return choice
 
 
-def _assigned(sides: Sides, labels: Labels) -> tuple[list[Link], list[Choice]]:
+def _assigned(sides: Sides, settled: Sequence[Link], labels: Labels) -> tuple[list[Link], list[Choice]]:
     """Return the best bijection of what is left, as settled pairs and open choices."""
     scores = sides.likeness()
     assignment = best(scores)
     if assignment is None:
         raise _no_bijection(sides, scores, labels)
     groups = open_groups(scores, assignment)
+    if groups:  # a bias goes where the matrix of its layer went
+        open_ones = {i for group in groups for i in group}
+        layers = {layer_of(link.first): layer_of(link.second) for link in settled if len(link.first.shape) > 1}
+        for i, j in enumerate(assignment):
+            if i not in open_ones and len(sides.first[i].shape) > 1:
+                layers[layer_of(sides.first[i])] = layer_of(sides.second[j])
+        layers.pop("", None)
+        scores = scores + LAYER * sides.within(layers)
+        assignment = best(scores)
+        assert assignment is not None, "there was one before"
+        groups = open_groups(scores, assignment)
     grouped = {i for group in groups for i in group}
     fixed = [
         _link(sides, i, j, "names" if scores[i, j] > 1.0 else "shapes")
@@ -194,7 +211,7 @@ def _assigned(sides: Sides, labels: Labels) -> tuple[list[Link], list[Choice]]:
 
 def _orders(sides: Sides, scores: Array, group: Group) -> Choice:
     """Return the ways in which the layers of a group may go together, the usual order first."""
-    limit = 4 * MOST_CANDIDATES if len(group.first) <= MOST_PERMUTED else 16
+    limit = 4 * MOST_CANDIDATES if len(group.first) <= MOST_PERMUTED else MOST_SHOWN
     known: dict[tuple[int, int], Link] = {}
     choice = []
     for order in itertools.islice(itertools.permutations(group.second), limit):
@@ -254,9 +271,9 @@ def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], pr
     Where none does, the two sides differ whatever the pairing; then the usual one goes on, to find out where.
     """
     usual = _usual_ways([*fixed, *(link for choice in choices for links in choice for link in links)])
-    first = next(iter(_candidates(given, choices, fixed, usual)))
     is_permuted = any(len(choice) > 1 for choice in choices)
     some = list(itertools.islice(_candidates(given, choices, fixed, usual), MOST_CANDIDATES + 1))
+    first = some[0]
     if len(some) == 1:
         return _said(first, "names")
     names = _open_names(choices, fixed, usual)
@@ -264,7 +281,8 @@ def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], pr
         return _said(first, "convention")
     if probe is None:
         raise ValueError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
-    tried = some if len(some) <= MOST_CANDIDATES else some[:16]
+    is_whole = len(some) <= MOST_CANDIDATES and not any(len(choice) == MOST_SHOWN for choice in choices)
+    tried = some if is_whole else some[:MOST_SHOWN]
     found = [candidate for candidate in tried if probe(candidate) < AGREE]
     if len(found) > 1 and len({_who(candidate) for candidate in found}) > 1:
         what = f"{len(found)} make the outputs agree"
@@ -273,7 +291,7 @@ def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], pr
         )
     if found:
         return found[0]
-    if len(tried) < len(some) and is_permuted:
+    if not is_whole and is_permuted:
         raise ValueError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
     doubt = f"no pairing makes the outputs agree; tried: {_listed(some, names)}"
     return dataclasses.replace(_said(first, "order" if is_permuted else "convention"), doubt=doubt)
@@ -314,10 +332,6 @@ def _candidates(
     """Yield every pairing that is left open, the usual ones first; one kind of layer lies one way round."""
     links = {id(link): link for link in [*fixed, *(link for choice in choices for some in choice for link in some)]}
     ways = {key: _open_ways(link, usual) for key, link in links.items()}
-    counts: dict[Hashable, int] = {}
-    for key, link in links.items():
-        if len(ways[key]) > 1:
-            counts[link.layers] = max(counts.get(link.layers, 0), len(ways[key]))
     permuted = {id(link) for choice in choices if len(choice) > 1 for some in choice for link in some}
     made: dict[tuple[int, int], Match] = {}
 
@@ -328,10 +342,14 @@ def _candidates(
             made[id(link), number] = way.match(link.first, link.second, "probe" if is_open else link.how)
         return made[id(link), number]
 
-    for numbers in itertools.product(*(range(count) for count in counts.values())):
-        number = dict(zip(counts, numbers, strict=True))
-        for alternatives in itertools.product(*choices):
-            chosen = [*fixed, *(link for some in alternatives for link in some)]
+    for alternatives in itertools.product(*choices):
+        chosen = [*fixed, *(link for some in alternatives for link in some)]
+        counts: dict[Hashable, int] = {}
+        for link in chosen:
+            if len(ways[id(link)]) > 1:
+                counts[link.layers] = max(counts.get(link.layers, 0), len(ways[id(link)]))
+        for numbers in itertools.product(*(range(count) for count in counts.values())):
+            number = dict(zip(counts, numbers, strict=True))
             wanted = [number[link.layers] if len(ways[id(link)]) > 1 else 0 for link in chosen]
             if all(i < len(ways[id(link)]) for link, i in zip(chosen, wanted, strict=True)):
                 found = [match(link, i) for link, i in zip(chosen, wanted, strict=True)]

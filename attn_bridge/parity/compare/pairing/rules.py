@@ -10,7 +10,7 @@ from typing import Any
 
 from .... import joint_rules
 from ....weights import Rule, Rules, WeightsMismatchError, rule_from
-from ..subject import Parameter
+from ..sides.subject import Parameter
 from .proposal import Labels, Partial, Probe, in_order, propose
 from .tensors import Cut, Match, Pairing, Tensor, uncovered, whole
 

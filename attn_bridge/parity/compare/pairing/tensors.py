@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ....weights import Rule
-from ..report import Pair
-from ..subject import Array, Arrays, Parameter
+from ..results.report import Pair
+from ..sides.subject import Array, Arrays, Parameter
 
 Which = Literal["first", "second", "torch", "flax"]
 """A side; torch and flax are other names of the first and the second."""

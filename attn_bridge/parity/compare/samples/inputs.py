@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import is_float, numpy_dtype
-from .subject import Arguments, Array, Arrays, ModuleFailedError
+from ..sides.dtypes import is_float, numpy_dtype
+from ..sides.subject import Arguments, Array, Arrays, ModuleFailedError
 
 MAX_AXES = 6
 """Most axes of an input that is looked for with its axes in another order."""
@@ -54,7 +54,7 @@ def to_numpy(value: Any) -> Any:
         return value
     if _is_foreign(value):
         if hasattr(value, "detach"):
-            from ... import backends
+            from .... import backends
 
             return backends.load("torch").to_numpy(value)
         return np.asarray(value)

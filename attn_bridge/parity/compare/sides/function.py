@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ...backends import _ARRAY_HOMES, Framework
+from ....backends import _ARRAY_HOMES, Framework
 from .subject import flatten
 
 

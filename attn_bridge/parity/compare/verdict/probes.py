@@ -16,11 +16,11 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from .dtypes import is_float, wide
-from .pair import Pair
-from .report import Side
-from .sampling import Sample
-from .subject import Array, Run
+from ..pair import Pair
+from ..results.report import Side
+from ..samples.sampling import Sample
+from ..sides.dtypes import is_float, wide
+from ..sides.subject import Array, Run
 
 Kind = Literal["jitter", "logsumexp", "tables"]
 

@@ -16,7 +16,7 @@ import numpy as np
 import scipy.special
 from jax.extend import core
 
-from attn_bridge.parity.compare.subject import CannotPromoteError
+from attn_bridge.parity.compare.sides.subject import CannotPromoteError
 
 OPAQUE = ("pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_call")
 """Operations whose precision is their own: they can't be run in another one."""

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from attn_bridge.parity.compare.subject import Arguments, Arrays, Parameter, Submodule
+from attn_bridge.parity.compare.hints.settings import read as read_settings
+from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, Parameter, Submodule
 
-from ..backend import WEIGHTS, to_numpy
-from .adapter import Setting, cache_off, constant, device_of, dotted, numbers_of, off_in_eval_mode, stock_name
-from .drawing import _prepare, drawing
-from .patching import replaced
-from .recording import Tape
+from ...backend import WEIGHTS, to_numpy
+from ..drawing import _prepare, drawing
+from ..recording import Tape
+from ..running.patching import replaced
+from .adapter import Setting, cache_off, constant, device_of, dotted, off_in_eval_mode, stock_name
 
 METHODS = ("__call__", "attend")
 """Methods of submodules whose calls are recorded."""
@@ -79,7 +80,7 @@ class NNXModule:
 
     def settings(self) -> dict[str, dict[str, float]]:
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
-        return {dotted(path): numbers_of(child) for path, child in nnx.iter_modules(self.module)}
+        return {dotted(path): read_settings(child) for path, child in nnx.iter_modules(self.module)}
 
     def switched_off(self) -> list[str]:
         """Describe what is off in eval mode."""

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .dtypes import is_float, numpy_dtype
+from ..results.report import Side
+from ..sides.dtypes import is_float, numpy_dtype
+from ..sides.subject import Arguments, Array, Arrays, Parameter
 from .inputs import masks
-from .report import Side
-from .subject import Arguments, Array, Arrays, Parameter
 
 Outputs = list[tuple[str, tuple[int, ...], str]]
 """Place, shape and dtype of every output."""

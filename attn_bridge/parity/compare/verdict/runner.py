@@ -10,17 +10,17 @@ from typing import Protocol
 
 import numpy as np
 
-from . import inputs as calls
-from . import sampling
+from ..pair import SIDES, Pair
+from ..pairing import Match
+from ..results.report import Side
+from ..samples import inputs as calls
+from ..samples import sampling
+from ..samples.sampling import Planned, Sample
+from ..sides.dtypes import is_float, wide
+from ..sides.subject import Arguments, Array, Arrays, CannotPromoteError, Run
 from .criterion import MEANING_LIMIT, scale_of
-from .dtypes import is_float, wide
 from .noise import Noise, measured_noise
-from .pair import SIDES, Pair
-from .pairing import Match
 from .probes import Kind, Probe, probed
-from .report import Side
-from .sampling import Planned, Sample
-from .subject import Arguments, Array, Arrays, CannotPromoteError, Run
 
 Outputs = Mapping[Side, list[Array]]
 """The outputs of each side, in float64."""

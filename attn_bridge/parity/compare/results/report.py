@@ -12,7 +12,7 @@ import numpy as np
 from .changes import Changes, changes, read
 
 if TYPE_CHECKING:
-    from ..training.driver import TrainingReport
+    from ...training.driver import TrainingReport
 
 Array = np.ndarray[Any, Any]
 Verdict = Literal["equal", "precision", "different", "inconclusive"]
@@ -451,7 +451,7 @@ class Report:
         return self
 
     def __str__(self) -> str:
-        from ..rendering.terminal import as_text
+        from ...rendering.terminal import as_text
 
         return as_text(self)
 
@@ -472,18 +472,18 @@ class Report:
 
     def to_json(self, path: str | Path | None = None) -> dict[str, Any]:
         """Return the report as JSON-ready data, and write it to `path` if one is given; infinities become null."""
-        from ..rendering.json import as_json
+        from ...rendering.json import as_json
 
         return as_json(self, path)
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return the report as one self-contained HTML page, and write it to `path` if one is given."""
-        from ..rendering.html import as_html
+        from ...rendering.html import as_html
 
         return as_html(self, path)
 
     def to_junit(self, path: str | Path | None = None) -> str:
         """Return the report as JUnit XML, one test case per tensor, and write it to `path` if one is given."""
-        from ..rendering.junit import as_junit
+        from ...rendering.junit import as_junit
 
         return as_junit(self, path)

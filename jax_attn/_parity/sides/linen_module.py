@@ -19,14 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
 
-from attn_bridge.parity.compare.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
+from attn_bridge.parity.compare.hints.settings import read as read_settings
+from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
 
-from ..backend import to_numpy
-from .adapter import Setting, cache_off, constant, device_of, dotted, numbers_of, off_in_eval_mode, stock_name
-from .drawing import drawn_from, setting_of
+from ...backend import to_numpy
+from ..drawing import drawn_from, setting_of
+from ..recording import Tape
+from .adapter import Setting, cache_off, constant, device_of, dotted, off_in_eval_mode, stock_name
 from .linen_template import Path, Template
 from .nnx_module import signature_of
-from .recording import Tape
 
 ROLES = {"params": "parameter", "batch_stats": "statistic"}
 """Collections of variables that count as weights, and what they are."""
@@ -123,12 +124,18 @@ class LinenModule:
         for path in [*types, *of_variables]:
             for depth in range(1, len(path) + 1):
                 types.setdefault(path[:depth], self._guessed(path[:depth]))
-        rest = [Submodule(dotted(path), kind) for path, kind in types.items() if path]
+        found = {dotted(path): kind for path, kind in types.items() if path}
+        for name in list(found):  # of a module named ``blocks.0``
+            parent = name.rpartition(".")[0]
+            while parent and parent not in found:
+                found[parent] = ""
+                parent = parent.rpartition(".")[0]
+        rest = [Submodule(name, kind) for name, kind in found.items()]
         return [Submodule("", self.name), *sorted(rest, key=lambda one: one.path.count("."))]
 
     def settings(self) -> dict[str, dict[str, float]]:
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
-        return {"": numbers_of(self.module), **{dotted(path): one.settings for path, one in self.known.items()}}
+        return {"": read_settings(self.module), **{dotted(path): one.settings for path, one in self.known.items()}}
 
     def switched_off(self) -> list[str]:
         """Describe what is off in eval mode."""
@@ -163,7 +170,7 @@ class LinenModule:
         self.known[path] = _Known(
             type(module).__name__,
             stock_name(module),
-            numbers_of(module),
+            read_settings(module),
             off_in_eval_mode(name, module),
             cache_off(name, module),
             template,
@@ -172,9 +179,14 @@ class LinenModule:
     def complaint(self, arguments: Arguments) -> str:
         """Say which variables the module wants and was not given, or the other way round."""
         keys = {name: jax.random.key(0) for name in ("params", "dropout", *self.streams)}
-        kwargs = {name: value for name, value in arguments.kwargs.items() if name != "mutable"}
+
+        def _init(leaves: list[Any]) -> Any:
+            call = arguments.with_leaves(leaves)
+            kwargs = {name: value for name, value in call.kwargs.items() if name != "mutable"}
+            return self.module.init(keys, *call.args, **kwargs)
+
         try:
-            wanted = jax.eval_shape(lambda: self.module.init(keys, *arguments.args, **kwargs))
+            wanted = jax.eval_shape(_init, arguments.leaves)
         except Exception:  # it fails for another reason
             return ""
         expected = {dotted(path) for (collection, path) in _flat(self.name, wanted) if collection in ROLES}

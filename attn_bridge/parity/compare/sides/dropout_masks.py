@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ... import rng
-from .report import Verdict
+from .... import rng
+from ..results.report import Verdict
 
 Found = TypeVar("Found")
 Shape = tuple[int, ...]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...backends import Framework
+from ....backends import Framework
 from .dropout_masks import Draw
 
 Array = np.ndarray[Any, Any]
@@ -234,7 +234,7 @@ class Subject(Protocol):
     def modules(self) -> list[Submodule]:
         """Return the submodules, the module itself first."""
 
-    def settings(self) -> dict[str, dict[str, float]]:
+    def settings(self) -> dict[str, dict[str, Any]]:
         """Return path -> the numbers that a submodule's meaning depends on."""
 
     def unreached(self, arguments: Arguments) -> list[str]:

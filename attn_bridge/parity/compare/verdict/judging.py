@@ -13,6 +13,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ..pair import SIDES, Pair
+from ..results.report import SEVERITY, Picture, Side, TensorVerdict, Verdict
+from ..samples.sampling import Planned, Sample
+from ..sides.dtypes import is_float, wide
+from ..sides.subject import Array, CannotPromoteError, Run
 from .criterion import (
     Measure,
     agree,
@@ -25,14 +30,9 @@ from .criterion import (
     with_error,
     with_table_error,
 )
-from .dtypes import is_float, wide
 from .noise import Noise
-from .pair import SIDES, Pair
 from .probes import Probe
-from .report import SEVERITY, Picture, Side, TensorVerdict, Verdict
 from .runner import Runner
-from .sampling import Planned, Sample
-from .subject import Array, CannotPromoteError, Run
 
 PICTURE_SIZE = 1 << 18
 """Most elements of a tensor that are kept for pictures."""

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from attn_bridge.parity.compare.function import Function
-from attn_bridge.parity.compare.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
+from attn_bridge.parity.compare.sides.function import Function
+from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
 
-from ..backend import to_numpy
+from ...backend import to_numpy
+from ..drawing import drawn_from
 from .adapter import Setting, device_of, dotted
-from .drawing import drawn_from
 from .nnx_module import signature_of
 
 

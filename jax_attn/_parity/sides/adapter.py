@@ -14,20 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from attn_bridge.parity.compare.dropout_masks import Masks, Plan
-from attn_bridge.parity.compare.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
+from attn_bridge.parity.compare.sides.dropout_masks import Masks, Plan
+from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, ModuleFailedError, Parameter, Submodule
 
-from .recording import Tape
-
-SETTINGS = {
-    "eps": "eps",
-    "epsilon": "eps",
-    "num_heads": "num_heads",
-    "num_kv_heads": "num_kv_heads",
-    "num_groups": "num_groups",
-    "negative_slope": "negative_slope",
-}
-"""Attribute -> the name that both sides have for it."""
+from ..recording import Tape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,16 +100,6 @@ def constant(value: Any, dtype: str | None, seed: int) -> Any:
     return value
 
 
-def numbers_of(holder: Any) -> dict[str, float]:
-    """Return the settings among the attributes of a module, under the names that both sides have for them."""
-    known = {name: getattr(holder, own, None) for own, name in SETTINGS.items() if hasattr(holder, own)}
-    found = {name: value for name, value in known.items() if is_number(value)}
-    momentum = getattr(holder, "momentum", None)
-    if is_number(momentum) and "BatchNorm" in stock_name(holder):
-        found["momentum"] = round(1.0 - momentum, 12)  # torch's: the share of the new batch
-    return found
-
-
 def is_number(value: Any) -> bool:
     """Tell whether a setting is a number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -128,7 +108,7 @@ def is_number(value: Any) -> bool:
 def stock_name(module: Any) -> str:
     """Return the class of a module, or the framework's own class that it is derived from."""
     own = [kind for kind in type(module).__mro__ if kind.__module__.startswith(("flax.nnx.", "flax.linen."))]
-    return next((kind.__name__ for kind in own if kind.__name__ != "Module"), type(module).__name__)
+    return next((kind.__name__ for kind in own if kind.__name__ not in ("Module", "ModuleBase")), type(module).__name__)
 
 
 def is_jax_float(array: Any) -> bool:

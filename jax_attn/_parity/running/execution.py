@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 from .numpy_interpreter import inline, last_uses
 
 _MOVES = ("reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "slice", "concatenate", "iota", "copy")
 """Operations that round nothing, so that it does not matter what they are fused with."""
+
+_PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
 
 UNTRACEABLE = (jax.errors.TracerBoolConversionError, jax.errors.ConcretizationTypeError)
 """What JAX raises where a program looks at values."""
@@ -57,16 +58,16 @@ def barred(closed: Any) -> Callable[..., list[Any]]:
 class _Barrier:
     """Keeps the compiler from fusing one operation with the next.
 
-    What passes a barrier is flat: a barrier hands the layout that what follows wants on to what comes before, and
-    XLA ends the process where that is a batched product that can't have it.
+    Products pass a barrier flat: it hands the layout that what follows wants on to what comes before, and XLA ends
+    the process where that is a batched product that can't have it.
     """
 
     def moved(self, name: str, results: Sequence[Any]) -> list[Any]:
         """Return the results of the operation `name`, as they are."""
         if name in _MOVES or not all(isinstance(one, Array) for one in results):
             return list(results)
-        if any(jnp.issubdtype(one.dtype, jax.dtypes.extended) for one in results):
-            return list(results)
+        if name not in _PRODUCTS:
+            return list(jax.lax.optimization_barrier(tuple(results)))
         flat = jax.lax.optimization_barrier(tuple(one.reshape(-1) for one in results))
         return [one.reshape(shaped.shape) for one, shaped in zip(flat, results, strict=True)]
 

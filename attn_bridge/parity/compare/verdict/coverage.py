@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .pair import SIDES, Pair
-from .pairing import Match
-from .report import TensorVerdict
+from ..pair import SIDES, Pair
+from ..pairing import Match
+from ..results.report import TensorVerdict
 from .runner import Outputs, Runner
 
 MAX_PROBES = 200

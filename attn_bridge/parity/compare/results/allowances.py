@@ -28,7 +28,7 @@ def parse(texts: Sequence[str], what: str = "--allow") -> dict[str, str]:
     return found
 
 
-def checked(allow: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
+def checked(allow: Mapping[str, str] | Sequence[str], what: str = "allow") -> dict[str, str]:
     """Return path -> reason of what a caller gave.
 
     Raises:
@@ -39,11 +39,11 @@ def checked(allow: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
         allow = [allow]
     if not isinstance(allow, Mapping):
         if not all(isinstance(one, str) for one in allow):
-            raise TypeError("allow must map a path to the reason why it may differ")
-        return parse(list(allow), "allow")
+            raise TypeError(f"{what} must map a path to the reason why it may differ")
+        return parse(list(allow), what)
     if not all(isinstance(one, str) for pair in allow.items() for one in pair):
-        raise TypeError("allow must map a path to the reason why it may differ")
-    return parse([f"{path}={reason}" for path, reason in allow.items()], "allow")
+        raise TypeError(f"{what} must map a path to the reason why it may differ")
+    return parse([f"{path}={reason}" for path, reason in allow.items()], what)
 
 
 def accept(report: Report, allow: Mapping[str, str]) -> Report:

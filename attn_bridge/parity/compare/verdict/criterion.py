@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import unit_of
-from .report import Side, TensorVerdict, Verdict, Worst
+from ..results.report import Side, TensorVerdict, Verdict, Worst
+from ..sides.dtypes import unit_of
 
 Array = np.ndarray[Any, Any]
 

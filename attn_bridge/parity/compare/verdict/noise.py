@@ -8,13 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
-from . import sampling
+from ..pair import SIDES, Pair
+from ..results.report import Side
+from ..samples import sampling
+from ..samples.sampling import FIRST, Planned, Sample
+from ..sides.dtypes import is_float, unit_of, wide
+from ..sides.subject import Array, ModuleFailedError, Run
 from .criterion import scale_of
-from .dtypes import is_float, unit_of, wide
-from .pair import SIDES, Pair
-from .report import Side
-from .sampling import FIRST, Planned, Sample
-from .subject import Array, ModuleFailedError, Run
 
 ULP_SEEDS = 8
 """How many times weights and inputs are moved by one ulp where neither side has float64."""

@@ -1,0 +1,13 @@
+"""What a difference is consistent with: settings that are not the same, and relations that hold between the numbers.
+
+In: what both sides of one place do with the same numbers (`Evidence`). Out: one line, or none. Pure NumPy. A hint says
+what was measured and never that it is the cause.
+
+settings    attributes of layers by one name for all frameworks, and what it means that two differ
+relations   what holds between two tensors: a ratio, an order, a shift
+layers      layers computed both ways: activations, gates, attention, convolutions
+"""
+
+from .evidence import Evidence, hint_for, of_statistic
+
+__all__ = ["Evidence", "hint_for", "of_statistic"]

@@ -1,0 +1,130 @@
+"""Two tensors that differ, what is known beside them, and numbers that have names."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
+
+FIT = 1e-9
+"""Largest rest, relative to the largest value, of a relation that holds in float64."""
+
+DIFFERS = 1e-11
+"""Smallest relative difference that is one."""
+
+CLOSE = 1e-7
+"""How close a ratio is to a number that it is named by."""
+
+NAMES = 3
+"""Most numbers that a ratio is named by, the simplest first."""
+
+LEAST = 4
+"""Smallest width that a ratio is named by; 2 and 3 are too common to mean one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One pair of tensors that differs, and what else is known.
+
+    Attributes:
+        name: ``the output`` or ``the gradient of fc.weight``.
+        one: the first side's.
+        two: the second side's.
+        inputs: inputs of the place.
+        weights: weights of the place, the first side's.
+        labels: what the sides are called, as people read it.
+        is_gradient: whether the tensor is a gradient.
+        counts: whole numbers that the settings of both sides give: heads, widths of a head.
+    """
+
+    name: str
+    one: Array
+    two: Array
+    inputs: Sequence[Array]
+    weights: Arrays
+    labels: tuple[str, str]
+    is_gradient: bool = False
+    counts: Sequence[int] = ()
+
+    @property
+    def apart(self) -> Array:
+        """The difference, second minus first."""
+        return np.asarray(self.two - self.one)
+
+    @property
+    def scale(self) -> float:
+        """The largest value of both."""
+        return max(float(np.abs(self.one).max(initial=0.0)), float(np.abs(self.two).max(initial=0.0)))
+
+    def fits(self, one: Array, two: Array) -> bool:
+        """Tell whether two arrays are the same but for rounding in float64."""
+        if one.shape != two.shape:
+            return False
+        scale = max(float(np.abs(one).max(initial=0.0)), float(np.abs(two).max(initial=0.0)))
+        return bool(scale > 0 and float(np.abs(one - two).max(initial=0.0)) <= FIT * scale)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two are finite, of one shape and not the same."""
+        if self.one.shape != self.two.shape or not self.one.size:
+            return False
+        finite = np.isfinite(self.one).all() and np.isfinite(self.two).all()
+        return bool(finite and float(np.abs(self.apart).max()) > DIFFERS * self.scale)
+
+
+# ---- numbers with names
+
+
+def ratio_of(one: Array, two: Array) -> float | None:
+    """Return by how much an array has to be multiplied to be the other one; None if there is no such number."""
+    square = float(np.sum(one * one))
+    if not square or not math.isfinite(square):
+        return None
+    ratio = float(np.sum(one * two)) / square
+    scale = max(float(np.abs(two).max()), abs(ratio) * float(np.abs(one).max()))
+    if not scale or float(np.abs(ratio * one - two).max()) > FIT * scale:
+        return None
+    return ratio
+
+
+def widths_of(case: Case) -> list[int]:
+    """Return the sizes of axes that a scale may be made of, and parts of them that may be a head's width."""
+    ends = [one.shape[-1] for one in (case.one, *case.inputs) if one.ndim]
+    sizes = {*ends, *(size for one in case.weights.values() for size in one.shape), *case.counts}
+    sizes |= {size // count for size in ends for count in case.counts if count and size % count == 0}
+    parts = {size // part for size in sizes for part in (2, 4, 8, 16) if size % part == 0}
+    return sorted(int(size) for size in sizes | parts if LEAST <= size <= 1 << 16)
+
+
+def named(ratio: float, widths: Sequence[int]) -> str:
+    """Name a ratio by the widths that it may be made of."""
+    magnitude = abs(ratio)
+    if math.isclose(ratio, -1.0, rel_tol=1e-9):
+        return ": the sign is exchanged"
+    sign = "-" if ratio < 0 else ""
+    if magnitude == 0:
+        return ""
+    found = [
+        text.format(width)
+        for power, text in ((1.0, "{}"), (0.5, "sqrt({})"), (-0.5, "1/sqrt({})"), (-1.0, "1/{}"))
+        for width in widths
+        if abs(magnitude / width**power - 1) < CLOSE
+    ]
+    for one, two in itertools.permutations(widths, 2):
+        if abs(magnitude / math.sqrt(one / two) - 1) < CLOSE:
+            found.append(f"sqrt({one}/{two})")
+    if not found:
+        return ": consistent with another scale"
+    return f" = {' = '.join(sign + one for one in found[:NAMES])}: consistent with a scale by another width"
+
+
+def divisors(size: int) -> list[int]:
+    """Return the widths that heads of so many channels may have, the whole first."""
+    return [size // parts for parts in range(1, size + 1) if size % parts == 0 and size // parts > 1][:24]

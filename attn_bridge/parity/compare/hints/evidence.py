@@ -1,0 +1,139 @@
+"""The numbers at the place of a fault, and the one line that they are consistent with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from ..results.report import shown
+from .case import Array, Arrays, Case, ratio_of
+from .layers import LAYERS
+from .relations import RELATIONS, variance
+from .settings import differing
+
+MOST = 2
+"""Most things that a hint says."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """What both sides do with the same numbers, in float64 and with the first side's axes.
+
+    Attributes:
+        path: dotted path on the first side.
+        second_path: dotted path on the second side.
+        direction: of the fault.
+        between: the two submodules between which the code lies, if it lies between two.
+        first_class: class on the first side.
+        second_class: class on the second side.
+        first_settings: name -> value of the settings that the first side holds.
+        second_settings: those of the second side.
+        inputs: floating-point inputs, the same on both sides.
+        first_outputs: what the first side makes of them.
+        second_outputs: what the second side makes of them.
+        first_weights: the weights, under the first side's names.
+        second_weights: the second side's, under the same names.
+        first_gradients: gradients by name; of inputs under ``input 0`` and so on.
+        second_gradients: those of the second side.
+        labels: what the two sides are called.
+    """
+
+    path: str = ""
+    second_path: str = ""
+    direction: Literal["forward", "backward"] = "forward"
+    between: tuple[str, str] | None = None
+    first_class: str = ""
+    second_class: str = ""
+    first_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    second_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    inputs: Sequence[Array] = ()
+    first_outputs: Sequence[Array] = ()
+    second_outputs: Sequence[Array] = ()
+    first_weights: Arrays = dataclasses.field(default_factory=dict)
+    second_weights: Arrays = dataclasses.field(default_factory=dict)
+    first_gradients: Arrays = dataclasses.field(default_factory=dict)
+    second_gradients: Arrays = dataclasses.field(default_factory=dict)
+    labels: tuple[str, str] = ("torch", "flax")
+
+
+def hint_for(evidence: Any, labels: tuple[str, str] | None = None) -> str:
+    """Return what the difference at one place is consistent with, "" if nothing is recognised.
+
+    Args:
+        evidence: an `Evidence`, or anything with the same attributes.
+        labels: what the two sides are called; None takes the evidence's own.
+    """
+    given: tuple[str, str] = getattr(evidence, "labels", ("torch", "flax")) if labels is None else labels
+    names = shown(given[0]), shown(given[1])
+    classes = evidence.first_class, evidence.second_class
+    found = differing(evidence.first_settings, evidence.second_settings, names, classes)
+    if len(found) < MOST:
+        found += [one for one in [relation(evidence, names)] if one]
+    return "; ".join(found[:MOST])
+
+
+def relation(evidence: Any, labels: tuple[str, str]) -> str:
+    """Return the most specific relation that holds between what the two sides computed, "" if there is none."""
+    with np.errstate(all="ignore"):
+        for case in _cases(evidence, labels):
+            text = next((text for one in (*LAYERS, *RELATIONS) if (text := one(case))), "")
+            if text:
+                return f"{case.name}: {text}" if case.is_gradient else text
+    return ""
+
+
+def _cases(evidence: Any, labels: tuple[str, str]) -> list[Case]:
+    """Return the tensors that differ: outputs, or where these agree the gradients, those of parameters first."""
+    inputs = [_wide(one) for one in evidence.inputs]
+    weights = {name: _wide(one) for name, one in evidence.first_weights.items()}
+    counts = _counts(evidence)
+    found = []
+    for place, (one, two) in enumerate(zip(evidence.first_outputs, evidence.second_outputs, strict=False)):
+        name = "the output" if len(evidence.first_outputs) == 1 else f"output {place}"
+        found.append(Case(name, _wide(one), _wide(two), inputs, weights, labels, counts=counts))
+    found = [case for case in found if case.differs]
+    if found:
+        return found
+    gradients = sorted(evidence.first_gradients, key=lambda name: name.startswith("input "))
+    for name in gradients:
+        if name in evidence.second_gradients:
+            one, two = _wide(evidence.first_gradients[name]), _wide(evidence.second_gradients[name])
+            found.append(Case(f"the gradient of {name}", one, two, inputs, weights, labels, True, counts))
+    return [case for case in found if case.differs]
+
+
+def _counts(evidence: Any) -> tuple[int, ...]:
+    values = [*evidence.first_settings.items(), *evidence.second_settings.items()]
+    names = ("num_heads", "num_kv_heads", "head_dim")
+    return tuple(dict.fromkeys(int(value) for name, value in values if name in names and isinstance(value, int)))
+
+
+def of_statistic(
+    name: str, before: Array, first: Array, second: Array, count: int, labels: tuple[str, str] = ("torch", "flax")
+) -> str:
+    """Return what the difference of a running statistic after one update is consistent with, "" for nothing known.
+
+    Args:
+        name: its name, such as ``bn.running_var``.
+        before: its value before the update, the same on both sides.
+        first: its value on the first side.
+        second: its value on the second side.
+        count: how many numbers each element was estimated from.
+        labels: what the two sides are called.
+    """
+    with np.errstate(all="ignore"):
+        ratio = ratio_of(_wide(first) - _wide(before), _wide(second) - _wide(before))
+    if ratio is None or abs(ratio - 1) < 1e-6:
+        return ""
+    named = variance(ratio, count, 1e-3)
+    one, two = (shown(label) for label in labels)
+    changes = f"{name} changes {ratio:.6g} times as much in {two} as in {one}"
+    return changes + (named or ": consistent with another momentum (torch's momentum is one minus Flax's)")
+
+
+def _wide(array: Any) -> Array:
+    found = np.asarray(array)
+    return found.astype(np.float64) if found.dtype.kind in "fV" else found

@@ -1,0 +1,196 @@
+"""Layers computed both ways in NumPy: which way is the first side's, and which the second's."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from .case import Array, Case, divisors
+
+LARGEST = 1 << 17
+"""Most elements of a tensor that a layer is computed on."""
+
+
+def _activation(case: Case) -> str:
+    """Recognise two activations of the same input: GELU's kinds, and what is taken for it."""
+    if case.is_gradient or case.one.size > LARGEST:
+        return ""
+    for given in case.inputs:
+        if given.shape != case.one.shape:
+            continue
+        kinds = [(name, act(given)) for name, act in ACTIVATIONS.items()]
+        ours = next((name for name, value in kinds if _near(case.one, value)), "")
+        its = next((name for name, value in kinds if _near(case.two, value)), "")
+        if ours and its and ours != its:
+            return f"{case.labels[0]} computes {ours}, {case.labels[1]} {its}"
+    return ""
+
+
+def _gelu_pattern(case: Case) -> str:
+    """Recognise GELU's two kinds by the size of the difference, where the input of the activation is not known."""
+    if case.is_gradient or any(given.shape == case.one.shape for given in case.inputs):
+        return ""
+    largest = float(np.abs(case.apart).max())
+    lowest = float(min(case.one.min(), case.two.min()))
+    far = float(np.abs(case.apart[np.abs(case.one) > 5]).max(initial=0.0))
+    if not (1e-5 < largest < 5e-4 and -0.1701 < lowest < 0 and far <= 1e-6):
+        return ""
+    return "differences of at most 5e-4, none far from 0, and no value below -0.17: consistent with GELU's two kinds"
+
+
+def _erf(value: Array) -> Array:
+    return np.asarray(np.vectorize(math.erf, otypes=[float])(value))
+
+
+def _sigmoid(value: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-value)))
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "GELU by erf": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
+    "GELU by tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "GELU by sigmoid": lambda x: x * _sigmoid(1.702 * x),
+    "SiLU": lambda x: x * _sigmoid(x),
+    "ReLU": lambda x: np.maximum(x, 0),
+    "squared ReLU": lambda x: np.square(np.maximum(x, 0)),
+    "tanh": np.tanh,
+    "sigmoid": _sigmoid,
+}
+
+
+def _near(one: Array, two: Array) -> bool:
+    """Tell whether two activations agree; float32 constants inside them are let pass."""
+    return bool(float(np.abs(one - two).max()) <= 1e-7 * max(float(np.abs(two).max()), 1e-300))
+
+
+def _told(case: Case, ways: Iterator[tuple[str, Array]]) -> str:
+    """Return the ways that give the first side's result and the second's, if both are found and differ."""
+    ours = its = ""
+    for name, value in ways:
+        ours = ours or (name if case.fits(case.one, value) else "")
+        its = its or (name if case.fits(case.two, value) else "")
+        if ours and its:
+            return f"{case.labels[0]} computes {ours}, {case.labels[1]} {its}" if ours != its else ""
+    return ""
+
+
+def _gated(case: Case) -> str:
+    """Recognise a gated unit whose two halves are exchanged, or that has another activation."""
+    if case.is_gradient or not case.one.ndim or case.one.size > LARGEST:
+        return ""
+    return _told(case, _gates(case))
+
+
+def _gates(case: Case) -> Iterator[tuple[str, Array]]:
+    size = case.one.shape[-1]
+    pairs = []
+    for given in case.inputs:
+        if given.shape == (*case.one.shape[:-1], 2 * size):
+            pairs.append(("of halves", given[..., :size], given[..., size:]))
+            pairs.append(("of interleaved channels", given[..., ::2], given[..., 1::2]))
+    alike = [given for given in case.inputs if given.shape == case.one.shape]
+    pairs += [("", one, two) for one, two in itertools.combinations(alike[-4:], 2)]
+    for what, one, two in pairs:
+        for name, act in ACTIVATIONS.items():
+            yield f"{name}(first) * second {what}".strip(), act(one) * two
+            yield f"first * {name}(second) {what}".strip(), one * act(two)
+
+
+def _queries(length: int) -> Array:
+    """Return positions of a few queries, the first and the last among them."""
+    return np.unique(np.linspace(0, length - 1, 8).astype(int))
+
+
+def _attention(case: Case) -> str:
+    """Recognise attention that is scaled by another width, or that one side masks."""
+    alike = [given[:1] for given in case.inputs if given.shape == case.one.shape and given.ndim]
+    alike = alike[-3:]
+    if case.is_gradient or len(alike) < 3 or not 2 < case.one.ndim < 5 or case.one[:1].size > LARGEST:
+        return ""
+    places = _queries(case.one.shape[-2])  # some queries of a sample of the batch say it
+    one = dataclasses.replace(case, one=case.one[:1, ..., places, :], two=case.two[:1, ..., places, :])
+    return _told(one, _attentions(one, alike)) if one.differs else ""
+
+
+def _attentions(case: Case, given: list[Array]) -> Iterator[tuple[str, Array]]:
+    """Yield attention over heads that are an axis already, or that the last axis is split into."""
+    size, length = case.one.shape[-1], given[0].shape[-2]
+    made_of = case.one.shape
+    places = _queries(length)
+    masks = {
+        "": np.zeros((len(places), length)),
+        "causal ": np.where(np.arange(length) > places[:, None], -np.inf, 0.0),
+    }
+    counts = [count for count in case.counts if size % count == 0]
+    for width in (
+        [size] if case.one.ndim == 4 else dict.fromkeys((*(size // count for count in counts), *divisors(size)))
+    ):
+        heads = size // width
+        widths = dict.fromkeys((width, size, *case.counts))
+        query, key, value = (
+            np.moveaxis(one.reshape(*one.shape[:-1], heads, width), -2, -3) if heads > 1 else one for one in given
+        )
+        products = query[..., places, :] @ key.swapaxes(-1, -2)
+        scales = {f"1/sqrt({one})": one**-0.5 for one in widths} | {"1": 1.0} | {f"1/{one}": 1 / one for one in widths}
+        for (kind, mask), (text, scale) in itertools.product(masks.items(), scales.items()):
+            scores = products * scale + mask
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            made = weights / weights.sum(axis=-1, keepdims=True) @ value
+            made = np.moveaxis(made, -3, -2).reshape(made_of) if heads > 1 else made
+            yield f"{kind}attention of {heads} heads with scores times {text}", made
+
+
+def _convolution(case: Case) -> str:
+    """Recognise a convolution with another padding, or with a kernel that is transposed or flipped."""
+    kernel = next((one for one in case.weights.values() if one.ndim == 4), None)
+    given = next((one for one in case.inputs if one.ndim == 4), None)
+    if case.is_gradient or case.one.ndim != 4 or kernel is None or given is None or given.size > LARGEST:
+        return ""
+    return _told(case, _convolutions(case, given, kernel))
+
+
+def _convolutions(case: Case, given: Array, kernel: Array) -> Iterator[tuple[str, Array]]:
+    layouts = (  # images as (n, c, h, w) with kernels (o, i, h, w), and as (n, h, w, c) with kernels (h, w, i, o)
+        ((0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3)),
+        ((0, 3, 1, 2), (3, 2, 0, 1), (0, 2, 3, 1)),
+    )
+    biases = [one for one in case.weights.values() if one.ndim == 1]
+    for image_axes, kernel_axes, back in layouts:
+        image, weights = given.transpose(image_axes), kernel.transpose(kernel_axes)
+        if weights.shape[1] != image.shape[1]:
+            continue
+        shape = case.one.transpose(image_axes).shape
+        for name, changed in (
+            ("the kernel as it is", weights),
+            ("the kernel with height and width exchanged", weights.swapaxes(2, 3)),
+            ("the kernel flipped", weights[:, :, ::-1, ::-1]),
+        ):
+            for low, stride in itertools.product(range(max(weights.shape[2:])), (1, 2)):
+                made = _convolved(image, changed, low, stride, shape[2:])
+                if made is None or made.shape != shape:
+                    continue
+                bias = next((one for one in biases if one.shape == (shape[1],)), np.zeros(shape[1]))
+                text = f"{name}, {low} of padding before it" + (f", stride {stride}" if stride > 1 else "")
+                yield text, (made + bias[:, None, None]).transpose(back)
+
+
+def _convolved(image: Array, kernel: Array, low: int, stride: int, size: tuple[int, ...]) -> Array | None:
+    """Return a convolution with so much padding before the image, and as much behind it as the output's size takes."""
+    pads = [(0, 0), (0, 0)]
+    for extent, wide, out in zip(image.shape[2:], kernel.shape[2:], size, strict=True):
+        high = (out - 1) * stride + wide - extent - low
+        if not -stride < high < wide:
+            return None
+        pads.append((low, max(high, 0)))
+    padded = np.pad(image, pads)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, kernel.shape[2:], axis=(2, 3))
+    found: Array = np.einsum("nchwij,ocij->nohw", windows[:, :, ::stride, ::stride][:, :, : size[0], : size[1]], kernel)
+    return found
+
+
+LAYERS: tuple[Callable[[Case], str], ...] = (_activation, _gated, _attention, _convolution, _gelu_pattern)
+"""Before the relations: what is found here says what each side computes."""

@@ -1,0 +1,309 @@
+"""Relations between two tensors: each function returns a sentence if its relation holds, "" if it does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from .case import FIT, Array, Case, divisors, named, ratio_of, widths_of
+
+FEW = 64
+"""Rows that are looked at first, so that what does not hold costs little."""
+
+ROWS = 512
+"""Most rows that a ratio is told of; they say it as well as all."""
+
+
+def _constant_ratio(case: Case) -> str:
+    """Recognise a scale by another number: one side is a multiple of the other."""
+    ratio = ratio_of(case.one, case.two)
+    if ratio is None:
+        return ""
+    first, second = case.labels
+    return f"{second} is {ratio:.6g} times {first} everywhere{named(ratio, widths_of(case))}"
+
+
+def _padding_row(case: Case) -> str:
+    """Recognise padding_idx: a row of an embedding that is zero, or gets no gradient, on one side."""
+    if case.one.ndim < 2:
+        return ""
+    rows = case.one.reshape(-1, case.one.shape[-1]), case.two.reshape(-1, case.two.shape[-1])
+    off = np.flatnonzero((np.abs(rows[0] - rows[1]) > FIT * case.scale).any(axis=-1))
+    if not 0 < len(off) < len(rows[0]):
+        return ""
+    for rows_of_one, label in zip(rows, case.labels, strict=True):
+        others = rows[1] if rows_of_one is rows[0] else rows[0]
+        if not np.abs(rows_of_one[off]).any() and np.abs(others[off]).any():
+            if case.is_gradient and len(off) == 1 and len(case.one.shape) == 2:
+                return f"row {off[0]} gets no gradient in {label}: consistent with padding_idx={off[0]} there alone"
+            if not case.is_gradient:
+                return f"{len(off)} of {len(rows[0])} rows are zero in {label} alone: consistent with padding_idx there"
+    return ""
+
+
+def _added_bias(case: Case) -> str:
+    """Recognise a bias that one side adds twice, or not at all: a constant vector between the two."""
+    if case.is_gradient or case.one.ndim < 2:
+        return ""
+    rows = case.apart.reshape(-1, case.apart.shape[-1])
+    if len(rows) < 2 or float(np.abs(rows - rows[:1]).max()) > FIT * case.scale:
+        return ""
+    first, second = case.labels
+    for name, weight in case.weights.items():
+        for factor in (1, -1):
+            if weight.shape == rows[0].shape and case.fits(rows[0], factor * weight):
+                more, less = (second, first) if factor > 0 else (first, second)
+                return f"{more} is {less} plus {name} in every row: consistent with {name} added twice, or left out"
+    return "the difference is the same in every row: consistent with another bias"
+
+
+def _one_plus_weight(case: Case) -> str:
+    """Recognise a norm that multiplies by 1 + w where the other multiplies by w."""
+    if case.is_gradient:
+        return ""
+    for name, weight in case.weights.items():
+        if weight.ndim != 1 or case.one.shape[-1:] != weight.shape or not np.abs(weight).min() > 0:
+            continue
+        first, second = case.labels
+        for one, two, plain, more in ((case.one, case.two, first, second), (case.two, case.one, second, first)):
+            for other in (0.0, *(bias for bias in case.weights.values() if bias.shape == weight.shape)):
+                if case.fits((one - other) / weight * (1 + weight) + other, two):
+                    return f"{more} multiplies by 1 + {name} where {plain} multiplies by {name}"
+    return ""
+
+
+def _transposed(case: Case) -> str:
+    """Recognise a product with a kernel that is transposed on one side."""
+    if case.is_gradient:
+        if (
+            case.one.ndim >= 2
+            and case.one.shape[-1] == case.one.shape[-2]
+            and case.fits(case.one.swapaxes(-1, -2), case.two)
+        ):
+            return "one is the other transposed"
+        return ""
+    for name, weight in case.weights.items():
+        if weight.ndim != 2 or weight.shape[0] != weight.shape[1]:
+            continue
+        for given in case.inputs:
+            if given.shape[-1:] != weight.shape[:1] or given.shape != case.one.shape:
+                continue
+            forward, backward = given @ weight, given @ weight.T
+            for bias in (0.0, *(one for one in case.weights.values() if one.shape == weight.shape[:1])):
+                ways = (case.fits(case.one, forward + bias), case.fits(case.two, backward + bias))
+                other = (case.fits(case.one, backward + bias), case.fits(case.two, forward + bias))
+                if all(ways) or all(other):
+                    return f"one side multiplies by {name}, the other by its transpose"
+    return _spatially_transposed(case)
+
+
+def _spatially_transposed(case: Case) -> str:
+    """Recognise height and width exchanged in a convolution's kernel, on inputs whose height and width are alike."""
+    if case.one.ndim != 4:
+        return ""
+    for axes, what in (((0, 1, 3, 2), "the last two axes"), ((0, 2, 1, 3), "the middle two axes")):
+        if case.one.transpose(axes).shape == case.one.shape and case.fits(case.one.transpose(axes), case.two):
+            return f"one output is the other with {what} exchanged: consistent with height and width exchanged"
+    return ""
+
+
+def _reordered(case: Case) -> str:
+    """Recognise the same numbers in another order: interleaved pairs, exchanged halves or chunks."""
+    size = case.one.shape[-1] if case.one.ndim else 0
+    if size < 2:
+        return ""
+    few = case.one.reshape(-1, size)[:FEW], case.two.reshape(-1, size)[:FEW]
+    for width in divisors(size):
+        for text, order in _orders(width):
+            if case.fits(_moved(few[0], order), few[1]) and case.fits(_moved(case.one, order), case.two):
+                inside = "" if width == size else f" in each {width} channels"
+                return f"{case.labels[1]} has the same numbers in another order: {text}{inside}"
+    alike = case.fits(np.sort(few[0], axis=-1), np.sort(few[1], axis=-1))
+    if alike and case.one.ndim > 1 and case.fits(np.sort(case.one, axis=-1), np.sort(case.two, axis=-1)):
+        return "both have the same numbers in another order along the last axis: consistent with permuted channels"
+    return ""
+
+
+def _moved(array: Array, order: Array) -> Array:
+    """Return an array with each block of the last axis in another order."""
+    blocks = array.reshape(*array.shape[:-1], -1, len(order))
+    return np.asarray(blocks[..., order].reshape(array.shape))
+
+
+def _orders(width: int) -> list[tuple[str, Array]]:
+    """Return the reorderings of a block that ports get wrong."""
+    found = []
+    places = np.arange(width)
+    if width % 2 == 0 and width > 2:
+        found.append(("pairs interleaved instead of in halves (rotary)", places.reshape(2, -1).T.reshape(-1)))
+        found.append(("pairs in halves instead of interleaved (rotary)", places.reshape(-1, 2).T.reshape(-1)))
+    for parts in (2, 3, 4):
+        if width % parts == 0:
+            chunks = places.reshape(parts, -1)
+            for one in range(parts):
+                for two in range(one + 1, parts):
+                    order = chunks.copy()
+                    order[[one, two]] = order[[two, one]]
+                    found.append((f"chunks {one} and {two} of {parts} exchanged (gates)", order.reshape(-1)))
+    return found
+
+
+def _rotated(case: Case) -> str:
+    """Recognise rotary pairs: each side keeps the lengths of pairs, in halves or interleaved."""
+    given = next((one for one in case.inputs if one.shape == case.one.shape), None)
+    size = case.one.shape[-1] if case.one.ndim else 0
+    if given is None or size < 4 or case.is_gradient:
+        return ""
+    for width in divisors(size):
+        if width % 2 or width < 4:
+            continue
+        rows = [array.reshape(-1, size)[-FEW:] for array in (given, case.one, case.two)]
+        kept = [[_keeps_pairs(rows[0], one, width, halves) for halves in (True, False)] for one in rows[1:]]
+        if kept in ([[True, False], [False, True]], [[False, True], [True, False]]):
+            first = "halves" if kept[0][0] else "interleaved pairs"
+            second = "interleaved pairs" if kept[0][0] else "halves"
+            return f"{case.labels[0]} rotates {first}, {case.labels[1]} {second} ({width} channels per head)"
+        if kept[0] == kept[1] and kept[0] in ([True, False], [False, True]):
+            return "both rotate the same pairs, by other angles: consistent with another base, positions or direction"
+    return ""
+
+
+def _keeps_pairs(given: Array, made: Array, width: int, halves: bool) -> bool:
+    def lengths(array: Array) -> Array:
+        blocks = array.reshape(*array.shape[:-1], -1, width)
+        pairs = (2, width // 2) if halves else (width // 2, 2)
+        squares: Array = np.square(blocks.reshape(*blocks.shape[:-1], *pairs)).sum(axis=-2 if halves else -1)
+        return squares
+
+    one, two = lengths(given), lengths(made)
+    return bool(float(np.abs(one - two).max()) <= FIT * float(np.abs(one).max()))
+
+
+def _normalised(case: Case) -> str:
+    """Recognise norms with another eps or variance: rows that are each a multiple of the other side's."""
+    if case.one.ndim < 2 or case.is_gradient:
+        return ""
+    one, two = _without_affine(case)
+    rows = one.reshape(-1, one.shape[-1])[:ROWS], two.reshape(-1, two.shape[-1])[:ROWS]
+    ratios = [ratio_of(first, second) for first, second in zip(*rows, strict=True)]
+    known = np.array([ratio for ratio in ratios if ratio is not None])
+    if len(known) < len(ratios) or not len(known):
+        return _by_channel(case, *rows, one.size // one.shape[-1])
+    middle = float(np.median(known))
+    before = f"each row of {case.labels[1]} is {middle:.6g} times that of {case.labels[0]}"
+    recognised = variance(middle, rows[0].shape[-1])
+    if recognised and float(np.ptp(known)) <= 0.05 * abs(middle - 1):
+        return f"{before}{recognised}"
+    if float(np.ptp(known)) <= FIT * float(np.abs(known).max()):
+        return f"{before} but for weight and bias{named(middle, widths_of(case))}"
+    return (
+        f"each row of {case.labels[1]} is a multiple of {case.labels[0]}'s, {known.min():.4g} to {known.max():.4g} "
+        "times: consistent with another eps or another variance in a norm"
+    )
+
+
+def _by_channel(case: Case, one: Array, two: Array, count: int) -> str:
+    """Recognise other statistics: channels that are each a multiple of the other side's, after a shift."""
+    if len(one) < 4:
+        return ""
+    centred = one - one.mean(axis=0), two - two.mean(axis=0)
+    ratios = [ratio_of(first, second) for first, second in zip(centred[0].T, centred[1].T, strict=True)]
+    if not ratios or None in ratios:
+        return ""
+    known = np.array(ratios, dtype=np.float64)
+    middle = float(np.median(known))
+    recognised = variance(middle, count) if float(np.ptp(known)) <= 0.05 * abs(middle - 1) else ""
+    what = recognised or ": consistent with other statistics, another eps or another scale per channel"
+    times = f"{middle:.6g} times" if recognised else "a multiple of"
+    return f"each channel of {case.labels[1]} is {times} {case.labels[0]}'s, shifted{what}"
+
+
+def _without_affine(case: Case) -> tuple[Array, Array]:
+    """Return both outputs before the norm's weight and bias, where they have some of that shape."""
+    vectors = {name: one for name, one in case.weights.items() if one.shape == case.one.shape[-1:]}
+    bias = next((one for name, one in vectors.items() if "bias" in name or "shift" in name), 0.0)
+    scale = next((one for name, one in vectors.items() if "bias" not in name and "shift" not in name), 1.0)
+    if np.ndim(scale) and not np.abs(scale).min() > 0:
+        return case.one - bias, case.two - bias
+    return np.asarray((case.one - bias) / scale), np.asarray((case.two - bias) / scale)
+
+
+def variance(ratio: float, count: int, close: float = 0.05) -> str:
+    """Recognise n/(n-1), or its root, as the ratio of two variances; eps moves it a little, by a part of `close`."""
+    if count < 2:
+        return ""
+    whole = count / (count - 1)
+    for value, text in ((whole, "n/(n-1)"), (math.sqrt(whole), "sqrt(n/(n-1))")):
+        for found, side in ((ratio, ""), (1 / ratio if ratio else 0.0, "1/")):
+            if abs(found - value) <= close * (value - 1):
+                written = f"{side}({text})" if side else text
+                return f" = {written} with n = {count}: consistent with the unbiased variance on one side alone"
+    return ""
+
+
+def _positions(case: Case) -> str:
+    """Recognise masks, padding and shifts: rows up to a position agree, or only the first ones differ."""
+    if case.one.ndim < 2 or case.is_gradient:
+        return ""
+    shifted = _shifted(case)
+    if shifted:
+        return shifted
+    axis = case.one.ndim - 2
+    others = tuple(place for place in range(case.one.ndim) if place != axis)
+    off = np.asarray((np.abs(case.apart) > FIT * case.scale).any(axis=others))
+    places = np.flatnonzero(off)
+    if not 0 < len(places) < len(off):
+        return ""
+    first, last, size = int(places[0]), int(places[-1]), len(off)
+    if len(places) == last - first + 1:
+        if first == 0:
+            text = f"positions 0 to {last} of {size} differ, later ones agree"
+            return f"{text}: consistent with a mask or padding at the start"
+        if last == size - 1:
+            text = f"positions 0 to {first - 1} of {size} agree, later ones differ"
+            return f"{text}: consistent with a mask, window or padding"
+    if list(places) == [0, size - 1] or (len(places) <= size // 2 and {0, size - 1} <= set(places.tolist())):
+        return f"only positions at both edges differ ({len(places)} of {size}): consistent with another padding"
+    return f"{len(places)} of {size} positions differ, from {first} on: consistent with a mask or packed positions"
+
+
+def _shifted(case: Case) -> str:
+    for axis in range(case.one.ndim - 1):
+        size = case.one.shape[axis]
+        for step in range(1, min(4, size - 1) if size > 2 else 0):
+            one, two = np.moveaxis(case.one, axis, 0), np.moveaxis(case.two, axis, 0)
+            if case.fits(one[:-step], two[step:]) or case.fits(one[step:], two[:-step]):
+                return (
+                    f"one side is the other moved by {step} along axis {axis}: consistent with another padding or shift"
+                )
+    return ""
+
+
+def _edges(case: Case) -> str:
+    """Recognise another padding of a convolution: only the border of an image differs."""
+    if case.one.ndim != 4 or case.is_gradient:
+        return ""
+    off = np.abs(case.apart) > FIT * case.scale
+    for axes in ((2, 3), (1, 2)):
+        others = tuple(place for place in range(4) if place not in axes)
+        plane = np.asarray(off.any(axis=others))
+        if min(plane.shape) > 2 and plane.any() and not plane[1:-1, 1:-1].any():
+            return "only the border of the image differs: consistent with another padding"
+    return ""
+
+
+RELATIONS: tuple[Callable[[Case], str], ...] = (
+    _one_plus_weight,
+    _constant_ratio,
+    _added_bias,
+    _reordered,
+    _transposed,
+    _rotated,
+    _padding_row,
+    _normalised,
+    _edges,
+    _positions,
+)
+"""From the most specific to the least; the first ones that hold are told."""

@@ -1,0 +1,226 @@
+"""Settings that decide what a layer means and that its weights don't show, by one name for all frameworks.
+
+Each backend's `settings()` reads the attributes of `ATTRIBUTES` that a submodule has, through `read`; values are
+compared by what they mean: momentum is torch's on both sides (Flax's is one minus it), ``2`` is ``(2, 2)``, ``'SAME'``
+is what it comes to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+ATTRIBUTES: dict[str, str] = {
+    "eps": "eps",
+    "epsilon": "eps",
+    "variance_epsilon": "eps",
+    "layer_norm_eps": "eps",
+    "rms_norm_eps": "eps",
+    "momentum": "momentum",
+    "num_heads": "num_heads",
+    "n_head": "num_heads",
+    "n_heads": "num_heads",
+    "num_attention_heads": "num_heads",
+    "num_kv_heads": "num_kv_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "n_kv_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "negative_slope": "negative_slope",
+    "approximate": "approximate",
+    "padding": "padding",
+    "padding_mode": "padding_mode",
+    "stride": "stride",
+    "strides": "stride",
+    "dilation": "dilation",
+    "kernel_size": "kernel_size",
+    "kernel_dilation": "dilation",
+    "groups": "groups",
+    "num_groups": "num_groups",
+    "feature_group_count": "groups",
+    "padding_idx": "padding_idx",
+    "max_norm": "max_norm",
+    "scale_grad_by_freq": "scale_grad_by_freq",
+    "rope_theta": "base",
+    "theta": "base",
+    "base": "base",
+    "sliding_window": "window",
+    "window_size": "window",
+    "window": "window",
+    "scale": "scale",
+    "scaling": "scale",
+    "softmax_scale": "scale",
+    "attn_logits_soft_cap": "soft_cap",
+    "logit_cap": "soft_cap",
+    "soft_cap": "soft_cap",
+    "is_causal": "is_causal",
+    "causal": "is_causal",
+    "bidirectional": "bidirectional",
+    "use_bias": "use_bias",
+    "use_scale": "use_scale",
+    "use_running_average": "use_running_average",
+    "track_running_stats": "track_running_stats",
+    "ceil_mode": "ceil_mode",
+    "count_include_pad": "count_include_pad",
+    "p": "dropout",
+    "rate": "dropout",
+}
+"""Attribute of a submodule -> the name under which both sides' values are compared."""
+
+IGNORED = frozenset({"dropout", "kernel_size", "use_running_average", "track_running_stats", "use_bias", "use_scale"})
+"""Read for the record; another comparison judges them, or they show in the weights."""
+
+NAMES = {"base": "the base of the rotary angles", "is_causal": "causal"}
+
+Value = float | int | bool | str | tuple[Any, ...] | None
+
+
+def read(module: Any) -> dict[str, Value]:
+    """Return the settings of a submodule by their common names; arrays, functions and modules are none."""
+    found: dict[str, Value] = {}
+    for attribute, name in ATTRIBUTES.items():
+        try:
+            value = getattr(module, attribute)
+        except Exception:  # a property of a user's class may raise anything
+            continue
+        plain = _plain(value)
+        if name == "momentum" and _is_flax(module) and isinstance(plain, float):
+            plain = round(1.0 - plain, 12)
+        if name not in found and (plain is not None or name == "padding_idx"):
+            found[name] = plain
+    return found
+
+
+def differing(
+    first: Mapping[str, Any], second: Mapping[str, Any], labels: tuple[str, str], classes: tuple[str, str] = ("", "")
+) -> list[str]:
+    """Say which settings mean something else on the two sides.
+
+    Args:
+        first: name -> value on the first side.
+        second: the same of the second side.
+        labels: what the two sides are called.
+        classes: classes of the submodules, which say whose momentum it is.
+    """
+    found = []
+    for name in sorted(first.keys() & second.keys(), key=_order):
+        one, two = _tuples(first[name]), _tuples(second[name])
+        if name in IGNORED or _means_the_same(name, one, two, first, second):
+            continue
+        more = _explained(name, one, two, labels)
+        found.append(
+            f"{NAMES.get(name, name)} is {_written(one)} in {labels[0]} and {_written(two)} in {labels[1]}{more}"
+        )
+    lone = _lone(first, second, labels, classes)
+    return [*found, *lone]
+
+
+def _order(name: str) -> int:
+    return list(dict.fromkeys(ATTRIBUTES.values())).index(name) if name in ATTRIBUTES.values() else 10**6
+
+
+def _lone(
+    first: Mapping[str, Any], second: Mapping[str, Any], labels: tuple[str, str], classes: tuple[str, str]
+) -> list[str]:
+    """Say what only one side can have: padding_idx, which Flax's embeddings don't know."""
+    found = []
+    for mine, other, label, kind in ((first, second, labels[0], classes[1]), (second, first, labels[1], classes[0])):
+        if mine.get("padding_idx") is not None and "padding_idx" not in other and kind:
+            row = mine["padding_idx"]
+            found.append(f"padding_idx is {row} in {label}, and {kind} has none: row {row} gets no gradient there")
+    return found
+
+
+def _means_the_same(name: str, one: Any, two: Any, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    if name == "padding":
+        return _same_padding(one, two, first, second)
+    if name == "approximate":
+        return _kind_of_gelu(one) == _kind_of_gelu(two)
+    if name in ("stride", "dilation"):
+        return _same(_all_ones(one), _all_ones(two))
+    return _same(one, two)
+
+
+def _same(one: Any, two: Any) -> bool:
+    if isinstance(one, tuple) or isinstance(two, tuple):
+        one, two = (value if isinstance(value, tuple) else (value,) for value in (one, two))
+        size = max(len(one), len(two))
+        one, two = (value * size if len(value) == 1 else value for value in (one, two))
+        return len(one) == len(two) and all(map(_same, one, two))
+    if isinstance(one, (int, float)) and isinstance(two, (int, float)):
+        return math.isclose(one, two, rel_tol=1e-9)
+    return bool(one == two)
+
+
+def _all_ones(value: Any) -> Any:
+    """Return None, which Flax takes for 1, as 1."""
+    return 1 if value is None else value
+
+
+def _same_padding(one: Any, two: Any, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Compare paddings as they are per axis, before and behind; names that can't be counted are compared as names."""
+    return _same_pairs(_padding(one, first, second), _padding(two, second, first))
+
+
+def _same_pairs(one: Any, two: Any) -> bool:
+    if isinstance(one, str) or isinstance(two, str):
+        return bool(one == two)
+    size = max(len(one), len(two))
+    one, two = (value * size if len(value) == 1 else value for value in (one, two))
+    return len(one) == len(two) and all(tuple(a) == tuple(b) for a, b in zip(one, two, strict=True))
+
+
+def _padding(value: Any, settings: Mapping[str, Any], other: Mapping[str, Any]) -> Any:
+    """Return a padding as (before, behind) per axis, or as a name where that depends on the input's size."""
+    if isinstance(value, (int, float)):
+        return ((int(value), int(value)),)
+    if isinstance(value, tuple):
+        return tuple(one if isinstance(one, tuple) else (one, one) for one in value)
+    name = str(value).upper()
+    if name == "VALID":
+        return ((0, 0),)
+    kernel = settings.get("kernel_size", other.get("kernel_size"))
+    if name != "SAME" or kernel is None or not _same(_all_ones(settings.get("stride")), 1):
+        return name
+    sizes = kernel if isinstance(kernel, tuple) else (kernel,)
+    steps = _all_ones(settings.get("dilation"))
+    steps = steps * len(sizes) if isinstance(steps, tuple) and len(steps) == 1 else steps
+    steps = steps if isinstance(steps, tuple) else (steps,) * len(sizes)
+    totals = [step * (size - 1) for step, size in zip(steps, sizes, strict=False)]
+    return tuple((total // 2, total - total // 2) for total in totals)
+
+
+def _kind_of_gelu(value: Any) -> str:
+    return {"none": "erf", "tanh": "tanh", "True": "tanh", "False": "erf"}.get(str(value), str(value))
+
+
+def _tuples(value: Any) -> Any:
+    """Return lists, as JSON has them, as tuples."""
+    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _is_flax(module: Any) -> bool:
+    return any(base.__module__.partition(".")[0] == "flax" for base in type(module).__mro__)
+
+
+def _explained(name: str, one: Any, two: Any, labels: tuple[str, str]) -> str:
+    """Return a momentum as Flax writes it, which is one minus torch's."""
+    values = [value for value, label in zip((one, two), labels, strict=True) if label.lower() == "flax"]
+    if name != "momentum" or len(values) != 1 or not isinstance(values[0], (int, float)):
+        return ""
+    return f" (momentum={1.0 - values[0]:g} as Flax writes it)"
+
+
+def _plain(value: Any) -> Value:
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (tuple, list)) and len(value) <= 6:
+        found = tuple(_plain(one) for one in value)
+        return found if None not in found else None
+    return None
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return repr(value) if isinstance(value, str) else str(value)

@@ -1,0 +1,1 @@
+"""Runs with other roundings: every operation, softmax, tables."""

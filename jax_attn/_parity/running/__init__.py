@@ -1,0 +1,1 @@
+"""How a side is run: traced, promoted to float64, evaluated by NumPy, differentiated."""

@@ -1,0 +1,1 @@
+"""One adapter per kind of JAX side: NNX modules, Linen modules with variables, functions."""

@@ -1,0 +1,172 @@
+"""Watching user code that never comes back: what is said about it, and when nothing is."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from attn_bridge.parity import factories, watch
+from attn_bridge.parity.watch import Watchdog
+
+
+def watched(seconds: float, work, **sources: Path) -> list[str]:
+    """Return what a watchdog says while some work is done."""
+    said: list[str] = []
+    dog = Watchdog(seconds, sources)
+    dog.end = said.append
+    with dog:
+        work()
+    return said
+
+
+def module(path: Path, text: str):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def test_a_phase_that_takes_too_long_is_named_with_its_line(tmp_path):
+    slow = module(tmp_path / "slow.py", "import time\n\ndef make():\n    time.sleep(1)  # forever\n")
+
+    def work():
+        with watch.phase("first", "building"):
+            slow.make()
+
+    (said,) = watched(0.3, work, first=tmp_path / "slow.py")
+    where = f"{tmp_path / 'slow.py'}:4 in make: time.sleep(1)  # forever"
+    assert said == f"the first side has been building for more than 0.3 s (--timeout): {where}"
+
+
+def test_phases_that_each_take_less_are_not_added_up():
+    def work():
+        for _ in range(6):
+            with watch.phase("first", "running"):
+                time.sleep(0.2)
+        time.sleep(0.8)  # our own work is nobody's hang
+
+    assert watched(0.5, work) == []
+
+
+@pytest.mark.parametrize("package", ["torch_attn", "jax_attn"])
+def test_a_side_is_known_by_the_backend_that_runs_it_where_nobody_said(tmp_path, package):
+    user = module(tmp_path / "user.py", "import time\n\ndef forward():\n    time.sleep(1)\n")
+    runner = module(tmp_path / package / "_parity" / "subject.py", "def run(call):\n    call()\n")
+    (said,) = watched(0.3, lambda: runner.run(user.forward), **{"": tmp_path / "user.py"})
+    label = {"torch_attn": "torch", "jax_attn": "flax"}[package]
+    assert said.startswith(
+        f"the {label} side has been running for more than 0.3 s (--timeout): {tmp_path / 'user.py'}:4 "
+    )
+    (said,) = watched(0.3, lambda: runner.run(user.forward), second=tmp_path / "user.py")
+    assert said.startswith("the second side has been running")
+
+
+def test_short_calls_of_a_backend_are_not_added_up(tmp_path):
+    user = module(tmp_path / "user.py", "import time\n\ndef forward():\n    time.sleep(0.2)\n")
+    runner = module(tmp_path / "torch_attn" / "_parity" / "subject.py", "def run(call):\n    call()\n")
+    assert watched(0.5, lambda: [runner.run(user.forward) for _ in range(6)]) == []
+
+
+def test_a_backward_pass_is_called_a_gradient(tmp_path):
+    user = module(tmp_path / "user.py", "import time\n\ndef rule():\n    time.sleep(1)\n")
+    engine = module(tmp_path / "torch" / "autograd" / "graph.py", "def backward(call):\n    call()\n")
+    runner = module(tmp_path / "torch_attn" / "_parity" / "subject.py", "def run(call):\n    call()\n")
+    (said,) = watched(0.3, lambda: runner.run(lambda: engine.backward(user.rule)), torch=tmp_path / "user.py")
+    assert said.startswith("the torch side has been computing its gradient for more than 0.3 s")
+
+
+def test_a_library_may_take_its_time_to_be_imported_and_user_code_may_not(tmp_path):
+    library = module(tmp_path / "site-packages" / "library.py", "import time\n\ndef load():\n    time.sleep(0.8)\n")
+    user = module(
+        tmp_path / "user.py", "import time\n\ndef load(call):\n    call()\n\ndef hang():\n    time.sleep(0.8)\n"
+    )
+
+    def importing(call):
+        with watch.phase("first", "importing"):
+            user.load(call)
+
+    assert watched(0.4, lambda: importing(library.load), first=tmp_path / "user.py") == []
+    (said,) = watched(0.4, lambda: importing(user.hang), first=tmp_path / "user.py")
+    assert said.startswith("the first side has been importing for more than 0.4 s")
+
+
+def test_phases_of_other_threads_are_their_own():
+    started, done = threading.Event(), threading.Event()
+
+    def other():
+        with watch.phase("second", "running"):
+            started.set()
+            done.wait(5)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    started.wait(5)
+    assert watched(0.2, lambda: time.sleep(0.6)) == []
+    done.set()
+    thread.join()
+    assert watch._phases == {}
+
+
+def test_a_phase_ends_when_it_fails():
+    with pytest.raises(KeyboardInterrupt), watch.phase("first", "running"):
+        raise KeyboardInterrupt
+    assert watch._phases == {}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found in /proc")
+def test_children_and_their_children_end():
+    text = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(63)'])"
+    with subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.DEVNULL) as child:
+        deadline = time.monotonic() + 20
+        while not (inner := watch._children(child.pid)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(inner) == 1
+        watch.end_children(child.pid)
+        assert child.wait(20) == 0  # it was waiting for its own child
+    assert not Path(f"/proc/{inner[0]}").exists()
+
+
+def test_staging_folders_of_ours_are_removed_and_those_of_others_stay(tmp_path):
+    (tmp_path / ".theirs.part").mkdir()
+    code = f"""
+import time
+from pathlib import Path
+from attn_bridge.parity import watch
+with watch.Watchdog(0.3) as dog:
+    dog.leave_nothing_beside(Path({str(tmp_path / "out")!r}))
+    Path({str(tmp_path / ".ours.part")!r}).mkdir()
+    with watch.phase("first", "running"):
+        time.sleep(30)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the first side has been running for more than 0.3 s (--timeout)")
+    assert [path.name for path in tmp_path.iterdir()] == [".theirs.part"]
+
+
+# ---- the seed that a factory is built with
+
+
+def test_random_numbers_are_the_same_again_and_the_state_is_put_back():
+    import random
+
+    import numpy as np
+
+    def drawn(seed: int) -> tuple[float, float]:
+        with factories.seeded(seed):
+            return random.random(), float(np.random.rand())
+
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    assert drawn(0) == drawn(0) != drawn(1)
+    assert drawn(2**40) == drawn(2**40)
+    with pytest.raises(ZeroDivisionError), factories.seeded(0):
+        assert random.random() / 0
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
