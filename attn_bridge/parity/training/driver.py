@@ -403,7 +403,7 @@ class _Training:
         masks = {name: Masks(self.seed, step) for name in self.runs}
         steps = {name: one.step(given, targets, masks[name]) for name, one in self.runs.items()}
         self.foreign = self.foreign or next((run.side for name, run in self.runs.items() if steps[name].foreign), "")
-        apart = differences(masks["torch"].draws, masks["flax"].draws)
+        apart = differences(masks["torch"].draws, masks["flax"].draws, ("torch", "Flax"))
         self.unclear = self.unclear or next((one.message for one in apart if one.verdict == "inconclusive"), "")
         worst_of = next((one for one in apart if one.verdict == "different"), None)
         if worst_of is not None and self.first is None:
