@@ -13,7 +13,8 @@ from typing import Any
 
 from .. import backends, checkpoints
 from ..weights import Rule, Rules
-from .compare.results.report import SCHEMA, Pair, Report
+from .compare.results.findings import SCHEMA, Pair
+from .compare.results.report import Report
 from .compare.sides.subject import Array, Arrays, flatten, replace
 from .dumps import folders
 from .factories import Factory, holds_tree, labels, load

@@ -18,7 +18,8 @@ import numpy as np
 
 from ... import backends
 from ...backends import Framework
-from ..compare.results.report import Picture, Report, Side
+from ..compare.results.findings import Picture, Side
+from ..compare.results.report import Report
 from ..compare.samples import inputs as calls
 from ..compare.samples import sampling
 from ..compare.sides.subject import Arguments
