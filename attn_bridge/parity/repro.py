@@ -146,7 +146,7 @@ class Bundle:
         for option, value in (("--dtype", worst and worst.dtype), ("--mode", worst and worst.mode)):
             if value and len(options[option] or ()) > 1:
                 options[option] = [value]
-        from ..cli.compare import command_line
+        from ..cli.again import command_line
 
         return command_line("compare", *(f"{label}_side.py:make" for label in self.halves), options=options)
 
