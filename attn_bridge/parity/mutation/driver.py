@@ -28,7 +28,8 @@ from . import mutants, pairs, usual_rules
 from .block_faults import Fault, always, never
 from .faults import FAULTS, find_fault
 from .mutants import FIRST_SEED, Arrays
-from .report import MutationReport, Result, Trial
+from .report import MutationReport
+from .trials import Result, Trial
 from .visibility import Change, Numbers, measure_change
 
 SIDES: tuple[Framework, Framework] = ("torch", "flax")
