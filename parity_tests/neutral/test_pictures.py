@@ -12,7 +12,7 @@ import pytest
 
 from attn_bridge.parity.compare.results.findings import Picture
 from attn_bridge.parity.compare.results.report import Report
-from attn_bridge.parity.rendering import figures, pictures
+from attn_bridge.parity.rendering.html import figures, pictures
 
 from ..html_outline import Outline
 from ..reports import (

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..compare.results.findings import ModuleNode, shown
-from . import outline
+from ...compare.results.findings import ModuleNode, shown
+from .. import outline
+from ..text import NONE, growth, relative
 from .markup import Markup, element
-from .text import NONE, growth, relative
 
 if TYPE_CHECKING:
-    from ..compare.results.report import Report
+    from ...compare.results.report import Report
 
 
 def section(report: Report) -> list[Markup]:

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..compare.results.findings import Verdict, shown
-from . import figures, files, modules, outline, tensors
+from ...compare.results.findings import Verdict, shown
+from .. import files, outline
+from ..text import count, memory, relative
+from . import figures, modules, tensors
 from .markup import Child, Markup, element
-from .text import count, memory, relative
 
 if TYPE_CHECKING:
-    from ..compare.results.report import Report
+    from ...compare.results.report import Report
 
 MEANINGS: dict[Verdict, str] = {
     "equal": "Both sides mean the same, and each is as precise as the other.",

@@ -6,13 +6,13 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ..compare.results.findings import SEVERITY, TensorVerdict, shown
+from ...compare.results.findings import SEVERITY, TensorVerdict, shown
+from ..text import NONE, index, number, relative, shape, share, ulps
+from ..wording import closest, measured, where
 from .markup import Child, Markup, element
-from .text import NONE, index, number, relative, shape, share, ulps
-from .wording import closest, measured, where
 
 if TYPE_CHECKING:
-    from ..compare.results.report import Report
+    from ...compare.results.report import Report
 
 WORST = 5
 """How many tensors stand on the first screen."""
