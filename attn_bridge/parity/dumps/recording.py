@@ -21,7 +21,7 @@ from ..compare import prepare
 from ..compare.outputs import apart, check_outputs
 from ..compare.pair import Pair, Progress, few_threads
 from ..compare.pairing import Match, Pairing, whole
-from ..compare.results.report import Side
+from ..compare.results.findings import Side
 from ..compare.samples import inputs as calls
 from ..compare.samples import sampling
 from ..compare.samples.sampling import FIRST, Planned, Sample

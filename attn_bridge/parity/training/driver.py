@@ -25,7 +25,8 @@ from ...weights import Rule, Rules
 from ..compare.pair import Pair as ComparedPair
 from ..compare.pair import Progress, few_threads
 from ..compare.prepare import prepare
-from ..compare.results.report import Pair, ParityError, Side, TensorVerdict, Verdict, worst
+from ..compare.results.findings import Pair, Side, TensorVerdict, Verdict, worst
+from ..compare.results.report import ParityError
 from ..compare.samples import inputs as calls
 from ..compare.samples.sampling import draw_weights
 from ..compare.sides.dropout_masks import Masks, differences
