@@ -14,7 +14,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from .layouts.table import Placement, Row
-    from .weights import Rule, Side
+    from .rule import Rule, Side
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Parts = dict[tuple[int, int], str]

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from flax import nnx
 
-from attn_bridge.checkpoints import modules
+from attn_bridge.checkpoints import configs, modules
 
 PathLike = str | os.PathLike[str]
 
@@ -82,7 +82,7 @@ class Pretrained:
             WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
         """
         path = modules.find_folder(folder if isinstance(folder, str) else Path(folder))
-        model: Any = cls(modules.read_config(cls.__name__, path), **keywords)  # type: ignore[call-arg]
+        model: Any = cls(configs.read_config(cls.__name__, path), **keywords)  # type: ignore[call-arg]
         load(path, model)
         model.eval()
         found: Self = model
@@ -95,5 +95,5 @@ class Pretrained:
             CheckpointError: (a ValueError) the folder exists or can't be written.
         """
         module: Any = self
-        config = modules.own_config(type(self).__name__, dataclasses.asdict(self.config))
+        config = configs.own_config(type(self).__name__, dataclasses.asdict(self.config))
         modules.save("flax", module, Path(folder), "torch", "safetensors", None, overwrite, config)

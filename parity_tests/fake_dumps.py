@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from attn_bridge import backends
-from attn_bridge.parity.compare.sides.subject import Arguments, Call, Parameter, Run, Submodule
+from attn_bridge.parity.compare.sides.subject import Arguments, Call, CannotPromoteError, Parameter, Run, Submodule
 from attn_bridge.parity.dumps import folders, recording
 from attn_bridge.parity.dumps import format as dumps
 
@@ -41,11 +41,22 @@ class Net:
     argument_names: tuple[str, ...] = ("x",)
     seed: int = 1
 
+    @property
+    def kind(self) -> str:
+        """What it is."""
+        return f"{self.framework} module"
+
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters by name."""
         shapes = {NAMES[self.framework]: SHAPES[self.framework], "fc.bias": (3,), "shift": (3,), "spare": (3,)}
         return {
-            name: Parameter(shape, "float32", "Linear" if "." in name else "Net", "fc" if "." in name else "")
+            name: Parameter(
+                shape,
+                "float32",
+                "Linear" if "." in name else "Net",
+                "fc" if "." in name else "",
+                framework=self.framework,
+            )
             for name, shape in shapes.items()
         }
 
@@ -76,12 +87,10 @@ class Net:
         """Return place, shape and dtype of the output."""
         return [("", self.run(weights, arguments).outputs[0].shape, "float32")]
 
-    def run(self, weights, arguments, cotangents=None, *, dtype=None, mode="eager", seed=0, path="") -> Run:
+    def run(self, weights, arguments, cotangents=None, *, dtype=None, mode="eager", seed=0, path="", tables=()) -> Run:
         """Run forward, and backward if there are cotangents."""
-        from attn_bridge.parity.compare.sides.subject import CannotLiftError
-
         if dtype == "float64" and not self.has_float64:
-            raise CannotLiftError("it can't")
+            raise CannotPromoteError("it can't")
         kind = np.dtype(dtype or "float32")
         held = {name: array.astype(kind) for name, array in weights.items()}
         (x,) = (leaf.astype(kind) for leaf in arguments.leaves)
@@ -123,9 +132,8 @@ def write(folder: Path, net: Net, monkeypatch, *, like: Path | None = None, seed
     with monkeypatch.context() as patch, folders.new(folder) as target:
         patch.setattr(backends, "load", lambda framework, module="backend": stub)
         other = None if like is None else dumps.of_side(like, "torch")
-        options = {"inputs": None if like else INPUTS, "rules": None, "transfer": True} | options
-        dtypes = options.pop("dtypes", ("float32",))
-        made = recording._Recording(net, net.framework, like=other, writer=dumps.Writer(target), **options)
+        dtypes, inputs = options.pop("dtypes", ("float32",)), options.pop("inputs", None if like else INPUTS)
+        made = recording.Recorder(net, inputs, other, dumps.Writer(target), **options)
         with np.errstate(all="ignore"):
             made.record(seeds, 0, ("eager",), dtypes)
     return folder

@@ -19,7 +19,7 @@ import torch
 import transformers
 
 import torch_attn
-from attn_bridge.parity.compare.results.report import TensorVerdict
+from attn_bridge.parity.compare.results.findings import TensorVerdict
 from attn_bridge.parity.compare.verdict.criterion import decide, measure
 from torch_attn._parity.promotion import lifted
 from torch_attn.backend import from_numpy, to_numpy

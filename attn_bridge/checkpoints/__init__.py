@@ -9,7 +9,6 @@ open("model.safetensors")             a mapping of names to arrays, read when th
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -134,13 +133,13 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
         CheckpointError: (a ValueError) it is absent, malformed, or no container that is known.
     """
     from .. import layouts
-    from . import containers, manifest
+    from . import configs, containers, manifest
 
     path = Path(path)
     with containers.open_reader(path, format) as reader:
         layout, why = "", ""
         try:
-            layout = layouts.detect(reader.tensors, _config(reader.path).get("model_type")).name
+            layout = layouts.detect(reader.tensors, configs.beside(reader.path).get("model_type")).name
         except layouts.LayoutError as error:
             why = str(error)
         return Inspection(
@@ -208,7 +207,7 @@ def convert(
         CheckpointError: (a ValueError) the source is malformed or changed, or the target can't be written.
         LayoutError: (a ValueError) names, shapes or settings that don't fit; `WeightsMismatchError` lists names.
     """
-    from . import containers, execution, manifest
+    from . import configs, containers, execution, manifest
 
     target = Path(target)
     with containers.open_reader(Path(source)) as reader:
@@ -221,7 +220,7 @@ def convert(
             target,
             kind,
             before=before,
-            is_folder=_is_folder(target, kind),
+            is_folder=configs.is_folder(target, kind),
             resume=resume,
             overwrite=overwrite,
             max_memory=max_memory,
@@ -256,7 +255,7 @@ def verify(
         CheckpointError: (a ValueError) one of them is malformed, or there is nothing to check by.
     """
     from .. import layouts
-    from . import containers, manifest, verification
+    from . import configs, containers, manifest, verification
     from .containers.base import CheckpointError
 
     progress = progress or (lambda done, total, name: None)
@@ -276,7 +275,7 @@ def verify(
                 to_layout = to_layout or known.layout or "same"
                 settings = {**known.source.get("settings", {}), **(settings or {})} if to_layout != "same" else settings
             elif rules is None and to_layout is None:
-                to_layout = layouts.detect(there.tensors, _config(there.path).get("model_type")).name
+                to_layout = layouts.detect(there.tensors, configs.beside(there.path).get("model_type")).name
             with containers.open_reader(Path(source)) as reader:
                 before = manifest.of(reader, Path(source))
                 dtype = known.dtype if known is not None and known.dtype else None
@@ -298,7 +297,7 @@ def _plan(
     settings: Mapping[str, Any] | None,
 ) -> Plan:
     from ..layouts import rules_file
-    from . import containers, planning
+    from . import configs, containers, planning
     from .containers.base import CheckpointError
 
     kind = containers.format_of(target, format)
@@ -312,26 +311,10 @@ def _plan(
         source_layout=from_layout,
         target_layout=to_layout,
         target_format=kind,
-        is_folder=_is_folder(target, kind),
+        is_folder=configs.is_folder(target, kind),
         dtype=dtype,
         settings=settings,
-        config=_config(reader.path),
+        config=configs.beside(reader.path),
         table=table,
         manifest=before,
     )
-
-
-def _is_folder(target: Path, format: str) -> bool:
-    """Whether a target is a folder with room for a config; an Orbax folder is a container of its own."""
-    return format == "safetensors" and target.suffix != ".safetensors"
-
-
-def _config(path: Path) -> dict[str, Any]:
-    """Return the config.json (or Meta's params.json) of a folder, or beside a file; {} where none can be read."""
-    folder = path if path.is_dir() else path.parent
-    file = next((folder / name for name in ("config.json", "params.json") if (folder / name).is_file()), folder)
-    try:
-        document = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}

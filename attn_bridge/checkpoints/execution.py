@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from . import containers, manifest
+from . import configs, containers, manifest
 from . import digests as digests_of
 from .containers.base import ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
 from .elements import Elements
@@ -440,15 +440,13 @@ def _accompany(
 
 def _config_for(plan: Plan, data: bytes) -> bytes | None:
     """Return the source's config.json as it goes with the target: ours says nothing to other libraries."""
-    from .modules import OWN, config_of_layout, is_tied
-
     try:
         config = json.loads(data)
     except (ValueError, RecursionError):
         return data
-    if not isinstance(config, dict) or not str(config.get("model_type")).startswith(OWN):
+    if not isinstance(config, dict) or not str(config.get("model_type")).startswith(configs.OWN):
         return data
-    found = config_of_layout(config, plan.target_layout, tied=is_tied(plan))
+    found = configs.config_of_layout(config, plan.target_layout, tied=configs.is_tied(plan))
     if found is None or found == config:
         return None if found is None else data
     return (json.dumps(found, indent=2, sort_keys=True) + "\n").encode("ascii")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ import typer
 
 from ..parity.compare.sides.dtypes import DTYPES
 from . import inputs as arrays
+from .again import command_line
 from .output import Outputs, progress
 
 if TYPE_CHECKING:
@@ -359,20 +359,3 @@ def example_inputs(*found: Any) -> Any:
         if example is not None:
             return example
     raise ValueError(f"there are no inputs: {arrays.HOW}, or put a function example_inputs() beside a factory")
-
-
-def command_line(*given: str, options: Mapping[str, Any]) -> str:
-    """Return the command that runs this again."""
-    return shlex.join(["attn-bridge", *given, *words(options)])
-
-
-def words(options: Mapping[str, Any]) -> list[str]:
-    """Return options as words of a command line; those that are None, False or empty are left out."""
-    found: list[str] = []
-    for option, value in options.items():
-        if value is True:
-            found.append(option)
-        elif value is not None and value is not False:
-            for one in value if isinstance(value, list) else [value]:
-                found += [option, str(one)]
-    return found

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .again import command_line
 from .compare import (
     Aftermath,
     Allow,
@@ -27,7 +28,6 @@ from .compare import (
     Timeout,
     Vary,
     check_timeout,
-    command_line,
     example_inputs,
     modes_and_dtypes,
     named,

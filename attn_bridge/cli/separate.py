@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..weights import Rules
+from .again import words
 
 if TYPE_CHECKING:
     from ..parity.compare.results.report import Report
@@ -58,8 +59,6 @@ def _dump(side: str, python: str | None, factory: str, out: Path, options: Mappi
     program = sys.executable if python is None else shutil.which(python)
     if program is None:
         raise ValueError(f"--{side}-python {python} is no program")
-    from .compare import words
-
     arguments = [program, "-m", "attn_bridge", "dump", factory, str(out), *words(options)]
     try:
         # A session of its own: what the side starts can be ended with it.

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from .check.matrix import check
     from .check.report import CheckReport
     from .compare.driver import compare
-    from .compare.results.report import ParityError, Report, TensorVerdict
+    from .compare.results.findings import TensorVerdict
+    from .compare.results.report import ParityError, Report
     from .compare.sides.function import function
     from .mutation.driver import mutate
     from .mutation.report import MutationReport
@@ -46,7 +47,7 @@ _HOMES = {
     "MutationReport": "mutation.report",
     "ParityError": "compare.results.report",
     "Report": "compare.results.report",
-    "TensorVerdict": "compare.results.report",
+    "TensorVerdict": "compare.results.findings",
     "TrainingReport": "training.driver",
     "check": "check.matrix",
     "compare": "compare.driver",

@@ -13,7 +13,8 @@ from typing import Any
 
 from .. import backends, checkpoints
 from ..weights import Rule, Rules
-from .compare.results.report import SCHEMA, Pair, Report
+from .compare.results.findings import SCHEMA, Pair
+from .compare.results.report import Report
 from .compare.sides.subject import Array, Arrays, flatten, replace
 from .dumps import folders
 from .factories import Factory, holds_tree, labels, load
@@ -145,7 +146,7 @@ class Bundle:
         for option, value in (("--dtype", worst and worst.dtype), ("--mode", worst and worst.mode)):
             if value and len(options[option] or ()) > 1:
                 options[option] = [value]
-        from ..cli.compare import command_line
+        from ..cli.again import command_line
 
         return command_line("compare", *(f"{label}_side.py:make" for label in self.halves), options=options)
 

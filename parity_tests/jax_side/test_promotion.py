@@ -382,3 +382,17 @@ def test_what_can_not_be_lifted_is_refused(way):
     with pytest.raises(CannotPromoteError, match=why):
         Harness(Module(function)).run({}, Arguments((X,)), dtype="float64")
     assert state() == before
+
+
+def test_numpy_indices_are_what_they_were_after_a_run_in_float64():
+    """JAX remembers what a NumPy array became, and would give int64 to code that runs without x64 later."""
+    index = np.arange(6).reshape(2, 3)
+
+    def look_up(table):
+        return table[index] + jnp.asarray(index)[..., None]
+
+    table = np.ones((7, 2), np.float32)
+    with promoted():
+        jax.make_jaxpr(look_up)(table.astype(np.float64))
+    assert jax.eval_shape(look_up, table).dtype == jnp.float32
+    assert jnp.asarray(index).dtype == jnp.int32

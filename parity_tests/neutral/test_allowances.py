@@ -7,7 +7,8 @@ import pytest
 
 from attn_bridge.parity.compare.results.allowances import accept, checked, parse
 from attn_bridge.parity.compare.results.changes import Changes, changes, read
-from attn_bridge.parity.compare.results.report import Divergence, ModuleNode, Report
+from attn_bridge.parity.compare.results.findings import Divergence, ModuleNode
+from attn_bridge.parity.compare.results.report import Report
 
 from ..reports import SUSPECT, different_report, equal_report, equal_tensor, inconclusive_report
 

@@ -323,7 +323,8 @@ def test_the_record_names_the_key_settings_and_stays_short():
 )
 def test_strict_skips_what_is_not_installed(blocked, expected):
     program = """
-from attn_bridge.parity import precision, strict
+from attn_bridge.parity import strict
+from attn_bridge.parity.settings import precision
 with strict():
     print(precision.record(), sorted({row.framework for row in precision.switches()}))
 """

@@ -11,7 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from attn_bridge.cli.app import run
-from attn_bridge.parity.compare import samples
+from attn_bridge.parity.compare.samples import sampling
+from attn_bridge.parity.compare.verdict import runner
 from attn_bridge.parity.dumps import format as dumps
 from attn_bridge.parity.dumps import recording
 from attn_bridge.parity.dumps.replay import compare_dumps
@@ -124,15 +125,15 @@ def test_other_inputs_without_like_are_an_error(pair, tmp_path, monkeypatch):
 
 def test_a_dump_like_another_draws_nothing_itself(pair, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(samples, "cotangents", None)
-        patch.setattr(recording.Comparison, "sample", None)
+        patch.setattr(sampling, "cotangents", None)
+        patch.setattr(runner.Live, "sample", None)
         flax = write(tmp_path / "flax", Net("flax", seed=2), patch, like=pair[0])
     assert compare_dumps(pair[0], flax).verdict == "equal"
 
 
 def test_other_random_numbers_without_like_are_an_error(pair, tmp_path, monkeypatch):
-    drawn = samples.cotangents
-    monkeypatch.setattr(samples, "cotangents", lambda *given: [2 * one for one in drawn(*given)])
+    drawn = sampling.cotangents
+    monkeypatch.setattr(sampling, "cotangents", lambda *given: [2 * one for one in drawn(*given)])
     flax = write(tmp_path / "flax", Net("flax"), monkeypatch)
     with pytest.raises(ValueError, match="the dumps were made of different random numbers"):
         compare_dumps(pair[0], flax)
@@ -246,7 +247,7 @@ HOSTILE = {
     "not text": (lambda folder: (folder / "dump.json").write_bytes(b"\xff\xfe{"), "dump.json: "),
     "deep JSON": (lambda folder: (folder / "dump.json").write_text("[" * 100_000), "dump.json: "),
     "a list": (lambda folder: (folder / "dump.json").write_text("[]"), "it holds no object"),
-    "another schema": (change(schema=99), "schema (99) must be 1"),
+    "another schema": (change(schema=99), "schema (99) must be 2"),
     "a key is missing": (edit_manifest(lambda data: data.pop("floors")), "it lacks floors"),
     "numbers for names": (change(keywords=[1]), "keywords is not what a dump holds (int in place of a text)"),
     "no outputs": (change(outputs=[]), "outputs must hold at least one name"),
@@ -261,6 +262,10 @@ HOSTILE = {
     "a parameter of another shape": (
         edit_manifest(lambda data: data["parameters"]["fc.bias"].update(shape=[4])),
         "weights.safetensors does not hold the parameters of dump.json",
+    ),
+    "a parameter of another framework": (
+        edit_manifest(lambda data: data["parameters"]["fc.bias"].update(framework="mxnet")),
+        "mxnet in place of torch or flax",
     ),
     "names that lead out": (
         edit_manifest(lambda data: data["parameters"].update({"../../x": data["parameters"]["fc.bias"]})),
@@ -323,8 +328,8 @@ def test_a_hostile_dump_is_one_line_and_status_2(label, side, pair, tmp_path, ca
 PAIRINGS = {
     "left out": (lambda rows: rows.pop(), "does not pair spare of torch once"),
     "twice": (lambda rows: rows.append(rows[0]), "does not pair fc.weight of torch once"),
-    "unknown": (lambda rows: rows[1]["torch"].update(source="nowhere"), "pairs nowhere, which torch does not have"),
-    "parts missing": (lambda rows: rows[1]["torch"].update(part=[0, 3]), "does not pair fc.bias of torch once"),
+    "unknown": (lambda rows: rows[1]["first"].update(source="nowhere"), "pairs nowhere, which torch does not have"),
+    "parts missing": (lambda rows: rows[1]["first"].update(cut=[0, [0]]), "does not pair fc.bias of torch once"),
     "no bijection": (lambda rows: rows[0].update(pattern="a b -> a"), "pattern is not a bijection"),
     "another shape": (
         lambda rows: rows[0].update(pattern="a b -> a b"),
@@ -356,7 +361,7 @@ def test_a_dump_that_breaks_off_leaves_nothing_behind(tmp_path, monkeypatch):
 
 
 def test_of_a_large_module_fewer_samples_are_written_and_the_report_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(recording, "MOST_BYTES", 1)
+    monkeypatch.setattr(recording, "MAX_BYTES", 1)
     torch = write(tmp_path / "torch", Net("torch"), monkeypatch)
     kinds = [one[0] for one in dumps.Dump(torch).manifest.samples]
     assert kinds == ["held", "own", "held", "own", "held", "held"]

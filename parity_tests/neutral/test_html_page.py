@@ -174,7 +174,7 @@ def test_a_report_without_tensors_claims_no_coverage():
 
 def test_the_files_of_the_page_are_packaged():
     root = Path(__file__).parents[2]
-    package = "attn_bridge.parity.rendering"
+    package = "attn_bridge.parity.rendering.html"
     data = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][package]
     folder = root / package.replace(".", "/")
     assert {one.name for one in folder.iterdir() if one.suffix not in (".py", "") and one.is_file()} == set(data)

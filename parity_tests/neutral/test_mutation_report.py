@@ -9,9 +9,9 @@ import pytest
 
 import attn_bridge
 from attn_bridge.cli.app import run
-from attn_bridge.parity.compare.results.report import Picture
+from attn_bridge.parity.compare.results.findings import Picture
 from attn_bridge.parity.mutation.faults import FAULTS
-from attn_bridge.parity.mutation.report import upper_bound
+from attn_bridge.parity.mutation.trials import upper_bound
 from attn_bridge.parity.mutation.usual_rules import rejections
 from attn_bridge.parity.mutation.visibility import Change
 

@@ -10,8 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.results.report import Picture, Report
-from attn_bridge.parity.rendering import figures, pictures
+from attn_bridge.parity.compare.results.findings import Picture
+from attn_bridge.parity.compare.results.report import Report
+from attn_bridge.parity.rendering.html import figures, pictures
 
 from ..html_outline import Outline
 from ..reports import (

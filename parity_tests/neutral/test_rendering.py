@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from attn_bridge.parity.compare.results.changes import Changes
-from attn_bridge.parity.compare.results.report import SCHEMA, Allowance, ModuleNode, Report, Worst
+from attn_bridge.parity.compare.results.findings import SCHEMA, Allowance, ModuleNode, Worst
+from attn_bridge.parity.compare.results.report import Report
 from attn_bridge.parity.rendering import branch, files, outline, terminal, text, wording
 from attn_bridge.parity.rendering.html import as_html
 from attn_bridge.parity.rendering.json import as_json

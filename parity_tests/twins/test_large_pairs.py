@@ -5,24 +5,24 @@ from __future__ import annotations
 import collections
 
 import jax.numpy as jnp
-import jax_attn.harness
 import numpy as np
 import pytest
 import torch
-from attn_bridge.parity.compare.judgement import Judgement
 from flax import nnx
 from torch import nn
 
 import torch_attn._parity.subject
 from attn_bridge import Rule, transfer
 from attn_bridge.parity import compare
-from attn_bridge.parity.compare import pair as comparison
-from attn_bridge.parity.compare.pair import Comparison
-from attn_bridge.parity.compare.verdict import criterion as judge
+from attn_bridge.parity.compare.prepare import prepare
+from attn_bridge.parity.compare.samples import sampling
+from attn_bridge.parity.compare.verdict import criterion, judging
+from jax_attn._parity.subject import JaxSubject
+from torch_attn._parity.subject import TorchSubject
 
 X = np.random.default_rng(0).normal(size=(4, 9, 16)).astype(np.float32)
 X[1, 2, 3] = MARK = 2.625
-HARNESSES = {"torch": torch_attn._parity.subject.Harness, "flax": jax_attn._parity.subject.Harness}
+SUBJECTS = {"torch": TorchSubject, "flax": JaxSubject}
 
 
 class TorchModel(nn.Module):
@@ -62,18 +62,20 @@ class FlaxLow(FlaxModel):
 @pytest.fixture(autouse=True)
 def runs(monkeypatch):
     """Make every pair a large one, and count the runs: (side, dtype or mode) -> how many."""
-    monkeypatch.setattr(comparison, "SLOW", 0.0)
+    monkeypatch.setattr(sampling, "QUICK", -1.0)
+    monkeypatch.setattr(sampling, "LARGE", -1.0)
     monkeypatch.setattr(torch_attn._parity.subject, "LARGE", 0)
     counted = collections.Counter()
-    for side, harness in HARNESSES.items():
+    for side, kind in SUBJECTS.items():
 
-        def run(self, *args, side=side, original=harness.run, **options):
-            kind = options.get("dtype") or options.get("mode", "eager")
+        def run(self, *args, side=side, original=kind.run, **options):
+            mode = options.get("mode", "eager")
+            kind = mode if mode != "eager" else options.get("dtype") or mode
             backward = len(args) > 2 and args[2] is not None
             counted[side, kind if backward else "forward"] += 1
             return original(self, *args, **options)
 
-        monkeypatch.setattr(harness, "run", run)
+        monkeypatch.setattr(kind, "run", run)
     return counted
 
 
@@ -81,7 +83,7 @@ def runs(monkeypatch):
 def test_an_equal_pair_is_run_in_float64_once_a_side_and_twice_as_it_is(runs, seed):
     report = compare(TorchModel(), FlaxModel(), X, first_seed=seed)
     assert (report.verdict, report.samples, report.seeds) == ("equal", 2, 1), str(report)
-    assert runs == {(side, kind): count for side in HARNESSES for kind, count in (("float64", 1), ("eager", 2))}
+    assert runs == {(side, kind): count for side in SUBJECTS for kind, count in (("float64", 1), ("eager", 2))}
 
 
 def test_a_fault_that_only_the_given_inputs_show_is_a_difference(runs):
@@ -130,13 +132,13 @@ def test_a_loss_of_precision_is_named_and_confirmed_on_one_fresh_sample(runs, si
 
 
 def test_redrawn_roundings_end_a_doubt_without_another_run_in_float64(runs, monkeypatch):
-    monkeypatch.setattr(judge, "RMS_LIMIT", 1.0)  # so that whichever side is the worse one by a hair is in doubt
-    monkeypatch.setattr(judge, "FLOOR_ULPS", 0.0)
-    monkeypatch.setattr(Judgement, "_agrees", lambda self, *one: True)
+    monkeypatch.setattr(criterion, "RMS_LIMIT", 1.0)  # so that whichever side is the worse one by a hair is in doubt
+    monkeypatch.setattr(criterion, "FLOOR_ULPS", 0.0)
+    monkeypatch.setattr(judging._Bench, "agrees", lambda self, planned: True)
     report = compare(TorchModel(bias=False), FlaxModel(bias=False), X)
     assert report.verdict == "equal", str(report)
-    assert sum(runs[side, "jitter"] for side in HARNESSES) >= 1
-    assert max(runs[side, "jitter"] for side in HARNESSES) == 1
+    assert sum(runs[side, "jitter"] for side in SUBJECTS) >= 1
+    assert max(runs[side, "jitter"] for side in SUBJECTS) == 1
     assert runs["torch", "float64"] == runs["flax", "float64"] == 1
 
 
@@ -152,11 +154,11 @@ def test_a_sample_of_its_own_is_judged_beside_redrawn_ones(runs):
     assert runs["torch", "jitter"] >= 1
 
 
-def test_measures_of_redrawn_samples_stand_for_the_plain_ones_and_the_rest_stays():
-    judged = Judgement.__new__(Judgement)
-    judged.measures, judged.redrawn = {("a", "eager"): [1, 2, 3]}, {"flax": {("a", "eager"): [9]}}
-    assert judged._redrawn_of("flax", "a", "eager") == [9, 2, 3]
-    assert judged._redrawn_of("torch", "a", "eager") == [1, 2, 3]
+def test_measures_of_probed_samples_stand_for_the_plain_ones_and_the_rest_stays():
+    bench = judging._Bench.__new__(judging._Bench)
+    bench.measures, bench.probed = {("a", "eager"): [1, 2, 3]}, {"second": {("a", "eager"): [9]}}
+    assert bench._probed("second", "a", "eager") == [9, 2, 3]
+    assert bench._probed("first", "a", "eager") == [1, 2, 3]
 
 
 class Looks(TorchModel):
@@ -203,4 +205,4 @@ def test_work_counts_every_token_of_a_batch_but_no_mask():
         (TorchLookup(), FlaxLookup(), {"ids": ids[:, :1], "mask": np.ones((7, 1, 1), np.int64)}, 11 * 8 * 2),
     ]
     for torch_module, flax_module, inputs, multiplied in pairs:
-        assert Comparison(torch_module, flax_module, inputs).work() == 6 * multiplied
+        assert prepare(torch_module, flax_module, inputs).effort.work == 6 * multiplied

@@ -12,8 +12,8 @@ from torch import nn
 from attn_bridge import transfer
 from attn_bridge.parity import compare
 from attn_bridge.parity.compare.sides.subject import Arguments
-from jax_attn._parity.subject import Harness as FlaxHarness
-from torch_attn._parity.subject import Harness as TorchHarness
+from jax_attn._parity.subject import subject_of as of_jax
+from torch_attn._parity.subject import subject_of as of_torch
 
 X = np.random.default_rng(3).normal(size=(3, 7, 6)).astype(np.float32)
 COTANGENT = np.random.default_rng(4).normal(size=(3, 7, 5)).astype(np.float32)
@@ -36,12 +36,12 @@ class TorchModel(nn.Module):
         return torch.softmax(self.linear(x), dim=-1)
 
 
-def harnesses():
+def subjects():
     torch.manual_seed(1)
     ours, theirs = TorchModel(), FlaxModel()
     theirs.linear.kernel.set_value(ours.linear.weight.detach().numpy().T)
     theirs.linear.bias.set_value(ours.linear.bias.detach().numpy())
-    return TorchHarness(ours), FlaxHarness(theirs)
+    return of_torch(ours), of_jax(theirs)
 
 
 def everything(run):
@@ -50,11 +50,11 @@ def everything(run):
 
 @pytest.mark.parametrize("side", [0, 1], ids=["torch", "flax"])
 def test_every_result_moves_by_a_few_units_and_another_seed_moves_it_elsewhere(side):
-    harness = harnesses()[side]
-    weights = harness.weights()
+    subject = subjects()[side]
+    weights = subject.weights()
 
     def run(mode, seed):
-        return everything(harness.run(weights, Arguments((X,)), [COTANGENT], mode=mode, seed=seed))
+        return everything(subject.run(weights, Arguments((X,)), [COTANGENT], mode=mode, seed=seed))
 
     plain, first, again, second = run("eager", 0), run("jitter", 5), run("jitter", 5), run("jitter", 6)
     for one, two, three, four in zip(plain, first, again, second, strict=True):
@@ -75,9 +75,9 @@ def test_what_rounds_nothing_is_not_moved(side):
         def __call__(self, x):
             return jax.nn.relu(x.transpose(1, 0, 2)[..., 1:].reshape(7, -1))
 
-    harness = (TorchHarness(TorchMoves()), FlaxHarness(FlaxMoves()))[side]
+    subject = (of_torch(TorchMoves()), of_jax(FlaxMoves()))[side]
     plain, moved = (
-        harness.run({}, Arguments((X,)), [np.ones((7, 15), np.float32)], mode=mode) for mode in ("eager", "jitter")
+        subject.run({}, Arguments((X,)), [np.ones((7, 15), np.float32)], mode=mode) for mode in ("eager", "jitter")
     )
     assert np.array_equal(plain.outputs[0], moved.outputs[0])
 
@@ -133,9 +133,9 @@ class HiddenFlax(nnx.Module):
         return jax.nn.softmax(self.linear(x) + np.array([0.0, 0.0, -np.inf, 0.0, -np.inf], np.float32), axis=-1)
 
 
-@pytest.mark.parametrize("harness", [lambda: TorchHarness(HiddenTorch()), lambda: FlaxHarness(HiddenFlax())])
-def test_what_is_added_to_hide_a_score_hides_it_still(harness):
-    harness = harness()
-    run = harness.run(harness.weights(), Arguments((X,)), [COTANGENT], mode="jitter", seed=5)
+@pytest.mark.parametrize("make", [lambda: of_torch(HiddenTorch()), lambda: of_jax(HiddenFlax())])
+def test_what_is_added_to_hide_a_score_hides_it_still(make):
+    subject = make()
+    run = subject.run(subject.weights(), Arguments((X,)), [COTANGENT], mode="jitter", seed=5)
     assert all(np.isfinite(one).all() for one in everything(run))
     assert not run.outputs[0][:, :, [2, 4]].any()

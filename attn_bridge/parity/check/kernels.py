@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ... import backends, masks
-from ..compare.results.report import Side, TensorVerdict, worst
+from ..compare.results.findings import Side, TensorVerdict, worst
 from ..compare.sides.subject import Array
 from ..compare.verdict.criterion import decide, measure, scale_of
 from .cases import Arrays, Numbers

@@ -13,8 +13,8 @@ import numpy as np
 
 from ... import backends
 from ...specs import VARIANTS, find_variant
-from ..compare.results.report import Side as SideName
-from ..compare.results.report import TensorVerdict, worst
+from ..compare.results.findings import Side as SideName
+from ..compare.results.findings import TensorVerdict, worst
 from ..compare.sides.dtypes import DTYPES
 from ..compare.sides.subject import Array
 from ..compare.verdict.criterion import decide, measure, sum_floor, with_error

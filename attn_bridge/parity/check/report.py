@@ -10,7 +10,7 @@ import rich.box
 import rich.table
 
 from ...specs import VARIANTS
-from ..compare.results.report import TensorVerdict
+from ..compare.results.findings import TensorVerdict
 from ..compare.sides.dtypes import LOW_PRECISIONS
 
 

@@ -26,7 +26,8 @@ from .localisation import find
 from .pair import SIDES, Pair, Progress, few_threads
 from .prepare import prepare
 from .results.allowances import accept, checked
-from .results.report import Report, TensorVerdict, Verdict, worst
+from .results.findings import TensorVerdict, Verdict, worst
+from .results.report import Report
 from .sides.dtypes import DTYPES
 from .sides.subject import Array, CannotPromoteError, ModuleFailedError
 from .submodule_pairs import differing_settings

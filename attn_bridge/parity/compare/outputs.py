@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from .results.report import Side
+from .results.findings import Side
 from .samples.sampling import Outputs
 from .sides.dtypes import is_float
 from .sides.subject import ModuleFailedError, Run

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .pairing import Pairing
-from .results.report import Side, shown
+from .results.findings import Side, shown
 from .samples import inputs as calls
 from .samples.sampling import Effort, Outputs, Sample
 from .sides.dropout_masks import Difference

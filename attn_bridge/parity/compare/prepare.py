@@ -14,7 +14,7 @@ from . import pairing as pairings
 from .outputs import apart, check_outputs, class_of
 from .pair import SIDES, Pair, Progress, input_notes, labels_of, weights_held
 from .pairing import Pairing
-from .results.report import Side, shown
+from .results.findings import Side, shown
 from .samples import inputs as calls
 from .samples.sampling import Outputs, draw_weights
 from .sides.dropout_masks import differences

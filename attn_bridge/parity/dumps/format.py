@@ -511,7 +511,8 @@ def _recorded(data: Any) -> Recorded:
 def _parameter(data: Any) -> Parameter:
     shape = tuple(_list(_whole)(data["shape"]))
     role = _one_of("parameter", "statistic")(data["role"])
-    return Parameter(shape, _dtype(data["dtype"]), _text_of(data["owner"]), _text_of(data["path"]), role)
+    framework = _one_of("torch", "flax")(data["framework"])
+    return Parameter(shape, _dtype(data["dtype"]), _text_of(data["owner"]), _text_of(data["path"]), role, framework)
 
 
 def _id(data: Any) -> Planned:

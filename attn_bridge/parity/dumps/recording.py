@@ -21,7 +21,7 @@ from ..compare import prepare
 from ..compare.outputs import apart, check_outputs
 from ..compare.pair import Pair, Progress, few_threads
 from ..compare.pairing import Match, Pairing, whole
-from ..compare.results.report import Side
+from ..compare.results.findings import Side
 from ..compare.samples import inputs as calls
 from ..compare.samples import sampling
 from ..compare.samples.sampling import FIRST, Planned, Sample
@@ -179,7 +179,6 @@ class Recorder:
         unstable = "" if effort.large else self.runner.unstable([self.side])
         for dtype in dtypes:
             share = MAX_BYTES / len(dtypes)
-            self.taken = set()
             if not effort.large:
                 self._measure_noise(dtype, modes)
             self.limit = self.writer.size + FIRST_LOOK * share
@@ -191,6 +190,7 @@ class Recorder:
         self.writer.finish(self._manifest(seeds, first_seed, modes, dtypes, unstable))
 
     def _take_all(self, plan: list[Planned], dtype: str, modes: tuple[str, ...], what: str) -> None:
+        self.taken = set()  # each look holds one sample of held and one of drawn weights, however large a dump gets
         for done, planned in enumerate(plan):
             self.pair.progress(what, done, len(plan))
             self._take(planned, dtype, modes)

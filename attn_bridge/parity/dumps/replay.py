@@ -18,7 +18,8 @@ from ..compare.localisation.sides import sides_of
 from ..compare.outputs import check_outputs
 from ..compare.pair import SIDES, Pair, Progress
 from ..compare.pairing import Match, Pairing, Tensor, lies_within, uncovered
-from ..compare.results.report import Report, Side
+from ..compare.results.findings import Side
+from ..compare.results.report import Report
 from ..compare.samples import inputs as calls
 from ..compare.samples.sampling import Planned, Sample
 from ..compare.sides.subject import Array, Call, Parameter, Run

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...weights import Rules
-from ..compare.results.report import Verdict
+from ..compare.results.findings import Verdict
 from .mutants import BlockConfig, block_rules, draw_config
 from .pairs import Pair, block_pair
 

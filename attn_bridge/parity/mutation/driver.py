@@ -18,7 +18,8 @@ import numpy as np
 
 from ... import backends
 from ...backends import Framework
-from ..compare.results.report import Picture, Report, Side
+from ..compare.results.findings import Picture, Side
+from ..compare.results.report import Report
 from ..compare.samples import inputs as calls
 from ..compare.samples import sampling
 from ..compare.sides.subject import Arguments
@@ -27,7 +28,8 @@ from . import mutants, pairs, usual_rules
 from .block_faults import Fault, always, never
 from .faults import FAULTS, find_fault
 from .mutants import FIRST_SEED, Arrays
-from .report import MutationReport, Result, Trial
+from .report import MutationReport
+from .trials import Result, Trial
 from .visibility import Change, Numbers, measure_change
 
 SIDES: tuple[Framework, Framework] = ("torch", "flax")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..compare.results.report import Array, Picture
+from ..compare.results.findings import Array, Picture
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import rich.tree
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
 
-from ..compare.results.report import ModuleNode, Report, Verdict
+from ..compare.results.findings import ModuleNode, Verdict
 from . import outline
 from .text import NONE, growth, relative, shortened, visible
+
+if TYPE_CHECKING:
+    from ..compare.results.report import Report
 
 STYLES: dict[Verdict, str] = {"equal": "green", "precision": "yellow", "different": "red", "inconclusive": "magenta"}
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..compare.results.report import SCHEMA, Divergence, ModuleNode, Pair, Report, TensorVerdict, Worst
+from ..compare.results.findings import SCHEMA, Divergence, ModuleNode, Pair, TensorVerdict, Worst
 from . import files
 
 if TYPE_CHECKING:
+    from ..compare.results.report import Report
     from ..training.driver import TrainingReport
 
 FORMER: dict[type, tuple[str, ...]] = {
@@ -23,7 +24,6 @@ FORMER: dict[type, tuple[str, ...]] = {
     Pair: ("torch", "flax"),
     ModuleNode: ("flax_path", "torch_type", "flax_type", "amplification"),
     Divergence: ("flax_path",),
-    Report: ("torch_name", "flax_name"),
 }
 """Properties that are written beside the fields: former names, which readers of older reports know, and growth."""
 
@@ -43,7 +43,7 @@ def as_json(report: Report | TrainingReport, path: str | Path | None = None) -> 
     for field in dataclasses.fields(report):
         if field.name != "pictures":
             data[field.name] = _plain(getattr(report, field.name))
-    data |= {name: getattr(report, name) for name in FORMER.get(type(report), ())}
+    data |= {"torch_name": report.torch_name, "flax_name": report.flax_name}
     if target is not None:
         files.write(target, json.dumps(data, indent=1, allow_nan=False) + "\n")
     return data

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..compare.results.report import Report, TensorVerdict, Verdict, shown
+from ..compare.results.findings import TensorVerdict, Verdict, shown
 from . import files
 from .text import index, number, share, visible
+
+if TYPE_CHECKING:
+    from ..compare.results.report import Report
 
 ELEMENTS: dict[Verdict, str] = {"different": "failure", "precision": "failure", "inconclusive": "error"}
 

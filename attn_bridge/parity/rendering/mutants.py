@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..mutation.faults import find_fault
+from ..mutation.trials import count_rules, upper_bound
 from ..mutation.usual_rules import USUAL_RULES
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ key bias changes nothing either where softmax cancels it; the judge tells it all
 
 def as_markdown(report: MutationReport) -> str:
     """Return the page."""
-    from ..mutation.report import count_rules, upper_bound
-
     alarms = sum(one.outcome == "false alarm" for one in report.right)
     visible = [one for one in report.planted if one.visible]
     detected = sum(one.outcome == "detected" for one in visible)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from ..compare.results.report import ModuleNode, Pair, Report, shown
+from ..compare.results.findings import ModuleNode, Pair, shown
+
+if TYPE_CHECKING:
+    from ..compare.results.report import Report
 
 LARGE = 24
 """From this many modules on, runs of equal siblings are one line."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import rich.box
 import rich.table
@@ -11,11 +12,14 @@ import rich.tree
 from rich.console import Console
 from rich.text import Text
 
-from ..compare.results.report import Report, Verdict, shown
+from ..compare.results.findings import Verdict, shown
 from . import outline
 from .branch import STYLES, branch, tree
 from .text import folded, memory, one_line, relative, share, shortened, ulps, visible
 from .wording import closest, measured, telling_notes, where
+
+if TYPE_CHECKING:
+    from ..compare.results.report import Report
 
 WIDTH = 80
 """Columns of a report that goes to no terminal: a file, a pipe, or ``print(report)``."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from ..compare.results.report import Report, TensorVerdict, shown
+from ..compare.results.findings import TensorVerdict, shown
 from .text import index, number, one_line, relative, shortened, times
+
+if TYPE_CHECKING:
+    from ..compare.results.report import Report
 
 MOST_TEXT = 40
 """Most characters of a message that stands in place of a number."""

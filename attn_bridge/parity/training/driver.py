@@ -25,7 +25,8 @@ from ...weights import Rule, Rules
 from ..compare.pair import Pair as ComparedPair
 from ..compare.pair import Progress, few_threads
 from ..compare.prepare import prepare
-from ..compare.results.report import Pair, ParityError, Side, TensorVerdict, Verdict, worst
+from ..compare.results.findings import Pair, Side, TensorVerdict, Verdict, worst
+from ..compare.results.report import ParityError
 from ..compare.samples import inputs as calls
 from ..compare.samples.sampling import draw_weights
 from ..compare.sides.dropout_masks import Masks, differences
@@ -403,7 +404,7 @@ class _Training:
         masks = {name: Masks(self.seed, step) for name in self.runs}
         steps = {name: one.step(given, targets, masks[name]) for name, one in self.runs.items()}
         self.foreign = self.foreign or next((run.side for name, run in self.runs.items() if steps[name].foreign), "")
-        apart = differences(masks["torch"].draws, masks["flax"].draws)
+        apart = differences(masks["torch"].draws, masks["flax"].draws, ("torch", "Flax"))
         self.unclear = self.unclear or next((one.message for one in apart if one.verdict == "inconclusive"), "")
         worst_of = next((one for one in apart if one.verdict == "different"), None)
         if worst_of is not None and self.first is None:

@@ -33,6 +33,7 @@ def promoted() -> Iterator[None]:
 
     def _build(bind: Callable[..., Any]) -> Callable[..., Any]:
         def _promoted_bind(self: Any, *args: Any, **params: Any) -> Any:
+            args = tuple([_own(arg) for arg in args])
             if self.name == "bitcast_convert_type":  # the bits of integers read as floats: no precision is asked for
                 return _widen(bind(self, *args, **params))
             if self.name != "convert_element_type" and self.name not in _OPAQUE:
@@ -43,6 +44,11 @@ def promoted() -> Iterator[None]:
 
     with replaced(core.Primitive, "bind", _build), jax.enable_x64(True), _PROMOTED(True):
         yield
+
+
+def _own(arg: Any) -> Any:
+    """Return a NumPy array as a copy: JAX remembers what an array became, and would give int64 to who has no x64."""
+    return arg.copy() if type(arg) is np.ndarray else arg
 
 
 def _widen(arg: Any) -> Any:

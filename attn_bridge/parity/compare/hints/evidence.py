@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..results.report import shown
+from ..results.findings import shown
 from .case import Array, Arrays, Case, ratio_of
 from .layers import LAYERS
 from .relations import RELATIONS, variance

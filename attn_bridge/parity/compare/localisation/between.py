@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from ..pair import SIDES
-from ..results.report import Side
+from ..results.findings import Side
 from ..sides.subject import Array, Call
 from .leaves import apart, match_leaves
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ..hints import Evidence
 from ..pair import SIDES
-from ..results.report import Side
+from ..results.findings import Side
 from ..sides.dtypes import wide
 from ..sides.subject import Array, Arrays, Call
 from .between import Step

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ..pair import SIDES
-from ..results.report import Side
+from ..results.findings import Side
 from ..sides.subject import Arrays, Call, Run
 from ..verdict.criterion import scale_of
 from .leaves import Group, apart, distance, fed, fed_cotangents, match_by_place, match_leaves, relative, whole_numbers

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..results.report import Side
+from ..results.findings import Side
 from ..sides.dtypes import is_float
 from ..sides.subject import Arguments, Array, Call
 from ..verdict.criterion import scale_of

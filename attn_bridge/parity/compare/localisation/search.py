@@ -14,7 +14,7 @@ from typing import Literal
 
 from ..hints import Evidence
 from ..pair import SIDES, Pair
-from ..results.report import Divergence, ModuleNode, Side
+from ..results.findings import Divergence, ModuleNode, Side
 from ..samples.sampling import Sample
 from ..sides.subject import Arguments, Array, Call
 from ..submodule_pairs import alternatives, differing, pair_modules

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..pair import SIDES, Pair
-from ..results.report import Side
+from ..results.findings import Side
 from ..samples.sampling import Sample
 from ..sides.dtypes import is_float
 from ..sides.subject import Arguments, Array, Arrays, Call, CannotPromoteError, ModuleFailedError, Run

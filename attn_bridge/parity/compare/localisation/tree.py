@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from ..pair import SIDES
-from ..results.report import ModuleNode, Side
+from ..results.findings import ModuleNode, Side
 from ..sides.subject import Call, Submodule
 from .forcing import Trial
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..pair import SIDES
-from ..results.report import Side
+from ..results.findings import Side
 from ..sides.dtypes import is_float, unit_of
 from ..sides.subject import Array, Call
 from ..verdict.criterion import ROUNDING_FACTOR, Measure, measure, precision_used, scale_of

@@ -66,8 +66,8 @@ class Sides:
         ours = [layers.get(layer_of(tensor), "") for tensor in self.first]
         theirs = [layer_of(tensor) for tensor in self.second]
         same = np.array(ours, dtype=object)[:, None] == np.array(theirs, dtype=object)[None, :]
-        known: Array = (same & np.array([bool(one) for one in ours])[:, None]).astype(np.float64)
-        return known
+        found: Array = (same & np.array([bool(one) for one in ours])[:, None]).astype(np.float64)
+        return found
 
 
 def _places(names: Sequence[Name]) -> Array:

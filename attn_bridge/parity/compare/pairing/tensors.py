@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ....weights import Rule
-from ..results.report import Pair
+from ..results.findings import Pair
 from ..sides.subject import Array, Arrays, Parameter
 
 Which = Literal["first", "second", "torch", "flax"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from .report import Allowance, Divergence, ModuleNode, Report, TensorVerdict, worst
+from .findings import Allowance, Divergence, ModuleNode, TensorVerdict, worst
+from .report import Report
 
 _PREFIXES = ("grad ", "weight ", "dropout ")
 """What stands before the name of a parameter or submodule in the name of a tensor."""

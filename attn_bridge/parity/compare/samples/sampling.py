@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..results.report import Side
+from ..results.findings import Side
 from ..sides.dtypes import is_float, numpy_dtype
 from ..sides.subject import Arguments, Array, Arrays, Parameter
 from .inputs import masks

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .... import rng
-from ..results.report import Verdict
+from ..results.findings import Verdict
 
 Found = TypeVar("Found")
 Shape = tuple[int, ...]

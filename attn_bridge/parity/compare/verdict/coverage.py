@@ -9,7 +9,7 @@ import numpy as np
 
 from ..pair import SIDES, Pair
 from ..pairing import Match
-from ..results.report import TensorVerdict
+from ..results.findings import TensorVerdict
 from .runner import Outputs, Runner
 
 MAX_PROBES = 200

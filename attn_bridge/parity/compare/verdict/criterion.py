@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ..results.report import Side, TensorVerdict, Verdict, Worst
+from ..results.findings import Side, TensorVerdict, Verdict, Worst
 from ..sides.dtypes import unit_of
 
 Array = np.ndarray[Any, Any]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ..pair import SIDES, Pair
-from ..results.report import SEVERITY, Picture, Side, TensorVerdict, Verdict
+from ..results.findings import SEVERITY, Picture, Side, TensorVerdict, Verdict
 from ..samples.sampling import Planned, Sample
 from ..sides.dtypes import is_float, wide
 from ..sides.subject import Array, CannotPromoteError, Run

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ..pair import SIDES, Pair
-from ..results.report import Side
+from ..results.findings import Side
 from ..samples import sampling
 from ..samples.sampling import FIRST, Planned, Sample
 from ..sides.dtypes import is_float, unit_of, wide

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from ..pair import Pair
-from ..results.report import Side
+from ..results.findings import Side
 from ..samples.sampling import Sample
 from ..sides.dtypes import is_float, wide
 from ..sides.subject import Array, Run

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..pair import SIDES, Pair
 from ..pairing import Match
-from ..results.report import Side
+from ..results.findings import Side
 from ..samples import inputs as calls
 from ..samples import sampling
 from ..samples.sampling import Planned, Sample

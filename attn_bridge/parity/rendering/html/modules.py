@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ..compare.results.report import ModuleNode, Report, shown
-from . import outline
+from ...compare.results.findings import ModuleNode, shown
+from .. import outline
+from ..text import NONE, growth, relative
 from .markup import Markup, element
-from .text import NONE, growth, relative
+
+if TYPE_CHECKING:
+    from ...compare.results.report import Report
 
 
 def section(report: Report) -> list[Markup]:

@@ -7,11 +7,16 @@ import hashlib
 import importlib.resources
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..compare.results.report import Report, Verdict, shown
-from . import figures, files, modules, outline, tensors
+from ...compare.results.findings import Verdict, shown
+from .. import files, outline
+from ..text import count, memory, relative
+from . import figures, modules, tensors
 from .markup import Child, Markup, element
-from .text import count, memory, relative
+
+if TYPE_CHECKING:
+    from ...compare.results.report import Report
 
 MEANINGS: dict[Verdict, str] = {
     "equal": "Both sides mean the same, and each is as precise as the other.",

@@ -7,7 +7,7 @@ import html
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from .text import visible
+from ..text import visible
 
 
 class Markup(str):

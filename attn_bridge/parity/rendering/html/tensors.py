@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import TYPE_CHECKING
 
-from ..compare.results.report import SEVERITY, Report, TensorVerdict, shown
+from ...compare.results.findings import SEVERITY, TensorVerdict, shown
+from ..text import NONE, index, number, relative, shape, share, ulps
+from ..wording import closest, measured, where
 from .markup import Child, Markup, element
-from .text import NONE, index, number, relative, shape, share, ulps
-from .wording import closest, measured, where
+
+if TYPE_CHECKING:
+    from ...compare.results.report import Report
 
 WORST = 5
 """How many tensors stand on the first screen."""

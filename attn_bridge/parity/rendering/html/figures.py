@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..compare.results.report import Array, Picture, Report, TensorVerdict, shown
+from ...compare.results.findings import Array, Picture, TensorVerdict, shown
+from ..text import index, number, relative, shape, ulps
 from . import pictures
 from .markup import Markup, element
-from .text import index, number, relative, shape, ulps
+
+if TYPE_CHECKING:
+    from ...compare.results.report import Report
 
 MOST = 24
 """Most tensors that are drawn; those that differ come first."""

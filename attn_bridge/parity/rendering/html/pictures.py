@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..compare.results.report import Array
+from ...compare.results.findings import Array
 
 CELLS = 64
 """Most cells along an edge; a larger tensor shows the most extreme element of each block."""

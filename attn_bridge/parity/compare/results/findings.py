@@ -1,0 +1,318 @@
+"""What a `Report` consists of: verdicts of tensors, pairs, the module tree, where sides diverge. Plain data alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Verdict = Literal["equal", "precision", "different", "inconclusive"]
+Side = Literal["first", "second"]
+"""The two sides, in the order in which they were given."""
+
+SEVERITY: tuple[Verdict, ...] = ("equal", "inconclusive", "precision", "different")
+"""Verdicts from harmless to worst; a whole is as bad as its worst part."""
+
+SCHEMA = 1
+"""Version of the JSON; it changes when a key is renamed or removed."""
+
+
+SHOWN = {"flax": "Flax"}
+"""Labels of sides -> how they are written, where that is another way."""
+
+
+def shown(label: str) -> str:
+    """Return the label of a side as people read it: ``torch``, ``Flax``, ``first``, ``second``."""
+    return SHOWN.get(label, label)
+
+
+def worst(verdicts: Iterator[Verdict] | list[Verdict]) -> Verdict:
+    """Return the worst of some verdicts; of none, ``equal``."""
+    return max(verdicts, key=SEVERITY.index, default="equal")
+
+
+@dataclasses.dataclass(frozen=True)
+class Worst:
+    """The element that is furthest off: sample, index, both values, and the float64 value (None if there is none)."""
+
+    sample: int
+    index: tuple[int, ...]
+    first: float
+    second: float
+    oracle: float | None
+
+    @property
+    def torch(self) -> float:
+        """Former name of `first`."""
+        return self.first
+
+    @property
+    def flax(self) -> float:
+        """Former name of `second`."""
+        return self.second
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorVerdict:
+    """Judgement of one tensor over all samples.
+
+    Attributes:
+        name: ``output``, ``output[1]``, ``grad x`` (an input), ``grad fc.weight``, ``weight ...``;
+            names of the first side.
+        second_name: name of the same tensor on the second side.
+        kind: ``output``, ``input gradient``, ``matrix gradient``, ``vector gradient`` or ``weight``.
+        shape: its shape, the first side's axes.
+        dtype: dtype in which precision was judged.
+        verdict: the verdict.
+        message: one line that says why, empty when equal.
+        side: label of the side that loses too much precision, for ``precision``.
+        weights: ``held`` or ``own``: the weights that showed the worst.
+        mode: ``eager`` or ``jit``: the run that showed the worst.
+        relative: largest float64 difference, relative to the largest value of the kind; None without float64.
+        meaning_used: share of the float64 allowance that the difference took.
+        first_used: share of the precision allowance that the first side took.
+        second_used: the same of the second side.
+        first_ulps: root mean square error of the first side, in units of the last place of the largest value.
+        second_ulps: the same of the second side.
+        bad: number of elements beyond the allowance that failed.
+        count: number of elements over all samples.
+        worst: the element that is furthest off.
+        sample: what showed the worst, in words: ``your weights``, ``random weights, seed 1``.
+        allowed: path of the allowance that covers the difference; such a tensor is no failure.
+    """
+
+    name: str
+    second_name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    verdict: Verdict
+    message: str = ""
+    side: str | None = None
+    weights: str = "held"
+    mode: str = "eager"
+    relative: float | None = None
+    meaning_used: float | None = None
+    first_used: float | None = None
+    second_used: float | None = None
+    first_ulps: float | None = None
+    second_ulps: float | None = None
+    bad: int = 0
+    count: int = 0
+    worst: Worst | None = None
+    sample: str = ""
+    allowed: str = ""
+
+    @property
+    def used(self) -> float | None:
+        """Largest share of the allowed error that either side, or the difference in float64, took."""
+        shares = (self.meaning_used, self.first_used, self.second_used)
+        return max((one for one in shares if one is not None), default=None)
+
+    @property
+    def on(self) -> str:
+        """The sample that the numbers are of, in words."""
+        return self.sample or {"held": "your weights", "own": "random weights"}.get(self.weights, self.weights)
+
+    @property
+    def flax_name(self) -> str:
+        """Former name of `second_name`."""
+        return self.second_name
+
+    @property
+    def torch_used(self) -> float | None:
+        """Former name of `first_used`."""
+        return self.first_used
+
+    @property
+    def flax_used(self) -> float | None:
+        """Former name of `second_used`."""
+        return self.second_used
+
+    @property
+    def torch_ulps(self) -> float | None:
+        """Former name of `first_ulps`."""
+        return self.first_ulps
+
+    @property
+    def flax_ulps(self) -> float | None:
+        """Former name of `second_ulps`."""
+        return self.second_ulps
+
+    def __str__(self) -> str:
+        line = f"{self.name}: {self.verdict}"
+        return f"{line}: {self.message}" if self.message else line
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """One parameter on both sides.
+
+    Attributes:
+        first: its name on the first side.
+        second: its name on the second side.
+        pattern: einops pattern from the first side's axes to the second's.
+        how: what settled it: ``rules``, ``config``, ``names``, ``shapes``, ``probe``, or ``convention`` (kernels are
+            transposed weights; no pairing makes the outputs agree).
+    """
+
+    first: str
+    second: str
+    pattern: str
+    how: str
+
+    @property
+    def torch(self) -> str:
+        """Former name of `first`."""
+        return self.first
+
+    @property
+    def flax(self) -> str:
+        """Former name of `second`."""
+        return self.second
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleNode:
+    """One submodule of the first side and its counterpart; a tree of them is where a difference is looked for.
+
+    Errors are relative to the largest value and None where there is nothing to compare.
+
+    Attributes:
+        path: dotted path on the first side, "" for the module itself; None for a submodule that only the second has.
+        second_path: dotted path on the second side; None for a module without a counterpart.
+        first_type: class on the first side, "" if there is none.
+        second_type: class on the second side, "" if there is none.
+        verdict: of the module fed with the other side's activations; None where it was not run by itself.
+        error_in: difference of the inputs as the two sides ran freely.
+        error_out: difference of the outputs as the two sides ran freely.
+        forward_error: difference of the outputs when both are fed the same inputs.
+        backward_error: difference of the gradients when both are fed the same inputs and cotangents.
+        message: what differs, or why it was not run by itself.
+        first: whether this is the first divergence.
+        children: the submodules, in order of execution.
+    """
+
+    path: str | None
+    second_path: str | None
+    first_type: str = ""
+    second_type: str = ""
+    verdict: Verdict | None = None
+    error_in: float | None = None
+    error_out: float | None = None
+    forward_error: float | None = None
+    backward_error: float | None = None
+    message: str = ""
+    first: bool = False
+    children: tuple[ModuleNode, ...] = ()
+
+    @property
+    def flax_path(self) -> str | None:
+        """Former name of `second_path`."""
+        return self.second_path
+
+    @property
+    def torch_type(self) -> str:
+        """Former name of `first_type`."""
+        return self.first_type
+
+    @property
+    def flax_type(self) -> str:
+        """Former name of `second_type`."""
+        return self.second_type
+
+    @property
+    def amplification(self) -> float | None:
+        """How much larger the difference is behind the module than before it."""
+        if self.error_in is None or self.error_out is None or self.error_in == 0:
+            return None
+        return self.error_out / self.error_in
+
+    def walk(self) -> Iterator[ModuleNode]:
+        """Yield this node and all below it, in order of execution."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+@dataclasses.dataclass(frozen=True)
+class Divergence:
+    """The submodule, or the code between two, that differs although it was fed the same numbers.
+
+    Attributes:
+        path: dotted path on the first side; "" is the module itself, outside its submodules.
+        second_path: dotted path on the second side.
+        direction: ``forward`` or ``backward``.
+        message: what differs there, in one line.
+        between: the two submodules of `path` between which the fault lies, where it is in the code around them.
+        hint: what the difference is consistent with, in one line.
+        second_label: label of the second side.
+    """
+
+    path: str
+    second_path: str
+    direction: Literal["forward", "backward"]
+    message: str = ""
+    between: tuple[str, str] | None = None
+    hint: str = ""
+    second_label: str = "flax"
+
+    @property
+    def flax_path(self) -> str:
+        """Former name of `second_path`."""
+        return self.second_path
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        where = self.path or "the module itself, outside its submodules"
+        if self.between is not None:
+            where = f"between {self.between[0]} and {self.between[1]}" + (f", in {self.path}" if self.path else "")
+        if self.second_path != self.path:
+            where += f" ({shown(self.second_label)}: {self.second_path or 'the module itself'})"
+        return where
+
+    def __str__(self) -> str:
+        inside = "" if self.between is not None else "in "
+        return f"first divergence ({self.direction}) {inside}{self.place}{': ' if self.message else ''}{self.message}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """One tensor of the first sample for pictures, as the two sides computed it in their own precision."""
+
+    name: str
+    first: Array
+    second: Array
+    oracle: Array | None = None
+
+    @property
+    def torch(self) -> Array:
+        """Former name of `first`."""
+        return self.first
+
+    @property
+    def flax(self) -> Array:
+        """Former name of `second`."""
+        return self.second
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowance:
+    """A difference that is known and accepted.
+
+    Attributes:
+        path: submodule, parameter or tensor that may differ.
+        reason: why.
+        covers: names of the tensors whose difference it accepts, and of submodules ``in blocks.3.norm``.
+    """
+
+    path: str
+    reason: str
+    covers: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"allowed: {self.path}: {self.reason}" + ("" if self.covers else " (nothing there differs)")
