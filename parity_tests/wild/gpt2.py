@@ -259,7 +259,7 @@ def gpt2_conv1d(wrong: str | None) -> Case:
 @entry(
     "fused and split",
     faults={
-        "first-norm-twice": fault(*inside("h.0", "attn", "ln_1", "ln_2", "mlp", "mlp.c_fc"), "h.0.ln_2"),
+        "first-norm-twice": fault(*inside("h.0", "attn", "attn.c_proj", "ln_1", "ln_2", "mlp", "mlp.c_fc"), "h.0.ln_2"),
         "bias-twice": fault("h.0", "h.0.mlp", "h.0.mlp.c_proj"),
         "scale-missing": fault("h.0", *ATTENTION),
     },
