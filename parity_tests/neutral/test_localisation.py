@@ -9,7 +9,9 @@ import pytest
 
 from attn_bridge.parity.compare.localisation.between import Step, calls_inside, code_between
 from attn_bridge.parity.compare.localisation.leaves import match_by_place, match_leaves, whole_numbers
-from attn_bridge.parity.compare.sides.subject import Arguments, Call, Submodule
+from attn_bridge.parity.compare.localisation.sides import Sides
+from attn_bridge.parity.compare.localisation.weighing import explained
+from attn_bridge.parity.compare.sides.subject import Arguments, Call, Run, Submodule
 from attn_bridge.parity.compare.submodule_pairs import pair_modules
 
 RANDOM = np.random.default_rng(0)
@@ -165,6 +167,13 @@ def test_without_anything_to_tell_by_nothing_is_said():
     assert code_between("m", chain("", "backward"), WHOLE, "backward", 1e-11, nothing) is None
 
 
+@pytest.mark.parametrize(("moved", "between"), [(1.0, ("m.embed", "a")), (1.01, ("m", "a"))])
+def test_a_table_of_embeddings_was_given_the_same_if_it_returned_the_same(moved, between):
+    ids, result = np.arange(4), draw(4)
+    calls = {"first": call("m.embed", -1, ids, result), "second": call("m.embed", -1, ids, result * moved)}
+    assert code_between("m", [Step("m.embed", calls), *chain("a")], WHOLE, "forward", 1e-11, nothing) == between
+
+
 def test_a_backward_fault_before_the_first_step_shows_in_the_modules_own_gradient():
     def own(step):
         return {"first": [np.ones(4)], "second": [np.array([1.0, 2.0, 1.0, 3.0])]} if step is None else nothing(step)
@@ -179,3 +188,28 @@ def test_calls_inside_another_call_are_told_by_their_order():
     assert [one.order for one in calls_inside(calls, "m", calls[0])] == [1, 2, 3]
     assert [one.order for one in calls_inside(calls, "m", calls[5])] == [6]
     assert len(calls_inside(calls, "", call("", -1, draw(2), draw(2)))) == 7
+
+
+# ---- tables
+
+
+class Tables:
+    """Runs a module that adds a table to its input; one side's table can be moved."""
+
+    def __init__(self, has_table):
+        self.has_table = has_table
+
+    def run(self, side, path, arguments, cotangents=None):
+        return Run([arguments.leaves[0] + 1.0], ["0"], [cotangents[0]])
+
+    def run_moved(self, side, path, arguments, cotangents, seed):
+        moved = side == "first" and self.has_table
+        return Run([arguments.leaves[0] + 1.0 + 1e-7 * seed * moved], ["0"], [cotangents[0]], moved=int(moved))
+
+
+@pytest.mark.parametrize(("has_table", "forward"), [(True, 4e-7 / 2), (False, 0.0)])
+def test_tables_excuse_only_the_submodule_that_holds_them(has_table, forward):
+    one = call("m", 0, np.ones(4), np.full(4, 2.0), np.ones(4))
+    calls = {"first": one, "second": one}
+    found = explained(Tables(has_table), Sides({}, None, {}, {}), {"first": "m", "second": "m"}, calls)
+    assert found == {"forward": pytest.approx(forward), "backward": 0.0}

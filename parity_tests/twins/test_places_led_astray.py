@@ -208,7 +208,7 @@ class Inside:
         return self.subject.run(*args, dtype=dtype, **more)
 
     def record(self, weights, arguments, cotangents, *, path="", dtype="float64"):
-        inner = type(self.subject)(self.subject.module.get_submodule(path))
+        inner = type(self.subject)(self.subject.side.modules()[path])
         prefix = f"{path}." if path else ""
         own = {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
         calls = inner.record(own, arguments, cotangents)

@@ -198,7 +198,7 @@ def nnx_t5(wrong: str | None) -> Any:
         "bucket-off-by-one": fault("*_attn.relative_attention_bias", *inside("*_attn", *PROJECTIONS)),
         "scaled-after-all": fault(*inside("*_attn", *PROJECTIONS)),
         "memory-not-masked": fault("", *inside("cross_attn", *PROJECTIONS)),
-        "logits-not-scaled": fault("", ("dec_final", "shared")),
+        "logits-not-scaled": fault(*inside("", "dec_final", "shared")),
         "decoder-bias-both-ways": fault("dec_attn.relative_attention_bias", *inside("dec_attn", *PROJECTIONS)),
     },
 )
@@ -213,9 +213,14 @@ def t5(wrong: str | None) -> Case:
     "torch's own layer",
     "Linen",
     faults={
-        "queries-from-the-memory": fault("", *inside("multihead_attn", "out_proj"), "multihead_attn"),
+        "queries-from-the-memory": fault(
+            "",
+            *inside("multihead_attn", "out_proj"),
+            "multihead_attn",
+            ("norm1", "multihead_attn"),  # what it is given
+        ),
         "causal-mask-missing": fault("", *inside("self_attn", "out_proj"), "self_attn"),
-        "cross-before-self": fault("", ("self_attn", "multihead_attn", "norm1", "norm2")),
+        "cross-before-self": fault(*inside("", "self_attn", "multihead_attn", "norm1", "norm2")),
     },
 )
 def transformer_decoder_layer(wrong: str | None) -> Case:

@@ -264,7 +264,7 @@ norm2.bias | norm2.bias
     "torch's own layer",
     faults={
         "norms-exchanged": fault("norm1", "norm2", ""),
-        "norm-first": fault("", ("self_attn", "norm1", "linear1")),
+        "norm-first": fault(*inside("", "self_attn", "norm1", "linear1")),
         "values-scaled": fault(*inside("self_attn", "out_proj")),
     },
 )

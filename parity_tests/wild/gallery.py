@@ -72,8 +72,11 @@ def fault(*places: Place, **how: Any) -> Fault:
 
 
 def inside(path: str, *children: str) -> tuple[Place, ...]:
-    """Return the places of wrong code in a module's own forward pass: the module, or between these children."""
-    return path, tuple(f"{path}.{child}".lstrip(".") for child in children)
+    """Return the places of wrong code in a module's own forward pass: the module, or between these children.
+
+    The module itself stands for its start and its end, before and after all of them.
+    """
+    return path, (path, *(f"{path}.{child}".lstrip(".") for child in children))
 
 
 class Case(NamedTuple):

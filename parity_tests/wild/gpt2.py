@@ -259,9 +259,10 @@ def gpt2_conv1d(wrong: str | None) -> Case:
 @entry(
     "fused and split",
     faults={
-        "first-norm-twice": fault(*inside("h.0", "attn", "ln_1", "ln_2", "mlp", "mlp.c_fc"), "h.0.ln_2"),
+        # the port's block has layers, but neither attention nor MLP
+        "first-norm-twice": fault(*inside("h.0", "attn", "attn.c_proj", "ln_1", "ln_2", "mlp", "mlp.c_fc"), "h.0.ln_2"),
         "bias-twice": fault("h.0", "h.0.mlp", "h.0.mlp.c_proj"),
-        "scale-missing": fault("h.0", *ATTENTION),
+        "scale-missing": fault("h.0", *ATTENTION, ("h.0.ln_1", "h.0.attn.c_proj")),  # the port has no c_attn
     },
 )
 def gpt2_split(wrong: str | None) -> Case:

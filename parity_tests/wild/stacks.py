@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from .gallery import Case, entry, fault
+from .gallery import Case, entry, fault, inside
 from .llama import (
     ATTENTION,
     HEAD,
@@ -24,6 +24,9 @@ from .llama import (
     torch_llama,
 )
 from .weights import carry, held, linen, onto, rules, tokens
+
+SCAN = ("", "blocks", ("embed", "norm"))
+"""A layer that is scanned can't be told from the next: it is the stack that is wrong, between what stands around it."""
 
 LINEN_NAMES = """
 embed.weight | embed.embedding
@@ -181,7 +184,7 @@ def llama_to_nnx(wrong: str | None) -> Case:
 @entry(
     "Linen",
     "scan",
-    faults={"gate-and-up-exchanged": fault(*MLP, "", "blocks"), "mask-off-by-one": fault(*ATTENTION, "", "blocks")},
+    faults={"gate-and-up-exchanged": fault(*MLP, *SCAN), "mask-off-by-one": fault(*ATTENTION, *SCAN)},
 )
 def llama_linen_scan(wrong: str | None) -> Case:
     """``nn.scan`` over layers against numbered torch blocks."""
@@ -193,8 +196,8 @@ def llama_linen_scan(wrong: str | None) -> Case:
 @entry(
     "scan",
     faults={
-        "one-layer-too-few": fault("", "blocks", ("blocks.0", "blocks.1", "norm")),
-        "heads-tiled": fault(*ATTENTION, "", "blocks"),
+        "one-layer-too-few": fault(*SCAN, ("blocks.0", "blocks.1", "norm")),
+        "heads-tiled": fault(*ATTENTION, *SCAN),
     },
 )
 def llama_nnx_scan(wrong: str | None) -> Case:
@@ -207,7 +210,7 @@ def llama_nnx_scan(wrong: str | None) -> Case:
     "scan",
     "remat",
     "checkpoint",
-    faults={"gate-and-up-exchanged": fault(*MLP, "", "blocks"), "norm-eps": fault("blocks.0.attn_norm", "", "blocks")},
+    faults={"gate-and-up-exchanged": fault(*MLP, *SCAN), "norm-eps": fault("blocks.0.attn_norm", *SCAN)},
 )
 def llama_checkpointed_scan(wrong: str | None) -> Case:
     """Checkpointed on both sides, the second one scanned."""
@@ -220,7 +223,7 @@ def llama_checkpointed_scan(wrong: str | None) -> Case:
     "checkpoint",
     faults={
         "keys-not-turned": fault(*ATTENTION),
-        "residual-missing": fault("blocks.0", ("blocks.0.attn", "blocks.0.mlp")),
+        "residual-missing": fault(*inside("blocks.0", "attn", "mlp")),
     },
 )
 def llama_checkpoint(wrong: str | None) -> Case:

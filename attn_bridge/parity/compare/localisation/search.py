@@ -24,16 +24,13 @@ from .forcing import Feed, Trial, compare_freely, force, run_both
 from .leaves import apart, fed, fed_cotangents, match_leaves
 from .sides import FAILURES, Live, Runner, Sides, calls_of, sides_of
 from .tree import Node, build, nearest, walk
-from .weighing import rounding, weigh
+from .weighing import explained, rounding, weigh
 
 LIMIT = 1e-11
 """Largest relative difference of a submodule in float64, by itself, fed the same numbers."""
 
 CAUSE = 1e-4
 """Least part of the whole module's difference that can have caused it; less is rounding in an ill-conditioned part."""
-
-ALLOWED = 10.0
-"""A submodule may differ by this many times what tables in float32 do to the whole."""
 
 SMALL_PART = 0.1
 """Less than this part of what the worst submodule loses is not where the loss of precision is said to begin."""
@@ -160,7 +157,7 @@ class _Search:
                 trial = self._trial(node, calls)
             except FAILURES as error:
                 problem = f"could not be run by itself: {error}"
-                trial = dataclasses.replace(compare_freely(calls, self.limits["forward"]), problem=problem)
+                trial = dataclasses.replace(compare_freely(calls, self._limit_of(node, "forward")), problem=problem)
             node.add(trial)
 
     def _trial(self, node: Node, calls: dict[Side, Call]) -> Trial:
@@ -194,7 +191,7 @@ class _Search:
                 trial = force(self.runner, self.sides.pairing, paths, calls, self.limits["forward"])
             except FAILURES:
                 continue
-            if not trial.problem and (trial.forward or 0.0) <= self.limits["forward"]:
+            if not trial.problem and (trial.forward or 0.0) <= self._limit_of(other, "forward"):
                 node.part_from(other, second_path, (mine[0], its[0]))
                 other.add(trial)
                 return
@@ -203,7 +200,7 @@ class _Search:
 
     def _limit(self, whole: float | None) -> float:
         cause = CAUSE * whole if whole is not None and whole < float("inf") else 0.0
-        return max(self.least, cause, ALLOWED * self.allowed)
+        return max(self.least, cause, self.allowed if self.runner is None else 0.0)
 
     def _guilty(self, node: Node, direction: Direction) -> bool:
         """Tell whether a pair differs by more than rounding."""
@@ -212,7 +209,7 @@ class _Search:
             return False
         if self.aim == "precision":
             return error > 1.0
-        if error <= self.limits[direction]:
+        if error <= self.limits[direction] or error <= self._limit_of(node, direction):
             return False
         is_sure = node is self.root or self.runner is None or error > SURE
         return is_sure or error > self._rounding(node)
@@ -228,6 +225,22 @@ class _Search:
             except FAILURES:
                 node.rounding = 0.0
         return node.rounding
+
+    def _limit_of(self, node: Node, direction: Direction) -> float:
+        """Return the largest difference of a pair, fed the same, that is none: rounding, or tables inside it."""
+        return max(self.limits[direction], self._explained(node)[direction])
+
+    def _explained(self, node: Node) -> dict[str, float]:
+        """Return the differences that tables in float32 inside a pair may cause by themselves."""
+        if node.tables is None:
+            node.tables = {"forward": 0.0, "backward": 0.0}
+            if self.allowed and self.runner is not None and node.calls:
+                try:
+                    calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
+                    node.tables = explained(self.runner, self.sides, node.paths, calls)
+                except FAILURES:
+                    node.tables = dict.fromkeys(node.tables, self.allowed)
+        return node.tables
 
     def _is_different(self, node: Node) -> bool:
         return self._guilty(node, "forward") or self._guilty(node, "backward")
@@ -261,7 +274,7 @@ class _Search:
         healed = set()
         for step in steps:
             following = next_of(step, steps, calls)
-            if following is not None and following.differs("inputs", self.limits["forward"]) is False:
+            if following is not None and following.differs("inputs", self._limit_of(node, "forward")) is False:
                 healed.add(step.path)
         return [child for child in bad if child.path not in healed]
 
@@ -274,7 +287,8 @@ class _Search:
         for number, both in enumerate(node.calls):
             trial = node.trials[number] if number < len(node.trials) else None
             error = None if trial is None else trial.forward if direction == "forward" else trial.backward
-            if error is None or error <= self.limits[direction]:
+            limit = self._limit_of(node, direction)
+            if error is None or error <= limit:
                 continue
             calls: dict[Side, Call] = dict(zip(SIDES, both, strict=True))
             steps = self._steps(node, calls, direction)
@@ -284,13 +298,13 @@ class _Search:
                     return self._input_gradients(node, calls, step)
 
                 path = node.path or ""
-                return code_between(path, steps, calls, direction, self.limits[direction], backward), steps
+                return code_between(path, steps, calls, direction, limit, backward), steps
         return None, []
 
     def _steps(self, node: Node, calls: dict[Side, Call], direction: Direction) -> list[Step]:
         """Return the calls of submodules inside one call of a module that is fed the same on both sides."""
         children = [child for child in nearest(node) if child.path and child.second_path]
-        inside = self._inside(node, calls, direction, self.limits[direction]) if children else None
+        inside = self._inside(node, calls, direction, self._limit_of(node, direction)) if children else None
         if inside is None:
             return []
         pairs = {child.path: child.second_path for child in children if child.path and child.second_path}

@@ -48,6 +48,7 @@ class Sides:
         lacks: side -> why it has no float64.
         labels: side -> what people call it.
         progress: called with what is done, how much of it, and how much there is.
+        tables: side -> positions of the arrays of the whole call that only this side is given.
     """
 
     subjects: Mapping[Side, Any]
@@ -58,6 +59,7 @@ class Sides:
     lacks: Mapping[Side, str] = dataclasses.field(default_factory=dict)
     labels: Mapping[Side, str] = dataclasses.field(default_factory=lambda: {side: side for side in SIDES})
     progress: Callable[[str, int, int], None] = lambda what, done, total: None
+    tables: Mapping[Side, Sequence[int]] = dataclasses.field(default_factory=dict)
 
 
 class Runner(Protocol):
@@ -73,6 +75,11 @@ class Runner(Protocol):
         low: bool = False,
     ) -> Run:
         """Run one submodule in float64, or in the working precision."""
+
+    def run_moved(
+        self, side: Side, path: str, arguments: Arguments, cotangents: Sequence[Array | None], seed: int
+    ) -> Run:
+        """Run one submodule in float64 with every table in it moved at random by up to a unit of float32."""
 
     def record(
         self, side: Side, path: str, arguments: Arguments, cotangents: Sequence[Array | None]
@@ -105,6 +112,16 @@ class Live:
         weights = self._sides.weights[side] if low else self._weights[side]
         dtype = None if low else "float64" if side not in self._sides.lacks else None
         found: Run = self._sides.subjects[side].run(weights, arguments, cotangents, dtype=dtype, path=path)
+        return found
+
+    def run_moved(
+        self, side: Side, path: str, arguments: Arguments, cotangents: Sequence[Array | None], seed: int
+    ) -> Run:
+        """Run one submodule in float64 with every table in it moved at random by up to a unit of float32."""
+        tables = () if path else self._sides.tables.get(side, ())
+        found: Run = self._sides.subjects[side].run(
+            self._weights[side], arguments, cotangents, mode="tables", seed=seed, path=path, tables=tables
+        )
         return found
 
     def record(
@@ -157,4 +174,5 @@ def sides_of(pair: Pair, sample: Sample | None = None) -> Sides:
     arguments = pair.arguments if sample is None else sample.arguments
     weights = pair.held if sample is None else {side: pair.weights(sample, side) for side in SIDES}
     subjects = {side: pair.subject(side) for side in SIDES}
-    return Sides(subjects, pair.pairing, arguments, weights, pair.dtype, pair.lacks, pair.labels, pair.progress)
+    tables = {side: pair.tables(side) for side in SIDES}
+    return Sides(subjects, pair.pairing, arguments, weights, pair.dtype, pair.lacks, pair.labels, pair.progress, tables)

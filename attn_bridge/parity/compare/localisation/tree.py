@@ -29,6 +29,7 @@ class Node:
     message: str = ""
     first: bool = False
     rounding: float | None = None
+    tables: dict[str, float] | None = None
     calls: list[tuple[Call, Call]] = dataclasses.field(default_factory=list)
     trials: list[Trial] = dataclasses.field(default_factory=list)
     children: list[Node] = dataclasses.field(default_factory=list)
@@ -72,7 +73,7 @@ class Node:
         kind = self.second_type
         if other is not self:
             self.second_path, self.second_type, self.message = None, "", "no counterpart"
-        self.calls, self.trials, self.rounding = [], [], None
+        self.calls, self.trials, self.rounding, self.tables = [], [], None, None
         other.second_path, other.second_type, other.message = second_path, kind, ""
         other.calls, other.trials = [call], []
 

@@ -1,4 +1,4 @@
-"""What rounding does to one pair of submodules by itself: its share of precision, and what float64 may differ by."""
+"""What rounding and tables do to a pair of submodules by itself: its share of precision, how far float64 may differ."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from ..pair import SIDES
 from ..results.findings import Side
 from ..sides.dtypes import is_float, unit_of
 from ..sides.subject import Array, Call
-from ..verdict.criterion import ROUNDING_FACTOR, Measure, measure, precision_used, scale_of
+from ..verdict.criterion import ROUNDING_FACTOR, TABLE_FACTOR, Measure, measure, precision_used, scale_of
 from .forcing import Paths
 from .leaves import distance, fed, fed_cotangents, match_leaves
 from .sides import Runner, Sides
+
+TABLE_SEEDS = 2
+"""How many times the tables in a submodule are moved."""
 
 COPIES = 6
 """How many slightly moved inputs a submodule's precision is judged on."""
@@ -37,6 +40,32 @@ def rounding(runner: Runner, sides: Sides, paths: Paths, calls: dict[Side, Call]
         gradients = ([*run.input_gradients, *(run.parameter_gradients[name] for name in names)] for run in (low, high))
         largest = max(largest, _error(low.outputs, high.outputs), _error(*gradients))
     return ROUNDING_FACTOR * largest / unit_of(sides.dtype) * float(np.finfo(np.float64).eps)
+
+
+def explained(runner: Runner, sides: Sides, paths: Paths, calls: dict[Side, Call]) -> dict[str, float]:
+    """Return the relative differences, forward and backward, that tables in float32 inside a pair may cause.
+
+    Tables are what depends on neither weights nor floating-point inputs; a pair without any has to agree exactly.
+    """
+    groups = match_leaves(calls["first"].arguments.leaves, calls["second"].arguments.leaves)
+    outputs = match_leaves(calls["first"].outputs, calls["second"].outputs)
+    arguments, cotangents = fed(calls, groups, "first"), fed_cotangents(calls, outputs, "first")
+    found = {"forward": 0.0, "backward": 0.0}
+    for side in SIDES:
+        call = side, paths[side], arguments[side], cotangents[side]
+        plain, largest = runner.run(*call), dict.fromkeys(found, 0.0)
+        for seed in range(TABLE_SEEDS):
+            moved = runner.run_moved(*call, seed)
+            if not moved.moved:
+                break
+            largest["forward"] = max(largest["forward"], _error(moved.outputs, plain.outputs))
+            names = sorted(moved.parameter_gradients.keys() & plain.parameter_gradients.keys())
+            both = (
+                [*run.input_gradients, *(run.parameter_gradients[name] for name in names)] for run in (moved, plain)
+            )
+            largest["backward"] = max(largest["backward"], _error(*both))
+        found = {key: found[key] + TABLE_FACTOR * largest[key] for key in found}
+    return found
 
 
 def _error(low: Sequence[Array | None], high: Sequence[Array | None]) -> float:
