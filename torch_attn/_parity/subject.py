@@ -233,9 +233,6 @@ class TorchSubject:
         return self._compiled[path]
 
 
-Harness = TorchSubject
-
-
 class _NeedsBackwardError(Exception):
     """Gradients could not be asked for by their sources; a checkpoint with ``use_reentrant=True`` accumulates them."""
 
