@@ -19,7 +19,7 @@ import torch
 import transformers
 
 import jax_attn
-from torch_attn._parity.promotion import lifted
+from torch_attn._parity.promotion import promoted
 
 SIZES = {
     "vocab_size": 11,
@@ -66,7 +66,7 @@ def run_transformers(family: str) -> tuple[dict[str, Any], dict[str, np.ndarray]
     def look(module: Any, args: Any, kwargs: Any, output: Any) -> None:
         seen.update(x=(args[0] if args else kwargs["hidden_states"]).numpy(), output=output[0].numpy())
 
-    with lifted(), torch.no_grad():  # transformers computes positions, norms and softmax in float32 otherwise
+    with promoted(), torch.no_grad():  # transformers computes positions, norms and softmax in float32 otherwise
         torch.manual_seed(0)
         config = transformers.AutoConfig.for_model(family, **{**SIZES, **FAMILIES[family]}, attn_implementation="eager")
         model = transformers.AutoModel.from_config(config).eval()

@@ -21,7 +21,7 @@ import jax_attn
 import torch_attn
 from attn_bridge import transfer
 from attn_bridge.specs import LinearAttentionConfig
-from torch_attn._parity.promotion import lifted
+from torch_attn._parity.promotion import promoted
 
 TOKENS, WIDTH, LIMIT = 9, 12, 1e-12
 SIZES = {
@@ -57,7 +57,7 @@ def prove_qwen3_next() -> bool:
     """Compare a layer of Qwen3-Next with ours, on a batch padded on the left."""
     seen: list[np.ndarray] = []
     mask = np.arange(TOKENS) >= np.array([0, 3])[:, None]
-    with lifted(), torch.no_grad():  # transformers computes decays, norms and the state in float32 otherwise
+    with promoted(), torch.no_grad():  # transformers computes decays, norms and the state in float32 otherwise
         torch.manual_seed(0)
         config = transformers.AutoConfig.for_model("qwen3_next", **SIZES)
         model = transformers.AutoModel.from_config(config).eval()

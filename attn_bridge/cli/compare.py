@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..parity.compare.samples.limits import MAX_SEEDS
 from ..parity.compare.sides.dtypes import DTYPES
 from . import inputs as arrays
 from .again import command_line
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 MODES = ("eager", "jit")
 DEVICES = ("cpu", "gpu", "tpu")
-
-MAX_SEEDS = 1000
-"""Most times that numbers are drawn."""
 
 Html = Annotated[str | None, typer.Option(help="Write the report as one HTML page.")]
 Json = Annotated[

@@ -1,8 +1,8 @@
 """The pytest plugin: the fixture `parity`, its marker, its options, and what a failing comparison prints.
 
-It is loaded in every pytest run of whoever has this package installed. So it imports nothing but pytest before a test
-asks for the fixture, and leaves alone the tests that don't. A setting is looked for in the call, the marker, the
-command line and the ini file, in this order.
+It is loaded in every pytest run of whoever has this package installed. So it imports nothing but pytest and one number
+before a test asks for the fixture, and leaves alone the tests that don't. A setting is looked for in the call, the
+marker, the command line and the ini file, in this order.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .compare.samples.limits import MAX_SEEDS
+
 if TYPE_CHECKING:
     from .compare.results.report import ParityError, Report
 
@@ -37,7 +39,7 @@ AXES = {"variants": "variant", "dtypes": "dtype", "devices": "device", "modes": 
 WHOLE = {"seeds": 1, "first_seed": 0}
 """Whole numbers -> the least."""
 
-MOST = {"seeds": 1000}
+MOST = {"seeds": MAX_SEEDS}
 """Whole numbers -> the largest."""
 
 PASSED_ON = ("rules", "transfer", "train", "strict", "localise", "second_inputs", "fixed", "vary", "allow")

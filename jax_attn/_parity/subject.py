@@ -68,11 +68,6 @@ def subject_of(value: Any, device: str | None = None, *, train: bool = False) ->
     return JaxSubject(_adapter(value, device), train=train)
 
 
-def Harness(module: Any, device: str | None = None, *, train: bool = False) -> JaxSubject:  # noqa: N802
-    """Make a JAX side runnable, as `subject_of` does."""
-    return subject_of(module, device, train=train)
-
-
 def _adapter(value: Any, device: str | None) -> Any:
     if isinstance(value, Function):
         return FunctionSide(value, device)

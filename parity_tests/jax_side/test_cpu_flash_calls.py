@@ -22,7 +22,7 @@ from jax.experimental import serialize_executable
 import jax_attn
 from attn_bridge import masks
 from jax_attn import functional
-from jax_attn._parity.subject import lifted
+from jax_attn._parity.running.promotion import promoted
 from jax_attn.cpu_kernels import xla
 from jax_attn.implementations import block_plan, cpu_flash
 
@@ -258,10 +258,10 @@ def test_it_has_no_float64_and_mixes_no_dtypes():
         attend(*(one.astype("float64") for one in inputs))
 
 
-def test_what_is_lifted_to_float64_is_not_computed_by_them():
+def test_what_is_promoted_to_float64_is_not_computed_by_them():
     module = jax_attn.MultiHeadAttention(16, 16, 256, num_heads=2, rngs=nnx.Rngs(3))
     x = draw(2, 200, 16, seed=4)
-    with lifted():
+    with promoted():
         found = module(jnp.asarray(x))
     with jax.enable_x64(True):
         graph, state = nnx.split(module)

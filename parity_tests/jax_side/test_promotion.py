@@ -12,7 +12,7 @@ from jax.extend import core
 
 from attn_bridge.parity.compare.sides.subject import Arguments, CannotPromoteError
 from jax_attn._parity.running.promotion import promoted
-from jax_attn._parity.subject import Harness
+from jax_attn._parity.subject import subject_of
 
 X = np.array([0.12345678901234567, 0.7654321987654321, -1.1111111111111112])
 THIRD = 1.0 / 3.0
@@ -210,8 +210,8 @@ def references():
 @pytest.mark.parametrize("way", WAYS)
 def test_a_way_to_ask_for_less_gives_float64(references, way):
     output, gradient, _ = references[way]
-    harness = Harness(Module(WAYS[way][0]))
-    found = harness.run({}, Arguments((X,)), [cotangent_like(output)], dtype="float64")
+    subject = subject_of(Module(WAYS[way][0]))
+    found = subject.run({}, Arguments((X,)), [cotangent_like(output)], dtype="float64")
     assert found.outputs[0].dtype == found.input_gradients[0].dtype == np.float64
     np.testing.assert_allclose(found.outputs[0], output, rtol=1e-14, atol=1e-15)
     np.testing.assert_allclose(found.input_gradients[0], gradient, rtol=1e-14, atol=1e-15)
@@ -226,7 +226,7 @@ def test_the_same_way_loses_digits_without_the_lift(references, way):
 @pytest.mark.parametrize("way", ROUNDED)
 @pytest.mark.xfail(reason="JAX rounds a Python number to a dtype without an operation that could be lifted")
 def test_a_constant_is_as_precise_as_it_was_written(way):
-    found = Harness(Module(ROUNDED[way])).run({}, Arguments((X,)), dtype="float64").outputs[0]
+    found = subject_of(Module(ROUNDED[way])).run({}, Arguments((X,)), dtype="float64").outputs[0]
     np.testing.assert_allclose(found, third(X), rtol=1e-14)
 
 
@@ -252,10 +252,10 @@ def test_a_dtype_that_a_stock_layer_was_built_with_is_lifted(layer):
     results = []
     for low in ({}, {"dtype": BF16}):
         module = build(**low)
-        harness, dtype = Harness(module), module.dtype if hasattr(module, "dtype") else None
+        subject, dtype = subject_of(module), module.dtype if hasattr(module, "dtype") else None
         random = np.random.default_rng(2)
-        weights = {name: random.uniform(0.5, 1.5, size=one.shape) for name, one in harness.parameters().items()}
-        results.append(harness.run(weights, Arguments((x,)), dtype="float64").outputs[0])
+        weights = {name: random.uniform(0.5, 1.5, size=one.shape) for name, one in subject.parameters().items()}
+        results.append(subject.run(weights, Arguments((x,)), dtype="float64").outputs[0])
         assert getattr(module, "dtype", None) == dtype
     assert results[1].dtype == np.float64
     np.testing.assert_allclose(results[1], results[0], rtol=1e-14)
@@ -324,7 +324,7 @@ def test_a_loop_is_traced_once_where_what_it_carries_can_be_lifted(carried, most
         total, each = lax.scan(step, carried(x), jnp.repeat(x, 100))
         return total - carried(x), each.sum()
 
-    outputs = Harness(Module(function)).run({}, Arguments((X,)), dtype="float64").outputs
+    outputs = subject_of(Module(function)).run({}, Arguments((X,)), dtype="float64").outputs
     for found in outputs:
         np.testing.assert_allclose(found, 100 * third(X).sum(), rtol=1e-12)
     assert 0 < len(seen) <= most
@@ -335,9 +335,9 @@ def test_nothing_stays_lifted_after_a_module_that_fails():
         raise PlannedError("no")
 
     before = state()
-    harness = Harness(Module(fail))
+    subject = subject_of(Module(fail))
     with pytest.raises(CannotPromoteError, match="Flax module Module raised PlannedError: no"):
-        harness.run({}, Arguments((X,)), dtype="float64")
+        subject.run({}, Arguments((X,)), dtype="float64")
     assert state() == before
 
 
@@ -354,8 +354,8 @@ def test_variables_that_are_no_weights_are_lifted_and_stay_what_they_are():
 
     module = Holder()
     values = {name: np.array(getattr(module, name)[...]) for name in ("weight", "table", "count")}
-    harness = Harness(module)
-    found = harness.run(harness.weights(), Arguments((X,)), [np.ones(3)], dtype="float64")
+    subject = subject_of(module)
+    found = subject.run(subject.weights(), Arguments((X,)), [np.ones(3)], dtype="float64")
     expected = X * values["weight"].astype(float) + 2.0 * values["table"].astype(float) + values["count"]
     np.testing.assert_allclose(found.outputs[0], expected, rtol=1e-15)
     np.testing.assert_allclose(found.parameter_gradients["weight"], X, rtol=1e-15)
@@ -380,7 +380,7 @@ def test_what_can_not_be_lifted_is_refused(way):
     function, why = REFUSED[way]
     before = state()
     with pytest.raises(CannotPromoteError, match=why):
-        Harness(Module(function)).run({}, Arguments((X,)), dtype="float64")
+        subject_of(Module(function)).run({}, Arguments((X,)), dtype="float64")
     assert state() == before
 
 

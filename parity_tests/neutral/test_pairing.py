@@ -97,10 +97,10 @@ def test_the_names_of_libraries_are_matched(torch, flax):
     pairing = propose(ours, theirs)
     assert len(pairing.matches) == len(ours) == len(theirs)
     for match in pairing.matches:
-        path, other = (one.name.rpartition(".")[0] for one in (match.torch, match.flax))
-        assert known[path] == others[other], f"{match.torch.name} = {match.flax.name}"
-        assert match.torch.name.endswith("bias") == match.flax.name.endswith("bias")
-        is_matrix = match.flax.name.endswith("kernel")
+        path, other = (one.name.rpartition(".")[0] for one in (match.first, match.second))
+        assert known[path] == others[other], f"{match.first.name} = {match.second.name}"
+        assert match.first.name.endswith("bias") == match.second.name.endswith("bias")
+        is_matrix = match.second.name.endswith("kernel")
         assert match.rule.pattern == ("a1 a0 -> a0 a1" if is_matrix else "... -> ...")
         assert match.how == "names"
 
@@ -203,8 +203,8 @@ def test_every_layout_is_a_bijection_of_bits(layout):
     ours, theirs = map(parameters, LAYOUTS[layout])
     pairing = propose(ours, theirs)
     for here, there, shapes, convert, back in (
-        (ours, theirs, theirs, pairing.to_flax, pairing.to_torch),
-        (theirs, ours, ours, pairing.to_torch, pairing.to_flax),
+        (ours, theirs, theirs, pairing.to_second, pairing.to_first),
+        (theirs, ours, ours, pairing.to_first, pairing.to_second),
     ):
         arrays = draw(here)
         converted = convert(arrays)
@@ -222,7 +222,7 @@ def test_the_parts_of_a_fused_weight_are_query_key_value_and_heads_stay_together
     pairing = propose(parameters(FUSED), parameters(SPLIT))
     assert [row.flax for row in pairing.rows()][:3] == ["query.kernel", "key.kernel", "value.kernel"]
     arrays = draw(parameters(FUSED))
-    flax = pairing.to_flax(arrays)
+    flax = pairing.to_second(arrays)
     weight = arrays["in_proj_weight"].view(np.uint32)
     for part, name in enumerate(("query", "key", "value")):
         for head in range(2):
@@ -237,28 +237,28 @@ def test_the_parts_of_a_fused_weight_are_query_key_value_and_heads_stay_together
 def test_convolution_kernels_put_space_first_and_outputs_last():
     ours, theirs = map(parameters, LAYOUTS["convolutions and batch norm"])
     arrays = draw(ours)
-    flax = propose(ours, theirs).to_flax(arrays)
+    flax = propose(ours, theirs).to_second(arrays)
     kernel = arrays["conv1.weight"].view(np.uint32)
     assert np.array_equal(flax["Conv_0.kernel"].view(np.uint32), kernel.transpose(2, 3, 1, 0))
     assert np.array_equal(flax["bn.var"].view(np.uint32), arrays["bn.running_var"].view(np.uint32))
 
 
-def test_gradients_are_aligned_under_torch_names_with_torch_axes():
+def test_gradients_are_aligned_under_the_first_sides_names_with_its_axes():
     pairing = propose(parameters(FUSED), parameters(SPLIT))
     arrays = draw(parameters(FUSED), seed=3)
-    ours, theirs = pairing.aligned(arrays, "torch"), pairing.aligned(pairing.to_flax(arrays), "flax")
+    ours, theirs = pairing.aligned(arrays, "first"), pairing.aligned(pairing.to_second(arrays), "second")
     assert list(ours) == list(theirs)
     assert ours["in_proj_weight[key]"].shape == (8, 8)
     for name, array in ours.items():
         assert np.array_equal(array.view(np.uint32), np.ascontiguousarray(theirs[name]).view(np.uint32)), name
-    assert pairing.aligned({"out_proj.bias": arrays["out_proj.bias"]}, "torch").keys() == {"out_proj.bias"}
+    assert pairing.aligned({"out_proj.bias": arrays["out_proj.bias"]}, "first").keys() == {"out_proj.bias"}
 
 
 def test_bits_of_bfloat16_survive():
     shapes = parameters({"a.weight": ((4, 4), "Linear")}), parameters({"a.kernel": ((4, 4), "Linear")})
     array = np.arange(65520, 65536, dtype=np.uint16).reshape(4, 4).view(ml_dtypes.bfloat16)
     pairing = propose(*shapes)
-    flax = pairing.to_flax({"a.weight": array})["a.kernel"]
+    flax = pairing.to_second({"a.weight": array})["a.kernel"]
     assert flax.dtype == array.dtype
     assert np.array_equal(flax.view(np.uint16), array.T.view(np.uint16))
 
@@ -276,7 +276,7 @@ BARE = parameters({"W": ((4, 4), "Own")}), parameters({"W": ((4, 4), "Own")})
 def test_what_names_leave_open_is_settled_by_trying():
     def probe(candidate):
         tried.append(candidate)
-        return 0.0 if {match.torch.name: match.flax.name for match in candidate.matches} == wanted else 0.5
+        return 0.0 if {match.first.name: match.second.name for match in candidate.matches} == wanted else 0.5
 
     for wanted in (
         {"alpha.weight": "x.kernel", "beta.weight": "y.kernel"},
@@ -408,7 +408,7 @@ def test_numbered_blocks_are_decided_once_for_all():
 
     def probe(candidate):
         tried.append(candidate)
-        names = {match.torch.name: (match.flax.name, match.rule.pattern) for match in candidate.matches}
+        names = {match.first.name: (match.second.name, match.rule.pattern) for match in candidate.matches}
         return (
             0.0
             if all(names[f"blocks.{i}.left"] == (f"layers.{i}.y", "... -> ...") for i in range(5))
@@ -709,7 +709,7 @@ def test_rules_say_which_is_which():
     ours, theirs = BARE
     pairing = from_rules([Rule("W", "W", "a b -> b a")], ours, theirs)
     array = draw(ours)["W"]
-    assert np.array_equal(pairing.to_flax({"W": array})["W"].view(np.uint32), array.T.view(np.uint32))
+    assert np.array_equal(pairing.to_second({"W": array})["W"].view(np.uint32), array.T.view(np.uint32))
     assert [row.how for row in pairing.rows()] == ["rules"]
 
 

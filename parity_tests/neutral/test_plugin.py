@@ -36,7 +36,8 @@ import json
 from pathlib import Path
 
 import attn_bridge.parity
-from attn_bridge.parity.compare.report import Divergence, Report
+from attn_bridge.parity.compare.results.findings import Divergence
+from attn_bridge.parity.compare.results.report import Report
 
 class Stub(Report):
     def to_html(self, path):

@@ -15,7 +15,7 @@ import torch_attn
 from attn_bridge import families
 from attn_bridge.masks import causal, sliding_window
 from attn_bridge.specs.position import Rotary
-from torch_attn._parity.promotion import lifted
+from torch_attn._parity.promotion import promoted
 from torch_attn.backend import to_numpy
 
 from ..hf_configs import PUBLISHED
@@ -61,7 +61,7 @@ def test_published_configs_mean_what_transformers_takes_them_for(name, index):
     if not isinstance(spec.position, Rotary):
         return
     kind = {"layer_type": config.layer_types[index]} if config.model_type in ("gemma3_text", "olmo3") else {}
-    with lifted():
+    with promoted():
         cos, sin = rotary(config)(torch.ones(1), torch.tensor([[0, 1, 100000]]), **kind)
     width = spec.position.width(spec.head_dim)
     angles = np.outer([0, 1, 100000], spec.position.frequencies(width))
@@ -121,7 +121,7 @@ def test_gradients_are_what_transformers_gives(name, index):
     case, seen, generator = CASES[name], [], torch.Generator().manual_seed(7)
     mask = torch.from_numpy(padding("left", 11).copy())
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    with lifted():
+    with promoted():
         with torch.no_grad():
             config, model = build(case, "float64", generator)
         attention = model.get_submodule(f"{case.layers_at}.{index}.{case.attention}")

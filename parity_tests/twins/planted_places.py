@@ -248,7 +248,7 @@ def subject(module: Any) -> Any:
         from torch_attn._parity import subject as room
     else:
         from jax_attn._parity import subject as room
-    return (getattr(room, "subject_of", None) or room.Harness)(module)
+    return room.subject_of(module)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ import jax_attn
 import torch_attn
 from attn_bridge import backends, families, parity, transfer
 from attn_bridge.specs import GatedDeltaNetConfig
-from torch_attn._parity.promotion import lifted
+from torch_attn._parity.promotion import promoted
 from torch_attn.backend import to_numpy
 
 from ..hf_oracle import judge_roundings
@@ -133,7 +133,7 @@ def test_a_transposed_gate_crashes_or_is_caught():
 def hugging_face(model_type: str, dtype: str):
     """Return a config.json, and the first layer of a tiny model with weights that hide nothing."""
     config = transformers.AutoConfig.for_model(model_type, **HF_SIZES)
-    with lifted() if dtype == "float64" else contextlib.nullcontext():
+    with promoted() if dtype == "float64" else contextlib.nullcontext():
         layer = HF[model_type](config, 0).eval().to(getattr(torch, dtype))
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -148,7 +148,7 @@ def run_hugging_face(model_type: str, x: np.ndarray, mask: np.ndarray, steps: tu
     _, config, layer = hugging_face(model_type, "float64")
     cache = transformers.DynamicCache(config=config) if len(steps) > 1 else None
     outputs, stop = [], 0
-    with lifted(), torch.no_grad():
+    with promoted(), torch.no_grad():
         for count in steps:
             begin, stop = stop, stop + count
             shown = None if count == 1 else torch.from_numpy(mask[:, begin:stop])
@@ -189,7 +189,7 @@ def test_ours_loses_no_more_than_transformers(model_type, framework, dtype):
         with torch.no_grad():
             theirs = to_numpy(layer(x))
             ours = to_numpy(module(x)) if framework == "torch" else np.asarray(in_jit(module, to_numpy(x), {}))
-        with lifted(), torch.no_grad():
+        with promoted(), torch.no_grad():
             exact = copy.deepcopy(layer).double()(x.double()).numpy()
         calls.append((theirs, ours, exact))
     verdict = judge_roundings(calls, dtype)

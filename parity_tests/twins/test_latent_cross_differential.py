@@ -21,7 +21,7 @@ from attn_bridge import checkpoints, families, specs
 from attn_bridge.masks import sliding_window
 from jax_attn._parity.running.numpy_interpreter import evaluate
 from jax_attn.backend import precision
-from torch_attn._parity.promotion import lifted
+from torch_attn._parity.promotion import promoted
 from torch_attn.backend import to_numpy
 
 from ..hf_oracle import judge_roundings
@@ -421,7 +421,7 @@ def test_deepseek_v3s_config_means_what_transformers_takes_it_for():
         module = modeling_deepseek_v3.DeepseekV3Attention(config, 60)
     assert layer.names() == {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
     assert layer.config.scale == pytest.approx(module.scaling, rel=1e-15)
-    with lifted():
+    with promoted():
         cos, sin = modeling_deepseek_v3.DeepseekV3RotaryEmbedding(config)(torch.ones(1), torch.tensor([[1, 100_000]]))
     angles = np.outer([1, 100_000], layer.config.position.frequencies(64))
     factor = layer.config.position.table_factor

@@ -71,9 +71,6 @@ def promoted() -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
-lifted = promoted
-
-
 BACKWARD = {torch.autograd.backward, torch.autograd.grad, Tensor.backward}
 """Calls that run the user's code again where it is checkpointed."""
 

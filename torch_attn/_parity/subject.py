@@ -168,7 +168,7 @@ class TorchSubject:
         with ONE_AT_A_TIME:
             try:
                 return one.results(weights, arguments, cotangents, self._accumulates)
-            except _NeedsBackwardError:
+            except NeedsBackwardError:
                 found = one.results(weights, arguments, cotangents, accumulate=True)
             self._accumulates = True
         return found
@@ -208,7 +208,7 @@ class TorchSubject:
                 try:
                     with recorder.recording():
                         one.results(weights, arguments, cotangents, accumulate)
-                except _NeedsBackwardError:
+                except NeedsBackwardError:
                     continue
                 return recorder.calls()
         raise AssertionError("gradients that are accumulated need no other way")
@@ -233,10 +233,7 @@ class TorchSubject:
         return self._compiled[path]
 
 
-Harness = TorchSubject
-
-
-class _NeedsBackwardError(Exception):
+class NeedsBackwardError(Exception):
     """Gradients could not be asked for by their sources; a checkpoint with ``use_reentrant=True`` accumulates them."""
 
 
@@ -279,7 +276,7 @@ class _Run:
                     structure, outputs = outputs_of(result, self.label)
                     sources = [] if cotangents is None else [*leaves, *tensors.values()]
                     gradients = gradients_of(outputs, given, sources, accumulate)
-            except (CannotPromoteError, ModuleFailedError, _NeedsBackwardError):
+            except (CannotPromoteError, ModuleFailedError, NeedsBackwardError):
                 raise
             except Exception as error:
                 raise failure(error, self.dtype, self.label) from error
@@ -365,7 +362,7 @@ def gradients_of(
     """Return the gradient of each source; None for one that has none, zeros for one that nothing depends on.
 
     Raises:
-        _NeedsBackwardError: the graph has a checkpoint that only accumulates.
+        NeedsBackwardError: the graph has a checkpoint that only accumulates.
     """
     wanted = [source for source in sources if source.requires_grad]
     with torch._C.DisableTorchFunction():  # what is done here is not the module's
@@ -385,7 +382,7 @@ def gradients_of(
         try:
             found = iter(torch.autograd.grad(roots, [edge(one) for one in wanted], given, allow_unused=True))
         except RuntimeError as error:
-            raise _NeedsBackwardError from error
+            raise NeedsBackwardError from error
     return [zeros_for(_numpy_or_none(next(found)), one) if one.requires_grad else None for one in sources]
 
 

@@ -20,7 +20,8 @@ from attn_bridge.parity.training.stepping import Hyperparameters, State, Step
 
 from ..backend import from_numpy, to_numpy
 from .drawing import drawing, random_state
-from .subject import failure, precision_of, zeros_for
+from .state import ONE_AT_A_TIME
+from .subject import NeedsBackwardError, failure, gradients_of, precision_of
 from .weights import device_of, named_weights, outputs_of
 
 SLOTS = {"exp_avg": "mu", "exp_avg_sq": "nu", "momentum_buffer": "trace"}
@@ -88,6 +89,7 @@ class Trainer:
         self._named = [(name, one) for name, one in self._module.named_parameters() if one.requires_grad]
         self._others = {name: one for name, one, role in named_weights(self._module) if role == "statistic"}
         self._optimizer = optimizer(self._named)
+        self._accumulates = False
 
     @property
     def trainable(self) -> set[str]:
@@ -113,25 +115,43 @@ class Trainer:
             ModuleFailedError: the module or the loss raised.
             CannotPromoteError: it can't be run in float64.
         """
+        with ONE_AT_A_TIME:
+            try:
+                return self._differentiated(weights, arguments, targets, masks, self._accumulates)
+            except NeedsBackwardError:
+                masks.restart()
+                found = self._differentiated(weights, arguments, targets, masks, accumulate=True)
+            self._accumulates = True
+        return found
+
+    def _differentiated(
+        self,
+        weights: Mapping[str, np.ndarray[Any, Any]],
+        arguments: Arguments,
+        targets: Any,
+        masks: Masks,
+        accumulate: bool,
+    ) -> Step:
+        """Do so; `accumulate` has gradients added to the parameters, as ``loss.backward()`` does."""
         self._write(weights)
         sources = [parameter for _, parameter in self._named]
+        for source in sources:
+            source.grad = None
         before = random_state()
         dropped = masks if self._dropout else None
         try:
             with precision_of(self.precision), drawing(dropped, self._module), torch.enable_grad():
                 call = arguments.with_leaves([self._tensor(leaf) for leaf in arguments.leaves])
                 loss = self._loss(self._module(*call.args, **call.kwargs), self._tensor(targets))
-                edge = torch.autograd.graph.get_gradient_edge  # given tensors, torch would leave the mode that promotes
-                found = torch.autograd.grad([edge(loss)], [edge(one) for one in sources], allow_unused=True)
-        except ModuleFailedError:
+                if not loss.requires_grad or loss.numel() != 1:
+                    raise ValueError("the loss must be one number that depends on the weights")
+                found = gradients_of([loss], [torch.ones_like(loss)], sources, accumulate)
+        except (ModuleFailedError, NeedsBackwardError):
             raise
         except Exception as error:
             raise failure(error, self.precision, f"torch module {type(self._module).__name__}") from error
         foreign = not all(map(torch.equal, before, random_state()))
-        gradients = {
-            name: zeros_for(None if gradient is None else to_numpy(gradient), source)
-            for (name, source), gradient in zip(self._named, found, strict=True)
-        }
+        gradients = {name: one for (name, _), one in zip(self._named, found, strict=True) if one is not None}
         statistics = {name: to_numpy(one).copy() for name, one in self._others.items()}
         return Step(to_numpy(loss), gradients, statistics, foreign)
 
@@ -139,6 +159,12 @@ class Trainer:
         self, weights: Mapping[str, np.ndarray[Any, Any]], gradients: Mapping[str, np.ndarray[Any, Any]], state: State
     ) -> tuple[Arrays, State]:
         """Return the weights after one step of the optimizer, and its state then."""
+        with ONE_AT_A_TIME:
+            return self._updated(weights, gradients, state)
+
+    def _updated(
+        self, weights: Mapping[str, np.ndarray[Any, Any]], gradients: Mapping[str, np.ndarray[Any, Any]], state: State
+    ) -> tuple[Arrays, State]:
         self._write(weights)
         self._optimizer.state.clear()
         for name, parameter in self._named:

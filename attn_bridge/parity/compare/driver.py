@@ -28,6 +28,7 @@ from .prepare import prepare
 from .results.allowances import accept, checked
 from .results.findings import TensorVerdict, Verdict, worst
 from .results.report import Report
+from .samples.limits import MAX_SEEDS
 from .sides.dtypes import DTYPES
 from .sides.subject import Array, CannotPromoteError, ModuleFailedError
 from .submodule_pairs import differing_settings
@@ -36,8 +37,6 @@ from .verdict.coverage import Coverage, covered
 from .verdict.runner import Live, Runner
 
 MODES = ("eager", "jit")
-
-MAX_SEEDS = 1000
 
 MISSING = object()
 """Stands for an argument that was not given."""

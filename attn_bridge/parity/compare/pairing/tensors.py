@@ -126,16 +126,6 @@ class Match:
     text: str = ""
 
     @property
-    def torch(self) -> Tensor:
-        """The first side's tensor, by its old name."""
-        return self.first
-
-    @property
-    def flax(self) -> Tensor:
-        """The second side's tensor, by its old name."""
-        return self.second
-
-    @property
     def pattern(self) -> str:
         """The pattern as people read it."""
         return self.text or self.rule.pattern
@@ -170,8 +160,6 @@ class Pairing:
     def to_first(self, arrays: Mapping[str, Array]) -> Arrays:
         """Convert the second side's weights by parameter name to the first side's."""
         return self._convert(arrays, "second")
-
-    to_flax, to_torch = to_second, to_first
 
     def aligned(self, arrays: Mapping[str, Array], side: Which) -> dict[str, Array]:
         """Return arrays of one side (weights or gradients) per pair, under the first side's names and with its axes."""

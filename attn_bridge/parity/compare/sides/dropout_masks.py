@@ -70,6 +70,10 @@ class Masks:
 
     def __init__(self, seed: int, step: int = 0):
         self._key = rng.fold_in(rng.key(seed), step)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew, for a call that is run again."""
         self._drawn: dict[Shape, int] = collections.defaultdict(int)
         self.draws: list[Draw] = []
 

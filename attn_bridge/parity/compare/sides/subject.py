@@ -24,9 +24,6 @@ class CannotPromoteError(Exception):
     """The module has a part that exists in its own precision only, so that it can't be run in float64."""
 
 
-CannotLiftError = CannotPromoteError
-
-
 class ModuleFailedError(ValueError):
     """The user's module, or what it returned, is not what can be compared; the message is one line."""
 
