@@ -272,7 +272,7 @@ class _Search:
         if not node.calls:
             return list(bad)
         calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
-        steps = self._steps(node, calls, "forward")
+        steps = self._steps(node, calls, "forward", loose=True)
         healed = set()
         for step in steps:
             following = next_of(step, steps, calls)
@@ -303,14 +303,15 @@ class _Search:
                 return code_between(path, steps, calls, direction, limit, backward), steps
         return None, []
 
-    def _steps(self, node: Node, calls: dict[Side, Call], direction: Direction) -> list[Step]:
+    def _steps(self, node: Node, calls: dict[Side, Call], direction: Direction, *, loose: bool = False) -> list[Step]:
         """Return the calls of submodules inside one call of a module that is fed the same on both sides."""
         children = [child for child in nearest(node) if child.path and child.second_path]
         inside = self._inside(node, calls, direction, self._limit_of(node, direction)) if children else None
         if inside is None:
             return []
         pairs = {child.path: child.second_path for child in children if child.path and child.second_path}
-        return steps_of(pairs, inside, {child.path for child in children if child.path and child.exchanged})
+        exchanged = {child.path for child in children if child.path and child.exchanged}
+        return steps_of(pairs, inside, exchanged, loose=loose)
 
     def _input_gradients(
         self, node: Node, calls: dict[Side, Call], step: Step | None
