@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attn_bridge.parity.compare.localisation.between import Step, calls_inside, code_between
-from attn_bridge.parity.compare.localisation.leaves import match_by_place, match_leaves, whole_numbers
+from attn_bridge.parity.compare.localisation.leaves import fed_alike, match_by_place, match_leaves, whole_numbers
 from attn_bridge.parity.compare.localisation.sides import Sides
 from attn_bridge.parity.compare.localisation.weighing import explained
 from attn_bridge.parity.compare.sides.subject import Arguments, Call, Run, Submodule
@@ -74,6 +74,17 @@ def test_arrays_are_matched_by_keyword_then_by_order():
     mask = np.array([True, False])
     assert whole_numbers(Arguments((x, mask)), Arguments((~mask, x))) == [(1, 0)]
     assert whole_numbers(Arguments((mask,)), Arguments((mask.copy(),))) == []
+
+
+def test_a_module_that_gets_more_rows_on_one_side_is_fed_all_of_them_on_both():
+    few, many = draw(3, 4), draw(2, 5, 4)
+    calls = {"first": call("m", 0, few, few[:, :2], few[:, :2]), "second": call("m", 0, many, many[..., :2])}
+    found = fed_alike(calls)
+    assert found["second"] is calls["second"]
+    np.testing.assert_array_equal(found["first"].arguments.leaves[0], many)
+    np.testing.assert_array_equal(found["first"].outputs[0], many[..., :2])
+    assert fed_alike(dict.fromkeys(calls, calls["second"])) is None, "they are alike"
+    assert fed_alike({**calls, "first": call("m", 0, draw(3, 5), draw(3, 2))}) is None, "other channels"
 
 
 # ---- submodules

@@ -68,7 +68,7 @@ def write(lane: str, order: Sequence[str], rows: Sequence[str]) -> None:
     kept = [match[0] for match in ROW.finditer(old) if match["entry"] in order and match["entry"] not in new]
     table = sorted([*kept, *rows], key=lambda row: order.index(ROW.fullmatch(row)["entry"]))  # type: ignore[index]
     machine, versions = describe(), environment()
-    facts = [f"Measured on {machine['cpu']}, {machine['cores']} cores, {machine['system']}; "]
+    facts = [f"Measured on {machine['cpu']}, {machine['cores']} cores, {machine['system']};"]
     facts.append(", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "jax", "flax", "numpy")) + ".")
     block = "\n".join([summary(table), *facts, "", HEAD, *table])
     DOCS.write_text(f"{before}{begin}\n{block}\n\n<!-- end -->{after}", encoding="utf-8")

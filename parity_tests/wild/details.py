@@ -81,7 +81,7 @@ def torch_gemma() -> Any:
     faults={
         "one-plus-forgotten": fault("pre_attn_norm", "*_norm"),
         "cap-after-the-mask": fault(*ATTENTION),
-        "embedding-not-scaled": fault("", "embed", ("embed", "pre_attn_norm", "attn")),
+        "embedding-not-scaled": fault(*inside("", "embed", "pre_attn_norm", "attn"), "embed"),
         "query-norm-eps": fault("attn.q_norm"),
     },
 )
@@ -154,7 +154,7 @@ def gemma(wrong: str | None) -> Case:
     faults={
         "padding-row-learns": fault("embed", direction="backward"),
         "padding-counted-in-the-mean": fault("", ("embed", "fc")),
-        "offset-forgotten": fault("", ("embed", "fc"), "positions"),
+        "offset-forgotten": fault("", ("embed", "positions"), "positions"),
     },
 )
 def padded_embedding(wrong: str | None) -> Case:
@@ -263,7 +263,7 @@ def vector_quantizer(wrong: str | None) -> Case:
     "adapters",
     "low rank",
     faults={
-        "alpha-not-divided-by-the-rank": fault("", ("base", "down", "up")),
+        "alpha-not-divided-by-the-rank": fault(*inside("", "base", "down", "up")),
         "base-learns": fault("", "base", direction="backward"),
     },
 )

@@ -142,8 +142,8 @@ def mixture_numbered(wrong: str | None) -> Case:
     "mixture of experts",
     "Switch",
     faults={
-        "gate-not-applied": fault(*MIXED),
-        "softmax-over-the-tokens": fault(*MIXED, "router"),
+        "gate-not-applied": fault(*inside("", "router", "wi", "wo")),
+        "softmax-over-the-tokens": fault(*inside("", "router", "wi", "wo"), "router"),  # the gate goes in last
         "router-in-bfloat16": fault(*MIXED, "router", effect="precision"),
     },
 )

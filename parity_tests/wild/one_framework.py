@@ -55,7 +55,7 @@ def torch_fused_mlp(wrong: str | None) -> Case:
     faults={
         "layers-exchanged": fault("", "fc", "linear"),
         "norms-exchanged": fault("", "norm", "layer_norm"),
-        "bias-twice": fault("", "head", ("linear", "head", "layer_norm")),
+        "bias-twice": fault(*inside("", "linear", "head", "layer_norm"), "head"),
     },
 )
 def torch_equal_names(wrong: str | None) -> Case:

@@ -74,20 +74,23 @@ def calls_inside(calls: Sequence[Call], path: str, call: Call) -> list[Call]:
     return sorted((one for one in calls if call.order < one.order <= last), key=lambda one: one.order)
 
 
-def steps_of(pairs: Mapping[str, str], calls: Mapping[Side, Sequence[Call]], exchanged: set[str]) -> list[Step]:
+def steps_of(
+    pairs: Mapping[str, str], calls: Mapping[Side, Sequence[Call]], exchanged: set[str], *, loose: bool = False
+) -> list[Step]:
     """Return the steps of paired submodules in order of execution; one called more often on one side has none.
 
     Args:
         pairs: first path -> second path of the nearest submodules.
         calls: the calls inside the module, by side.
         exchanged: first paths of those that agree only if the sides exchange what they are fed.
+        loose: take the first calls of one that is called more often on one side.
     """
     found = []
     for path, second_path in pairs.items():
         mine = [one for one in calls["first"] if one.path == path]
         its = [one for one in calls["second"] if one.path == second_path]
-        if len(mine) == len(its):
-            both = zip(mine, its, strict=True)
+        if loose or len(mine) == len(its):
+            both = zip(mine, its, strict=False)
             found += [Step(path, {"first": one, "second": two}, path in exchanged) for one, two in both]
     return sorted(found, key=lambda step: step.order)
 
@@ -182,7 +185,8 @@ def _next_of(step: Step, steps: Sequence[Step], whole: dict[Side, Call], path: s
 def next_of(step: Step, steps: Sequence[Step], whole: dict[Side, Call]) -> Step | None:
     """Return the first step after one that may be given what it returned.
 
-    One whose inputs were all there before (the module's inputs, what earlier submodules took and returned) is not.
+    One whose inputs were all there before (the module's inputs, what earlier submodules took and returned) is not, nor
+    is one that takes what such a one returned: a branch beside the step.
     """
     earlier = [one for one in steps if one.order <= step.order]
     there = list(whole["first"].arguments.leaves)
@@ -190,8 +194,10 @@ def next_of(step: Step, steps: Sequence[Step], whole: dict[Side, Call]) -> Step 
         there += one.calls["first"].arguments.leaves
         there += one.calls["first"].outputs if one is not step else []
     for one in steps:
-        if one.order > step.order and not all(_is_among(leaf, there) for leaf in one.calls["first"].arguments.leaves):
-            return one
+        if one.order > step.order:
+            if not all(_is_among(leaf, there) for leaf in one.calls["first"].arguments.leaves):
+                return one
+            there += one.calls["first"].outputs
     return None
 
 

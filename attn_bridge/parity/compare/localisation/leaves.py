@@ -242,6 +242,31 @@ def fed(
     return {side: calls[side].arguments.with_leaves([in_dtype(one, dtype) for one in leaves[side]]) for side in calls}
 
 
+def fed_alike(calls: dict[Side, Call]) -> dict[Side, Call] | None:
+    """Return two calls on the same rows where the sides call a module with different numbers of them; else None.
+
+    An expert that one side gives its own tokens and the other side all of them has no array in common; both can be
+    given the more of them.
+    """
+    first, second = calls["first"], calls["second"]
+    leaves = [[leaf for leaf in one.arguments.leaves if is_float(leaf)] for one in (first, second)]
+    if any(len(one) != 1 or len(call.arguments.leaves) != 1 for one, call in zip(leaves, calls.values(), strict=True)):
+        return None
+    (mine,), (its,) = leaves
+    if mine.size == its.size or mine.shape[-1:] != its.shape[-1:] or match_leaves(first.outputs, second.outputs):
+        return None
+    if [one.shape[-1:] for one in first.outputs] != [one.shape[-1:] for one in second.outputs]:
+        return None
+    source, target = (first, second) if mine.size > its.size else (second, first)
+    given = dataclasses.replace(
+        target,
+        arguments=target.arguments.with_leaves(source.arguments.leaves),
+        outputs=source.outputs,
+        cotangents=source.cotangents,
+    )
+    return {side: source if call is source else given for side, call in calls.items()}
+
+
 def fed_cotangents(
     calls: dict[Side, Call], groups: Sequence[Group], source: Side, dtype: str | None = None
 ) -> dict[Side, list[Array | None]]:

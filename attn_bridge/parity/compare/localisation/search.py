@@ -157,15 +157,17 @@ class _Search:
                 trial = self._trial(node, calls)
             except FAILURES as error:
                 problem = f"could not be run by itself: {error}"
-                trial = dataclasses.replace(compare_freely(calls, self._limit_of(node, "forward")), problem=problem)
+                free = Trial() if node.refed else compare_freely(calls, self._limit_of(node, "forward"))
+                trial = dataclasses.replace(free, problem=problem)
             node.add(trial)
 
     def _trial(self, node: Node, calls: dict[Side, Call]) -> Trial:
         if self.runner is None:
-            return compare_freely(calls, self.limits["forward"])
+            return Trial() if node.refed else compare_freely(calls, self.limits["forward"])
         if self.aim == "meaning":
             strict = node is self.root
-            return force(self.runner, self.sides.pairing, node.paths, calls, self.limits["forward"], strict=strict)
+            trial = force(self.runner, self.sides.pairing, node.paths, calls, self.limits["forward"], strict=strict)
+            return dataclasses.replace(trial, error_in=None, error_out=None) if node.refed else trial
         used, worse, problem = weigh(self.runner, self.sides, node.paths, calls)
         loses = [
             f"{self.sides.labels[worse[key]]} side loses {used[key]:.3g} times its share of precision ({key})"
@@ -270,7 +272,7 @@ class _Search:
         if not node.calls:
             return list(bad)
         calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
-        steps = self._steps(node, calls, "forward")
+        steps = self._steps(node, calls, "forward", loose=True)
         healed = set()
         for step in steps:
             following = next_of(step, steps, calls)
@@ -301,14 +303,15 @@ class _Search:
                 return code_between(path, steps, calls, direction, limit, backward), steps
         return None, []
 
-    def _steps(self, node: Node, calls: dict[Side, Call], direction: Direction) -> list[Step]:
+    def _steps(self, node: Node, calls: dict[Side, Call], direction: Direction, *, loose: bool = False) -> list[Step]:
         """Return the calls of submodules inside one call of a module that is fed the same on both sides."""
         children = [child for child in nearest(node) if child.path and child.second_path]
         inside = self._inside(node, calls, direction, self._limit_of(node, direction)) if children else None
         if inside is None:
             return []
         pairs = {child.path: child.second_path for child in children if child.path and child.second_path}
-        return steps_of(pairs, inside, {child.path for child in children if child.path and child.exchanged})
+        exchanged = {child.path for child in children if child.path and child.exchanged}
+        return steps_of(pairs, inside, exchanged, loose=loose)
 
     def _input_gradients(
         self, node: Node, calls: dict[Side, Call], step: Step | None
@@ -331,7 +334,8 @@ class _Search:
     ) -> dict[Side, list[Call]] | None:
         """Return what was called inside one call of the module, fed the same; None if it was never."""
         free = compare_freely(calls, limit)
-        if (free.error_in or 0.0) <= limit and (direction == "forward" or self._same_cotangents(calls, limit)):
+        as_recorded = not node.refed and (free.error_in or 0.0) <= limit
+        if as_recorded and (direction == "forward" or self._same_cotangents(calls, limit)):
             return {side: calls_inside(self.calls[side], node.paths[side], calls[side]) for side in SIDES}
         if self.runner is None:
             return None

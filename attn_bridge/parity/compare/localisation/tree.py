@@ -10,6 +10,7 @@ from ..pair import SIDES
 from ..results.findings import ModuleNode, Side
 from ..sides.subject import Call, Submodule
 from .forcing import Trial
+from .leaves import fed_alike
 
 MOST_CALLS = 3
 """Most calls of one submodule that are tried; one that is called in a loop repeats itself."""
@@ -27,6 +28,7 @@ class Node:
     second_type: str = ""
     order: int = 0
     message: str = ""
+    refed: bool = False
     first: bool = False
     rounding: float | None = None
     tables: dict[str, float] | None = None
@@ -124,6 +126,7 @@ def build(
         node.message = _why_not(second_path, mine, its, labels)
         node.calls = list(zip(mine, its, strict=False))
         node.calls = node.calls[: MOST_CALLS - 1] + node.calls[MOST_CALLS - 1 :][-1:]
+        _feed_alike(node)
         nodes[path] = node
         if path:
             _parent(path, nodes).children.append(node)
@@ -146,6 +149,14 @@ def nearest(node: Node) -> Iterator[Node]:
             yield child
         else:
             yield from nearest(child)
+
+
+def _feed_alike(node: Node) -> None:
+    """Let both sides have the same rows, where one gives a module more of them than the other."""
+    found = [fed_alike({"first": first, "second": second}) for first, second in node.calls] if node.path else []
+    if found and any(found):
+        node.calls = [(one["first"], one["second"]) for one in found if one is not None]
+        node.refed = True
 
 
 def _by_path(calls: Sequence[Call]) -> dict[str, list[Call]]:
