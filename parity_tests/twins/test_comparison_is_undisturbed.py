@@ -18,6 +18,8 @@ import torch
 from flax import nnx
 from torch import nn
 
+import jax_attn
+import torch_attn
 from attn_bridge.parity import compare
 from attn_bridge.parity.dumps import format as dumps
 from attn_bridge.parity.dumps.recording import dump
@@ -333,62 +335,45 @@ class FlaxTable(nnx.Module):
         return jnp.tanh(x * self.weight[...] + self.table[...])
 
 
-class Fused(torch.autograd.Function):
-    """Attention whose backward pass recomputes the weights from the log-sum-exp, as FlashAttention does."""
-
-    @staticmethod
-    def forward(ctx, scores, value):
-        ctx.save_for_backward(scores, value, torch.logsumexp(scores, -1, keepdim=True))
-        return torch.softmax(scores, -1) @ value
-
-    @staticmethod
-    def backward(ctx, gradient):
-        scores, value, logsumexp = ctx.saved_tensors
-        weights = torch.exp(scores - logsumexp)
-        inner = gradient @ value.mT
-        return weights * (inner - (weights * inner).sum(-1, keepdim=True)), weights.mT @ gradient
-
-
-class TorchFused(nn.Module):
-    """Attention by a fused kernel, over large scores that are exact."""
+class TorchSaturated(torch_attn.MultiHeadAttention):
+    """Attention with scores of 1e4: one side's weights are exactly 1 by luck, the other's one unit less."""
 
     def __init__(self):
-        super().__init__()
-        self.v = nn.Linear(8, 8, bias=False)
-
-    def forward(self, q, k, x):
-        return Fused.apply(q.to(x.dtype) @ k.to(x.dtype).mT / 64, self.v(x))
-
-
-class FlaxFused(nnx.Module):
-    """Its twin, by matrix products and softmax."""
-
-    def __init__(self, scale=1 / 64):
-        self.v, self.scale = nnx.Linear(8, 8, use_bias=False, rngs=nnx.Rngs(0)), scale
-
-    def __call__(self, q, k, x):
-        scores = self.scale * q.astype(x.dtype) @ k.astype(x.dtype).mT
-        return jax.nn.softmax(scores, axis=-1) @ self.v(x)
+        super().__init__(5, 10, 6, 0.0, num_heads=2, qkv_bias=True)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.mul_(9.0)
 
 
-QUERY, KEY = 256 + np.random.default_rng(1).integers(-1, 2, size=(2, 2, 5, 8))
+class FlaxSaturated(jax_attn.MultiHeadAttention):
+    """Its twin."""
+
+    def __init__(self, factor=1.0):
+        super().__init__(5, 10, 6, 0.0, num_heads=2, qkv_bias=True, rngs=nnx.Rngs(0))
+        self.factor = factor
+
+    def __call__(self, x):
+        return super().__call__(x) * self.factor
+
+
+PEAKED = 30.0 * np.random.default_rng(0).normal(size=(2, 5, 5)).astype(np.float32)
 PROBED = {
-    "tables": (TorchTable, FlaxTable, X, {"off": 1e-4}, "different"),
-    "logsumexp": (TorchFused, FlaxFused, (QUERY, KEY, X), {"scale": 1.001 / 64}, "precision"),
+    ("tables",): (TorchTable, FlaxTable, X, {"off": 1e-4}, "different"),
+    ("jitter", "logsumexp"): (TorchSaturated, FlaxSaturated, PEAKED, {"factor": 1.001}, "precision"),
 }
 
 
-@pytest.fixture(scope="module", params=PROBED)
+@pytest.fixture(scope="module", params=PROBED, ids="-".join)
 def recorded(request, tmp_path_factory):
-    """A pair that is equal thanks to a probe: its kind, both sides, inputs, and their dumps."""
-    kind = request.param
-    first, second, inputs, fault, _ = PROBED[kind]
+    """A pair that is equal thanks to probes: their kinds, both sides, inputs, and their dumps."""
+    kinds = request.param
+    first, second, inputs, fault, _ = PROBED[kinds]
     torch.manual_seed(0)
     sides, folder = (first(), second()), tmp_path_factory.mktemp("dumps")
     dump(sides[0], inputs, folder / "torch", seeds=1)
     dump(sides[1], inputs, folder / "flax", like=folder / "torch")
     dump(second(**fault), inputs, folder / "wrong", like=folder / "torch")
-    return kind, sides, inputs, folder
+    return kinds, sides, inputs, folder
 
 
 def without_probes(kinds_left_out, monkeypatch):
@@ -407,21 +392,21 @@ def without_probes(kinds_left_out, monkeypatch):
 
 
 def test_a_pair_that_a_probe_explains_is_judged_from_dumps_as_it_is_live(recorded):
-    kind, sides, inputs, folder = recorded
+    kinds, sides, inputs, folder = recorded
     live = compare(*sides, inputs, seeds=1)
     replayed = compare_dumps(folder / "torch", folder / "flax")
     assert (live.verdict, replayed.verdict) == ("equal", "equal"), str(replayed)
     assert [one.name for one in live.tensors] == [one.name for one in replayed.tensors]
     tables = ["tables in float32" in " ".join(one.notes) for one in (live, replayed)]
-    assert tables == [kind == "tables"] * 2
+    assert tables == [kinds == ("tables",)] * 2
 
 
 def test_without_the_stored_probes_the_same_dumps_are_not_equal(recorded, monkeypatch):
-    kind, _, _, folder = recorded
+    kinds, _, _, folder = recorded
     stored = {side: dumps.Dump(folder / side).manifest.probes["float32"] for side in ("torch", "flax")}
-    assert any(kind in one["0"] for one in stored.values())
-    without_probes({kind, "jitter"}, monkeypatch)
-    assert compare_dumps(folder / "torch", folder / "flax").verdict == PROBED[kind][-1]
+    assert all(any(kind in one["0"] for one in stored.values()) for kind in kinds)
+    without_probes(kinds, monkeypatch)
+    assert compare_dumps(folder / "torch", folder / "flax").verdict == PROBED[kinds][-1]
 
 
 def test_a_fault_beside_it_is_found_from_dumps_too(recorded):
