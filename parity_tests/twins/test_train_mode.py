@@ -270,7 +270,7 @@ def test_masks_in_common_are_no_difference():
     draws = [Draw((2, 3), 0.9), Draw((4,), 0.9), Draw((2, 3), 0.8)]
     assert differences(draws, [Draw((4, 1), 0.9), Draw((3, 2), 0.9), Draw((2, 3), 0.8)]) == []
     (found,) = differences(draws, draws[:2])
-    assert (found.torch, found.flax) == (draws[2], None)
+    assert (found.first, found.second) == (draws[2], None)
 
 
 # ---- manners
@@ -343,7 +343,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert run([*given, "--train"]) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert "rate 0.5 in torch, 0.4 in" in shown
+    assert "dropout 1 different masks of shap… 0.5 in torch, 0.4 in Flax" in shown
     assert "attn-bridge compare pair_to_train.py:make pair_to_train.py:make_flax --shape 3,4 --train" in shown
     for more, message in (
         (["--mode", "jit"], "--train goes with --mode eager only"),

@@ -1,0 +1,414 @@
+"""A comparison depends on nothing around it and leaves nothing behind: clocks, threads, Ctrl-C, what samples may vary.
+
+And what was recorded is judged as what runs: dumps keep what other roundings cost.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+import jax_attn
+import torch_attn
+from attn_bridge.parity import compare
+from attn_bridge.parity.dumps import format as dumps
+from attn_bridge.parity.dumps.recording import dump
+from attn_bridge.parity.dumps.replay import compare_dumps
+from jax_attn._parity.subject import JaxSubject
+from torch_attn._parity.subject import TorchSubject
+
+X = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
+IDS = np.array([[1, 2, 3, 9, 0], [4, 4, 7, 8, 2]])
+
+
+class TorchNet(nn.Module):
+    """A layer, dropout and a norm; it may lose precision, be wrong, or raise at its n-th call."""
+
+    def __init__(self, *, low=False, factor=1.0, raises_at=0):
+        super().__init__()
+        self.fc, self.drop, self.norm = nn.Linear(8, 6), nn.Dropout(0.5), nn.BatchNorm1d(5)
+        self.low, self.factor, self.raises_at = low, factor, raises_at
+        self.calls = [0]  # put back after every run: the count below is not
+        self.counted = Counter()
+
+    def forward(self, x):
+        self.calls[0] += 1
+        self.counted.call(self.raises_at)
+        x = x.half().to(x.dtype) if self.low and x.dtype != torch.float64 else x
+        return torch.tanh(self.norm(self.drop(self.fc(x)))) * self.factor
+
+
+class FlaxNet(nnx.Module):
+    """Its twin."""
+
+    def __init__(self, *, low=False, factor=1.0, raises_at=0):
+        rngs = nnx.Rngs(0)
+        self.fc, self.drop = nnx.Linear(8, 6, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+        self.norm = nnx.BatchNorm(5, axis=1, epsilon=1e-5, momentum=0.9, rngs=rngs)
+        self.low, self.factor, self.raises_at = low, factor, raises_at
+        self.calls = nnx.Variable(jnp.zeros((), jnp.int32))
+        self.counted = Counter()
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        self.counted.call(self.raises_at)
+        x = x.astype(jnp.float16).astype(x.dtype) if self.low and x.dtype != jnp.float64 else x
+        return jnp.tanh(self.norm(self.drop(self.fc(x)))) * self.factor
+
+
+class Counter:
+    """Counts calls, and raises what Ctrl-C raises at one of them."""
+
+    def __init__(self):
+        self.count = 0
+
+    def call(self, raises_at):
+        """Count a call."""
+        self.count += 1
+        if self.count == raises_at:
+            raise KeyboardInterrupt
+
+
+def state_of(ours, theirs):
+    """Return all that a comparison must leave as it was, as text: of the process, of both modules."""
+    random = np.random.get_state()
+    values = {path: np.asarray(one.get_value()) for path, one in nnx.to_flat_state(nnx.state(theirs, nnx.Param))}
+    found = {
+        "torch": (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()),
+        "torch matmul": (torch.get_float32_matmul_precision(), torch.backends.mkldnn.matmul.fp32_precision),
+        "torch random": torch.get_rng_state().numpy().tobytes(),
+        "jax": (jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision, jax.config.jax_disable_jit),
+        "numpy": (np.geterr(), random[1].tobytes(), random[2:]),
+        "modes": [one.training for one in ours.modules()],
+        "flax modes": (theirs.drop.deterministic, theirs.norm.use_running_average),
+        "weights": [one.detach().numpy().tobytes() for one in [*ours.parameters(), *ours.buffers()]],
+        "gradients": [None if one.grad is None else one.grad.numpy().tobytes() for one in ours.parameters()],
+        "hooks": [(len(one._forward_hooks), len(one._forward_pre_hooks)) for one in ours.modules()],
+        "calls": (ours.calls, int(theirs.calls[...])),
+        "flax weights": {path: one.tobytes() for path, one in values.items()},
+        "attributes": ([*vars(ours)], [*vars(theirs)]),
+    }
+    return {name: str(one) for name, one in found.items()}
+
+
+def pair(ours=(), theirs=()):
+    """Return a pair in train mode, whose torch side has gradients of its own."""
+    torch.manual_seed(1)
+    one, two = TorchNet(**dict(ours)), FlaxNet(**dict(theirs))
+    one.train()
+    one.fc.weight.grad = torch.ones(6, 8)
+    return one, two
+
+
+# ---- clocks
+
+VERDICTS = {"equal": ({}, {}), "precision": ({"low": True}, {}), "different": ({}, {"factor": 1.001})}
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_a_machine_fifty_times_slower_gives_the_same_report(verdict, monkeypatch):
+    def report():
+        data = compare(*pair(*VERDICTS[verdict]), X, seeds=2).to_json()
+        assert data["verdict"] == verdict
+        text = json.dumps({name: one for name, one in data.items() if name not in ("seconds", "peak_memory")})
+        return re.sub(rf"samples, {data['seconds']:.1f} s", "samples", text), data["seconds"]
+
+    def slowed(read):
+        return lambda: 1e4 + 50.0 * read()
+
+    plain, seconds = report()
+    for name in ("perf_counter", "monotonic", "time", "process_time"):
+        monkeypatch.setattr(time, name, slowed(getattr(time, name)))
+    slow, many = report()
+    assert slow == plain
+    assert many > 5.0 * seconds  # the clock was slow, and read
+
+
+# ---- what samples vary
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """The arrays that each side's runs were given, by the position of the argument."""
+    seen = {TorchSubject: [], JaxSubject: []}
+    for kind, calls in seen.items():
+
+        def run(self, weights, arguments, *args, calls=calls, original=kind.run, **options):
+            calls.append(arguments.leaves)
+            return original(self, weights, arguments, *args, **options)
+
+        monkeypatch.setattr(kind, "run", run)
+    return seen
+
+
+class TorchTokens(nn.Module):
+    """Tokens, looked up and scaled; a fault hides where a token comes before a larger one."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(12, 4)
+
+    def forward(self, ids, x, scale):
+        return self.embed(ids) * x[..., :4] * scale
+
+
+class FlaxTokens(nnx.Module):
+    """Its twin, which is wrong where the first token is not the given one, or where x is not the given one."""
+
+    def __init__(self, wrong=""):
+        self.embed, self.wrong = nnx.Embed(12, 4, rngs=nnx.Rngs(0)), wrong
+
+    def __call__(self, ids, x, scale):
+        fault = {"": False, "ids": ids[0, 0] != IDS[0, 0], "x": jnp.abs(x[0, 0, 0] - X[0, 0, 0]) > 1e-6}[self.wrong]
+        return self.embed(ids) * x[..., :4] * scale * jnp.where(fault, 1.001, 1.0)
+
+
+SCALE = np.full((5, 1), 0.37, np.float32) * np.arange(1, 6, dtype=np.float32)[:, None]
+CALL = (IDS, X, SCALE)
+
+
+def distinct(calls, position):
+    return {np.asarray(leaves[position], np.float64).tobytes() for leaves in calls}
+
+
+def test_whole_numbers_are_taken_as_given_and_floating_point_is_drawn(given):
+    assert compare(TorchTokens(), FlaxTokens("ids"), CALL, seeds=2).verdict == "equal"
+    for calls in given.values():
+        assert len(distinct(calls, 0)) == 1
+        assert len(distinct(calls, 1)) > 4
+        assert len(distinct(calls, 2)) > 4
+
+
+@pytest.mark.parametrize("name", [0, "ids"])
+def test_vary_shuffles_whole_numbers_on_both_sides_alike(given, name):
+    report = compare(TorchTokens(), FlaxTokens("ids"), CALL, seeds=2, vary=[name], localise=False)
+    assert report.verdict == "different"
+    assert all(one.on != "your weights" for one in report.failures)  # on the given tokens they are the same
+    shuffled = [distinct(calls, 0) for calls in given.values()]
+    assert shuffled[0] == shuffled[1]
+    assert len(shuffled[0]) > 2
+    for leaves in given[TorchSubject]:
+        assert sorted(leaves[0].ravel()) == sorted(IDS.ravel())
+
+
+@pytest.mark.parametrize("names", [1, "x", ["x", 2]])
+def test_fixed_is_given_as_it_is_to_every_run_of_both_sides(given, names):
+    assert compare(TorchTokens(), FlaxTokens("x"), CALL, seeds=2, fixed=names).verdict == "equal"
+    for calls in given.values():
+        assert distinct(calls, 1) == {X.astype(np.float64).tobytes()}
+        assert (len(distinct(calls, 2)) == 1) == (names == ["x", 2])
+
+
+def test_without_fixed_the_fault_beside_the_given_numbers_is_found():
+    assert compare(TorchTokens(), FlaxTokens("x"), CALL, seeds=1, localise=False).verdict == "different"
+
+
+@pytest.mark.parametrize("option", ["fixed", "vary"])
+def test_an_argument_that_is_not_there_is_an_error_in_one_line(option):
+    with pytest.raises(ValueError, match=rf"^{option} \(y\) must name one of the call's arrays: ids, x, scale$"):
+        compare(TorchTokens(), FlaxTokens(), CALL, **{option: "y"})
+
+
+# ---- threads, and Ctrl-C
+
+
+def test_eight_threads_compare_at_once_and_leave_everything_as_it_was():
+    kinds = [*VERDICTS, "equal"] * 2
+    pairs = [pair(*VERDICTS[kind]) for kind in kinds]
+    alone = [compare(*one, X, seeds=1).to_json() for one in pairs]
+    before = [state_of(*one) for one in pairs]
+    found, modes, start = [None] * 8, [None] * 8, threading.Barrier(8)
+
+    def work(number):
+        start.wait()
+        found[number] = compare(*pairs[number], X, seeds=1).to_json()
+        modes[number] = torch.is_grad_enabled(), jax.numpy.ones(1, float).dtype.name, np.geterr()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert [one["verdict"] for one in found] == kinds
+    assert [one["tensors"] for one in found] == [one["tensors"] for one in alone]
+    assert modes == [(True, "float32", np.geterr())] * 8
+    assert [state_of(*one) for one in pairs] == before
+
+
+@pytest.mark.parametrize("at", [1, 2, 4])
+@pytest.mark.parametrize("side", ["torch", "flax"])
+def test_an_interrupt_in_a_forward_pass_leaves_everything_as_it_was(side, at):
+    stops = {"raises_at": at}
+    ours, theirs = pair(stops if side == "torch" else {}, stops if side == "flax" else {})
+    before = state_of(ours, theirs)
+    with pytest.raises(KeyboardInterrupt):
+        compare(ours, theirs, X, seeds=1)
+    assert (ours if side == "torch" else theirs).counted.count == at
+    assert state_of(ours, theirs) == before
+    reports = []
+    thread = threading.Thread(target=lambda: reports.append(compare(ours, theirs, X, seeds=1)))
+    thread.start()  # another thread is not kept waiting by the one that was interrupted
+    thread.join(60)
+    assert [one.verdict for one in reports] == ["equal"]
+    assert state_of(ours, theirs) == before
+
+
+# ---- what is not finite
+
+
+class TorchLog(nn.Module):
+    def __init__(self, weight=(1.0, 2.0)):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(weight))
+
+    def forward(self, x):
+        return torch.log(x) * self.weight
+
+
+class FlaxLog(nnx.Module):
+    def __init__(self, shift=0.0):
+        self.weight, self.shift = nnx.Param(jnp.ones(2)), shift
+
+    def __call__(self, x):
+        return jnp.log(x + self.shift) * self.weight[...]
+
+
+ZEROS = np.array([[0.5, 0.0], [1.5, 2.5], [0.0, 1.0]], np.float32)
+
+
+def test_what_is_infinite_on_both_sides_is_not_compared_and_the_report_says_how_much_on_which_sample():
+    report = compare(TorchLog(), FlaxLog(), ZEROS, seeds=1)
+    assert report.verdict == "equal"
+    notes = [note for note in report.notes if "NaN or infinite" in note]
+    assert "output: 2 of 6 elements are NaN or infinite on both sides (your weights), and were not compared" in notes
+    assert any(note.startswith("grad weight: 2 of 2 elements") for note in notes)
+    text = " ".join(str(report).split())
+    assert all(note in text for note in notes)
+
+
+def test_what_is_infinite_on_one_side_only_is_a_difference_and_no_note():
+    report = compare(TorchLog(), FlaxLog(shift=1e-30), ZEROS, seeds=1, localise=False)
+    assert report.verdict == "different"
+    assert not any(note.startswith("output:") for note in report.notes)
+
+
+def test_finite_numbers_get_no_note():
+    report = compare(TorchLog(), FlaxLog(), ZEROS + 1, seeds=1)
+    assert not any("NaN or infinite" in note for note in report.notes)
+
+
+# ---- dumps
+
+
+class TorchTable(nn.Module):
+    """A sum with positions as sines, from a table in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+        angles = torch.arange(5, dtype=torch.float32)[:, None] / 10.0 ** torch.arange(8, dtype=torch.float32)
+        self.register_buffer("table", torch.sin(37.0 * angles), persistent=False)
+
+    def forward(self, x):
+        return torch.tanh(x * self.weight + self.table)
+
+
+class FlaxTable(nnx.Module):
+    """Its twin, whose table is rounded once instead of thrice."""
+
+    def __init__(self, off=0.0):
+        angles = np.arange(5)[:, None] / 10.0 ** np.arange(8)
+        self.table = nnx.Variable(jnp.asarray(np.sin(37.0 * angles) + off, jnp.float32))
+        self.weight = nnx.Param(jnp.ones(8))
+
+    def __call__(self, x):
+        return jnp.tanh(x * self.weight[...] + self.table[...])
+
+
+class TorchSaturated(torch_attn.MultiHeadAttention):
+    """Attention with scores of 1e4: one side's weights are exactly 1 by luck, the other's one unit less."""
+
+    def __init__(self):
+        super().__init__(5, 10, 6, 0.0, num_heads=2, qkv_bias=True)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.mul_(9.0)
+
+
+class FlaxSaturated(jax_attn.MultiHeadAttention):
+    """Its twin."""
+
+    def __init__(self, factor=1.0):
+        super().__init__(5, 10, 6, 0.0, num_heads=2, qkv_bias=True, rngs=nnx.Rngs(0))
+        self.factor = factor
+
+    def __call__(self, x):
+        return super().__call__(x) * self.factor
+
+
+PEAKED = 30.0 * np.random.default_rng(0).normal(size=(2, 5, 5)).astype(np.float32)
+PROBED = {
+    ("tables",): (TorchTable, FlaxTable, X, {"off": 1e-4}, "different"),
+    ("jitter", "logsumexp"): (TorchSaturated, FlaxSaturated, PEAKED, {"factor": 1.001}, "precision"),
+}
+
+
+@pytest.fixture(scope="module", params=PROBED, ids="-".join)
+def recorded(request, tmp_path_factory):
+    """A pair that is equal thanks to probes: their kinds, both sides, inputs, and their dumps."""
+    kinds = request.param
+    first, second, inputs, fault, _ = PROBED[kinds]
+    torch.manual_seed(0)
+    sides, folder = (first(), second()), tmp_path_factory.mktemp("dumps")
+    dump(sides[0], inputs, folder / "torch", seeds=1)
+    dump(sides[1], inputs, folder / "flax", like=folder / "torch")
+    dump(second(**fault), inputs, folder / "wrong", like=folder / "torch")
+    return kinds, sides, inputs, folder
+
+
+def without_probes(kinds_left_out, monkeypatch):
+    """Have dumps read without what probes of some kinds say."""
+    read = dumps._parse
+
+    def parse(data):
+        manifest = read(data)
+        for samples in manifest.probes.values():
+            for kinds in samples.values():
+                for kind in kinds_left_out:
+                    kinds.pop(kind, None)
+        return manifest
+
+    monkeypatch.setattr(dumps, "_parse", parse)
+
+
+def test_a_pair_that_a_probe_explains_is_judged_from_dumps_as_it_is_live(recorded):
+    kinds, sides, inputs, folder = recorded
+    live = compare(*sides, inputs, seeds=1)
+    replayed = compare_dumps(folder / "torch", folder / "flax")
+    assert (live.verdict, replayed.verdict) == ("equal", "equal"), str(replayed)
+    assert [one.name for one in live.tensors] == [one.name for one in replayed.tensors]
+    tables = ["tables in float32" in " ".join(one.notes) for one in (live, replayed)]
+    assert tables == [kinds == ("tables",)] * 2
+
+
+def test_without_the_stored_probes_the_same_dumps_are_not_equal(recorded, monkeypatch):
+    kinds, _, _, folder = recorded
+    stored = {side: dumps.Dump(folder / side).manifest.probes["float32"] for side in ("torch", "flax")}
+    assert all(any(kind in one["0"] for one in stored.values()) for kind in kinds)
+    without_probes(kinds, monkeypatch)
+    assert compare_dumps(folder / "torch", folder / "flax").verdict == PROBED[kinds][-1]
+
+
+def test_a_fault_beside_it_is_found_from_dumps_too(recorded):
+    _, _, _, folder = recorded
+    assert compare_dumps(folder / "torch", folder / "wrong").verdict == "different"
