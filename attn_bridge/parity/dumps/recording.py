@@ -62,6 +62,8 @@ def dump(
     modes: Iterable[str] = ("eager",),
     dtypes: Iterable[str] | None = None,
     device: str | None = None,
+    fixed: Iterable[int | str] = (),
+    vary: Iterable[int | str] = (),
     progress: Progress | None = None,
 ) -> None:
     """Write what a module computes into a folder: weights, inputs, outputs and all gradients of every sample.
@@ -81,6 +83,8 @@ def dump(
         modes: ``eager``, and ``jit``.
         dtypes: precisions; None is the module's own.
         device: ``cpu``, ``gpu`` or ``tpu``; None is where the module is.
+        fixed: arguments that every sample takes as given; see `compare`.
+        vary: arguments of whole numbers that samples shuffle; see `compare`.
         progress: called with what is done, how much of it, and how much there is.
 
     Raises:
@@ -97,6 +101,10 @@ def dump(
     settings = backends.load(subject.framework, "_parity.precision")
     with folders.new(folder) as target, np.errstate(all="ignore"), settings.strict():
         recorder = Recorder(subject, inputs, other, Writer(target), rules=rules, transfer=transfer, progress=progress)
+        if other is None:
+            call, names = recorder.pair.arguments["first"], subject.argument_names
+            recorder.pair.fixed = frozenset(calls.named_leaves("fixed", fixed, call, names))
+            recorder.pair.vary = frozenset(calls.named_leaves("vary", vary, call, names))
         if other is not None:
             seeds, first_seed = other.manifest.seeds, other.manifest.first_seed
             modes, dtypes = other.manifest.modes, other.manifest.dtypes

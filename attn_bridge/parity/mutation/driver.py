@@ -8,10 +8,12 @@ changes nothing is told apart from one that was missed.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -304,7 +306,7 @@ def run_trials(trials: list[Trial], jobs: int) -> Iterator[Result]:
     if jobs == 1:
         yield from map(run_trial, trials)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_use_one_thread) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_worker) as pool:
         futures = [pool.submit(run_trial, trial) for trial in trials]
         try:
             for future in as_completed(futures):
@@ -313,9 +315,17 @@ def run_trials(trials: list[Trial], jobs: int) -> Iterator[Result]:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _use_one_thread() -> None:
-    """Keep the processes out of each other's way; torch is imported after this."""
+def _begin_worker() -> None:
+    """Keep the processes out of each other's way (torch is imported after this), and end them with their parent."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)  # killed, the parent tells nobody: a worker would wait for work for ever
 
 
 def _check_number(name: str, value: int, least: int) -> None:
