@@ -162,8 +162,8 @@ def _cleared(
                 largest[side] = max(largest.get(side, (1.0, "")), (used or 0.0, one.name))
     return [
         f"the {shown[side]} side loses up to {used:.1f} times its share of precision against the other one's "
-        f"arithmetic, most in {name}; other roundings, or softmax recomputed from its log-sum-exp as fused attention kernels do, "
-        "explain it, and it is allowed"
+        f"arithmetic, most in {name}; other roundings, or softmax recomputed from its log-sum-exp as fused attention "
+        "kernels do, explain it, and it is allowed"
         for side, (used, name) in largest.items()
         if name
     ]
