@@ -224,7 +224,7 @@ def test_a_linen_side_knows_its_submodules_after_the_first_call():
     assert types[""] == "Stack"
     assert types["layers_1"] == "Feedforward"
     assert types["layers_1.Dense_1"] == "Dense"
-    assert subject.settings()["layers_0.norm"] == {"eps": 1e-5}
+    assert subject.settings()["layers_0.norm"]["eps"] == 1e-5
 
 
 class Dotted(linen.Module):
@@ -687,7 +687,7 @@ def test_no_barrier_aborts_the_process():
     """XLA ends the process where a barrier asks a batched product for a layout that it can't have."""
     code = """
         import jax, jax.numpy as jnp, numpy as np
-        from jax_attn._parity.execution import barred
+        from jax_attn._parity.running.execution import barred
 
         def heads(x, w):
             return jnp.einsum("bhi,hij->bhj", x.reshape(2, 3, 4), w)

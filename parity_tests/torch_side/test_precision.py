@@ -188,7 +188,7 @@ def test_the_newer_api_alone_makes_the_older_name_unreadable_and_not_wrong():
 def test_settings_go_on_inheriting_after_strict():
     program = """
 import torch
-from torch_attn import precision
+from torch_attn._parity import precision
 
 def follow():
     found = []

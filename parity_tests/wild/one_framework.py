@@ -11,8 +11,8 @@ WIDTH, HEADS, HIDDEN, T = 8, 2, 12, 6
 @entry(
     "torch and torch",
     faults={
-        "gate-and-up-exchanged": fault("", "gate", "up", ("gate", "up", "down")),
-        "silu-for-gelu": fault("", ("gate", "up", "down")),
+        "gate-and-up-exchanged": fault("", "gate", "up", ("", "gate", "up", "down")),  # gate and up are one layer there
+        "silu-for-gelu": fault("", ("", "gate", "up", "down")),  # the same
     },
 )
 def torch_fused_mlp(wrong: str | None) -> Case:
@@ -168,7 +168,10 @@ def nnx_scanned_and_unrolled(wrong: str | None) -> Case:
 @entry(
     "NNX and NNX",
     "vmap",
-    faults={"heads-in-the-wrong-order": fault("", "out"), "dropout-factor-left-in": fault("", ("out", "heads"))},
+    faults={
+        "heads-in-the-wrong-order": fault("", "out"),
+        "dropout-factor-left-in": fault("", ("out", "heads"), ("value", "out")),
+    },
 )
 def nnx_einsum_and_linear(wrong: str | None) -> Case:
     """Heads merged by reshaping and a ``Linear``, or contracted at once by a ``LinearGeneral``."""

@@ -232,7 +232,17 @@ def outside_t5(wrong: str | None) -> Case:
             return self.hf(source, attention_mask=mask.int(), decoder_input_ids=target, use_cache=False).logits
 
     first = fresh(T5())
-    return Case(first, onto(first, ours.nnx_t5(wrong), t5_names()), ours.t5_inputs())
+    attentions = {
+        "hf.encoder.block.0.layer.0.SelfAttention": "enc_attn",
+        "hf.decoder.block.0.layer.0.SelfAttention": "dec_attn",
+        "hf.decoder.block.0.layer.1.EncDecAttention": "cross_attn",
+    }
+    rules = [
+        {"torch": f"{torch}.{part}.weight", "flax": f"{flax}.{part}.kernel", "pattern": "o d -> d o"}
+        for torch, flax in attentions.items()
+        for part in "qkvo"
+    ]
+    return Case(first, onto(first, ours.nnx_t5(wrong), t5_names()), ours.t5_inputs(), {"rules": rules})
 
 
 VIT_NAMES = """
@@ -310,7 +320,7 @@ def outside_vit(wrong: str | None) -> Case:
     "Linen",
     "checkpoint",
     "RG-LRU",
-    needs=("recurrentgemma",),
+    needs=("recurrentgemma", "typeguard"),
     faults={
         "window-off-by-one": fault("griffin", *inside("griffin.blocks.1.*attention_block", "proj_*")),
         "embedding-not-scaled": fault("griffin", "griffin.embedder"),

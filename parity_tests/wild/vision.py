@@ -267,7 +267,7 @@ def shift_mask() -> np.ndarray:
     "Swin",
     "relative bias",
     faults={
-        "shift-the-wrong-way": fault("", *inside("attn", "qkv", "proj")),
+        "shift-the-wrong-way": fault("", ("norm1", "attn"), *inside("attn", "qkv", "proj")),
         "bias-transposed": fault(*inside("attn", "qkv", "proj")),
         "mask-left-out": fault("", *inside("attn", "qkv", "proj")),
         "window-not-shifted-back": fault("", ("attn", "norm2", "norm1", "mlp")),

@@ -135,7 +135,7 @@ def fill(side: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         with torch.no_grad():
             for name, one in [*side.named_parameters(), *side.named_buffers()]:
                 if name in arrays:
-                    one.copy_(torch.from_numpy(np.ascontiguousarray(arrays[name])))
+                    one.copy_(torch.from_numpy(np.array(arrays[name], order="C")))
         return side.eval()
     import jax.numpy as jnp
     from flax import nnx

@@ -164,8 +164,8 @@ class TorchSubject:
             CannotPromoteError: it can't be run in float64.
         """
         dtype = "float64" if mode == "tables" else dtype
-        one = _Run(self, self.side.part(path), path, dtype, mode, seed, masks, frozenset(tables))
         with ONE_AT_A_TIME:
+            one = _Run(self, self.side.part(path), path, dtype, mode, seed, masks, frozenset(tables))
             try:
                 return one.results(weights, arguments, cotangents, self._accumulates)
             except NeedsBackwardError:

@@ -113,9 +113,25 @@ def read(tensors: Sequence[Tensor]) -> list[Name]:
     """Return what the names of one side's tensors say."""
     renumbered, single = _renumbered(tensors)
     order = _declared(renumbered)
+    renumbered = _norms_by_place(renumbered)
     return [
         _read(tensor, name, alone, natural)
         for tensor, name, alone, natural in zip(tensors, renumbered, single, order, strict=True)
+    ]
+
+
+def _norms_by_place(names: Sequence[str]) -> list[str]:
+    """Return the names with the two norms of a pre-norm layer called after what follows them.
+
+    `transformers` calls the norm before the feed-forward layers ``post_attention_layernorm`` (Llama and its kin),
+    unless it has norms before and behind both, as Gemma 2: there the name means what it says.
+    """
+    if any("pre_feedforward" in name for name in names) or not any(
+        "post_attention_layernorm" in name for name in names
+    ):
+        return list(names)
+    return [
+        name.replace("input_layernorm", "attn_norm").replace("post_attention_layernorm", "mlp_norm") for name in names
     ]
 
 
