@@ -179,6 +179,9 @@ def outside_bert(wrong: str | None) -> Case:
     return Case(first, onto(first, encoders.nnx_bert(wrong), BERT_NAMES), encoders.bert_inputs())
 
 
+T5_PARTS = ("q", "k", "v", "relative_attention_bias", "o")
+
+
 def t5_names() -> str:
     """Return the rules from ``transformers``' T5 to the gallery's."""
     rows = ["hf.shared.weight | shared.embedding"]
@@ -206,8 +209,8 @@ def t5_names() -> str:
     "T5",
     needs=("transformers",),
     faults={
-        "bucket-off-by-one": fault("hf.*", *inside("hf.*coder.block.0.layer.*.*Attention", "q", "k", "v", "o")),
-        "scaled-after-all": fault("hf.*", *inside("hf.*coder.block.0.layer.*.*Attention", "q", "k", "v", "o")),
+        "bucket-off-by-one": fault("hf.*", *inside("hf.*coder.block.0.layer.*.*Attention", *T5_PARTS)),
+        "scaled-after-all": fault("hf.*", *inside("hf.*coder.block.0.layer.*.*Attention", *T5_PARTS)),
         "logits-not-scaled": fault("", "hf"),
     },
 )
@@ -232,16 +235,13 @@ def outside_t5(wrong: str | None) -> Case:
             return self.hf(source, attention_mask=mask.int(), decoder_input_ids=target, use_cache=False).logits
 
     first = fresh(T5())
-    attentions = {
-        "hf.encoder.block.0.layer.0.SelfAttention": "enc_attn",
-        "hf.decoder.block.0.layer.0.SelfAttention": "dec_attn",
-        "hf.decoder.block.0.layer.1.EncDecAttention": "cross_attn",
-    }
-    rules = [
-        {"torch": f"{torch}.{part}.weight", "flax": f"{flax}.{part}.kernel", "pattern": "o d -> d o"}
-        for torch, flax in attentions.items()
-        for part in "qkvo"
-    ]
+    rules = []
+    for row in t5_names().splitlines():
+        names = [part.strip() for part in row.split("|")][:2]
+        parts = ("wi", "wo") if "Dense" in row else "qkvo"
+        for rest in parts if "{rest}" in row else ("",):
+            torch, flax = (name.replace("{rest}", rest) for name in names)
+            rules.append({"torch": torch, "flax": flax, **({"pattern": "o d -> d o"} if rest else {})})
     return Case(first, onto(first, ours.nnx_t5(wrong), t5_names()), ours.t5_inputs(), {"rules": rules})
 
 
