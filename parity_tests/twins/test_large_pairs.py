@@ -134,7 +134,7 @@ def test_a_loss_of_precision_is_named_and_confirmed_on_one_fresh_sample(runs, si
 def test_redrawn_roundings_end_a_doubt_without_another_run_in_float64(runs, monkeypatch):
     monkeypatch.setattr(criterion, "RMS_LIMIT", 1.0)  # so that whichever side is the worse one by a hair is in doubt
     monkeypatch.setattr(criterion, "FLOOR_ULPS", 0.0)
-    monkeypatch.setattr(judging._Bench, "agrees", lambda self, planned: True)
+    monkeypatch.setattr(judging.Bench, "agrees", lambda self, planned: True)
     report = compare(TorchModel(bias=False), FlaxModel(bias=False), X)
     assert report.verdict == "equal", str(report)
     assert sum(runs[side, "jitter"] for side in SUBJECTS) >= 1
@@ -155,7 +155,7 @@ def test_a_sample_of_its_own_is_judged_beside_redrawn_ones(runs):
 
 
 def test_measures_of_probed_samples_stand_for_the_plain_ones_and_the_rest_stays():
-    bench = judging._Bench.__new__(judging._Bench)
+    bench = judging.Bench.__new__(judging.Bench)
     bench.measures, bench.probed = {("a", "eager"): [1, 2, 3]}, {"second": {("a", "eager"): [9]}}
     assert bench._probed("second", "a", "eager") == [9, 2, 3]
     assert bench._probed("first", "a", "eager") == [1, 2, 3]

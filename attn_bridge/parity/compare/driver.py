@@ -33,6 +33,7 @@ from .sides.dtypes import DTYPES
 from .sides.subject import Array, CannotPromoteError, ModuleFailedError
 from .submodule_pairs import differing_settings
 from .verdict import judging
+from .verdict.bench import Findings
 from .verdict.coverage import Coverage, covered
 from .verdict.runner import Live, Runner
 
@@ -134,8 +135,8 @@ def compare(
             rules=rules,
             transfer=transfer,
             train=train,
-            fixed=fixed,  # type: ignore[arg-type]
-            vary=vary,  # type: ignore[arg-type]
+            fixed=fixed,
+            vary=vary,
             progress=progress or (lambda what, done, total: None),
         )
         with few_threads(pair):
@@ -208,7 +209,7 @@ def _report(
     tensors: list[TensorVerdict],
     *,
     message: str = "",
-    findings: Sequence[judging.Findings] = (),
+    findings: Sequence[Findings] = (),
     seen: Coverage | None = None,
 ) -> Report:
     labels, seen = pair.labels, seen or Coverage()

@@ -36,8 +36,8 @@ def prepare(
     rules: Any = None,
     transfer: bool = True,
     train: bool = False,
-    fixed: Iterable[int | str] = (),
-    vary: Iterable[int | str] = (),
+    fixed: Iterable[int | str] | int | str = (),
+    vary: Iterable[int | str] | int | str = (),
     progress: Progress = lambda what, done, total: None,
 ) -> Pair:
     """Return the pair that `compare` judges; its arguments are those of `compare`."""

@@ -247,11 +247,12 @@ class Replay:
         matches = []
         held: dict[Side, list[Tensor]] = {"first": [], "second": []}
         for match in self.dumps["second"].manifest.pairing:
-            for side, tensor in (("first", match.first), ("second", match.second)):
-                if tensor.source not in parameters[side]:  # type: ignore[index]
-                    raise DumpError(f"{path} pairs {tensor.source}, which {self.pair.labels[side]} does not have")  # type: ignore[index]
-                parameter = parameters[side][tensor.source]  # type: ignore[index]
-                held[side].append(dataclasses.replace(tensor, parameter=parameter))  # type: ignore[index]
+            for side in SIDES:
+                tensor = match.tensor(side)
+                if tensor.source not in parameters[side]:
+                    raise DumpError(f"{path} pairs {tensor.source}, which {self.pair.labels[side]} does not have")
+                parameter = parameters[side][tensor.source]
+                held[side].append(dataclasses.replace(tensor, parameter=parameter))
             matches.append(dataclasses.replace(match, first=held["first"][-1], second=held["second"][-1]))
         for side in SIDES:
             self._check_paired(side, held[side], parameters[side])

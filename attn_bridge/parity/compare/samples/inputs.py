@@ -220,7 +220,7 @@ def common_dtype(arrays: Arrays) -> str | None:
 
 
 def named_leaves(
-    what: str, names: Iterable[int | str], arguments: Arguments, argument_names: Sequence[str]
+    what: str, names: Iterable[int | str] | int | str, arguments: Arguments, argument_names: Sequence[str]
 ) -> set[int]:
     """Return the positions, among all arrays of a call, of those that belong to some arguments.
 

@@ -7,87 +7,13 @@ fused attention kernels use, tables in float32 moved by their last unit.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from ..pair import SIDES, Pair
-from ..results.findings import SEVERITY, Picture, Side, TensorVerdict, Verdict
-from ..samples.sampling import Planned, Sample
-from ..sides.dtypes import is_float, wide
-from ..sides.subject import Array, CannotPromoteError, Run
-from .criterion import (
-    Measure,
-    agree,
-    allowed_meaning,
-    decide,
-    measure,
-    precision_used,
-    scale_of,
-    sum_floor,
-    with_error,
-    with_table_error,
-)
-from .noise import Noise
-from .probes import Probe
+from ..pair import SIDES
+from ..results.findings import Side, TensorVerdict
+from ..samples.sampling import Planned
+from .bench import Bench, Findings
 from .runner import Runner
-
-PICTURE_SIZE = 1 << 18
-"""Most elements of a tensor that are kept for pictures."""
-
-TABLE_LIMIT = 1e-3
-"""Relative difference beyond which nobody asks whether tables in float32 explain it."""
-
-HOPELESS = 30.0
-"""Share of precision on one sample, other roundings counted, beyond which no further sample is asked."""
-
-TABLE_SEEDS = 2
-"""How many times tables are moved."""
-
-MAX_PICTURES = 64
-
-Key = tuple[str, str]
-"""Name of a tensor, and mode."""
-
-
-@dataclasses.dataclass
-class Taken:
-    """The runs of one sample: low precision per side and mode, float64 per side that has it."""
-
-    sample: Sample
-    low: dict[tuple[Side, str], Run]
-    exact: dict[Side, Run]
-
-
-@dataclasses.dataclass
-class Findings:
-    """What is known about a pair in one precision.
-
-    Attributes:
-        verdicts: one per tensor.
-        seeds: how many times numbers were drawn.
-        samples: how many samples were taken.
-        noise: variation -> relative difference.
-        zero: parameters whose gradient is zero in every sample.
-        pictures: tensors of the first sample.
-        furthest: the sample on which the sides are furthest apart.
-        held: outputs of each side on the pair's own weights, where a large pair was run on them.
-        tables: part of the largest value that tables in float32 explain, where that was needed.
-        notes: what a reader has to know.
-    """
-
-    verdicts: list[TensorVerdict]
-    seeds: int
-    samples: int
-    noise: dict[str, float]
-    zero: list[str]
-    pictures: list[Picture]
-    furthest: Sample | None
-    held: dict[Side, list[Array]]
-    tables: float
-    notes: list[str]
 
 
 def judge_in(runner: Runner, dtype: str, modes: tuple[str, ...], seeds: int, first_seed: int) -> Findings:
@@ -102,7 +28,7 @@ def judge_in(runner: Runner, dtype: str, modes: tuple[str, ...], seeds: int, fir
     """
     pair = runner.pair
     plan = pair.effort.first_look(seeds, first_seed, transfer=pair.transfer)
-    bench = _Bench(runner, dtype, modes)
+    bench = Bench(runner, dtype, modes)
     if pair.effort.large:
         _take_large(bench, plan)
     else:
@@ -117,7 +43,7 @@ def judge_in(runner: Runner, dtype: str, modes: tuple[str, ...], seeds: int, fir
     return bench.findings(verdicts)
 
 
-def _take_large(bench: _Bench, plan: Sequence[Planned]) -> None:
+def _take_large(bench: Bench, plan: Sequence[Planned]) -> None:
     """Judge drawn weights in full; held ones need float64 only if the sides are further apart on them."""
     own, held = plan
     runner, pair = bench.runner, bench.pair
@@ -129,7 +55,7 @@ def _take_large(bench: _Bench, plan: Sequence[Planned]) -> None:
         bench.take(held)
 
 
-def _looked_again(bench: _Bench, verdicts: list[TensorVerdict], seeds: int, first_seed: int) -> list[TensorVerdict]:
+def _looked_again(bench: Bench, verdicts: list[TensorVerdict], seeds: int, first_seed: int) -> list[TensorVerdict]:
     """Judge precision again on fresh samples, which alone decide: chance does not repeat.
 
     What is in doubt even then is judged by what the other side loses when its roundings are drawn again, and by what
@@ -139,7 +65,7 @@ def _looked_again(bench: _Bench, verdicts: list[TensorVerdict], seeds: int, firs
     plan = pair.effort.second_look(seeds, first_seed, transfer=pair.transfer)
     if not bench.runner.live and not any(bench.runner.sample(one) for one in plan):
         return verdicts
-    fresh = _Bench(bench.runner, bench.dtype, bench.modes)
+    fresh = Bench(bench.runner, bench.dtype, bench.modes)
     fresh.noise = bench.noise
     fresh.take_all(plan, "looking again at what is in doubt")
     doubted = fresh.probe_doubted()
@@ -167,339 +93,3 @@ def _cleared(
         for side, (used, name) in largest.items()
         if name
     ]
-
-
-class _Bench:
-    """The measures of all samples taken so far in one precision."""
-
-    def __init__(self, runner: Runner, dtype: str, modes: tuple[str, ...]):
-        self.runner, self.dtype, self.modes = runner, dtype, modes
-        self.pair: Pair = runner.pair
-        self.noise = Noise()
-        self.measures: dict[Key, list[Measure]] = {}
-        self.planned: list[Planned] = []
-        self.about: dict[str, tuple[str, str, tuple[int, ...]]] = {}
-        self.exactly: dict[str, str] = {}
-        self.probed: dict[Side, dict[Key, list[Measure]]] = {}
-        self.pictures: list[Picture] = []
-        self.held: dict[Side, list[Array]] = {}
-        self.furthest: Sample | None = None
-        self._furthest = -1.0
-        self.count = 0
-        self.drawn: set[int] = set()
-        self.tables = 0.0
-        self.has_tables: dict[Side, bool] = {}
-        self.has_softmax: dict[Side, bool] = {}
-        self.notes: list[str] = []
-
-    def findings(self, verdicts: list[TensorVerdict]) -> Findings:
-        """Return what is known."""
-        if self.tables:
-            self.notes.append(
-                "tables in float32 (constants, buffers, positions): what a few units of their last place do to the "
-                f"float64 results is allowed, here up to {self.tables:.1g} of the largest value"
-            )
-        return Findings(
-            verdicts,
-            max(len(self.drawn), 1),
-            self.count,
-            self.noise.shown,
-            self.zero,
-            self.pictures,
-            self.furthest,
-            self.held,
-            self.tables,
-            [*self.noise.notes, *self.notes],
-        )
-
-    @property
-    def zero(self) -> list[str]:
-        """Parameters whose gradient is zero in every sample."""
-        return [
-            name.removeprefix("grad ")
-            for (name, mode), measures in self.measures.items()
-            if mode == self.modes[0]
-            and self.about[name][0].endswith(("matrix gradient", "vector gradient"))
-            and all(one.is_zero for one in measures)
-        ]
-
-    # ---- taking samples
-
-    def take_all(self, plan: Sequence[Planned], what: str) -> None:
-        """Take the samples of a plan, one after the other."""
-        for done, planned in enumerate(plan):
-            self.pair.progress(what, done, len(plan))
-            self.take(planned)
-
-    def take(self, planned: Planned) -> None:
-        """Run one sample on both sides and measure it."""
-        sample = self.runner.sample(planned)
-        if sample is None:
-            return
-        taken = self._run(sample)
-        if self.pair.effort.large and sample.kind == "held":
-            self.held = {side: taken.low[side, self.modes[0]].outputs for side in SIDES}
-        for mode in self.modes:
-            self._measure(taken, mode)
-        self.planned.append(planned)
-        self._allow_tables(taken)
-        self._remember(sample)
-        self.count += 1
-        if planned.seed >= 0 and "stress" not in planned.kind:
-            self.drawn.add(planned.seed)
-
-    def _run(self, sample: Sample) -> Taken:
-        low = {(side, mode): self.runner.run(side, sample, self.dtype, mode) for mode in self.modes for side in SIDES}
-        exact: dict[Side, Run] = {}
-        for side in SIDES:
-            if side not in self.pair.lacks:
-                try:
-                    exact[side] = self.runner.exact(side, sample, self.dtype)
-                except CannotPromoteError as error:
-                    self.pair.lacks[side] = str(error)
-        return Taken(sample, low, exact)
-
-    def agrees(self, planned: Planned) -> bool:
-        """Run one sample without float64, and say whether the sides are as close there as in the samples so far."""
-        sample = self.runner.sample(planned)
-        if sample is None:
-            return True
-        runs = {side: self.runner.run(side, sample, self.dtype, self.modes[0]) for side in SIDES}
-        self.held = {side: run.outputs for side, run in runs.items()}
-        tensors = self.pair.aligned(runs["first"], runs["second"])
-        scales: dict[str, float] = {}
-        for one in tensors.values():
-            scales[one.kind] = max(scales.get(one.kind, 0.0), scale_of([one.first]))
-        for name, one in tensors.items():
-            known = self.measures.get((name, self.modes[0]), [])
-            if not is_float(one.first) or not is_float(one.second):
-                self._compare_exactly(name, one.first, one.second)
-            elif not known or not agree(one.first, one.second, self.dtype, scales[one.kind], known):
-                return False
-        self.count += 1
-        return True
-
-    def _measure(self, taken: Taken, mode: str) -> None:
-        pair, sample = self.pair, taken.sample
-        low = pair.aligned(taken.low["first", mode], taken.low["second", mode])
-        truths = {side: pair.named(side, run) for side, run in taken.exact.items()}
-        scales: dict[str, float] = {}
-        for named in truths.values() or [pair.named("first", taken.low["first", mode])]:
-            for kind, array in named.values():
-                scales[kind] = max(scales.get(kind, 0.0), scale_of([wide(array)]))
-        for name, tensor in low.items():
-            self.about[name] = (tensor.kind, tensor.second_name, tensor.first.shape)
-            if not is_float(tensor.first) or not is_float(tensor.second):
-                exact = {side: named[name][1] for side, named in truths.items()}
-                self._compare_exactly(name, exact.get("first", tensor.first), exact.get("second", tensor.second))
-                continue
-            oracle, other = (truths[side][name][1] if side in truths else None for side in SIDES)
-            found = measure(
-                tensor.first,
-                tensor.second,
-                oracle,
-                other,
-                kind_scale=scales[tensor.kind],
-                dtype=self.dtype,
-                group=sample.group,
-                weights=sample.kind,
-                sample=self.count,
-                stress=sample.stress,
-                title=sample.title(),
-            )
-            self.measures.setdefault((name, mode), []).append(found)
-            if not self.count and mode == self.modes[0]:
-                self._keep_picture(name, tensor.first, tensor.second, oracle)
-
-    def _keep_picture(self, name: str, first: Array, second: Array, oracle: Array | None) -> None:
-        if first.size <= PICTURE_SIZE and len(self.pictures) < MAX_PICTURES:
-            self.pictures.append(Picture(name, first, second, oracle))
-
-    def _compare_exactly(self, name: str, first: Array, second: Array) -> None:
-        differing = int((first != second).sum())
-        if differing and not self.exactly.get(name):
-            self.exactly[name] = f"{differing} of {first.size} elements are not the same"
-        self.exactly.setdefault(name, "")
-
-    def _remember(self, sample: Sample) -> None:
-        """Remember the sample on which the sides are furthest apart."""
-        for measures in self.measures.values():
-            one = measures[-1]
-            distance = max((one.meaning or 0.0) - one.given, 0.0) * 1e6 + max(one.first_max, one.second_max) * 1e-9
-            if len(measures) == len(self.planned) and distance > self._furthest:
-                self._furthest, self.furthest = distance, sample
-
-    # ---- tables in float32
-
-    def _allow_tables(self, taken: Taken) -> None:
-        """Measure what tables in float32 explain of a difference in meaning that only they might explain."""
-        doubted = [
-            key
-            for key, measures in self.measures.items()
-            if len(measures) == len(self.planned)
-            and (one := measures[-1]).meaning is not None
-            and allowed_meaning(one, self.dtype) < one.meaning
-        ]
-        worst = max((self.measures[key][-1].meaning or 0.0 for key in doubted), default=0.0)
-        if not doubted or worst > TABLE_LIMIT or len(taken.exact) < len(SIDES):
-            return
-        moved = self._table_moves(taken.sample)
-        for name in {name for name, _ in doubted} & moved.keys():
-            for mode in self.modes:
-                measures = self.measures[name, mode]
-                measures[-1] = with_table_error(measures[-1], moved[name])
-                self.tables = max(self.tables, min(measures[-1].given, measures[-1].meaning or 0.0))
-
-    def _table_moves(self, sample: Sample) -> dict[str, float]:
-        """Return how far the float64 results of both sides together move with tables that move by one unit."""
-        found: dict[str, float] = {}
-        for side in SIDES:
-            largest: dict[str, float] = {}
-            for seed in range(TABLE_SEEDS):
-                for name, moved in self._probe_tables(side, sample, seed).items():
-                    largest[name] = max(largest.get(name, 0.0), moved.largest)
-            for name, size in largest.items():
-                found[name] = found.get(name, 0.0) + size
-        return found
-
-    def _probe_tables(self, side: Side, sample: Sample, seed: int) -> Probe:
-        if side in self.pair.lacks or not self.has_tables.get(side, True):
-            return {}
-        found = self.runner.probe("tables", side, sample, self.dtype, seed)
-        self.has_tables[side] = bool(found)
-        return found
-
-    # ---- verdicts
-
-    def verdicts(self) -> list[TensorVerdict]:
-        """Return the verdict on every tensor."""
-        found = []
-        for name, (kind, second_name, shape) in self.about.items():
-            if name in self.exactly:
-                verdict: Verdict = "different" if self.exactly[name] else "equal"
-                found.append(TensorVerdict(name, second_name, kind, shape, self.dtype, verdict, self.exactly[name]))
-            else:
-                found.append(max((self._decide(name, mode) for mode in self.modes), key=_badness))
-        return found
-
-    def _decide(self, name: str, mode: str) -> TensorVerdict:
-        kind, second_name, shape = self.about[name]
-        decided = functools.partial(
-            decide,
-            name,
-            second_name,
-            kind,
-            shape,
-            self.dtype,
-            mode=mode,
-            noise=self.noise.floors.get(name, 0.0) + self._growth(kind),
-            labels=self.pair.labels,
-        )
-        one: TensorVerdict = decided(self.measures.get((name, mode), []))
-        if one.verdict != "precision" or not self.probed:
-            return one
-        # Each side by what the other one loses when its roundings are drawn again: where softmax saturates, one may be
-        # exact by luck of its roundings, and the other is not to blame then.
-        ways = ((side, other) for side, other in (SIDES, SIDES[::-1]))
-        return max((decided(self._probed(other, name, mode), sides=(side,)) for side, other in ways), key=_badness)
-
-    def _growth(self, kind: str) -> float:
-        """Return what a parameter's gradient, which is a sum over the rows of the input, is allowed for being one."""
-        if not kind.endswith(("matrix gradient", "vector gradient")):
-            return 0.0
-        leaves = self.pair.arguments["first"].leaves
-        rows = max((int(np.prod(leaf.shape[:-1])) for leaf in leaves if leaf.ndim), default=1)
-        return sum_floor(self.dtype, rows)
-
-    # ---- probes of precision
-
-    def probe_doubted(self) -> list[TensorVerdict]:
-        """Where precision is still in doubt, measure what other roundings would cost the side that is the measure.
-
-        Returns what was in doubt.
-        """
-        doubted = [one for one in self.verdicts() if one.verdict == "precision"]
-        names = {one.name for one in doubted}
-        for measured, other in (SIDES, SIDES[::-1]):
-            shares = [one.first_used if other == "first" else one.second_used for one in doubted]
-            if max((share or 0.0 for share in shares), default=0.0) > 1.0:
-                self._probe(measured, names)
-        return doubted
-
-    def _probe(self, side: Side, names: set[str]) -> None:
-        """Raise the errors of one side to what it loses under other roundings, in every sample taken."""
-        found: dict[Key, list[Measure]] = {}
-        for position, planned in enumerate(self.planned):
-            self.pair.progress(f"redrawing the roundings of {self.pair.labels[side]}", position, len(self.planned))
-            sample = self.runner.sample(planned)
-            assert sample is not None, "it was taken"
-            probes = list(self._probes(side, sample, position))
-            for (name, mode), measures in self.measures.items():
-                if name in names:
-                    one = measures[position]
-                    for moved in [probe[name] for probe in probes if name in probe]:
-                        one = with_error(one, side, moved.rms, moved.largest, self.dtype)
-                    found.setdefault((name, mode), []).append(one)
-            if not position and self._is_hopeless(side, found):
-                break
-        self.probed[side] = found
-
-    def _is_hopeless(self, side: Side, found: Mapping[Key, Sequence[Measure]]) -> bool:
-        """Tell whether the first sample says that other roundings of one side can't explain what the other loses."""
-        accused = 1 if side == "first" else 0
-        shares = [
-            precision_used(measures, self.noise.floors.get(key[0], 0.0))[accused] for key, measures in found.items()
-        ]
-        return min(shares, default=0.0) > HOPELESS
-
-    def _probes(self, side: Side, sample: Sample, seed: int) -> Iterable[Probe]:
-        """Yield what other roundings cost.
-
-        First every operation of the side that is the measure rounds at random; then softmax of either side is computed
-        from its log-sum-exp, as the backward pass of fused kernels recomputes it, and tables in float32 are moved.
-        """
-        yield self.runner.probe("jitter", side, sample, self.dtype, seed)
-        for one in SIDES:
-            if self.has_softmax.get(one, True):
-                found = self.runner.probe("logsumexp", one, sample, self.dtype, seed)
-                self.has_softmax[one] = bool(found)
-                yield found
-            yield self._probe_tables(one, sample, seed)
-
-    def _probed(self, side: Side, name: str, mode: str) -> list[Measure]:
-        """Return the measures of a tensor with the errors of one side raised where that was probed."""
-        probed = self.probed.get(side, {}).get((name, mode), [])
-        return probed + self.measures[name, mode][len(probed) :]
-
-    # ---- notes
-
-    def note_stress(self, verdicts: list[TensorVerdict]) -> None:
-        """Tell of a side that loses much precision on hard inputs only; that is no fault, and worth knowing."""
-        largest: tuple[float, Side, str] = (2.0, "first", "")
-        for one in verdicts:
-            hard = [found for found in self.measures.get((one.name, self.modes[0]), []) if found.stress]
-            if one.verdict == "equal" and hard:
-                for side, used in zip(SIDES, precision_used(hard), strict=True):
-                    largest = max(largest, (used, side, one.name))
-        used, side, name = largest
-        if name:
-            self.notes.append(
-                f"on hard inputs (vectors nearly constant and far from zero, or very small) the "
-                f"{self.pair.labels[side]} side loses {used:.0f} times its share of precision, most in {name}; on "
-                "inputs like the given ones it does not"
-            )
-
-    def note_nonfinite(self) -> None:
-        """Tell of numbers that are not finite on both sides alike, which nothing was compared of."""
-        for (name, mode), measures in self.measures.items():
-            bad = [one for one in measures if one.finite < one.count and not one.mismatched]
-            if bad and mode == self.modes[0]:
-                one = bad[0]
-                self.notes.append(
-                    f"{name}: {one.count - one.finite} of {one.count} elements are NaN or infinite on both sides "
-                    f"({one.title}), and were not compared"
-                )
-
-
-def _badness(one: TensorVerdict) -> tuple[int, float]:
-    return SEVERITY.index(one.verdict), max(one.meaning_used or 0.0, one.first_used or 0.0, one.second_used or 0.0)
