@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..rules_toml import read_tables
+from ..weights.toml import read_tables
 from .layout import Layout
 from .table import LayoutError, Row
 

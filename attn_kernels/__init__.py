@@ -1,0 +1,1 @@
+"""Attention on CPUs: kernels that LLVM compiles for the processor at hand (extra ``cpu``); `words` says what a call holds."""
