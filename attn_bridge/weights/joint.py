@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .rows import Placement, Row, fill, placeholders
+
 if TYPE_CHECKING:
-    from ..layouts.table import Placement, Row
     from .rule import Rule, Side
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -26,8 +27,6 @@ def row_of(rule: Rule) -> Row:
     Raises:
         ValueError: (a `LayoutError`) it is no bijection; one line.
     """
-    from ..layouts.table import Row
-
     single, parts = (rule.flax_names, rule.torch_names)
     pattern = rule.pattern
     if parts_side(rule) == "flax":
@@ -41,8 +40,6 @@ def row_of(rule: Rule) -> Row:
 
 def parts_side(rule: Rule) -> Side:
     """Return the side on which a joint rule has the parts."""
-    from ..layouts.table import placeholders
-
     if len(rule.flax_names) > 1:
         return "flax"
     if len(rule.torch_names) > 1 or not rule.stack:
@@ -76,8 +73,6 @@ def placed(
 
 def grouped(row: Row, names: Iterable[str]) -> tuple[dict[str, Parts], list[str]]:
     """Return name of the single tensor -> (number of the part, place in the stack) -> name, and the parts that lack."""
-    from ..layouts.table import fill
-
     wholes: dict[str, Parts] = collections.defaultdict(dict)
     bound: dict[str, dict[str, str]] = {}
     for name in names:
@@ -142,8 +137,6 @@ def convert(
 
 def matches(template: str, name: str) -> bool:
     """Tell whether a name falls under a template."""
-    from ..layouts.table import Row
-
     return Row(template, reason="asked").match_theirs(name, ("",)) is not None
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from attn_bridge import backends, families
+from attn_bridge import backends
+from attn_bridge.models import families
 from attn_bridge.weights import flax_to_torch, torch_to_flax
 
 

@@ -1,10 +1,9 @@
 """What decoding keeps of the tokens before: their keys and values, in slots filled from the left.
 
-The twin is `torch_attn.decoding.cache`. A cache is a pytree of fixed shapes, and methods return a new one: a jit compiles
-one
-program for all steps and, if the old cache is donated, writes in place. All rows of a batch use the same slots: shorter
-rows are padded, and what hides their padding is remembered. Letters: B batch, T new tokens, S slots, K key/value heads,
-D width of a key, Dv of a value.
+The twin is `torch_attn.decoding.cache`. A cache is a pytree of fixed shapes, and methods return a new one: a jit
+compiles one program for all steps and, if the old cache is donated, writes in place. All rows of a batch use the same
+slots: shorter rows are padded, and what hides their padding is remembered. Letters: B batch, T new tokens, S slots, K
+key/value heads, D width of a key, Dv of a value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What decoding keeps of the tokens before where attention keeps a state: of one size, however many they were.
 
-The twin is `torch_attn.decoding.recurrent_cache`. Letters: B batch, T new tokens, H heads, D width of a key, Dv that of a
-value, C channels and K taps of a convolution.
+The twin is `torch_attn.decoding.recurrent_cache`. Letters: B batch, T new tokens, H heads, D width of a key, Dv that
+of a value, C channels and K taps of a convolution.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 
 import jax_attn
 import torch_attn
-from attn_bridge import backends, families, parity, transfer
+from attn_bridge import backends, parity, transfer
+from attn_bridge.models import families
 from attn_bridge.reference.gated_delta_net import reference
 from attn_bridge.specs import GatedDeltaNetConfig
 from torch_attn._parity.promotion import promoted

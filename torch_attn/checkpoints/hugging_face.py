@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from attn_bridge import backends, families
+from attn_bridge import backends
+from attn_bridge.models import families
 
 
 def from_hf(config: Mapping[str, Any], layer: int, state: Mapping[str, np.ndarray[Any, Any]]) -> nn.Module:

@@ -1,8 +1,8 @@
 """What decoding keeps of the tokens before: their keys and values, in slots filled from the left.
 
 The twin is `jax_attn.decoding.cache`. A cache is allocated once; here it is written in place, and methods return the
-cache itself where the twin's return a new one. All rows of a batch use the same slots: shorter rows are padded, and what
-hides their padding is remembered. Letters: B batch, T new tokens, S slots, K key/value heads, D width of a key,
+cache itself where the twin's return a new one. All rows of a batch use the same slots: shorter rows are padded, and
+what hides their padding is remembered. Letters: B batch, T new tokens, S slots, K key/value heads, D width of a key,
 Dv of a value.
 """
 

@@ -1,13 +1,19 @@
-"""DeepSeek V2 and V3: keys and values from a latent, next to one key with a rotary position."""
+"""DeepSeek V2 and V3: keys and values from a latent, next to one key with a rotary position.
+
+Layers have experts, but for the first ones.
+"""
 
 from __future__ import annotations
 
 import math
 
-from ..layouts.attention import QUERY, QUERY_LATENT, Table, latent
 from ..specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ..specs.position import Scaling
-from .base import AttentionLayer, Family
+from ..weights.rows import Row
+from .attention_rows import QUERY, QUERY_LATENT, Table, latent
+from .common_rows import HEADS
+from .decoder_rows import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
+from .family import AttentionLayer, Family
 from .model_config import ModelConfig, as_number
 from .rotary import read_rotary
 
@@ -85,4 +91,30 @@ FAMILIES = (
             "rope_interleave": True,
         },
     ),
+)
+
+
+LAYOUT = decoder(
+    "hf-deepseek",
+    "transformers DeepSeek V2 and V3",
+    [
+        *attention(QUERY, branch="queries/direct"),
+        *attention(QUERY_LATENT, branch="queries/latent"),
+        *attention(latent("num_heads", "kv_lora_rank", "qk_nope_head_dim")),
+        *experts("shared_experts"),
+        Row(
+            f"{LAYER}mlp.gate.e_score_correction_bias",
+            (f"{OURS}ff.router.correction_bias",),
+            optional=True,
+            branch=EXPERTS,
+        ),
+        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
+        FINAL_NORM,
+    ],
+    settings={**FUSED, **HEADS, **{name: (name,) for name in ("kv_lora_rank", "qk_nope_head_dim")}},
+    defaults={"fused": 0},
+    refused={
+        "{prefix}layers.{i}.eh_proj.weight": "a layer that predicts further tokens, which transformers leaves out, too",
+    },
+    model_types=("deepseek_v2", "deepseek_v3"),
 )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..layouts.attention import Table
 from ..masks import Mask, causal, sliding_window
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from .base import AttentionLayer
+from .attention_rows import Table
+from .family import AttentionLayer
 from .model_config import ModelConfig
 
 

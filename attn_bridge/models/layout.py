@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..weights import WeightsMismatchError
+from ..weights.rows import LayoutError, Placement, Row, Shape, fill, placeholders
 from .ours import KEY_BIAS, QUERY_BIAS, TOGETHER
-from .table import LayoutError, Placement, Row, Shape, fill, placeholders
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Settings = Mapping[str, Any]

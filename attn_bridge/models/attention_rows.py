@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from .table import Row
+from ..weights.rows import Row
 
 Table = tuple[Row, ...]
 Size = int | str

@@ -1,14 +1,18 @@
-"""OLMo (some clip q, k and v), OLMo 2 (norms of whole projections), OLMo 3 (and a window in three of four layers)."""
+"""OLMo (some clip q, k and v), OLMo 2 (norms of whole projections), OLMo 3 (and a window in three of four layers).
+
+The norms of OLMo 1 have no weights; OLMo 2 and 3 have norms after attention and feed-forward alone.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..layouts.attention import SPLIT
 from ..masks import causal
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ..specs.position import Rotary
-from .base import AttentionLayer, Family
+from .attention_rows import SPLIT
+from .decoder_rows import FINAL_NORM, attention, decoder, feed_forward, norms
+from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
 from .model_config import ModelConfig
 from .rotary import make_rotary, read_rotary
@@ -57,3 +61,24 @@ FAMILIES = (
     Family(("olmo2",), read_olmo, {**_OLMO, "rms_norm_eps": 1e-5}),
     Family(("olmo3",), read_olmo, {**_OLMO, "rms_norm_eps": 1e-5, "sliding_window": 4096}),
 )
+
+
+LAYOUTS = [
+    decoder(
+        "hf-olmo",
+        "transformers OLMo 1",
+        [*attention(row for row in SPLIT if "norm" not in row.theirs), *feed_forward()],
+        model_types=("olmo",),
+    ),
+    decoder(
+        "hf-olmo2",
+        "transformers OLMo 2 and 3",
+        [
+            *attention(SPLIT, required=("q_norm", "k_norm")),
+            *feed_forward(),
+            *norms(post_norm1="post_attention_layernorm", post_norm2="post_feedforward_layernorm"),
+            FINAL_NORM,
+        ],
+        model_types=("olmo2", "olmo3"),
+    ),
+]

@@ -10,23 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..printable import printable
-from . import (
-    chapter3,
-    hf_bert,
-    hf_bloom,
-    hf_deepseek,
-    hf_encoder_decoder,
-    hf_gemma,
-    hf_gpt2,
-    hf_gpt_oss,
-    hf_llama,
-    hf_olmo,
-    hf_qwen3_next,
-    meta_llama,
-    openai_gpt_oss,
-)
+from ..weights.rows import LayoutError, Placement, Row, SettingError
+from . import bert, bloom, chapter3, deepseek, encoder_decoder, gemma, gpt2, gpt_oss, llama, olmo, qwen3_next
 from .layout import Decoded, Encoded, Layout
-from .table import LayoutError, Placement, Row, SettingError
 
 __all__ = [
     "Decoded",
@@ -46,18 +32,18 @@ _LAYOUTS = {
     one.name: one
     for one in (
         *chapter3.LAYOUTS,
-        hf_gpt2.LAYOUT,
-        hf_bert.LAYOUT,
-        hf_llama.LAYOUT,
-        hf_gemma.LAYOUT,
-        hf_gpt_oss.LAYOUT,
-        *hf_olmo.LAYOUTS,
-        hf_deepseek.LAYOUT,
-        hf_qwen3_next.LAYOUT,
-        hf_bloom.LAYOUT,
-        *hf_encoder_decoder.LAYOUTS,
-        meta_llama.LAYOUT,
-        openai_gpt_oss.LAYOUT,
+        gpt2.LAYOUT,
+        bert.LAYOUT,
+        llama.LAYOUT,
+        gemma.LAYOUT,
+        gpt_oss.LAYOUT,
+        *olmo.LAYOUTS,
+        deepseek.LAYOUT,
+        qwen3_next.LAYOUT,
+        bloom.LAYOUT,
+        *encoder_decoder.LAYOUTS,
+        llama.META_LAYOUT,
+        gpt_oss.OPENAI_LAYOUT,
     )
 }
 

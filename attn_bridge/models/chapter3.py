@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..weights.rows import Row
 from . import ours
 from .layout import Layout
-from .table import Row
 
 MASK = Row("{path}mask", reason="a causal mask, which our modules compute")
 PROJECTIONS = ("query", "key", "value")

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ..weights.rows import LayoutError, Row
 from ..weights.toml import read_tables
 from .layout import Layout
-from .table import LayoutError, Row
 
 _KEYS = {"torch", "flax", "pattern", "part", "along", "split", "stack", "drop"}
 

@@ -1,14 +1,20 @@
-"""Llama and the families that took its shape over: Mistral (a window), Qwen 2 (biases), Qwen 3 (norms of q and k)."""
+"""Llama and the families that took its shape over: Mistral (a window), Qwen 2 (biases), Qwen 3 (norms of q and k).
+
+Their tensors by the names of `transformers`, and Llama by those of Meta's own files.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..layouts.attention import SPLIT, Table, turned
 from ..masks import causal, sliding_window
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
-from .base import AttentionLayer, Family
+from ..weights.rows import Row
+from .attention_rows import SPLIT, Table, below, turned
+from .decoder_rows import FINAL_NORM, attention, decoder, feed_forward, norms
+from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
+from .layout import Layout
 from .model_config import ModelConfig
 from .rotary import read_rotary
 
@@ -94,4 +100,43 @@ FAMILIES = (
     ),
     Family(("qwen2",), read_qwen, _QWEN),
     Family(("qwen3",), read_qwen, {**_QWEN, "head_dim": 128, "rms_norm_eps": 1e-6}),
+)
+
+
+LAYOUT = decoder(
+    "hf-llama",
+    "transformers Llama, Mistral, Qwen 2 and 3",
+    [
+        *attention(SPLIT),
+        *feed_forward(bias=True),
+        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
+        FINAL_NORM,
+    ],
+    model_types=("llama", "mistral", "qwen2", "qwen3"),
+)
+
+
+META_LAYER, META_OURS = "layers.{i}.", "trf_blocks.{i}."
+
+META_LAYOUT = Layout(
+    "meta-llama",
+    "Meta's own files of Llama, and Mistral's",
+    [
+        Row("tok_embeddings.weight", ("tok_emb.weight",)),
+        Row("output.weight", ("out_head.weight",)),
+        *below(turned("num_heads", "num_kv_heads"), f"{META_LAYER}attention.", f"{META_OURS}att."),
+        *(
+            Row(f"{META_LAYER}feed_forward.{theirs}.weight", (f"{META_OURS}ff.{ours}.weight",))
+            for theirs, ours in (("w1", "fc1"), ("w3", "fc2"), ("w2", "fc3"))
+        ),
+        Row(f"{META_LAYER}attention_norm.weight", (f"{META_OURS}norm1.scale",)),
+        Row(f"{META_LAYER}ffn_norm.weight", (f"{META_OURS}norm2.scale",)),
+        Row("norm.weight", ("final_norm.scale",)),
+        Row("rope.freqs", reason="rotary frequencies, which are computed"),
+    ],
+    settings={
+        "num_heads": ("n_heads", "num_attention_heads"),
+        "num_kv_heads": ("n_kv_heads", "num_key_value_heads", "n_heads", "num_attention_heads"),
+    },
+    whole=True,
 )

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..layouts import Layout
-from ..layouts.attention import Table
 from ..specs import Config
 from ..weights import WeightsMismatchError
+from .attention_rows import Table
+from .layout import Layout
 from .model_config import ModelConfig
 
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .table import Row
+from ..weights.rows import Row
 
 MATRIX = "o i -> i o"
 CONVOLUTION = "o i k -> k i o"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .common import TIE, layer_norm, with_bias
+from ..weights.rows import Row
+from .common_rows import TIE, layer_norm, with_bias
 from .layout import Layout
-from .table import Row
 
 BLOCK, OURS = "{prefix}h.{i}.", "trf_blocks.{i}."
 

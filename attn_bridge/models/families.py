@@ -2,8 +2,8 @@
 
 Every family is a `Family` in a file of this folder: the ``model_type`` names it goes by, what `transformers` takes for
 keys that a config leaves out, and a function from config and layer to an `AttentionLayer`, which says the class of
-ours, its config, and the tables of `attn_bridge.layouts.Row` that lead to its tensors and back. A file is registered by
-its name in `_FILES`.
+ours, its config, and the tables of `attn_bridge.weights.rows.Row` that lead to its tensors and back. A file is
+registered by its name in `_FILES`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import bloom, deepseek, diffllama, encoder_decoder, gemma, gpt_oss, llama, olmo, qwen3_next
-from .base import AttentionLayer, Family
+from .family import AttentionLayer, Family
 from .model_config import ModelConfig
 
 __all__ = ["AttentionLayer", "Family", "ModelConfig", "find_layer", "known_model_types"]

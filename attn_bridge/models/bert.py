@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .common import layer_norm, with_bias
+from ..weights.rows import Row
+from .common_rows import layer_norm, with_bias
 from .layout import Layout
-from .table import Row
 
 LAYER, OURS = "{prefix}encoder.layer.{i}.", "layers.{i}."
 

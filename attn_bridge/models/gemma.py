@@ -1,13 +1,17 @@
-"""Gemma 2 (soft caps, a window in every other layer) and Gemma 3 (norms of q and k, a base for each kind of layer)."""
+"""Gemma 2 (soft caps, a window in every other layer) and Gemma 3 (norms of q and k, a base for each kind of layer).
+
+Norms stand before and after attention and feed-forward; all of them scale by 1 + weight.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..layouts.attention import SPLIT
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ..specs.position import Rotary
-from .base import AttentionLayer, Family
+from .attention_rows import SPLIT
+from .decoder_rows import FINAL_NORM, attention, decoder, feed_forward, norms
+from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
 from .model_config import ModelConfig
 from .rotary import make_rotary, read_rotary
@@ -76,4 +80,31 @@ FAMILIES = (
         read_gemma3,
         {**_GEMMA, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window_pattern": 6},
     ),
+)
+
+
+_VISION = "no part of the text model, which alone is converted; save that by itself first"
+
+LAYOUT = decoder(
+    "hf-gemma",
+    "transformers Gemma 2 and 3, of Gemma 3 the text model",
+    [
+        *attention(SPLIT),
+        *feed_forward(),
+        *norms(
+            norm1="input_layernorm",
+            post_norm1="post_attention_layernorm",
+            norm2="pre_feedforward_layernorm",
+            post_norm2="post_feedforward_layernorm",
+        ),
+        FINAL_NORM,
+    ],
+    prefixes=("model.", "", "language_model.model.", "model.language_model."),
+    defaults={"tie": 1},
+    refused={
+        f"{front}{part}.{{rest}}": _VISION
+        for front in ("", "model.")
+        for part in ("vision_tower", "multi_modal_projector")
+    },
+    model_types=("gemma2", "gemma3", "gemma3_text"),
 )

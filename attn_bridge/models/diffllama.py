@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..layouts import Row
-from ..layouts.attention import SPLIT, Table
 from ..specs.differential_attention import LAMBDAS, DifferentialAttentionConfig
-from .base import AttentionLayer, Family
+from ..weights.rows import Row
+from .attention_rows import SPLIT, Table
+from .family import AttentionLayer, Family
 from .grouped import head_dim_of, read_sizes
 from .model_config import ModelConfig
 from .rotary import read_rotary

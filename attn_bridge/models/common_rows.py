@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .table import Row
+from ..weights.rows import Row
 
 TIE = {"tie": ("tie_word_embeddings",)}
 HEADS = {"num_heads": ("num_attention_heads", "n_head")}
