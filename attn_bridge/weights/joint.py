@@ -1,7 +1,7 @@
 """Rules between one tensor and several: parts, stacks, and what is left out, converted both ways by one placement.
 
 A joint rule is a row of a layout: the single tensor is "theirs", the parts are "ours", and every element's place in the
-single tensor follows from shapes (`layouts.table`).
+single tensor follows from shapes (`rows`).
 """
 
 from __future__ import annotations

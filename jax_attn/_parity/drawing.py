@@ -17,7 +17,7 @@ from attn_bridge.parity.compare.sides.subject import ModuleFailedError
 
 from ..implementations import blocked
 from ..random import TorchRngs
-from .running.patching import original, replaced
+from .patching import original, replaced
 
 
 def drawing(source: Masks | Plan | None, module: nnx.Module) -> contextlib.AbstractContextManager[None]:

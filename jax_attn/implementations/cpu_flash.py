@@ -39,7 +39,11 @@ def unavailable() -> str | None:
         return f"it is for processors, and JAX runs on {jax.default_backend()}"
     if sys.platform == "win32":
         return "its kernels share threads as POSIX has them"
-    return None if importlib.util.find_spec("llvmlite") else "llvmlite, which compiles it, is not installed"
+    return (
+        None
+        if importlib.util.find_spec("llvmlite")
+        else "llvmlite, which compiles it, is not installed (pip install 'attn-bridge[cpu]')"
+    )
 
 
 def unsupported(call: Call) -> str | None:

@@ -87,7 +87,7 @@ elif len(sys.argv) > 1:
 import jax, jax.numpy as jnp
 from attn_bridge import masks
 from jax_attn import functional
-from jax_attn.cpu_kernels import processor
+from attn_kernels.compiler import processor
 heads = [jax.random.normal(jax.random.key(i), (2, 150, 4, 40)) for i in range(3)]
 def loss(name):
     options = {"mask": masks.sliding_window(90) & seen, "implementation": name, "softcap": 3.0, "bias": bias}

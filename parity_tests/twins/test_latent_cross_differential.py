@@ -20,7 +20,7 @@ import torch_attn
 from attn_bridge import checkpoints, specs
 from attn_bridge.masks import sliding_window
 from attn_bridge.models import families
-from jax_attn._parity.running.numpy_interpreter import evaluate
+from jax_attn._parity.probes.numpy_interpreter import evaluate
 from jax_attn.backend import precision
 from torch_attn._parity.promotion import promoted
 from torch_attn.backend import to_numpy

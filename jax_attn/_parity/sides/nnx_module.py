@@ -20,8 +20,8 @@ from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, Paramete
 
 from ...backend import WEIGHTS, to_numpy
 from ..drawing import _prepare, drawing
+from ..patching import replaced
 from ..recording import Tape
-from ..running.patching import replaced
 from .adapter import Setting, cache_off, constant, device_of, dotted, off_in_eval_mode, stock_name
 
 METHODS = ("__call__", "attend")

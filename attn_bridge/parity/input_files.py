@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..parity.compare.sides.subject import Arguments
+from .compare.sides.subject import Arguments
 
 HOW = "give --inputs FILE.npz or --shape 2,8,16 (once per positional input)"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..mutation.faults import find_fault
-from ..mutation.trials import count_rules, upper_bound
-from ..mutation.usual_rules import USUAL_RULES
+from .faults import find_fault
+from .trials import count_rules, upper_bound
+from .usual_rules import USUAL_RULES
 
 if TYPE_CHECKING:
-    from ..mutation.report import MutationReport
+    from .report import MutationReport
 
 HEAD = """# How good the judge is
 
