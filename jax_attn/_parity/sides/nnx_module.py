@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 
 from attn_bridge.parity.compare.hints.settings import read as read_settings
+from attn_bridge.parity.compare.sides.patching import replaced
 from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, Parameter, Submodule
 
 from ...backend import WEIGHTS, to_numpy
