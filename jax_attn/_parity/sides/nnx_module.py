@@ -21,7 +21,6 @@ from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, Paramete
 
 from ...backend import WEIGHTS, to_numpy
 from ..drawing import _prepare, drawing
-from ..patching import replaced
 from ..recording import Tape
 from .adapter import Setting, cache_off, constant, device_of, dotted, off_in_eval_mode, stock_name
 
