@@ -18,7 +18,7 @@ from attn_bridge.masks import Mask
 from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, Rotary
 
 from . import functional
-from .cache import KeyValueCache, View, positions_of
+from .decoding.cache import KeyValueCache, View, positions_of
 from .dropout import Dropout
 from .linear import Linear
 from .positions import alibi_bias, apply_rotary, rotary_tables
@@ -90,7 +90,7 @@ class GroupedQueryAttention(nnx.Module):
             TypeError: an input that is not floating point, a mask that is not bool, positions that are not integers.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_query.kernel, d_in=config.d_in)
+        batch = functional.as_batch(x, self.W_query.kernel, d_in=config.d_in, cache=cache)
         at = positions_of(batch, positions, cache)
         query, key, value = self._heads(batch, at)
         if cache is None:

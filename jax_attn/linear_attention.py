@@ -17,10 +17,11 @@ from jaxtyping import Bool, Float, Int
 from attn_bridge.masks import Mask, causal
 from attn_bridge.specs import LinearAttentionConfig
 
-from . import functional, recurrence
+from . import functional
+from .decoding.recurrent_cache import RecurrentCache
 from .linear import Linear
 from .random import Rngs
-from .recurrent_cache import RecurrentCache
+from .recurrent import recurrence
 
 
 class LinearAttention(nnx.Module):
@@ -73,7 +74,7 @@ class LinearAttention(nnx.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
             NotImplementedError: weights of tokens in a cache.
         """
-        batch = functional.as_batch(x, self.W_query.kernel, d_in=self.config.d_in)
+        batch = functional.as_batch(x, self.W_query.kernel, d_in=self.config.d_in, cache=cache)
         if cache is not None:
             cache = cache.admit(*batch.shape[:2], recurrence.mask_shape(attention_mask))
         query, key, value = (

@@ -17,7 +17,7 @@ from attn_bridge.masks import Mask, full
 from attn_bridge.specs import CrossAttentionConfig
 
 from . import functional
-from .cache import KeyValueCache
+from .decoding.cache import KeyValueCache
 from .dropout import Dropout
 from .initial_weights import linear
 from .random import JaxRngs
@@ -76,7 +76,7 @@ class CrossAttention(nn.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_query.weight, d_in=config.d_in)
+        batch = functional.as_batch(x, self.W_query.weight, d_in=config.d_in, cache=cache)
         query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", h=config.num_heads)
         mask = full().restrict(attention_mask)
         if context is not None:

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from attn_bridge.masks import Mask, causal
 from attn_bridge.specs import LinearAttentionConfig
 
-from . import functional, recurrence
+from . import functional
+from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
 from .random import JaxRngs
-from .recurrent_cache import RecurrentCache
+from .recurrent import recurrence
 
 
 class LinearAttention(nn.Module):
@@ -73,7 +74,7 @@ class LinearAttention(nn.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
             NotImplementedError: weights of tokens in a cache.
         """
-        batch = functional.as_batch(x, self.W_query.weight, d_in=self.config.d_in)
+        batch = functional.as_batch(x, self.W_query.weight, d_in=self.config.d_in, cache=cache)
         if cache is not None:
             cache = cache.admit(*batch.shape[:2], recurrence.mask_shape(attention_mask))
         query, key, value = (

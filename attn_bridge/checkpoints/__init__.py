@@ -132,7 +132,7 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
     Raises:
         CheckpointError: (a ValueError) it is absent, malformed, or no container that is known.
     """
-    from .. import layouts
+    from ..models import layouts
     from . import configs, containers, manifest
 
     path = Path(path)
@@ -254,7 +254,7 @@ def verify(
     Raises:
         CheckpointError: (a ValueError) one of them is malformed, or there is nothing to check by.
     """
-    from .. import layouts
+    from ..models import layouts
     from . import configs, containers, manifest, verification
     from .containers.base import CheckpointError
 
@@ -296,16 +296,16 @@ def _plan(
     dtype: str | None,
     settings: Mapping[str, Any] | None,
 ) -> Plan:
-    from ..layouts import rules_file
+    from ..models import rules_file
     from . import configs, containers, planning
-    from .containers.base import CheckpointError
 
     kind = containers.format_of(target, format)
     table = None
     if rules is not None:
-        if from_layout is not None or to_layout is not None:
-            raise CheckpointError("rules stand in place of the layouts; leave out --from and --to, or --rules")
-        table = rules_file.read(Path(rules), reader.tensors, before.layout if before is not None else "")
+        direction = rules_file.direction(from_layout, to_layout)
+        own = before.layout if before is not None else ""
+        table = rules_file.read(Path(rules), reader.tensors, own, direction)
+        from_layout = to_layout = None
     return planning.make(
         reader,
         source_layout=from_layout,

@@ -91,9 +91,11 @@ def check(
         if not variants or kernels.NAME in variants:
             kernel_cases = tuple(name for name in chosen if name in of_kernels)
         subjects = [Subject(variant, case) for variant, case in of_variants if case.name in chosen]
+        if not subjects and not kernel_cases:
+            raise ValueError(f"none of the cases ({', '.join(cases)}) is one of {', '.join(variants)}")
     for framework in FRAMEWORKS:
         backends.load(framework)
-    importlib.import_module("parity_tests.reference")
+    importlib.import_module("attn_bridge.reference")
     cells: list[Cell] = []
     done = 0
     total = len(subjects) + len(kernel_cases)
@@ -278,7 +280,7 @@ def _meaning(
 
 def _slopes(subject: Subject, numbers: Numbers, tensors: Tensors) -> dict[str, tuple[Array, float]]:
     """Return for every gradient a random direction, and the reference's derivative along it by the complex step."""
-    module = importlib.import_module("parity_tests.reference")
+    module = importlib.import_module("attn_bridge.reference")
     function = module.find(subject.variant)
     config = subject.case.config_of(subject.variant)
     random = np.random.default_rng(0)
