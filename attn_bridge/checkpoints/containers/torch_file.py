@@ -10,10 +10,20 @@ from typing import Any, ClassVar
 
 from ...printable import printable
 from .base import MOST_HEADER, Reader, TensorInfo, Writer, numpy_dtype
-from .files import File, bad, check_infos, check_range, check_shape, parse_json
+from .files import (
+    File,
+    bad,
+    c_strides,
+    check_infos,
+    check_range,
+    check_shape,
+    extent,
+    gather,
+    is_c_order,
+    parse_json,
+)
 from .pickles import STORAGES, TORCH_DTYPES, Strided, read_pickle
 from .shards import ShardedReader, index_of
-from .strided import c_strides, extent, gather, is_c_order
 from .writing import InOrder, dump_json, sync_folder
 from .zips import Archive, Member, members
 
