@@ -20,7 +20,7 @@ check test lanes: export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 help:
 	@sed -n 's/^# //p' Makefile
 	@echo "make lanes   each framework alone, none, and NNX's coming defaults"
-	@echo "make lint    format and lint; make types: strict type check"
+	@echo "make lint    format, lint and who imports whom; make types: strict type check"
 	@echo "make bench   measure attention next to its peers, options in BENCH='...'; for the docs:"
 	@echo "             make bench BENCH='--json docs/benchmarks.json' docs"
 	@echo "make docs    regenerate the numbers in README.md and docs/mutants.md"
@@ -42,6 +42,7 @@ lanes: $(VENV)/.installed-test
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy

@@ -31,8 +31,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from . import checkpoints, families, layouts, masks, parity, specs
+    from . import checkpoints, masks, parity, specs
     from .backends import MissingBackendError, explain_attention
+    from .models import families, layouts
     from .module_weights import TransferReport, transfer
     from .weights import Rule, Rules, WeightsMismatchError, flax_to_torch, torch_to_flax
 
@@ -43,7 +44,9 @@ _HOMES = {
     "TransferReport": "module_weights",
     "WeightsMismatchError": "weights",
     "explain_attention": "backends",
+    "families": "models",
     "flax_to_torch": "weights",
+    "layouts": "models",
     "torch_to_flax": "weights",
     "transfer": "module_weights",
 }

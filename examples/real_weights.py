@@ -16,7 +16,8 @@ from flax import nnx
 import attn_bridge
 import jax_attn
 import torch_attn
-from attn_bridge import checkpoints, layouts
+from attn_bridge import checkpoints
+from attn_bridge.models import layouts
 
 SENTENCES = ["The cat sat on the mat.", "Attention is a weighted average of the values.", "Why?", "Padding is hidden."]
 NUM_LAYERS, WIDTH = 6, 384

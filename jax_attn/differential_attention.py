@@ -19,7 +19,7 @@ from attn_bridge.masks import Mask, as_mask
 from attn_bridge.specs import DifferentialAttentionConfig
 
 from . import functional
-from .cache import KeyValueCache, positions_of
+from .decoding.cache import KeyValueCache, positions_of
 from .linear import Linear, draw_normal
 from .positions import apply_rotary, rotary_tables
 from .random import Rngs

@@ -18,12 +18,13 @@ from jaxtyping import Bool, Float, Int
 from attn_bridge.masks import Mask
 from attn_bridge.specs import GatedDeltaNetConfig
 
-from . import functional, recurrence
+from . import functional
+from .decoding.recurrent_cache import RecurrentCache
 from .linear import Linear, draw_uniform
 from .random import Rngs
-from .recurrent_cache import RecurrentCache
+from .recurrent import recurrence
+from .recurrent.short_convolution import ShortConvolution
 from .rms_norm import RMSNorm
-from .short_convolution import ShortConvolution
 
 
 class GatedDeltaNet(nnx.Module):

@@ -18,7 +18,7 @@ from attn_bridge.masks import Mask
 from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, Rotary
 
 from . import functional
-from .cache import KeyValueCache, View, positions_of
+from .decoding.cache import KeyValueCache, View, positions_of
 from .dropout import Dropout
 from .linear import Linear
 from .positions import alibi_bias, apply_rotary, rotary_tables

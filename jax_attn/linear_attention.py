@@ -17,10 +17,11 @@ from jaxtyping import Bool, Float, Int
 from attn_bridge.masks import Mask, causal
 from attn_bridge.specs import LinearAttentionConfig
 
-from . import functional, recurrence
+from . import functional
+from .decoding.recurrent_cache import RecurrentCache
 from .linear import Linear
 from .random import Rngs
-from .recurrent_cache import RecurrentCache
+from .recurrent import recurrence
 
 
 class LinearAttention(nnx.Module):

@@ -18,7 +18,7 @@ from attn_bridge.masks import Mask
 from attn_bridge.specs import MultiHeadLatentAttentionConfig
 
 from . import functional
-from .cache import KeyValueCache, positions_of
+from .decoding.cache import KeyValueCache, positions_of
 from .dropout import Dropout
 from .linear import Linear
 from .positions import apply_rotary, rotary_tables

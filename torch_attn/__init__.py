@@ -3,13 +3,12 @@
 from . import functional, steps
 from .bert_encoder import BertEncoder
 from .causal_attention import CausalAttention
-from .checkpoints import load, save
+from .checkpoints import from_hf, load, save, to_hf
 from .cross_attention import CrossAttention
 from .differential_attention import DifferentialAttention
 from .gated_delta_net import GatedDeltaNet
 from .gpt_model import GPTModel
 from .grouped_query_attention import GroupedQueryAttention
-from .hugging_face import from_hf, to_hf
 from .layer_norm import LayerNorm
 from .linear_attention import LinearAttention
 from .multi_head_attention import MultiHeadAttention

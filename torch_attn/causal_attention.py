@@ -15,7 +15,7 @@ from attn_bridge.masks import Mask, causal
 from attn_bridge.specs import CausalAttentionConfig
 
 from . import functional
-from .book_checkpoints import accept_book_mask
+from .checkpoints.book import accept_book_mask
 from .dropout import Dropout
 from .initial_weights import linear
 from .random import JaxRngs

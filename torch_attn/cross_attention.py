@@ -17,7 +17,7 @@ from attn_bridge.masks import Mask, full
 from attn_bridge.specs import CrossAttentionConfig
 
 from . import functional
-from .cache import KeyValueCache
+from .decoding.cache import KeyValueCache
 from .dropout import Dropout
 from .initial_weights import linear
 from .random import JaxRngs

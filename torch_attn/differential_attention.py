@@ -17,7 +17,7 @@ from attn_bridge.masks import Mask, as_mask
 from attn_bridge.specs import DifferentialAttentionConfig
 
 from . import functional
-from .cache import KeyValueCache, positions_of
+from .decoding.cache import KeyValueCache, positions_of
 from .initial_weights import linear, normal
 from .positions import apply_rotary, rotary_tables
 from .random import JaxRngs

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from attn_bridge.masks import Mask
 from attn_bridge.specs import GatedDeltaNetConfig
 
-from . import functional, recurrence
+from . import functional
+from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear, uniform
 from .random import JaxRngs
-from .recurrent_cache import RecurrentCache
+from .recurrent import recurrence
+from .recurrent.short_convolution import ShortConvolution
 from .rms_norm import RMSNorm
-from .short_convolution import ShortConvolution
 
 
 class GatedDeltaNet(nn.Module):

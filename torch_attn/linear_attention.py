@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from attn_bridge.masks import Mask, causal
 from attn_bridge.specs import LinearAttentionConfig
 
-from . import functional, recurrence
+from . import functional
+from .decoding.recurrent_cache import RecurrentCache
 from .initial_weights import linear
 from .random import JaxRngs
-from .recurrent_cache import RecurrentCache
+from .recurrent import recurrence
 
 
 class LinearAttention(nn.Module):

@@ -17,7 +17,7 @@ from attn_bridge.masks import Mask
 from attn_bridge.specs import MultiHeadLatentAttentionConfig
 
 from . import functional
-from .cache import KeyValueCache, positions_of
+from .decoding.cache import KeyValueCache, positions_of
 from .dropout import Dropout
 from .initial_weights import linear
 from .positions import apply_rotary, rotary_tables

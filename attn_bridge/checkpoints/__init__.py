@@ -132,7 +132,7 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
     Raises:
         CheckpointError: (a ValueError) it is absent, malformed, or no container that is known.
     """
-    from .. import layouts
+    from ..models import layouts
     from . import configs, containers, manifest
 
     path = Path(path)
@@ -254,7 +254,7 @@ def verify(
     Raises:
         CheckpointError: (a ValueError) one of them is malformed, or there is nothing to check by.
     """
-    from .. import layouts
+    from ..models import layouts
     from . import configs, containers, manifest, verification
     from .containers.base import CheckpointError
 
@@ -296,7 +296,7 @@ def _plan(
     dtype: str | None,
     settings: Mapping[str, Any] | None,
 ) -> Plan:
-    from ..layouts import rules_file
+    from ..models import rules_file
     from . import configs, containers, planning
     from .containers.base import CheckpointError
 

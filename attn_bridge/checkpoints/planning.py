@@ -13,10 +13,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .. import layouts
-from ..layouts.table import refined
+from ..models import layouts
 from ..printable import printable
 from ..weights import WeightsMismatchError
+from ..weights.rows import refined
 from . import digests
 from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
 from .copying import Move, move_of

@@ -65,7 +65,7 @@ def check(
     """
     from rich.console import Console
 
-    from .. import layouts
+    from ..models import layouts
     from ..parity.check.matrix import check as run_check
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)

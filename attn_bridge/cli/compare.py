@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..parity import input_files as arrays
+from ..parity.command import command_line
 from ..parity.compare.samples.limits import MAX_SEEDS
 from ..parity.compare.sides.dtypes import DTYPES
-from . import inputs as arrays
-from .again import command_line
 from .output import Outputs, progress
 
 if TYPE_CHECKING:

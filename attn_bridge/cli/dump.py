@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .again import command_line
+from ..parity.command import command_line
 from .compare import (
     Aftermath,
     Allow,

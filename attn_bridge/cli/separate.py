@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..parity.command import words
 from ..weights import Rules
-from .again import words
 
 if TYPE_CHECKING:
     from ..parity.compare.results.report import Report

@@ -101,7 +101,7 @@ class Bundle:
         """
         from safetensors.numpy import save_file
 
-        from ..cli.inputs import write_npz
+        from .input_files import write_npz
 
         with folders.new(path, "--save-repro") as folder:
             try:
@@ -146,7 +146,7 @@ class Bundle:
         for option, value in (("--dtype", worst and worst.dtype), ("--mode", worst and worst.mode)):
             if value and len(options[option] or ()) > 1:
                 options[option] = [value]
-        from ..cli.again import command_line
+        from .command import command_line
 
         return command_line("compare", *(f"{label}_side.py:make" for label in self.halves), options=options)
 

@@ -33,11 +33,11 @@ from attn_bridge.parity.compare.sides.subject import (
 
 from ..backend import to_numpy
 from .drawing import _draws_more
+from .probes.numpy_interpreter import evaluate
 from .probes.rounding import Jitter
 from .recording import Tape, recording
 from .running.differentiation import Differentiated, outputs_of
 from .running.execution import UNTRACEABLE, op_by_op, trace, walk
-from .running.numpy_interpreter import evaluate
 from .running.promotion import promoted
 from .running.ways import counted, directly, is_double, is_moved_by_seed, moving_tables, precise
 from .sides.adapter import Adapter, Part, Setting, is_jax_float

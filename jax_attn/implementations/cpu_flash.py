@@ -1,4 +1,4 @@
-"""Attention on processors by kernels that are compiled for the one at hand (`jax_attn.cpu_kernels`).
+"""Attention on processors by kernels that are compiled for the one at hand (`attn_kernels`).
 
 To JAX they are two operations, which XLA calls as functions of its own (`jax.ffi`). Where a program is not for this
 processor, because it is exported or runs elsewhere, `blocked` is compiled in their place.
@@ -24,8 +24,8 @@ from jax.interpreters import batching, mlir
 from jaxtyping import Float
 
 from attn_bridge.masks import ArrayMask, Mask, as_pieces
+from attn_kernels import words
 
-from ..cpu_kernels import words
 from . import blocked
 from .block_plan import Plan, Shape, block_sizes, count_cores
 from .call import Call
@@ -39,7 +39,11 @@ def unavailable() -> str | None:
         return f"it is for processors, and JAX runs on {jax.default_backend()}"
     if sys.platform == "win32":
         return "its kernels share threads as POSIX has them"
-    return None if importlib.util.find_spec("llvmlite") else "llvmlite, which compiles it, is not installed"
+    return (
+        None
+        if importlib.util.find_spec("llvmlite")
+        else "llvmlite, which compiles it, is not installed (pip install 'attn-bridge[cpu]')"
+    )
 
 
 def unsupported(call: Call) -> str | None:
@@ -112,7 +116,7 @@ def attend_with_lse(call: Call) -> tuple[Float[Array, "B T H Dv"], Float[Array, 
 def _fails_to_load() -> str | None:
     """Return why the kernels can't be had although llvmlite is installed, None if they can."""
     try:
-        importlib.import_module("jax_attn.cpu_kernels.xla").forward()
+        importlib.import_module("attn_kernels.xla.calls").forward()
     except Exception as error:  # an XLA or a processor that they do not know, an LLVM that does not take them
         return f"its kernels do not load: {error}"
     return None
@@ -329,7 +333,7 @@ _REGISTERING = threading.Lock()  # XLA takes a name once, and programs may be co
 
 def _register(kind: str, name: str) -> None:
     """Compile a kernel, and tell XLA of it."""
-    from ..cpu_kernels import xla
+    from attn_kernels.xla import calls as xla
 
     with _REGISTERING:
         if name not in _REGISTERED:

@@ -14,9 +14,12 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from attn_bridge import masks
+from attn_kernels import words
+from attn_kernels.compiler import compiling, language
+from attn_kernels.compiler.processor import LANES
+from attn_kernels.flash import dropout, scores, softmax, tiles
+from attn_kernels.vectors import exponentials, memory
 from jax_attn import functional
-from jax_attn.cpu_kernels import compiling, dropout, exponentials, language, memory, scores, softmax, tiles, words
-from jax_attn.cpu_kernels.processor import LANES
 from jax_attn.implementations import blocked, cpu_flash
 
 from .attention_calls import CASES, FLOAT32, arrays, attend, draw, hold, hold_call, operands, some, squared

@@ -21,9 +21,9 @@ from jax.experimental import serialize_executable
 
 import jax_attn
 from attn_bridge import masks
+from attn_kernels.xla import calls as xla
 from jax_attn import functional
 from jax_attn._parity.running.promotion import promoted
-from jax_attn.cpu_kernels import xla
 from jax_attn.implementations import block_plan, cpu_flash
 
 from .attention_calls import arrays, attend, draw, some, squared
@@ -87,7 +87,7 @@ elif len(sys.argv) > 1:
 import jax, jax.numpy as jnp
 from attn_bridge import masks
 from jax_attn import functional
-from jax_attn.cpu_kernels import processor
+from attn_kernels.compiler import processor
 heads = [jax.random.normal(jax.random.key(i), (2, 150, 4, 40)) for i in range(3)]
 def loss(name):
     options = {"mask": masks.sliding_window(90) & seen, "implementation": name, "softcap": 3.0, "bias": bias}
@@ -199,7 +199,7 @@ def test_they_are_made_for_one_version_of_the_interface(monkeypatch, tmp_path):
     header.write_text("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 5\n")
     monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
     with pytest.raises(ImportError, match=r"version 0\.3 of XLA's interface, and this one is 0\.5"):
-        importlib.reload(importlib.import_module("jax_attn.cpu_kernels.interface"))
+        importlib.reload(importlib.import_module("attn_kernels.xla.interface"))
 
 
 def test_few_heads_for_many_cores_are_left_to_blocks(monkeypatch):

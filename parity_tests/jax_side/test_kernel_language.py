@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jax_attn.cpu_kernels import compiling
-from jax_attn.cpu_kernels.language import WORD, Array, Code, Value, function, routine
+from attn_kernels.compiler import compiling
+from attn_kernels.compiler.language import WORD, Array, Code, Value, function, routine
 
 
 def compute(write: Callable[..., Any], *numbers: int) -> int:

@@ -16,11 +16,11 @@ from flax import linen, nnx
 
 import jax_attn
 from attn_bridge import flax_to_torch, masks, specs, torch_to_flax
+from attn_bridge.reference import find
 from jax_attn import backend, functional
 from jax_attn.implementations import reference, unavailable
 
 from ..bad_calls import ATTENTION_MODULES, CONTEXT_LENGTH, D_IN, MODULES
-from ..reference import find
 
 SIMPLE, WRAPPER, MHA = "simple_self_attention", "MultiHeadAttentionWrapper", "MultiHeadAttention"
 NAMES = (SIMPLE, *ATTENTION_MODULES)

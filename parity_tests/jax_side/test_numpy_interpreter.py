@@ -10,7 +10,7 @@ from jax import lax
 from jax.scipy import special
 
 from attn_bridge.parity.compare.sides.subject import CannotPromoteError
-from jax_attn._parity.running.numpy_interpreter import OPAQUE, evaluate
+from jax_attn._parity.probes.numpy_interpreter import OPAQUE, evaluate
 
 RANDOM = np.random.default_rng(0)
 A, B = RANDOM.normal(size=(3, 4)), RANDOM.normal(size=(4, 5))

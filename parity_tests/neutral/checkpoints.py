@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attn_bridge import layouts
+from attn_bridge.models import layouts
 
 WIDTH = 6
 

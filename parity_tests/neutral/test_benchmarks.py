@@ -9,15 +9,14 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
+from attn_bridge.reference import attention as reference
+from attn_bridge.reference import multi_head_attention
 from attn_bridge.specs import MultiHeadAttentionConfig
 from benchmarks import oracle, page
 from benchmarks.app import run
 from benchmarks.cells import LINEARS, Cell, Group
 from benchmarks.plot import svg
 from benchmarks.report import Report, Row
-
-from ..reference import attention as reference
-from ..reference import multi_head_attention
 
 MACHINE = {
     "cpu": "a processor",

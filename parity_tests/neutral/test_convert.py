@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from attn_bridge import WeightsMismatchError, checkpoints, layouts
+from attn_bridge import WeightsMismatchError, checkpoints
 from attn_bridge.checkpoints import modules
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.cli.app import run
-from attn_bridge.layouts import LayoutError, SettingError
+from attn_bridge.models import layouts
+from attn_bridge.models.layouts import LayoutError, SettingError
 from parity_tests.neutral.checkpoints import CONFIG, SIZES, attention, bert, gpt, llama, whole
 
 FILES = ["x.safetensors", "x.pt", "x.npz", "x.msgpack"]
@@ -574,7 +575,7 @@ MEMORY = """
 import sys
 import numpy as np
 from attn_bridge import checkpoints
-import attn_bridge.checkpoints.execution, attn_bridge.layouts
+import attn_bridge.checkpoints.execution, attn_bridge.models.layouts
 
 def peak():  # exec does not reset what getrusage says
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from attn_bridge import families
 from attn_bridge.checkpoints.containers.base import numpy_dtype
 from attn_bridge.masks import causal, sliding_window
+from attn_bridge.models import families
 from attn_bridge.specs.position import Alibi, LinearScaling, Llama3Scaling, Rotary, YaRNScaling
 
 SMALL = {"hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "attention_bias": True}

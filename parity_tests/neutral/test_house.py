@@ -18,10 +18,10 @@ from ..bad_calls import BAD_CALLS
 ROOT = Path(__file__).parents[2]
 JAX, TORCH = ROOT / "jax_attn", ROOT / "torch_attn"
 
-ONLY_JAX = {"linear.py", "running.py"}
-ONLY_TORCH = {"book_checkpoints.py", "initial_weights.py"}
+ONLY_JAX = {"linear.py", "decoding/running.py"}
+ONLY_TORCH = {"checkpoints/book.py", "initial_weights.py", "threefry.py"}
 """Files without a twin: torch's initial weights for Flax, checks that wait for a jit to
-run; the mask buffers in the book's checkpoints, Flax's initial weights for torch."""
+run; the mask buffers in the book's checkpoints, Flax's initial weights and random bits for torch."""
 
 JAX_ARGUMENTS, TORCH_ARGUMENTS = {"rngs", "param_dtype", "dtype", "device"}, {"rngs", "device", "dtype"}
 """Arguments that may stand on one side alone."""
@@ -38,7 +38,7 @@ FRAMEWORKS = {"torch", "jax", "jaxlib", "flax", "optax", "orbax"}
 
 
 @pytest.mark.parametrize("variant", specs.VARIANTS, ids=lambda variant: variant.name)
-@pytest.mark.parametrize("place", ["attn_bridge/specs", "jax_attn", "torch_attn", "parity_tests/reference"])
+@pytest.mark.parametrize("place", ["attn_bridge/specs", "jax_attn", "torch_attn", "attn_bridge/reference"])
 def test_every_variant_has_its_file_in_every_place(variant, place):
     assert (ROOT / place / f"{variant.file}.py").is_file()
 
@@ -148,7 +148,7 @@ def files(package: Path) -> set[str]:
 NAMESAKES = {"random.py"}
 """Files of one name that are no twins: each gives its framework the random numbers of the other."""
 
-FREE = ("_parity/", "implementations/", "cpu_kernels/")
+FREE = ("_parity/", "implementations/")
 """Rooms free of the twin rule: how the judge runs a framework's modules, and kernels of attention."""
 
 TWINS = sorted(name for name in (files(JAX) & files(TORCH)) - NAMESAKES if not name.startswith("_parity/"))
@@ -248,7 +248,7 @@ FORBIDDEN = {
     "attn_bridge": FRAMEWORKS | {"torch_attn", "jax_attn", "parity_tests"},
     "jax_attn": {"torch", "torch_attn", "parity_tests"},
     "torch_attn": FRAMEWORKS - {"torch"} | {"jax_attn", "parity_tests"},
-    "parity_tests/reference": FRAMEWORKS | {"torch_attn", "jax_attn"},
+    "attn_bridge/reference": FRAMEWORKS | {"torch_attn", "jax_attn"},
 }
 
 

@@ -9,10 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attn_bridge import WeightsMismatchError, layouts
-from attn_bridge.layouts import LayoutError, Row, SettingError
-from attn_bridge.layouts.layout import lacking
-from attn_bridge.layouts.table import refined
+from attn_bridge import WeightsMismatchError
+from attn_bridge.models import layouts
+from attn_bridge.models.layout import lacking
+from attn_bridge.models.layouts import LayoutError, Row, SettingError
+from attn_bridge.weights.rows import refined
 from parity_tests.neutral.checkpoints import SIZES, attention, bert, gpt, llama, whole
 
 SINGLE = ["torch", "flax", "book", "fused-qkv", "torch-mha", "nnx-mha", "linen-mha"]

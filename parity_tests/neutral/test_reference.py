@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import specs
-from parity_tests.reference import directional_derivative, find
+from attn_bridge.reference import directional_derivative, find
 
 SEEDS = (0, 1, 2)
 BATCH, TOKENS, WIDTH = 2, 4, 3

@@ -12,8 +12,8 @@ import torch
 import transformers
 
 import torch_attn
-from attn_bridge import families
 from attn_bridge.masks import causal, sliding_window
+from attn_bridge.models import families
 from attn_bridge.specs.position import Rotary
 from torch_attn._parity.promotion import promoted
 from torch_attn.backend import to_numpy

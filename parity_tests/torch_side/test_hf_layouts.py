@@ -10,9 +10,10 @@ import torch
 import transformers
 
 import torch_attn
-from attn_bridge import checkpoints, families, layouts
+from attn_bridge import checkpoints
 from attn_bridge.cli.app import run
-from attn_bridge.layouts import LayoutError
+from attn_bridge.models import families, layouts
+from attn_bridge.models.layouts import LayoutError
 from parity_tests.hf_folders import FAMILIES, GROUPED, SLIDING, attention_of, equal, saved
 
 IDS = torch.arange(14).reshape(2, 7) % 11

@@ -16,10 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import attn_bridge
 import torch_attn
 from attn_bridge import masks
+from attn_bridge.reference.attention import attend as formula
 from torch_attn import functional, implementations
 from torch_attn.implementations import Call, by_rows, flex, sdpa
-
-from ..reference.attention import attend as formula
 
 DTYPES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-9}
 """Dtype -> error allowed beside that of the reference, as part of the largest value: a few units in the last place."""

@@ -17,11 +17,11 @@ from torch import nn
 
 import torch_attn
 from attn_bridge import masks, specs
+from attn_bridge.reference import find
 from torch_attn import backend, functional
 from torch_attn.implementations import reference
 
 from ..bad_calls import ATTENTION_MODULES, CONTEXT_LENGTH, D_IN, MODULES
-from ..reference import find
 
 SIMPLE, WRAPPER, MHA = "simple_self_attention", "MultiHeadAttentionWrapper", "MultiHeadAttention"
 NAMES = (SIMPLE, *ATTENTION_MODULES)

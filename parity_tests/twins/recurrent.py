@@ -8,7 +8,7 @@ import pytest
 import torch
 from flax import nnx
 
-from jax_attn._parity.running import numpy_interpreter
+from jax_attn._parity.probes import numpy_interpreter
 
 
 def tokens(*shape: int, seed: int = 1) -> np.ndarray:
@@ -77,7 +77,7 @@ def check_masks_over_other_tokens(monkeypatch, ours, theirs):
             theirs(x[:, 5:], attention_mask=mask, cache=twin)
         with pytest.raises(jax.errors.JaxRuntimeError, match=message):
             jax.block_until_ready(run(mask))
-    monkeypatch.setattr("jax_attn.running.raise_unless", lambda *_: None)
+    monkeypatch.setattr("jax_attn.decoding.running.raise_unless", lambda *_: None)
     for mask in wrong:
         assert np.isnan(run(mask)[0]).all()
     for columns in (6, 9):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("attn_bridge", "torch_attn", "jax_attn", "parity_tests")
+PACKAGES = ("attn_bridge", "attn_kernels", "torch_attn", "jax_attn", "parity_tests")
 PAGE = (ROOT / "docs" / "adding-a-variant.md").read_text()
 
 
@@ -26,7 +26,7 @@ def tree(tmp_path_factory) -> Path:
     files = re.findall(r"^`(\S+\.py)`\n```python\n(.*?)^```", PAGE, re.M | re.S)
     assert {Path(name).parent.as_posix() for name, _ in files} == {
         "attn_bridge/specs",
-        "parity_tests/reference",
+        "attn_bridge/reference",
         "torch_attn",
         "jax_attn",
     }

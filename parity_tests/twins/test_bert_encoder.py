@@ -16,10 +16,10 @@ import jax_attn
 import torch_attn
 from attn_bridge import WeightsMismatchError, specs, transfer
 from attn_bridge.parity import compare
+from attn_bridge.reference.bert_encoder import reference
 from jax_attn import backend as jax_backend
 from torch_attn import backend as torch_backend
 
-from ..reference.bert_encoder import reference
 from .test_gpt_model import assert_close, draw
 
 CONFIG = {

@@ -15,8 +15,8 @@ import attn_bridge
 import jax_attn
 import torch_attn
 from attn_bridge import masks
+from attn_bridge.reference.grouped_query_attention import reference
 from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, QKNorm, Rotary
-from parity_tests.reference.grouped_query_attention import reference
 
 BATCH, TOKENS, WIDTH = 3, 9, 10
 STEPS = (4, 2, 1, 1, 1)
@@ -225,16 +225,16 @@ def test_a_rolling_cache_is_as_small_as_its_window_and_does_not_go_back():
         cache.trim(5)
 
 
-def cached(tokens: int, capacity: int = 10, rolling: int | None = None) -> jax_attn.cache.KeyValueCache:
+def cached(tokens: int, capacity: int = 10, rolling: int | None = None) -> jax_attn.decoding.cache.KeyValueCache:
     """Return a cache of two rows that holds so many tokens."""
-    cache = jax_attn.cache.KeyValueCache.empty(2, capacity, 1, 2, rolling=rolling)
+    cache = jax_attn.decoding.cache.KeyValueCache.empty(2, capacity, 1, 2, rolling=rolling)
     new = np.random.default_rng(5).normal(size=(2, tokens, 1, 2)).astype(np.float32)
     return cache.append(new, new)[0] if tokens else cache
 
 
 def silence(monkeypatch) -> None:
     """Let no check raise that waits for a compiled function to run, as where nobody waits for the error."""
-    monkeypatch.setattr("jax_attn.running.raise_unless", lambda *_: None)
+    monkeypatch.setattr("jax_attn.decoding.running.raise_unless", lambda *_: None)
 
 
 TOO_FAR = [
@@ -275,7 +275,7 @@ def test_a_compiled_trim_does_what_a_plain_one_does(rolling, tokens):
 def test_rows_that_a_cache_does_not_have_are_refused(monkeypatch, index):
     message = rf"index \({index}\) must be at least 0 and below the batch of the cache \(2\)"
     cache, order = cached(6), np.array([0, index], np.int32)
-    held = torch_attn.cache.KeyValueCache.empty(2, 6, 1, 2)
+    held = torch_attn.decoding.cache.KeyValueCache.empty(2, 6, 1, 2)
     held.key[:] = 1.0
     with pytest.raises(ValueError, match=message):
         held.reorder(torch.from_numpy(order))
@@ -300,7 +300,7 @@ def test_a_length_that_is_no_integer_is_refused_in_jit_too():
         with pytest.raises(TypeError, match=message):
             run(jnp.float32(2.5))
     with pytest.raises(TypeError, match=message):
-        torch_attn.cache.KeyValueCache.empty(2, 6, 1, 2).trim(torch.tensor(0.5))
+        torch_attn.decoding.cache.KeyValueCache.empty(2, 6, 1, 2).trim(torch.tensor(0.5))
 
 
 def test_a_compiled_look_into_an_empty_cache_is_an_error(monkeypatch):

@@ -378,7 +378,7 @@ def recorded(request, tmp_path_factory):
 
 def without_probes(kinds_left_out, monkeypatch):
     """Have dumps read without what probes of some kinds say."""
-    read = dumps._parse
+    read = dumps.parse
 
     def parse(data):
         manifest = read(data)
@@ -388,7 +388,7 @@ def without_probes(kinds_left_out, monkeypatch):
                     kinds.pop(kind, None)
         return manifest
 
-    monkeypatch.setattr(dumps, "_parse", parse)
+    monkeypatch.setattr(dumps, "parse", parse)
 
 
 def test_a_pair_that_a_probe_explains_is_judged_from_dumps_as_it_is_live(recorded):

@@ -12,8 +12,9 @@ from flax import nnx
 import attn_bridge
 import jax_attn
 import torch_attn
-from attn_bridge import families, parity
-from jax_attn._parity.running.numpy_interpreter import evaluate
+from attn_bridge import parity
+from attn_bridge.models import families
+from jax_attn._parity.probes.numpy_interpreter import evaluate
 from jax_attn.backend import precision
 
 from ..hf_oracle import LAYERS, judge_layer, run

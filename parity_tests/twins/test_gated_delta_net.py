@@ -20,13 +20,14 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 
 import jax_attn
 import torch_attn
-from attn_bridge import backends, families, parity, transfer
+from attn_bridge import backends, parity, transfer
+from attn_bridge.models import families
+from attn_bridge.reference.gated_delta_net import reference
 from attn_bridge.specs import GatedDeltaNetConfig
 from torch_attn._parity.promotion import promoted
 from torch_attn.backend import to_numpy
 
 from ..hf_oracle import judge_roundings
-from ..reference.gated_delta_net import reference
 from .compiled import in_jit
 from .recurrent import call, check_masks_over_other_tokens, decode, left_and_right, tokens
 
@@ -107,12 +108,12 @@ class _Transposed(torch_attn.GatedDeltaNet):
     """A public bug (rasbt/LLMs-from-scratch, PR 1033): heads and tokens of the decay swapped."""
 
     def forward(self, x, **kwargs):
-        true = torch_attn.recurrence.log_decay
-        torch_attn.recurrence.log_decay = lambda *args: true(*args).mT
+        true = torch_attn.recurrent.recurrence.log_decay
+        torch_attn.recurrent.recurrence.log_decay = lambda *args: true(*args).mT
         try:
             return super().forward(x, **kwargs)
         finally:
-            torch_attn.recurrence.log_decay = true
+            torch_attn.recurrent.recurrence.log_decay = true
 
 
 def test_a_transposed_gate_crashes_or_is_caught():
@@ -320,7 +321,7 @@ def test_a_compiled_trim_refuses_what_a_plain_one_does(monkeypatch, length, know
 
     with pytest.raises(jax.errors.JaxRuntimeError, match=rf"length \({length}\) must be 0 or 6: a state does not tell"):
         jax.block_until_ready(run())
-    monkeypatch.setattr("jax_attn.running.raise_unless", lambda *_: None)
+    monkeypatch.setattr("jax_attn.decoding.running.raise_unless", lambda *_: None)
     trimmed = run()
     assert np.isnan(trimmed.state).all()
     assert np.isnan(trimmed.conv_state).all()
@@ -352,7 +353,7 @@ def test_rows_that_a_cache_does_not_have_are_refused(monkeypatch, index, x64):
 
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         jax.block_until_ready(run())
-    monkeypatch.setattr("jax_attn.running.raise_unless", lambda *_: None)
+    monkeypatch.setattr("jax_attn.decoding.running.raise_unless", lambda *_: None)
     for array in (run().state, run().conv_state):
         assert np.isnan(array[1]).all()
         assert np.isfinite(array[::2]).all()
@@ -443,9 +444,9 @@ def test_the_example_proves_both_variants_and_fails_where_the_cache_forgets(caps
     assert [line.split(":")[0] for line in lines] == ["GatedDeltaNet", "LinearAttention"]
     assert all(line.endswith("every bit back: equal") for line in lines)
 
-    advance = jax_attn.recurrent_cache.RecurrentCache.advance
+    advance = jax_attn.decoding.recurrent_cache.RecurrentCache.advance
     monkeypatch.setattr(
-        jax_attn.recurrent_cache.RecurrentCache,
+        jax_attn.decoding.recurrent_cache.RecurrentCache,
         "advance",
         lambda cache, state, conv_state, tokens: advance(cache, 0.5 * state, conv_state, tokens),
     )

@@ -16,10 +16,9 @@ import jax_attn
 import torch_attn
 from attn_bridge import WeightsMismatchError, specs, transfer
 from attn_bridge.parity import compare
+from attn_bridge.reference.gpt_model import reference
 from jax_attn import backend as jax_backend
 from torch_attn import backend as torch_backend
-
-from ..reference.gpt_model import reference
 
 CONFIG = {
     "vocab_size": 23,

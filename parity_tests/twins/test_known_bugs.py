@@ -117,7 +117,7 @@ def test_decoding_that_sees_key_0_alone_differs_from_the_full_pass(monkeypatch):
 
 def test_positions_that_do_not_go_on_after_the_cache_differ_from_the_full_pass(monkeypatch):
     """Shifting all positions alike changes nothing, so that only cached decoding shows a wrong offset."""
-    right = torch_attn.cache.positions_of
+    right = torch_attn.decoding.cache.positions_of
     monkeypatch.setattr(torch_attn.grouped_query_attention, "positions_of", lambda x, given, cache: right(x, given))
     assert decoding_error() > 1e-2
 

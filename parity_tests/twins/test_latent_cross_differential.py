@@ -17,9 +17,10 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3
 import attn_bridge
 import jax_attn
 import torch_attn
-from attn_bridge import checkpoints, families, specs
+from attn_bridge import checkpoints, specs
 from attn_bridge.masks import sliding_window
-from jax_attn._parity.running.numpy_interpreter import evaluate
+from attn_bridge.models import families
+from jax_attn._parity.probes.numpy_interpreter import evaluate
 from jax_attn.backend import precision
 from torch_attn._parity.promotion import promoted
 from torch_attn.backend import to_numpy

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from attn_bridge import backends, masks, transfer
+from attn_bridge.reference.linear_attention import reference
 from attn_bridge.specs import LinearAttentionConfig
-from jax_attn import recurrence as jax_recurrence
-from torch_attn import recurrence as torch_recurrence
+from jax_attn.recurrent import recurrence as jax_recurrence
+from torch_attn.recurrent import recurrence as torch_recurrence
 
-from ..reference.linear_attention import reference
 from .recurrent import call, check_masks_over_other_tokens, decode, left_and_right, tokens
 
 CONFIG = LinearAttentionConfig(10, 2, head_dim=3, value_head_dim=4, d_out=7, qkv_bias=True, out_bias=True)

@@ -10,9 +10,9 @@ import pytest
 from attn_bridge import backends, torch_to_flax
 from attn_bridge.parity.compare.sides.subject import Arguments
 from attn_bridge.parity.mutation import block_faults, mutants, pairs
+from attn_bridge.reference import directional_derivative
 from parity_tests.blocks import find_config
-from parity_tests.reference import directional_derivative
-from parity_tests.reference.mutants import reference
+from parity_tests.twins.block_reference import reference
 
 SIDES = ("torch", "flax")
 BACKWARD_ONLY = ("keys-detached", "softmax-gradient-without-sum")

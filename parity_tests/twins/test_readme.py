@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import attn_bridge
-from attn_bridge.families import known_model_types
+from attn_bridge.models.families import known_model_types
 
 ROOT = Path(attn_bridge.__file__).parent.parent
 

@@ -23,7 +23,8 @@ from tokenizers import Tokenizer
 import attn_bridge
 import jax_attn
 import torch_attn
-from attn_bridge import checkpoints, layouts
+from attn_bridge import checkpoints
+from attn_bridge.models import layouts
 
 NUM_LAYERS, WIDTH, NUM_HEADS = 6, 384, 12
 SIZES = {"context_length": 128, "num_heads": NUM_HEADS, "qkv_bias": True}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-import jax_attn.recurrence
-import torch_attn.recurrence
-from jax_attn._parity.running import numpy_interpreter
+import jax_attn.recurrent.recurrence
+import torch_attn.recurrent.recurrence
+from jax_attn._parity.probes import numpy_interpreter
 
 BATCH, KEY_HEADS, HEADS, WIDTH, VALUE_WIDTH = 2, 2, 4, 5, 3
 
@@ -34,11 +34,11 @@ def run(framework: str, function: str, arrays: dict[str, np.ndarray], dtype: str
     arrays = {name: array.astype(dtype) for name, array in arrays.items()}
     if framework == "torch":
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        return [one.numpy() for one in getattr(torch_attn.recurrence, function)(**tensors, **options)]
+        return [one.numpy() for one in getattr(torch_attn.recurrent.recurrence, function)(**tensors, **options)]
     with jax.enable_x64(dtype == "float64"):
 
         def call(arrays):
-            return getattr(jax_attn.recurrence, function)(**arrays, **options)
+            return getattr(jax_attn.recurrent.recurrence, function)(**arrays, **options)
 
         if dtype == "float64":  # for its meaning, which needs no compiler
             return numpy_interpreter.evaluate(jax.make_jaxpr(call)(arrays), *jax.tree.leaves(arrays))
@@ -115,28 +115,28 @@ def test_a_state_is_never_in_16_bits(dtype):
     arrays = draw(6)
     del arrays["state"]
     tensors = {name: torch.from_numpy(array).to(getattr(torch, dtype)) for name, array in arrays.items()}
-    found = torch_attn.recurrence.gated_delta_rule(**tensors)
+    found = torch_attn.recurrent.recurrence.gated_delta_rule(**tensors)
     assert {one.dtype for one in found} == {torch.float32}
     arrays = {name: jnp.asarray(array, dtype) for name, array in arrays.items()}
-    found = jax.eval_shape(lambda arrays: jax_attn.recurrence.gated_delta_rule(**arrays), arrays)
+    found = jax.eval_shape(lambda arrays: jax_attn.recurrent.recurrence.gated_delta_rule(**arrays), arrays)
     assert {one.dtype.name for one in found} == {"float32"}
 
 
 def test_autocast_leaves_the_state_alone():
     tensors = {name: torch.from_numpy(array).float() for name, array in draw(6).items()}
-    expected, _ = torch_attn.recurrence.gated_delta_rule(**tensors)
+    expected, _ = torch_attn.recurrent.recurrence.gated_delta_rule(**tensors)
     with torch.autocast("cpu", torch.bfloat16):
-        got, _ = torch_attn.recurrence.gated_delta_rule(**tensors)
+        got, _ = torch_attn.recurrent.recurrence.gated_delta_rule(**tensors)
     assert torch.equal(got, expected)
 
 
 def test_a_decay_is_exact_where_the_softplus_of_torch_is_not():
     alpha, bias, log = np.array([[[25.0, -40.0]]]), np.zeros(2), np.array([0.5, -0.5])
     expected = -np.exp(log) * np.logaddexp(alpha, 0.0)
-    got = torch_attn.recurrence.log_decay(*map(torch.from_numpy, (alpha, bias, log)))
+    got = torch_attn.recurrent.recurrence.log_decay(*map(torch.from_numpy, (alpha, bias, log)))
     np.testing.assert_allclose(got, expected, rtol=1e-15)
     with jax.enable_x64(True):
-        closed = jax.make_jaxpr(jax_attn.recurrence.log_decay)(alpha, bias, log)
+        closed = jax.make_jaxpr(jax_attn.recurrent.recurrence.log_decay)(alpha, bias, log)
         np.testing.assert_allclose(numpy_interpreter.evaluate(closed, alpha, bias, log)[0], expected, rtol=1e-15)
 
 

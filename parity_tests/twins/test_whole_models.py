@@ -10,7 +10,8 @@ from flax import nnx
 
 import jax_attn
 import torch_attn
-from attn_bridge import backends, checkpoints, families
+from attn_bridge import backends, checkpoints
+from attn_bridge.models import families
 from parity_tests.hf_folders import FAMILIES, attention_of, equal, saved
 
 LAYERS = {

@@ -93,7 +93,7 @@ def check(
         subjects = [Subject(variant, case) for variant, case in of_variants if case.name in chosen]
     for framework in FRAMEWORKS:
         backends.load(framework)
-    importlib.import_module("parity_tests.reference")
+    importlib.import_module("attn_bridge.reference")
     cells: list[Cell] = []
     done = 0
     total = len(subjects) + len(kernel_cases)
@@ -278,7 +278,7 @@ def _meaning(
 
 def _slopes(subject: Subject, numbers: Numbers, tensors: Tensors) -> dict[str, tuple[Array, float]]:
     """Return for every gradient a random direction, and the reference's derivative along it by the complex step."""
-    module = importlib.import_module("parity_tests.reference")
+    module = importlib.import_module("attn_bridge.reference")
     function = module.find(subject.variant)
     config = subject.case.config_of(subject.variant)
     random = np.random.default_rng(0)

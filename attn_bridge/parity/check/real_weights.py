@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ... import checkpoints, layouts
+from ... import checkpoints
+from ...models import layouts
 from ...specs import find_variant
 from ..compare.sides.dtypes import DTYPES
 from .cases import Arrays, Case

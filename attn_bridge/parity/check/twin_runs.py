@@ -101,7 +101,7 @@ class Subject:
 
     def reference(self, numbers: Numbers) -> tuple[Array, Array | None]:
         """Evaluate the NumPy float64 reference."""
-        module = importlib.import_module("parity_tests.reference")
+        module = importlib.import_module("attn_bridge.reference")
         config = self.case.config_of(self.variant)
         others = dict(numbers.inputs)
         arguments = (others.pop("x"), others.pop("attention_mask", None))

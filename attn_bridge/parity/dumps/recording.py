@@ -35,7 +35,8 @@ from ..compare.verdict.runner import Live
 from ..settings.environment import environment
 from . import folders
 from . import format as dumps
-from .format import ORACLE, Dump, Manifest, Recorded, Writer, key_of, stored_as
+from .format import ORACLE, Dump, Writer, key_of, stored_as
+from .manifest import Manifest, Recorded
 
 MAX_BYTES = 1 << 30
 """About how large a dump may become; of a large module fewer samples are written."""

@@ -29,6 +29,7 @@ from ..settings.environment import environment
 from . import mutants, pairs, usual_rules
 from .block_faults import Fault, always, never
 from .faults import FAULTS, find_fault
+from .kernels import OWN_FORMULA, Order
 from .mutants import FIRST_SEED, Arrays
 from .report import MutationReport
 from .trials import Result, Trial
@@ -136,7 +137,7 @@ def run_trial(trial: Trial) -> Result:
     return Result(
         trial=trial,
         module=subject.pair.name,
-        described=subject.pair.described(),
+        described=subject.described(),
         verdict=verdict,
         message=message,
         explanation=report.explain() if report is not None else message,
@@ -190,7 +191,8 @@ class _Subject:
             raise ValueError(f"case ({trial}): there is nothing in this configuration that the fault could change")
         self.pair = pair
         self._backends = {side: backends.load(side) for side in SIDES}
-        self.modules = self._build("torch"), self._build("flax")
+        self._orders = {side: self._order(side) for side in SIDES}
+        self.modules = self._build("torch", self._orders["torch"]), self._build("flax", self._orders["flax"])
         described = self._backends["torch"].describe_weights(self.modules[0])
         self.shapes = {name: shape for name, (shape, _) in described.items()}
         self.held = mutants.draw_weights(self.shapes, self.pair.seed, self.pair.gain, zero_biases=self.pair.zero_biases)
@@ -199,6 +201,10 @@ class _Subject:
         if self.fault is not None and self.fault.held:
             flax_weights = self._rounded(self.held) if self._holds("flax") else self.held
             self._backends["flax"].set_weights(self.modules[1], self._on_side(flax_weights, "flax"))
+
+    def described(self) -> dict[str, Any]:
+        """Return what the pair is, and which kernels of attention served each side, as JSON-ready data."""
+        return self.pair.described() | {"kernels": {side: order.served for side, order in self._orders.items()}}
 
     def pictures(self) -> list[Picture]:
         """Run both sides once on what they hold, for a pair that the judge did not come to compare."""
@@ -221,8 +227,8 @@ class _Subject:
         assert self.trial.side is not None
         side, seed = self.trial.side, self.pair.seed
         subject_of = backends.load_subjects(side).subject_of
-        right = subject_of(self._build(side, with_fault=False))
-        wrong = subject_of(self._build(side))
+        right = subject_of(self._build(side, self._order(side), with_fault=False))
+        wrong = subject_of(self._build(side, self._order(side)))
         numbers = []
         for number in range(2):
             weights, inputs = self.held, self.pair.inputs
@@ -253,13 +259,21 @@ class _Subject:
             held = pair.weights(sample, place)
             cotangents = [one.astype(np.float64) for one in runner.cotangents(sample, None)]
             numbers.append(Numbers(held, held, sample.arguments[place].kwargs, cotangents))
-        return measure_change(subject_of(self._build(side, with_fault=False)), pair.subject(place), numbers)
+        right = subject_of(self._build(side, self._order(side), with_fault=False))
+        return measure_change(right, pair.subject(place), numbers)
 
-    def _build(self, side: Framework, *, with_fault: bool = True) -> Any:
+    def _build(self, side: Framework, order: Order, *, with_fault: bool = True) -> Any:
         build = backends.load(side, "_parity.mutants").build
         if self.fault is None:
-            return build(self.pair.name, self.pair.arguments)
-        return build(*self.fault.module(self.pair, planted=with_fault and self.trial.side == side))
+            return build(self.pair.name, self.pair.arguments, order)
+        return build(*self.fault.module(self.pair, planted=with_fault and self.trial.side == side), order)
+
+    def _order(self, side: Framework) -> Order:
+        """Draw the kernels of a side; one that holds a fault in its own formula has that and no other."""
+        if self.fault is not None and self.fault.in_attention and self.trial.side == side:
+            return Order({OWN_FORMULA: None})
+        order: Order = backends.load(side, "_parity.kernels").draw(self.trial.seed, self.pair.name)
+        return order
 
     def _holds(self, side: Framework) -> bool:
         """Whether the fault is in the weights that this side holds."""

@@ -147,7 +147,7 @@ class MutationReport:
 
     def to_markdown(self, path: str | Path | None = None) -> str:
         """Return the report as a Markdown page, and write it to `path` if one is given."""
-        from ..rendering.mutants import as_markdown
+        from .page import as_markdown
 
         text = as_markdown(self)
         if path is not None:

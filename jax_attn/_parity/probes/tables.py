@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..running.numpy_interpreter import Interpreter
+from .numpy_interpreter import Interpreter
 from .rounding import EXACT
 
 UNIT = 2.0**-23

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import jax
 from jax import Array
 
-from .numpy_interpreter import inline, last_uses
+from ..probes.numpy_interpreter import inline, last_uses
 
 _MOVES = ("reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "slice", "concatenate", "iota", "copy")
 """Operations that round nothing, so that it does not matter what they are fused with."""

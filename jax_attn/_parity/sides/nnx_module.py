@@ -16,12 +16,12 @@ import numpy as np
 from flax import nnx
 
 from attn_bridge.parity.compare.hints.settings import read as read_settings
+from attn_bridge.parity.compare.sides.patching import replaced
 from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, Parameter, Submodule
 
 from ...backend import WEIGHTS, to_numpy
 from ..drawing import _prepare, drawing
 from ..recording import Tape
-from ..running.patching import replaced
 from .adapter import Setting, cache_off, constant, device_of, dotted, off_in_eval_mode, stock_name
 
 METHODS = ("__call__", "attend")

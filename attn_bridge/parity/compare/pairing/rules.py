@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .... import joint_rules
-from ....weights import Rule, Rules, WeightsMismatchError, rule_from
+from ....weights import Rule, Rules, WeightsMismatchError, joint, rule_from
 from ..sides.subject import Parameter
 from .proposal import Labels, Partial, Probe, in_order, propose
 from .tensors import Cut, Match, Pairing, Tensor, uncovered, whole
@@ -116,7 +115,7 @@ def _read(
     for rule in found:
         if rule.drop:
             for side, names, parameters in (("first", rule.torch_names, first), ("second", rule.flax_names, second)):
-                hits = [name for name in parameters if any(joint_rules.matches(one, name) for one in names)]
+                hits = [name for name in parameters if any(joint.matches(one, name) for one in names)]
                 dropped += [(side, name, rule.drop) for name in hits]
                 problems.missing += [f"{rule.where}{name}" for name in names if not hits]
         elif rule.is_joint:
@@ -161,13 +160,13 @@ def _joint_matches(
     rule: Rule, first: Parameters, second: Parameters, how: str, labels: Labels, problems: _Problems
 ) -> list[Match]:
     """Return the matches of a rule between one tensor and several: a part of the one for each of them."""
-    single_is_first = joint_rules.parts_side(rule) == "flax"
+    single_is_first = joint.parts_side(rule) == "flax"
     singles, others = (first, second) if single_is_first else (second, first)
     label = labels[1] if single_is_first else labels[0]
-    row = joint_rules.row_of(rule)
-    wholes, wrong = joint_rules.placed(rule, row, {name: one.shape for name, one in singles.items()})
+    row = joint.row_of(rule)
+    wholes, wrong = joint.placed(rule, row, {name: one.shape for name, one in singles.items()})
     problems.misshapen += wrong
-    groups, _ = joint_rules.grouped(row, others)
+    groups, _ = joint.grouped(row, others)
     problems.missing += [f"{rule.where}{name}" for name in groups if name not in wholes]
     if not wholes and not groups:
         problems.missing.append(f"{rule.where}{row.theirs}")

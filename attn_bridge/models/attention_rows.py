@@ -1,0 +1,190 @@
+"""Rows of attention as other libraries name it, below the prefix of one layer; whole models and families share them.
+
+Where a size may be a number or the name of a setting, a family gives the number and a whole model the name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from ..weights.rows import Row
+
+Table = tuple[Row, ...]
+Size = int | str
+
+PROJECTIONS = (("q_proj", "W_query"), ("k_proj", "W_key"), ("v_proj", "W_value"), ("o_proj", "out_proj"))
+
+FREQUENCIES = Row("rotary_emb.inv_freq", reason="rotary frequencies, which are computed")
+"""Held by files of before 2023."""
+
+SPLIT: Table = (
+    *(
+        Row(f"{theirs}.{leaf}", (f"{ours}.{leaf}",), optional=leaf == "bias")
+        for theirs, ours in PROJECTIONS
+        for leaf in ("weight", "bias")
+    ),
+    *(Row(f"{name}_norm.weight", (f"{name}_norm.scale",), optional=True) for name in ("q", "k")),
+    FREQUENCIES,
+)
+"""The names of Llama, which most models have taken over."""
+
+SINKS = Row("sinks", ("sinks",))
+
+ENCODER_DECODER: Table = tuple(
+    Row(f"{theirs}.{leaf}", (f"{ours}.{leaf}",), optional=(theirs, leaf) == ("k_proj", "bias"))
+    for theirs, ours in (*PROJECTIONS[:3], ("out_proj", "out_proj"))
+    for leaf in ("weight", "bias")
+)
+"""BART and Whisper, whose keys have no bias."""
+
+
+def turned(num_heads: Size, num_kv_heads: Size) -> Table:
+    """Return the table of Meta's and Mistral's own files, whose rotary positions turn neighbours.
+
+    Channel ``i`` of either half of a head is theirs at ``2 i`` and ``2 i + 1``.
+    """
+    pattern = "(h pair c) i -> (h c pair) i"
+    return (
+        Row("wq.weight", ("W_query.weight",), pattern, sizes={"h": num_heads, "pair": 2}),
+        Row("wk.weight", ("W_key.weight",), pattern, sizes={"h": num_kv_heads, "pair": 2}),
+        Row("wv.weight", ("W_value.weight",)),
+        Row("wo.weight", ("out_proj.weight",)),
+        FREQUENCIES,
+    )
+
+
+def by_head(num_heads: Size) -> Table:
+    """Return the table of BLOOM, with query, key and value of a head after one another in one projection."""
+
+    def fused(leaf: str) -> Row:
+        parts = tuple(f"W_{name}.{leaf}" for name in ("query", "key", "value"))
+        return Row(f"query_key_value.{leaf}", parts, "(h c) ... -> (h part c) ...", part="part", sizes={"h": num_heads})
+
+    return (
+        fused("weight"),
+        fused("bias"),
+        Row("dense.weight", ("out_proj.weight",)),
+        Row("dense.bias", ("out_proj.bias",)),
+    )
+
+
+def gated(num_heads: Size) -> Table:
+    """Return the table of attention whose projection of queries holds each head's query, then its gate."""
+
+    def fused(leaf: str) -> Row:
+        parts = (f"W_query.{leaf}", f"W_gate.{leaf}")
+        return Row(
+            f"q_proj.{leaf}",
+            parts,
+            "(h c) ... -> (h part c) ...",
+            part="part",
+            sizes={"h": num_heads},
+            optional=leaf == "bias",
+        )
+
+    return (fused("weight"), fused("bias"), *(row for row in SPLIT if not row.theirs.startswith("q_proj.")))
+
+
+QUERY: Table = (Row("q_proj.weight", ("W_query.weight",)),)
+"""Queries of DeepSeek that are made of the input itself."""
+
+QUERY_LATENT: Table = (
+    Row("q_a_proj.weight", ("W_query_latent.weight",)),
+    Row("q_a_proj.bias", ("W_query_latent.bias",), optional=True),
+    Row("q_a_layernorm.weight", ("query_norm.scale",)),
+    Row("q_b_proj.weight", ("W_query.weight",)),
+)
+"""Those that are made of a latent."""
+
+
+def latent(num_heads: Size, latent_dim: Size, nope_dim: Size) -> Table:
+    """Return the table of DeepSeek, but for its queries.
+
+    The latent and the key with the position are one projection, and so are, head by head, what is made of the latent.
+    """
+    split = (latent_dim, "...")
+    return (
+        Row(
+            "kv_a_proj_with_mqa.weight", ("W_latent.weight", "W_key_rope.weight"), "o i -> o i", along="o", split=split
+        ),
+        Row(
+            "kv_a_proj_with_mqa.bias",
+            ("W_latent.bias", "W_key_rope.bias"),
+            "o -> o",
+            along="o",
+            split=split,
+            optional=True,
+        ),
+        Row("kv_a_layernorm.weight", ("latent_norm.scale",)),
+        Row(
+            "kv_b_proj.weight",
+            ("W_key.weight", "W_value.weight"),
+            "(h c) i -> (h c) i",
+            along="c",
+            split=(nope_dim, "..."),
+            sizes={"h": num_heads},
+        ),
+        Row("o_proj.weight", ("out_proj.weight",)),
+        Row("o_proj.bias", ("out_proj.bias",), optional=True),
+        FREQUENCIES,
+    )
+
+
+DELTA_NET: Table = (
+    Row("conv1d.weight", ("conv1d.weight",)),
+    Row("dt_bias", ("dt_bias",)),
+    Row("A_log", ("A_log",)),
+    Row("norm.weight", ("norm.scale",)),
+    Row("out_proj.weight", ("out_proj.weight",)),
+)
+"""What gated delta nets have beside their projections of the input."""
+
+
+def delta_net_by_head(num_heads: Size, head_dim: Size) -> Table:
+    """Return the table of Qwen3-Next: per key head its query, its key, then value and gate of its value heads.
+
+    Beta and alpha are in the same groups.
+    """
+    return (
+        Row(
+            "in_proj_qkvz.weight",
+            ("W_query.weight", "W_key.weight", "W_value.weight", "W_gate.weight"),
+            "(h c) i -> (h c) i",
+            along="c",
+            split=(head_dim, head_dim, "...", "..."),
+            sizes={"h": num_heads},
+        ),
+        Row(
+            "in_proj_ba.weight",
+            ("W_beta.weight", "W_alpha.weight"),
+            "(h g) i -> (h part g) i",
+            part="part",
+            sizes={"h": num_heads},
+        ),
+        *DELTA_NET,
+    )
+
+
+def below(
+    rows: Iterable[Row], theirs: str, ours: str, *, required: tuple[str, ...] = (), branch: str = ""
+) -> list[Row]:
+    """Return rows with something in front of the names on both sides.
+
+    Args:
+        rows: the rows.
+        theirs: what is in front of the outside names.
+        ours: what is in front of ours.
+        required: what names of optional rows begin with that are none here.
+        branch: their `branch`.
+    """
+    return [
+        dataclasses.replace(
+            row,
+            theirs=theirs + row.theirs,
+            ours=tuple(ours + name for name in row.ours),
+            optional=row.optional and not row.theirs.startswith(required),
+            branch=branch,
+        )
+        for row in rows
+    ]

@@ -1,0 +1,34 @@
+"""Hugging Face BERT: attention in ``encoder.layer.{i}.attention``, its output projection beside it."""
+
+from __future__ import annotations
+
+from ..weights.rows import Row
+from .common_rows import layer_norm, with_bias
+from .layout import Layout
+
+LAYER, OURS = "{prefix}encoder.layer.{i}.", "layers.{i}."
+
+
+LAYOUT = Layout(
+    "hf-bert",
+    "transformers BERT",
+    [
+        *(Row(f"{{prefix}}embeddings.{theirs}_embeddings.weight", (f"{ours}_emb.weight",))
+          for theirs, ours in (("word", "tok"), ("position", "pos"), ("token_type", "type"))),
+        *layer_norm("{prefix}embeddings.LayerNorm", "emb_norm"),
+        *(row for name in ("query", "key", "value")
+          for row in with_bias(f"{LAYER}attention.self.{name}", f"{OURS}att.W_{name}")),
+        *with_bias(f"{LAYER}attention.output.dense", f"{OURS}att.out_proj"),
+        *layer_norm(f"{LAYER}attention.output.LayerNorm", f"{OURS}norm1"),
+        *with_bias(f"{LAYER}intermediate.dense", f"{OURS}ff.layers.0"),
+        *with_bias(f"{LAYER}output.dense", f"{OURS}ff.layers.2"),
+        *layer_norm(f"{LAYER}output.LayerNorm", f"{OURS}norm2"),
+        Row("{prefix}embeddings.position_ids", reason="the numbers from 0 on"),
+        Row("{prefix}embeddings.token_type_ids", reason="a buffer of zeros"),
+        Row("{prefix}pooler.dense.weight", reason="the pooler is no part of the encoder"),
+        Row("{prefix}pooler.dense.bias", reason="the pooler is no part of the encoder"),
+        Row("cls.{rest}", reason="heads of pretraining are no part of the encoder"),
+    ],
+    prefixes=("", "bert."),
+    whole=True,
+)  # fmt: skip

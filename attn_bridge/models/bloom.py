@@ -1,0 +1,68 @@
+"""BLOOM: ALiBi, query, key and value of a head after one another in one projection, a norm of the embedding."""
+
+from __future__ import annotations
+
+from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ..specs.position import Alibi
+from ..weights.rows import Row
+from .attention_rows import below, by_head
+from .common_rows import HEADS, TIE, layer_norm, with_bias
+from .family import AttentionLayer, Family
+from .grouped import attention_layer
+from .layout import Layout
+from .model_config import ModelConfig
+
+
+def read_bloom(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of BLOOM."""
+    heads = config.integer("num_attention_heads")
+    spec = GroupedQueryAttentionConfig(
+        d_in=config.integer("hidden_size"),
+        num_heads=heads,
+        qkv_bias=True,
+        out_bias=True,
+        position=Alibi(),
+        dropout=config.number_or_none("attention_dropout") or 0.0,
+    )
+    return attention_layer(
+        layer, spec, {"transformers": by_head(heads)}, prefix=f"transformer.h.{layer}.self_attention."
+    )
+
+
+FAMILIES = (
+    Family(
+        ("bloom",),
+        read_bloom,
+        {"hidden_size": 64, "num_attention_heads": 8, "num_hidden_layers": 2},
+        aliases={
+            "num_attention_heads": ("n_head",),
+            "num_hidden_layers": ("n_layer",),
+            "hidden_size": ("n_embed",),
+        },
+    ),
+)
+
+
+BLOCK, OURS = "{prefix}h.{i}.", "trf_blocks.{i}."
+
+
+LAYOUT = Layout(
+    "hf-bloom",
+    "transformers BLOOM",
+    [
+        Row("{prefix}word_embeddings.weight", ("tok_emb.weight",), tied=("out_head.weight",)),
+        Row("lm_head.weight", ("out_head.weight",), optional=True),
+        *layer_norm("{prefix}word_embeddings_layernorm", "emb_norm"),
+        *below(by_head("num_heads"), f"{BLOCK}self_attention.", f"{OURS}att."),
+        *with_bias(f"{BLOCK}mlp.dense_h_to_4h", f"{OURS}ff.layers.0"),
+        *with_bias(f"{BLOCK}mlp.dense_4h_to_h", f"{OURS}ff.layers.2"),
+        *layer_norm(f"{BLOCK}input_layernorm", f"{OURS}norm1"),
+        *layer_norm(f"{BLOCK}post_attention_layernorm", f"{OURS}norm2"),
+        *layer_norm("{prefix}ln_f", "final_norm"),
+    ],
+    prefixes=("transformer.", ""),
+    settings={**TIE, **HEADS},
+    defaults={"tie": 1},
+    whole=True,
+    model_types=("bloom",),
+)

@@ -1,0 +1,79 @@
+"""Layouts of single attention modules, alone or in a model: ours, the book's, fused ones, the frameworks'."""
+
+from __future__ import annotations
+
+from ..weights.rows import Row
+from . import ours
+from .layout import Layout
+
+MASK = Row("{path}mask", reason="a causal mask, which our modules compute")
+PROJECTIONS = ("query", "key", "value")
+
+
+def _thirds(leaf: str) -> tuple[str, ...]:
+    return tuple(f"{{path}}W_{name}.{leaf}" for name in PROJECTIONS)
+
+
+def _fused(stem: str, weight: str, bias: str) -> list[Row]:
+    return [
+        Row(f"{{path}}{stem}{weight}", _thirds("weight"), "o i -> (part o) i", part="part"),
+        Row(f"{{path}}{stem}{bias}", _thirds("bias"), "o -> (part o)", part="part", optional=True),
+    ]
+
+
+def _by_heads() -> list[Row]:
+    heads = {"h": "num_heads"}
+    rows = [
+        row
+        for name in PROJECTIONS
+        for row in (
+            Row(f"{{path}}{name}.kernel", (f"{{path}}W_{name}.weight",), "(h c) d -> d h c", sizes=heads),
+            Row(f"{{path}}{name}.bias", (f"{{path}}W_{name}.bias",), "(h c) -> h c", sizes=heads, optional=True),
+        )
+    ]
+    return [
+        *rows,
+        Row("{path}out.kernel", (ours.OUT[0],), "d (h c) -> h c d", sizes=heads),
+        Row("{path}out.bias", (ours.OUT[1],), optional=True),
+        *ours.flax_rows(ours.ATTENTION, ours.OUT),
+    ]
+
+
+def _below_params(row: Row) -> Row:
+    return Row(
+        "{prefix}" + row.theirs, row.ours, row.pattern, row.part, sizes=row.sizes, optional=row.optional,
+        reason=row.reason,
+    )  # fmt: skip
+
+
+HEADS = {"num_heads": ("num_heads", "num_attention_heads", "n_head", "n_heads")}
+
+LAYOUTS = [
+    Layout("torch", "the torch twins", ours.torch_rows()),
+    Layout("flax", "the Flax twins", ours.flax_rows()),
+    Layout("book", "the book's checkpoints, with their mask buffers", [*ours.torch_rows(), MASK]),
+    Layout(
+        "fused-qkv",
+        "q, k and v in one matrix, as the book's bonus material has them",
+        [
+            *_fused("qkv.", "weight", "bias"),
+            Row("{path}proj.weight", (ours.OUT[0],)),
+            Row("{path}proj.bias", (ours.OUT[1],), optional=True),
+            *ours.torch_rows(ours.ATTENTION, ours.OUT),
+            MASK,
+        ],
+    ),
+    Layout(
+        "torch-mha",
+        "torch.nn.MultiheadAttention",
+        [*_fused("in_proj_", "weight", "bias"), *ours.torch_rows(ours.ATTENTION)],
+    ),
+    Layout("nnx-mha", "flax.nnx.MultiHeadAttention", _by_heads(), settings=HEADS),
+    Layout(
+        "linen-mha",
+        "flax.linen.MultiHeadDotProductAttention",
+        [_below_params(row) for row in _by_heads()],
+        prefixes=("params.", ""),
+        settings=HEADS,
+    ),
+]

@@ -1,0 +1,91 @@
+"""Rows that the decoders of `transformers` which took over Llama's names have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ..weights.rows import Row
+from .attention_rows import below
+from .common_rows import TIE
+from .layout import Layout
+
+LAYER, OURS = "{prefix}layers.{i}.", "trf_blocks.{i}."
+
+QUANTISED = dict.fromkeys(
+    ("{rest}.weight_scale_inv", "{rest}.weight_scale"),
+    "a scale of float8 weights, which would not follow them; dequantise the checkpoint to bfloat16 first",
+)
+
+EMBEDDINGS = [
+    Row("{prefix}embed_tokens.weight", ("tok_emb.weight",), tied=("out_head.weight",)),
+    Row("lm_head.weight", ("out_head.weight",), optional=True),
+]
+FINAL_NORM = Row("{prefix}norm.weight", ("final_norm.scale",))
+
+
+def decoder(
+    name: str,
+    title: str,
+    rows: Iterable[Row],
+    *,
+    model_types: tuple[str, ...],
+    settings: Mapping[str, tuple[str, ...]] | None = None,
+    defaults: Mapping[str, int] | None = None,
+    prefixes: tuple[str, ...] = ("model.", ""),
+    refused: Mapping[str, str] | None = None,
+    mark: str = "",
+) -> Layout:
+    """Return the layout of a decoder with these rows between its embeddings; the rest is as `Layout` takes it."""
+    return Layout(
+        name,
+        title,
+        [*EMBEDDINGS, *rows],
+        prefixes=prefixes,
+        settings={**TIE, **(settings or {})},
+        defaults={"tie": 0, **(defaults or {})},
+        whole=True,
+        mark=mark,
+        refused={**QUANTISED, **(refused or {})},
+        model_types=model_types,
+    )
+
+
+def attention(rows: Iterable[Row], *, required: tuple[str, ...] = (), branch: str = "") -> list[Row]:
+    """Return rows of the attention of a layer."""
+    return below(rows, f"{LAYER}self_attn.", f"{OURS}att.", required=required, branch=branch)
+
+
+def norms(**names: str) -> list[Row]:
+    """Return rows of the norms of a layer, our name = theirs."""
+    return [Row(f"{LAYER}{theirs}.weight", (f"{OURS}{ours}.scale",)) for ours, theirs in names.items()]
+
+
+def feed_forward(theirs: str = "mlp", ours: str = "ff", *, bias: bool = False, branch: str = "") -> list[Row]:
+    """Return rows of a gated feed-forward."""
+    return [
+        Row(f"{LAYER}{theirs}.{one}_proj.{leaf}", (f"{OURS}{ours}.{fc}.{leaf}",), optional=leaf == "bias",
+            branch=branch)
+        for one, fc in (("gate", "fc1"), ("up", "fc2"), ("down", "fc3"))
+        for leaf in (("weight", "bias") if bias else ("weight",))
+    ]  # fmt: skip
+
+
+EXPERTS = "feed-forward/experts|fused"
+"""Branch of what layers with experts have in files, and in `transformers` as well, which has all experts in one."""
+
+FUSED = {"fused": ()}
+
+
+def experts(shared: str) -> list[Row]:
+    """Return rows of experts, each by itself or all in one, a router, and what every token goes to; or of none."""
+    expert = f"{OURS}ff.experts.{{j}}."
+    both = tuple(f"{expert}{fc}.weight" for fc in ("fc1", "fc2"))
+    stacked, fused = f"{LAYER}mlp.experts.", "feed-forward/fused"
+    return [
+        *feed_forward("mlp.experts.{j}", "ff.experts.{j}", branch="feed-forward/experts"),
+        Row(f"{stacked}gate_up_proj", both, "o i -> e (part o) i", part="part", stack="e", branch=fused),
+        Row(f"{stacked}down_proj", (f"{expert}fc3.weight",), "o i -> e o i", stack="e", branch=fused),
+        *feed_forward(f"mlp.{shared}", "ff.shared", branch=EXPERTS),
+        Row(f"{LAYER}mlp.gate.weight", (f"{OURS}ff.router.weight",), branch=EXPERTS),
+        *feed_forward(branch="feed-forward/dense"),
+    ]

@@ -1,0 +1,120 @@
+"""DeepSeek V2 and V3: keys and values from a latent, next to one key with a rotary position.
+
+Layers have experts, but for the first ones.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
+from ..specs.position import Scaling
+from ..weights.rows import Row
+from .attention_rows import QUERY, QUERY_LATENT, Table, latent
+from .common_rows import HEADS
+from .decoder_rows import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
+from .family import AttentionLayer, Family
+from .model_config import ModelConfig, as_number
+from .rotary import read_rotary
+
+
+def table(config: MultiHeadLatentAttentionConfig) -> Table:
+    """Return the names of `transformers`, which are those of DeepSeek's files."""
+    queries = QUERY if config.query_dim is None else QUERY_LATENT
+    return (*queries, *latent(config.num_heads, config.latent_dim, config.nope_dim))
+
+
+def read_deepseek(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of DeepSeek.
+
+    The norms of the latents add 1e-6 whatever ``rms_norm_eps`` says, as in `transformers` and DeepSeek's own code.
+    """
+    heads, rope_dim = config.integer("num_attention_heads"), config.integer("qk_rope_head_dim")
+    config.refuse("num_key_value_heads", None, heads)
+    nope_dim = config.integer("qk_nope_head_dim")
+    interleaved = config.model_type == "deepseek_v2" or config.flag("rope_interleave")
+    position = read_rotary(config, rope_dim, pairing="interleaved" if interleaved else "half")
+    spec = MultiHeadLatentAttentionConfig(
+        d_in=config.integer("hidden_size"),
+        num_heads=heads,
+        latent_dim=config.integer("kv_lora_rank"),
+        nope_dim=nope_dim,
+        rope_dim=rope_dim,
+        value_dim=config.integer("v_head_dim"),
+        query_dim=config.integer_or_none("q_lora_rank"),
+        bias=config.flag("attention_bias"),
+        position=position,
+        scale=(nope_dim + rope_dim) ** -0.5 * _magnitude(config, position.scaling) ** 2,
+        dropout=config.number_or_none("attention_dropout") or 0.0,
+    )
+    prefix = f"model.layers.{layer}.self_attn."
+    return AttentionLayer("MultiHeadLatentAttention", spec, layer, {"transformers": table(spec)}, prefix)
+
+
+def _magnitude(config: ModelConfig, scaling: Scaling | None) -> float:
+    """Return the factor of both query and key where positions are scaled, in whatever way (arXiv 2309.00071)."""
+    values = config.mapping("rope_scaling") or config.mapping("rope_parameters")
+    weight = as_number("mscale_all_dim", values.get("mscale_all_dim") or 0.0)
+    factor = getattr(scaling, "factor", 1.0)
+    return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
+
+
+_BOTH = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+FAMILIES = (
+    Family(
+        ("deepseek_v2",),
+        read_deepseek,
+        {
+            **_BOTH,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "max_position_embeddings": 2048,
+        },
+    ),
+    Family(
+        ("deepseek_v3",),
+        read_deepseek,
+        {
+            **_BOTH,
+            "hidden_size": 7168,
+            "num_attention_heads": 128,
+            "num_hidden_layers": 61,
+            "max_position_embeddings": 4096,
+            "rope_interleave": True,
+        },
+    ),
+)
+
+
+LAYOUT = decoder(
+    "hf-deepseek",
+    "transformers DeepSeek V2 and V3",
+    [
+        *attention(QUERY, branch="queries/direct"),
+        *attention(QUERY_LATENT, branch="queries/latent"),
+        *attention(latent("num_heads", "kv_lora_rank", "qk_nope_head_dim")),
+        *experts("shared_experts"),
+        Row(
+            f"{LAYER}mlp.gate.e_score_correction_bias",
+            (f"{OURS}ff.router.correction_bias",),
+            optional=True,
+            branch=EXPERTS,
+        ),
+        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
+        FINAL_NORM,
+    ],
+    settings={**FUSED, **HEADS, **{name: (name,) for name in ("kv_lora_rank", "qk_nope_head_dim")}},
+    defaults={"fused": 0},
+    refused={
+        "{prefix}layers.{i}.eh_proj.weight": "a layer that predicts further tokens, which transformers leaves out, too",
+    },
+    model_types=("deepseek_v2", "deepseek_v3"),
+)

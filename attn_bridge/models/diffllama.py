@@ -1,0 +1,45 @@
+"""DiffLlama: Llama with differential attention."""
+
+from __future__ import annotations
+
+from ..specs.differential_attention import LAMBDAS, DifferentialAttentionConfig
+from ..weights.rows import Row
+from .attention_rows import SPLIT, Table
+from .family import AttentionLayer, Family
+from .grouped import head_dim_of, read_sizes
+from .model_config import ModelConfig
+from .rotary import read_rotary
+
+TABLE: Table = (*SPLIT, *(Row(name, (name,)) for name in LAMBDAS))
+
+
+def read_diffllama(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of DiffLlama, which starts to subtract the more the later it is, and drops nothing."""
+    config.refuse("attention_dropout", None, 0, 0.0)
+    sizes = {name: value for name, value in read_sizes(config).items() if name != "dropout"}
+    bias = config.flag("attention_bias")
+    spec = DifferentialAttentionConfig(
+        **sizes,
+        qkv_bias=bias,
+        out_bias=bias,
+        position=read_rotary(config, head_dim_of(config)),
+        lambda_init=DifferentialAttentionConfig.lambda_of_layer(layer),
+        norm_eps=config.number("rms_norm_eps"),
+    )
+    prefix = f"model.layers.{layer}.self_attn."
+    return AttentionLayer("DifferentialAttention", spec, layer, {"transformers": TABLE}, prefix)
+
+
+FAMILIES = (
+    Family(
+        ("diffllama",),
+        read_diffllama,
+        {
+            "hidden_size": 2048,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 16,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+        },
+    ),
+)

@@ -1,0 +1,72 @@
+"""Families of models: the attention of a layer in ours, from a Hugging Face ``config.json`` and the layer's arrays.
+
+Every family is a `Family` in a file of this folder: the ``model_type`` names it goes by, what `transformers` takes for
+keys that a config leaves out, and a function from config and layer to an `AttentionLayer`, which says the class of
+ours, its config, and the tables of `attn_bridge.weights.rows.Row` that lead to its tensors and back. A file is
+registered by its name in `_FILES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import bloom, deepseek, diffllama, encoder_decoder, gemma, gpt_oss, llama, olmo, qwen3_next
+from .family import AttentionLayer, Family
+from .model_config import ModelConfig
+
+__all__ = ["AttentionLayer", "Family", "ModelConfig", "find_layer", "known_model_types"]
+
+_FILES: tuple[Any, ...] = (
+    llama,
+    gemma,
+    gpt_oss,
+    olmo,
+    bloom,
+    qwen3_next,
+    deepseek,
+    diffllama,
+    encoder_decoder,
+)
+
+FAMILIES: dict[str, Family] = {
+    name: family for file in _FILES for family in file.FAMILIES for name in family.model_types
+}
+"""``model_type`` -> its family."""
+
+
+def known_model_types() -> tuple[str, ...]:
+    """Return every ``model_type`` that has a family."""
+    return tuple(sorted(FAMILIES))
+
+
+def find_layer(config: Mapping[str, Any], layer: int) -> AttentionLayer:
+    """Return what the attention of a layer is in ours.
+
+    Args:
+        config: the model's ``config.json`` as a dict; of a multimodal model, the one with ``text_config``.
+        layer: index of the layer, from 0.
+
+    Raises:
+        TypeError: `config` is no mapping, or a value of it or `layer` has the wrong type.
+        ValueError: a ``model_type`` without a family, a layer that the model lacks, or a value that does not fit.
+    """
+    if not isinstance(config, Mapping):
+        raise TypeError(f"config must be a config.json as a dict, got {type(config).__name__}")
+    outer = config.get("model_type")
+    inner = config.get("text_config")
+    given = {**inner, "model_type": inner.get("model_type", outer)} if isinstance(inner, Mapping) else config
+    name = given.get("model_type")
+    if name is None:
+        raise ValueError(f"config has no model_type, which must be one of {', '.join(known_model_types())}")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ValueError(f"model_type ({name}) must be one of {', '.join(known_model_types())}")
+    family = FAMILIES[name]
+    read = ModelConfig(given, name, family.defaults, family.aliases)
+    if isinstance(layer, bool) or not hasattr(layer, "__index__"):
+        raise TypeError(f"layer must be an integer, got {type(layer).__name__}")
+    layer = layer.__index__()
+    layers = read.integer(family.depth)
+    if not 0 <= layer < layers:
+        raise ValueError(f"layer ({layer}) must be at least 0 and below {family.depth} ({layers})")
+    return family.read(read, layer)

@@ -1,0 +1,170 @@
+"""What a family is made of: how its configs are read, and the tables that lead to its tensors and back."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..specs import Config
+from ..weights import WeightsMismatchError
+from .attention_rows import Table
+from .layout import Layout
+from .model_config import ModelConfig
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+"""Dtypes that the modules compute in."""
+
+_INDEX = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.([0-9]+)\.")
+
+_ATTENTIONS = {"self_attn", "encoder_attn"}
+"""Names of both attentions of a decoder's layer, whose tensors have the same names and shapes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionLayer:
+    """The attention of one layer of a model, in ours.
+
+    Attributes:
+        variant: name of its class, in both packages.
+        config: its config, which says what tensors there are.
+        layer: its index.
+        tables: library -> rows that name its tensors, without prefix; the first is that of `transformers`.
+        prefix: what `transformers` has in front of the names.
+    """
+
+    variant: str
+    config: Config
+    layer: int
+    tables: Mapping[str, Table]
+    prefix: str
+
+    def to_ours(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
+        """Return the layer's arrays under our torch names.
+
+        Args:
+            state: the layer's attention arrays, below no prefix or any, of the table whose names they have.
+
+        Raises:
+            TypeError: a value is no NumPy array, or one of a dtype that no attention computes in.
+            ValueError: the names are those of another layer.
+            WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
+        """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state must be a dict of NumPy arrays, got {type(state).__name__}")
+        for name, array in state.items():
+            if not isinstance(array, np.ndarray):
+                raise TypeError(f"{name} must be a NumPy array, got {type(array).__name__}")
+        library, prefix, bare = self._recognise(state)
+        self._check_index(prefix)
+        encoded = self._layout(library).encode(self._shapes(), part=True)
+        dropped = {row.theirs for row in self.tables[library] if row.reason}
+        found = {bare[name]: array for name, array in state.items() if name in bare and bare[name] not in dropped}
+        for name, array in found.items():
+            if array.dtype.name not in DTYPES:
+                raise TypeError(f"{name} must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {array.dtype.name}")
+        unexpected = [
+            name for name in state if name not in bare or not {bare[name]} & (encoded.shapes.keys() | dropped)
+        ]
+        missing = [prefix + name for name in encoded.shapes.keys() - found.keys()]
+        misshapen = [
+            f"{prefix}{name}: expected {shape}, got {found[name].shape}"
+            for name, shape in encoded.shapes.items()
+            if name in found and found[name].shape != shape
+        ]
+        if missing or unexpected or misshapen:
+            raise WeightsMismatchError(missing, unexpected, misshapen)
+        return encoded.read(found)
+
+    def to_theirs(
+        self, arrays: Mapping[str, np.ndarray[Any, Any]], *, library: str | None = None, prefix: str | None = None
+    ) -> Arrays:
+        """Return arrays under our torch names as another library has them.
+
+        Args:
+            arrays: all of the layer's.
+            library: a key of `tables`; None is `transformers`.
+            prefix: what to put in front of the names; None takes that of `transformers`, ``""`` none.
+
+        Raises:
+            ValueError: a library without a table.
+            WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
+        """
+        library = next(iter(self.tables)) if library is None else library
+        if library not in self.tables:
+            raise ValueError(f"library ({library}) must be one of {', '.join(self.tables)}")
+        shapes = self._shapes()
+        misshapen = [
+            f"{name}: expected {shape}, got {arrays[name].shape}"
+            for name, shape in shapes.items()
+            if name in arrays and arrays[name].shape != shape
+        ]
+        if arrays.keys() != shapes.keys() or misshapen:
+            raise WeightsMismatchError(shapes.keys() - arrays.keys(), arrays.keys() - shapes.keys(), misshapen)
+        front = self.prefix if prefix is None else prefix
+        theirs = self._layout(library).encode(shapes, part=True).write(arrays)
+        return {front + name: array for name, array in theirs.items()}
+
+    def names(self, library: str | None = None) -> dict[str, tuple[int, ...]]:
+        """Return the other library's name -> shape of every tensor of the layer, without prefix."""
+        return self._layout(next(iter(self.tables)) if library is None else library).encode(self._shapes()).shapes
+
+    def _layout(self, library: str) -> Layout:
+        return Layout(library, library, self.tables[library], ours=False)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {parameter.rule.torch: parameter.shape for parameter in self.config.parameters}
+
+    def _recognise(self, names: Iterable[str]) -> tuple[str, str, dict[str, str]]:
+        """Return the library whose names they are, the prefix of most of them, and name -> name without it."""
+        names = list(names)
+        best: tuple[str, str, dict[str, str]] = (next(iter(self.tables)), "", {})
+        for library, table in self.tables.items():
+            known = {row.theirs for row in table}
+            below: dict[str, dict[str, str]] = collections.defaultdict(dict)
+            for name in names:
+                hit = _longest_known_ending(name, known)
+                if hit is not None:
+                    below[name.removesuffix(hit)][name] = hit
+            for prefix, found in below.items():
+                if len(found) > len(best[2]):
+                    best = library, prefix, found
+        return best
+
+    def _check_index(self, prefix: str) -> None:
+        given, own = (text.rstrip(".").rpartition(".")[2] for text in (prefix, self.prefix))
+        if given != own and {given, own} == _ATTENTIONS:
+            raise ValueError(f"state holds {given} ({prefix.rstrip('.')}), not {own}")
+        numbers = _INDEX.findall(prefix)
+        if numbers and int(numbers[-1]) != self.layer:
+            raise ValueError(f"state holds layer {numbers[-1]} ({prefix.rstrip('.')}), not layer {self.layer}")
+
+
+def _longest_known_ending(name: str, known: set[str]) -> str | None:
+    parts = name.split(".")
+    return next((ending for i in range(len(parts)) if (ending := ".".join(parts[i:])) in known), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Models that are read alike.
+
+    Attributes:
+        model_types: the ``model_type`` of their configs.
+        read: from a config and the index of a layer to its attention.
+        defaults: key -> what `transformers` takes where a config leaves it out.
+        aliases: other names of a key that files have.
+        depth: key of the number of layers.
+    """
+
+    model_types: tuple[str, ...]
+    read: Callable[[ModelConfig, int], AttentionLayer]
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    aliases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    depth: str = "num_hidden_layers"

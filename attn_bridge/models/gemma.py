@@ -1,0 +1,110 @@
+"""Gemma 2 (soft caps, a window in every other layer) and Gemma 3 (norms of q and k, a base for each kind of layer).
+
+Norms stand before and after attention and feed-forward; all of them scale by 1 + weight.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from ..specs.position import Rotary
+from .attention_rows import SPLIT
+from .decoder_rows import FINAL_NORM, attention, decoder, feed_forward, norms
+from .family import AttentionLayer, Family
+from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
+from .model_config import ModelConfig
+from .rotary import make_rotary, read_rotary
+
+
+def read_gemma2(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of Gemma 2."""
+    config.refuse("use_bidirectional_attention", None, False)
+    bias = config.flag("attention_bias")
+    kind = config.layer_type(layer, "full_attention" if layer % 2 else "sliding_attention")
+    spec = GroupedQueryAttentionConfig(
+        **read_sizes(config),
+        qkv_bias=bias,
+        out_bias=bias,
+        position=read_rotary(config, head_dim_of(config), kind),
+        mask=mask_of(config, layer, kind),
+        scale=config.positive("query_pre_attn_scalar") ** -0.5,
+        softcap=config.number_or_none("attn_logit_softcapping"),
+    )
+    return attention_layer(layer, spec, {"transformers": SPLIT})
+
+
+def read_gemma3(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of Gemma 3, also of its text model; `transformers` reads soft caps there, but applies none."""
+    config.refuse("use_bidirectional_attention", None, False)
+    bias = config.flag("attention_bias")
+    is_full = (layer + 1) % config.integer("sliding_window_pattern") == 0
+    kind = config.layer_type(layer, "full_attention" if is_full else "sliding_attention")
+    spec = GroupedQueryAttentionConfig(
+        **read_sizes(config),
+        qkv_bias=bias,
+        out_bias=bias,
+        position=_gemma3_rotary(config, kind),
+        qk_norm=QKNorm("head", config.number("rms_norm_eps"), unit_offset=True),
+        mask=mask_of(config, layer, kind),
+        scale=config.positive("query_pre_attn_scalar") ** -0.5,
+    )
+    return attention_layer(layer, spec, {"transformers": SPLIT})
+
+
+def _gemma3_rotary(config: ModelConfig, kind: str) -> Rotary:
+    """Return the rotary positions of a kind of layers; older files scale those of full attention alone."""
+    own = config.mapping("rope_parameters").get(kind) or {}
+    if kind == "full_attention":
+        values = {**own, **config.mapping("rope_scaling")}
+        base = values.get("rope_theta", config.get("rope_theta"))
+        return make_rotary(config, head_dim_of(config), values, 1_000_000.0 if base is None else base)
+    base = own.get("rope_theta", config.get("rope_local_base_freq"))
+    return make_rotary(config, head_dim_of(config), own, 10_000.0 if base is None else base)
+
+
+_GEMMA: dict[str, Any] = {
+    "hidden_size": 2304,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "num_hidden_layers": 26,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+
+FAMILIES = (
+    Family(("gemma2",), read_gemma2, {**_GEMMA, "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0}),
+    Family(
+        ("gemma3", "gemma3_text"),
+        read_gemma3,
+        {**_GEMMA, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window_pattern": 6},
+    ),
+)
+
+
+_VISION = "no part of the text model, which alone is converted; save that by itself first"
+
+LAYOUT = decoder(
+    "hf-gemma",
+    "transformers Gemma 2 and 3, of Gemma 3 the text model",
+    [
+        *attention(SPLIT),
+        *feed_forward(),
+        *norms(
+            norm1="input_layernorm",
+            post_norm1="post_attention_layernorm",
+            norm2="pre_feedforward_layernorm",
+            post_norm2="post_feedforward_layernorm",
+        ),
+        FINAL_NORM,
+    ],
+    prefixes=("model.", "", "language_model.model.", "model.language_model."),
+    defaults={"tie": 1},
+    refused={
+        f"{front}{part}.{{rest}}": _VISION
+        for front in ("", "model.")
+        for part in ("vision_tower", "multi_modal_projector")
+    },
+    model_types=("gemma2", "gemma3", "gemma3_text"),
+)

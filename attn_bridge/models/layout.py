@@ -1,0 +1,418 @@
+"""A layout: a table of rows, what names alone don't tell, and both ways through the table."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..weights import WeightsMismatchError
+from ..weights.rows import LayoutError, Placement, Row, Shape, fill, placeholders
+from .ours import KEY_BIAS, QUERY_BIAS, TOGETHER
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+Settings = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoded:
+    """Outside tensors in terms of ours.
+
+    Attributes:
+        placements: our name -> where its elements lie.
+        dropped: outside name -> why it has no place among ours.
+        restore: settings that lead back to the same outside names.
+    """
+
+    placements: dict[str, Placement]
+    dropped: dict[str, str]
+    restore: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """Our tensors in terms of outside ones.
+
+    Attributes:
+        shapes: outside name -> shape.
+        parts: outside name -> (our name -> where its elements go).
+        ties: (our name, another name of ours that must hold the same numbers and is left out).
+    """
+
+    shapes: dict[str, Shape]
+    parts: dict[str, dict[str, Placement]]
+    ties: list[tuple[str, str]]
+
+    def read(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
+        """Return our tensors, out of outside ones of these names and shapes."""
+        found = ((theirs, name, place) for theirs, parts in self.parts.items() for name, place in parts.items())
+        return {name: _view(arrays[theirs], place).copy() for theirs, name, place in found}
+
+    def write(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
+        """Return the outside tensors, made of ours."""
+        found = {}
+        for theirs, parts in self.parts.items():
+            result = np.empty(self.shapes[theirs], next(arrays[name].dtype for name in parts))
+            for name, placement in parts.items():
+                atoms = [size for axis in placement.axes for size, _ in axis]
+                _strided(result, placement)[...] = arrays[name].reshape(atoms)
+            found[theirs] = result
+        return found
+
+
+class Layout:
+    """How one library names and shapes what we call by our torch names.
+
+    Args:
+        name: name on the command line.
+        title: what it is.
+        rows: its table.
+        prefixes: what ``{prefix}`` may stand for, the usual one first; one for all tensors of a checkpoint.
+        settings: setting -> the keys of a config.json that may hold it.
+        defaults: setting -> its value where nobody gives one.
+        whole: whether it describes a whole model, so that a row without a tensor is an error.
+        ours: whether the names it leads to are ours, of which some go together.
+        mark: a part of names that a model of this layout has at least once; "" is none.
+        refused: outside names, with placeholders -> why a checkpoint that holds one can't be converted.
+        model_types: the ``model_type`` of a config.json that it is for; none is any.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        rows: Iterable[Row],
+        *,
+        prefixes: tuple[str, ...] = ("",),
+        settings: Mapping[str, tuple[str, ...]] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        whole: bool = False,
+        ours: bool = True,
+        mark: str = "",
+        refused: Mapping[str, str] | None = None,
+        model_types: tuple[str, ...] = (),
+    ):
+        self.name, self.title, self.rows = name, title, tuple(rows)
+        self.prefixes, self.settings, self.defaults = prefixes, dict(settings or {}), dict(defaults or {})
+        self.whole, self.ours, self.mark, self.model_types = whole, ours, mark, model_types
+        self._refused = [(Row(template, reason=reason), reason) for template, reason in (refused or {}).items()]
+        self._theirs = {
+            prefix: _Index((row.theirs.replace("{prefix}", prefix), row) for row in self.rows) for prefix in prefixes
+        }
+        self._ours = _Index((name, row) for row in self.rows for name in (*row.ours, *row.tied))
+
+    def __repr__(self) -> str:
+        return f"Layout({self.name!r})"
+
+    @property
+    def sizes(self) -> set[str]:
+        """Settings that sizes in its rows are named after."""
+        named = (size for row in self.rows for size in (*row.sizes.values(), *row.split) if isinstance(size, str))
+        return {size for size in named if size != "..."}
+
+    # ---- names
+
+    def match(self, names: Iterable[str]) -> tuple[str, dict[str, tuple[Row, dict[str, str]]]]:
+        """Return the prefix that most names stand below, and name -> row and placeholders of those that it covers.
+
+        Raises:
+            LayoutError: two rows cover a name.
+        """
+        names = list(names)
+        best: tuple[str, dict[str, tuple[Row, dict[str, str]]]] = (self.prefixes[0], {})
+        for prefix in self.prefixes:
+            found = {}
+            for name in names:
+                hits = [
+                    (row, values)
+                    for row in self._theirs[prefix].find(name)
+                    if (values := row.match_theirs(name, (prefix,))) is not None
+                ]
+                if len(hits) > 1:
+                    raise LayoutError(f"{name}: more than one row of {self.name} covers it")
+                if hits:
+                    found[name] = hits[0]
+            if len(found) > len(best[1]):
+                best = prefix, found
+        return best
+
+    def select(self, names: Iterable[str]) -> list[str]:
+        """Return the names that the layout holds a place for, in the order given; what it drops is not among them."""
+        _, found = self.match(names)
+        return [name for name, (row, _) in found.items() if row.ours]
+
+    def why_refused(self, names: Iterable[str]) -> str:
+        """Return why a checkpoint that holds one of the names can't be converted, naming it; "" where it can."""
+        for name in names:
+            for row, reason in self._refused:
+                if row.match_theirs(name, self.prefixes) is not None:
+                    return f"{name}: {reason}"
+        return ""
+
+    def is_complete(self, names: Iterable[str]) -> bool:
+        """Whether no tensor that a model needs is missing."""
+        prefix, found = self.match(names)
+        return not self._missing(found.values(), prefix)
+
+    def read_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that a config.json gives."""
+        found = {}
+        for setting, keys in self.settings.items():
+            value = next((config[key] for key in keys if isinstance(config.get(key), int) and config[key] >= 0), None)
+            if value is not None:
+                found[setting] = int(value)
+        return found
+
+    # ---- both ways
+
+    def decode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Decoded:
+        """Say where each of our tensors lies among outside ones.
+
+        Args:
+            shapes: outside name -> shape.
+            settings: what names and shapes don't tell, such as ``num_heads``.
+            part: whether some of a model's tensors may be absent.
+
+        Raises:
+            LayoutError: a shape that does not fit, or a setting that is missing.
+            WeightsMismatchError: names that are missing, and names that no row covers.
+        """
+        given = {**self.defaults, **(settings or {})}
+        prefix, found = self.match(shapes)
+        unexpected = [name for name in shapes if name not in found]
+        refused = self.why_refused(unexpected)
+        if refused:
+            raise LayoutError(refused)
+        placements: dict[str, Placement] = {}
+        dropped: dict[str, str] = {}
+        tied: dict[str, Placement] = {}
+        told: dict[str, int] = {}
+        for name, (row, values) in found.items():
+            if row.reason:
+                dropped[name] = row.reason
+                continue
+            placed = row.decode(name, shapes[name], values, given)
+            for ours in placed:
+                if ours in placements:
+                    raise LayoutError(f"{placements[ours].theirs} and {name} both hold {ours}")
+            placements |= placed
+            told |= row.settings_of(shapes[name], given)
+            tied |= {fill(one, values): placed[fill(row.ours[0], values)] for one in row.tied}
+        restore: dict[str, Any] = {**told, **({"prefix": prefix} if len(self.prefixes) > 1 else {})}
+        if tied:
+            restore["tie"] = int(not tied.keys() & placements.keys())
+        restore |= {
+            name: int(any(row.alternatives == (name,) for row, _ in found.values()))
+            for name in self.settings.keys() & {one for row in self.rows for one in row.alternatives}
+        }
+        placements |= {name: placed for name, placed in tied.items() if name not in placements}
+        missing = [] if part else self._missing(found.values(), prefix) + self._lacking(placements)
+        if unexpected or missing:
+            raise WeightsMismatchError(missing, unexpected)
+        return Decoded(placements, dropped, restore)
+
+    def encode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Encoded:
+        """Say where in outside tensors each of ours goes.
+
+        Args:
+            shapes: our name -> shape.
+            settings: what names and shapes don't tell; ``prefix`` among them.
+            part: whether some of a model's tensors may be absent.
+
+        Raises:
+            LayoutError: a shape that does not fit, or a setting that is missing.
+            WeightsMismatchError: names that are missing, and names that no row covers.
+        """
+        given = {**self.defaults, **(settings or {})}
+        prefix = given.get("prefix", self.prefixes[0])
+        grouped: dict[str, dict[tuple[int, int], str]] = collections.defaultdict(dict)
+        rows: dict[str, tuple[Row, dict[str, str]]] = {}
+        ties: list[tuple[str, str]] = []
+        unexpected = []
+        for name in shapes:
+            hits = [(row, *hit) for row in self._ours.find(name) if (hit := row.match_ours(name)) is not None]
+            tying = [(row, values) for row, number, values in hits if number >= len(row.ours)]
+            plain = [(row, number, values) for row, number, values in hits if number < len(row.ours)]
+            kept = [fill(row.ours[0], values) for row, values in tying]
+            if kept and kept[0] in shapes and (given.get("tie", 1) or not plain):
+                if tuple(shapes[name]) != tuple(shapes[kept[0]]):
+                    raise LayoutError(
+                        f"{name} {tuple(shapes[name])} can't be tied to {kept[0]} {tuple(shapes[kept[0]])}; "
+                        "--set tie=0 writes both"
+                    )
+                ties.append((kept[0], name))
+                continue
+            if len(plain) > 1:
+                plain = self._one_branch(plain, shapes, given)
+            if len(plain) > 1:
+                raise LayoutError(f"{name}: more than one row of {self.name} covers it")
+            if not plain:
+                unexpected.append(name)
+                continue
+            row, number, values = plain[0]
+            position = int(values[row.counter]) if row.stack else 0
+            theirs = fill(row.theirs, {**values, "prefix": prefix})
+            if (number, position) in grouped[theirs] or rows.get(theirs, (row,))[0] is not row:
+                raise LayoutError(f"{next(iter(grouped[theirs].values()))} and {name} would both be {theirs}")
+            grouped[theirs][number, position] = name
+            rows[theirs] = row, {key: value for key, value in values.items() if key != row.counter}
+        missing = [] if part else self._missing(rows.values(), prefix)
+        for theirs, names in grouped.items():
+            row, values = rows[theirs]
+            depth = 1 + max(position for _, position in names)
+            for number, template in enumerate(row.ours):
+                for position in _gaps({at for one, at in names if one == number}, depth):
+                    missing.append(fill(template, {**values, row.counter: str(position)} if row.stack else values))
+        if not part:
+            missing += self._lacking(shapes)
+        if unexpected or missing:
+            raise WeightsMismatchError(set(missing), unexpected)
+        result: dict[str, Shape] = {}
+        parts = {}
+        for theirs, names in grouped.items():
+            of_parts = {key: tuple(shapes[name]) for key, name in names.items()}
+            result[theirs], parts[theirs] = rows[theirs][0].encode(theirs, of_parts, names, given)
+        return Encoded(result, parts, ties)
+
+    def to_canonical(self, arrays: Mapping[str, np.ndarray[Any, Any]], **settings: Any) -> Arrays:
+        """Convert arrays under outside names to arrays under our torch names; a part of a model will do.
+
+        What the layout drops, or does not know, has to be left out with `select` first.
+        """
+        decoded = self.decode({name: array.shape for name, array in arrays.items()}, settings, part=True)
+        if decoded.dropped:
+            raise WeightsMismatchError(unexpected=decoded.dropped)
+        return {name: _view(arrays[one.theirs], one).copy() for name, one in decoded.placements.items()}
+
+    def from_canonical(self, arrays: Mapping[str, np.ndarray[Any, Any]], **settings: Any) -> Arrays:
+        """Convert arrays under our torch names to arrays under outside ones; a part of a model will do."""
+        return self.encode({name: array.shape for name, array in arrays.items()}, settings, part=True).write(arrays)
+
+    def _one_branch(
+        self, hits: list[tuple[Row, int, dict[str, str]]], names: Collection[str], settings: Settings
+    ) -> list[tuple[Row, int, dict[str, str]]]:
+        """Return, of rows in alternative branches, the one that is asked for, or the largest that is all there."""
+        if len({row.branch for row, _, _ in hits}) < len(hits) or len({row.choice for row, _, _ in hits}) > 1:
+            return hits
+        asked = [hit for hit in hits if any(settings.get(one) for one in hit[0].alternatives)]
+        if asked:
+            return asked
+        sizes = []
+        for row, _, values in hits:
+            branch = [one for one in self.rows if one.branch == row.branch and not one.optional]
+            wanted = [fill(name, values) for one in branch for name in one.ours if placeholders(name) <= values.keys()]
+            sizes.append(len(branch) if all(name in names for name in wanted) else 0)
+        return [hits[sizes.index(max(sizes))]]
+
+    def _missing(self, found: Iterable[tuple[Row, Mapping[str, str]]], prefix: str) -> list[str]:
+        """Return the names of a whole model that are not there."""
+        if not self.whole:
+            return []
+        found = list(found)
+        seen = {(id(row), values.get("i", ""), values.get("j", "")) for row, values in found}
+        numbers: dict[tuple[str, str], set[int]] = collections.defaultdict(set)
+        taken: dict[tuple[str, str, str], list[str]] = {}
+        for row, values in found:
+            i, j = values.get("i", ""), values.get("j", "")
+            blocks, experts = _stems(row.theirs)
+            for key, number in (((blocks, ""), i), ((experts, i), j)):
+                if number:
+                    numbers[key].add(int(number))
+            before = taken.get((row.choice, blocks, i), row.alternatives)
+            taken[row.choice, blocks, i] = [one for one in before if one in row.alternatives] or [
+                *dict.fromkeys((*before, *row.alternatives))
+            ]
+        for known in numbers.values():
+            known |= set(_gaps(known, max(known)))
+        missing = []
+        first: dict[str, list[str]] = {}
+        some = {id(row) for row, values in found if "i" in values}
+        for row in self.rows:
+            default = first.setdefault(row.choice, [*row.alternatives])
+            if row.reason or (row.optional and id(row) not in some):  # what is optional, all blocks have, or none
+                continue
+            held = placeholders(row.theirs)
+            blocks, experts = _stems(row.theirs)
+            for i in map(str, sorted(numbers[blocks, ""])) if "i" in held else [""]:
+                if row.choice and not {*taken.get((row.choice, blocks, i), default)} & {*row.alternatives}:
+                    continue
+                for j in map(str, sorted(numbers[experts, i]) or [0]) if "j" in held else [""]:
+                    if (id(row), i, j) not in seen:
+                        missing.append(fill(row.theirs, {"prefix": prefix, "i": i, "j": j}))
+        if self.mark and not any(self.mark in row.theirs for row, _ in found):
+            missing.append(f"any {self.mark}")
+        return missing
+
+    def _lacking(self, names: Iterable[str]) -> list[str]:
+        return lacking(names) if self.ours else []
+
+
+def lacking(names: Iterable[str]) -> list[str]:
+    """Return the names of ours that go with the given ones and are not there: queries without keys, a block's gap."""
+    names = set(names)
+    missing = []
+    for endings in TOGETHER:
+        stems = {name.removesuffix(ending) for name in names for ending in endings if name.endswith(ending)}
+        missing += [stem + ending for stem in stems for ending in endings if stem + ending not in names]
+    stems = {name.removesuffix(KEY_BIAS) for name in names if name.endswith(KEY_BIAS)}
+    missing += [stem + QUERY_BIAS for stem in stems if stem + QUERY_BIAS not in names]
+    if stems:
+        stems = {name.removesuffix(QUERY_BIAS) for name in names if name.endswith(QUERY_BIAS)}
+        missing += [stem + KEY_BIAS for stem in stems if stem + KEY_BIAS not in names]
+    numbers: dict[str, set[int]] = collections.defaultdict(set)
+    for name in names:
+        for hit in _STACKED.finditer(name):
+            numbers[name[: hit.end() - 1]].add(int(name[hit.end() :].partition(".")[0]))
+    missing = list(dict.fromkeys(missing))
+    return missing + [f"{stem}.{i}" for stem, found in numbers.items() for i in _gaps(found, max(found))]
+
+
+_STACKED = re.compile(r"(?:^|(?<=\.))(?:(?:trf_blocks|heads|experts)\.(?=[0-9]+\.)|layers\.(?=[0-9]+\.att\.))")
+"""What blocks are numbered below; other numbers are somebody's own, and may have gaps."""
+
+
+def _gaps(numbers: Collection[int], stop: int) -> Iterable[int]:
+    """Return the first numbers below `stop` that are not there; a name may hold any number, so not all of them."""
+    return itertools.islice((i for i in range(stop) if i not in numbers), 100)
+
+
+def _stems(template: str) -> tuple[str, str]:
+    """Return what is in front of the number of a block and of the number below it; "" where it has none."""
+    blocks, experts = (template.partition(one) for one in ("{i}", "{j}"))
+    return blocks[0] if blocks[1] else "", experts[0] if experts[1] else ""
+
+
+class _Index:
+    """Rows by the last two parts of their names, so that a name is held against few of them."""
+
+    def __init__(self, named: Iterable[tuple[str, Row]]):
+        self._exact: dict[tuple[str, ...], list[Row]] = collections.defaultdict(list)
+        self._others: list[Row] = []
+        for template, row in named:
+            ending = tuple(template.replace("{path}", "").split(".")[-2:])
+            rows = self._others if any("{" in part for part in ending) else self._exact[ending]
+            if not any(one is row for one in rows):
+                rows.append(row)
+
+    def find(self, name: str) -> list[Row]:
+        """Return the rows that may cover a name."""
+        parts = tuple(name.split("."))
+        endings = dict.fromkeys((parts[-2:], parts[-1:]))
+        return [row for ending in endings for row in self._exact.get(ending, ())] + self._others
+
+
+def _strided(array: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[Any, Any]:
+    flat = array.reshape(-1)[placement.offset :]
+    atoms = [atom for axis in placement.axes for atom in axis]
+    return np.lib.stride_tricks.as_strided(
+        flat, [size for size, _ in atoms], [stride * array.itemsize for _, stride in atoms]
+    )
+
+
+def _view(array: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[Any, Any]:
+    return _strided(np.ascontiguousarray(array), placement).reshape(placement.shape)

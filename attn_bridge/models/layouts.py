@@ -1,0 +1,135 @@
+"""Outside layouts as data: how other libraries name and shape the weights that we call by our torch names.
+
+A layout is a table of rows (`Row`), each an outside tensor in terms of ours; one layout to another goes through ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..printable import printable
+from ..weights.rows import LayoutError, Placement, Row, SettingError
+from . import bert, bloom, chapter3, deepseek, encoder_decoder, gemma, gpt2, gpt_oss, llama, olmo, qwen3_next
+from .layout import Decoded, Encoded, Layout
+
+__all__ = [
+    "Decoded",
+    "Encoded",
+    "Layout",
+    "LayoutError",
+    "Placement",
+    "Row",
+    "SettingError",
+    "attention_layers",
+    "detect",
+    "find",
+    "names",
+]
+
+_LAYOUTS = {
+    one.name: one
+    for one in (
+        *chapter3.LAYOUTS,
+        gpt2.LAYOUT,
+        bert.LAYOUT,
+        llama.LAYOUT,
+        gemma.LAYOUT,
+        gpt_oss.LAYOUT,
+        *olmo.LAYOUTS,
+        deepseek.LAYOUT,
+        qwen3_next.LAYOUT,
+        bloom.LAYOUT,
+        *encoder_decoder.LAYOUTS,
+        llama.META_LAYOUT,
+        gpt_oss.OPENAI_LAYOUT,
+    )
+}
+
+_ALIASES = {f"hf-{kind.replace('_', '-')}": one for one in _LAYOUTS.values() for kind in one.model_types} | _LAYOUTS
+"""Also by what a config.json calls a model."""
+
+
+def find(name: str) -> Layout:
+    """Return the layout of that name, or of the ``model_type`` of a config.json after ``hf-``.
+
+    Raises:
+        ValueError: there is none; the message names those there are.
+    """
+    if name not in _ALIASES:
+        raise LayoutError(f"layout ({name}) must be one of {', '.join(_LAYOUTS)}")
+    return _ALIASES[name]
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all layouts."""
+    return tuple(_LAYOUTS)
+
+
+def detect(names: Iterable[str], model_type: Any = None) -> Layout:
+    """Return the layout that covers all the names.
+
+    Args:
+        names: the names of all tensors.
+        model_type: what the model's config.json says; a layout that is for other ones is refused.
+
+    Raises:
+        LayoutError: none does, or several do; the message says which come closest.
+    """
+    names = list(names)
+    covered = {}
+    for layout in _LAYOUTS.values():
+        prefix, found = layout.match(names)
+        if any(row.ours for row, _ in found.values()):
+            covered[layout.name] = prefix, found
+    full = [name for name, (_, found) in covered.items() if len(found) == len(names)]
+    if "linen-mha" in full:  # the names of NNX, below params
+        full.remove("nnx-mha" if covered["linen-mha"][0] else "linen-mha")
+    # Where the names are ours, nothing in them is particular to a layout that only adds to ours.
+    full = next(([name] for name in ("torch", "flax") if name in full), full)
+    if len(full) > 1:
+        full = [name for name in full if _LAYOUTS[name].is_complete(names)] or full
+    if len(full) > 1:
+        full = [name for name in full if model_type in _LAYOUTS[name].model_types] or full
+    if len(full) == 1:
+        return _checked(_LAYOUTS[full[0]], model_type)
+    if full:
+        raise LayoutError(f"the names fit the layouts {', '.join(full)}; say which with --from")
+    if not names:
+        raise LayoutError("it holds no tensor")
+    if not covered:
+        raise LayoutError(
+            f"no tensor has a name that a layout knows ({', '.join(_LAYOUTS)}), such as {printable(names[0])}"
+        )
+    closest = max(covered, key=lambda name: len(covered[name][1]))
+    rest = [name for name in names if name not in covered[closest][1]]
+    refused = _LAYOUTS[closest].why_refused(rest)
+    if refused:
+        raise LayoutError(refused)
+    shown = ", ".join(map(printable, rest[:3])) + (f" and {len(rest) - 3} more" if len(rest) > 3 else "")
+    raise LayoutError(f"the names fit no layout; {closest} comes closest, but does not know {shown}")
+
+
+def _checked(layout: Layout, model_type: Any) -> Layout:
+    """Return the layout, unless it is for models of other types."""
+    if isinstance(model_type, str) and layout.model_types and model_type not in layout.model_types:
+        raise LayoutError(
+            f"the names fit {layout.name}, which is for {', '.join(layout.model_types)}, but config.json says "
+            f"{printable(model_type)}, which may mean other things by them; --from {layout.name} takes them as they are"
+        )
+    return layout
+
+
+def attention_layers(arrays: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return layer -> its attention's arrays, by the names that `MultiHeadAttention` has for them.
+
+    Args:
+        arrays: a whole model under our names; what is no attention is left out.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for name, array in arrays.items():
+        hit = re.fullmatch(r"(?:layers|trf_blocks)\.([0-9]+)\.att\.(.+)", name)
+        if hit is not None:
+            found.setdefault(int(hit[1]), {})[hit[2]] = array
+    return dict(sorted(found.items()))

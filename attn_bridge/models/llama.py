@@ -1,0 +1,142 @@
+"""Llama and the families that took its shape over: Mistral (a window), Qwen 2 (biases), Qwen 3 (norms of q and k).
+
+Their tensors by the names of `transformers`, and Llama by those of Meta's own files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..masks import causal, sliding_window
+from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from ..weights.rows import Row
+from .attention_rows import SPLIT, Table, below, turned
+from .decoder_rows import FINAL_NORM, attention, decoder, feed_forward, norms
+from .family import AttentionLayer, Family
+from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
+from .layout import Layout
+from .model_config import ModelConfig
+from .rotary import read_rotary
+
+
+def _tables(config: GroupedQueryAttentionConfig) -> dict[str, Table]:
+    has_biases = config.qkv_bias or config.out_bias
+    meta = turned(config.num_heads, config.num_kv_heads or config.num_heads)
+    return {"transformers": SPLIT} | ({} if has_biases else {"meta": meta})
+
+
+def read_llama(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of Llama."""
+    bias = config.flag("attention_bias")
+    spec = GroupedQueryAttentionConfig(
+        **read_sizes(config), qkv_bias=bias, out_bias=bias, position=read_rotary(config, head_dim_of(config))
+    )
+    return attention_layer(layer, spec, _tables(spec))
+
+
+def read_mistral(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of Mistral; all of them have the window, if any."""
+    window = config.integer_or_none("sliding_window")
+    spec = GroupedQueryAttentionConfig(
+        **read_sizes(config),
+        position=read_rotary(config, head_dim_of(config)),
+        mask=causal() if window is None else sliding_window(window),
+    )
+    return attention_layer(layer, spec, _tables(spec))
+
+
+def read_qwen(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of Qwen 2, which has biases but for its output, or of Qwen 3, which has norms."""
+    is_2 = config.model_type == "qwen2"
+    bias = config.flag("attention_bias")
+    has_window = config.flag("use_sliding_window") and config.get("sliding_window") is not None
+    slides = has_window and layer >= config.integer("max_window_layers", 0)
+    kind = config.layer_type(layer, "sliding_attention" if slides else "full_attention")
+    if kind == "sliding_attention" and not config.flag("use_sliding_window"):
+        raise ValueError(f"layer {layer} of {config.model_type} is sliding_attention, but use_sliding_window is false")
+    spec = GroupedQueryAttentionConfig(
+        **read_sizes(config),
+        qkv_bias=is_2 or bias,
+        out_bias=not is_2 and bias,
+        position=read_rotary(config, head_dim_of(config), kind),
+        qk_norm=None if is_2 else QKNorm("head", config.number("rms_norm_eps")),
+        mask=mask_of(config, layer, kind),
+    )
+    return attention_layer(layer, spec, {"transformers": SPLIT})
+
+
+_QWEN: dict[str, Any] = {
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "num_hidden_layers": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+
+FAMILIES = (
+    Family(
+        ("llama",),
+        read_llama,
+        {
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "max_position_embeddings": 2048,
+        },
+    ),
+    Family(
+        ("mistral",),
+        read_mistral,
+        {
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "num_hidden_layers": 32,
+            "max_position_embeddings": 131072,
+            "sliding_window": 4096,
+        },
+    ),
+    Family(("qwen2",), read_qwen, _QWEN),
+    Family(("qwen3",), read_qwen, {**_QWEN, "head_dim": 128, "rms_norm_eps": 1e-6}),
+)
+
+
+LAYOUT = decoder(
+    "hf-llama",
+    "transformers Llama, Mistral, Qwen 2 and 3",
+    [
+        *attention(SPLIT),
+        *feed_forward(bias=True),
+        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
+        FINAL_NORM,
+    ],
+    model_types=("llama", "mistral", "qwen2", "qwen3"),
+)
+
+
+META_LAYER, META_OURS = "layers.{i}.", "trf_blocks.{i}."
+
+META_LAYOUT = Layout(
+    "meta-llama",
+    "Meta's own files of Llama, and Mistral's",
+    [
+        Row("tok_embeddings.weight", ("tok_emb.weight",)),
+        Row("output.weight", ("out_head.weight",)),
+        *below(turned("num_heads", "num_kv_heads"), f"{META_LAYER}attention.", f"{META_OURS}att."),
+        *(
+            Row(f"{META_LAYER}feed_forward.{theirs}.weight", (f"{META_OURS}ff.{ours}.weight",))
+            for theirs, ours in (("w1", "fc1"), ("w3", "fc2"), ("w2", "fc3"))
+        ),
+        Row(f"{META_LAYER}attention_norm.weight", (f"{META_OURS}norm1.scale",)),
+        Row(f"{META_LAYER}ffn_norm.weight", (f"{META_OURS}norm2.scale",)),
+        Row("norm.weight", ("final_norm.scale",)),
+        Row("rope.freqs", reason="rotary frequencies, which are computed"),
+    ],
+    settings={
+        "num_heads": ("n_heads", "num_attention_heads"),
+        "num_kv_heads": ("n_kv_heads", "num_key_value_heads", "n_heads", "num_attention_heads"),
+    },
+    whole=True,
+)

@@ -1,0 +1,76 @@
+"""Our own names, and what the Flax twins call the same tensors. Every other layout is said in terms of these."""
+
+from __future__ import annotations
+
+from ..weights.rows import Row
+
+MATRIX = "o i -> i o"
+CONVOLUTION = "o i k -> k i o"
+
+ATTENTION = [f"{{path}}{name}.{leaf}" for name in ("W_query", "W_key", "W_value") for leaf in ("weight", "bias")]
+OUT = ["{path}out_proj.weight", "{path}out_proj.bias"]
+BARE = ["{path}W_query", "{path}W_key", "{path}W_value"]
+"""Matrices of `SelfAttention_v1`, which are [in, out] in both twins."""
+
+LINEAR = [
+    f"{{path}}{name}.{leaf}"
+    for name in (
+        *("ff.layers.0", "ff.layers.2", "ff.fc1", "ff.fc2", "ff.fc3", "out_head"),
+        *(f"ff.{one}.fc{number}" for one in ("experts.{j}", "shared") for number in (1, 2, 3)),
+        *("ff.router", "ff.shared_gate"),
+    )
+    for leaf in ("weight", "bias")
+]
+CONVOLUTIONS = [
+    "{path}conv1d.weight",
+    *(f"{{path}}encoder.conv{number}.{leaf}" for number in (1, 2) for leaf in ("weight", "bias")),
+]
+"""Those of a gated delta net, and those in front of Whisper's encoder."""
+EMBEDDINGS = ["{path}tok_emb.weight", "{path}pos_emb.weight", "{path}type_emb.weight"]
+NORMS = ["{path}scale", "{path}shift"]
+
+MODERN = [
+    *(
+        f"{{path}}{name}.{leaf}"
+        for name in ("W_gate", "W_query_latent", "W_latent", "W_key_rope", "W_beta", "W_alpha")
+        for leaf in ("weight", "bias")
+    ),
+    *(f"{{path}}{name}" for name in ("sinks", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "dt_bias", "A_log")),
+]
+"""What attention after chapter 3 has beside the others."""
+
+BARE_VECTORS = ["{path}ff.router.correction_bias", "{path}logits_bias"]
+
+NAMES = [*ATTENTION, *OUT, *BARE, *LINEAR, *CONVOLUTIONS, *EMBEDDINGS, *NORMS, *MODERN, *BARE_VECTORS]
+"""Every name of ours, below any prefix."""
+
+TOGETHER = (
+    ("W_query.weight", "W_key.weight", "W_value.weight"),
+    ("W_query.bias", "W_value.bias"),
+    ("q_norm.scale", "k_norm.scale"),
+)
+"""Endings of which a module has all or none."""
+
+QUERY_BIAS, KEY_BIAS = "W_query.bias", "W_key.bias"
+"""All modules of a checkpoint that have the first have the second, or none: Whisper's keys have no bias."""
+
+
+def torch_rows(*left_out: list[str]) -> list[Row]:
+    """Return the rows of our torch names, those but for some."""
+    skipped = {name for names in left_out for name in names}
+    return [Row(name, (name,)) for name in NAMES if name not in skipped]
+
+
+def flax_rows(*left_out: list[str]) -> list[Row]:
+    """Return the rows of our Flax names, those but for some."""
+    skipped = {name for names in left_out for name in names}
+    return [_flax_row(name) for name in NAMES if name not in skipped]
+
+
+def _flax_row(name: str) -> Row:
+    stem, _, leaf = name.rpartition(".")
+    if name in EMBEDDINGS:
+        return Row(f"{stem}.embedding", (name,))
+    if leaf == "weight":
+        return Row(f"{stem}.kernel", (name,), CONVOLUTION if name in CONVOLUTIONS else MATRIX)
+    return Row(name, (name,))

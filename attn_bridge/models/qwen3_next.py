@@ -1,0 +1,155 @@
+"""Qwen3-Next and Qwen3.5: in every fourth layer gated attention with norms, partly rotary; else a gated delta net.
+
+Feed-forwards of Qwen3-Next have experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..specs.gated_delta_net import GatedDeltaNetConfig
+from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from ..weights.rows import Row
+from .attention_rows import DELTA_NET, Table, below, delta_net_by_head, gated
+from .common_rows import HEADS
+from .decoder_rows import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
+from .family import AttentionLayer, Family
+from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
+from .model_config import ModelConfig
+from .rotary import read_rotary
+
+DEFAULTS = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+"""What `transformers` takes for keys that a config leaves out."""
+
+
+def grouped_table(config: GatedDeltaNetConfig) -> Table:
+    """Return the table of Qwen3-Next."""
+    return delta_net_by_head(config.num_heads, config.key_width // config.num_heads)
+
+
+def split_table(config: GatedDeltaNetConfig) -> Table:
+    """Return the table of Qwen3.5: query, key and value of all heads in one tensor, the others each in its own."""
+    return (
+        Row(
+            "in_proj_qkv.weight",
+            ("W_query.weight", "W_key.weight", "W_value.weight"),
+            "o i -> o i",
+            along="o",
+            split=(config.key_width, config.key_width, config.value_width),
+        ),
+        Row("in_proj_z.weight", ("W_gate.weight",)),
+        Row("in_proj_b.weight", ("W_beta.weight",)),
+        Row("in_proj_a.weight", ("W_alpha.weight",)),
+        *DELTA_NET,
+    )
+
+
+def _delta_net_reader(table: Callable[[GatedDeltaNetConfig], Table]) -> Callable[[ModelConfig, int], AttentionLayer]:
+    """Return what reads a layer whose tensors are in that table."""
+
+    def read(config: ModelConfig, layer: int) -> AttentionLayer:
+        """Return a layer of gated delta net."""
+        config.refuse("hidden_act", "silu", "swish")  # its convolution has it, too
+        spec = GatedDeltaNetConfig(
+            d_in=config.integer("hidden_size"),
+            num_heads=config.integer("linear_num_key_heads"),
+            num_value_heads=config.integer("linear_num_value_heads"),
+            head_dim=config.integer("linear_key_head_dim"),
+            value_head_dim=config.integer("linear_value_head_dim"),
+            conv_size=config.integer("linear_conv_kernel_dim"),
+            eps=config.number("rms_norm_eps"),
+        )
+        tables = {"transformers": table(spec)}
+        return AttentionLayer("GatedDeltaNet", spec, layer, tables, f"model.layers.{layer}.linear_attn.")
+
+    return read
+
+
+def read_full_attention(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of gated attention."""
+    bias = config.flag("attention_bias")
+    spec = GroupedQueryAttentionConfig(
+        **read_sizes(config),
+        qkv_bias=bias,
+        out_bias=bias,
+        position=read_rotary(config, head_dim_of(config), partial=True),
+        qk_norm=QKNorm("head", config.number("rms_norm_eps"), unit_offset=True),
+        mask=mask_of(config, layer, "full_attention"),
+        gate=True,
+    )
+    return attention_layer(layer, spec, {"transformers": gated(spec.num_heads)})
+
+
+def _read(config: ModelConfig, layer: int, table: Callable[[GatedDeltaNetConfig], Table]) -> AttentionLayer:
+    """Return a layer of either kind; `table` has the tensors of a gated delta net."""
+    is_full = (layer + 1) % config.integer("full_attention_interval") == 0
+    kind = config.layer_type(layer, "full_attention" if is_full else "linear_attention")
+    kinds = {"full_attention": read_full_attention, "linear_attention": _delta_net_reader(table)}
+    if kind not in kinds:
+        raise ValueError(f"layer {layer} of {config.model_type} is of type {kind}, which must be {' or '.join(kinds)}")
+    return kinds[kind](config, layer)
+
+
+def read_qwen3_next(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of Qwen3-Next."""
+    return _read(config, layer, grouped_table)
+
+
+def read_qwen3_5(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of Qwen3.5 on text, where its three kinds of positions are one."""
+    return _read(config, layer, split_table)
+
+
+_ALIKE: dict[str, Any] = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    **DEFAULTS,
+}
+
+FAMILIES = (
+    Family(("qwen3_next",), read_qwen3_next, {**_ALIKE, "hidden_size": 2048, "num_hidden_layers": 48}),
+    Family(
+        ("qwen3_5_text",),
+        read_qwen3_5,
+        {**_ALIKE, "hidden_size": 4096, "num_hidden_layers": 32, "num_key_value_heads": 4},
+    ),
+    Family(("qwen3_5_moe_text",), read_qwen3_5, {**_ALIKE, "hidden_size": 2048, "num_hidden_layers": 40}),
+)
+
+
+LAYOUT = decoder(
+    "hf-qwen3-next",
+    "transformers Qwen3-Next",
+    [
+        *below(
+            delta_net_by_head("linear_num_key_heads", "linear_key_head_dim"),
+            f"{LAYER}linear_attn.",
+            f"{OURS}linear_att.",
+            branch="attention/linear",
+        ),
+        *attention(gated("num_heads"), required=("q_norm", "k_norm"), branch="attention/full"),
+        *experts("shared_expert"),
+        Row(f"{LAYER}mlp.shared_expert_gate.weight", (f"{OURS}ff.shared_gate.weight",), branch=EXPERTS),
+        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
+        FINAL_NORM,
+        Row("mtp.{rest}", reason="predicts further tokens, which transformers leaves out, too"),
+    ],
+    settings={**FUSED, **HEADS, **{name: (name,) for name in ("linear_num_key_heads", "linear_key_head_dim")}},
+    defaults={"fused": 0},
+    mark="linear_attn.",
+    model_types=("qwen3_next",),
+)

@@ -1,0 +1,133 @@
+"""Scaled dot-product attention as explicit loops, and the small pieces that the references share.
+
+Dimensions: `b` batch, `h` head, `t` query position, `s` key position, `c` channel of a head.
+Everything is complex-analytic: no absolute value, no conjugation, and the softmax is shifted by a real number.
+Source: Vaswani et al., arXiv 1706.03762, equation 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..masks import Mask
+
+
+def as_double(array: np.ndarray) -> np.ndarray:
+    """Return the array in double precision: complex128 if it is complex, float64 otherwise."""
+    array = np.asarray(array)
+    return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+
+
+def linear(x: np.ndarray, parameters: Mapping[str, np.ndarray], name: str, *, bias: bool) -> np.ndarray:
+    """Apply a linear layer in torch's layout.
+
+    Shapes: `x` ``(..., in)``, ``{name}.weight`` ``(out, in)``, ``{name}.bias`` ``(out,)``; gives ``(..., out)``.
+    """
+    result = as_double(x) @ as_double(parameters[f"{name}.weight"]).T
+    return result + as_double(parameters[f"{name}.bias"]) if bias else result
+
+
+def split_heads(features: np.ndarray, num_heads: int) -> np.ndarray:
+    """Cut the features into contiguous slices, one per head.
+
+    Shapes: ``([b,] t, h * c)`` gives ``([b,] h, t, c)``.
+    """
+    head_dim = features.shape[-1] // num_heads
+    heads = [features[..., head * head_dim : (head + 1) * head_dim] for head in range(num_heads)]
+    return np.stack(heads, axis=-3)
+
+
+def merge_heads(context: np.ndarray) -> np.ndarray:
+    """Concatenate the heads on the features.
+
+    Shapes: ``([b,] h, t, c)`` gives ``([b,] t, h * c)``.
+    """
+    return np.concatenate([context[..., head, :, :] for head in range(context.shape[-3])], axis=-1)
+
+
+def visible_keys(shape: tuple[int, int, int, int], *, causal: bool, attention_mask: np.ndarray | None) -> np.ndarray:
+    """Say which query sees which key: the causal rule and the mask, both of which must allow it.
+
+    Shapes: `shape` is ``(b, h, t, s)``; `attention_mask` is ``(b, s)`` if 2-D, else broadcastable to `shape`.
+
+    Raises:
+        TypeError: the mask is not bool.
+        ValueError: the mask is 3-D or does not fit.
+    """
+    visible = np.ones(shape, dtype=bool)
+    if causal:
+        for query in range(shape[2]):
+            visible[:, :, query, query + 1 :] = False
+    if attention_mask is not None:
+        mask = np.asarray(attention_mask)
+        if mask.dtype != bool:
+            raise TypeError(f"attention_mask must be bool, got {mask.dtype}")
+        if mask.ndim == 3:
+            raise ValueError(f"attention_mask {mask.shape} must be (B, S) or broadcastable to (B, H, T, S), not 3-D")
+        visible &= mask[:, None, None, :] if mask.ndim == 2 else mask
+    return visible
+
+
+def restricted(mask: Mask, attention_mask: np.ndarray | None, tokens: int) -> np.ndarray:
+    """Return what a description and the mask of a call both allow: bool ``(b, h, t, t)``, where b and h may be 1."""
+    places = np.arange(tokens)
+    seen = np.asarray(mask.allowed(places[:, None], places[None, :]))
+    seen = seen if seen.ndim == 4 else seen[None, None]
+    if attention_mask is None:
+        return seen
+    return seen & (attention_mask[:, None, None, :] if attention_mask.ndim == 2 else attention_mask)
+
+
+def attend(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    *,
+    scale: float,
+    causal: bool,
+    attention_mask: np.ndarray | None,
+    softcap: float | None = None,
+    bias: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Average the values of the visible keys with the softmax of the scaled scores; zeros where no key is visible.
+
+    Scores are scaled, then capped to ``softcap * tanh(scores / softcap)``, then `bias` is added; a sink is one more
+    logit per head, without a value.
+
+    Shapes: `query` ``([b,] h, t, c)``, `key` and `value` ``([b,] h, s, c)``, `bias` broadcastable to ``(b, h, t, s)``,
+    `sinks` ``(h,)``; gives the context ``([b,] h, t, c)`` and the weights ``([b,] h, t, s)``.
+    """
+    if query.ndim == 3:
+        context, weights = attend(
+            query[None],
+            key[None],
+            value[None],
+            scale=scale,
+            causal=causal,
+            attention_mask=attention_mask,
+            softcap=softcap,
+            bias=bias,
+            sinks=sinks,
+        )
+        return context[0], weights[0]
+    shape = (*query.shape[:3], key.shape[2])
+    dtype = np.result_type(query, key, value, *(() if sinks is None else (sinks,)))
+    added = np.broadcast_to(0.0 if bias is None else bias, shape)
+    visible = visible_keys(shape, causal=causal, attention_mask=attention_mask)
+    weights = np.zeros(shape, dtype)
+    context = np.zeros((*shape[:3], value.shape[-1]), dtype)
+    for b, h, t in np.ndindex(shape[:3]):
+        keys = np.flatnonzero(visible[b, h, t])
+        if keys.size == 0:
+            continue
+        scores = np.array([scale * np.sum(query[b, h, t] * key[b, h, s]) for s in keys])
+        scores = (scores if softcap is None else softcap * np.tanh(scores / softcap)) + added[b, h, t, keys]
+        logits = scores if sinks is None else np.append(scores, sinks[h])
+        exponentials = np.exp(logits - logits.real.max())
+        weights[b, h, t, keys] = exponentials[: keys.size] / np.sum(exponentials)
+        for s in keys:
+            context[b, h, t] += weights[b, h, t, s] * value[b, h, s]
+    return context, weights

@@ -1,0 +1,86 @@
+"""Gated DeltaNet token by token (Yang et al., arXiv 2412.06464), with the convolution and the norm of Qwen3-Next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..specs import GatedDeltaNetConfig
+from .attention import as_double, linear, merge_heads, split_heads
+
+
+def reference(
+    config: GatedDeltaNetConfig,
+    parameters: Mapping[str, np.ndarray],
+    x: np.ndarray,
+    attention_mask: np.ndarray | None = None,
+) -> tuple[np.ndarray, None]:
+    """Return what the tokens read from a state that fades and is corrected; there are no weights.
+
+    Tokens that `attention_mask` hides are zeros. Shapes: `x` ``([b,] t, d_in)``, `attention_mask` ``(b, t)``; gives
+    ``([b,] t, d_out)``.
+    """
+    x = as_double(x)
+    if attention_mask is not None:
+        x = np.where(np.asarray(attention_mask)[..., None], x, 0.0)
+    if x.ndim == 3:
+        return np.stack([reference(config, parameters, row)[0] for row in x]), None
+    kernel = as_double(parameters["conv1d.weight"])[:, 0, :]
+    joined = np.concatenate([_project(x, parameters, name) for name in ("W_query", "W_key", "W_value")], -1)
+    joined = _silu(_convolve(joined, kernel))
+    width = config.num_heads * config.head_dim
+    query, key = (split_heads(joined[:, start : start + width], config.num_heads) for start in (0, width))
+    value = split_heads(joined[:, 2 * width :], config.num_value_heads)
+    gate = split_heads(_project(x, parameters, "W_gate"), config.num_value_heads)
+    beta = 1.0 / (1.0 + np.exp(-_project(x, parameters, "W_beta")))
+    step = np.log(1.0 + np.exp(_project(x, parameters, "W_alpha") + as_double(parameters["dt_bias"])))
+    decay = np.exp(-np.exp(as_double(parameters["A_log"])) * step)
+    contexts = []
+    for head in range(config.num_value_heads):
+        shared = head * config.num_heads // config.num_value_heads
+        arrays = (_unit(query[shared]) * config.head_dim**-0.5, _unit(key[shared]), value[head])
+        context = _recur(*arrays, decay[:, head], beta[:, head])
+        root = np.sqrt(np.sum(context * context, -1, keepdims=True) / config.value_head_dim + config.eps)
+        contexts.append(as_double(parameters["norm.scale"]) * context / root * _silu(gate[head]))
+    return _project(merge_heads(np.stack(contexts)), parameters, "out_proj"), None
+
+
+def _project(x: np.ndarray, parameters: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    return linear(x, parameters, name, bias=False)
+
+
+def _convolve(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+    """Weigh each channel of a token and of those just before it; the last tap is the token's own.
+
+    Shapes: `x` ``(t, c)``, `kernel` ``(c, k)``; gives ``(t, c)``.
+    """
+    size = kernel.shape[1]
+    result = np.zeros(x.shape, np.result_type(x, kernel))
+    for token, tap in np.ndindex(x.shape[0], size):
+        earlier = token - (size - 1 - tap)
+        if earlier >= 0:
+            result[token] += kernel[:, tap] * x[earlier]
+    return result
+
+
+def _recur(query: np.ndarray, key: np.ndarray, value: np.ndarray, decay: np.ndarray, beta: np.ndarray) -> np.ndarray:
+    """Return what each query of one head reads.
+
+    Shapes: `query` and `key` ``(t, c)``, `value` ``(t, v)``, `decay` and `beta` ``(t,)``; gives ``(t, v)``.
+    """
+    state = np.zeros((value.shape[1], key.shape[1]), np.result_type(query, key, value, decay, beta))
+    context = np.zeros(value.shape, state.dtype)
+    for token in range(len(value)):
+        k = key[token]
+        state = decay[token] * (state - beta[token] * np.outer(state @ k, k)) + beta[token] * np.outer(value[token], k)
+        context[token] = state @ query[token]
+    return context
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    return x / np.sqrt(np.sum(x * x, -1, keepdims=True) + 1e-6)
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x / (1.0 + np.exp(-x))

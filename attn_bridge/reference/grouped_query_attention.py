@@ -1,0 +1,83 @@
+"""Grouped-query attention by its formulas (Ainslie et al., arXiv 2305.13245), with what models add to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..specs import Alibi, GroupedQueryAttentionConfig, Rotary
+from .attention import as_double, attend, linear, merge_heads, restricted, split_heads
+from .rms_norm import rms_norm
+from .rotary import rotate
+
+
+def reference(
+    config: GroupedQueryAttentionConfig,
+    parameters: Mapping[str, np.ndarray],
+    x: np.ndarray,
+    attention_mask: np.ndarray | None = None,
+    *,
+    positions: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the output ``([b,] t, d_out)`` and the attention weights ``([b,] h, t, t)``.
+
+    Shapes: `x` ``([b,] t, d_in)``; `positions` ``(t,)`` or ``(b, t)``, the numbers from 0 on by default.
+    """
+    tokens = x.shape[-2]
+    positions = np.arange(tokens) if positions is None else np.asarray(positions)
+    query, key, value = (linear(x, parameters, name, bias=config.qkv_bias) for name in ("W_query", "W_key", "W_value"))
+    if config.clip is not None:
+        query, key, value = (np.clip(heads, -config.clip, config.clip) for heads in (query, key, value))
+    norm = config.qk_norm
+    if norm is not None and norm.scope == "full":
+        query, key = _norms(config, parameters, query, key)
+    query = split_heads(query, config.num_heads)
+    key, value = split_heads(key, config.num_kv_heads), split_heads(value, config.num_kv_heads)
+    if norm is not None and norm.scope == "head":
+        query, key = _norms(config, parameters, query, key)
+    if isinstance(config.position, Rotary):
+        query, key = (rotate(heads, config.position, positions) for heads in (query, key))
+    # Query head h reads key/value head h // (heads per group).
+    shared = [head // (config.num_heads // config.num_kv_heads) for head in range(config.num_heads)]
+    context, weights = attend(
+        query,
+        key[..., shared, :, :],
+        value[..., shared, :, :],
+        scale=config.scale,
+        causal=False,
+        attention_mask=restricted(config.mask, attention_mask, tokens),
+        softcap=config.softcap,
+        bias=_distances(config.num_heads, positions) if isinstance(config.position, Alibi) else None,
+        sinks=as_double(parameters["sinks"]) if config.sinks else None,
+    )
+    context = merge_heads(context)
+    if config.gate:
+        context = context / (1.0 + np.exp(-linear(x, parameters, "W_gate", bias=config.qkv_bias)))
+    return linear(context, parameters, "out_proj", bias=config.out_bias), weights
+
+
+def _norms(
+    config: GroupedQueryAttentionConfig, parameters: Mapping[str, np.ndarray], query: np.ndarray, key: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    eps, unit_offset = config.qk_norm.eps, config.qk_norm.unit_offset
+    return (
+        rms_norm(query, parameters["q_norm.scale"], eps=eps, unit_offset=unit_offset),
+        rms_norm(key, parameters["k_norm.scale"], eps=eps, unit_offset=unit_offset),
+    )
+
+
+def _distances(num_heads: int, positions: np.ndarray) -> np.ndarray:
+    """Return ALiBi's bias ``([b,] h, t, t)``: minus the slope of the head times the distance."""
+    distance = positions[..., :, None] - positions[..., None, :]
+    return np.stack([-_slope(head, num_heads) * distance for head in range(num_heads)], axis=-3)
+
+
+def _slope(head: int, num_heads: int) -> float:
+    """Return the slope as the code of Press et al. (arXiv 2108.12409) has it, by recursion on powers of two."""
+    whole = 1
+    while whole * 2 <= num_heads:
+        whole *= 2
+    if head < whole:
+        return 2.0 ** (-8.0 * (head + 1) / whole)
+    return _slope(2 * (head - whole), 2 * whole)

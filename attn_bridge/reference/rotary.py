@@ -1,0 +1,28 @@
+"""Rotary positions by their formula (Su et al., arXiv 2104.09864, equation 34), pair by pair."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..specs import Rotary
+from .attention import as_double
+
+
+def rotate(heads: np.ndarray, rotary: Rotary, positions: np.ndarray) -> np.ndarray:
+    """Turn pairs of channels by their frequency times the position.
+
+    Shapes: `heads` ``([b,] h, t, c)``, `positions` ``(t,)`` or ``(b, t)``; gives the shape of `heads`.
+    """
+    heads, positions = as_double(heads), np.asarray(positions, np.float64)
+    positions = positions[..., None, :] if positions.ndim == 2 else positions
+    width = heads.shape[-1] if rotary.dim is None else rotary.dim
+    result = heads.copy()
+    for pair in range(width // 2):
+        frequency = rotary.base ** (-2.0 * pair / width)
+        if rotary.scaling is not None:
+            frequency = rotary.scaling.frequencies(rotary.base, width)[pair]
+        one, two = (pair, pair + width // 2) if rotary.pairing == "half" else (2 * pair, 2 * pair + 1)
+        cos, sin = (rotary.table_factor * function(positions * frequency) for function in (np.cos, np.sin))
+        result[..., one] = heads[..., one] * cos - heads[..., two] * sin
+        result[..., two] = heads[..., two] * cos + heads[..., one] * sin
+    return result

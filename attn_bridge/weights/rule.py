@@ -1,0 +1,292 @@
+"""One rule: the names of a tensor on two sides, and how its axes lie; or of one tensor and those that it is made of."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import einops
+import numpy as np
+
+from . import joint
+
+Side = Literal["torch", "flax"]
+AnySide = Literal["torch", "flax", "first", "second"]
+
+PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_AXIS = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
+_MOST_AXES = 12
+
+
+class Rule:
+    """One tensor's two names and the einops pattern from its torch axes to its Flax axes.
+
+    ``Rule("h.{i}.attn.q.weight", "h.{i}.attn.q.kernel", "(h d) e -> e h d", h=8)``: ``{i}`` stands for an integer, the
+    same on both sides; sizes that a pattern needs are keywords. One of the two names may be a list, whose tensors are
+    the parts of the other one:
+    ``Rule(["gate.weight", "up.weight"], "mlp.kernel", "o i -> i (part o)", part="part")``.
+
+    Args:
+        torch: dotted torch name, or a list of parts.
+        flax: dotted Flax name, with the same placeholders, or a list of parts.
+        pattern: einops pattern, torch axes first; the default leaves every axis where it is.
+        first: the name on the first side, in place of `torch`, whatever its framework.
+        second: the name on the second side, in place of `flax`.
+        part: axis of the single tensor that counts the parts, all of one size.
+        along: axis along which the parts lie one after the other.
+        split: their sizes along it; "..." is an equal share of the rest; none: all are equal.
+        stack: axis of the single tensor that counts ``{i}`` or ``{j}``, which then is in the other names alone.
+        drop: why the tensor of the one given name has no counterpart.
+        place: where the rule stands, for messages.
+        **sizes: size of an axis of the pattern.
+
+    Raises:
+        TypeError: a name, the pattern or a size has the wrong type.
+        ValueError: the two sides do not hold the same axes or placeholders, or a size is missing.
+    """
+
+    __slots__ = (
+        "along", "by_side", "drop", "flax", "flax_names", "part", "pattern", "place", "sizes", "split", "stack",
+        "torch", "torch_names",
+    )  # fmt: skip
+
+    torch: str
+    flax: str
+    pattern: str
+    sizes: dict[str, int]
+
+    def __init__(
+        self,
+        torch: str | Sequence[str] = (),
+        flax: str | Sequence[str] = (),
+        pattern: str = "... -> ...",
+        *,
+        first: Any = (),  # these may hold an int, the size of an axis of that name
+        second: Any = (),
+        part: str | int = "",
+        along: str | int = "",
+        split: Any = (),
+        stack: str | int = "",
+        drop: str | int = "",
+        place: Any = "",
+        **sizes: int,
+    ):
+        words: dict[str, Any] = {
+            "part": part,
+            "along": along,
+            "split": split,
+            "stack": stack,
+            "drop": drop,
+            "place": place,
+        }
+        words |= {"first": first, "second": second}
+        sizes |= {key: value for key, value in words.items() if isinstance(value, int)}
+        first, second, split = (() if isinstance(value, int) else value for value in (first, second, split))
+        self.part, self.along, self.stack, self.drop = (
+            word if isinstance(word, str) else "" for word in (part, along, stack, drop)
+        )
+        self.by_side = bool(first or second)
+        if self.by_side and (torch or flax):
+            raise ValueError("a rule has the keys torch and flax, or first and second, not some of both")
+        if self.by_side:
+            torch, flax = first, second
+        self.place = place if isinstance(place, str) else ""
+        self.torch_names, self.flax_names = _names("torch", torch), _names("flax", flax)
+        self.torch, self.flax = ", ".join(self.torch_names), ", ".join(self.flax_names)
+        if not isinstance(pattern, str):
+            raise TypeError(f"pattern must be a string, got {type(pattern).__name__}")
+        self.pattern, self.sizes = pattern, dict(sizes)
+        if isinstance(split, str) or not all(isinstance(size, (int, str)) for size in split):
+            raise TypeError(f"split must be a list of sizes, got {split!r}")
+        self.split = tuple(split)
+        if self.drop:
+            self._check_drop()
+        elif self.is_joint:
+            self._check_joint()
+        else:
+            self._check_plain()
+
+    def _check_plain(self) -> None:
+        if placeholders(self.torch) != placeholders(self.flax):
+            raise ValueError(f"{self}: both names must hold the same placeholders")
+        for name in (self.torch, self.flax):
+            bare = PLACEHOLDER.sub("", name)
+            if "{" in bare or "}" in bare or re.search(r"(\}|[0-9])\{|\}[0-9]", name):
+                raise ValueError(f"{self}: a placeholder in {name!r} must not touch a digit, a brace or another one")
+        self._prove()
+
+    def _check_joint(self) -> None:
+        for axis, size in self.sizes.items():
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise TypeError(f"{self}: size of {axis!r} must be an integer, got {type(size).__name__}")
+            if size < 1:
+                raise ValueError(f"{self}: size of {axis!r} ({size}) must be at least 1")
+        if not self.torch_names or not self.flax_names:
+            raise ValueError(f"{self}: a rule needs a name on both sides")
+        named = [size for size in self.split if isinstance(size, str) and size != "..."]
+        if named:
+            raise ValueError(f"{self}: split must hold whole numbers or '...', got {named[0]!r}")
+        try:
+            joint.row_of(self)
+        except ValueError as error:
+            raise ValueError(f"{self}: {error}") from error
+
+    def _check_drop(self) -> None:
+        if bool(self.torch_names) == bool(self.flax_names) or self.sizes or self.part or self.along or self.stack:
+            raise ValueError("a rule that drops has one name, torch or flax, and the reason")
+
+    def __repr__(self) -> str:
+        sizes = "".join(f", {axis}={size!r}" for axis, size in self.sizes.items())
+        if not self.is_joint:
+            return f"Rule({self.torch!r}, {self.flax!r}, {self.pattern!r}{sizes})"
+        names = [some[0] if len(some) == 1 else list(some) for some in (self.torch_names, self.flax_names)]
+        words: dict[str, Any] = {"part": self.part, "along": self.along, "split": [*self.split], "stack": self.stack}
+        more = "".join(f", {key}={value!r}" for key, value in words.items() if value)
+        if self.drop:
+            return f"Rule({names[0]!r}, {names[1]!r}, drop={self.drop!r})"
+        return f"Rule({names[0]!r}, {names[1]!r}, {self.pattern!r}{more}{sizes})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rule) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        joint = (self.torch_names, self.flax_names, self.part, self.along, self.split, self.stack, self.drop)
+        return (*joint, self.pattern, tuple(sorted(self.sizes.items())))
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether it is between one tensor and several, or leaves one out."""
+        lists = len(self.torch_names) != 1 or len(self.flax_names) != 1
+        return bool(lists or self.part or self.along or self.split or self.stack or self.drop)
+
+    @property
+    def where(self) -> str:
+        """Where it stands, to begin a message with; "" where nobody said."""
+        return f"{self.place}: " if self.place else ""
+
+    def name(self, side: AnySide) -> str:
+        """Return the name on one side; ``first`` is torch's, ``second`` Flax's."""
+        return self.torch if side in ("torch", "first") else self.flax
+
+    def convert(self, array: np.ndarray[Any, Any], source: AnySide) -> np.ndarray[Any, Any]:
+        """Rearrange one array from the `source` side to the other; the bits of its elements stay as they are.
+
+        Returns a view where einops can give one. Raises ValueError if the shape does not fit the pattern.
+        """
+        if self.is_joint:
+            raise ValueError(f"{self}: is between several tensors; convert them by Rules([...])")
+        pattern = self.pattern if source in ("torch", "first") else _reversed(self.pattern)
+        try:
+            return einops.rearrange(array, pattern, **self.sizes)
+        except einops.EinopsError as error:
+            sizes = "".join(f", {axis}={size}" for axis, size in self.sizes.items())
+            raise ValueError(f"shape {array.shape} does not fit {pattern!r}{sizes}") from error
+
+    def convert_shape(self, shape: tuple[int, ...], source: AnySide) -> tuple[int, ...]:
+        """Return the shape that an array of `shape` has on the other side, without making one."""
+        result: tuple[int, ...] = self.convert(np.broadcast_to(np.empty((), np.bool_), shape), source).shape
+        return result
+
+    def prefixed(self, torch: str, flax: str) -> Rule:
+        """Return the rule for the same tensors inside a larger module, below dotted prefixes (empty = none)."""
+        names = [
+            tuple(_join(prefix, name) for name in some)
+            for prefix, some in ((torch, self.torch_names), (flax, self.flax_names))
+        ]
+        return self._renamed(names[0], names[1], self.pattern)
+
+    def turned(self) -> Rule:
+        """Return the rule with its two sides exchanged."""
+        return self._renamed(self.flax_names, self.torch_names, _reversed(self.pattern))
+
+    def _renamed(self, torch: tuple[str, ...], flax: tuple[str, ...], pattern: str) -> Rule:
+        joint = {"part": self.part, "along": self.along, "split": self.split, "stack": self.stack, "drop": self.drop}
+        names = [some[0] if len(some) == 1 else some for some in (torch, flax)]
+        found = Rule(names[0], names[1], pattern, **joint, place=self.place, **self.sizes)  # type: ignore[arg-type]
+        found.by_side = self.by_side
+        return found
+
+    def _prove(self) -> None:
+        """Push an array of unique ids through the pattern and back: the proof that the rule is a bijection."""
+        left, arrow, right = self.pattern.partition("->")
+        if not arrow or "->" in right:
+            raise ValueError(f"{self}: pattern must read 'torch axes -> flax axes'")
+        if re.search(r"\([^()]*\.\.\.", self.pattern):
+            raise ValueError(f"{self}: ... must not stand in parentheses")
+        left, right = (side.replace("...", "first_of_the_rest last_of_the_rest") for side in (left, right))
+        axes = _AXIS.findall(left)
+        for size_of, size in self.sizes.items():
+            if size_of not in axes:
+                raise ValueError(f"{self}: size given for {size_of!r}, which is no axis of the pattern")
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise TypeError(f"{self}: size of {size_of!r} must be an integer, got {type(size).__name__}")
+            if size < 1:
+                raise ValueError(f"{self}: size of {size_of!r} ({size}) must be at least 1")
+        for side in (left, right):
+            for group in re.findall(r"\(([^()]*)\)", side):
+                unknown = [axis for axis in _AXIS.findall(group) if axis not in self.sizes]
+                if len(unknown) > 1:
+                    raise ValueError(f"{self}: ({group}) needs the size of {' or '.join(unknown)} as a keyword")
+        if len(axes) > _MOST_AXES:
+            raise ValueError(f"{self}: {len(axes)} axes, more than {_MOST_AXES}")
+        # Which axis goes where does not depend on the sizes, so small ones stand in for the real ones.
+        sizes = {axis: 2 + position % 2 for position, axis in enumerate(axes)}
+        known = {axis: sizes[axis] for axis in self.sizes}
+        atoms = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
+        try:
+            ids = einops.rearrange(atoms, f"{' '.join(axes)} -> {left}")
+            there = einops.rearrange(ids, f"{left} -> {right}", **known)
+            back = einops.rearrange(there, f"{right} -> {left}", **known)
+        except einops.EinopsError as error:
+            raise ValueError(f"{self}: pattern is not a bijection of axes") from error
+        if back.shape != ids.shape or not np.array_equal(back, ids) or np.unique(there).size != ids.size:
+            raise ValueError(f"{self}: pattern is not a bijection of axes")
+
+
+def rule_from(table: Mapping[str, Any], place: str = "") -> Rule:
+    """Return the rule that a ``[[rule]]`` table says.
+
+    Raises:
+        ValueError: it is none; the message begins with the place.
+    """
+    try:
+        keys = ("torch", "flax") if not {"first", "second"} & table.keys() else ("first", "second")
+        if "drop" not in table and not set(keys) <= table.keys():
+            needed = " and ".join(keys)
+            raise ValueError(f"a rule needs the keys {needed}, got {', '.join(map(str, table)) or 'none'}")
+        return Rule(**{**table, "place": place})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}: {error}" if place else str(error)) from error
+
+
+def _names(label: str, names: Any) -> tuple[str, ...]:
+    """Return the names on one side; none is ()."""
+    found = (names,) if isinstance(names, str) else names
+    if not isinstance(found, (list, tuple)):
+        raise TypeError(f"{label} must be a string, got {type(names).__name__}")
+    wrong = next((name for name in found if not isinstance(name, str)), None)
+    if wrong is not None:
+        raise TypeError(f"{label} must be a string or a list of strings, got a list with {type(wrong).__name__}")
+    return tuple(found)
+
+
+def _reversed(pattern: str) -> str:
+    left, _, right = pattern.partition("->")
+    return f"{right.strip()} -> {left.strip()}"
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def placeholders(template: str) -> tuple[str, ...]:
+    """Names of the placeholders, sorted; a name may stand once."""
+    names = PLACEHOLDER.findall(template)
+    if len(set(names)) != len(names) or not all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names):
+        raise ValueError(f"{template!r}: placeholders are distinct lower-case names such as {{i}}")
+    return tuple(sorted(names))

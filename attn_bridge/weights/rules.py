@@ -1,0 +1,301 @@
+"""Weights that cross between torch and Flax: one rule per tensor, both directions derived from it.
+
+A `Rule` holds the two names of a tensor and one einops pattern from the torch axes to the Flax axes; the way back is
+the pattern read from right to left. A `Rules` set proves itself a bijection when it is made, before any data moves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..printable import printable
+from . import joint
+from .rule import PLACEHOLDER, Rule, Side, placeholders, rule_from
+from .toml import read_tables
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+_INDEX = r"(0|[1-9][0-9]*)"
+_NUMBER = re.compile(r"\{[^{}]*\}|[0-9]+")
+
+
+class WeightsMismatchError(ValueError):
+    """Names or shapes that do not fit, all of them in one message.
+
+    Attributes:
+        missing: names that the rules or the target expect and the source lacks.
+        unexpected: names that no rule covers or the target lacks.
+        misshapen: ``"name: expected (..), got (..)"`` for each wrong shape.
+    """
+
+    def __init__(self, missing: Iterable[str] = (), unexpected: Iterable[str] = (), misshapen: Iterable[str] = ()):
+        self.missing = sorted(missing)
+        self.unexpected = sorted(unexpected)
+        self.misshapen = sorted(misshapen)
+        shown = {
+            "missing": [printable(name) for name in self.missing],
+            "unexpected": [printable(name) for name in self.unexpected],
+            "misshapen": [printable(text, 500) for text in self.misshapen],  # a name, and what is wrong with its shape
+        }
+        parts = [f"{kind}: {', '.join(texts)}" for kind, texts in shown.items() if texts]
+        super().__init__(f"weights do not match: {'; '.join(parts)}")
+
+
+class Rules:
+    """A set of rules that is a bijection between torch and Flax tensors; checked before any data moves.
+
+    Raises:
+        TypeError: an element is not a `Rule`.
+        ValueError: two rules share a name on either side.
+    """
+
+    def __init__(self, rules: Iterable[Rule] = ()):
+        self._rules = (rules,) if isinstance(rules, Rule) else tuple(rules)
+        for rule in self._rules:
+            if not isinstance(rule, Rule):
+                raise TypeError(f"Rules takes Rule objects, got {type(rule).__name__}")
+        self._plain = tuple(rule for rule in self._rules if not rule.is_joint)
+        self._check_distinct("torch")
+        self._check_distinct("flax")
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Rules:
+        """Load rules from a TOML file of ``[[rule]]`` tables: keys are the arguments of `Rule`, and sizes by letter.
+
+        Raises:
+            ValueError: not TOML, an unknown key, or a rule that is none; the message names the line.
+            OSError: the file cannot be read.
+        """
+        rules: list[Rule] = []
+        for place, table in read_tables(path):
+            rules.append(rule_from(table, place))
+            try:
+                cls(rules)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from error
+        return cls(rules)
+
+    def __iter__(self) -> Iterator[Rule]:
+        return iter(self._rules)
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def __repr__(self) -> str:
+        return f"Rules([{', '.join(map(repr, self._rules))}])"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rules) and self._rules == other._rules
+
+    def __hash__(self) -> int:
+        return hash(self._rules)
+
+    def prefixed(self, torch: str, flax: str) -> Rules:
+        """Return the rules for the same tensors inside a larger module, below dotted prefixes (empty = none)."""
+        return Rules(rule.prefixed(torch, flax) for rule in self._rules)
+
+    def convert(self, arrays: Mapping[str, np.ndarray[Any, Any]], source: Side) -> Arrays:
+        """Convert named arrays from the `source` side to the other; the result shares no memory with `arrays`.
+
+        Raises:
+            TypeError: a value is no NumPy array of numbers.
+            WeightsMismatchError: missing, unexpected and misshapen names, all at once.
+        """
+        _check_arrays(arrays)
+        joint, used, missing, misshapen = self._convert_joint(arrays, source)
+        plain = Rules(rule for rule in self._rules if not rule.is_joint) if len(self._plain) < len(self) else self
+        pairs, lacking, unexpected = plain.pair([name for name in arrays if name not in used], source)
+        converted, wrong = convert_pairs(pairs, arrays, source)
+        missing, misshapen = missing + lacking, misshapen + wrong
+        converted |= joint
+        if missing or unexpected or misshapen:
+            raise WeightsMismatchError(missing, unexpected, misshapen)
+        return converted
+
+    def _convert_joint(
+        self, arrays: Mapping[str, np.ndarray[Any, Any]], source: Side
+    ) -> tuple[Arrays, set[str], list[str], list[str]]:
+        """Convert what the rules between one tensor and several cover."""
+        converted: Arrays = {}
+        used: set[str] = set()
+        missing: list[str] = []
+        misshapen: list[str] = []
+        for rule in self._rules:
+            if rule.is_joint:
+                made, names, lacking, wrong = joint.convert(rule, arrays, source)
+                twice = [*used & names, *converted.keys() & made.keys()]
+                if twice:
+                    raise ValueError(f"{printable(twice[0])} must be covered by exactly one rule")
+                converted |= made
+                used |= names
+                missing += lacking
+                misshapen += wrong
+        return converted, used, missing, misshapen
+
+    def pair(self, names: Iterable[str], source: Side) -> tuple[dict[str, tuple[Rule, str]], list[str], list[str]]:
+        """Pair each name of the `source` side with its rule and its name on the other side.
+
+        Returns:
+            The pairs, the names that the rules miss, and the names that no rule covers.
+
+        Raises:
+            ValueError: two rules claim one name, or two names map to one; or a rule is between one tensor and several.
+        """
+        joint = next((rule for rule in self._rules if rule.is_joint), None)
+        if joint is not None:
+            raise ValueError(f"{joint.where}{joint}: is between several tensors, which have no pairs of names")
+        target: Side = "flax" if source == "torch" else "torch"
+        compiled = [(rule, *_compile(rule.name(source))) for rule in self._rules]
+        pairs: dict[str, tuple[Rule, str]] = {}
+        unexpected: list[str] = []
+        seen: dict[Rule, set[str]] = {rule: set() for rule in self._rules}
+        blocks: dict[str, set[str]] = {}
+        taken: dict[str, str] = {}
+        for name in names:
+            hits = [(rule, keys, hit) for rule, keys, expression in compiled if (hit := expression.fullmatch(name))]
+            if not hits:
+                unexpected.append(name)
+                continue
+            if len(hits) > 1:
+                claims = ", ".join(str(hit[0]) for hit in hits)
+                raise ValueError(f"{printable(name)} must be covered by exactly one rule, got {claims}")
+            rule, keys, hit = hits[0]
+            values = dict(zip(keys, hit.groups(), strict=True))
+            other = _fill(rule.name(target), values)
+            if other in taken:
+                raise ValueError(f"{taken[other]} and {name} both map to {other}")
+            taken[other] = name
+            pairs[name] = (rule, other)
+            for scope in _scopes(rule.torch):
+                blocks.setdefault(scope, set()).add(_fill(scope, values))
+            seen[rule].add(_fill(_scopes(rule.torch)[-1], values))
+        return pairs, self._missing(seen, blocks, source), unexpected
+
+    def _missing(self, seen: dict[Rule, set[str]], blocks: dict[str, set[str]], source: Side) -> list[str]:
+        """Names that are not there: a rule must have been seen in every repeated block that anything was seen in."""
+        missing = []
+        for rule, found in seen.items():
+            scope = _scopes(rule.torch)[-1]
+            for block in blocks.get(scope, set()) - found:
+                values = _compile(scope)[1].fullmatch(block)
+                assert values is not None, "a block is its own scope, filled in"
+                missing.append(_fill(rule.name(source), dict(zip(_compile(scope)[0], values.groups(), strict=True))))
+            if not found and not blocks.get(scope):
+                missing.append(rule.name(source))
+        return missing
+
+    def _check_distinct(self, side: Side) -> None:
+        """Refuse two rules that one name could fall under; names that differ in more than numbers cannot clash."""
+        joint = [name for rule in self._rules if rule.is_joint for name in _names_of(rule, side)]
+        shared = {name for name in joint if joint.count(name) > 1} | {rule.name(side) for rule in self._plain} & {
+            *joint
+        }
+        if shared:
+            raise ValueError(f"two rules share the {side} name {min(shared)}")
+        alike: dict[str, list[Rule]] = {}
+        for rule in self._plain:
+            alike.setdefault(_NUMBER.sub("#", rule.name(side)), []).append(rule)
+        for rules in alike.values():
+            literal = {rule.name(side): rule for rule in rules if not placeholders(rule.torch)}
+            if len(literal) < sum(not placeholders(rule.torch) for rule in rules):
+                names = [rule.name(side) for rule in rules]
+                twice = next(name for name in names if names.count(name) > 1)
+                raise ValueError(f"two rules share the {side} name {twice}")
+            templates = [rule for rule in rules if placeholders(rule.torch)]
+            for position, one in enumerate(templates):
+                for other in (*templates[position + 1 :], *literal.values()):
+                    if _overlap(one.name(side), other.name(side)):
+                        raise ValueError(
+                            f"two rules share the {side} name {one.name(side)}"
+                            if one.name(side) == other.name(side)
+                            else f"two rules cover the same {side} names: {one.name(side)} and {other.name(side)}"
+                        )
+
+
+def torch_to_flax(arrays: Mapping[str, np.ndarray[Any, Any]], rules: Rules | Iterable[Rule]) -> Arrays:
+    """Convert torch-named arrays to Flax-named ones, bit for bit.
+
+    Args:
+        arrays: dotted torch name -> array, any memory order, any dtype of numbers; NaNs keep their bits.
+        rules: the rule set, such as ``module.config.rules()``.
+
+    Returns:
+        Dotted Flax name -> C-contiguous array that shares no memory with the input.
+
+    Raises:
+        TypeError: a value is no NumPy array of numbers.
+        WeightsMismatchError: (a ValueError) lists every missing, unexpected and misshapen name.
+    """
+    return as_rules(rules).convert(arrays, "torch")
+
+
+def flax_to_torch(arrays: Mapping[str, np.ndarray[Any, Any]], rules: Rules | Iterable[Rule]) -> Arrays:
+    """Convert Flax-named arrays to torch-named ones, bit for bit: `torch_to_flax` read backwards."""
+    return as_rules(rules).convert(arrays, "flax")
+
+
+def _check_arrays(arrays: Mapping[str, Any]) -> None:
+    if not isinstance(arrays, Mapping):
+        raise TypeError(f"arrays must be a mapping from names to NumPy arrays, got {type(arrays).__name__}")
+    for name, array in arrays.items():
+        if not isinstance(name, str):
+            raise TypeError(f"names must be strings, got {name!r}")
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"{printable(name)} must be a NumPy array, got {type(array).__name__}")
+        if array.dtype.kind not in "biufc" and not hasattr(ml_dtypes, array.dtype.name):
+            raise TypeError(f"{printable(name)} must hold numbers, got dtype {array.dtype}")
+
+
+def convert_pairs(
+    pairs: Mapping[str, tuple[Rule, str]], arrays: Mapping[str, np.ndarray[Any, Any]], source: Side
+) -> tuple[Arrays, list[str]]:
+    """Convert what fits, into fresh memory, and list what does not."""
+    converted: Arrays = {}
+    misshapen: list[str] = []
+    for name, (rule, other) in pairs.items():
+        try:
+            converted[other] = np.array(rule.convert(arrays[name], source), order="C", copy=True)
+        except ValueError as error:
+            misshapen.append(f"{printable(name)}: {error}")
+    return converted, misshapen
+
+
+def _names_of(rule: Rule, side: Side) -> tuple[str, ...]:
+    return rule.torch_names if side == "torch" else rule.flax_names
+
+
+def as_rules(rules: Rules | Iterable[Rule]) -> Rules:
+    """Return rules as a set that has proved itself a bijection."""
+    return rules if isinstance(rules, Rules) else Rules(rules)
+
+
+def _scopes(template: str) -> list[str]:
+    """Return a name up to each of its placeholders, "" first: the repeated blocks that it stands in."""
+    return ["", *(template[: match.end()] for match in PLACEHOLDER.finditer(template))]
+
+
+def _overlap(one: str, two: str) -> bool:
+    """Tell whether some name falls under both templates, which differ in numbers and placeholders alone."""
+    pairs = zip(_NUMBER.findall(one), _NUMBER.findall(two), strict=True)
+    return all(a == b or (a[0] == "{" and b[0] == "{") or (a + b).count("{") == 1 for a, b in pairs)
+
+
+def _fill(template: str, values: Mapping[str, str]) -> str:
+    return PLACEHOLDER.sub(lambda match: values[match[1]], template)
+
+
+def _compile(template: str) -> tuple[list[str], re.Pattern[str]]:
+    keys: list[str] = []
+    expression = ""
+    position = 0
+    for match in PLACEHOLDER.finditer(template):
+        expression += re.escape(template[position : match.start()]) + _INDEX
+        keys.append(match[1])
+        position = match.end()
+    return keys, re.compile(expression + re.escape(template[position:]))

@@ -1,0 +1,1 @@
+"""The language that kernels are written in, and how it becomes machine code."""

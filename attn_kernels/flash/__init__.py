@@ -1,0 +1,1 @@
+"""FlashAttention by blocks of queries, forward and backward, and its parts."""

@@ -1,0 +1,97 @@
+"""Parts of arrays that the kernels work on: where they lie, and which keys the queries of a block see."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+
+from .. import words
+from ..compiler.language import FLOAT, WORD, Array, Code, Value
+from ..compiler.processor import LANES
+
+KEYS = 96
+"""Keys whose scores are computed at once: with queries and values, what the nearest cache holds."""
+
+_LINE = 64
+
+
+def job_at(code: Code, address: Value) -> Array:
+    """Return the words of a job."""
+    return Array(code, address, WORD)
+
+
+class Sizes(NamedTuple):
+    """The sizes of a call."""
+
+    heads: Value
+    key_heads: Value
+    queries: Value
+    keys: Value
+    depth: Value
+    value_depth: Value
+    registers: Value
+    """Those that hold the channels of a query or key; ``width`` is what they have room for."""
+    value_registers: Value
+    width: Value
+    value_width: Value
+
+
+def sizes_of(job: Array) -> Sizes:
+    """Return the sizes of a call."""
+    names = (words.HEADS, words.KEY_HEADS, words.QUERIES, words.KEYS, words.DEPTH, words.VALUE_DEPTH)
+    *others, depth, value_depth = (job[name] for name in names)
+    registers, value_registers = ((channels + (LANES - 1)) // LANES for channels in (depth, value_depth))
+    return Sizes(*others, depth, value_depth, registers, value_registers, registers * LANES, value_registers * LANES)
+
+
+class Numbers(NamedTuple):
+    """What the arrays of a call hold."""
+
+    kind: Value
+    bytes: Value
+    scale: Value
+
+
+def numbers_of(job: Array) -> Numbers:
+    """Return the kind of the arrays' numbers, the bytes of one, and the scale of the scores."""
+    size = job.code.choose(job[words.KIND] == words.KINDS["float32"], 4, 2)
+    return Numbers(job[words.KIND], size, float_in(job, words.SCALE))
+
+
+def float_in(job: Array, word: int) -> Value:
+    """Return as float32 the number whose bits as float64 are a word."""
+    return Value(job.code, job.code.builder.fptrunc(job[word].bits_as(ir.DoubleType()).ir, FLOAT))
+
+
+def partition(code: Code, memory: Any, counts: list[Any]) -> list[Array]:
+    """Return arrays of so many numbers in some memory, each at the beginning of a line of the cache."""
+    arrays, end = [], code.value(memory)
+    for count in counts:
+        arrays.append(Array(code, (end + (_LINE - 1)) // _LINE * _LINE, count=code.value(count)))
+        end = arrays[-1].at(count)
+    return arrays
+
+
+def room_for(code: Code, counts: list[Any]) -> Value:
+    """Return the bytes of memory in which there is room for so many numbers each, wherever it begins."""
+    last = partition(code, _LINE, counts)[-1]
+    return last.at(last.count)
+
+
+def seen_by(job: Array, query: Value) -> tuple[Value, Value]:
+    """Return the first key that a query sees, and the one after the last."""
+    code, n_queries, n_keys, bounds = job.code, job[words.QUERIES], job[words.KEYS], job[words.BOUNDS]
+    places = code.variable(0), code.variable(n_keys)
+    with code.when(bounds != 0):
+        of_queries, here = Array(code, bounds, WORD), code.least(query, n_queries - 1)
+        for place, at in zip(places, (here, here + n_queries), strict=True):
+            place.set(code.largest(code.least(of_queries[at], n_keys), 0))
+    start, end = (place.get() for place in places)
+    return start, end
+
+
+def seen_by_block(job: Array, first: Value, count: Value) -> tuple[Value, Value]:
+    """Return the first key that some of the queries see, and the one after the last that some do."""
+    start, end = seen_by(job, first)[0], seen_by(job, first + count - 1)[1]  # neither goes back
+    return start, job.code.largest(start, end)

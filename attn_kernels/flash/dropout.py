@@ -1,0 +1,56 @@
+"""Which weights dropout keeps: those that ``jax.random.bernoulli`` over ``(B, H, T, S)`` keeps.
+
+Partitionable Threefry draws a number from its place alone (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+3", 2011), so a block needs nothing but its own places.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from .. import words
+from ..compiler.language import Code, Value, routine
+from ..compiler.processor import LANES
+from .blocks import float_in, job_at
+from .softmax import QUERIES, registers
+
+_INT = ir.IntType(32)
+
+_TURNS = ((13, 15, 26, 6), (17, 29, 16, 24))
+"""Bits that a word is turned by in each round, for even and odd groups of four."""
+
+
+def threefry(keys: tuple[Value, Value], high: Value, low: Value) -> Value:
+    """Return 32 random bits of each place: both words of Threefry 2x32 with 20 rounds, one exclusive or the other."""
+    schedule = (*keys, keys[0] ^ keys[1] ^ 0x1BD11BDA)
+    one, two = high + schedule[0], low + schedule[1]
+    for group in range(5):
+        for turn in _TURNS[group % 2]:
+            one = one + two
+            two = one ^ ((two << turn) | (two >> (32 - turn)))
+        one = one + schedule[(group + 1) % 3]
+        two = two + schedule[(group + 2) % 3] + (group + 1)
+    return one ^ two
+
+
+@routine
+def draw(code: Code, address: Value, head: Value, factors: Value, first: Value, start: Value, held: Value) -> None:
+    """Write the factors of the weights of `held` keys from `start` on and of the queries from `first` on.
+
+    `address` is that of the job, and `head` counts the heads of all sequences.
+    """
+    job = job_at(code, address)
+    of_batch, n_keys = job[words.BATCH] * job[words.HEADS], job[words.KEYS]
+    seed = job[words.SEED] + 8 * (head // of_batch)
+    keys = tuple(code.vector(code.load(seed + 4 * word, _INT), LANES) for word in range(2))
+    below = code.vector(job[words.KEPT].low_bits(_INT), LANES)
+    factor = code.vector(float_in(job, words.FACTOR), LANES)
+    row = ((head % of_batch) * job[words.QUERIES] + first) * n_keys + start
+    between = code.places(LANES) * code.vector(n_keys, LANES)
+    with registers(code) as lanes:
+        places = [between + code.vector(row + lane // 4 * n_keys, LANES) for lane in lanes]
+        with code.loop(0, held) as j:
+            for lane, place in zip(lanes, places, strict=True):
+                at = place + code.vector(j, LANES)
+                bits = threefry(keys, (at >> 32).low_bits(_INT), at.low_bits(_INT)) >> 9
+                code.store(code.choose(bits < below, factor, 0.0), factors + lane + 4 * QUERIES * j)

@@ -1,0 +1,130 @@
+"""The softmax of a block of scores, forward and backward, with the queries in the lanes of the registers.
+
+Scores have the keys in rows of `QUERIES`; what belongs to a query lies in an array of its own of as many numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from llvmlite import ir
+
+from ..compiler.language import FLOAT, Code, Value, routine
+from ..compiler.processor import LANES
+from ..vectors.exponentials import exp, tanh
+
+QUERIES = 64
+"""Queries that go through the keys together: a whole number of registers on every processor."""
+
+TOGETHER = 4
+"""Registers worked on at once, as each waits for what it computed just before."""
+
+PART = 12
+"""Rows whose sum is put together before it is added: the rounding error of a sum grows with the root of its length."""
+
+_ROW = 4 * QUERIES
+
+_VECTOR = ir.VectorType(FLOAT, LANES)
+
+
+@contextmanager
+def registers(code: Code) -> Iterator[list[Value]]:
+    """Write what is done for all queries, `TOGETHER` registers at a time, whose offsets it is given."""
+    register = 4 * LANES
+    with code.loop(0, _ROW, TOGETHER * register) as lane:
+        yield [lane + register * v for v in range(TOGETHER)]
+
+
+def _sums(code: Code, count: Value, add: Callable[[int, Value, Value], Value]) -> list[Value]:
+    """Return the sums over rows of what each register adds, `PART` rows at a time.
+
+    `add` is given which register, the offset of a row, and the sum so far.
+    """
+    zero, end = code.vector(0.0, LANES), count * _ROW
+    totals = [code.variable(zero) for _ in range(TOGETHER)]
+    with code.loop(0, end, PART * _ROW) as start:
+        parts = [code.variable(zero) for _ in range(TOGETHER)]
+        with code.loop(start, code.least(start + PART * _ROW, end), _ROW) as row:
+            for v, part in enumerate(parts):
+                part.set(add(v, row, part.get()))
+        for total, part in zip(totals, parts, strict=True):
+            total.set(total.get() + part.get())
+    return [total.get() for total in totals]
+
+
+@routine
+def weigh(code: Code, scores: Value, tops: Value, sums: Value, shrink: Value, count: Value) -> None:
+    """Turn `count` rows of scores into weights under the largest score so far, and add them to the sums.
+
+    `shrink` becomes the factor of what was weighed under an older largest score. A NaN stays one in the weights.
+    """
+    with registers(code) as lanes:
+        old = [code.load(tops + lane, _VECTOR) for lane in lanes]
+        new = [code.variable(top) for top in old]
+        with code.loop(0, count * _ROW, _ROW) as row:
+            for lane, top in zip(lanes, new, strict=True):
+                top.set(code.largest(code.load(scores + lane + row, _VECTOR), top.get()))
+        safe = [code.choose(top.get() > float("-inf"), top.get(), 0.0) for top in new]
+
+        def add(v: int, row: Value, total: Value) -> Value:
+            place = scores + lanes[v] + row
+            weight = exp(code.load(place, _VECTOR) - safe[v])
+            code.store(weight, place)
+            return total + weight
+
+        for lane, top, before, now, total in zip(lanes, new, old, safe, _sums(code, count, add), strict=True):
+            factor = exp(before - now)
+            code.store(code.times_plus(code.load(sums + lane, _VECTOR), factor, total), sums + lane)
+            code.store(factor, shrink + lane)
+            code.store(top.get(), tops + lane)
+
+
+@routine
+def weigh_again(code: Code, scores: Value, d_weights: Value, tops: Value, slopes: Value, count: Value) -> None:
+    """Turn `count` rows of scores into weights under a known shift, and add weights times `d_weights` to `slopes`."""
+    with registers(code) as lanes:
+        known = [code.load(tops + lane, _VECTOR) for lane in lanes]
+
+        def add(v: int, row: Value, total: Value) -> Value:
+            place = scores + lanes[v] + row
+            weight = exp(code.load(place, _VECTOR) - known[v])
+            code.store(weight, place)
+            return code.times_plus(weight, code.load(d_weights + lanes[v] + row, _VECTOR), total)
+
+        for lane, total in zip(lanes, _sums(code, count, add), strict=True):
+            code.store(code.load(slopes + lane, _VECTOR) + total, slopes + lane)
+
+
+@routine
+def differentiate(code: Code, weights: Value, d_weights: Value, slopes: Value, count: Value) -> None:
+    """Turn `count` rows of the gradients of weights into those of scores: ``weights * (d_weights - slopes)``."""
+    with registers(code) as lanes:
+        known = [code.load(slopes + lane, _VECTOR) for lane in lanes]
+        with code.loop(0, count * _ROW, _ROW) as row:
+            for lane, slope in zip(lanes, known, strict=True):
+                place = d_weights + lane + row
+                weight = code.load(weights + lane + row, _VECTOR)
+                code.store(weight * (code.load(place, _VECTOR) - slope), place)
+
+
+@routine
+def cap(code: Code, scores: Value, softcap: Value, slopes: Value, count: Value, *, differentiates: bool) -> None:
+    """Turn `count` rows of scores into ``softcap * tanh(scores / softcap)``; `slopes` become the derivative."""
+    with registers(code) as lanes:
+        bound, inverse = (code.vector(number, LANES) for number in (softcap, 1.0 / softcap))
+        with code.loop(0, count * _ROW, _ROW) as row:
+            for lane in lanes:
+                capped = tanh(code.load(scores + lane + row, _VECTOR) * inverse)
+                code.store(capped * bound, scores + lane + row)
+                if differentiates:
+                    code.store(1.0 - capped * capped, slopes + lane + row)
+
+
+@routine
+def multiply(code: Code, factors: Value, out: Value, count: Value) -> None:
+    """Multiply `count` rows by others."""
+    with registers(code) as lanes, code.loop(0, count * _ROW, _ROW) as row:
+        for lane in lanes:
+            place = out + lane + row
+            code.store(code.load(place, _VECTOR) * code.load(factors + lane + row, _VECTOR), place)

@@ -1,0 +1,56 @@
+"""Squares of numbers that are turned in the registers: rows in memory, where those of scores are columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llvmlite import ir
+
+from ..compiler.language import FLOAT, Array, Code, Value, routine
+from ..compiler.processor import LANES
+from .softmax import QUERIES
+
+
+def turned(code: Code, rows: list[Value]) -> list[Value]:
+    """Return the columns of a square, `LANES` registers of as many numbers."""
+    rows, step = list(rows), 1
+    while step < LANES:  # squares within squares: what lies above a diagonal changes places with what lies below
+        low = [place if not place & step else LANES + place - step for place in range(LANES)]
+        high = [place + step if not place & step else LANES + place for place in range(LANES)]
+        for r in range(LANES):
+            if not r & step:
+                one, two = rows[r], rows[r + step]
+                rows[r], rows[r + step] = code.shuffle(one, two, low), code.shuffle(one, two, high)
+        step *= 2
+    return rows
+
+
+def over_tiles(
+    code: Code,
+    rows: Value,
+    columns: Value,
+    square: Callable[[Value, Value], None],
+    single: Callable[[Value, Value], None],
+) -> None:
+    """Write what is done for each square of `LANES` rows and columns from some on, and for each place beyond those."""
+    of_rows, of_columns = (count // LANES * LANES for count in (rows, columns))
+    with code.loop(0, of_rows, LANES) as r, code.loop(0, of_columns, LANES) as c:
+        square(r, c)
+    with code.loop(0, rows) as r, code.loop(code.choose(r < of_rows, of_columns, 0), columns) as c:
+        single(r, c)
+
+
+@routine
+def transpose(code: Code, rows: Value, columns: Value, width: Value, out: Value) -> None:
+    """Fill `out` with the first `columns` columns of `QUERIES` rows, each a row of it."""
+    source, target, vector = Array(code, rows), Array(code, out), ir.VectorType(FLOAT, LANES)
+
+    def square(c: Value, r: Value) -> None:
+        lines = [code.load(source.at((r + line) * width + c), vector) for line in range(LANES)]
+        for line, column in enumerate(turned(code, lines)):
+            code.store(column, target.at((c + line) * QUERIES + r))
+
+    def single(c: Value, r: Value) -> None:
+        target[c * QUERIES + r] = source[r * width + c]
+
+    over_tiles(code, columns, code.value(QUERIES), square, single)

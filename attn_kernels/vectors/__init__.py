@@ -1,0 +1,1 @@
+"""Building blocks of kernels: memory read by address, exponentials of vectors, matrix products."""

@@ -1,0 +1,97 @@
+"""Numbers read and written by address, as XLA hands memory over: float32, bfloat16 and float16, computed as float32.
+
+Addresses count bytes, sizes and strides numbers. The kinds are `words.KINDS`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from .. import words
+from ..compiler.language import FLOAT, Array, Code, Value, like, routine
+from ..compiler.processor import LANES
+
+_SHORT, _INT = ir.IntType(16), ir.IntType(32)
+_STORED = {"float32": FLOAT, "bfloat16": _SHORT, "float16": ir.HalfType()}
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def _widened(kind: str, value: Value) -> Value:
+    """Return numbers of a kind as float32."""
+    build, wide = value.code.builder, like(value.type, FLOAT)
+    if kind == "bfloat16":
+        return (Value(value.code, build.zext(value.ir, like(value.type, _INT))) << 16).bits_as(wide)
+    return value if kind == "float32" else Value(value.code, build.fpext(value.ir, wide))
+
+
+def _narrowed(kind: str, value: Value) -> Value:
+    """Return numbers of float32 as another kind, rounded to the nearest, ties to even."""
+    code, stored = value.code, like(value.type, _STORED[kind])
+    if kind != "bfloat16":
+        return value if kind == "float32" else Value(code, code.builder.fptrunc(value.ir, stored))
+    bits = value.bits_as(like(value.type, _INT))
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    quiet = bits | 0x400000
+    return Value(code, code.builder.trunc((code.choose(value != value, quiet, rounded) >> 16).ir, stored))
+
+
+@routine
+def copy(
+    code: Code, source: Value, count: Value, factor: Value, target: Value, *, to: str, of: str = "float32"
+) -> None:
+    """Copy so many numbers, times a factor, from one kind to another; one of the two is float32."""
+
+    def some(start: Value, factor: Value, lanes: int) -> None:
+        kind = _STORED[of] if lanes == 1 else ir.VectorType(_STORED[of], lanes)
+        value = _widened(of, code.load(source + _BYTES[of] * start, kind, align=2)) * factor
+        code.store(_narrowed(to, value), target + _BYTES[to] * start, align=2)
+
+    whole, factors = count // LANES * LANES, code.vector(factor, LANES)
+    with code.loop(0, whole, LANES) as start:
+        some(start, factors, LANES)
+    with code.loop(whole, count) as start:
+        some(start, factor, 1)
+
+
+@routine
+def read_rows(
+    code: Code,
+    source: Value,
+    stride: Value,
+    rows: Value,
+    columns: Value,
+    kind: Value,
+    factor: Value,
+    target: Value,
+    width: Value,
+    size: Value,
+) -> None:
+    """Fill an array with `rows` rows of `columns` numbers of a kind times a factor, each row `width` long in it.
+
+    What of its `size` numbers lies beyond them, to the right and below, becomes 0.
+    """
+    for name, number in words.KINDS.items():
+        with code.when(kind == number), code.loop(0, rows) as r:
+            copy(
+                code, source + _BYTES[name] * r * stride, columns, factor, target + 4 * r * width, of=name, to="float32"
+            )
+    with code.loop(0, rows) as r:
+        fill(code, target + 4 * (r * width + columns), width - columns, 0.0)
+    fill(code, target + 4 * rows * width, size - rows * width, 0.0)
+
+
+def write_row(code: Code, source: Value, count: Value, factor: Any, target: Value, kind: Value) -> None:
+    """Write so many numbers of float32 times a factor as a kind."""
+    for name, number in words.KINDS.items():
+        with code.when(kind == number):
+            copy(code, source, count, factor, target, to=name)
+
+
+@routine
+def fill(code: Code, target: Value, count: Value, number: Value) -> None:
+    """Write a number so many times."""
+    array = Array(code, target)
+    with code.loop(0, count) as i:
+        array[i] = number

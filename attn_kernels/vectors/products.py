@@ -1,0 +1,81 @@
+"""Matrix products of float32 whose sums stay in the processor's registers.
+
+A tile of the result, `ROWS` rows of a few registers each, is held while the products along the depth are added to it:
+each step loads one row of the right side and one number per row of the left.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from ..compiler.language import FLOAT, Code, Value, routine
+from ..compiler.processor import LANES, ROWS, VECTORS
+
+_VECTOR = ir.VectorType(FLOAT, LANES)
+_REGISTER = 4 * LANES
+
+
+@routine
+def _columns(
+    code: Code,
+    left: Value,
+    row: Value,
+    step: Value,
+    right: Value,
+    width: Value,
+    out: Value,
+    line: Value,
+    rows: Value,
+    depth: Value,
+    *,
+    vectors: int,
+    adds: bool,
+) -> None:
+    """Compute all rows of a few registers' columns, into memory or added to what lies there."""
+    with code.loop(0, rows, ROWS) as first:
+        zero = code.vector(0.0, LANES)
+        sums = [[code.variable(zero) for _ in range(vectors)] for _ in range(ROWS)]
+        of_rows = [4 * r * row for r in range(ROWS)]
+        a, b = code.variable(left + 4 * first * row), code.variable(right)
+        with code.loop(0, depth):
+            b_row = [code.load(b.get() + _REGISTER * v, _VECTOR) for v in range(vectors)]
+            for of_row, offset in zip(sums, of_rows, strict=True):
+                number = code.vector(code.load(a.get() + offset, FLOAT), LANES)
+                for total, vector in zip(of_row, b_row, strict=True):
+                    total.set(code.times_plus(number, vector, total.get()))
+            a.set(a.get() + 4 * step)
+            b.set(b.get() + 4 * width)
+        for r, of_row in enumerate(sums):
+            for v, total in enumerate(of_row):
+                place = out + 4 * (first + r) * line + _REGISTER * v
+                code.store(code.load(place, _VECTOR) + total.get() if adds else total.get(), place)
+
+
+@routine
+def product(
+    code: Code,
+    left: Value,
+    row: Value,
+    step: Value,
+    right: Value,
+    width: Value,
+    out: Value,
+    line: Value,
+    rows: Value,
+    registers: Value,
+    depth: Value,
+    *,
+    adds: bool,
+) -> None:
+    """Compute ``out[r, c] = sum_k left[r, k] * right[k, c]`` for `registers` times `LANES` columns.
+
+    ``left[r, k]`` lies at ``left + 4 * (r * row + k * step)``, rows of `right` are `width` apart, and
+    those of `out` `line`. As many rows are written as fill the tiles. With `adds` the product is added to what lies in
+    `out`; without, `registers` is a multiple of `VECTORS`.
+    """
+    done = code.value(0)
+    for vectors in sorted({VECTORS, 2, 1}, reverse=True) if adds else [VECTORS]:
+        end = done + (registers - done) // vectors * vectors
+        with code.loop(done * _REGISTER, end * _REGISTER, vectors * _REGISTER) as at:
+            _columns(code, left, row, step, right + at, width, out + at, line, rows, depth, vectors=vectors, adds=adds)
+        done = end

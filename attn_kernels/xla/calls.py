@@ -1,0 +1,146 @@
+"""What happens when XLA calls a kernel, and how its threads share the work.
+
+A call becomes a job: a block of words that all threads work from, each taking the next task until none is left.
+The thread that XLA called on works along, and returns when all tasks are done; a thread that starts later than that
+finds nothing to do, and the last to look at a job gives its memory back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from typing import Any
+
+from llvmlite import ir
+
+from .. import words
+from ..compiler import compiling
+from ..compiler.language import WORD, Array, Code, Value, function
+from ..flash import backward as flash_backward
+from ..flash import forward as flash_forward
+from ..flash.blocks import job_at
+from ..flash.softmax import QUERIES
+from .interface import (
+    ARGUMENTS,
+    ARRAY_DATA,
+    ATTRIBUTES,
+    BUFFER_DATA,
+    COUNT_OF_ARGUMENTS,
+    RESULTS,
+    Xla,
+    answer_a_question,
+    count_sequences,
+    word_at,
+)
+
+_TASKS_PER_THREAD = 4
+"""Tasks that a thread should find at least, as they are not all of one length."""
+
+
+def forward() -> Any:
+    """Return the function that XLA calls for attention forward, compiled."""
+    with _COMPILING:
+        return _compiled(flash_forward)
+
+
+def backward() -> Any:
+    """Return the function that XLA calls for the gradients of attention, compiled."""
+    with _COMPILING:
+        return _compiled(flash_backward)
+
+
+_COMPILING = threading.Lock()
+"""Threads that begin together would each compile."""
+
+
+@functools.cache
+def _compiled(kernel: Any) -> Any:
+    module = compiling.module(kernel.NAME)
+    worker = function(module, f"{kernel.NAME}_task", [WORD], WORD)
+    worker.linkage = "internal"
+    _write_worker(Code(worker), kernel)
+    _write_answer(Code(function(module, kernel.NAME, [WORD], WORD)), kernel, worker)
+    return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(compiling.address_of(module, kernel.NAME))
+
+
+def _write_worker(code: Code, kernel: Any) -> None:
+    """Write what a thread does that works on a job: tasks of a kernel, as long as there are some that nobody took."""
+    job = job_at(code, code.arguments[0])
+    memory = job[words.MEMORY] + job[words.ROOM] * code.fetch_and_add(job.at(words.WORKERS), 1)
+    with code.repeat() as leave_if:
+        task = code.fetch_and_add(job.at(words.NEXT), 1)
+        leave_if(task >= job[words.TASKS])
+        kernel.run(code, job, task, memory)
+        code.fetch_and_add(job.at(words.DONE), 1)
+    _release(job)
+    code.give_back(0)
+
+
+def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
+    """Write what a thread does that XLA calls on."""
+    frame = code.arguments[0]
+    answer_a_question(code, frame)
+    xla = Xla(frame)
+    job = job_at(code, code.call("malloc", 8 * words.END, returns=WORD))
+    with code.when(job.address == 0):
+        code.give_back(xla.no_memory())
+    sequences = _begin(frame, job, kernel.ARRAYS)
+    threads = code.largest(xla.count_threads(), 1)
+    heads, parts = (
+        sequences // job[words.SPAN] * job[words.HEADS if kernel.PER_HEAD else words.KEY_HEADS],
+        code.value(1),
+    )
+    if kernel.PER_HEAD:
+        blocks = (job[words.QUERIES] + (QUERIES - 1)) // QUERIES
+        wanted = (threads * _TASKS_PER_THREAD + heads - 1) // heads
+        parts = code.least(blocks, code.largest(wanted, 1))
+    tasks, room = heads * parts, kernel.room(job)
+    job[words.PARTS], job[words.TASKS], job[words.ROOM] = parts, tasks, room
+    helpers = code.largest(code.least(threads, tasks) - 1, 0)
+    memory = code.call("malloc", room * (helpers + 1), returns=WORD)
+    with code.when(memory == 0):
+        code.call("free", job)
+        code.give_back(xla.no_memory())
+    job[words.MEMORY] = memory
+    # One more than will look at it: this thread, which still waits for the others when it has worked on it.
+    job[words.HOLDERS] = helpers + 2
+    with code.loop(0, helpers), code.when(xla.schedule(code.address_of(worker), job)):
+        # No thread is to be had: this one does it all.
+        code.fetch_and_add(job.at(words.HOLDERS), -1)
+    code.call(code.address_of(worker), job, returns=WORD)
+    with code.repeat() as leave_if:
+        leave_if(code.fetch_and_add(job.at(words.DONE), 0) >= tasks)
+        code.call("sched_yield")
+    code.call("free", memory)
+    _release(job)
+    code.give_back(0)
+
+
+def _begin(frame: Value, job: Array, arrays: tuple[int, ...]) -> Value:
+    """Fill in the job of a call, its shape and where its arrays are, and return how many sequences there are."""
+    code = frame.code
+    with code.loop(0, words.END) as word:
+        job[word] = 0
+    shape = Array(code, word_at(word_at(word_at(frame + ATTRIBUTES)) + ARRAY_DATA), WORD)
+    with code.loop(0, words.SHAPE_END) as word:
+        job[word] = shape[word]
+    job[words.BOUNDS] = code.choose(job[words.BOUNDED] != 0, shape.at(words.SHAPE_END), 0)
+    arguments, results = (Array(code, word_at(frame + place), WORD) for place in (ARGUMENTS, RESULTS))
+    given = word_at(frame + COUNT_OF_ARGUMENTS)
+    for flag, word in reversed(words.OPTIONAL.values()):
+        given = given - job[flag]
+        with code.when(job[flag] != 0):
+            job[word] = word_at(arguments[given] + BUFFER_DATA)
+    for place, word in enumerate(arrays):
+        at = code.choose(given > place, arguments.at(place), results.at(0) + (place - given) * 8)
+        job[word] = word_at(word_at(at) + BUFFER_DATA)
+    with code.when(job[words.D_BIASED] != 0):
+        job[words.D_BIAS] = word_at(results[len(arrays) - given] + BUFFER_DATA)
+    return count_sequences(arguments[0])
+
+
+def _release(job: Array) -> None:
+    code = job.code
+    with code.when(code.fetch_and_add(job.at(words.HOLDERS), -1) == 1):
+        code.call("free", job)

@@ -1,0 +1,96 @@
+"""XLA's C interface for functions that it calls, `xla/ffi/api/c_api.h`: what lies where in memory, and how to ask."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+from llvmlite import ir
+
+from ..compiler.language import WORD, Array, Code, Value
+
+MAJOR, MINOR = 0, 3
+_found = re.findall(r"define XLA_FFI_API_M..OR (\d+)", Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h").read_text())
+if _found != [str(MAJOR), str(MINOR)]:
+    raise ImportError(f"they know version {MAJOR}.{MINOR} of XLA's interface, and this one is {'.'.join(_found)}")
+
+# Words of XLA_FFI_CallFrame, XLA_FFI_Buffer, XLA_FFI_Api, as bytes from their start.
+EXTENSION, API, CONTEXT = 8, 16, 24
+ARGUMENTS, RESULTS, ATTRIBUTES = 72, 112, 160
+BUFFER_DATA, BUFFER_RANK, BUFFER_SIZES, ARRAY_DATA = 24, 32, 40, 16
+_MAKE_ERROR, _DESTROY_ERROR, _SCHEDULE, _COUNT_THREADS = 48, 64, 136, 144
+COUNT_OF_ARGUMENTS = 56
+_METADATA_OF_EXTENSION, _VERSION_OF_METADATA = 24, 24
+
+_RESOURCE_EXHAUSTED = 8
+NO_MEMORY = "attention found no memory to work in"
+
+
+def word_at(address: Value) -> Value:
+    """Return the word that lies at an address."""
+    return address.code.load(address, WORD)
+
+
+def _text(code: Code, message: str) -> Value:
+    """Return the address of a text."""
+    letters = bytearray(message.encode() + b"\0")
+    constant = ir.Constant(ir.ArrayType(ir.IntType(8), len(letters)), letters)
+    variable = ir.GlobalVariable(code.module, constant.type, code.module.get_unique_name("text"))
+    variable.linkage, variable.global_constant, variable.initializer = "internal", True, constant
+    return code.address_of(variable)
+
+
+class Xla:
+    """XLA's functions, as the one that it calls may call them."""
+
+    def __init__(self, frame: Value):
+        code = frame.code
+        self._api, self._context = word_at(frame + API), word_at(frame + CONTEXT)
+        self._arguments, self._answer = code.stack(5), code.stack(1)
+        self._no_memory = _text(code, NO_MEMORY)
+
+    def _ask(self, function: int, size: int, one: Any, two: Any = 0, three: Any = 0) -> Value:
+        """Call a function with a structure of up to three words; return its error, 0 for none."""
+        for place, value in enumerate((size, 0, one, two, three)):
+            self._arguments[place] = value
+        return self._api.code.call(word_at(self._api + function), self._arguments, returns=WORD)
+
+    def count_threads(self) -> Value:
+        """Return how many threads it has, 0 where it does not say."""
+        self._answer[0] = 0
+        self._forget(self._ask(_COUNT_THREADS, 32, self._context, self._answer))
+        return self._answer[0]
+
+    def schedule(self, worker: Value, job: Array) -> Value:
+        """Have another thread call a function with a job; return whether there is none to be had."""
+        return self._forget(self._ask(_SCHEDULE, 40, self._context, worker, job))
+
+    def no_memory(self) -> Value:
+        """Return the error that there is no memory."""
+        return self._ask(_MAKE_ERROR, 28, self._no_memory, _RESOURCE_EXHAUSTED)
+
+    def _forget(self, error: Value) -> Value:
+        failed = error != 0
+        with error.code.when(failed):
+            self._ask(_DESTROY_ERROR, 24, error)
+        return failed
+
+
+def count_sequences(buffer: Value) -> Value:
+    """Return the product of all sizes of a buffer but the last three."""
+    code, sizes = buffer.code, Array(buffer.code, word_at(buffer + BUFFER_SIZES), WORD)
+    total = code.variable(1)
+    with code.loop(0, word_at(buffer + BUFFER_RANK) - 3) as axis:
+        total.set(total.get() * sizes[axis])
+    return total.get()
+
+
+def answer_a_question(code: Code, frame: Value) -> None:
+    """Return from the function where XLA only asks which version of its interface the kernel was made for."""
+    extension = word_at(frame + EXTENSION)
+    with code.when(extension != 0):
+        version = word_at(extension + _METADATA_OF_EXTENSION) + _VERSION_OF_METADATA
+        code.store(code.value(MAJOR + (MINOR << 32)), version)
+        code.give_back(0)

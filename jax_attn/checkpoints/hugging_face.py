@@ -1,0 +1,68 @@
+"""Attention layers of `transformers` models in Flax, from a config.json and the layer's arrays, and back.
+
+The twin is `torch_attn.checkpoints.hugging_face`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from attn_bridge import backends
+from attn_bridge.models import families
+from attn_bridge.weights import flax_to_torch, torch_to_flax
+
+
+def from_hf(config: Mapping[str, Any], layer: int, state: Mapping[str, np.ndarray[Any, Any]]) -> nnx.Module:
+    """Return the attention of one layer, in eval mode, in the dtype of its arrays.
+
+    Args:
+        config: the model's ``config.json`` as a dict; keys that it leaves out take the defaults of `transformers`.
+        layer: index of the layer, from 0.
+        state: the layer's attention arrays under their Hugging Face names, below any prefix or none.
+
+    Returns:
+        A module of ours, such as `GroupedQueryAttention`, with ``module.config``.
+
+    Raises:
+        TypeError: a value of the wrong type, or a dtype that the framework lacks or would narrow.
+        ValueError: a ``model_type`` that is not known, or a value that does not fit.
+        WeightsMismatchError: (a ValueError) missing, unexpected and misshapen tensors, all of them.
+    """
+    attention = families.find_layer(config, layer)
+    arrays = attention.to_ours(state)
+    backend = backends.load("flax")
+    dtype = next(iter(arrays.values())).dtype.name
+    module: nnx.Module = backend.build_blank(attention.variant, attention.config, dtype)
+    backend.set_weights(module, torch_to_flax(arrays, attention.config.rules()))
+    return module
+
+
+def to_hf(
+    config: Mapping[str, Any],
+    layer: int,
+    module: nnx.Module,
+    *,
+    library: str | None = None,
+    prefix: str | None = None,
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the arrays of a layer's attention under their Hugging Face names.
+
+    Args:
+        config: the model's ``config.json`` as a dict.
+        layer: index of the layer, from 0.
+        module: its attention, as `from_hf` makes it.
+        library: another library whose names and shapes it should be, such as ``meta`` for Llama; None is
+            `transformers`.
+        prefix: what to put in front of the names; None takes that of `transformers`, ``""`` none.
+
+    Raises:
+        ValueError: a ``model_type`` or `library` that is not known, or a value that does not fit.
+        WeightsMismatchError: (a ValueError) the module's tensors are not those of the layer.
+    """
+    attention = families.find_layer(config, layer)
+    arrays = flax_to_torch(backends.load("flax").get_weights(module), attention.config.rules())
+    return attention.to_theirs(arrays, library=library, prefix=prefix)

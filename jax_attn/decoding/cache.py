@@ -1,0 +1,383 @@
+"""What decoding keeps of the tokens before: their keys and values, in slots filled from the left.
+
+The twin is `torch_attn.decoding.cache`. A cache is a pytree of fixed shapes, and methods return a new one: a jit
+compiles one program for all steps and, if the old cache is donated, writes in place. All rows of a batch use the same
+slots: shorter rows are padded, and what hides their padding is remembered. Letters: B batch, T new tokens, S slots, K
+key/value heads, D width of a key, Dv of a value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int
+
+from attn_bridge import validation
+from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full
+
+from .. import functional, implementations
+from . import running
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class View:
+    """What new queries attend to: the arguments of `functional.dot_product_attention`, and where the keys stand.
+
+    Attributes:
+        key: ``(B, S, K, D)``.
+        value: ``(B, S, K, Dv)``.
+        mask: which of the new queries sees which of these keys.
+        positions: ``(B, S)``, the positions of these keys.
+    """
+
+    key: Float[Array, "B S K D"]
+    value: Float[Array, "B S K Dv"]
+    mask: Mask
+    positions: Int[Array, "B S"]
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["key", "value", "positions", "visible", "length"],
+    meta_fields=["capacity", "rolling"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class KeyValueCache:
+    """Keys and values of the tokens so far.
+
+    Attributes:
+        key: ``(B, S, K, D)``; S is the capacity or, of a rolling cache, the size of its window.
+        value: ``(B, S, K, Dv)``.
+        positions: ``(B, S)``, the position of each key.
+        visible: ``(B, S)`` bool, ``False`` where padding stands.
+        length: number of tokens so far.
+        capacity: most tokens that it takes.
+        rolling: whether it keeps the last S tokens only; slot ``i`` then holds a token whose number is ``i`` modulo S.
+    """
+
+    key: Float[Array, "B S K D"]
+    value: Float[Array, "B S K Dv"]
+    positions: Int[Array, "B S"]
+    visible: Bool[Array, "B S"]
+    length: Int[Array, ""]
+    capacity: int
+    rolling: bool = False
+
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,
+        capacity: int,
+        num_kv_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        rolling: int | None = None,
+        dtype: Any = None,
+    ) -> KeyValueCache:
+        """Allocate a cache without tokens.
+
+        Args:
+            batch_size: B.
+            capacity: most tokens that it takes.
+            num_kv_heads: K.
+            head_dim: D.
+            value_dim: Dv; `head_dim` by default.
+            rolling: keep the last so many tokens only, for masks that reach no further; None keeps all.
+            dtype: of keys and values.
+
+        Raises:
+            ValueError: a size below 1.
+        """
+        slots = validation.check_cache_sizes(batch_size, capacity, rolling)
+        value_dim = head_dim if value_dim is None else value_dim
+        return cls(
+            jnp.zeros((batch_size, slots, num_kv_heads, head_dim), dtype),
+            jnp.zeros((batch_size, slots, num_kv_heads, value_dim), dtype),
+            jnp.zeros((batch_size, slots), jnp.int32),
+            jnp.ones((batch_size, slots), bool),
+            jnp.zeros((), jnp.int32),
+            capacity,
+            rolling is not None,
+        )
+
+    def append(
+        self,
+        key: Float[Array, "B T K D"],
+        value: Float[Array, "B T K Dv"],
+        *,
+        mask: Mask | None = None,
+        attention_mask: Mask | Bool[Array, "..."] | None = None,
+        positions: Int[Array, "... T"] | None = None,
+        num_heads: int | None = None,
+    ) -> tuple[KeyValueCache, View]:
+        """Put new tokens behind the others.
+
+        Args:
+            key: ``(B, T, K, D)``.
+            value: ``(B, T, K, Dv)``.
+            mask: who attends to whom, by the numbers of the tokens; `causal()` by default.
+            attention_mask: ``(B, S)`` bool over all tokens so far, the new ones included (or up to the capacity, so
+                that its shape stays the same), which hides padding from now on; or what `mask` is restricted by in
+                this call: a description, or a bool array ``(B, H, T, S)``.
+            positions: ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
+            num_heads: of the queries, for the check of masks that tell heads apart; None leaves that to the attention.
+
+        Returns:
+            The new cache, and what the new tokens attend to.
+
+        Raises:
+            ValueError: more tokens than the capacity, or shapes that do not fit. A jit knows the number of tokens only
+                when it runs: it raises then, and what it computes is NaN.
+        """
+        validation.check_cached(self.key.shape, key.shape)
+        validation.check_cached(self.value.shape, value.shape)
+        key, value = key.astype(self.key.dtype), value.astype(self.value.dtype)
+        first, tokens = self.length, key.shape[1]
+        if isinstance(first, jax.core.Tracer):
+            validation.check_room(0, tokens, self.capacity)
+            key, value = self._check_room(key, value)
+        else:
+            validation.check_room(int(first), tokens, self.capacity)
+        if positions is None:
+            positions = first + jnp.arange(tokens, dtype=jnp.int32)
+        validation.check_positions(jnp.shape(positions), functional.dtype_name(positions), key.shape[0], tokens)
+        hidden, mask = self._split(causal() if mask is None else mask, attention_mask, tokens)
+        self._check_mask(mask, num_heads, tokens, None if isinstance(first, jax.core.Tracer) else int(first) + tokens)
+        positions = jnp.broadcast_to(positions, key.shape[:2]).astype(jnp.int32)
+        if self.rolling:
+            return self._roll(key, value, positions, hidden, mask)
+        cache = self._write(key, value, positions, hidden)
+        if tokens > 1 and not isinstance(first, jax.core.Tracer):
+            return cache, cache._known_view(int(first), tokens, mask)
+        return cache, cache._view(tokens, mask)
+
+    def fill(
+        self,
+        key: Float[Array, "B S K D"],
+        value: Float[Array, "B S K Dv"],
+        *,
+        attention_mask: Mask | Bool[Array, "..."] | None = None,
+    ) -> KeyValueCache:
+        """Put a context in the place of all tokens, as cross attention has it.
+
+        Args:
+            key: ``(B, S, K, D)``.
+            value: ``(B, S, K, Dv)``.
+            attention_mask: what hides padding is remembered, as `append` has it; any other mask is for the queries.
+
+        Raises:
+            ValueError: more tokens than the capacity, or shapes that do not fit.
+        """
+        validation.check_cached(self.key.shape, key.shape)
+        validation.check_cached(self.value.shape, value.shape)
+        validation.check_room(0, key.shape[1], self.capacity)
+        cache = self.trim(0)
+        hidden, _ = cache._split(full(), attention_mask, key.shape[1])
+        return cache.append(key, value, mask=full(), attention_mask=hidden)[0]
+
+    def _check_mask(self, mask: Mask, num_heads: int | None, tokens: int, length: int | None) -> None:
+        """Refuse a mask here that the attention would not: keys are picked from its columns by their numbers."""
+
+        def check(array: Array) -> None:
+            heads = num_heads or (array.shape[1] if array.ndim == 4 else 1)
+            keys = length or (min(array.shape[-1], self.capacity) if array.ndim else 1)
+            wanted = (self.key.shape[0], heads, tokens, keys)
+            validation.check_attention_mask(array.shape, functional.dtype_name(array), wanted)
+
+        mask.check_arrays(check)
+        mask.check_sizes(self.key.shape[0], length or tokens)
+
+    def _check_room(self, key: Array, value: Array) -> tuple[Array, Array]:
+        """Raise while a compiled function runs, and give it no numbers to go on with."""
+        tokens = key.shape[1]
+        fits = self.length + tokens <= self.capacity
+        refuse = functools.partial(jax.debug.callback, validation.check_room, self.length, tokens, self.capacity)
+        lax.cond(fits, lambda: None, refuse)
+        return jnp.where(fits, key, jnp.nan), jnp.where(fits, value, jnp.nan)
+
+    def _write(self, key: Array, value: Array, positions: Array, hidden: Array | None) -> KeyValueCache:
+        first, visible = self.length, self.visible
+        if hidden is not None:
+            hidden = jnp.broadcast_to(hidden, (visible.shape[0], hidden.shape[1]))
+            visible = lax.dynamic_update_slice_in_dim(visible, hidden, 0, 1)
+        return dataclasses.replace(
+            self,
+            key=lax.dynamic_update_slice_in_dim(self.key, key, first, 1),
+            value=lax.dynamic_update_slice_in_dim(self.value, value, first, 1),
+            positions=lax.dynamic_update_slice_in_dim(self.positions, positions, first, 1),
+            visible=visible,
+            length=first + key.shape[1],
+        )
+
+    def _known_view(self, first: int, tokens: int, mask: Mask) -> View:
+        """Return what the last tokens attend to, where their numbers are known: no array says who sees whom."""
+        seen = slice(min(mask.first_key(first), first), first + tokens)
+        mask = mask.offset(first, keys=seen.start).restrict(self.visible[:, seen])
+        return View(self.key[:, seen], self.value[:, seen], mask, self.positions[:, seen])
+
+    def _view(self, tokens: int, mask: Mask) -> View:
+        """Return what the last tokens attend to, whatever their numbers: all slots, or as many as a window needs.
+
+        A few queries leave out what they do not see by themselves (`implementations.few_queries`), and a part taken
+        here would cost them a copy.
+        """
+        slots, start = self.key.shape[1], jnp.int32(0)
+        held = [self.key, self.value, self.positions, self.visible]
+        span = slots if mask.reach is None else mask.reach + tokens - 1
+        if span < slots and tokens > implementations.few_queries.MOST_QUERIES:
+            start = jnp.clip(self.length - span, 0, slots - span)
+            held = [lax.dynamic_slice_in_dim(one, start, span, 1) for one in held]
+        numbers = start + jnp.arange(held[0].shape[1])
+        return _masked_view(*held, self, tokens, numbers, mask)
+
+    def _split(self, mask: Mask, attention_mask: Any, tokens: int) -> tuple[Array | None, Mask]:
+        """Return the ``(B, S)`` array that hides padding, if there is one, and the mask of this call."""
+        mask = mask.with_arrays(jnp.asarray)
+        if attention_mask is None:
+            return None, mask
+        given = as_mask(attention_mask).with_arrays(jnp.asarray)
+        if not isinstance(given, ArrayMask):
+            return None, mask.restrict(given)
+        array = given.array
+        length = None if isinstance(self.length, jax.core.Tracer) else int(self.length) + tokens
+        if array.ndim == 2:
+            shape, dtype = array.shape, functional.dtype_name(array)
+            validation.check_mask_of_cache(shape, dtype, self.key.shape[0], length, self.capacity)
+            return array, mask
+        return None, mask.restrict(array[..., :length] if array.ndim else array)
+
+    def _roll(
+        self, key: Array, value: Array, positions: Array, hidden: Array | None, mask: Mask
+    ) -> tuple[KeyValueCache, View]:
+        """Write over the oldest tokens, and return what the new ones attend to."""
+        tokens, slots, first = key.shape[1], self.key.shape[1], self.length
+        length, old_visible = first + tokens, self.visible
+        new_numbers = first + jnp.arange(tokens)
+        old_numbers = _numbers(first, slots)
+        visible = jnp.ones(key.shape[:2], bool)
+        if hidden is not None:
+            hidden = jnp.broadcast_to(hidden, (key.shape[0], hidden.shape[1]))
+            visible, old_visible = hidden[:, new_numbers], hidden[:, old_numbers]
+        held = (self.key, self.value, self.positions, old_visible)
+        new = (key, value, positions, visible)
+        at = new_numbers[-slots:] % slots
+        written = [one.at[:, at].set(part[:, -slots:]) for one, part in zip(held, new, strict=True)]
+        cache = KeyValueCache(*written, length, self.capacity, self.rolling)
+        if tokens == 1:
+            return cache, _masked_view(*written, cache, tokens, _numbers(length, slots), mask)
+        # Several new tokens may need what they write over.
+        seen = [jnp.concatenate([one, part], 1) for one, part in zip(held, new, strict=True)]
+        return cache, _masked_view(*seen, cache, tokens, jnp.concatenate([old_numbers, new_numbers]), mask)
+
+    def look(self, *, attention_mask: Mask | Bool[Array, "..."] | None = None) -> tuple[KeyValueCache, View]:
+        """Return the cache, and what queries attend to that are no tokens of it, as in cross attention: all of it.
+
+        Args:
+            attention_mask: as `append` takes it.
+
+        Raises:
+            ValueError: a cache without tokens, or a mask that does not fit. A jit knows the former when it runs: it
+                raises then, and what is attended to is NaN.
+        """
+        cache, has_context = self, self.length > 0
+        if running.is_known(self.length):
+            validation.check_has_context(bool(has_context))
+        else:
+            running.raise_unless(has_context, validation.check_has_context, has_context)
+            # One slot that everybody sees will do, and costs no copy of the others.
+            first = jnp.where(has_context, self.value[:, 0], jnp.nan)
+            cache = dataclasses.replace(self, value=self.value.at[:, 0].set(first))
+        hidden, mask = self._split(full(), attention_mask, 0)
+        if hidden is not None:
+            hidden = jnp.broadcast_to(hidden, (self.visible.shape[0], hidden.shape[1]))
+            cache = dataclasses.replace(cache, visible=lax.dynamic_update_slice_in_dim(self.visible, hidden, 0, 1))
+        held = (cache.key, cache.value, cache.positions)
+        visible = (cache.visible & (jnp.arange(self.visible.shape[1]) < self.length)) | ~has_context
+        if running.is_known(self.length):
+            *held, visible = (one[:, : int(self.length)] for one in (*held, visible))
+        return cache, View(held[0], held[1], mask.restrict(visible), held[2])
+
+    def trim(self, length: int) -> KeyValueCache:
+        """Forget all tokens but the first `length`.
+
+        Raises:
+            TypeError: `length` is no integer.
+            ValueError: `length` is below 0 or above that of the cache, or a rolling cache has forgotten what it needs.
+                A jit knows that when it runs: it raises then, and keys and values are NaN.
+        """
+        validation.check_integer("length", length)
+        slots, key, value = self.key.shape[1], self.key, self.value
+        if running.is_known(self.length, length):
+            validation.check_trim(length, int(self.length), slots, self.rolling)
+        elif not running.is_known(length) or length != 0:
+            fits = (length >= 0) & (length <= self.length)
+            if self.rolling:
+                fits = fits & ((self.length <= slots) | (length == 0) | (length == self.length))
+            check = functools.partial(validation.check_trim, slots=slots, rolling=self.rolling)
+            running.raise_unless(fits, check, length, self.length)
+            key, value = jnp.where(fits, key, jnp.nan), jnp.where(fits, value, jnp.nan)
+        length = jnp.clip(jnp.asarray(length, jnp.int32), 0, self.length)
+        visible = self.visible if self.rolling else self.visible | (jnp.arange(slots) >= length)
+        return dataclasses.replace(self, key=key, value=value, length=length, visible=visible)
+
+    def reorder(self, indices: Int[Array, "B"]) -> KeyValueCache:
+        """Take the rows of the batch in another order, some several times or not at all, as beam search does.
+
+        Raises:
+            TypeError: indices that are no integers.
+            ValueError: not one index per row, or one of no row. A jit knows the latter when it runs: it raises then,
+                and such a row is NaN.
+        """
+        at = running.known_rows(indices, self.key.shape[0])
+        arrays = {
+            name: jnp.take(getattr(self, name), at, 0, mode="fill") for name in ("key", "value", "positions", "visible")
+        }
+        return dataclasses.replace(self, **arrays)
+
+
+def _numbers(length: Array, slots: int) -> Array:
+    """Return the number of the token in each slot of a rolling cache; below 0 where none has been yet."""
+    last = length - 1
+    return last - (last - jnp.arange(slots)) % slots
+
+
+def _masked_view(
+    key: Array,
+    value: Array,
+    positions: Array,
+    visible: Array,
+    cache: KeyValueCache,
+    tokens: int,
+    numbers: Array,
+    mask: Mask,
+) -> View:
+    """Return the view that the last `tokens` of a cache have of keys of these `numbers`; empty slots are hidden."""
+    queries = cache.length - tokens + jnp.arange(tokens)
+    allowed = mask.picked(numbers).allowed(queries[:, None], numbers[None, :])
+    allowed = allowed & (numbers >= 0) & (numbers < cache.length)
+    allowed = allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape) & visible[:, None, None, :]
+    # Beyond the capacity, nobody shall miss the NaN.
+    return View(key, value, ArrayMask(allowed | (cache.length > cache.capacity)), positions)
+
+
+def positions_of(
+    x: Float[Array, "B T D"], positions: Int[Array, "... T"] | None = None, cache: Any = None
+) -> Int[Array, "... T"]:
+    """Return the positions of the tokens of `x`: those given, or their numbers, which follow those in the cache.
+
+    Raises:
+        TypeError: positions that are not integers.
+        ValueError: positions that are neither ``(T,)`` nor ``(B, T)``.
+    """
+    batch, tokens, _ = x.shape
+    if positions is None:
+        first = 0 if cache is None else cache.length
+        return first + jnp.arange(tokens, dtype=jnp.int32)
+    validation.check_positions(jnp.shape(positions), functional.dtype_name(positions), batch, tokens)
+    return jnp.asarray(positions)

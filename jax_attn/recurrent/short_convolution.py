@@ -1,0 +1,68 @@
+"""A short causal convolution of each channel on its own, then SiLU: what recurrent attention has before its heads.
+
+The twin is `torch_attn.recurrent.short_convolution`. Letters: b batch, t position, c channel, k tokens that the kernel
+spans.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from ..linear import SymmetricUniform
+from ..random import Rngs
+
+
+class ShortConvolution(nnx.Conv):
+    """Depthwise convolution over the token itself and those just before it, without a bias, and SiLU.
+
+    Args:
+        channels: width of the input.
+        size: tokens that it sees, the token itself included.
+        rngs: source of the initial weights (stream ``params``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+    """
+
+    def __init__(self, channels: int, size: int, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+        # As `torch.nn.init.kaiming_uniform_` has it.
+        draw = SymmetricUniform(size**-0.5, math.sqrt(3.0) * (math.sqrt(2.0 / 6.0) / math.sqrt(size)))
+        super().__init__(
+            channels,
+            channels,
+            (size,),
+            feature_group_count=channels,
+            use_bias=False,
+            kernel_init=draw,
+            rngs=rngs,
+            param_dtype=param_dtype,
+            dtype=dtype,
+        )
+
+    def __call__(
+        self, x: Float[Array, "B T C"], state: Float[Array, "B K-1 C"] | None = None
+    ) -> tuple[Float[Array, "B T C"], Float[Array, "B K-1 C"]]:
+        """Convolve in float32, in float64 for float64 input.
+
+        Args:
+            x: ``(B, T, C)``.
+            state: ``(B, K - 1, C)``, the inputs just before `x`; None is zeros.
+
+        Returns:
+            The output ``(B, T, C)``, and the last ``K - 1`` inputs, the state that the next tokens need.
+        """
+        tokens, (size,) = x.shape[1], self.kernel_size
+        x = x.astype(self.dtype or jnp.promote_types(x.dtype, self.kernel.dtype))
+        if state is None:
+            state = jnp.zeros((x.shape[0], size - 1, x.shape[2]), x.dtype)
+        inputs = jnp.concatenate([state.astype(x.dtype), x], 1)
+        wide = inputs.astype(jnp.promote_types(x.dtype, jnp.float32))
+        taps = self.kernel[:, 0, :].astype(wide.dtype)
+        total = sum(taps[tap] * wide[:, tap : tap + tokens] for tap in range(size))
+        return jax.nn.silu(total).astype(x.dtype), inputs[:, tokens:]

@@ -1,0 +1,1 @@
+"""What decoding keeps of the tokens before."""

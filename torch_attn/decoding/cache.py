@@ -1,0 +1,321 @@
+"""What decoding keeps of the tokens before: their keys and values, in slots filled from the left.
+
+The twin is `jax_attn.decoding.cache`. A cache is allocated once; here it is written in place, and methods return the
+cache itself where the twin's return a new one. All rows of a batch use the same slots: shorter rows are padded, and
+what hides their padding is remembered. Letters: B batch, T new tokens, S slots, K key/value heads, D width of a key,
+Dv of a value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from attn_bridge import validation
+from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full
+
+from .. import functional
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class View:
+    """What new queries attend to: the arguments of `functional.dot_product_attention`, and where the keys stand.
+
+    Attributes:
+        key: ``(B, S, K, D)``.
+        value: ``(B, S, K, Dv)``.
+        mask: which of the new queries sees which of these keys.
+        positions: ``(B, S)``, the positions of these keys.
+    """
+
+    key: Float[Tensor, "B S K D"]
+    value: Float[Tensor, "B S K Dv"]
+    mask: Mask
+    positions: Int[Tensor, "B S"]
+
+
+@dataclasses.dataclass(eq=False)
+class KeyValueCache:
+    """Keys and values of the tokens so far.
+
+    Attributes:
+        key: ``(B, S, K, D)``; S is the capacity or, of a rolling cache, the size of its window.
+        value: ``(B, S, K, Dv)``.
+        positions: ``(B, S)``, the position of each key.
+        visible: ``(B, S)`` bool, ``False`` where padding stands.
+        length: number of tokens so far.
+        capacity: most tokens that it takes.
+        rolling: whether it keeps the last S tokens only; slot ``i`` then holds a token whose number is ``i`` modulo S.
+        padded: whether padding may stand somewhere.
+    """
+
+    key: Float[Tensor, "B S K D"]
+    value: Float[Tensor, "B S K Dv"]
+    positions: Int[Tensor, "B S"]
+    visible: Bool[Tensor, "B S"]
+    length: int
+    capacity: int
+    rolling: bool = False
+    padded: bool = False
+
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,
+        capacity: int,
+        num_kv_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        rolling: int | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> KeyValueCache:
+        """Allocate a cache without tokens.
+
+        Args:
+            batch_size: B.
+            capacity: most tokens that it takes.
+            num_kv_heads: K.
+            head_dim: D.
+            value_dim: Dv; `head_dim` by default.
+            rolling: keep the last so many tokens only, for masks that reach no further; None keeps all.
+            device: where it lies.
+            dtype: of keys and values.
+
+        Raises:
+            ValueError: a size below 1.
+        """
+        slots = validation.check_cache_sizes(batch_size, capacity, rolling)
+        value_dim = head_dim if value_dim is None else value_dim
+        # In memory the slots of a head follow one another, which is how the kernels read them.
+        key, value = (
+            torch.zeros(batch_size, num_kv_heads, slots, width, device=device, dtype=dtype).transpose(1, 2)
+            for width in (head_dim, value_dim)
+        )
+        return cls(
+            key,
+            value,
+            torch.zeros(batch_size, slots, device=device, dtype=torch.int32),
+            torch.ones(batch_size, slots, device=device, dtype=torch.bool),
+            0,
+            capacity,
+            rolling is not None,
+        )
+
+    def append(
+        self,
+        key: Float[Tensor, "B T K D"],
+        value: Float[Tensor, "B T K Dv"],
+        *,
+        mask: Mask | None = None,
+        attention_mask: Mask | Bool[Tensor, "..."] | None = None,
+        positions: Int[Tensor, "... T"] | None = None,
+        num_heads: int | None = None,
+    ) -> tuple[KeyValueCache, View]:
+        """Put new tokens behind the others.
+
+        Args:
+            key: ``(B, T, K, D)``.
+            value: ``(B, T, K, Dv)``.
+            mask: who attends to whom, by the numbers of the tokens; `causal()` by default.
+            attention_mask: ``(B, S)`` bool over all tokens so far, the new ones included (or up to the capacity), which
+                hides padding from now on; or what `mask` is restricted by in this call: a description, or a bool array
+                ``(B, H, T, S)``.
+            positions: ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
+            num_heads: of the queries, for the check of masks that tell heads apart; None leaves that to the attention.
+
+        Returns:
+            The cache, and what the new tokens attend to.
+
+        Raises:
+            ValueError: more tokens than the capacity, or shapes that do not fit.
+        """
+        validation.check_cached(tuple(self.key.shape), tuple(key.shape))
+        validation.check_cached(tuple(self.value.shape), tuple(value.shape))
+        first, tokens = self.length, key.shape[1]
+        validation.check_room(first, tokens, self.capacity)
+        length = first + tokens
+        if positions is None:
+            positions = torch.arange(first, length, device=key.device)
+        validation.check_positions(tuple(positions.shape), functional.dtype_name(positions), key.shape[0], tokens)
+        hidden, mask = self._split(causal() if mask is None else mask, attention_mask, length)
+        self._check_mask(mask, num_heads, tokens, length)
+        # Nothing is refused from here on: a call that raises leaves the cache as it was.
+        if self.rolling:
+            return self, self._roll(key, value, positions, hidden, mask)
+        self._write(key, value, positions, hidden)
+        # Keys that nobody sees any more are left out; these are views, nothing is copied.
+        seen = slice(min(mask.first_key(first), first), length)
+        mask = mask.offset(first, keys=seen.start)
+        if self.padded:
+            mask = mask.restrict(self.visible[:, seen])
+        return self, View(self.key[:, seen], self.value[:, seen], mask, self.positions[:, seen])
+
+    def fill(
+        self,
+        key: Float[Tensor, "B S K D"],
+        value: Float[Tensor, "B S K Dv"],
+        *,
+        attention_mask: Mask | Bool[Tensor, "..."] | None = None,
+    ) -> KeyValueCache:
+        """Put a context in the place of all tokens, as cross attention has it.
+
+        Args:
+            key: ``(B, S, K, D)``.
+            value: ``(B, S, K, Dv)``.
+            attention_mask: what hides padding is remembered, as `append` has it; any other mask is for the queries.
+
+        Raises:
+            ValueError: more tokens than the capacity, or shapes that do not fit; the cache is then as it was.
+        """
+        validation.check_cached(tuple(self.key.shape), tuple(key.shape))
+        validation.check_cached(tuple(self.value.shape), tuple(value.shape))
+        validation.check_room(0, key.shape[1], self.capacity)
+        hidden, _ = self._split(full(), attention_mask, key.shape[1])
+        return self.trim(0).append(key, value, mask=full(), attention_mask=hidden)[0]
+
+    def _check_mask(self, mask: Mask, num_heads: int | None, tokens: int, length: int) -> None:
+        """Refuse a mask before anything is written that the attention would refuse after it."""
+
+        def check(array: Tensor) -> None:
+            shape = tuple(array.shape)
+            heads = num_heads or (shape[1] if len(shape) == 4 else 1)
+            wanted = (self.key.shape[0], heads, tokens, length)
+            validation.check_attention_mask(shape, functional.dtype_name(array), wanted)
+
+        mask.check_arrays(check)
+        mask.check_sizes(self.key.shape[0], length)
+
+    def _write(self, key: Tensor, value: Tensor, positions: Tensor, hidden: Tensor | None) -> None:
+        new = slice(self.length, self.length + key.shape[1])
+        self.key[:, new] = key
+        self.value[:, new] = value
+        self.positions[:, new] = positions
+        self._advance(new.stop, hidden is not None)
+        if hidden is not None:
+            self.visible[:, : hidden.shape[1]] = hidden
+
+    def _advance(self, length: int, padded: bool = False) -> None:
+        self.length = length
+        self.padded = self.padded or padded
+
+    def _split(self, mask: Mask, attention_mask: Any, length: int) -> tuple[Tensor | None, Mask]:
+        """Return the ``(B, S)`` array that hides padding, if there is one, and the mask of this call."""
+        device = self.key.device
+        if attention_mask is None:
+            return None, mask
+        given = as_mask(attention_mask).with_arrays(lambda array: torch.as_tensor(array, device=device))
+        if not isinstance(given, ArrayMask):
+            return None, mask.restrict(given)
+        array = given.array
+        if array.ndim == 2:
+            shape, dtype = tuple(array.shape), functional.dtype_name(array)
+            validation.check_mask_of_cache(shape, dtype, self.key.shape[0], length, self.capacity)
+            return array, mask
+        return None, mask.restrict(array[..., :length] if array.ndim else array)
+
+    def _roll(self, key: Tensor, value: Tensor, positions: Tensor, hidden: Tensor | None, mask: Mask) -> View:
+        """Write over the oldest tokens, and return what the new ones attend to."""
+        batch, tokens, slots, first = key.shape[0], key.shape[1], self.key.shape[1], self.length
+        length = first + tokens
+        self._advance(length, hidden is not None)
+        oldest = max(0, first - slots)
+        old = torch.arange(oldest, first, device=key.device)
+        kept = torch.arange(max(first, length - slots), length, device=key.device)
+        visible = torch.ones(1, tokens, device=key.device, dtype=torch.bool)
+        if hidden is not None:
+            visible = hidden[:, first:length]
+            self.visible[:, old % slots] = hidden[:, oldest:first]
+        held = (self.key, self.value, self.positions, self.visible)
+        new = (key, value, positions.expand(batch, -1), visible.expand(batch, -1))
+        if tokens > 1:
+            # They may need what they are about to write over.
+            seen = [torch.cat([one[:, old % slots], part], 1) for one, part in zip(held, new, strict=True)]
+            mask = mask.offset(first, keys=oldest)
+        for one, part in zip(held, new, strict=True):
+            one[:, kept % slots] = part[:, kept - first].to(one.dtype)
+        if tokens == 1:
+            seen = [one[:, :length] for one in held]
+            mask = self._of_slots(mask)
+        if self.padded:
+            mask = mask.restrict(seen[3])
+        return View(seen[0], seen[1], mask, seen[2])
+
+    def _of_slots(self, mask: Mask) -> Mask:
+        """Return what the last token sees of the slots of a rolling cache."""
+        last, slots = self.length - 1, self.key.shape[1]
+        seen = None
+        if not torch.compiler.is_compiling():  # which would take the ends of a range as constants: a program per token
+            seen = mask.visibility(range(last, last + 1), range(max(0, last + 1 - slots), last + 1))
+        if seen:
+            return full()
+        numbers = last - (last - torch.arange(min(last + 1, slots), device=self.key.device)) % slots
+        query = torch.full((1, 1), last, device=self.key.device)
+        return as_mask(mask.picked(numbers).allowed(query, numbers[None]))
+
+    def look(self, *, attention_mask: Mask | Bool[Tensor, "..."] | None = None) -> tuple[KeyValueCache, View]:
+        """Return the cache, and what queries attend to that are no tokens of it, as in cross attention: all of it.
+
+        Args:
+            attention_mask: as `append` takes it.
+
+        Raises:
+            ValueError: a cache without tokens, or a mask that does not fit.
+        """
+        validation.check_has_context(self.length > 0)
+        hidden, mask = self._split(full(), attention_mask, self.length)
+        if hidden is not None:
+            self.visible[:, : hidden.shape[1]] = hidden
+        self._advance(self.length, hidden is not None)
+        seen = slice(0, self.length)
+        if self.padded:
+            mask = mask.restrict(self.visible[:, seen])
+        return self, View(self.key[:, seen], self.value[:, seen], mask, self.positions[:, seen])
+
+    def trim(self, length: int) -> KeyValueCache:
+        """Forget all tokens but the first `length`.
+
+        Raises:
+            TypeError: `length` is no integer.
+            ValueError: `length` is below 0 or above that of the cache, or a rolling cache has forgotten what it needs.
+        """
+        validation.check_trim(length, self.length, self.key.shape[1], self.rolling)
+        if not self.rolling:
+            self.visible[:, length:] = True
+        self._advance(length)
+        return self
+
+    def reorder(self, indices: Int[Tensor, "B"]) -> KeyValueCache:
+        """Take the rows of the batch in another order, some several times or not at all, as beam search does.
+
+        Raises:
+            TypeError: indices that are no integers.
+            ValueError: not one index per row, or one of no row.
+        """
+        known = () if torch.compiler.is_compiling() else indices.tolist()
+        validation.check_reorder(tuple(indices.shape), functional.dtype_name(indices), self.key.shape[0], known)
+        for array in (self.key, self.value, self.positions, self.visible):
+            array.copy_(array[indices])
+        return self
+
+
+def positions_of(
+    x: Float[Tensor, "B T D"], positions: Int[Tensor, "... T"] | None = None, cache: Any = None
+) -> Int[Tensor, "... T"]:
+    """Return the positions of the tokens of `x`: those given, or their numbers, which follow those in the cache.
+
+    Raises:
+        TypeError: positions that are not integers.
+        ValueError: positions that are neither ``(T,)`` nor ``(B, T)``.
+    """
+    batch, tokens, _ = x.shape
+    if positions is None:
+        first = 0 if cache is None else cache.length
+        return torch.arange(first, first + tokens, device=x.device)
+    validation.check_positions(tuple(positions.shape), functional.dtype_name(positions), batch, tokens)
+    return positions

@@ -1,0 +1,124 @@
+"""What decoding keeps of the tokens before where attention keeps a state: of one size, however many they were.
+
+The twin is `jax_attn.decoding.recurrent_cache`. Letters: B batch, T new tokens, H heads, D width of a key, Dv that of a
+value, C channels and K taps of a convolution.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attn_bridge import validation
+from attn_bridge.recurrence import check_cache_sizes, check_room, check_rows, check_trim
+
+from .. import functional
+
+
+class RecurrentCache:
+    """The states that the tokens so far left. It is written in place, and every method returns it.
+
+    Attributes:
+        state: ``(B, H, D, Dv)``, float32 or wider.
+        conv_state: ``(B, K - 1, C)``, the last inputs of the convolution; None where there is none.
+        length: number of tokens so far.
+        capacity: most tokens it takes.
+    """
+
+    def __init__(
+        self,
+        state: Float[Tensor, "B H D Dv"],
+        conv_state: Float[Tensor, "B K-1 C"] | None,
+        length: int,
+        capacity: int,
+    ):
+        self.state = state
+        self.conv_state = conv_state
+        self.length = length
+        self.capacity = capacity
+
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,
+        capacity: int,
+        state_shape: tuple[int, int, int],
+        conv_shape: tuple[int, int] | None = None,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> RecurrentCache:
+        """Return a cache without tokens: every state is zeros.
+
+        Args:
+            batch_size: B.
+            capacity: most tokens that it takes.
+            state_shape: ``(H, D, Dv)``.
+            conv_shape: ``(K - 1, C)``.
+            device: where it lies.
+            dtype: of the module; the state itself is float32, float64 for float64.
+
+        Raises:
+            ValueError: a size below 1.
+        """
+        check_cache_sizes(batch_size, capacity)
+        wide = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
+        conv = None if conv_shape is None else torch.zeros(batch_size, *conv_shape, device=device, dtype=dtype)
+        return cls(torch.zeros(batch_size, *state_shape, device=device, dtype=wide), conv, 0, capacity)
+
+    def admit(self, rows: int, tokens: int, mask_shape: tuple[int, int] | None = None) -> RecurrentCache:
+        """Return a cache that new tokens can be computed with.
+
+        Args:
+            rows: sequences of the input.
+            tokens: new tokens of each.
+            mask_shape: ``(B, S)`` of a mask over all tokens so far, the new ones too (or up to the capacity); None for
+                no such mask.
+
+        Raises:
+            ValueError: other rows than those of the cache, or more tokens than the capacity, or a mask over other
+                tokens.
+        """
+        check_rows(rows, self.state.shape[0])
+        check_room(self.length, tokens, self.capacity)
+        if mask_shape is not None:
+            validation.check_mask_of_cache(mask_shape, "bool", rows, self.length + tokens, self.capacity)
+        return self
+
+    def advance(
+        self, state: Float[Tensor, "B H D Dv"], conv_state: Float[Tensor, "B K-1 C"] | None, tokens: int
+    ) -> RecurrentCache:
+        """Take the states that `tokens` new tokens left."""
+        return self._become(state, conv_state, self.length + tokens)
+
+    def trim(self, length: int) -> RecurrentCache:
+        """Forget all tokens, or none: a state does not tell what it was before.
+
+        Raises:
+            TypeError: `length` is no integer.
+            ValueError: `length` is neither 0 nor the number of tokens so far.
+        """
+        check_trim(length, self.length)
+        if length > 0:
+            return self
+        conv_state = None if self.conv_state is None else torch.zeros_like(self.conv_state)
+        return self._become(torch.zeros_like(self.state), conv_state, 0)
+
+    def reorder(self, indices: Int[Tensor, "B"]) -> RecurrentCache:
+        """Take the rows of the batch in another order, some several times or not at all, as beam search does.
+
+        Raises:
+            TypeError: indices that are no integers.
+            ValueError: not one index per row, or one of no row.
+        """
+        known = () if torch.compiler.is_compiling() else indices.tolist()
+        validation.check_reorder(tuple(indices.shape), functional.dtype_name(indices), self.state.shape[0], known)
+        conv_state = None if self.conv_state is None else self.conv_state[indices]
+        return self._become(self.state[indices], conv_state, self.length)
+
+    def _become(self, state: Tensor, conv_state: Tensor | None, length: int) -> RecurrentCache:
+        self.state, self.conv_state, self.length = state, conv_state, length
+        return self

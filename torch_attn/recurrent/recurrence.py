@@ -1,0 +1,331 @@
+"""Attention that keeps a matrix per head instead of keys: token by token, or the same numbers chunk by chunk.
+
+The twin is `jax_attn.recurrent.recurrence`. Letters: b batch, t position (s an earlier one), n chunk, h head, g value
+heads per query head, c channel of query and key, v channel of value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from einops import einsum, rearrange, repeat
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attn_bridge.masks import Mask
+from attn_bridge.recurrence import CHUNK_SIZE, check_delta_rule, check_state, check_token_mask, choose_form
+from attn_bridge.validation import check_attention_mask
+
+from .. import functional
+
+
+def gated_delta_rule(
+    query: Float[Tensor, "B T K D"],
+    key: Float[Tensor, "B T K D"],
+    value: Float[Tensor, "B T H Dv"],
+    log_decay: Float[Tensor, "B T H"],
+    beta: Float[Tensor, "B T H"],
+    *,
+    state: Float[Tensor, "B H D Dv"] | None = None,
+    form: str | None = None,
+    chunk_size: int = CHUNK_SIZE,
+) -> tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H D Dv"]]:
+    """Forget, then correct what the state says about a key, then read it (arXiv 2412.06464).
+
+    ``state = exp(log_decay) * state``; ``state += key (beta * (value - key state))^T``; ``context = query state``. All
+    of it runs in float32, in float64 for float64 values.
+
+    Args:
+        query: ``(B, T, K, D)``, scaled; K divides H, and value head ``i`` reads query and key head ``i // (H // K)``.
+        key: ``(B, T, K, D)``, of length 1 at most, or the state may grow.
+        value: ``(B, T, H, Dv)``.
+        log_decay: ``(B, T, H)``, 0 or less: what is left of the state is its exponential.
+        beta: ``(B, T, H)``, from 0 (writes nothing) to 1 (replaces what was there).
+        state: ``(B, H, D, Dv)`` that earlier tokens left; None is zeros.
+        form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
+        chunk_size: tokens of a chunk.
+
+    Returns:
+        The context ``(B, T, H, Dv)`` and the new state, in the dtype of the computation.
+
+    Raises:
+        ValueError: shapes that do not fit, or a name that is no form.
+
+    Source: Yang et al., arXiv 2406.06484, for the triangular system that makes a chunk one step.
+    """
+    arrays = (query, key, value, log_decay, beta)
+    check_delta_rule([tuple(one.shape) for one in arrays], None if state is None else tuple(state.shape))
+    dtype = functional.wide_dtype(value)
+    query, key, value, log_decay, beta = (one.to(dtype) for one in arrays)
+    groups = value.shape[2] // key.shape[2]
+    query = repeat(query, "b t h c -> b t (h g) c", g=groups)
+    key = repeat(key, "b t h c -> b t (h g) c", g=groups)
+    if state is None:
+        state = value.new_zeros(value.shape[0], value.shape[2], key.shape[3], value.shape[3])
+    chunked = choose_form(form, value.shape[1], chunk_size) == "chunked"
+    with _without_autocast(value):
+        run = _delta_chunks if chunked else _delta_tokens
+        return run(query, key, value, log_decay, beta, state.to(dtype), chunk_size)
+
+
+def linear_attention(
+    query: Float[Tensor, "B T H D"],
+    key: Float[Tensor, "B T H D"],
+    value: Float[Tensor, "B T H Dv"],
+    *,
+    state: Float[Tensor, "B H D Dv+1"] | None = None,
+    form: str | None = None,
+    chunk_size: int = CHUNK_SIZE,
+) -> tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H D Dv+1"]]:
+    """Causal attention whose weights are products of features, divided by their sum (arXiv 2006.16236).
+
+    ``state += key (value, 1)^T``; ``context = query state``, divided by its last channel, which holds the sum of the
+    weights. All of it runs in float32, in float64 for float64 values. A query that has met no key gets zeros.
+
+    Args:
+        query: ``(B, T, H, D)`` features, 0 or more.
+        key: ``(B, T, H, D)`` features, 0 or more; zeros hide a token.
+        value: ``(B, T, H, Dv)``.
+        state: ``(B, H, D, Dv + 1)`` that earlier tokens left; None is zeros.
+        form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
+        chunk_size: tokens of a chunk.
+
+    Returns:
+        The context ``(B, T, H, Dv)`` and the new state, in the dtype of the computation.
+
+    Raises:
+        ValueError: a state that does not fit, or a name that is no form.
+    """
+    dtype = functional.wide_dtype(value)
+    query, key, value = (one.to(dtype) for one in (query, key, value))
+    value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
+    shape = (value.shape[0], value.shape[2], key.shape[3], value.shape[3])
+    check_state(None if state is None else tuple(state.shape), shape)
+    state = value.new_zeros(shape) if state is None else state.to(dtype)
+    chunked = choose_form(form, value.shape[1], chunk_size) == "chunked"
+    with _without_autocast(value):
+        context, state = (_linear_chunks if chunked else _linear_tokens)(query, key, value, state, chunk_size)
+    total = context[..., -1:]
+    # A query without any key divides nothing by nothing.
+    return _share(context[..., :-1], torch.where(total == 0, 1.0, total)), state
+
+
+def unit_length(x: Float[Tensor, "... c"], eps: float = 1e-6) -> Float[Tensor, "... c"]:
+    """Divide vectors by ``sqrt(sum of squares + eps)``, in float32, in float64 for float64 input."""
+    wide = x.to(functional.wide_dtype(x))
+    return wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + eps)
+
+
+def log_decay(
+    alpha: Float[Tensor, "B T H"], dt_bias: Float[Tensor, "H"], a_log: Float[Tensor, "H"]
+) -> Float[Tensor, "B T H"]:
+    """Return ``-exp(a_log) * softplus(alpha + dt_bias)``, in float32, in float64 for float64 input."""
+    dtype = functional.wide_dtype(alpha)
+    total = alpha.to(dtype) + dt_bias.to(dtype)
+    # The softplus of torch is linear above 20, 2e-9 off.
+    return -torch.exp(a_log.to(dtype)) * torch.logaddexp(total, torch.zeros_like(total))
+
+
+def positive_features(x: Float[Tensor, "... c"]) -> Float[Tensor, "... c"]:
+    """Return ``elu(x) + 1``, above 0, in float32, in float64 for float64 input."""
+    # Where x is negative that is its exponential, and 1 would swallow it if it were added and subtracted.
+    wide = x.to(functional.wide_dtype(x))
+    return torch.where(wide > 0, wide + 1.0, torch.exp(wide.clamp(max=0.0)))
+
+
+def relative_features(x: Float[Tensor, "... c"]) -> Float[Tensor, "... c"]:
+    """Return `positive_features` of queries, divided by the largest of each: the division by their sum takes that out.
+
+    So a query far below zero in all channels has features that are no zeros, and a gradient that does not overflow.
+    """
+    wide = x.to(functional.wide_dtype(x))
+    top = wide.detach().amax(-1, keepdim=True)
+    low = torch.exp(wide.clamp(max=0.0) - top.clamp(max=0.0))
+    return torch.where(wide > 0, wide + 1.0, low) / (top.clamp(min=0.0) + 1.0)
+
+
+def _share(part: Tensor, total: Tensor) -> Tensor:
+    """Divide; torch's own derivative divides twice, and so overflows late."""
+    return part / total
+
+
+def linear_weights(
+    query: Float[Tensor, "B T H D"], key: Float[Tensor, "B S H D"], mask: Mask
+) -> Float[Tensor, "B H T S"]:
+    """Return the products of features, divided by their sum over the keys that `mask` shows; zeros where there is none.
+
+    Raises:
+        TypeError: a mask that is not bool.
+        ValueError: a mask that does not broadcast.
+    """
+    shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
+    mask = mask.with_arrays(lambda array: torch.as_tensor(array, device=query.device))
+    mask.check_arrays(lambda array: check_attention_mask(tuple(array.shape), functional.dtype_name(array), shape))
+    queries, keys = torch.arange(query.shape[1], device=query.device), torch.arange(key.shape[1], device=query.device)
+    allowed = mask.placed(*shape[2:]).allowed(queries[:, None], keys[None, :])
+    products = torch.where(allowed, einsum(query, key, "b t h c, b s h c -> b h t s"), 0.0)
+    total = products.sum(-1, keepdim=True)
+    return _share(products, torch.where(total == 0, 1.0, total))
+
+
+def average(weights: Float[Tensor, "B H T S"], value: Float[Tensor, "B S H Dv"]) -> Float[Tensor, "B T H Dv"]:
+    """Return the averages of the values, in the dtype of the weights."""
+    return einsum(weights, value.to(weights.dtype), "b h t s, b s h v -> b t h v")
+
+
+def hides_tokens_only(attention_mask: Any) -> bool:
+    """Tell whether a mask, None included, is an array that shows all queries and heads the same tokens."""
+    if attention_mask is None:
+        return True
+    shape = None if isinstance(attention_mask, Mask) else tuple(attention_mask.shape)
+    return shape is not None and (len(shape) == 2 or (len(shape) == 4 and shape[1:3] == (1, 1)))
+
+
+def mask_shape(attention_mask: Any) -> tuple[int, int] | None:
+    """Return ``(B, S)`` of a mask that is an array which shows all queries and heads the same tokens; else None."""
+    if attention_mask is None or not hides_tokens_only(attention_mask):
+        return None
+    return (attention_mask.shape[0], attention_mask.shape[-1])
+
+
+def visible_tokens(
+    attention_mask: Mask | Bool[Tensor, "..."] | None, x: Float[Tensor, "B T D"], cache: Any = None
+) -> Bool[Tensor, "B T"] | None:
+    """Return which tokens of ``x`` count, ``(B, T)``, from a mask over these and those that `cache` has seen.
+
+    Raises:
+        TypeError: a mask that is not bool.
+        ValueError: a mask that is neither ``(B, S)`` nor ``(B, 1, 1, S)``.
+    """
+    if attention_mask is None:
+        return None
+    longest = x.shape[1] if cache is None else cache.capacity
+    if isinstance(attention_mask, Mask):
+        mask = attention_mask.with_arrays(lambda array: torch.as_tensor(array, device=x.device)).placed(
+            x.shape[1], longest
+        )
+        attention_mask = mask.allowed(
+            torch.arange(x.shape[1], device=x.device)[:, None], torch.arange(longest, device=x.device)[None, :]
+        )
+        attention_mask = attention_mask[(None,) * (4 - attention_mask.ndim)]
+    attention_mask = torch.as_tensor(attention_mask, device=x.device)
+    shape = tuple(attention_mask.shape)
+    check_token_mask(shape, functional.dtype_name(attention_mask), x.shape[0], x.shape[1], longest)
+    bare = attention_mask.reshape(shape[0], shape[-1])
+    start = 0 if cache is None else int(cache.length)
+    return bare[:, start : start + x.shape[1]].expand(x.shape[0], x.shape[1])
+
+
+def without(array: Float[Tensor, "B T ..."], visible: Bool[Tensor, "B T"] | None) -> Float[Tensor, "B T ..."]:
+    """Return an array with zeros at the tokens that do not count."""
+    if visible is None:
+        return array
+    return torch.where(visible.reshape(*visible.shape, *(1,) * (array.ndim - 2)), array, 0.0)
+
+
+def _delta_tokens(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, chunk_size: int
+) -> tuple[Tensor, Tensor]:
+    sequences = [rearrange(one, "b t ... -> t b ...") for one in (query, key, value, torch.exp(log_decay), beta)]
+    state, context = _scan(_delta_token, state, sequences)
+    return rearrange(context, "t b h v -> b t h v"), state
+
+
+def _delta_token(state: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    query, key, value, decay, beta = now
+    state = state * decay[..., None, None]
+    known = einsum(key, state, "b h c, b h c v -> b h v")
+    state = state + einsum(key, beta[..., None] * (value - known), "b h c, b h v -> b h c v")
+    return state, einsum(query, state, "b h c, b h c v -> b h v")
+
+
+def _delta_chunks(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, chunk_size: int
+) -> tuple[Tensor, Tensor]:
+    """Solve for what every token of a chunk writes, given what the others before it write, then step over chunks."""
+    tokens = value.shape[1]
+    query, key, value = (_cut(one, "b (n t) h c -> n b h t c", chunk_size) for one in (query, key, value))
+    log_decay, beta = (_cut(one, "b (n t) h -> n b h t", chunk_size) for one in (log_decay, beta))
+    decay = _decay_between(log_decay)
+    since_start = torch.exp(log_decay.cumsum(-1))[..., None]
+    beta = beta[..., None]
+    overlap = beta * einsum(key, key, "n b h t c, n b h s c -> n b h t s") * decay
+    right = torch.cat([beta * value, beta * since_start * key], -1)
+    solved = torch.linalg.solve_triangular(overlap, right, upper=False, unitriangular=True)
+    written, erased = solved[..., : value.shape[-1]], solved[..., value.shape[-1] :]
+    inside = einsum(query, key, "n b h t c, n b h s c -> n b h t s") * decay
+    until_end = rearrange(decay[..., -1, :], "n b h s -> n b h s 1")
+    sequences = (query * since_start, key * until_end, written, erased, inside, since_start[..., -1:, :])
+    state, context = _scan(_delta_chunk, state, sequences)
+    return rearrange(context, "n b h t v -> b (n t) h v")[:, :tokens], state
+
+
+def _delta_chunk(state: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    query, key, written, erased, inside, decay = now
+    new = written - erased @ state
+    context = query @ state + inside @ new
+    return state * decay + key.mT @ new, context
+
+
+def _linear_tokens(query: Tensor, key: Tensor, value: Tensor, state: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
+    sequences = [rearrange(one, "b t h c -> t b h c") for one in (query, key, value)]
+    state, context = _scan(_linear_token, state, sequences)
+    return rearrange(context, "t b h v -> b t h v"), state
+
+
+def _linear_token(state: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    query, key, value = now
+    state = state + einsum(key, value, "b h c, b h v -> b h c v")
+    return state, einsum(query, state, "b h c, b h c v -> b h v")
+
+
+def _linear_chunks(query: Tensor, key: Tensor, value: Tensor, state: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
+    tokens = value.shape[1]
+    query, key, value = (_cut(one, "b (n t) h c -> n b h t c", chunk_size) for one in (query, key, value))
+    inside = einsum(query, key, "n b h t c, n b h s c -> n b h t s")
+    inside = torch.tril(inside)
+    state, context = _scan(_linear_chunk, state, (query, key, value, inside))
+    return rearrange(context, "n b h t v -> b (n t) h v")[:, :tokens], state
+
+
+def _linear_chunk(state: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    query, key, value, inside = now
+    context = query @ state + inside @ value
+    return state + key.mT @ value, context
+
+
+def _scan(step: Callable[..., tuple[Tensor, Tensor]], state: Tensor, sequences: Any) -> tuple[Tensor, Tensor]:
+    """Run ``(state, output) = step(state, elements)`` along the first axis of `sequences`; stack the outputs."""
+    outputs = []
+    for now in zip(*sequences, strict=True):
+        state, output = step(state, now)
+        outputs.append(output)
+    return state, torch.stack(outputs)
+
+
+def _cut(array: Tensor, pattern: str, chunk_size: int) -> Tensor:
+    """Cut the tokens into chunks; the last is filled up with zeros, which decay nothing and write nothing."""
+    tokens = array.shape[1]
+    size = min(chunk_size, tokens)
+    filled = torch.nn.functional.pad(array, (0, 0) * (array.ndim - 2) + (0, -tokens % size))
+    return rearrange(filled, pattern, t=size)
+
+
+def _decay_between(log_decay: Tensor) -> Tensor:
+    """Return ``(..., t, s)``: what is left at t of what was written at s, 0 where s is later.
+
+    Every sum starts at its own s. Differences of running sums would lose what is small beside what came before.
+    """
+    size = log_decay.shape[-1]
+    after = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).tril(-1)
+    total = torch.where(after, log_decay[..., :, None], 0.0).cumsum(-2)
+    return torch.exp(torch.where(after.T, -torch.inf, total))
+
+
+def _without_autocast(array: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Hold the context in which products are not cast to a lower precision: a state sums up over all tokens."""
+    kind = array.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()

@@ -1,0 +1,57 @@
+"""A short causal convolution of each channel on its own, then SiLU: what recurrent attention has before its heads.
+
+The twin is `jax_attn.recurrent.short_convolution`. Letters: b batch, t position, c channel, k tokens that the kernel
+spans.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..random import JaxRngs
+
+
+class ShortConvolution(nn.Conv1d):
+    """Depthwise convolution over the token itself and those just before it, without a bias, and SiLU.
+
+    Args:
+        channels: width of the input.
+        size: tokens that it sees, the token itself included.
+        rngs: JAX's random numbers, for the initial weights (stream ``params``); None takes torch's global generator.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+    """
+
+    def __init__(self, channels: int, size: int, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None):
+        where = device if rngs is None else "meta"
+        super().__init__(channels, channels, size, groups=channels, bias=False, device=where, dtype=dtype)
+        if rngs is not None:
+            self.to_empty(device=torch.get_default_device() if device is None else device)
+            with torch.no_grad():
+                drawn = rngs.params.uniform((size, 1, channels), -(size**-0.5), size**-0.5, self.weight.dtype)
+                self.weight.copy_(drawn.permute(2, 1, 0))
+
+    def forward(
+        self, x: Float[Tensor, "B T C"], state: Float[Tensor, "B K-1 C"] | None = None
+    ) -> tuple[Float[Tensor, "B T C"], Float[Tensor, "B K-1 C"]]:
+        """Convolve in float32, in float64 for float64 input.
+
+        Args:
+            x: ``(B, T, C)``.
+            state: ``(B, K - 1, C)``, the inputs just before `x`; None is zeros.
+
+        Returns:
+            The output ``(B, T, C)``, and the last ``K - 1`` inputs, the state that the next tokens need.
+        """
+        tokens, (size,) = x.shape[1], self.kernel_size
+        if state is None:
+            state = x.new_zeros(x.shape[0], size - 1, x.shape[2])
+        inputs = torch.cat([state.to(x.dtype), x], 1)
+        wide = inputs.to(torch.promote_types(x.dtype, torch.float32))
+        taps = self.weight[:, 0, :].to(wide.dtype)
+        total = sum(taps[:, tap] * wide[:, tap : tap + tokens] for tap in range(size))
+        return nn.functional.silu(total).to(x.dtype), inputs[:, tokens:]
