@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import errno
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...printable import printable
-from .base import MOST_AXES, MOST_HEADER, MOST_TENSORS, Array, CheckpointError, TensorInfo
+from .base import MOST_AXES, MOST_HEADER, MOST_TENSORS, Array, CheckpointError, DiskFullError, TensorInfo
 
 DTYPES = frozenset(
     {
@@ -274,6 +275,12 @@ class File:
 def reason(error: Exception) -> str:
     """Return what the system says, without the path again."""
     return printable(error.strerror if isinstance(error, OSError) and error.strerror else error)
+
+
+def unwritable(path: object, error: OSError) -> CheckpointError:
+    """Return an error that says why a file can't be written."""
+    kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else CheckpointError
+    return kind(f"{printable(path, 400)}: can't be written: {reason(error)}")
 
 
 def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[slice, ...]]:
