@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from attn_bridge import rng
+from attn_bridge import rng, validation
 
 from .threefry import Key, erf_inv, fill, key_words, multiply_add, raw_bits, signed, threefry
 
@@ -38,6 +38,15 @@ _FLOATS = {
 
 
 # ---- keys
+
+
+def check_rngs(rngs: object) -> None:
+    """Check what a module takes as ``rngs``: a `JaxRngs` or None.
+
+    Raises:
+        TypeError: it is something else, such as an `nnx.Rngs` or a seed.
+    """
+    validation.check_source("rngs", rngs, (JaxRngs,), "a torch_attn.random.JaxRngs or None")
 
 
 def key(seed: int, *, x64: bool = False) -> Key:

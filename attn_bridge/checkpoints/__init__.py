@@ -298,14 +298,14 @@ def _plan(
 ) -> Plan:
     from ..models import rules_file
     from . import configs, containers, planning
-    from .containers.base import CheckpointError
 
     kind = containers.format_of(target, format)
     table = None
     if rules is not None:
-        if from_layout is not None or to_layout is not None:
-            raise CheckpointError("rules stand in place of the layouts; leave out --from and --to, or --rules")
-        table = rules_file.read(Path(rules), reader.tensors, before.layout if before is not None else "")
+        direction = rules_file.direction(from_layout, to_layout)
+        own = before.layout if before is not None else ""
+        table = rules_file.read(Path(rules), reader.tensors, own, direction)
+        from_layout = to_layout = None
     return planning.make(
         reader,
         source_layout=from_layout,

@@ -194,6 +194,8 @@ def _bounds(target: Target, budget: int) -> Iterator[tuple[int, int]]:
 
 
 def _budget(plan: Plan, max_memory: int | None) -> int:
+    if max_memory is not None and (isinstance(max_memory, bool) or not isinstance(max_memory, int)):
+        raise CheckpointError(f"max_memory ({max_memory!r}) must be a whole number of bytes, or None")
     largest = max((one.info.nbytes for one in plan.targets), default=0)
     if max_memory is None:
         return 3 * max(largest, LEAST)

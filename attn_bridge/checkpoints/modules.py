@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,6 +46,18 @@ class ArraysReader(Reader):
         """Return bytes of an array."""
         flat = np.ascontiguousarray(self._arrays[name]).reshape(-1).view(np.uint8)
         return flat[start:stop].data
+
+
+def check_arguments(call: str, wanted: str, kind: type, module: Any, path: Any) -> None:
+    """Check that a module and a path are not taken for each other.
+
+    Raises:
+        TypeError: they are, or one of them is something else.
+    """
+    if not isinstance(module, kind):
+        raise TypeError(f"{call}: module must be a {wanted}, got {type(module).__name__}")
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"{call}: path must be a path, got {type(path).__name__}")
 
 
 def load(side: Side, path: Path, module: Any, from_layout: str | None, settings: Mapping[str, Any] | None) -> None:

@@ -739,10 +739,20 @@ def test_rules_whose_two_sides_cover_the_same_names_go_back_by_the_manifest(tmp_
     assert bits(checkpoints.read(back)) == bits(checkpoints.read(source))
 
 
+@pytest.mark.parametrize(("arguments", "shape"), [(["--from", "torch"], (4, 2, 3)), (["--to", "torch"], (3, 4, 2))])
+def test_rules_whose_two_sides_cover_the_same_names_go_the_way_that_is_asked_for(tmp_path, arguments, shape):
+    (tmp_path / "rules.toml").write_text(RULE.format('"x"', '"x"') + 'pattern = "a b c -> c a b"')
+    source = write(tmp_path / "a.safetensors", {"x": np.arange(24.0).reshape(2, 3, 4)})
+    target = tmp_path / "b.npz"
+    assert run(["convert", str(source), str(target), "--rules", str(tmp_path / "rules.toml"), *arguments]) == 0
+    assert checkpoints.read(target)["x"].shape == shape
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rules", "rules.toml", "--to", "torch"], "rules stand in place of the layouts"),
+        (["--rules", "rules.toml", "--to", "hf-bert"], "--to (hf-bert) must be torch or flax beside --rules"),
+        (["--rules", "rules.toml", "--from", "flax", "--to", "flax"], "must be the two sides of the rules"),
         (["--to", "same", "--set", "foo=1"], "--set foo: the layout stays"),
         (["--to", "same", "--from", "hf-bert"], "unexpected: "),
     ],
