@@ -18,7 +18,7 @@ from . import digests as digests_of
 from .containers.base import CheckpointError, Reader, TensorInfo, Writer
 from .elements import Elements
 from .planning import IDLE, Plan, Target, kept_name
-from .staging import check_free, check_place, empty, journal, locked, note, publish, put, recover
+from .staging import check_free, check_place, empty, journal, leftovers, locked, note, publish, put, recover
 from .threads import Threads
 
 Progress = Callable[[int, int, str], None]
@@ -93,10 +93,10 @@ def carry_out(
             return Result(target, done, counts, len(done))
         check_free(target, overwrite)
         payload = staging / "payload"
-        if not done:
-            empty(staging)
-            note(staging, {"plan": identity})
-        try:
+        with leftovers(staging, identity, containers.writer_class(target_format).random_access):
+            if not done:
+                empty(staging)
+                note(staging, {"plan": identity})
             files = _stamps(reader)
             budget = _budget(plan, max_memory)
             elements = Elements(reader, None if before is None else before.kept, budget)
@@ -121,10 +121,6 @@ def carry_out(
             _accompany(plan, reader, before, payload, staging, digests, is_folder, config)
             check_free(target, overwrite)
             publish(staging, payload, target, is_folder)
-        except ValueError:
-            if not journal(staging, identity)[0]:  # nothing to go on from
-                shutil.rmtree(staging, ignore_errors=True)
-            raise
         shutil.rmtree(staging, ignore_errors=True)
     return Result(target, digests, changed, len(done), anew)
 

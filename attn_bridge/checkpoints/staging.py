@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from . import containers, manifest
 from . import digests as digests_of
-from .containers.base import ORBAX_METADATA, CheckpointError, Reader
+from .containers.base import ORBAX_METADATA, CheckpointError, DiskFullError, Reader
+from .containers.files import unwritable
 
 
 def check_place(reader: Reader, target: Path, staging: Path) -> None:
@@ -37,6 +40,9 @@ def check_free(target: Path, overwrite: bool) -> None:
     """Refuse a target that is there, unless it is a checkpoint that may be overwritten."""
     if not os.path.lexists(target):
         return
+    mode = target.lstat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+        raise CheckpointError(f"{target} is a device, a pipe or a socket, which is never replaced")
     if not overwrite:
         raise CheckpointError(f"{target} exists; --overwrite replaces it")
     if target.is_dir() and not target.is_symlink() and not _is_checkpoint(target):
@@ -80,6 +86,27 @@ def locked(staging: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def leftovers(staging: Path, identity: str, is_resumable: bool) -> Iterator[None]:
+    """Name what a failed run leaves in its staging folder, with the commands that go on from it or remove it.
+
+    What nothing can go on from is removed, and so is everything where the disk is full.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, DiskFullError) or not is_resumable or not journal(staging, identity)[0]:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        left = (
+            f"{staging} holds what was written: --resume goes on from it, rm -r {shlex.quote(str(staging))} removes it"
+        )
+        if isinstance(error, CheckpointError):
+            raise CheckpointError(f"{error}; {left}") from None
+        error.add_note(left)
+        raise
+
+
 def recover(staging: Path, target: Path) -> bool:
     """Undo or finish what a run was killed at while it put the target in its place; return whether it is there."""
     own, kept = manifest.places(target, False)
@@ -117,7 +144,7 @@ def note(staging: Path, entry: dict[str, str | int]) -> None:
         with (staging / "journal").open("a", encoding="utf-8") as handle:
             handle.write(json.dumps(entry) + "\n")
     except OSError as error:
-        raise CheckpointError(f"{staging} can't be written: {error.strerror}") from None
+        raise unwritable(staging, error) from None
 
 
 def journal(staging: Path, identity: str) -> tuple[dict[str, str], dict[str, int]]:
@@ -145,7 +172,7 @@ def put(path: Path, data: bytes) -> None:
             handle.flush()
             os.fsync(handle.fileno())
     except OSError as error:
-        raise CheckpointError(f"{path} can't be written: {error.strerror}") from None
+        raise unwritable(path, error) from None
 
 
 def publish(staging: Path, payload: Path, target: Path, is_folder: bool) -> None:
@@ -170,4 +197,4 @@ def publish(staging: Path, payload: Path, target: Path, is_folder: bool) -> None
     except OSError as error:
         with contextlib.suppress(OSError):
             recover(staging, target)
-        raise CheckpointError(f"{target} can't be written: {error.strerror}") from None
+        raise unwritable(target, error) from None

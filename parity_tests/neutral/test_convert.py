@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import shutil
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import time
@@ -19,7 +22,8 @@ import safetensors.numpy
 
 from attn_bridge import WeightsMismatchError, checkpoints
 from attn_bridge.checkpoints import modules
-from attn_bridge.checkpoints.containers.base import CheckpointError
+from attn_bridge.checkpoints.containers.base import CheckpointError, DiskFullError
+from attn_bridge.checkpoints.containers.safetensors import SafetensorsWriter
 from attn_bridge.cli.app import run
 from attn_bridge.models import layouts
 from attn_bridge.models.layouts import LayoutError, SettingError
@@ -433,6 +437,83 @@ def test_a_full_disk_leaves_nothing_and_can_be_resumed_from(tmp_path):
     assert tree(tmp_path / "flax") == undisturbed
 
 
+def failing(monkeypatch, error, after=4):
+    """Have the disk fail at a tensor, and return no longer failing."""
+    write_range, calls = SafetensorsWriter.write_range, []
+
+    def fail(self, name, start, data):
+        calls.append(name)
+        if len(calls) > after:
+            raise error
+        write_range(self, name, start, data)
+
+    monkeypatch.setattr(SafetensorsWriter, "write_range", fail)
+    return lambda: monkeypatch.setattr(SafetensorsWriter, "write_range", write_range)
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "status"),
+    [
+        (CheckpointError("x: can't be written: Input/output error"), "error: x: can't be written: Input/output", 2),
+        (KeyboardInterrupt(), "error: interrupted", 130),
+        (OSError("no more"), "error: no more", 2),
+    ],
+)
+def test_what_a_failed_run_leaves_is_named_with_what_resumes_and_removes_it(
+    tmp_path, monkeypatch, capsys, error, line, status
+):
+    source, target = sharded(tmp_path / "hf"), tmp_path / "a flax"
+    heal = failing(monkeypatch, error)
+    assert run(["convert", str(source), str(target)]) == status
+    said = capsys.readouterr().err
+    staging = tmp_path / ".a flax.partial"
+    assert said.startswith(line)
+    assert said.endswith(
+        f"; {staging} holds what was written: --resume goes on from it, rm -r '{staging}' removes it\n"
+    )
+    assert said.count("\n") == 1
+    heal()
+    assert checkpoints.convert(source, target, resume=True).resumed == 4
+    assert not staging.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "after", "name"),
+    [
+        (DiskFullError("x: can't be written: No space left on device"), 4, "flax"),
+        (CheckpointError("x: can't be written: Input/output error"), 0, "flax"),
+        (KeyboardInterrupt(), 0, "flax"),
+    ],
+)
+def test_a_full_disk_and_a_run_that_nothing_can_go_on_from_leave_nothing(
+    tmp_path, monkeypatch, capsys, error, after, name
+):
+    source = sharded(tmp_path / "hf")
+    failing(monkeypatch, error, after)
+    assert run(["convert", str(source), str(tmp_path / name)]) in (2, 130)
+    assert ".partial" not in capsys.readouterr().err
+    assert [one.name for one in tmp_path.iterdir()] == ["hf"]
+
+
+@pytest.mark.parametrize("target", ["x", "x.npz", "x.pt", "x.msgpack", "x.orbax"])
+def test_a_disk_that_is_really_full_keeps_nothing_of_a_run(tmp_path, monkeypatch, capsys, target):
+    source = sharded(tmp_path / "hf", width=32)
+    pwrite, written = os.pwrite, []
+
+    def full(number, data, start):
+        written.append(len(data))
+        if sum(written) > 100_000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return pwrite(number, data, start)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    assert run(["convert", str(source), str(tmp_path / target)]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("can't be written: No space left on device\n")
+    assert said.count("\n") == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["hf"]
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_target_that_may_not_be_written_to_is_one_line(tmp_path, capsys):
     source = folder(tmp_path / "hf")
@@ -509,15 +590,23 @@ def test_resuming_skips_what_is_there_and_redoes_what_was_damaged(tmp_path):
     assert not staging.exists()
 
 
-def interrupted(source, target, **options):
-    """Convert more than half of it."""
+def interrupted(source, target, is_killed=False, **options):
+    """Convert more than half of it; a run that is killed can't clean up behind it."""
+    staging = target.parent / f".{target.name}.partial"
+    aside = target.parent / "aside"
 
     def stop(done, total, name):
         if done > total * 0.6:
+            shutil.copytree(staging, aside)
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
         checkpoints.convert(source, target, progress=stop, **options)
+    if is_killed:
+        shutil.rmtree(staging, ignore_errors=True)
+        aside.rename(staging)
+    else:
+        shutil.rmtree(aside)
 
 
 def test_a_resumed_run_counts_the_casts_of_the_one_before(tmp_path):
@@ -534,7 +623,7 @@ def test_a_resumed_run_counts_the_casts_of_the_one_before(tmp_path):
 def test_what_can_not_be_gone_on_with_is_begun_anew_and_said(tmp_path, capsys):
     source = sharded(tmp_path / "hf", width=32)
     for name, reason in (("x.npz", "a file of npz is written"), ("x", "")):
-        interrupted(source, tmp_path / name)
+        interrupted(source, tmp_path / name, is_killed=True)
         assert run(["convert", str(source), str(tmp_path / name), "--resume"]) == 0
         shown = capsys.readouterr().out
         assert ("were there from before" in shown) == (not reason)
@@ -731,6 +820,38 @@ def test_overwriting_never_takes_a_folder_of_other_things(tmp_path, capsys):
     assert run(["convert", str(source), str(tmp_path / "home"), "--overwrite"]) == 2
     assert "is a folder of other things than a checkpoint" in capsys.readouterr().err
     assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
+@pytest.mark.parametrize("options", [[], ["--overwrite"]])
+def test_devices_pipes_and_sockets_are_never_replaced(tmp_path, capsys, kind, options):
+    source, target = folder(tmp_path / "hf"), tmp_path / "x.npz"
+    if kind == "pipe":
+        os.mkfifo(target)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(target))
+    else:
+        try:
+            os.mknod(target, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("this user can make no device")
+    before = target.lstat()
+    assert run(["convert", str(source), str(target), *options]) == 2
+    assert capsys.readouterr().err == f"error: {target} is a device, a pipe or a socket, which is never replaced\n"
+    assert os.path.samestat(before, target.lstat())
+    assert {one.name for one in tmp_path.iterdir()} == {"hf", "x.npz"}
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x"])
+def test_a_link_is_replaced_and_not_what_it_leads_to(tmp_path, name):
+    source, there = folder(tmp_path / "hf"), tmp_path / "there"
+    (folder if name == "x" else write)(there, *([] if name == "x" else [{"w": np.ones(2)}]))
+    before = tree(tmp_path / "there") if there.is_dir() else there.read_bytes()
+    (tmp_path / name).symlink_to(there)
+    checkpoints.convert(source, tmp_path / name, overwrite=True)
+    assert not (tmp_path / name).is_symlink()
+    assert (tree(tmp_path / "there") if there.is_dir() else there.read_bytes()) == before
 
 
 def test_a_staging_folder_that_is_a_link_or_someone_elses_is_left_alone(tmp_path):
