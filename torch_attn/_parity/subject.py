@@ -384,7 +384,7 @@ class _Run:
 
 
 def _as_written(run: Callable[[], Run]) -> Run:
-    """Run what may be the first to import torch's compiler; only what is known to be there can be told to stand back."""
+    """Run what may be the first to import torch's compiler; only what is there already can be told to stand back."""
     known = "torch._dynamo" in sys.modules
     try:
         found = run()
