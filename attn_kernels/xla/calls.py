@@ -29,8 +29,8 @@ from .interface import (
     COUNT_OF_ARGUMENTS,
     RESULTS,
     Xla,
-    reply_to_metadata_query,
     count_sequences,
+    reply_to_metadata_query,
     word_at,
 )
 

@@ -26,10 +26,10 @@ from .block_operands import (
     Operands,
     pad,
     sum_over_keys,
+    swap_last_axes,
     times,
     times_transposed,
     transposed_times,
-    swap_last_axes,
 )
 from .block_plan import SMALL_BLOCK, Columns, Plan, Shape, block_sizes
 from .call import Call

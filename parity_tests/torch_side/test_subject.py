@@ -372,6 +372,7 @@ def test_a_function_is_a_side_with_dotted_names():
     assert {name: (one.shape, one.owner, one.path, one.framework) for name, one in subject.parameters().items()} == {
         "layers.0.bias": ((4,), "", "layers.0", "torch"),
         "layers.0.kernel": ((6, 4), "", "layers.0", "torch"),
+        "ids": ((3,), "", "", "torch"),
     }
     call = Arguments((X,), {"scale": np.float32(2.0).reshape(())})
     cotangents = [None, np.ones((2, 5, 4), np.float32)]
