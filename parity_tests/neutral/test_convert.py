@@ -21,7 +21,7 @@ import pytest
 import safetensors.numpy
 
 from attn_bridge import WeightsMismatchError, checkpoints
-from attn_bridge.checkpoints import modules
+from attn_bridge.checkpoints import execution, modules
 from attn_bridge.checkpoints.containers.base import CheckpointError, DiskFullError
 from attn_bridge.checkpoints.containers.safetensors import SafetensorsWriter
 from attn_bridge.cli.app import run
@@ -495,6 +495,16 @@ def test_a_full_disk_and_a_run_that_nothing_can_go_on_from_leave_nothing(
     assert [one.name for one in tmp_path.iterdir()] == ["hf"]
 
 
+def test_an_interrupt_before_anything_is_written_leaves_nothing(tmp_path, monkeypatch):
+    def interrupt(staging, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(execution, "recover", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.convert(sharded(tmp_path / "hf"), tmp_path / "x")
+    assert [one.name for one in tmp_path.iterdir()] == ["hf"]
+
+
 @pytest.mark.parametrize("target", ["x", "x.npz", "x.pt", "x.msgpack", "x.orbax"])
 def test_a_disk_that_is_really_full_keeps_nothing_of_a_run(tmp_path, monkeypatch, capsys, target):
     source = sharded(tmp_path / "hf", width=32)
@@ -888,7 +898,7 @@ def test_what_is_left_out_for_a_reason_has_to_be_what_the_reason_says(tmp_path, 
 @pytest.mark.parametrize(
     ("layout", "arrays"),
     [
-        ("hf-gpt2", {"transformer.h.0.attn.bias": np.tri(2100, dtype=bool)[None, None]}),
+        ("hf-gpt2", {"transformer.h.0.attn.bias": np.tri(3000, dtype=bool)[None, None]}),
         ("hf-gpt2", {"transformer.h.1.attn.masked_bias": np.array(-1e4, np.float32)}),
         ("hf-bert", {"embeddings.token_type_ids": np.zeros((1, 9), np.int64)}),
         ("hf-bert", {"embeddings.position_ids": np.stack([np.arange(5)] * 2).astype(np.float32)}),
