@@ -16,6 +16,7 @@ from .. import __version__
 from .check import check
 from .checkpoint import convert, inspect, verify
 from .compare import compare
+from .demo import demo
 from .doctor import doctor
 from .dump import compare_dumps, dump
 from .mutate import mutate
@@ -41,11 +42,11 @@ app = typer.Typer(
     cls=_Group,
     help="The same attention in PyTorch and in Flax, weights that cross between them, and a check that proves it.",
     no_args_is_help=False,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("demo")(demo)
 app.command("check")(check)
 app.command("compare")(compare)
 app.command("dump")(dump)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -136,3 +138,61 @@ def test_start_up_is_quick(command, limit):
 
     bare = min(seconds(["-c", "pass"]) for _ in range(5))
     assert min(seconds(command) for _ in range(5)) - bare < limit
+
+
+# ---- files to try the commands with
+
+
+def test_demo_writes_the_same_files_every_time_and_names_each(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(["demo"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    found = {path.name + "/" * path.is_dir() for path in Path("demo").iterdir()}
+    assert printed[0] == "wrote demo"
+    assert {line.split()[0] for line in printed[1 : 1 + len(found)]} == found
+    assert run(["demo", "my demo"]) == 0
+    assert "  attn-bridge convert 'my demo'/gpt2 gpt2-flax" in capsys.readouterr().out.splitlines()
+    for path in Path("demo").rglob("*.*"):
+        assert path.read_bytes() == (Path("my demo") / path.relative_to("demo")).read_bytes()
+
+
+def test_demo_writes_into_an_empty_folder_and_no_other(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(["demo", "."]) == 0
+    before = sorted(tmp_path.rglob("*"))
+    assert run(["demo", "."]) == 2
+    assert run(["demo", "inputs.npz"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: FOLDER . exists and is not empty",
+        "error: FOLDER inputs.npz exists and is no folder",
+    ]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_checkpoints_of_demo_convert_and_come_back(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(["demo"]) == 0
+    for name in ("gpt2", "bert"):
+        assert run(["convert", f"demo/{name}", f"{name}-flax"]) == 0
+        assert run(["convert", f"{name}-flax", f"{name}-back", "--to", f"hf-{name}"]) == 0
+        back, source = (folder / "model.safetensors" for folder in (Path(f"{name}-back"), Path("demo", name)))
+        assert back.read_bytes() == source.read_bytes()
+
+
+# ---- completion
+
+
+def test_the_shell_completes_commands_and_options():
+    def completed(words):
+        environment = os.environ | {
+            "_ATTN_BRIDGE_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - 1),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "attn_bridge"], capture_output=True, text=True, check=True, env=environment
+        )
+        return done.stdout.split()
+
+    assert completed("attn-bridge con") == ["convert"]
+    assert completed("attn-bridge convert --dr") == ["--dry-run"]

@@ -105,6 +105,22 @@ def test_the_names_of_libraries_are_matched(torch, flax):
         assert match.how == "names"
 
 
+SANDWICH = {
+    "input_layernorm": "pre_attention_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "pre_ffw_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+"""Gemma's norms, as `transformers` and as DeepMind's packages call them."""
+
+
+def test_norms_before_and_behind_both_halves_of_a_layer_are_told_apart_without_a_run():
+    ours = {f"layers.0.{name}.weight": ((D,), "Gemma3RMSNorm") for name in SANDWICH}
+    theirs = {f"layer_0.{name}.scale": ((D,), "RMSNorm") for name in sorted(SANDWICH.values())}
+    found = propose(parameters(ours, "torch"), parameters(theirs, "flax"))
+    assert {match.first.name.split(".")[2]: match.second.name.split(".")[1] for match in found.matches} == SANDWICH
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_order_of_the_parameters_does_not_matter(seed):
     ours, _ = model("gpt", "torch")

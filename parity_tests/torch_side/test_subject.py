@@ -133,6 +133,25 @@ def test_a_checkpointed_call_is_recorded_once_with_its_gradients(name):
         assert all(cotangent.any() for cotangent in one.cotangents)
 
 
+def test_what_a_checkpoint_writes_to_again_is_returned_as_the_call_left_it():
+    """A cache counts its tokens in place; the backward pass computes the block again, and counts them again."""
+
+    class Cached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x, count):
+            def step(x):
+                count[:] = count + 1
+                return self.linear(x)
+
+            return checkpoint(step, x, use_reentrant=False), count
+
+    found = run(subject_of(Cached()), X, np.array([3], np.int32), cotangents=[COTANGENT, np.zeros(1, np.float32)])
+    assert found.outputs[1] == 4
+
+
 def test_rounding_at_random_reaches_what_is_computed_again():
     subject = subject_of(Stack(True))
     plain, found = run(subject), run(subject, mode="jitter", seed=3)

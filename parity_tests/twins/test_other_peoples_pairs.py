@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ import torch
 from flax import nnx
 from torch import nn
 
-import attn_bridge
+from attn_bridge.cli.demo import write
 from attn_bridge.parity import compare
 
-PAIRS = runpy.run_path(str(Path(attn_bridge.__file__).parent.parent / "examples" / "pairs.py"))
+with tempfile.TemporaryDirectory() as demo:
+    write(Path(demo))
+    PAIRS = runpy.run_path(f"{demo}/pairs.py")
 
 
 def inputs(*shape, seed=0):

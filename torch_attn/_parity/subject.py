@@ -274,6 +274,7 @@ class _Run:
                 with self._probe([*tensors.values(), *leaves], given) as probe, self._holding(tensors) as call:
                     result = call(arguments.with_leaves(self._given(leaves, probe)))
                     structure, outputs = outputs_of(result, self.label)
+                    results = _copies(outputs)  # before a checkpoint that computes again writes to them
                     sources = [] if cotangents is None else [*leaves, *tensors.values()]
                     gradients = gradients_of(outputs, given, sources, accumulate)
             except (CannotPromoteError, ModuleFailedError, NeedsBackwardError):
@@ -282,7 +283,7 @@ class _Run:
                 raise failure(error, self.dtype, self.label) from error
             named = dict(zip(tensors, gradients[len(leaves) :], strict=False))
             return Run(
-                [np.array(to_numpy(output), copy=True) for output in outputs],
+                results,
                 structure,
                 gradients[: len(leaves)],
                 {self.part.names[name]: one for name, one in named.items() if one is not None},
@@ -346,6 +347,12 @@ class _Run:
         """Return what the code is called with: copies, which it may write to."""
         tables = self.tables if isinstance(probe, Tables) else ()
         return [probe.table(leaf) if place in tables else leaf.clone() for place, leaf in enumerate(leaves)]
+
+
+def _copies(tensors: Sequence[Tensor]) -> list[Array]:
+    """Return tensors as arrays of their own."""
+    with torch._C.DisableTorchFunction():  # what is done here is not the module's
+        return [np.array(to_numpy(one), copy=True) for one in tensors]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
@@ -29,6 +29,7 @@ from ..settings.environment import environment
 from . import mutants, pairs, usual_rules
 from .block_faults import Fault, always, never
 from .faults import FAULTS, find_fault
+from .gallery import PREFIX, Finding, GalleryTrial, find_gallery_trial, judge_trial, plan_gallery
 from .kernels import OWN_FORMULA, Order
 from .mutants import FIRST_SEED, Arrays
 from .report import MutationReport
@@ -57,27 +58,32 @@ def mutate(
     *,
     plants: int = 1,
     jobs: int = 1,
+    gallery: str | Sequence[str] = (),
     progress: Progress | None = None,
 ) -> MutationReport:
     """Measure how many faults `compare` finds and how many right pairs it objects to.
 
     Args:
         configs: number of right pairs of modules, each of another shape, scale and seed.
-        faults: number of faults, the first ones of the list; None is all.
+        faults: number of faults, the first ones of the list; None is all. With a gallery, both may be 0.
         seed: where seeds begin; those below 5000 were used to choose the judge's constants.
         plants: how many times each fault is planted on each side.
         jobs: number of processes.
+        gallery: galleries whose entries are judged as well, right and with each fault: ``file.py`` or ``module``, with
+            ``:name`` where the entries are not called ``entries`` (see `attn_bridge.parity.mutation.gallery`).
         progress: called with what is done, how much of it, and how much there is.
 
     Returns:
         The report; ``report.passed`` says that every fault was found and no right pair objected to.
 
     Raises:
-        ValueError: a number that is too small, or more faults than there are.
+        ValueError: a number that is too small, more faults than there are, or a gallery that is none.
         MissingBackendError: torch or Flax is not installed.
     """
     faults = len(FAULTS) if faults is None else faults
-    for name, value, least in (("configs", configs, 1), ("faults", faults, 1), ("plants", plants, 1)):
+    galleries = (gallery,) if isinstance(gallery, str) else tuple(gallery)
+    fewest = 0 if galleries else 1
+    for name, value, least in (("configs", configs, fewest), ("faults", faults, fewest), ("plants", plants, 1)):
         _check_number(name, value, least)
     _check_number("seed", seed, 0)
     _check_number("jobs", jobs, 1)
@@ -86,16 +92,19 @@ def mutate(
     for side in SIDES:
         backends.load_subjects(side)
     started = time.perf_counter()
-    trials = [*plan_faults(FAULTS[:faults], seed + FAULT_SEEDS, plants)]
+    trials: list[Trial | GalleryTrial] = [*plan_faults(FAULTS[:faults], seed + FAULT_SEEDS, plants)]
     trials += [Trial("", None, seed + number) for number in range(configs)]
+    for one in galleries:
+        trials += plan_gallery(one)
     results = []
     for done, result in enumerate(run_trials(trials, jobs)):
         if progress is not None:
             progress(result.trial.fault or "right pairs", done + 1, len(trials))
         results.append(result)
     order = {trial: position for position, trial in enumerate(trials)}
+    results.sort(key=lambda result: order[result.trial])
     return MutationReport(
-        tuple(sorted(results, key=lambda result: order[result.trial])),
+        tuple(one for one in results if isinstance(one, Result)),
         configs=configs,
         faults=faults,
         seed=seed,
@@ -103,16 +112,24 @@ def mutate(
         jobs=jobs,
         environment=environment(),
         seconds=time.perf_counter() - started,
+        galleries=galleries,
+        gallery=tuple(one for one in results if isinstance(one, Finding)),
     )
 
 
-def find_trial(case: str) -> Trial:
-    """Return the trial that a report calls by this name: ``right:SEED`` or ``FAULT:SIDE:SEED``.
+def find_trial(case: str, gallery: str | Sequence[str] = ()) -> Trial | GalleryTrial:
+    """Return the trial that a report calls by this name: ``right:SEED``, ``FAULT:SIDE:SEED`` or ``gallery:ENTRY``.
+
+    Args:
+        case: the name; an entry with a fault is ``gallery:ENTRY:FAULT``.
+        gallery: the galleries that have the entry.
 
     Raises:
         ValueError: it is none.
     """
     kind, _, rest = case.partition(":")
+    if kind == PREFIX:
+        return find_gallery_trial(case, (gallery,) if isinstance(gallery, str) else gallery)
     side, _, number = rest.rpartition(":")
     if not number.isdecimal() or (kind == "right") != (side == "") or side not in ("", *SIDES):
         raise ValueError(f"case ({case}) must read right:SEED or FAULT:SIDE:SEED, with a side of {', '.join(SIDES)}")
@@ -123,8 +140,12 @@ def find_trial(case: str) -> Trial:
     return Trial(kind, "torch" if side == "torch" else "flax", int(number))
 
 
-def run_trial(trial: Trial) -> Result:
+def run_trial(trial: Trial | GalleryTrial) -> Result | Finding:
     """Run one trial."""
+    return judge_trial(trial) if isinstance(trial, GalleryTrial) else _run(trial)
+
+
+def _run(trial: Trial) -> Result:
     started = time.perf_counter()
     subject = _Subject(trial)
     verdict, report, message = _judge(subject)
@@ -315,7 +336,7 @@ def _find_seed(fault: Fault, start: int, *, is_hidden: bool) -> int:
     return mutants.find_seed(start, fits)
 
 
-def run_trials(trials: list[Trial], jobs: int) -> Iterator[Result]:
+def run_trials(trials: Sequence[Trial | GalleryTrial], jobs: int) -> Iterator[Result | Finding]:
     """Run trials, in any order if there are several processes."""
     if jobs == 1:
         yield from map(run_trial, trials)
