@@ -140,7 +140,7 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
         layout, why = "", ""
         try:
             layout = layouts.detect(reader.tensors, configs.beside(reader.path).get("model_type")).name
-        except layouts.LayoutError as error:
+        except (layouts.LayoutError, containers.CheckpointError) as error:
             why = str(error)
         return Inspection(
             path, reader.format, layout, why, reader.tensors, reader.metadata, manifest.of(reader, path) is not None
@@ -314,7 +314,7 @@ def _plan(
         is_folder=configs.is_folder(target, kind),
         dtype=dtype,
         settings=settings,
-        config=configs.beside(reader.path),
+        config=configs.beside(reader.path) if rules is None and to_layout != "same" else None,
         table=table,
         manifest=before,
     )

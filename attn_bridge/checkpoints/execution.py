@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from ..printable import printable
 from . import configs, containers, manifest
 from . import digests as digests_of
-from .containers.base import CheckpointError, Reader, TensorInfo, Writer
+from .containers.base import CheckpointError, Reader, TensorInfo, Writer, numpy_dtype
 from .elements import Elements
 from .planning import IDLE, Plan, Target, kept_name
 from .staging import check_free, check_place, empty, journal, leftovers, locked, note, publish, put, recover
@@ -101,7 +102,9 @@ def carry_out(
             budget = _budget(plan, max_memory)
             elements = Elements(reader, None if before is None else before.kept, budget)
             _check_ties(plan, reader, budget)
+            check_dropped(plan, reader)
             _check_kept(before)
+            own = _config_beside(plan, reader, config) if is_folder else None
             writer = containers.make_writer(target_format, payload, infos, plan.metadata)
             try:
                 if done and not writer.random_access:
@@ -118,7 +121,7 @@ def carry_out(
             except BaseException:
                 writer.abort()
                 raise
-            _accompany(plan, reader, before, payload, staging, digests, is_folder, config)
+            _accompany(plan, reader, before, payload, staging, digests, is_folder, own)
             check_free(target, overwrite)
             publish(staging, payload, target, is_folder)
         shutil.rmtree(staging, ignore_errors=True)
@@ -245,6 +248,22 @@ def _check_ties(plan: Plan, reader: Reader, budget: int) -> None:
                 )
 
 
+def check_dropped(plan: Plan, reader: Reader) -> None:
+    """Refuse to leave out tensors whose numbers are not what they are left out as.
+
+    Raises:
+        CheckpointError: one is not.
+    """
+    for name, check in plan.checks.items():
+        info = reader.tensors[name]
+        for start in range(0, max(info.nbytes, 1), LEAST):
+            data = reader.read_range(name, start, min(info.nbytes, start + LEAST))
+            if not check(info.shape, start // info.itemsize, np.frombuffer(data, numpy_dtype(info.dtype))):
+                raise CheckpointError(
+                    f"{reader.path}: {printable(name)} is not what it would be left out as: {plan.dropped[name]}"
+                )
+
+
 def _check_kept(before: manifest.Manifest | None) -> None:
     """Refuse to bring back, or to take along, what is no longer as it was kept."""
     for name, problem in ({} if before is None else kept_problems(before)).items():
@@ -277,7 +296,7 @@ def _accompany(
     staging: Path,
     digests: dict[str, str],
     is_folder: bool,
-    config: Mapping[str, Any] | None,
+    config: bytes | None,
 ) -> None:
     """Write what goes with the target: what was dropped, the manifest, the model's config."""
     beside = (payload / manifest.IN_FOLDER, payload / manifest.KEPT_IN_FOLDER)
@@ -308,13 +327,16 @@ def _accompany(
     made_of = {"layout": plan.source_layout, "format": plan.source_format, "settings": plan.settings}
     text = manifest.text(plan.target_layout, plan.dtype, made_of, tensors, plan.restore, kept_digests)
     put(where, text.encode("ascii"))
-    own = reader.path / "config.json"
-    if is_folder and config is not None:
-        put(payload / "config.json", (json.dumps(config, indent=2, sort_keys=True) + "\n").encode("ascii"))
-    elif is_folder and reader.path.is_dir() and own.is_file():
-        own_data = _config_for(plan, own.read_bytes())
-        if own_data is not None:
-            put(payload / "config.json", own_data)
+    if config is not None:
+        put(payload / configs.CONFIG, config)
+
+
+def _config_beside(plan: Plan, reader: Reader, config: Mapping[str, Any] | None) -> bytes | None:
+    """Return the config.json of a folder: the one given, or the source's; None: there is none."""
+    if config is not None:
+        return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode("ascii")
+    own = reader.path / configs.CONFIG
+    return _config_for(plan, own.read_bytes()) if reader.path.is_dir() and own.is_file() else None
 
 
 def _config_for(plan: Plan, data: bytes) -> bytes | None:

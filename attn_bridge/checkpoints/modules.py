@@ -14,13 +14,17 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from .. import backends
+from .. import backends, specs
 from ..weights import WeightsMismatchError
 from . import configs, containers, execution, manifest, planning
 from .containers.base import Array, CheckpointError, Reader, TensorInfo
 from .elements import Elements
 
 Side = Literal["torch", "flax"]
+
+
+WITH_MASKS = ("book", "fused-qkv")
+"""Layouts whose classes hold a causal mask beside their weights."""
 
 
 class ArraysReader(Reader):
@@ -85,6 +89,7 @@ def load(side: Side, path: Path, module: Any, from_layout: str | None, settings:
         missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys()
         if missing or unexpected or misshapen:
             raise WeightsMismatchError(missing, unexpected, misshapen)
+        execution.check_dropped(plan, reader)
         elements = Elements(reader, None, max(one.info.nbytes for one in plan.targets))
         arrays = {name: elements.read(one)[0].reshape(one.info.shape) for name, one in found.items()}
         backend.set_weights(module, arrays)
@@ -101,7 +106,8 @@ def save(
     config: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a module's weights to a checkpoint; see ``torch_attn.checkpoints.save``."""
-    reader = ArraysReader(backends.load(side).get_weights(module))
+    backend = backends.load(side)
+    reader = ArraysReader(backend.get_weights(module))
     kind = containers.format_of(path, format)
     is_folder = configs.is_folder(path, kind)
     plan = planning.make(
@@ -112,11 +118,40 @@ def save(
         is_folder=is_folder,
         settings=settings,
     )
+    before = None
+    masks = _masks(backend.find_configs(module)) if to_layout in WITH_MASKS else {}
+    if masks:
+        kept = ArraysReader(masks)
+        plan = planning.with_kept(plan, kept)
+        before = manifest.Manifest(side, "", {}, {}, {}, kept)
     own = getattr(module, "config", None)
     if config is None and is_folder and to_layout != "same" and dataclasses.is_dataclass(own):
         ours = configs.own_config(type(module).__name__, dataclasses.asdict(own))  # type: ignore[arg-type]
         config = configs.config_of_layout(ours, to_layout, tied=configs.is_tied(plan))
-    execution.carry_out(plan, reader, path, kind, is_folder=is_folder, overwrite=overwrite, config=config)
+    execution.carry_out(
+        plan, reader, path, kind, before=before, is_folder=is_folder, overwrite=overwrite, config=config
+    )
+
+
+def _masks(found: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the causal masks that the book's classes hold as buffers, and load strictly, by name.
+
+    Args:
+        found: path -> config of our modules.
+    """
+    masks: dict[str, Array] = {}
+    for path, config in found.items():
+        if isinstance(config, specs.GPTModelConfig):
+            places = [f"trf_blocks.{index}.att." for index in range(config.n_layers)]
+        elif isinstance(config, specs.MultiHeadAttentionWrapperConfig):
+            places = [f"heads.{index}." for index in range(config.num_heads)]
+        elif isinstance(config, specs.CausalAttentionConfig | specs.MultiHeadAttentionConfig):
+            places = [""]
+        else:
+            continue
+        hidden = np.triu(np.ones((config.context_length, config.context_length), np.float32), 1)
+        masks |= {f"{path}.{place}mask".lstrip("."): hidden for place in places}
+    return masks
 
 
 def find_folder(name: str | Path) -> Path:

@@ -83,7 +83,12 @@ def locked(staging: Path) -> Iterator[None]:
             is_there = False
         if not is_there:  # whoever held it took it away at the end
             raise CheckpointError(f"another conversion has just written {staging.name[1:].removesuffix('.partial')}")
-        yield
+        try:
+            yield
+        except BaseException:
+            if staging.is_dir() and [one.name for one in staging.iterdir()] == ["lock"]:
+                shutil.rmtree(staging, ignore_errors=True)
+            raise
 
 
 @contextlib.contextmanager

@@ -9,13 +9,14 @@ import dataclasses
 from collections.abc import Iterable
 
 from ..weights.rows import Row
+from .common_rows import is_frequencies
 
 Table = tuple[Row, ...]
 Size = int | str
 
 PROJECTIONS = (("q_proj", "W_query"), ("k_proj", "W_key"), ("v_proj", "W_value"), ("o_proj", "out_proj"))
 
-FREQUENCIES = Row("rotary_emb.inv_freq", reason="rotary frequencies, which are computed")
+FREQUENCIES = Row("rotary_emb.inv_freq", reason="rotary frequencies, which are computed", check=is_frequencies)
 """Held by files of before 2023."""
 
 SPLIT: Table = (

@@ -11,6 +11,7 @@ from ..masks import causal, sliding_window
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ..weights.rows import Row
 from .attention_rows import SPLIT, Table, below, interleaved_rotary
+from .common_rows import is_frequencies
 from .decoder_rows import FINAL_NORM, attention, decoder, feed_forward, norms
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
@@ -132,7 +133,7 @@ META_LAYOUT = Layout(
         Row(f"{META_LAYER}attention_norm.weight", (f"{META_OURS}norm1.scale",)),
         Row(f"{META_LAYER}ffn_norm.weight", (f"{META_OURS}norm2.scale",)),
         Row("norm.weight", ("final_norm.scale",)),
-        Row("rope.freqs", reason="rotary frequencies, which are computed"),
+        Row("rope.freqs", reason="rotary frequencies, which are computed", check=is_frequencies),
     ],
     settings={
         "num_heads": ("n_heads", "num_attention_heads"),

@@ -21,7 +21,7 @@ import pytest
 import safetensors.numpy
 
 from attn_bridge import WeightsMismatchError, checkpoints
-from attn_bridge.checkpoints import modules
+from attn_bridge.checkpoints import execution, modules
 from attn_bridge.checkpoints.containers.base import CheckpointError, DiskFullError
 from attn_bridge.checkpoints.containers.safetensors import SafetensorsWriter
 from attn_bridge.cli.app import run
@@ -495,6 +495,16 @@ def test_a_full_disk_and_a_run_that_nothing_can_go_on_from_leave_nothing(
     assert [one.name for one in tmp_path.iterdir()] == ["hf"]
 
 
+def test_an_interrupt_before_anything_is_written_leaves_nothing(tmp_path, monkeypatch):
+    def interrupt(staging, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(execution, "recover", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.convert(sharded(tmp_path / "hf"), tmp_path / "x")
+    assert [one.name for one in tmp_path.iterdir()] == ["hf"]
+
+
 @pytest.mark.parametrize("target", ["x", "x.npz", "x.pt", "x.msgpack", "x.orbax"])
 def test_a_disk_that_is_really_full_keeps_nothing_of_a_run(tmp_path, monkeypatch, capsys, target):
     source = sharded(tmp_path / "hf", width=32)
@@ -809,6 +819,95 @@ def test_a_report_never_goes_over_a_checkpoint(tmp_path, monkeypatch, capsys, re
 
 def test_a_huge_bound_on_memory_is_none(tmp_path):
     assert run(["convert", str(folder(tmp_path / "hf")), str(tmp_path / "x"), "--max-memory", "9" * 400]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("hf-bert", "roberta"), ("hf-bert", "electra"), ("hf-gpt2", "imagegpt"), ("hf-llama", "gemma")]
+)
+def test_models_of_another_kind_with_the_same_names_are_refused(tmp_path, capsys, name, kind):
+    source = folder(tmp_path / "hf", name)
+    (source / "config.json").write_text(json.dumps({"model_type": kind}))
+    assert run(["convert", str(source), str(tmp_path / "x")]) == 2
+    assert f"the names fit {name}, which is for " in (said := capsys.readouterr().err)
+    assert f"config.json says {kind}, which may mean other things by them; --from {name} takes them as they are" in said
+    assert f"config.json says {kind}" in checkpoints.inspect(source).why
+    assert checkpoints.convert(source, tmp_path / "x", from_layout=name).target.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "must hold a JSON object, got []"),
+        ('"x"', 'must hold a JSON object, got "x"'),
+        ("{", "can't be read as JSON: "),
+        ("\xff", "can't be read as JSON: "),
+        ("[" * 100_000, "can't be read as JSON: "),
+        ('{"tie_word_embeddings": 7}', "tie_word_embeddings (7) of config.json must be true or false"),
+        ('{"tie_word_embeddings": "yes"}', 'tie_word_embeddings ("yes") of config.json must be true or false'),
+    ],
+)
+def test_a_config_that_is_none_is_refused(tmp_path, capsys, text, message):
+    source = folder(tmp_path / "hf")
+    (source / "config.json").write_bytes(text.encode("latin-1"))
+    assert run(["convert", str(source), str(tmp_path / "x")]) == 2
+    assert message in (said := capsys.readouterr().err)
+    assert said.count("\n") == 1
+    assert len(said) < 1000
+    assert checkpoints.convert(source, tmp_path / "y.npz", to_layout="same").target.exists()  # which needs no config
+
+
+@pytest.mark.parametrize("value", [0, -3, True, 1.5, "12", [12], 1 << 31, 10**400])
+def test_a_size_in_a_config_that_can_be_none_is_refused(tmp_path, value):
+    source = write(tmp_path / "x.safetensors", made("linen-mha"))
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": value}))
+    with pytest.raises(LayoutError, match=r"^num_attention_heads \(.* of config.json must be a whole number from 1 to"):
+        checkpoints.convert(source, tmp_path / "y.npz", to_layout="nnx-mha")
+    assert not (tmp_path / "y.npz").exists()
+
+
+TRIANGLE = np.tri(7, dtype=np.uint8)[None, None]
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "array"),
+    [
+        ("hf-gpt2", "transformer.h.0.attn.bias", np.ones((1, 1, 7, 7), np.uint8)),
+        ("hf-gpt2", "transformer.h.0.attn.bias", 1 - TRIANGLE),
+        ("hf-gpt2", "transformer.h.0.attn.bias", TRIANGLE[..., :5]),
+        ("hf-gpt2", "transformer.h.0.attn.bias", np.tri(3000, k=1, dtype=np.float32)),
+        ("hf-gpt2", "transformer.h.0.attn.masked_bias", np.array(0, np.float32)),
+        ("hf-bert", "embeddings.position_ids", np.arange(9)[None] + 2),
+        ("hf-bert", "embeddings.token_type_ids", np.int64([[0, 0, 1]])),
+        ("hf-llama", "model.layers.0.self_attn.rotary_emb.inv_freq", np.float32([0.5, 0.7])),
+        ("meta-llama", "rope.freqs", np.float32([0.5, np.nan])),
+        ("book", "net.att.mask", np.tri(5, dtype=np.float32)),
+        ("book", "net.att.mask", np.triu(np.ones((5, 5), np.float32))),
+        ("fused-qkv", "net.att.mask", np.zeros((5, 5), bool)),
+        ("fused-qkv", "net.att.mask", np.zeros(0, np.float32)),
+    ],
+)
+def test_what_is_left_out_for_a_reason_has_to_be_what_the_reason_says(tmp_path, capsys, layout, name, array):
+    source = write(tmp_path / "source.safetensors", made(layout) | {name: array})
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    assert run(["convert", str(source), str(tmp_path / "x.npz"), "--from", layout]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {source}: {name} is not what it would be left out as: ")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["config.json", "source.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "arrays"),
+    [
+        ("hf-gpt2", {"transformer.h.0.attn.bias": np.tri(3000, dtype=bool)[None, None]}),
+        ("hf-gpt2", {"transformer.h.1.attn.masked_bias": np.array(-1e4, np.float32)}),
+        ("hf-bert", {"embeddings.token_type_ids": np.zeros((1, 9), np.int64)}),
+        ("hf-bert", {"embeddings.position_ids": np.stack([np.arange(5)] * 2).astype(np.float32)}),
+        ("book", {"net.att.mask": np.triu(np.full((5, 5), -np.inf, ml_dtypes.bfloat16), 1)}),
+    ],
+)
+def test_what_is_what_its_reason_says_is_left_out(tmp_path, layout, arrays):
+    source = write(tmp_path / "source.safetensors", made(layout) | arrays)
+    assert checkpoints.convert(source, tmp_path / "x.npz", from_layout=layout).target.exists()
 
 
 def test_overwriting_never_takes_a_folder_of_other_things(tmp_path, capsys):
