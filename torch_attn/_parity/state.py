@@ -49,11 +49,21 @@ def undisturbed(modules: Iterable[nn.Module], seed: int, train: bool = False) ->
             stack.callback(_write_back, read, write, read())
         for module in found:
             stack.callback(_restorer(module))
-        torch.manual_seed(seed)
+        _seed_torch(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)  # what the user's code draws from
         found[0].train(train)
         yield
+
+
+def _seed_torch(seed: int) -> None:
+    """Seed torch's random numbers on devices that are in use; another would keep the seed for its first use."""
+    torch.random.default_generator.manual_seed(seed)
+    for devices in (torch.cuda, torch.xpu):
+        if devices.is_initialized():
+            devices.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
 
 
 def _write_back(read: Callable[[], Any], write: Callable[[Any], Any], former: Any) -> None:
