@@ -6,6 +6,7 @@ A backend is the module ``backend.py`` of ``torch_attn`` or ``jax_attn``; both o
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Literal
@@ -31,19 +32,41 @@ class MissingBackendError(ImportError):
     """A framework that the call needs cannot be imported; the message names the extra that installs it."""
 
 
+def require(framework: Framework, *packages: str) -> None:
+    """Say in one line which extra brings a framework's packages, where one is not installed.
+
+    Raises:
+        MissingBackendError: one is not installed.
+    """
+    for package in packages:
+        try:
+            found = importlib.util.find_spec(package)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            raise _missing(framework, f"No module named {package!r}")
+
+
+def _missing(framework: Framework, reason: str) -> MissingBackendError:
+    _, extra = PACKAGES[framework]
+    return MissingBackendError(
+        f"the {framework} backend cannot be imported ({reason}); install it with: pip install 'attn-bridge[{extra}]'"
+    )
+
+
 def load(framework: Framework, module: str = "backend") -> ModuleType:
     """Import the backend of a framework, or another module that both packages have.
 
     Raises:
         MissingBackendError: the framework is not installed.
     """
-    package, extra = PACKAGES[framework]
+    package, _ = PACKAGES[framework]
     try:
         return importlib.import_module(f"{package}.{module}")
+    except MissingBackendError:
+        raise
     except ImportError as error:
-        raise MissingBackendError(
-            f"the {framework} backend cannot be imported ({error}); install it with: pip install 'attn-bridge[{extra}]'"
-        ) from error
+        raise _missing(framework, str(error)) from error
 
 
 def load_subjects(framework: Framework) -> ModuleType:
@@ -78,6 +101,13 @@ def framework_of(module: Any) -> Framework | None:
 
 def _has_base(value: Any, module: str, name: str) -> bool:
     return any((base.__module__, base.__qualname__) == (module, name) for base in type(value).__mro__)
+
+
+def as_numpy(value: Any) -> Any:
+    """Return an array of torch or JAX as a NumPy array, bit for bit, and whatever else as it is."""
+    homes = [base.__module__.partition(".")[0] for base in type(value).__mro__]
+    framework = next((_ARRAY_HOMES[home] for home in homes if home in _ARRAY_HOMES), None)
+    return value if framework is None else load(framework).to_numpy(value)
 
 
 def explain_attention(query: Any, key: Any, value: Any, **options: Any) -> dict[str, str | None]:

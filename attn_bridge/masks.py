@@ -39,6 +39,8 @@ __all__ = [
     "sliding_window",
 ]
 
+_LARGEST = 2**31 - 1
+
 _FAR = 2**62
 """A position beyond all keys."""
 
@@ -636,11 +638,13 @@ def padding(lengths: Any) -> Mask:
 
     Raises:
         TypeError: `lengths` are not integers.
-        ValueError: `lengths` have not one axis.
+        ValueError: `lengths` have not one axis, or one of a list or a NumPy array is negative.
     """
     lengths = _integers("lengths", lengths)
     if lengths.ndim != 1:
         raise ValueError(f"lengths must have shape (B,), got {tuple(lengths.shape)}")
+    if isinstance(lengths, np.ndarray) and lengths.size and lengths.min() < 0:
+        raise ValueError(f"lengths ({int(lengths.min())} among them) must be at least 0")
     return _Padding(lengths[:, None, None, None])
 
 
@@ -664,6 +668,8 @@ def _positive(name: str, value: Any) -> int:
     number = _integer(name, value)
     if number < 1:
         raise ValueError(f"{name} ({number}) must be at least 1")
+    if number > _LARGEST:
+        raise ValueError(f"{name} ({number}) must be at most {_LARGEST}, as positions have 32 bits")
     return number
 
 

@@ -207,6 +207,26 @@ def check_rate(name: str, rate: float) -> None:
         raise ValueError(f"{name} ({rate}) must be in [0, 1)")
 
 
+def check_source(name: str, value: object, kinds: tuple[type, ...], wanted: str) -> None:
+    """Check a source of random numbers: None, or one of the kinds that the framework takes.
+
+    Raises:
+        TypeError: it is something else, such as the other framework's source or a seed.
+    """
+    if value is not None and not isinstance(value, kinds):
+        raise TypeError(f"{name} must be {wanted}, got {type(value).__module__}.{type(value).__qualname__}")
+
+
+def check_cache(cache: object) -> None:
+    """Check that a cache is one of ours, or None.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if cache is not None and not (hasattr(cache, "length") and hasattr(cache, "capacity")):
+        raise TypeError(f"cache must be what init_cache of the module returns, got {type(cache).__name__}")
+
+
 def check_implementation(name: str | None, known: Sequence[str]) -> None:
     """Check the name of an implementation of attention."""
     if name is not None and name not in known:

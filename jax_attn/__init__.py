@@ -1,5 +1,9 @@
 """Attention in Flax NNX: the twin of `torch_attn`, with the same classes, arguments and numbers."""
 
+from attn_bridge.backends import require
+
+require("flax", "jax", "flax")
+
 from . import functional, steps
 from .bert_encoder import BertEncoder
 from .causal_attention import CausalAttention

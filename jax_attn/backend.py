@@ -71,7 +71,9 @@ def set_weights(module: nnx.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) 
     for path, old in targets.items():
         if _name(path) in arrays:
             value = from_numpy(arrays[_name(path)], _name(path))
-            values[path] = jax.device_put(value, old.sharding) if isinstance(old, Array) else value
+            # What is bound to no device stays so: a step compiled for the one would be compiled again for the other.
+            bound = isinstance(old, Array) and old.committed
+            values[path] = jax.device_put(value, old.sharding) if bound else value
     nnx.update(module, nnx.from_flat_state(values))
 
 
@@ -236,6 +238,8 @@ def _blank(leaf: jax.ShapeDtypeStruct) -> Array:
 
 
 def _values(module: nnx.Module) -> dict[tuple[Any, ...], Any]:
+    if not isinstance(module, (nnx.Module, nnx.Pytree)):
+        raise TypeError(f"module must be a flax.nnx.Module, got {type(module).__name__}")
     state = nnx.state(module, WEIGHTS)
     return {path: _value(leaf) for path, leaf in nnx.to_flat_state(state)}
 

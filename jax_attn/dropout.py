@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Float
 
 from .implementations.reference import drop
-from .random import Rngs, TorchRngs
+from .random import Rngs, TorchRngs, check_rngs
 
 
 class Dropout(nnx.Dropout):
@@ -22,6 +22,7 @@ class Dropout(nnx.Dropout):
     """
 
     def __init__(self, rate: float, *, rngs: Rngs | None = None):
+        check_rngs(rngs)
         theirs = isinstance(rngs, TorchRngs)
         super().__init__(rate, rngs=None if theirs or rate == 0.0 else rngs)
         if theirs:

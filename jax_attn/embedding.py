@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 
 from attn_bridge.specs.model import check_range
 
-from .random import Rngs, TorchRngs
+from .random import Rngs, TorchRngs, check_rngs
 
 
 def _standard_normal(key: Array | TorchRngs, shape: tuple[int, ...], dtype: Any = jnp.float32, **unused: Any) -> Array:
@@ -36,6 +36,7 @@ class Embedding(nnx.Embed):
     """
 
     def __init__(self, size: int, emb_dim: int, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+        check_rngs(rngs)
         super().__init__(size, emb_dim, embedding_init=_standard_normal, rngs=rngs, param_dtype=param_dtype)
         self.dtype = dtype  # nnx.Embed would keep the dtype it was made with, and round later weights to it
 

@@ -135,12 +135,14 @@ def as_batch(
     *,
     d_in: int | None = None,
     context_length: int | None = None,
+    cache: Any = None,
 ) -> Float[Array, "B T D"]:
     """Check the input of an attention module and give ``(T, d_in)`` a batch axis.
 
     `weight` is what `x` will be multiplied with; JAX promotes the two to a common dtype.
     """
     validation.check_tokens(jnp.shape(x), dtype_name(x), d_in=d_in, context_length=context_length)
+    validation.check_cache(cache)
     x = jnp.asarray(x)
     if weight is not None:
         check_dtype(x, weight)

@@ -84,7 +84,7 @@ class GatedDeltaNet(nnx.Module):
             ValueError: shapes that do not fit, more tokens than the cache takes, or a name that is no form.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
-        batch = functional.as_batch(x, self.W_query.kernel, d_in=self.config.d_in)
+        batch = functional.as_batch(x, self.W_query.kernel, d_in=self.config.d_in, cache=cache)
         cache = cache if cache is None else cache.admit(*batch.shape[:2], recurrence.mask_shape(attention_mask))
         batch = recurrence.without(batch, recurrence.visible_tokens(attention_mask, batch, cache))
         mixed = jnp.concatenate([self.W_query(batch), self.W_key(batch), self.W_value(batch)], -1)

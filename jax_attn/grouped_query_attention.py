@@ -90,7 +90,7 @@ class GroupedQueryAttention(nnx.Module):
             TypeError: an input that is not floating point, a mask that is not bool, positions that are not integers.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_query.kernel, d_in=config.d_in)
+        batch = functional.as_batch(x, self.W_query.kernel, d_in=config.d_in, cache=cache)
         at = positions_of(batch, positions, cache)
         query, key, value = self._heads(batch, at)
         if cache is None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from .random import Rngs, TorchRngs
+from .random import Rngs, TorchRngs, check_rngs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +69,7 @@ class Linear(nnx.Linear):
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):
+        check_rngs(rngs)
         # As `torch.nn.init.kaiming_uniform_` has it for the weights, and `torch.nn.Linear` for the bias.
         draw = SymmetricUniform(d_in**-0.5, math.sqrt(3.0) * (math.sqrt(2.0 / 6.0) / math.sqrt(d_in)))
         draw_bias = SymmetricUniform(d_in**-0.5, 1.0 / math.sqrt(d_in))

@@ -16,7 +16,7 @@ from jax import Array
 from jax.experimental import io_callback
 from jaxtyping import Bool, Float
 
-from attn_bridge import rng
+from attn_bridge import rng, validation
 
 __all__ = ["Rngs", "TorchRngs"]
 
@@ -109,6 +109,16 @@ class TorchRngs:
 
 Rngs: TypeAlias = nnx.Rngs | TorchRngs
 """What the modules of `jax_attn` take as ``rngs``."""
+
+
+def check_rngs(rngs: object) -> None:
+    """Check what a module takes as ``rngs``: an `nnx.Rngs`, a stream of one, or a `TorchRngs`.
+
+    Raises:
+        TypeError: it is something else, such as a key or a seed.
+    """
+    kinds = (nnx.Rngs, nnx.RngStream, TorchRngs)
+    validation.check_source("rngs", rngs, kinds, "an nnx.Rngs or a jax_attn.random.TorchRngs")
 
 
 def _is_tracing() -> bool:

@@ -19,7 +19,7 @@ from attn_bridge.specs import SelfAttentionV1Config
 
 from . import functional
 from .linear import draw_uniform
-from .random import Rngs
+from .random import Rngs, check_rngs
 
 
 class SelfAttention_v1(nnx.Module):
@@ -37,6 +37,7 @@ class SelfAttention_v1(nnx.Module):
     """
 
     def __init__(self, d_in: int, d_out: int, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+        check_rngs(rngs)
         self.config = SelfAttentionV1Config(d_in, d_out)
         shape = (self.config.d_in, self.config.d_out)
         self.W_query = nnx.Param(draw_uniform(rngs.params(), shape, param_dtype))

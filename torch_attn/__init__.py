@@ -1,5 +1,9 @@
 """Attention in PyTorch: the twin of `jax_attn`, with the same classes, arguments and numbers."""
 
+from attn_bridge.backends import require
+
+require("torch", "torch")
+
 from . import functional, steps
 from .bert_encoder import BertEncoder
 from .causal_attention import CausalAttention

@@ -61,8 +61,26 @@ def describe_weights(module: nn.Module) -> dict[str, tuple[tuple[int, ...], str]
 
 
 def get_weights(module: nn.Module) -> Arrays:
-    """Return every parameter and persistent buffer by name; arrays may share memory with the module."""
-    return {name: to_numpy(tensor) for name, tensor in _tensors(module).items()}
+    """Return every parameter and persistent buffer by name; arrays may share memory with the module.
+
+    Raises:
+        TypeError: no module, or a tensor that has no plain numbers: quantised, sparse, nested, or on the meta device.
+    """
+    return {name: to_numpy(_dense(name, tensor)) for name, tensor in _tensors(module).items()}
+
+
+def _dense(name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor that has plain numbers; refuse one that is quantised, sparse, nested or on the meta device."""
+    kind = "" if tensor.layout == torch.strided else f"sparse ({tensor.layout})"
+    if tensor.is_nested:
+        kind = "nested"
+    elif tensor.is_quantized:
+        kind = f"quantised ({tensor.dtype})"
+    elif tensor.is_meta:
+        kind = "on the meta device"
+    if kind:
+        raise TypeError(f"{name} must be a dense tensor with numbers, it is {kind}")
+    return tensor
 
 
 def set_weights(module: nn.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -240,6 +258,8 @@ class _AttentionModule(nn.Module):
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
     return dict(_unwrapped(module).state_dict(keep_vars=True))
 
 

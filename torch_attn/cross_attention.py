@@ -76,7 +76,7 @@ class CrossAttention(nn.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_query.weight, d_in=config.d_in)
+        batch = functional.as_batch(x, self.W_query.weight, d_in=config.d_in, cache=cache)
         query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", h=config.num_heads)
         mask = full().restrict(attention_mask)
         if context is not None:

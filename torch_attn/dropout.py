@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from .implementations.reference import drop
-from .random import JaxRngs, RngStream
+from .random import JaxRngs, RngStream, check_rngs
 
 
 class Dropout(nn.Dropout):
@@ -24,6 +24,7 @@ class Dropout(nn.Dropout):
     rngs: RngStream | None = None
 
     def __init__(self, rate: float, *, rngs: JaxRngs | None = None):
+        check_rngs(rngs)
         super().__init__(rate)
         self.rngs = None if rngs is None or rate == 0.0 else rngs.dropout.fork()
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attn_bridge.specs.model import check_range
 
-from .random import JaxRngs
+from .random import JaxRngs, check_rngs
 
 
 class Embedding(nn.Embedding):
@@ -29,6 +29,7 @@ class Embedding(nn.Embedding):
     """
 
     def __init__(self, size: int, emb_dim: int, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None):
+        check_rngs(rngs)
         super().__init__(size, emb_dim, device=device if rngs is None else "meta", dtype=dtype)
         if rngs is not None:
             self.to_empty(device=torch.get_default_device() if device is None else device)

@@ -135,6 +135,7 @@ def as_batch(
     *,
     d_in: int | None = None,
     context_length: int | None = None,
+    cache: Any = None,
 ) -> Float[Tensor, "B T D"]:
     """Check the input of an attention module and give ``(T, d_in)`` a batch axis.
 
@@ -143,6 +144,7 @@ def as_batch(
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
     validation.check_tokens(tuple(x.shape), dtype_name(x), d_in=d_in, context_length=context_length)
+    validation.check_cache(cache)
     if weight is not None:
         check_dtype(x, weight)
     return x[None] if x.ndim == 2 else x

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .random import JaxRngs
+from .random import JaxRngs, check_rngs
 
 
 def linear(
@@ -26,6 +26,7 @@ def linear(
         device: device of the parameters.
         dtype: dtype of the parameters.
     """
+    check_rngs(rngs)
     if rngs is None:
         return nn.Linear(d_in, d_out, bias=bias, device=device, dtype=dtype)
     # On the meta device, torch's own draws cost nothing and leave its generator alone.
@@ -41,6 +42,7 @@ def linear(
 
 def uniform(shape: tuple[int, ...], *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None) -> Tensor:
     """Return a tensor of `shape` drawn from U[0, 1); with `rngs`, JAX's numbers, from the stream ``params``."""
+    check_rngs(rngs)
     if rngs is None:
         return torch.rand(shape, device=device, dtype=dtype)
     drawn = rngs.params.uniform(shape, dtype=dtype or torch.get_default_dtype())
@@ -49,6 +51,7 @@ def uniform(shape: tuple[int, ...], *, rngs: JaxRngs | None = None, device: Any 
 
 def normal(shape: tuple[int, ...], *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None) -> Tensor:
     """Return a tensor of `shape` drawn from N(0, 1); with `rngs`, JAX's numbers, from the stream ``params``."""
+    check_rngs(rngs)
     if rngs is None:
         return torch.randn(shape, device=device, dtype=dtype)
     drawn = rngs.params.normal(shape, dtype or torch.get_default_dtype())

@@ -74,7 +74,7 @@ class LinearAttention(nn.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
             NotImplementedError: weights of tokens in a cache.
         """
-        batch = functional.as_batch(x, self.W_query.weight, d_in=self.config.d_in)
+        batch = functional.as_batch(x, self.W_query.weight, d_in=self.config.d_in, cache=cache)
         if cache is not None:
             cache = cache.admit(*batch.shape[:2], recurrence.mask_shape(attention_mask))
         query, key, value = (

@@ -92,7 +92,7 @@ class MultiHeadLatentAttention(nn.Module):
             TypeError: an input that is not floating point, a mask that is not bool, positions that are no integers.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_latent.weight, d_in=config.d_in)
+        batch = functional.as_batch(x, self.W_latent.weight, d_in=config.d_in, cache=cache)
         asking = batch if config.query_dim is None else self.query_norm(self.W_query_latent(batch))
         query = rearrange(self.W_query(asking), "b t (h c) -> b t h c", h=config.num_heads)
         latent = rearrange(self.latent_norm(self.W_latent(batch)), "b t l -> b t 1 l")

@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int32
+from jaxtyping import Bool
 from torch import Tensor
 
-from attn_bridge import rng
+from attn_bridge import rng, validation
+
+from .threefry import Key, erf_inv, fill, key_words, multiply_add, raw_bits, signed, threefry
 
 __all__ = ["JaxRngs", "RngStream", "bernoulli", "bits", "fold_in", "key", "normal", "split", "uniform"]
 
-Key: TypeAlias = Int32[Tensor, "... 2"]
-Word: TypeAlias = int | Tensor
 Shape: TypeAlias = int | Sequence[int]
 
-_CHUNK = 1 << 18
-"""Elements drawn at a time on a CPU: enough to hide the cost of a call, few enough for the cache."""
-
-_CHUNK_ON_GPU = 1 << 24
 
 _UNSIGNED = {torch.uint8: 8, torch.uint16: 16, torch.uint32: 32, torch.uint64: 64}
 _FLOATS = {
@@ -44,6 +40,15 @@ _FLOATS = {
 # ---- keys
 
 
+def check_rngs(rngs: object) -> None:
+    """Check what a module takes as ``rngs``: a `JaxRngs` or None.
+
+    Raises:
+        TypeError: it is something else, such as an `nnx.Rngs` or a seed.
+    """
+    validation.check_source("rngs", rngs, (JaxRngs,), "a torch_attn.random.JaxRngs or None")
+
+
 def key(seed: int, *, x64: bool = False) -> Key:
     """Return `jax.random.key(seed)`; `x64` as under ``jax_enable_x64``, where a seed has 64 bits instead of 32."""
     return torch.from_numpy(rng.key(seed, x64=x64).view(np.int32))
@@ -54,10 +59,10 @@ def fold_in(key: Key, data: int | Tensor) -> Key:
     rng.check_single("fold_in", key.shape)
     if torch.compiler.is_compiling():
         low = torch.as_tensor(data).to(torch.int32).reshape(1)
-        return torch.cat(_threefry(_words(key), torch.zeros_like(low), low))
+        return torch.cat(threefry(key_words(key), torch.zeros_like(low), low))
     rng.check_fold_in(int(data))
     first, second = (word & 0xFFFFFFFF for word in key.tolist())
-    words = [_signed(word) for word in rng.threefry_words(first, second, 0, int(data))]
+    words = [signed(word) for word in rng.threefry_words(first, second, 0, int(data))]
     return torch.tensor(words, dtype=torch.int32, device="cpu")
 
 
@@ -66,7 +71,7 @@ def split(key: Key, num: Shape = 2) -> Key:
     rng.check_single("split", key.shape)
     shape = rng.as_shape(num)
     low = torch.arange(math.prod(shape), dtype=torch.int32, device="cpu")
-    return torch.stack(_threefry(_words(key), torch.zeros_like(low), low), -1).reshape(*shape, 2)
+    return torch.stack(threefry(key_words(key), torch.zeros_like(low), low), -1).reshape(*shape, 2)
 
 
 # ---- draws
@@ -83,7 +88,7 @@ def bits(key: Key, shape: Shape = (), dtype: torch.dtype = torch.uint32, *, devi
     """
     if dtype not in _UNSIGNED:
         raise ValueError(f"dtype of bits must be uint8, uint16, uint32 or uint64, got {dtype}")
-    return _bits(key, rng.as_shape(shape), _UNSIGNED[dtype], device).view(dtype)
+    return raw_bits(key, rng.as_shape(shape), _UNSIGNED[dtype], device).view(dtype)
 
 
 def uniform(
@@ -110,7 +115,7 @@ def uniform(
     if dtype not in _FLOATS:
         raise ValueError(f"dtype of uniform must be float16, bfloat16, float32 or float64, got {dtype}")
     integer, width, mantissa = _FLOATS[dtype]
-    draw = _bits(key, rng.as_shape(shape), width, device).to(integer)
+    draw = raw_bits(key, rng.as_shape(shape), width, device).to(integer)
     # One in the exponent and random bits in the mantissa are uniform over [1, 2).
     one = {torch.float16: 0x3C00, torch.bfloat16: 0x3F80, torch.float32: 0x3F800000, torch.float64: 1023 << 52}[dtype]
     draw = draw >> (width - mantissa) & ((1 << mantissa) - 1) | one
@@ -119,7 +124,7 @@ def uniform(
         return unit
     wide = torch.float64 if x64 or dtype == torch.float64 else torch.float32
     low, high = (torch.tensor(bound, dtype=wide, device=device).to(dtype) for bound in (minval, maxval))
-    return torch.maximum(_multiply_add(unit, high - low, low), low)
+    return torch.maximum(multiply_add(unit, high - low, low), low)
 
 
 def bernoulli(
@@ -162,7 +167,7 @@ def bernoulli(
             y1.bitwise_xor_(y0).bitwise_xor_(-(1 << 31))
             torch.lt(y1, limit_of_word, out=out)
 
-    return _fill(key, torch.empty(sizes, dtype=torch.bool, device=device), below)
+    return fill(key, torch.empty(sizes, dtype=torch.bool, device=device), below)
 
 
 def normal(key: Key, shape: Shape = (), dtype: torch.dtype = torch.float32, *, x64: bool = False) -> Tensor:
@@ -178,7 +183,7 @@ def normal(key: Key, shape: Shape = (), dtype: torch.dtype = torch.float32, *, x
     """
     below_one = -1.0 + 2.0 ** -(_FLOATS[dtype][2] + 1)
     draw = uniform(key, shape, dtype, below_one, 1.0, x64=x64)
-    wide = torch.erfinv(draw) if dtype == torch.float64 else _erf_inv(draw.float())
+    wide = torch.erfinv(draw) if dtype == torch.float64 else erf_inv(draw.float())
     return wide.to(dtype) * torch.tensor(math.sqrt(2.0), dtype=dtype)
 
 
@@ -375,155 +380,6 @@ def _lasting() -> contextlib.AbstractContextManager[Any]:
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
 
 
-def _signed(word: int) -> int:
-    """Return the int32 of the same bits as a word."""
-    word &= 0xFFFFFFFF
-    return word - (1 << 32) if word >> 31 else word
-
-
 def _as_ordered(word: int) -> int:
     """Return the int32 that compares with words whose highest bit is flipped as the word does with them as they are."""
-    return _signed(word ^ 1 << 31)
-
-
-def _words(key: Key) -> tuple[Word, Word, Word]:
-    """Return the key schedule: tensors while compiling, where a number would be compiled in, else numbers."""
-    if torch.compiler.is_compiling():
-        first, second = key.unbind()
-        return first, second, first ^ second ^ rng.PARITY
-    first, second = key.tolist()
-    return first, second, first ^ second ^ rng.PARITY
-
-
-def _plus(word: Word, number: int) -> Word:
-    """Return the sum as an int32; sums of tensors wrap by themselves."""
-    return _signed(word + number) if isinstance(word, int) else word + number
-
-
-def _threefry(words: tuple[Word, Word, Word], x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
-    """Encrypt the counters ``(x0, x1)``, int32, in place."""
-    x0 += words[0]
-    x1 += words[1]
-    rotated = torch.empty_like(x1)
-    for i in range(5):
-        for r in rng.ROTATIONS[i % 2]:
-            x0 += x1
-            # There is no logical shift: what the arithmetic one pulls in is masked. Then rotated + 2**r * x1.
-            torch.bitwise_right_shift(x1, 32 - r, out=rotated)
-            rotated &= (1 << r) - 1
-            torch.add(rotated, x1, alpha=1 << r, out=x1)
-            x1 ^= x0
-        x0 += words[(i + 1) % 3]
-        x1 += _plus(words[(i + 2) % 3], i + 1)
-    return x0, x1
-
-
-def _fill(key: Key, out: Tensor, finish: Callable[[Tensor, Tensor, Tensor], None]) -> Tensor:
-    """Fill `out`, contiguous, with what `finish` makes of the two words that each element's index is encrypted to."""
-    rng.check_single("a draw", key.shape)
-    words = _words(key)
-    flat = out.view(-1)
-    size = flat.shape[0]
-    if torch.compiler.is_compiling():
-        # One loop over everything; the compiler fuses it.
-        low = torch.arange(size, dtype=torch.int32, device=out.device)
-        finish(*_threefry(words, torch.zeros_like(low), low), flat)
-        return out
-    chunk = min(max(size, 1), _CHUNK if out.device.type == "cpu" else _CHUNK_ON_GPU)
-    with torch.inference_mode():  # nothing here has a gradient, and a call costs less
-        steps = torch.arange(chunk, dtype=torch.int32, device=out.device)
-        x0, x1 = torch.empty_like(steps), torch.empty_like(steps)
-        for start in range(0, size, chunk):
-            part = flat[start : start + chunk]
-            high, low = x0[: part.shape[0]].fill_(start >> 32), x1[: part.shape[0]]
-            torch.add(steps[: part.shape[0]], _signed(start), out=low)
-            finish(*_threefry(words, high, low), part)
-    return out
-
-
-def _bits(key: Key, shape: tuple[int, ...], width: int, device: Any) -> Tensor:
-    """Return random bits as signed integers of `width`."""
-    dtype = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}[width]
-
-    def join(y0: Tensor, y1: Tensor, out: Tensor) -> None:
-        if width == 64:
-            out.copy_(y0.to(torch.int64) << 32 | y1.to(torch.int64) & 0xFFFFFFFF)
-        else:
-            out.copy_(y0.bitwise_xor_(y1))
-
-    return _fill(key, torch.empty(shape, dtype=dtype, device=device), join)
-
-
-def _multiply_add(a: Float[Tensor, "..."], b: Tensor, c: Tensor) -> Float[Tensor, "..."]:
-    """Return ``a * b + c`` as `attn_bridge.rng.multiply_add` does, which explains it."""
-    wider = {torch.float32: torch.float64, torch.float16: torch.float32}.get(a.dtype)
-    if wider is not None and (a.dtype != torch.float16 or rng.COMPUTES_FLOAT16):
-        product = a.to(wider) * b.to(wider)
-        return _add_to_odd(product, c.to(wider).expand_as(product)).to(a.dtype)
-    if a.dtype != torch.float64:
-        return a * b + c
-
-    def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-        scaled = x * 134217729.0  # 2**27 + 1
-        upper = scaled - (scaled - x)
-        return upper, x - upper
-
-    product = a * b
-    (a_upper, a_lower), (b_upper, b_lower) = halves(a), halves(b)
-    rest = ((a_upper * b_upper - product) + a_upper * b_lower + a_lower * b_upper) + a_lower * b_lower
-    high, low = _two_sum(c.expand_as(rest), rest)
-    total, error = _two_sum(product, high)
-    return total + _add_to_odd(low, error)
-
-
-def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rounded sum and its error."""
-    total = a + b
-    back = total - a
-    return total, (a - (total - back)) + (b - back)
-
-
-def _add_to_odd(a: Tensor, b: Tensor) -> Tensor:
-    """Add in float64 or float32, rounding what is not exact to the neighbour with an odd mantissa."""
-    total, error = _two_sum(a, b)
-    raw = total.view({4: torch.int32, 8: torch.int64}[total.itemsize])
-    step = torch.where((error > 0) == (total > 0), 1, -1)
-    return (raw + torch.where((error != 0) & (raw & 1 == 0), step, 0).to(raw.dtype)).view(total.dtype)
-
-
-# Giles, "Approximating the erfinv function", 2010: the polynomials, highest power first, that XLA evaluates in float32.
-_CENTRE = (
-    2.81022636e-08,
-    3.43273939e-07,
-    -3.5233877e-06,
-    -4.39150654e-06,
-    0.00021858087,
-    -0.00125372503,
-    -0.00417768164,
-    0.246640727,
-    1.50140941,
-)
-_TAIL = (
-    -0.000200214257,
-    0.000100950558,
-    0.00134934322,
-    -0.00367342844,
-    0.00573950773,
-    -0.0076224613,
-    0.00943887047,
-    1.00167406,
-    2.83297682,
-)
-
-
-def _erf_inv(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return the inverse error function of float32 as XLA approximates it, with fused multiply-adds."""
-
-    def polynomial(coefficients: Sequence[float], w: Tensor) -> Tensor:
-        result = torch.full_like(w, coefficients[0])
-        for coefficient in torch.tensor(coefficients[1:], dtype=torch.float32, device=w.device):
-            result = (result.double() * w.double() + coefficient.double()).float()
-        return result
-
-    w = -torch.log1p((-x * x).double()).float()
-    return torch.where(w < 5.0, polynomial(_CENTRE, w - 2.5), polynomial(_TAIL, w.sqrt() - 3.0)) * x
+    return signed(word ^ 1 << 31)

@@ -16,7 +16,7 @@ from attn_bridge.specs import SelfAttentionV1Config
 
 from . import functional
 from .initial_weights import uniform
-from .random import JaxRngs
+from .random import JaxRngs, check_rngs
 
 
 class SelfAttention_v1(nn.Module):
@@ -35,6 +35,7 @@ class SelfAttention_v1(nn.Module):
 
     def __init__(self, d_in: int, d_out: int, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None):
         super().__init__()
+        check_rngs(rngs)
         self.config = SelfAttentionV1Config(d_in, d_out)
         shape = (self.config.d_in, self.config.d_out)
         self.W_query = nn.Parameter(uniform(shape, rngs=rngs, device=device, dtype=dtype))

@@ -140,7 +140,7 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
         layout, why = "", ""
         try:
             layout = layouts.detect(reader.tensors, configs.beside(reader.path).get("model_type")).name
-        except layouts.LayoutError as error:
+        except (layouts.LayoutError, containers.CheckpointError) as error:
             why = str(error)
         return Inspection(
             path, reader.format, layout, why, reader.tensors, reader.metadata, manifest.of(reader, path) is not None
@@ -298,14 +298,14 @@ def _plan(
 ) -> Plan:
     from ..models import rules_file
     from . import configs, containers, planning
-    from .containers.base import CheckpointError
 
     kind = containers.format_of(target, format)
     table = None
     if rules is not None:
-        if from_layout is not None or to_layout is not None:
-            raise CheckpointError("rules stand in place of the layouts; leave out --from and --to, or --rules")
-        table = rules_file.read(Path(rules), reader.tensors, before.layout if before is not None else "")
+        direction = rules_file.direction(from_layout, to_layout)
+        own = before.layout if before is not None else ""
+        table = rules_file.read(Path(rules), reader.tensors, own, direction)
+        from_layout = to_layout = None
     return planning.make(
         reader,
         source_layout=from_layout,
@@ -314,7 +314,7 @@ def _plan(
         is_folder=configs.is_folder(target, kind),
         dtype=dtype,
         settings=settings,
-        config=configs.beside(reader.path),
+        config=configs.beside(reader.path) if rules is None and to_layout != "same" else None,
         table=table,
         manifest=before,
     )

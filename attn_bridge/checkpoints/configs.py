@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .. import specs
+from ..printable import printable
+from ..specs.model import ModelConfig
+from . import containers
 from .containers.base import CheckpointError
 from .planning import Plan
 
 CONFIG = "config.json"
+MOST_BYTES = 1 << 24
+"""Bytes of a config.json."""
+
+SPARE = 10_000
+"""Numbers by which a model may be larger than its weights say: what is missing is named when they are loaded."""
+
 OWN = "attn-bridge-"
 """What a config.json of ours has in front of the model's name as its ``model_type``."""
 
@@ -21,14 +33,27 @@ def is_folder(target: Path, format: str) -> bool:
 
 
 def beside(path: Path) -> dict[str, Any]:
-    """Return the config.json (or Meta's params.json) of a folder, or beside a file; {} where none can be read."""
+    """Return the config.json (or Meta's params.json) of a folder, or beside a file; {} where there is none.
+
+    Raises:
+        CheckpointError: it is no JSON object.
+    """
     folder = path if path.is_dir() else path.parent
-    file = next((folder / name for name in ("config.json", "params.json") if (folder / name).is_file()), folder)
+    file = next((folder / name for name in (CONFIG, "params.json") if (folder / name).is_file()), None)
+    return {} if file is None else _read_object(file)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise ValueError(f"it has {size} bytes; at most {MOST_BYTES} are read")
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} can't be read as JSON: {printable(error)}") from None
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, got {printable(json.dumps(document), 40)}")
+    return document
 
 
 def is_tied(plan: Plan) -> bool:
@@ -40,17 +65,17 @@ def read_config(model: str, folder: Path) -> dict[str, Any]:
     """Return the config that a model of that class takes, from a folder's config.json: ours, or Hugging Face's.
 
     Raises:
-        CheckpointError: there is none, or it is another model's.
+        CheckpointError: there is none, it is another model's, or it holds sizes that the weights beside it can't have.
     """
     path = folder / CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} has no {CONFIG}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} can't be read as JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} is no object")
+    if not path.exists():
+        raise CheckpointError(f"{folder} has no {CONFIG}")
+    found = _config_for(model, path, _read_object(path))
+    _check_size(model, path, found)
+    return found
+
+
+def _config_for(model: str, path: Path, config: dict[str, Any]) -> dict[str, Any]:
     kind = config.get("model_type")
     if kind == OWN + model:
         return {key: value for key, value in config.items() if key != "model_type"}
@@ -61,15 +86,36 @@ def read_config(model: str, folder: Path) -> dict[str, Any]:
     raise CheckpointError(f"{path}: model_type {kind!r} is no {model}")
 
 
+def _check_size(model: str, path: Path, found: Mapping[str, Any]) -> None:
+    """Refuse sizes far beyond those of the weights beside a config: the model is made before they are read."""
+    kind: type[ModelConfig] = getattr(specs, f"{model}Config")
+    try:
+        config = kind.read(found)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    with containers.open_reader(path.parent) as reader:
+        tensors = len(reader.tensors)
+        held = sum(info.nbytes // info.itemsize for info in reader.tensors.values())
+    sizes = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    for name, size in sizes.items():
+        most = tensors if name.endswith("layers") else held
+        if isinstance(size, int) and size > most + SPARE:
+            raise CheckpointError(f"{path}: {name} ({size}) is far too large for weights of {held} numbers")
+    made = sum(math.prod(row.shape) for row in config.parameters)
+    if made > 2 * held + SPARE:  # tied weights are held once
+        raise CheckpointError(f"{path}: its sizes make a model of {made} numbers; the weights beside it have {held}")
+
+
 def _of_gpt2(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the book's config for a ``GPT2Config``."""
+    width = config.get("n_embd")
     fixed = {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
         "layer_norm_epsilon": (1e-5,),
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
         "add_cross_attention": (False,),
-        "n_inner": (None, 4 * config.get("n_embd", 0)),
+        "n_inner": (None, 4 * width if isinstance(width, int) else None),
     }
     for key, values in fixed.items():
         if config.get(key, values[0]) not in values:
@@ -94,18 +140,21 @@ def config_of_layout(config: Mapping[str, Any], layout: str, *, tied: bool) -> d
         return dict(config)
     if (config.get("model_type"), layout) != (OWN + "GPTModel", "hf-gpt2"):
         return None
-    rate = config["drop_rate"]
+    try:
+        own = specs.GPTModelConfig.read({key: value for key, value in config.items() if key != "model_type"})
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{CONFIG}: {error}") from None
     return {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": config["vocab_size"],
-        "n_positions": config["context_length"],
-        "n_embd": config["emb_dim"],
-        "n_head": config["n_heads"],
-        "n_layer": config["n_layers"],
+        "vocab_size": own.vocab_size,
+        "n_positions": own.context_length,
+        "n_embd": own.emb_dim,
+        "n_head": own.n_heads,
+        "n_layer": own.n_layers,
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
-        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), rate),
+        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), own.drop_rate),
         "tie_word_embeddings": tied,
     }
 

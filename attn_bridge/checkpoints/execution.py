@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from ..printable import printable
 from . import configs, containers, manifest
 from . import digests as digests_of
-from .containers.base import ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
+from .containers.base import CheckpointError, Reader, TensorInfo, Writer, numpy_dtype
 from .elements import Elements
 from .planning import IDLE, Plan, Target, kept_name
+from .staging import check_free, check_place, empty, journal, leftovers, locked, note, publish, put, recover
 from .threads import Threads
 
 Progress = Callable[[int, int, str], None]
@@ -80,28 +81,30 @@ def carry_out(
         CheckpointError: the target exists or can't be written, the source changed under way, or tied tensors differ.
     """
     staging = target.parent / f".{target.name}.partial"
-    _check_place(reader, target, staging)
+    check_place(reader, target, staging)
     if not staging.exists():
-        _check_free(target, overwrite)
-    with _locked(staging):
+        check_free(target, overwrite)
+    with locked(staging):
         identity = f"{plan.identity(reader)} {target_format}"
-        done, counts = _journal(staging, identity) if resume else ({}, {})
+        done, counts = journal(staging, identity) if resume else ({}, {})
         anew = "no interrupted run of this very conversion was found" if resume and not done else ""
         infos = [one.info for one in plan.targets]
-        if _recover(staging, target) and done and len(_intact(target, infos, done, target_format)) == len(infos):
+        if recover(staging, target) and done and len(_intact(target, infos, done, target_format)) == len(infos):
             shutil.rmtree(staging, ignore_errors=True)
             return Result(target, done, counts, len(done))
-        _check_free(target, overwrite)
+        check_free(target, overwrite)
         payload = staging / "payload"
-        if not done:
-            _empty(staging)
-            _note(staging, {"plan": identity})
-        try:
+        with leftovers(staging, identity, containers.writer_class(target_format).random_access):
+            if not done:
+                empty(staging)
+                note(staging, {"plan": identity})
             files = _stamps(reader)
             budget = _budget(plan, max_memory)
             elements = Elements(reader, None if before is None else before.kept, budget)
             _check_ties(plan, reader, budget)
+            check_dropped(plan, reader)
             _check_kept(before)
+            own = _config_beside(plan, reader, config) if is_folder else None
             writer = containers.make_writer(target_format, payload, infos, plan.metadata)
             try:
                 if done and not writer.random_access:
@@ -118,13 +121,9 @@ def carry_out(
             except BaseException:
                 writer.abort()
                 raise
-            _accompany(plan, reader, before, payload, staging, digests, is_folder, config)
-            _check_free(target, overwrite)
-            _publish(staging, payload, target, is_folder)
-        except ValueError:
-            if not _journal(staging, identity)[0]:  # nothing to go on from
-                shutil.rmtree(staging, ignore_errors=True)
-            raise
+            _accompany(plan, reader, before, payload, staging, digests, is_folder, own)
+            check_free(target, overwrite)
+            publish(staging, payload, target, is_folder)
         shutil.rmtree(staging, ignore_errors=True)
     return Result(target, digests, changed, len(done), anew)
 
@@ -177,7 +176,7 @@ def _write(
             elements.release(array)
             if stop * width == target.info.nbytes:
                 digests[name] = digest.hexdigest()
-                _note(staging, {"name": name, digests_of.KEY: digests[name], "changed": changed[name]})
+                note(staging, {"name": name, digests_of.KEY: digests[name], "changed": changed[name]})
             progress(written, total, name)
     return digests, {name: count for name, count in changed.items() if count}
 
@@ -198,131 +197,14 @@ def _bounds(target: Target, budget: int) -> Iterator[tuple[int, int]]:
 
 
 def _budget(plan: Plan, max_memory: int | None) -> int:
+    if max_memory is not None and (isinstance(max_memory, bool) or not isinstance(max_memory, int)):
+        raise CheckpointError(f"max_memory ({max_memory!r}) must be a whole number of bytes, or None")
     largest = max((one.info.nbytes for one in plan.targets), default=0)
     if max_memory is None:
         return 3 * max(largest, LEAST)
     if max_memory < IDLE + 4 * LEAST:
         raise CheckpointError(f"max-memory ({max_memory}) must be at least {IDLE + 4 * LEAST} bytes")
     return max_memory - IDLE
-
-
-def _check_place(reader: Reader, target: Path, staging: Path) -> None:
-    if not target.name or target.name in (".", ".."):
-        raise CheckpointError(f"{target} is no name for a checkpoint")
-    if not target.parent.is_dir():
-        raise CheckpointError(f"{target.parent} is no folder to write {target.name} to")
-    try:
-        source, places = reader.path.resolve(), [target.resolve(), staging.resolve()]
-    except (OSError, RuntimeError):
-        raise CheckpointError(f"{target} is a link to itself") from None
-    for here in places:
-        if here == source or source in here.parents or here in source.parents:
-            shown = target if here == places[0] else staging
-            raise CheckpointError(f"{shown} and the source {reader.path} must not be in one another")
-    own = staging.is_dir() and ((staging / "lock").is_file() or not any(staging.iterdir()))
-    if os.path.lexists(staging) and (staging.is_symlink() or not own):
-        raise CheckpointError(f"{staging} is in the way: it is no folder of an interrupted conversion")
-
-
-def _check_free(target: Path, overwrite: bool) -> None:
-    if not os.path.lexists(target):
-        return
-    if not overwrite:
-        raise CheckpointError(f"{target} exists; --overwrite replaces it")
-    if target.is_dir() and not target.is_symlink() and not _is_checkpoint(target):
-        raise CheckpointError(
-            f"{target} is a folder of other things than a checkpoint; --overwrite does not replace it"
-        )
-
-
-def _is_checkpoint(folder: Path) -> bool:
-    """Whether a folder is empty, Orbax's, or one of a checkpoint's files without folders among them."""
-    inside = {one.name: one.is_dir() and not one.is_symlink() for one in folder.iterdir()}
-    if not inside or {ORBAX_METADATA, "_CHECKPOINT_METADATA"} & inside.keys():
-        return True
-    endings = (*containers.ENDINGS, *containers.INDEXES)
-    return not any(inside.values()) and any(name.endswith(endings) for name in inside)
-
-
-@contextlib.contextmanager
-def _locked(staging: Path) -> Iterator[None]:
-    """Hold the staging folder alone."""
-    try:
-        staging.mkdir(exist_ok=True)
-        handle = (staging / "lock").open("w")
-    except OSError as error:
-        raise CheckpointError(f"{staging.parent} can't be written to: {error.strerror}") from None
-    with handle:
-        try:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # not a Unix
-            pass
-        except OSError:
-            raise CheckpointError(f"another conversion is writing to {staging}") from None
-        try:
-            is_there = os.path.samestat(os.fstat(handle.fileno()), (staging / "lock").stat())
-        except FileNotFoundError:
-            is_there = False
-        if not is_there:  # whoever held it took it away at the end
-            raise CheckpointError(f"another conversion has just written {staging.name[1:].removesuffix('.partial')}")
-        yield
-
-
-def _recover(staging: Path, target: Path) -> bool:
-    """Undo or finish what a run was killed at while it put the target in its place; return whether it is there."""
-    own, kept = manifest.places(target, False)
-    is_there = os.path.lexists(target) and not (staging / "payload").exists()
-    for name, place in (("", target), ("-kept", kept), ("-manifest", own)):
-        old = staging / f"replaced{name}"
-        if os.path.lexists(old) and not is_there and not os.path.lexists(place):
-            old.replace(place)
-        else:
-            _remove(old)
-    if is_there and (staging / "manifest").exists():
-        if (staging / "kept").exists():
-            (staging / "kept").replace(kept)
-        (staging / "manifest").replace(own)
-    return is_there
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _empty(staging: Path) -> None:
-    for path in staging.iterdir():
-        if path.name != "lock":
-            _remove(path)
-
-
-def _note(staging: Path, entry: dict[str, str | int]) -> None:
-    try:
-        with (staging / "journal").open("a", encoding="utf-8") as handle:
-            handle.write(json.dumps(entry) + "\n")
-    except OSError as error:
-        raise CheckpointError(f"{staging} can't be written: {error.strerror}") from None
-
-
-def _journal(staging: Path, identity: str) -> tuple[dict[str, str], dict[str, int]]:
-    """Return name -> digest of what an earlier run of the same plan wrote, and -> how many elements a cast changed."""
-    try:
-        lines = (staging / "journal").read_text(encoding="utf-8").splitlines()
-        entries = []
-        for line in lines:
-            with contextlib.suppress(ValueError):  # the line that the kill cut short
-                entries.append(json.loads(line))
-    except (OSError, UnicodeDecodeError):
-        return {}, {}
-    if not entries or entries[0].get("plan") != identity:
-        return {}, {}
-    written = [entry for entry in entries[1:] if "name" in entry and digests_of.KEY in entry]
-    digests = {entry["name"]: entry[digests_of.KEY] for entry in written}
-    return digests, {entry["name"]: entry["changed"] for entry in written if entry.get("changed")}
 
 
 def _intact(payload: Path, infos: list[TensorInfo], done: dict[str, str], format: str) -> dict[str, str]:
@@ -366,6 +248,22 @@ def _check_ties(plan: Plan, reader: Reader, budget: int) -> None:
                 )
 
 
+def check_dropped(plan: Plan, reader: Reader) -> None:
+    """Refuse to leave out tensors whose numbers are not what they are left out as.
+
+    Raises:
+        CheckpointError: one is not.
+    """
+    for name, check in plan.checks.items():
+        info = reader.tensors[name]
+        for start in range(0, max(info.nbytes, 1), LEAST):
+            data = reader.read_range(name, start, min(info.nbytes, start + LEAST))
+            if not check(info.shape, start // info.itemsize, np.frombuffer(data, numpy_dtype(info.dtype))):
+                raise CheckpointError(
+                    f"{reader.path}: {printable(name)} is not what it would be left out as: {plan.dropped[name]}"
+                )
+
+
 def _check_kept(before: manifest.Manifest | None) -> None:
     """Refuse to bring back, or to take along, what is no longer as it was kept."""
     for name, problem in ({} if before is None else kept_problems(before)).items():
@@ -398,7 +296,7 @@ def _accompany(
     staging: Path,
     digests: dict[str, str],
     is_folder: bool,
-    config: Mapping[str, Any] | None,
+    config: bytes | None,
 ) -> None:
     """Write what goes with the target: what was dropped, the manifest, the model's config."""
     beside = (payload / manifest.IN_FOLDER, payload / manifest.KEPT_IN_FOLDER)
@@ -428,14 +326,17 @@ def _accompany(
     }
     made_of = {"layout": plan.source_layout, "format": plan.source_format, "settings": plan.settings}
     text = manifest.text(plan.target_layout, plan.dtype, made_of, tensors, plan.restore, kept_digests)
-    _put(where, text.encode("ascii"))
-    own = reader.path / "config.json"
-    if is_folder and config is not None:
-        _put(payload / "config.json", (json.dumps(config, indent=2, sort_keys=True) + "\n").encode("ascii"))
-    elif is_folder and reader.path.is_dir() and own.is_file():
-        own_data = _config_for(plan, own.read_bytes())
-        if own_data is not None:
-            _put(payload / "config.json", own_data)
+    put(where, text.encode("ascii"))
+    if config is not None:
+        put(payload / configs.CONFIG, config)
+
+
+def _config_beside(plan: Plan, reader: Reader, config: Mapping[str, Any] | None) -> bytes | None:
+    """Return the config.json of a folder: the one given, or the source's; None: there is none."""
+    if config is not None:
+        return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode("ascii")
+    own = reader.path / configs.CONFIG
+    return _config_for(plan, own.read_bytes()) if reader.path.is_dir() and own.is_file() else None
 
 
 def _config_for(plan: Plan, data: bytes) -> bytes | None:
@@ -450,38 +351,3 @@ def _config_for(plan: Plan, data: bytes) -> bytes | None:
     if found is None or found == config:
         return None if found is None else data
     return (json.dumps(found, indent=2, sort_keys=True) + "\n").encode("ascii")
-
-
-def _put(path: Path, data: bytes) -> None:
-    try:
-        with path.open("wb") as handle:
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-    except OSError as error:
-        raise CheckpointError(f"{path} can't be written: {error.strerror}") from None
-
-
-def _publish(staging: Path, payload: Path, target: Path, is_folder: bool) -> None:
-    """Rename everything to where it belongs, the target first and what speaks about it last."""
-    own, kept = manifest.places(target, False)
-    try:
-        for path, name in ((own, "-manifest"), (kept, "-kept")):
-            if os.path.lexists(path):  # those of an earlier target say nothing about the new one
-                path.replace(staging / f"replaced{name}")
-        if os.path.lexists(target) and (target.is_dir() or payload.is_dir()):
-            target.replace(staging / "replaced")
-        payload.replace(target)
-        if not is_folder:
-            if (staging / "kept").exists():
-                (staging / "kept").replace(kept)
-            (staging / "manifest").replace(own)
-        handle = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            _recover(staging, target)
-        raise CheckpointError(f"{target} can't be written: {error.strerror}") from None

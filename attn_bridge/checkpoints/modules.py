@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,13 +14,17 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from .. import backends
+from .. import backends, specs
 from ..weights import WeightsMismatchError
 from . import configs, containers, execution, manifest, planning
 from .containers.base import Array, CheckpointError, Reader, TensorInfo
 from .elements import Elements
 
 Side = Literal["torch", "flax"]
+
+
+WITH_MASKS = ("book", "fused-qkv")
+"""Layouts whose classes hold a causal mask beside their weights."""
 
 
 class ArraysReader(Reader):
@@ -47,6 +52,18 @@ class ArraysReader(Reader):
         return flat[start:stop].data
 
 
+def check_arguments(call: str, wanted: str, kind: type, module: Any, path: Any) -> None:
+    """Check that a module and a path are not taken for each other.
+
+    Raises:
+        TypeError: they are, or one of them is something else.
+    """
+    if not isinstance(module, kind):
+        raise TypeError(f"{call}: module must be a {wanted}, got {type(module).__name__}")
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"{call}: path must be a path, got {type(path).__name__}")
+
+
 def load(side: Side, path: Path, module: Any, from_layout: str | None, settings: Mapping[str, Any] | None) -> None:
     """Write a checkpoint's tensors into a module; see ``torch_attn.checkpoints.load``."""
     backend = backends.load(side)
@@ -72,6 +89,7 @@ def load(side: Side, path: Path, module: Any, from_layout: str | None, settings:
         missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys()
         if missing or unexpected or misshapen:
             raise WeightsMismatchError(missing, unexpected, misshapen)
+        execution.check_dropped(plan, reader)
         elements = Elements(reader, None, max(one.info.nbytes for one in plan.targets))
         arrays = {name: elements.read(one)[0].reshape(one.info.shape) for name, one in found.items()}
         backend.set_weights(module, arrays)
@@ -88,7 +106,8 @@ def save(
     config: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a module's weights to a checkpoint; see ``torch_attn.checkpoints.save``."""
-    reader = ArraysReader(backends.load(side).get_weights(module))
+    backend = backends.load(side)
+    reader = ArraysReader(backend.get_weights(module))
     kind = containers.format_of(path, format)
     is_folder = configs.is_folder(path, kind)
     plan = planning.make(
@@ -99,11 +118,40 @@ def save(
         is_folder=is_folder,
         settings=settings,
     )
+    before = None
+    masks = _masks(backend.find_configs(module)) if to_layout in WITH_MASKS else {}
+    if masks:
+        kept = ArraysReader(masks)
+        plan = planning.with_kept(plan, kept)
+        before = manifest.Manifest(side, "", {}, {}, {}, kept)
     own = getattr(module, "config", None)
     if config is None and is_folder and to_layout != "same" and dataclasses.is_dataclass(own):
         ours = configs.own_config(type(module).__name__, dataclasses.asdict(own))  # type: ignore[arg-type]
         config = configs.config_of_layout(ours, to_layout, tied=configs.is_tied(plan))
-    execution.carry_out(plan, reader, path, kind, is_folder=is_folder, overwrite=overwrite, config=config)
+    execution.carry_out(
+        plan, reader, path, kind, before=before, is_folder=is_folder, overwrite=overwrite, config=config
+    )
+
+
+def _masks(found: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the causal masks that the book's classes hold as buffers, and load strictly, by name.
+
+    Args:
+        found: path -> config of our modules.
+    """
+    masks: dict[str, Array] = {}
+    for path, config in found.items():
+        if isinstance(config, specs.GPTModelConfig):
+            places = [f"trf_blocks.{index}.att." for index in range(config.n_layers)]
+        elif isinstance(config, specs.MultiHeadAttentionWrapperConfig):
+            places = [f"heads.{index}." for index in range(config.num_heads)]
+        elif isinstance(config, specs.CausalAttentionConfig | specs.MultiHeadAttentionConfig):
+            places = [""]
+        else:
+            continue
+        hidden = np.triu(np.ones((config.context_length, config.context_length), np.float32), 1)
+        masks |= {f"{path}.{place}mask".lstrip("."): hidden for place in places}
+    return masks
 
 
 def find_folder(name: str | Path) -> Path:

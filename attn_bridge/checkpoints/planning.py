@@ -14,9 +14,10 @@ import ml_dtypes
 import numpy as np
 
 from ..models import layouts
+from ..models.layout import FLAGS
 from ..printable import printable
 from ..weights import WeightsMismatchError
-from ..weights.rows import refined
+from ..weights.rows import Check, refined
 from . import digests
 from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
 from .copying import Move, move_of
@@ -73,6 +74,7 @@ class Plan:
         dtype: what floating-point tensors are cast to; "" leaves them.
         notes: what the user should know.
         settings: those that were given.
+        checks: dropped source tensor -> whether its numbers are what the reason says of them.
     """
 
     source: Path
@@ -87,6 +89,7 @@ class Plan:
     dtype: str
     notes: tuple[str, ...] = ()
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    checks: dict[str, Check] = dataclasses.field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -223,6 +226,7 @@ def make(
         wide,
         tuple(_notes(reader, wide)),
         dict(settings or {}),
+        decoded.checks,
     )
 
 
@@ -253,7 +257,7 @@ def _check_settings(settings: Mapping[str, Any], *pair: layouts.Layout) -> None:
             if not any(value in layout.prefixes for layout in pair):
                 choices = [repr(one) for layout in pair if len(layout.prefixes) > 1 for one in layout.prefixes]
                 raise layouts.LayoutError(f"prefix ({printable(value)}) must be one of {', '.join(choices)}")
-        elif isinstance(value, bool) or not isinstance(value, int) or value < (name not in ("tie", "fused")):
+        elif isinstance(value, bool) or not isinstance(value, int) or value < (name not in FLAGS):
             raise layouts.LayoutError(f"{name} ({printable(value)}) must be a whole number of at least 1")
 
 
@@ -314,6 +318,16 @@ def _kept_targets(
             there = TensorInfo(name, _cast(info.dtype, wide), info.shape)
             found.append(Target(there, info.dtype, (move,), "restore", kept=True))
     return found
+
+
+def with_kept(plan: Plan, kept: Reader) -> Plan:
+    """Return a plan that also writes tensors that do not come from the source."""
+    file = plan.targets[-1].info.file
+    more = []
+    for name, info in kept.tensors.items():
+        move = move_of(name, 0, 0, [(info.nbytes // info.itemsize, 1, 1)])
+        more.append(Target(dataclasses.replace(info, file=file), info.dtype, (move,), "add", kept=True))
+    return dataclasses.replace(plan, targets=(*plan.targets, *more))
 
 
 WHOLE = "model.safetensors"

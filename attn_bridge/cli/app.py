@@ -6,9 +6,10 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from .. import __version__
@@ -20,8 +21,25 @@ from .doctor import doctor
 from .dump import compare_dumps, dump
 from .mutate import mutate
 
+
+class _InterruptedError(Exception):
+    """Ctrl-C, under a name that typer does not turn into a silent exit."""
+
+
+class _Group(TyperGroup):
+    """The commands."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise _InterruptedError from error
+
+
 app = typer.Typer(
     name="attn-bridge",
+    cls=_Group,
     help="The same attention in PyTorch and in Flax, weights that cross between them, and a check that proves it.",
     no_args_is_help=False,
     pretty_exceptions_enable=False,
@@ -73,9 +91,9 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, TypeError, OSError, ImportError) as error:
-        return _fail(str(error) or type(error).__name__)
-    except KeyboardInterrupt:
-        _fail("interrupted")
+        return _fail(str(error) or type(error).__name__, error)
+    except _InterruptedError as error:
+        _fail("interrupted", error.__cause__)
         return 130
     except Exception as error:
         # Usage errors of typer's own command-line parser, whose classes have no public name.
@@ -97,8 +115,10 @@ def _complete_json(arguments: list[str]) -> list[str]:
     return completed
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, error: BaseException | None = None) -> int:
+    """Print one line, with what is noted on the error, and return the exit status."""
     from ..parity.rendering.text import visible
 
+    message = "; ".join([message, *getattr(error, "__notes__", ())])
     print(f"error: {' '.join(visible(message).split())}", file=sys.stderr)
     return 2

@@ -22,9 +22,15 @@ def mutate(
     plants: Annotated[int, typer.Option(help="How many times each fault is planted on each side.")] = 1,
     seed: Annotated[int, typer.Option(help="Where seeds begin.")] = 5000,
     jobs: Annotated[int | None, typer.Option(help=f"Processes; default: one per core, at most {MOST_JOBS}.")] = None,
+    gallery: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE|FILE", help="Judge the entries of a gallery as well; with :NAME if it is not 'entries'."
+        ),
+    ] = None,
     case: Annotated[
         str | None,
-        typer.Option(metavar="CASE", help="Run one case of a report again: right:SEED or FAULT:SIDE:SEED."),
+        typer.Option(metavar="CASE", help="Run one case of a report again, as right:SEED or FAULT:SIDE:SEED."),
     ] = None,
     json_file: Annotated[
         str | None,
@@ -41,7 +47,12 @@ def mutate(
     The table also shows what the usual rules say of the same numbers: rejected by the outputs | by gradients, too.
     The default makes some 220 comparisons of a few seconds each.
 
+    Each side runs attention by an implementation that the seed draws. A gallery is a Python file of pairs that you know
+    the truth about, right and with faults; it adds a table, and with it --configs and --faults may be 0.
+
     Example: attn-bridge mutate --configs 200 --plants 3 --json mutants.json
+
+    Example: attn-bridge mutate --configs 0 --faults 0 --gallery my_pairs.py
 
     Exit status: 0 = every fault that shows is found and there is no false alarm, 1 otherwise, 2 = bad usage.
     """
@@ -49,19 +60,21 @@ def mutate(
 
     from ..parity.mutation.driver import find_trial, run_trial
     from ..parity.mutation.driver import mutate as run_mutate
+    from ..parity.mutation.gallery import table_of
 
+    galleries = gallery or ()
     for option, target in (("--json", json_file), ("--markdown", markdown)):
         if target is not None:
             check_writable(target, option)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
     if case is not None:
-        result = run_trial(find_trial(case))
+        result = run_trial(find_trial(case, galleries))
         if json_file is not None:
             write_json(result.to_json(), json_file)
         if json_file != "-":
             console.print(result.explanation, markup=False, soft_wrap=True)
             console.print(str(result), markup=False, soft_wrap=True)
-        return 1 if result.outcome in ("missed", "false alarm") else 0
+        return 1 if result.is_wrong else 0
     with progress() as advance:
         report = run_mutate(
             configs,
@@ -69,6 +82,7 @@ def mutate(
             seed,
             plants=plants,
             jobs=min(os.cpu_count() or 1, MOST_JOBS) if jobs is None else jobs,
+            gallery=galleries,
             progress=advance,
         )
     writes: list[Callable[[], object]] = []
@@ -80,7 +94,10 @@ def mutate(
         if json_file == "-":
             write_json(report.to_json(), "-")
         else:
-            console.print(report.table())
+            if report.results:
+                console.print(report.table())
+            if report.gallery:
+                console.print(table_of(report.gallery))
             for line in report.lines():
                 console.print(line, markup=False, soft_wrap=True)
             facts = ", ".join(f"{name} {value}" for name, value in report.environment.items())

@@ -9,13 +9,14 @@ import dataclasses
 from collections.abc import Iterable
 
 from ..weights.rows import Row
+from .common_rows import is_frequencies
 
 Table = tuple[Row, ...]
 Size = int | str
 
 PROJECTIONS = (("q_proj", "W_query"), ("k_proj", "W_key"), ("v_proj", "W_value"), ("o_proj", "out_proj"))
 
-FREQUENCIES = Row("rotary_emb.inv_freq", reason="rotary frequencies, which are computed")
+FREQUENCIES = Row("rotary_emb.inv_freq", reason="rotary frequencies, which are computed", check=is_frequencies)
 """Held by files of before 2023."""
 
 SPLIT: Table = (
@@ -39,7 +40,7 @@ ENCODER_DECODER: Table = tuple(
 """BART and Whisper, whose keys have no bias."""
 
 
-def turned(num_heads: Size, num_kv_heads: Size) -> Table:
+def interleaved_rotary(num_heads: Size, num_kv_heads: Size) -> Table:
     """Return the table of Meta's and Mistral's own files, whose rotary positions turn neighbours.
 
     Channel ``i`` of either half of a head is theirs at ``2 i`` and ``2 i + 1``.

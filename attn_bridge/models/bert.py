@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..weights.rows import Row
-from .common_rows import layer_norm, with_bias
+from .common_rows import is_counted, is_zero, layer_norm, with_bias
 from .layout import Layout
 
 LAYER, OURS = "{prefix}encoder.layer.{i}.", "layers.{i}."
@@ -23,12 +23,13 @@ LAYOUT = Layout(
         *with_bias(f"{LAYER}intermediate.dense", f"{OURS}ff.layers.0"),
         *with_bias(f"{LAYER}output.dense", f"{OURS}ff.layers.2"),
         *layer_norm(f"{LAYER}output.LayerNorm", f"{OURS}norm2"),
-        Row("{prefix}embeddings.position_ids", reason="the numbers from 0 on"),
-        Row("{prefix}embeddings.token_type_ids", reason="a buffer of zeros"),
+        Row("{prefix}embeddings.position_ids", reason="the numbers from 0 on", check=is_counted),
+        Row("{prefix}embeddings.token_type_ids", reason="a buffer of zeros", check=is_zero),
         Row("{prefix}pooler.dense.weight", reason="the pooler is no part of the encoder"),
         Row("{prefix}pooler.dense.bias", reason="the pooler is no part of the encoder"),
         Row("cls.{rest}", reason="heads of pretraining are no part of the encoder"),
     ],
     prefixes=("", "bert."),
     whole=True,
+    model_types=("bert",),
 )  # fmt: skip

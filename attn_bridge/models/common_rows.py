@@ -1,8 +1,14 @@
-"""Rows and settings that whole models of several kinds have in common."""
+"""Rows and settings that whole models of several kinds have in common, and what dropped tensors must hold."""
 
 from __future__ import annotations
 
-from ..weights.rows import Row
+from typing import Any
+
+import numpy as np
+
+from ..weights.rows import Row, Shape
+
+Values = np.ndarray[Any, Any]
 
 TIE = {"tie": ("tie_word_embeddings",)}
 HEADS = {"num_heads": ("num_attention_heads", "n_head")}
@@ -16,3 +22,46 @@ def with_bias(theirs: str, ours: str, pattern: str = "... -> ...") -> list[Row]:
 def layer_norm(theirs: str, ours: str) -> list[Row]:
     """Return rows of a norm that scales and shifts."""
     return [Row(f"{theirs}.weight", (f"{ours}.scale",)), Row(f"{theirs}.bias", (f"{ours}.shift",))]
+
+
+def is_causal_mask(shape: Shape, start: int, values: Values) -> bool:
+    """Whether zeros hide from a token the ones behind it, and nothing else is zero."""
+    column, row = _indices(shape, start, values)
+    return _is_square(shape) and np.array_equal(values == 0, column > row)
+
+
+def is_inverted_causal_mask(shape: Shape, start: int, values: Values) -> bool:
+    """Whether zeros show a token itself and the ones before it, and nothing else is zero."""
+    column, row = _indices(shape, start, values)
+    return _is_square(shape) and np.array_equal(values == 0, column <= row)
+
+
+def is_counted(shape: Shape, start: int, values: Values) -> bool:
+    """Whether every row is 0, 1, 2 and so on."""
+    return np.array_equal(values, _indices(shape, start, values)[0])
+
+
+def is_zero(shape: Shape, start: int, values: Values) -> bool:
+    """Whether all elements are 0."""
+    return not values.any()
+
+
+def is_hugely_negative(shape: Shape, start: int, values: Values) -> bool:
+    """Whether it is one number that keeps a score from mattering after a softmax."""
+    return values.size == 1 and bool(values[0] <= -1000)
+
+
+def is_frequencies(shape: Shape, start: int, values: Values) -> bool:
+    """Whether the numbers are positive and fall, as rotary frequencies do."""
+    return bool(np.all(values > 0) and np.all(np.isfinite(values)) and np.all(values[1:] <= values[:-1]))
+
+
+def _is_square(shape: Shape) -> bool:
+    return len(shape) >= 2 and shape[-1] == shape[-2]
+
+
+def _indices(shape: Shape, start: int, values: Values) -> tuple[Values, Values]:
+    """Return the column and the row of every element."""
+    place = np.arange(start, start + values.size)
+    width, height = (*shape[:-2:-1], *shape[-2:-3:-1], 1, 1)[:2]
+    return place % width, place // width % height

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import backends
 from ..specs import Config
 from ..weights import WeightsMismatchError
 from .attention_rows import Table
@@ -49,7 +50,8 @@ class AttentionLayer:
         """Return the layer's arrays under our torch names.
 
         Args:
-            state: the layer's attention arrays, below no prefix or any, of the table whose names they have.
+            state: the layer's attention arrays, of NumPy, torch or JAX, below no prefix or any, of the table whose
+                names they have; or those of the whole model, of which the layer's are taken.
 
         Raises:
             TypeError: a value is no NumPy array, or one of a dtype that no attention computes in.
@@ -57,10 +59,11 @@ class AttentionLayer:
             WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
         """
         if not isinstance(state, Mapping):
-            raise TypeError(f"state must be a dict of NumPy arrays, got {type(state).__name__}")
+            raise TypeError(f"state must be a dict of arrays, got {type(state).__name__}")
+        state = {name: backends.as_numpy(array) for name, array in self._of_this_layer(state).items()}
         for name, array in state.items():
             if not isinstance(array, np.ndarray):
-                raise TypeError(f"{name} must be a NumPy array, got {type(array).__name__}")
+                raise TypeError(f"{name} must be an array of NumPy, torch or JAX, got {type(array).__name__}")
         library, prefix, bare = self._recognise(state)
         self._check_index(prefix)
         encoded = self._layout(library).encode(self._shapes(), part=True)
@@ -115,6 +118,17 @@ class AttentionLayer:
         """Return the other library's name -> shape of every tensor of the layer, without prefix."""
         return self._layout(next(iter(self.tables)) if library is None else library).encode(self._shapes()).shapes
 
+    def _of_this_layer(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a whole model's arrays of this layer, and what is no whole model as it is."""
+        fronts = {name[: at + len(self.prefix)] for name in state if (at := _find(name, self.prefix)) is not None}
+        if len(fronts) != 1:
+            return state
+        (front,) = fronts
+        root, block = f"{front.partition('.')[0]}.", front.rstrip(".").rpartition(".")[0]
+        if not any(name.startswith(root) and not name.startswith(block) for name in state):
+            return state
+        return {name: array for name, array in state.items() if name.startswith(front)}
+
     def _layout(self, library: str) -> Layout:
         return Layout(library, library, self.tables[library], ours=False)
 
@@ -144,6 +158,12 @@ class AttentionLayer:
         numbers = _INDEX.findall(prefix)
         if numbers and int(numbers[-1]) != self.layer:
             raise ValueError(f"state holds layer {numbers[-1]} ({prefix.rstrip('.')}), not layer {self.layer}")
+
+
+def _find(name: str, prefix: str) -> int | None:
+    """Return where a prefix stands in a name, at its beginning or behind a dot; None where it does not."""
+    at = 0 if name.startswith(prefix) else name.find(f".{prefix}") + 1
+    return at if name.startswith(prefix, at) else None
 
 
 def _longest_known_ending(name: str, known: set[str]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..weights.rows import Row
-from .common_rows import TIE, layer_norm, with_bias
+from .common_rows import TIE, is_causal_mask, is_hugely_negative, layer_norm, with_bias
 from .layout import Layout
 
 BLOCK, OURS = "{prefix}h.{i}.", "trf_blocks.{i}."
@@ -28,11 +28,12 @@ LAYOUT = Layout(
         *layer_norm(f"{BLOCK}ln_1", f"{OURS}norm1"),
         *layer_norm(f"{BLOCK}ln_2", f"{OURS}norm2"),
         *layer_norm("{prefix}ln_f", "final_norm"),
-        Row(f"{BLOCK}attn.bias", reason="a causal mask, which our modules compute"),
-        Row(f"{BLOCK}attn.masked_bias", reason="the number that masked scores are set to"),
+        Row(f"{BLOCK}attn.bias", reason="a causal mask, which our modules compute", check=is_causal_mask),
+        Row(f"{BLOCK}attn.masked_bias", reason="the number that masked scores are set to", check=is_hugely_negative),
     ],
     prefixes=("transformer.", ""),
     settings=TIE,
     defaults={"tie": 1},
     whole=True,
+    model_types=("gpt2",),
 )

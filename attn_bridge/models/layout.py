@@ -5,15 +5,23 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from ..printable import printable
 from ..weights import WeightsMismatchError
-from ..weights.rows import LayoutError, Placement, Row, Shape, fill, placeholders
+from ..weights.rows import Check, LayoutError, Placement, Row, Shape, fill, placeholders
 from .ours import KEY_BIAS, QUERY_BIAS, TOGETHER
+
+FLAGS = ("tie", "fused")
+"""Settings that are 0 or 1; every other one is a size."""
+
+MOST_SIZE = (1 << 31) - 1
+"""Largest size that a config.json may give."""
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Settings = Mapping[str, Any]
@@ -27,11 +35,13 @@ class Decoded:
         placements: our name -> where its elements lie.
         dropped: outside name -> why it has no place among ours.
         restore: settings that lead back to the same outside names.
+        checks: outside name -> whether the numbers of a dropped tensor are what the reason says of them.
     """
 
     placements: dict[str, Placement]
     dropped: dict[str, str]
     restore: dict[str, Any]
+    checks: dict[str, Check]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,12 +170,23 @@ class Layout:
         return not self._missing(found.values(), prefix)
 
     def read_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that a config.json gives."""
+        """Return the settings that a config.json gives.
+
+        Raises:
+            LayoutError: it gives something that no such setting can be.
+        """
         found = {}
         for setting, keys in self.settings.items():
-            value = next((config[key] for key in keys if isinstance(config.get(key), int) and config[key] >= 0), None)
-            if value is not None:
-                found[setting] = int(value)
+            key = next((key for key in keys if config.get(key) is not None), None)
+            if key is None:
+                continue
+            value = config[key]
+            least, most = (0, 1) if setting in FLAGS else (1, MOST_SIZE)
+            is_right = isinstance(value, int) and (setting in FLAGS or not isinstance(value, bool))
+            if not is_right or not least <= value <= most:
+                wanted = "true or false" if setting in FLAGS else f"a whole number from 1 to {MOST_SIZE}"
+                raise LayoutError(f"{key} ({printable(json.dumps(value), 40)}) of config.json must be {wanted}")
+            found[setting] = int(value)
         return found
 
     # ---- both ways
@@ -214,7 +235,8 @@ class Layout:
         missing = [] if part else self._missing(found.values(), prefix) + self._lacking(placements)
         if unexpected or missing:
             raise WeightsMismatchError(missing, unexpected)
-        return Decoded(placements, dropped, restore)
+        checks = {name: row.check for name, (row, _) in found.items() if row.check is not None}
+        return Decoded(placements, dropped, restore, checks)
 
     def encode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Encoded:
         """Say where in outside tensors each of ours goes.

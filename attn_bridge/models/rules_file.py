@@ -18,13 +18,31 @@ from .layout import Layout
 _KEYS = {"torch", "flax", "pattern", "part", "along", "split", "stack", "drop"}
 
 
-def read(path: Path, names: Iterable[str], layout: str = "") -> tuple[Layout, Layout]:
+def direction(source: str | None, target: str | None) -> str:
+    """Return the side, torch or flax, that the layouts of a conversion by rules name as its source; "" for none.
+
+    Raises:
+        LayoutError: they name anything but the two sides, or the same side twice.
+    """
+    other = {"torch": "flax", "flax": "torch"}
+    for option, value in (("--from", source), ("--to", target)):
+        if value is not None and value not in other:
+            raise LayoutError(
+                f"{option} ({value}) must be torch or flax beside --rules, which stand in place of layouts"
+            )
+    if source is not None and source == target:
+        raise LayoutError(f"--from and --to ({source}) must be the two sides of the rules")
+    return source or (other[target] if target is not None else "")
+
+
+def read(path: Path, names: Iterable[str], layout: str = "", source: str = "") -> tuple[Layout, Layout]:
     """Return the layout of a checkpoint with those names, and the one that the rules turn it into.
 
     Args:
         path: the file.
         names: the tensors' names.
         layout: name of the layout that the checkpoint is said to have, for names that both sides cover.
+        source: the side whose names the checkpoint must have, torch or flax; "" takes the one that fits.
 
     Raises:
         LayoutError: not TOML, a table that is no rule, or rules that fit neither way; the message names the line.
@@ -48,9 +66,10 @@ def read(path: Path, names: Iterable[str], layout: str = "") -> tuple[Layout, La
     torch = Layout(f"{path.name} torch", "", torch_rows, ours=False)
     flax = Layout(f"{path.name} flax", "", flax_rows, ours=False)
     names = list(names)
-    fits = [layout for layout in (torch, flax) if len(layout.match(names)[1]) == len(names)]
+    sides = {"torch": (torch,), "flax": (flax,)}.get(source, (torch, flax))
+    fits = [layout for layout in sides if len(layout.match(names)[1]) == len(names)]
     if not fits:
-        closest = max((torch, flax), key=lambda layout: len(layout.match(names)[1]))
+        closest = max(sides, key=lambda layout: len(layout.match(names)[1]))
         known = closest.match(names)[1]
         rest = [name for name in names if name not in known]
         raise LayoutError(f"{path}: no rule covers {', '.join(rest[:3])}{' ...' if len(rest) > 3 else ''}")

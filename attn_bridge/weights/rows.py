@@ -9,7 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 Shape = tuple[int, ...]
 Axes = tuple[tuple[int, int], ...]
@@ -19,6 +22,9 @@ _INTEGER = r"(0|[1-9][0-9]*)"
 PLACEHOLDERS = {"i": _INTEGER, "j": _INTEGER, "path": r"((?:[^.]+\.)*?)", "rest": r"(.+)"}
 """``{i}`` is an integer, ``{j}`` one below it; ``{path}`` any prefix, none included, with its dot; ``{rest}`` whatever
 follows."""
+
+Check = Callable[[Shape, int, np.ndarray[Any, Any]], bool]
+"""Whether elements of a tensor of that shape, from a place on in C order, are what it is dropped as."""
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _AXIS = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
@@ -72,6 +78,7 @@ class Row:
             choice. A tensor of ours that several alternatives hold goes to the one that a setting of its name asks
             for, or else to the largest of which a block has all.
         reason: why it is dropped.
+        check: whether the numbers of a tensor are what `reason` says of them; None where it says nothing of them.
     """
 
     theirs: str
@@ -86,6 +93,7 @@ class Row:
     optional: bool = False
     branch: str = ""
     reason: str = ""
+    check: Check | None = None
 
     def __post_init__(self) -> None:
         if bool(self.ours) == bool(self.reason):

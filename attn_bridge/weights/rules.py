@@ -271,7 +271,13 @@ def _names_of(rule: Rule, side: Side) -> tuple[str, ...]:
 
 
 def as_rules(rules: Rules | Iterable[Rule]) -> Rules:
-    """Return rules as a set that has proved itself a bijection."""
+    """Return rules as a set that has proved itself a bijection.
+
+    Raises:
+        TypeError: they are no rules.
+    """
+    if not isinstance(rules, Iterable) or isinstance(rules, (str, bytes, Mapping)):
+        raise TypeError(f"rules must be Rules or a list of Rule, got {type(rules).__name__}")
     return rules if isinstance(rules, Rules) else Rules(rules)
 
 

@@ -13,11 +13,11 @@ from flax import linen, nnx
 from jax import Array
 
 from attn_bridge.parity.compare.sides.dropout_masks import Masks, Plan, asking
+from attn_bridge.parity.compare.sides.patching import original, replaced
 from attn_bridge.parity.compare.sides.subject import ModuleFailedError
 
 from ..implementations import blocked
 from ..random import TorchRngs
-from .patching import original, replaced
 
 
 def drawing(source: Masks | Plan | None, module: nnx.Module) -> contextlib.AbstractContextManager[None]:

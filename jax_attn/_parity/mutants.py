@@ -19,9 +19,13 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 import jax_attn
+from attn_bridge.parity.mutation.kernels import OWN_FORMULA, Order
 from attn_bridge.parity.mutation.mutants import BlockConfig
 from attn_bridge.parity.mutation.port_reads import Read, read
 from attn_bridge.specs import Config
+
+from .. import functional
+from . import kernels
 
 
 class Norm(nnx.Module):
@@ -64,14 +68,16 @@ class Block(nnx.Module):
     Args:
         config: its shape.
         fault: name of what goes wrong; "" is nothing.
+        formula: run attention by the code below; else by `functional`, where it is right.
         rngs: source of the initial weights (stream ``params``) and of dropout (``dropout``).
     """
 
-    def __init__(self, config: BlockConfig, fault: str = "", *, rngs: nnx.Rngs):
+    def __init__(self, config: BlockConfig, fault: str = "", *, formula: bool = True, rngs: nnx.Rngs):
         width, inner = config.d_model, config.num_heads * config.head_dim
         inner_kv = config.num_kv_heads * config.head_dim
         self.config = config
         self.fault = fault
+        self.formula = formula
         self.attention_norm = Norm(config.norm, width, config.eps, fault)
         if config.fused:
             self.qkv_proj = nnx.Linear(width, inner + 2 * inner_kv, use_bias=config.qkv_bias, rngs=rngs)
@@ -229,23 +235,46 @@ class Block(nnx.Module):
         weights = weights if after is None else weights * after
         return weights if has_key is None else jnp.where(has_key, weights, 0.0)
 
+    def mix(self, query: Array, key: Array, value: Array, allowed: Array | None) -> Float[Array, "b t h c"]:
+        """Return the values of each head, weighted, by the plain formula."""
+        weights = self.weigh(self.score(query, key), allowed)
+        weights = (
+            self.dropout(weights, deterministic=False) if self.fault == "dropout-in-eval" else self.dropout(weights)
+        )
+        context: Array = einsum(weights, value, "b h t s, b s h c -> b t h c")
+        return context
+
+    def call(self, query: Array, key: Array, value: Array, allowed: Array | None) -> Float[Array, "b t h c"]:
+        """Return the same from our own function, which knows many ways to compute it; heads may share keys."""
+        c = self.config
+        context: Array = functional.dot_product_attention(
+            query,
+            key,
+            value,
+            mask=allowed,
+            scale=c.scale,
+            softcap=c.softcap,
+            sinks=self.sinks[...] if c.sinks else None,
+            **functional.dropout_arguments(self.dropout),
+        )
+        return context
+
     def attend(self, x: Float[Array, "b t d"], attention_mask: Array | None) -> Float[Array, "b t d"]:
         """Attend, from the normalised input to what is added to the residual stream."""
         fault, groups = self.fault, self.config.groups
         query, key, value = self.project(x)
         query, key = self.place(query, key)
-        pattern = "b s k c -> b s (g k) c" if fault == "kv-heads-tiled" else "b s k c -> b s (k g) c"
-        key, value = repeat(key, pattern, g=groups), repeat(value, pattern, g=groups)
+        if self.formula or fault == "kv-heads-tiled":
+            pattern = "b s k c -> b s (g k) c" if fault == "kv-heads-tiled" else "b s k c -> b s (k g) c"
+            key, value = repeat(key, pattern, g=groups), repeat(value, pattern, g=groups)
         key = jax.lax.stop_gradient(key) if fault == "keys-detached" else key
         value = _rounded_gradient(value) if fault == "value-gradient-in-bfloat16" else value
         allowed = self.allowed((query.shape[1], key.shape[1]), attention_mask)
-        weights = self.weigh(self.score(query, key), allowed)
-        weights = self.dropout(weights, deterministic=False) if fault == "dropout-in-eval" else self.dropout(weights)
-        context = einsum(weights, value, "b h t s, b s h c -> b h t c")
+        context = self.mix(query, key, value, allowed) if self.formula else self.call(query, key, value, allowed)
         if fault == "heads-merged-without-transpose":
-            context = context.reshape(*x.shape[:2], -1)
+            context = rearrange(context, "b t h c -> b h t c").reshape(*x.shape[:2], -1)
         else:
-            context = rearrange(context, "b h t c -> b t (h c)")
+            context = rearrange(context, "b t h c -> b t (h c)")
         return self.multiply(context, "out_proj")
 
 
@@ -276,23 +305,34 @@ class Port(nnx.Module):
         return output
 
 
-def build(name: str, arguments: Mapping[str, Any]) -> nnx.Module:
+def build(name: str, arguments: Mapping[str, Any], order: Order | None = None) -> nnx.Module:
     """Return the block, a stock module, or one of our own.
 
     Args:
         name: ``Block``, ``Port``, ``Linear``, ``LayerNorm (stock)``, ``MultiheadAttention``,
             ``TransformerEncoderLayer``, or one of ours.
         arguments: the block's configuration and fault, or the sizes of the others.
+        order: what it runs attention by; by default as it is, the block by its own formula.
     """
     # Drawing initial weights by JAX would compile one program per shape.
-    module = nnx.eval_shape(lambda: _make(name, arguments, nnx.Rngs(0)))
+    formula = order is None or order.first == OWN_FORMULA
+    module = nnx.eval_shape(lambda: _make(name, arguments, nnx.Rngs(0), formula=formula))
     nnx.update(module, jax.tree.map(_fill, nnx.state(module)))
-    return module
+    if order is None:
+        return module
+    if order.first == OWN_FORMULA:
+        order.serves(OWN_FORMULA)
+    return kernels.running(module, order)
 
 
-def _make(name: str, arguments: Mapping[str, Any], rngs: nnx.Rngs) -> nnx.Module:
+def forget_programs() -> None:
+    """Give back the memory of what JAX compiled in this process."""
+    jax.clear_caches()
+
+
+def _make(name: str, arguments: Mapping[str, Any], rngs: nnx.Rngs, *, formula: bool) -> nnx.Module:
     if name == "Block":
-        return Block(**arguments, rngs=rngs)
+        return Block(**arguments, formula=formula, rngs=rngs)
     if name == "Port":
         return Port(**arguments, rngs=rngs)
     if name == "Linear":

@@ -33,8 +33,9 @@ def load(
         WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
         CheckpointError: (a ValueError) the checkpoint is malformed.
         LayoutError: (a ValueError) its layout can't be told.
-        TypeError: the framework lacks a dtype, or would narrow it.
+        TypeError: `path` and `module` are taken for each other, or the framework lacks a dtype or would narrow it.
     """
+    modules.check_arguments("load(path, module)", "flax.nnx.Module", nnx.Module, module, path)
     modules.load("flax", Path(path), module, from_layout, settings)
 
 
@@ -60,7 +61,9 @@ def save(
     Raises:
         CheckpointError: (a ValueError) the target exists or can't be written.
         LayoutError: (a ValueError) the weights do not fit the layout; `WeightsMismatchError` lists names.
+        TypeError: `module` and `path` are taken for each other.
     """
+    modules.check_arguments("save(module, path)", "flax.nnx.Module", nnx.Module, module, path)
     modules.save("flax", module, Path(path), to_layout, format, settings, overwrite)
 
 
@@ -75,13 +78,15 @@ class Pretrained:
 
         Args:
             folder: the folder; the id of a model on the Hugging Face hub is downloaded.
-            **keywords: of the constructor; parameters take the dtypes of the files.
+            **keywords: of the constructor; parameters take the dtypes of the files. Without ``rngs``, dropout in
+                training draws from ``nnx.Rngs(0)``.
 
         Raises:
             CheckpointError: (a ValueError) no such folder, no config, another model, or malformed files.
             WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
         """
         path = modules.find_folder(folder if isinstance(folder, str) else Path(folder))
+        keywords.setdefault("rngs", nnx.Rngs(0))
         model: Any = cls(configs.read_config(cls.__name__, path), **keywords)  # type: ignore[call-arg]
         load(path, model)
         model.eval()

@@ -16,13 +16,14 @@ from attn_bridge.models import families
 from attn_bridge.weights import flax_to_torch, torch_to_flax
 
 
-def from_hf(config: Mapping[str, Any], layer: int, state: Mapping[str, np.ndarray[Any, Any]]) -> nnx.Module:
+def from_hf(config: Mapping[str, Any], layer: int, state: Mapping[str, Any]) -> nnx.Module:
     """Return the attention of one layer, in eval mode, in the dtype of its arrays.
 
     Args:
         config: the model's ``config.json`` as a dict; keys that it leaves out take the defaults of `transformers`.
         layer: index of the layer, from 0.
-        state: the layer's attention arrays under their Hugging Face names, below any prefix or none.
+        state: the layer's attention arrays under their Hugging Face names, below any prefix or none, or those of the
+            whole model: arrays of NumPy, torch or JAX.
 
     Returns:
         A module of ours, such as `GroupedQueryAttention`, with ``module.config``.

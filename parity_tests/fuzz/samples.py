@@ -13,8 +13,8 @@ from attn_bridge.checkpoints.containers import TensorInfo, make_writer, open_rea
 from attn_bridge.checkpoints.containers.base import numpy_dtype
 from attn_bridge.checkpoints.containers.files import DTYPES
 from attn_bridge.checkpoints.containers.orbax import FOREIGN
+from attn_bridge.checkpoints.containers.pickles import TORCH_DTYPES
 from attn_bridge.checkpoints.containers.safetensors import CODES
-from attn_bridge.checkpoints.containers.torch_file import TORCH_DTYPES
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -82,7 +82,7 @@ def main() -> None:
     import jax
     import torch
 
-    if not rng.COMPUTES_FLOAT16:
+    if not rng.fused.COMPUTES_FLOAT16:
         sys.exit("this processor has no arithmetic in float16, and what others draw with it would be lost")
     cases = []
     for case, plain, fused in zip(jax_cases(), jax_bytes("AVX2"), jax_bytes("AMX_FP16"), strict=True):

@@ -1,7 +1,7 @@
 """Test vectors of random numbers: what JAX, Flax and torch drew when ``make_random_vectors`` was run.
 
 ``random_jax.json`` and ``random_torch.json`` hold the versions and, case by case, what to draw and the bytes drawn;
-both, where they are others with arithmetic in float16 (`rng.COMPUTES_FLOAT16`).
+both, where they are others with arithmetic in float16 (`rng.fused.COMPUTES_FLOAT16`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def check(name: str, draw: Callable[[Mapping[str, Any]], np.ndarray | None]) -> 
         if result is None:
             continue
         count += 1
-        expected = case.get("bytes with float16", case["bytes"]) if rng.COMPUTES_FLOAT16 else case["bytes"]
+        expected = case.get("bytes with float16", case["bytes"]) if rng.fused.COMPUTES_FLOAT16 else case["bytes"]
         assert result.tobytes().hex() == expected, (
             f"the random stream of {case['draw']} is not what {document['versions']} drew: "
             f"{result.tobytes().hex()}, expected {expected}"

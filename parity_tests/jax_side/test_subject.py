@@ -17,8 +17,8 @@ from jax.extend import core
 
 from attn_bridge import backends
 from attn_bridge.parity.compare.sides.function import Function
+from attn_bridge.parity.compare.sides.patching import original, replaced
 from attn_bridge.parity.compare.sides.subject import Arguments, CannotPromoteError, ModuleFailedError
-from jax_attn._parity.patching import original, replaced
 from jax_attn._parity.running.promotion import promoted
 from jax_attn._parity.subject import subject_of
 

@@ -22,11 +22,10 @@ from attn_bridge.checkpoints.containers import (
     WRITERS,
     CheckpointError,
     TensorInfo,
+    files,
     format_of,
     make_writer,
     open_reader,
-    strided,
-    zips,
 )
 from attn_bridge.checkpoints.containers import msgpack as msgpack_container
 from attn_bridge.checkpoints.containers import orbax as orbax_container
@@ -61,7 +60,7 @@ def test_formats_that_nobody_asks_for_are_not_loaded(tmp_path):
         "print(sorted(name.rpartition('.')[2] for name in sys.modules if name.startswith(containers.__name__ + '.')))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], capture_output=True, text=True, check=True)
-    assert done.stdout == "['base', 'files', 'npz', 'strided', 'writing', 'zips']\n"
+    assert done.stdout == "['base', 'files', 'npz', 'writing', 'zips']\n"
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -503,7 +502,7 @@ def test_npz_of_numpy_are_read(tmp_path):
 
 @pytest.mark.parametrize("part", [1 << 24, 64])
 def test_npz_in_another_order_come_out_in_ours(tmp_path, monkeypatch, part):
-    monkeypatch.setattr(strided, "PART", part)
+    monkeypatch.setattr(files, "PART", part)
     rng = np.random.default_rng(0)
     arrays = {name: random_array(name, (5, 3, 4), rng) for name in ("float32", "complex64", "int16", "bool")}
     stored = {name: np.asfortranarray(array) for name, array in arrays.items()}
@@ -564,7 +563,7 @@ def test_pythons_zip_finds_our_archives_whole(format, tmp_path):
 
 @pytest.mark.parametrize("format", ["npz", "torch"])
 def test_archives_with_64_bit_sizes_and_offsets_are_read_and_written(format, tmp_path, monkeypatch):
-    monkeypatch.setattr(zips, "MOST_NARROW", 500)
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 500)
     arrays = random_arrays({"float32"}, shapes=[(200,), (3,), (300,)])
     path = write(format, place(tmp_path, format), arrays)
     assert_same(read(path), arrays)

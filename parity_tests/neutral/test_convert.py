@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import shutil
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import time
@@ -18,8 +21,9 @@ import pytest
 import safetensors.numpy
 
 from attn_bridge import WeightsMismatchError, checkpoints
-from attn_bridge.checkpoints import modules
-from attn_bridge.checkpoints.containers.base import CheckpointError
+from attn_bridge.checkpoints import execution, modules
+from attn_bridge.checkpoints.containers.base import CheckpointError, DiskFullError
+from attn_bridge.checkpoints.containers.safetensors import SafetensorsWriter
 from attn_bridge.cli.app import run
 from attn_bridge.models import layouts
 from attn_bridge.models.layouts import LayoutError, SettingError
@@ -433,6 +437,93 @@ def test_a_full_disk_leaves_nothing_and_can_be_resumed_from(tmp_path):
     assert tree(tmp_path / "flax") == undisturbed
 
 
+def failing(monkeypatch, error, after=4):
+    """Have the disk fail at a tensor, and return no longer failing."""
+    write_range, calls = SafetensorsWriter.write_range, []
+
+    def fail(self, name, start, data):
+        calls.append(name)
+        if len(calls) > after:
+            raise error
+        write_range(self, name, start, data)
+
+    monkeypatch.setattr(SafetensorsWriter, "write_range", fail)
+    return lambda: monkeypatch.setattr(SafetensorsWriter, "write_range", write_range)
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "status"),
+    [
+        (CheckpointError("x: can't be written: Input/output error"), "error: x: can't be written: Input/output", 2),
+        (KeyboardInterrupt(), "error: interrupted", 130),
+        (OSError("no more"), "error: no more", 2),
+    ],
+)
+def test_what_a_failed_run_leaves_is_named_with_what_resumes_and_removes_it(
+    tmp_path, monkeypatch, capsys, error, line, status
+):
+    source, target = sharded(tmp_path / "hf"), tmp_path / "a flax"
+    heal = failing(monkeypatch, error)
+    assert run(["convert", str(source), str(target)]) == status
+    said = capsys.readouterr().err
+    staging = tmp_path / ".a flax.partial"
+    assert said.startswith(line)
+    assert said.endswith(
+        f"; {staging} holds what was written: --resume goes on from it, rm -r '{staging}' removes it\n"
+    )
+    assert said.count("\n") == 1
+    heal()
+    assert checkpoints.convert(source, target, resume=True).resumed == 4
+    assert not staging.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "after", "name"),
+    [
+        (DiskFullError("x: can't be written: No space left on device"), 4, "flax"),
+        (CheckpointError("x: can't be written: Input/output error"), 0, "flax"),
+        (KeyboardInterrupt(), 0, "flax"),
+    ],
+)
+def test_a_full_disk_and_a_run_that_nothing_can_go_on_from_leave_nothing(
+    tmp_path, monkeypatch, capsys, error, after, name
+):
+    source = sharded(tmp_path / "hf")
+    failing(monkeypatch, error, after)
+    assert run(["convert", str(source), str(tmp_path / name)]) in (2, 130)
+    assert ".partial" not in capsys.readouterr().err
+    assert [one.name for one in tmp_path.iterdir()] == ["hf"]
+
+
+def test_an_interrupt_before_anything_is_written_leaves_nothing(tmp_path, monkeypatch):
+    def interrupt(staging, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(execution, "recover", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.convert(sharded(tmp_path / "hf"), tmp_path / "x")
+    assert [one.name for one in tmp_path.iterdir()] == ["hf"]
+
+
+@pytest.mark.parametrize("target", ["x", "x.npz", "x.pt", "x.msgpack", "x.orbax"])
+def test_a_disk_that_is_really_full_keeps_nothing_of_a_run(tmp_path, monkeypatch, capsys, target):
+    source = sharded(tmp_path / "hf", width=32)
+    pwrite, written = os.pwrite, []
+
+    def full(number, data, start):
+        written.append(len(data))
+        if sum(written) > 100_000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return pwrite(number, data, start)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    assert run(["convert", str(source), str(tmp_path / target)]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("can't be written: No space left on device\n")
+    assert said.count("\n") == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["hf"]
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_target_that_may_not_be_written_to_is_one_line(tmp_path, capsys):
     source = folder(tmp_path / "hf")
@@ -509,15 +600,23 @@ def test_resuming_skips_what_is_there_and_redoes_what_was_damaged(tmp_path):
     assert not staging.exists()
 
 
-def interrupted(source, target, **options):
-    """Convert more than half of it."""
+def interrupted(source, target, is_killed=False, **options):
+    """Convert more than half of it; a run that is killed can't clean up behind it."""
+    staging = target.parent / f".{target.name}.partial"
+    aside = target.parent / "aside"
 
     def stop(done, total, name):
         if done > total * 0.6:
+            shutil.copytree(staging, aside)
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
         checkpoints.convert(source, target, progress=stop, **options)
+    if is_killed:
+        shutil.rmtree(staging, ignore_errors=True)
+        aside.rename(staging)
+    else:
+        shutil.rmtree(aside)
 
 
 def test_a_resumed_run_counts_the_casts_of_the_one_before(tmp_path):
@@ -534,7 +633,7 @@ def test_a_resumed_run_counts_the_casts_of_the_one_before(tmp_path):
 def test_what_can_not_be_gone_on_with_is_begun_anew_and_said(tmp_path, capsys):
     source = sharded(tmp_path / "hf", width=32)
     for name, reason in (("x.npz", "a file of npz is written"), ("x", "")):
-        interrupted(source, tmp_path / name)
+        interrupted(source, tmp_path / name, is_killed=True)
         assert run(["convert", str(source), str(tmp_path / name), "--resume"]) == 0
         shown = capsys.readouterr().out
         assert ("were there from before" in shown) == (not reason)
@@ -650,10 +749,20 @@ def test_rules_whose_two_sides_cover_the_same_names_go_back_by_the_manifest(tmp_
     assert bits(checkpoints.read(back)) == bits(checkpoints.read(source))
 
 
+@pytest.mark.parametrize(("arguments", "shape"), [(["--from", "torch"], (4, 2, 3)), (["--to", "torch"], (3, 4, 2))])
+def test_rules_whose_two_sides_cover_the_same_names_go_the_way_that_is_asked_for(tmp_path, arguments, shape):
+    (tmp_path / "rules.toml").write_text(RULE.format('"x"', '"x"') + 'pattern = "a b c -> c a b"')
+    source = write(tmp_path / "a.safetensors", {"x": np.arange(24.0).reshape(2, 3, 4)})
+    target = tmp_path / "b.npz"
+    assert run(["convert", str(source), str(target), "--rules", str(tmp_path / "rules.toml"), *arguments]) == 0
+    assert checkpoints.read(target)["x"].shape == shape
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rules", "rules.toml", "--to", "torch"], "rules stand in place of the layouts"),
+        (["--rules", "rules.toml", "--to", "hf-bert"], "--to (hf-bert) must be torch or flax beside --rules"),
+        (["--rules", "rules.toml", "--from", "flax", "--to", "flax"], "must be the two sides of the rules"),
         (["--to", "same", "--set", "foo=1"], "--set foo: the layout stays"),
         (["--to", "same", "--from", "hf-bert"], "unexpected: "),
     ],
@@ -712,6 +821,95 @@ def test_a_huge_bound_on_memory_is_none(tmp_path):
     assert run(["convert", str(folder(tmp_path / "hf")), str(tmp_path / "x"), "--max-memory", "9" * 400]) == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"), [("hf-bert", "roberta"), ("hf-bert", "electra"), ("hf-gpt2", "imagegpt"), ("hf-llama", "gemma")]
+)
+def test_models_of_another_kind_with_the_same_names_are_refused(tmp_path, capsys, name, kind):
+    source = folder(tmp_path / "hf", name)
+    (source / "config.json").write_text(json.dumps({"model_type": kind}))
+    assert run(["convert", str(source), str(tmp_path / "x")]) == 2
+    assert f"the names fit {name}, which is for " in (said := capsys.readouterr().err)
+    assert f"config.json says {kind}, which may mean other things by them; --from {name} takes them as they are" in said
+    assert f"config.json says {kind}" in checkpoints.inspect(source).why
+    assert checkpoints.convert(source, tmp_path / "x", from_layout=name).target.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "must hold a JSON object, got []"),
+        ('"x"', 'must hold a JSON object, got "x"'),
+        ("{", "can't be read as JSON: "),
+        ("\xff", "can't be read as JSON: "),
+        ("[" * 100_000, "can't be read as JSON: "),
+        ('{"tie_word_embeddings": 7}', "tie_word_embeddings (7) of config.json must be true or false"),
+        ('{"tie_word_embeddings": "yes"}', 'tie_word_embeddings ("yes") of config.json must be true or false'),
+    ],
+)
+def test_a_config_that_is_none_is_refused(tmp_path, capsys, text, message):
+    source = folder(tmp_path / "hf")
+    (source / "config.json").write_bytes(text.encode("latin-1"))
+    assert run(["convert", str(source), str(tmp_path / "x")]) == 2
+    assert message in (said := capsys.readouterr().err)
+    assert said.count("\n") == 1
+    assert len(said) < 1000
+    assert checkpoints.convert(source, tmp_path / "y.npz", to_layout="same").target.exists()  # which needs no config
+
+
+@pytest.mark.parametrize("value", [0, -3, True, 1.5, "12", [12], 1 << 31, 10**400])
+def test_a_size_in_a_config_that_can_be_none_is_refused(tmp_path, value):
+    source = write(tmp_path / "x.safetensors", made("linen-mha"))
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": value}))
+    with pytest.raises(LayoutError, match=r"^num_attention_heads \(.* of config.json must be a whole number from 1 to"):
+        checkpoints.convert(source, tmp_path / "y.npz", to_layout="nnx-mha")
+    assert not (tmp_path / "y.npz").exists()
+
+
+TRIANGLE = np.tri(7, dtype=np.uint8)[None, None]
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "array"),
+    [
+        ("hf-gpt2", "transformer.h.0.attn.bias", np.ones((1, 1, 7, 7), np.uint8)),
+        ("hf-gpt2", "transformer.h.0.attn.bias", 1 - TRIANGLE),
+        ("hf-gpt2", "transformer.h.0.attn.bias", TRIANGLE[..., :5]),
+        ("hf-gpt2", "transformer.h.0.attn.bias", np.tri(3000, k=1, dtype=np.float32)),
+        ("hf-gpt2", "transformer.h.0.attn.masked_bias", np.array(0, np.float32)),
+        ("hf-bert", "embeddings.position_ids", np.arange(9)[None] + 2),
+        ("hf-bert", "embeddings.token_type_ids", np.int64([[0, 0, 1]])),
+        ("hf-llama", "model.layers.0.self_attn.rotary_emb.inv_freq", np.float32([0.5, 0.7])),
+        ("meta-llama", "rope.freqs", np.float32([0.5, np.nan])),
+        ("book", "net.att.mask", np.tri(5, dtype=np.float32)),
+        ("book", "net.att.mask", np.triu(np.ones((5, 5), np.float32))),
+        ("fused-qkv", "net.att.mask", np.zeros((5, 5), bool)),
+        ("fused-qkv", "net.att.mask", np.zeros(0, np.float32)),
+    ],
+)
+def test_what_is_left_out_for_a_reason_has_to_be_what_the_reason_says(tmp_path, capsys, layout, name, array):
+    source = write(tmp_path / "source.safetensors", made(layout) | {name: array})
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    assert run(["convert", str(source), str(tmp_path / "x.npz"), "--from", layout]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {source}: {name} is not what it would be left out as: ")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["config.json", "source.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "arrays"),
+    [
+        ("hf-gpt2", {"transformer.h.0.attn.bias": np.tri(3000, dtype=bool)[None, None]}),
+        ("hf-gpt2", {"transformer.h.1.attn.masked_bias": np.array(-1e4, np.float32)}),
+        ("hf-bert", {"embeddings.token_type_ids": np.zeros((1, 9), np.int64)}),
+        ("hf-bert", {"embeddings.position_ids": np.stack([np.arange(5)] * 2).astype(np.float32)}),
+        ("book", {"net.att.mask": np.triu(np.full((5, 5), -np.inf, ml_dtypes.bfloat16), 1)}),
+    ],
+)
+def test_what_is_what_its_reason_says_is_left_out(tmp_path, layout, arrays):
+    source = write(tmp_path / "source.safetensors", made(layout) | arrays)
+    assert checkpoints.convert(source, tmp_path / "x.npz", from_layout=layout).target.exists()
+
+
 def test_overwriting_never_takes_a_folder_of_other_things(tmp_path, capsys):
     source = folder(tmp_path / "hf")
     write(tmp_path / "home" / "old.safetensors", {"x": np.ones(2)})
@@ -721,6 +919,38 @@ def test_overwriting_never_takes_a_folder_of_other_things(tmp_path, capsys):
     assert run(["convert", str(source), str(tmp_path / "home"), "--overwrite"]) == 2
     assert "is a folder of other things than a checkpoint" in capsys.readouterr().err
     assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
+@pytest.mark.parametrize("options", [[], ["--overwrite"]])
+def test_devices_pipes_and_sockets_are_never_replaced(tmp_path, capsys, kind, options):
+    source, target = folder(tmp_path / "hf"), tmp_path / "x.npz"
+    if kind == "pipe":
+        os.mkfifo(target)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(target))
+    else:
+        try:
+            os.mknod(target, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        except PermissionError:
+            pytest.skip("this user can make no device")
+    before = target.lstat()
+    assert run(["convert", str(source), str(target), *options]) == 2
+    assert capsys.readouterr().err == f"error: {target} is a device, a pipe or a socket, which is never replaced\n"
+    assert os.path.samestat(before, target.lstat())
+    assert {one.name for one in tmp_path.iterdir()} == {"hf", "x.npz"}
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x"])
+def test_a_link_is_replaced_and_not_what_it_leads_to(tmp_path, name):
+    source, there = folder(tmp_path / "hf"), tmp_path / "there"
+    (folder if name == "x" else write)(there, *([] if name == "x" else [{"w": np.ones(2)}]))
+    before = tree(tmp_path / "there") if there.is_dir() else there.read_bytes()
+    (tmp_path / name).symlink_to(there)
+    checkpoints.convert(source, tmp_path / name, overwrite=True)
+    assert not (tmp_path / name).is_symlink()
+    assert (tree(tmp_path / "there") if there.is_dir() else there.read_bytes()) == before
 
 
 def test_a_staging_folder_that_is_a_link_or_someone_elses_is_left_alone(tmp_path):

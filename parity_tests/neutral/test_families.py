@@ -449,12 +449,12 @@ def test_arrays_of_a_dtype_without_attention_are_refused(dtype):
 
 @pytest.mark.parametrize("state", [None, [np.ones((24, 24))]])
 def test_a_state_that_is_no_dict_is_refused(state):
-    with pytest.raises(TypeError, match=rf"^state must be a dict of NumPy arrays, got {type(state).__name__}$"):
+    with pytest.raises(TypeError, match=rf"^state must be a dict of arrays, got {type(state).__name__}$"):
         families.find_layer(LLAMA, 1).to_ours(state)
 
 
 def test_what_is_no_array_is_refused():
     layer = families.find_layer(LLAMA, 1)
     state = {**random_state(layer), "q_proj.weight": [[1.0]]}
-    with pytest.raises(TypeError, match=r"^q_proj.weight must be a NumPy array, got list$"):
+    with pytest.raises(TypeError, match=r"^q_proj.weight must be an array of NumPy, torch or JAX, got list$"):
         layer.to_ours(state)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import pickletools
 import struct
 import tracemalloc
 import zipfile
@@ -13,9 +14,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from attn_bridge.checkpoints.containers import CheckpointError, open_reader
+from attn_bridge.checkpoints.containers import CheckpointError, msgpack, open_reader
 from attn_bridge.checkpoints.containers.files import MOST_HEADER
-from attn_bridge.checkpoints.containers.torch_file import STEPS
+from attn_bridge.checkpoints.containers.pickles import STEPS
 
 from ..fuzz.samples import ENDINGS, random_arrays, read, write
 
@@ -358,7 +359,16 @@ def test_every_other_name_is_refused_by_name(name, tmp_path):
         assert found == f": its pickle refers to {name}, which is refused"
 
 
-@pytest.mark.parametrize("code", sorted(set(range(256)) - set(STEPS) - {ord(".")}))
+@pytest.mark.parametrize("name", [b"Ordered\\x44ict", b"OrderedDi\\ct", "Словарь".encode(), b"\xff"])
+def test_a_name_is_taken_as_it_is_written(name, tmp_path):
+    """`pickletools` resolves escapes in names, which `pickle` does not, and fails at some others."""
+    found = refusal(torch_file(tmp_path / "x.pt", b"\x80\x02ccollections\n" + name + b"\n)R."))
+    assert_says(found, ": its pickle refers to collections.Ordered\\", ": its pickle is damaged or cut off")
+
+
+@pytest.mark.parametrize(
+    "code", sorted(set(range(256)) - {ord(one.code) for one in pickletools.opcodes if one.name in STEPS})
+)
 def test_every_other_operation_is_refused(code, tmp_path):
     found = refusal(torch_file(tmp_path / "x.pt", b"\x80\x02})" + bytes([code]) + b"\1\0\0\0\n\n\n."))
     assert found == f": its pickle has the operation {code:#04x}, which is refused"
@@ -430,6 +440,22 @@ def test_values_repeated_without_end_are_refused(tmp_path):
     shape = b")q\0" + b"0h\0h\0\x86q\0" * 60
     path = torch_file(tmp_path / "y.pt", dict_of(tensor(shape_code=shape)), {"0": b"abcdefgh"})
     assert "a has a shape that is no list of integers" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "call", [b"ccollections\nOrderedDict\nh\x01\x85R", b"ctorch\nSize\nh\x01\x85R", b"ctorch\nSize\nh\x02\x85R"]
+)
+def test_calls_that_copy_the_same_values_again_and_again_are_refused(call, tmp_path):
+    """A bomb of 105 KB: each of 3000 calls makes a dict of the same 3000 pairs."""
+    pairs = b"".join(b"M" + struct.pack("<H", index) + b"K\x01\x86" for index in range(3000))
+    values = b"](" + pairs + b"eq\x010(" + pairs + b"tq\x020"
+    path = torch_file(tmp_path / "x.pt", b"\x80\x02}" + text("a") + values + b"(" + call * 3000 + b"ts.")
+    assert refusal(path) == ": its pickle repeats values too often"
+
+
+def test_an_integer_of_too_many_bits_is_refused(tmp_path):
+    code = b"\x8b" + struct.pack("<i", 1000) + b"\x7f" * 1000
+    assert ": its pickle has an integer of more than 512 bits" in refusal(torch_file(tmp_path / "x.pt", dict_of(code)))
 
 
 @pytest.mark.parametrize(
@@ -567,6 +593,63 @@ def test_a_member_within_another_is_refused(tmp_path):
     path.write_bytes(data)
     assert 0 < second < directory
     assert ": the members a.npy and b.npy of the zip overlap" in refusal(path)
+
+
+@pytest.mark.parametrize("format", ["torch", "npz"])
+def test_an_extra_field_that_would_take_long_is_refused(format, tmp_path):
+    """`zipfile` cuts an extra field down part by part, so its time grows with the square of the bytes."""
+    path = write(format, tmp_path / f"x{ENDINGS[format]}", {"a": np.zeros(3)})
+    with zipfile.ZipFile(path, "a") as file:
+        file.filelist[0].extra = struct.pack("<HH", 0x4242, 0) * 16383
+        file._didModify = True
+    assert ": a member of the zip has an extra field of 65532 bytes; at most 1024 are read" in refusal(path)
+
+
+@pytest.mark.parametrize("format", ["torch", "npz"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra": b"\1\0\xff\0"}, "the directory of the zip is damaged"),
+        ({"extra": struct.pack("<HHBI", 0x7075, 5, 1, 0)}, ""),
+        ({"extra": struct.pack("<HHBI", 0x7075, 6, 1, 0) + b"\xff"}, ""),
+        ({"extract_version": 64}, "the directory of the zip is damaged: zip file version 6.4"),
+        ({"comment": b"PK\6\7" + bytes(16)}, "the end of the zip is damaged"),
+    ],
+)
+def test_entries_that_zipfile_would_stumble_over_are_read_or_refused(format, change, message, tmp_path):
+    path = write(format, tmp_path / f"x{ENDINGS[format]}", {"a": np.zeros(3)})
+    with zipfile.ZipFile(path, "a") as file:
+        for name, value in change.items():
+            setattr(file.filelist[-1], name, value)
+        file._didModify = True
+    if message:
+        assert message in refusal(path)
+    else:
+        assert read(path)["a"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("comment", [b"plain", b"PK\6\7" + bytes(16)])
+def test_a_directory_that_ends_like_a_64_bit_archive_is_refused(comment, tmp_path):
+    """`zipfile` would look for its end record in there."""
+    path = write("npz", tmp_path / "x.npz", {"a": np.zeros(3)})
+    with zipfile.ZipFile(path, "a") as file:
+        file.filelist[-1].comment = comment
+        file._didModify = True
+    data = path.read_bytes()
+    end = data.rindex(b"PK\5\6")
+    count, length, begin = struct.unpack_from("<HII", data, end + 10)
+    wide = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, count, count, length, begin)
+    path.write_bytes(data[:end] + wide + struct.pack("<4sIQI", b"PK\6\7", 0, end, 1) + data[end:])
+    if comment == b"plain":
+        assert read(path)["a"].tolist() == [0, 0, 0]
+    else:
+        assert ": the directory of the zip is damaged" in refusal(path)
+
+
+def test_a_name_is_not_cut_at_a_null(tmp_path):
+    path = write("npz", tmp_path / "x.npz", {"a": np.zeros(3), "b.npyx": np.zeros(3)})
+    path.write_bytes(path.read_bytes().replace(b"b.npyx.npy", b"a.npy\0.npy"))
+    assert ": the name a.npy\\x00 has control characters" in refusal(path)
 
 
 # ---- npz
@@ -743,6 +826,15 @@ def test_msgpack_that_is_wrong_is_refused(data, message, tmp_path):
     (tmp_path / "x.msgpack").write_bytes(data)
     found = refusal(tmp_path / "x.msgpack")
     assert_says(found, *message.split("|"))
+
+
+def test_more_text_than_a_header_may_have_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(msgpack, "MOST_HEADER", 5000)
+    values = b"".join(b"\xa2" + b"%02d" % index + b"\xd9\xff" + b"x" * 255 for index in range(15))
+    (tmp_path / "x.msgpack").write_bytes(b"\x8f" + values)
+    assert len(open_reader(tmp_path / "x.msgpack").metadata) == 15
+    monkeypatch.setattr(msgpack, "MOST_HEADER", 3000)
+    assert ": has more than 3000 bytes beside its arrays" in refusal(tmp_path / "x.msgpack")
 
 
 CHUNKED = b"\xb9__msgpack_chunked_array__"

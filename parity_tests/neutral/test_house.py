@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[2]
 JAX, TORCH = ROOT / "jax_attn", ROOT / "torch_attn"
 
 ONLY_JAX = {"linear.py", "decoding/running.py"}
-ONLY_TORCH = {"checkpoints/book.py", "initial_weights.py"}
+ONLY_TORCH = {"checkpoints/book.py", "initial_weights.py", "threefry.py"}
 """Files without a twin: torch's initial weights for Flax, checks that wait for a jit to
-run; the mask buffers in the book's checkpoints, Flax's initial weights for torch."""
+run; the mask buffers in the book's checkpoints, Flax's initial weights and random bits for torch."""
 
 JAX_ARGUMENTS, TORCH_ARGUMENTS = {"rngs", "param_dtype", "dtype", "device"}, {"rngs", "device", "dtype"}
 """Arguments that may stand on one side alone."""

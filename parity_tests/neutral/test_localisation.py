@@ -90,8 +90,8 @@ def test_a_module_that_gets_more_rows_on_one_side_is_fed_all_of_them_on_both():
 # ---- submodules
 
 
-def paired(first, second, shared):
-    """Pair modules ("path:Class") given the pairs of paths that hold each parameter."""
+def paired(first, second, shared, sizes=()):
+    """Pair modules ("path:Class") given the pairs of paths that hold each parameter, and sizes of what some return."""
     sides = [[Submodule("", "M"), *(Submodule(*one.split(":")) for one in side)] for side in (first, second)]
     matches = [
         types.SimpleNamespace(
@@ -102,9 +102,8 @@ def paired(first, second, shared):
         )
         for paths in shared
     ]
-    return pair_modules(
-        matches, *sides, {"first": {one.path for one in sides[0]}, "second": {one.path for one in sides[1]}}
-    )
+    called = [{one.path: [dict(sizes).get(one.path, 4)] for one in side} for side in sides]
+    return pair_modules(matches, *sides, {"first": called[0], "second": called[1]})
 
 
 def test_modules_without_parameters_are_paired_by_name_then_by_what_they_do():
@@ -121,6 +120,15 @@ def test_wrappers_are_paired_with_what_is_like_them():
     assert pairs == {"": "", "p.0": "proj"}
     pairs = paired(["a:A", "a.fc:Linear"], ["b:B", "b.x:Linear"], [("a.fc", "b.x")])
     assert pairs == {"": "", "a": "b", "a.fc": "b.x"}
+
+
+def test_of_nested_modules_with_the_same_weights_those_are_paired_that_return_the_same():
+    """A tied head has no weights of its own, so that the language model and the decoder in it hold the same."""
+    first, second = ["lm:LM", "lm.model:Model", "lm.model.fc:Linear"], ["model:Model", "model.linear:Linear", "x:X"]
+    shared = [("lm.model.fc", "model.linear"), ("lm.model", "model")]
+    pairs = paired(first, second, shared, {"lm": 336, "model": 336, "lm.model": 224}.items())
+    assert pairs == {"": "", "lm": "model", "lm.model.fc": "model.linear"}
+    assert paired(first, second, shared)["lm.model"] == "model"
 
 
 # ---- code between

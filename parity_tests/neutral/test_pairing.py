@@ -105,6 +105,22 @@ def test_the_names_of_libraries_are_matched(torch, flax):
         assert match.how == "names"
 
 
+SANDWICH = {
+    "input_layernorm": "pre_attention_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "pre_ffw_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+"""Gemma's norms, as `transformers` and as DeepMind's packages call them."""
+
+
+def test_norms_before_and_behind_both_halves_of_a_layer_are_told_apart_without_a_run():
+    ours = {f"layers.0.{name}.weight": ((D,), "Gemma3RMSNorm") for name in SANDWICH}
+    theirs = {f"layer_0.{name}.scale": ((D,), "RMSNorm") for name in sorted(SANDWICH.values())}
+    found = propose(parameters(ours, "torch"), parameters(theirs, "flax"))
+    assert {match.first.name.split(".")[2]: match.second.name.split(".")[1] for match in found.matches} == SANDWICH
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_order_of_the_parameters_does_not_matter(seed):
     ours, _ = model("gpt", "torch")
@@ -333,6 +349,21 @@ def test_where_nothing_fits_the_order_of_declaration_goes_on_and_says_so(distanc
     assert "beta.weight = x.kernel" in pairing.doubt
     (row,) = propose(*UNLIKE, lambda one: distance).rows()
     assert (row.pattern, row.how) == ("... -> ...", "convention")
+
+
+@pytest.mark.parametrize(
+    ("nearest", "others", "is_found"), [(1e-7, 0.3, True), (1e-5, 8e-4, False), (0.02, 5.0, False)]
+)
+def test_one_that_nearly_fits_is_taken_where_the_others_are_far_from_it(nearest, others, is_found):
+    """As outputs do whose sides keep rotary tables in float32, and those of a pair with a small fault."""
+
+    def probe(candidate):
+        is_crossed = candidate.matches[0].second.name == "y.kernel"
+        return nearest if is_crossed else others
+
+    pairing = propose(*SQUARES, probe)
+    assert [row.flax for row in pairing.rows()] == (["y.kernel", "x.kernel"] if is_found else ["x.kernel", "y.kernel"])
+    assert bool(pairing.doubt) != is_found
 
 
 def test_more_than_can_be_tried_is_refused_after_the_usual_ones():

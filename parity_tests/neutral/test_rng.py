@@ -51,7 +51,7 @@ def draw_as_torch(case):
 
 @pytest.mark.parametrize("computes_float16", [False, True])
 def test_numpy_draws_what_jax_drew(computes_float16, monkeypatch):
-    monkeypatch.setattr(rng, "COMPUTES_FLOAT16", computes_float16)
+    monkeypatch.setattr(rng.fused, "COMPUTES_FLOAT16", computes_float16)
     assert random_vectors.check("jax", draw_as_jax) == len(random_vectors.jax_cases()) - len(random_vectors.SEEDS)
 
 

@@ -14,7 +14,7 @@ from torch.func import functional_call
 import torch_attn
 from attn_bridge import rng
 from parity_tests.goldens import make_random_vectors, random_vectors
-from torch_attn import functional, random
+from torch_attn import functional, random, threefry
 from torch_attn.random import JaxRngs, RngStream
 
 UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
@@ -54,7 +54,7 @@ def draw_as_jax(case):
 
 @pytest.mark.parametrize("computes_float16", [False, True])
 def test_torch_draws_what_jax_drew(computes_float16, monkeypatch):
-    monkeypatch.setattr(rng, "COMPUTES_FLOAT16", computes_float16)
+    monkeypatch.setattr(rng.fused, "COMPUTES_FLOAT16", computes_float16)
     assert random_vectors.check("jax", draw_as_jax) == len(random_vectors.jax_cases())
 
 
@@ -94,7 +94,7 @@ def test_torch_draws_what_numpy_draws_in_1000_random_cases():
 def test_a_draw_of_many_chunks_is_the_draw_of_one(monkeypatch):
     key = random.key(3)
     one = random.bernoulli(key, 0.9, 200_003), random.bits(key, 200_003, torch.uint64)
-    monkeypatch.setattr(random, "_CHUNK", 1 << 12)
+    monkeypatch.setattr(threefry, "_CHUNK", 1 << 12)
     assert torch.equal(random.bernoulli(key, 0.9, 200_003), one[0])
     assert torch.equal(random.bits(key, 200_003, torch.uint64).view(torch.int64), one[1].view(torch.int64))
     np.testing.assert_array_equal(one[1].numpy()[-9:], rng.bits(rng.key(3), 200_003, "uint64")[-9:])
@@ -102,15 +102,15 @@ def test_a_draw_of_many_chunks_is_the_draw_of_one(monkeypatch):
 
 def test_counters_beyond_32_bits_have_an_upper_word(monkeypatch):
     seen = []
-    plain = random._threefry
+    plain = threefry.threefry
     monkeypatch.setattr(
-        random, "_threefry", lambda w, high, low: seen.append((high.clone(), low.clone())) or plain(w, high, low)
+        threefry, "threefry", lambda w, high, low: seen.append((high.clone(), low.clone())) or plain(w, high, low)
     )
-    monkeypatch.setattr(random, "_CHUNK", 4)
+    monkeypatch.setattr(threefry, "_CHUNK", 4)
     random.bits(random.key(0), 6)
     assert [part[0].tolist() for part in seen] == [[0] * 4, [0] * 2]
     assert [part[1].tolist() for part in seen] == [[0, 1, 2, 3], [4, 5]]
-    assert (random._signed(2**32 + 5), random._signed(2**31)) == (5, -(2**31))
+    assert (threefry.signed(2**32 + 5), threefry.signed(2**31)) == (5, -(2**31))
 
 
 def test_normal_draws_follow_the_uniform_ones():

@@ -133,6 +133,25 @@ def test_a_checkpointed_call_is_recorded_once_with_its_gradients(name):
         assert all(cotangent.any() for cotangent in one.cotangents)
 
 
+def test_what_a_checkpoint_writes_to_again_is_returned_as_the_call_left_it():
+    """A cache counts its tokens in place; the backward pass computes the block again, and counts them again."""
+
+    class Cached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x, count):
+            def step(x):
+                count[:] = count + 1
+                return self.linear(x)
+
+            return checkpoint(step, x, use_reentrant=False), count
+
+    found = run(subject_of(Cached()), X, np.array([3], np.int32), cotangents=[COTANGENT, np.zeros(1, np.float32)])
+    assert found.outputs[1] == 4
+
+
 def test_rounding_at_random_reaches_what_is_computed_again():
     subject = subject_of(Stack(True))
     plain, found = run(subject), run(subject, mode="jitter", seed=3)
@@ -353,6 +372,7 @@ def test_a_function_is_a_side_with_dotted_names():
     assert {name: (one.shape, one.owner, one.path, one.framework) for name, one in subject.parameters().items()} == {
         "layers.0.bias": ((4,), "", "layers.0", "torch"),
         "layers.0.kernel": ((6, 4), "", "layers.0", "torch"),
+        "ids": ((3,), "", "", "torch"),
     }
     call = Arguments((X,), {"scale": np.float32(2.0).reshape(())})
     cotangents = [None, np.ones((2, 5, 4), np.float32)]
@@ -764,3 +784,12 @@ def test_eight_threads_at_once_get_what_one_gets():
         for job, expected in zip(jobs, wanted, strict=True):
             assert_same(job.result(), expected)
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_run_seeds_no_device_that_is_not_in_use(monkeypatch):
+    """torch would keep the seed for the device's first use, long after the comparison."""
+    if torch.cuda.is_initialized():
+        pytest.skip("CUDA is in use")
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("CUDA was seeded"))
+    subject = subject_of(nn.Linear(3, 2))
+    subject.run(subject.weights(), Arguments((np.ones((1, 3), np.float32),), {}))

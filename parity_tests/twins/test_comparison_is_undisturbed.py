@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import signal
+import sys
 import threading
 import time
 
@@ -263,6 +266,75 @@ def test_an_interrupt_in_a_forward_pass_leaves_everything_as_it_was(side, at):
     assert state_of(ours, theirs) == before
 
 
+CONTEXTS = ("__enter__", "__exit__", "enter_context")
+
+
+class Interrupting:
+    """Sends this process a signal when the n-th function of a context is called; counts them where n is 0."""
+
+    def __init__(self, at=0):
+        self.at, self.count = at, 0
+
+    def __call__(self, frame, event, arg):
+        if event == "call" and frame.f_code.co_name in CONTEXTS:
+            self.count += 1
+            if self.count == self.at:
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("kind", ["eager", "train", "dump"])
+def test_an_interrupt_while_a_setting_is_put_back_leaves_everything_as_it_was(kind, tmp_path):
+    ours, theirs = pair()
+
+    def work():
+        if kind == "dump":
+            dump(theirs, X, tmp_path / "dump", seeds=1)
+        else:
+            compare(ours, theirs, X, seeds=1, train=kind == "train", localise=False)
+
+    def interrupted(at):
+        shutil.rmtree(tmp_path / "dump", ignore_errors=True)
+        hook = Interrupting(at)
+        sys.setprofile(hook)
+        try:
+            work()
+            if at:
+                time.sleep(60.0)  # it is on its way
+        finally:
+            sys.setprofile(None)
+        return hook.count
+
+    interrupted(0)  # what is traced once is traced
+    total, before = interrupted(0), (state_of(ours, theirs), signal.getsignal(signal.SIGINT))
+    assert total > 300
+    for at in range(1, total, total // 6):
+        with pytest.raises(KeyboardInterrupt) as kept:  # what it refers to is alive, and puts nothing back by itself
+            interrupted(at)
+        assert (state_of(ours, theirs), signal.getsignal(signal.SIGINT)) == before, at
+        assert not list(tmp_path.glob(".*"))  # a dump is whole, or not there
+        del kept
+
+
+def test_a_handler_that_does_not_raise_is_called_once_and_the_comparison_goes_on():
+    ours, theirs = pair()
+    calls, before = [], signal.signal(signal.SIGUSR1, lambda *_: calls.append(1))
+
+    def send(frame, event, arg):
+        if event == "call" and frame.f_code.co_name == "__exit__":
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGUSR1)
+            assert not calls
+
+    try:
+        sys.setprofile(send)
+        assert compare(ours, theirs, X, seeds=1).verdict == "equal"
+        assert calls == [1]
+    finally:
+        sys.setprofile(None)
+        signal.signal(signal.SIGUSR1, before)
+
+
 # ---- what is not finite
 
 
@@ -378,7 +450,7 @@ def recorded(request, tmp_path_factory):
 
 def without_probes(kinds_left_out, monkeypatch):
     """Have dumps read without what probes of some kinds say."""
-    read = dumps._parse
+    read = dumps.parse
 
     def parse(data):
         manifest = read(data)
@@ -388,7 +460,7 @@ def without_probes(kinds_left_out, monkeypatch):
                     kinds.pop(kind, None)
         return manifest
 
-    monkeypatch.setattr(dumps, "_parse", parse)
+    monkeypatch.setattr(dumps, "parse", parse)
 
 
 def test_a_pair_that_a_probe_explains_is_judged_from_dumps_as_it_is_live(recorded):

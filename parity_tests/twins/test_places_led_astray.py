@@ -11,6 +11,7 @@ import torch
 from flax import nnx
 from torch import nn
 
+from attn_bridge.parity import compare
 from attn_bridge.parity.compare.localisation.search import find_in_calls, find_on
 from attn_bridge.parity.compare.localisation.sides import SIDES, Live, calls_of
 from attn_bridge.parity.compare.sides.subject import CannotPromoteError
@@ -96,6 +97,68 @@ def test_of_nested_wrappers_the_pair_that_agrees_is_taken():
     first = Two(Wrapper(2.0), TorchLinear(WIDTH, WIDTH))
     assert place(first, Two(Doubled(WIDTH, WIDTH), TorchLinear(WIDTH, WIDTH))) is None
     assert place(first, Two(Doubled(WIDTH, WIDTH), Faulty(WIDTH, WIDTH))) == ("b", "forward", None)
+
+
+class Tied(nn.Module):
+    """A model whose head is its embedding; `Whole` is one module, and `Head` has the model inside."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.table, self.first, self.second = nn.Embedding(9, WIDTH), layer, TorchLinear(WIDTH, WIDTH)
+
+    def forward(self, ids):
+        return self.second(torch.tanh(self.first(self.table(ids))))
+
+
+class Whole(Tied):
+    def forward(self, ids):
+        return super().forward(ids) @ self.table.weight.T
+
+
+class Head(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.model = Tied(layer)
+
+    def forward(self, ids):
+        return self.model(ids) @ self.model.table.weight.T
+
+
+class Outer(nn.Module):
+    def __init__(self, name, inner):
+        super().__init__()
+        self.name = name
+        setattr(self, name, inner)
+
+    def forward(self, ids):
+        return getattr(self, self.name)(ids)
+
+
+class Twice(Tied):
+    def forward(self, ids):
+        found = super().forward(ids)
+        return torch.cat([found, found], -1)
+
+
+class Half(Outer):
+    def forward(self, ids):
+        return super().forward(ids)[..., :WIDTH]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "path"),
+    [
+        (lambda layer: Outer("lm", Head(layer)), lambda layer: Outer("model", Whole(layer)), "lm.model.first"),
+        (lambda layer: Outer("model", Tied(layer)), lambda layer: Half("model", Twice(layer)), "model.first"),
+    ],
+)
+def test_a_wrapper_that_returns_something_else_hides_nothing_inside(first, second, path):
+    class Faulty(TorchLinear):
+        def forward(self, x):
+            return super().forward(x) * 1.001
+
+    report = compare(first(TorchLinear(WIDTH, WIDTH)), second(Faulty(WIDTH, WIDTH)), np.arange(9).reshape(3, 3))
+    assert (report.verdict, report.first_divergence.path) == ("different", path)
 
 
 def test_code_that_makes_up_for_another_submodule_is_not_at_fault():

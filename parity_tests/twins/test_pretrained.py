@@ -201,6 +201,78 @@ def test_a_config_of_another_model_is_refused(tmp_path, change, message):
             make(tmp_path / "hf")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_layer": 10**9}, r"config.json: n_layers \(1000000000\) is far too large for weights of \d+ numbers"),
+        ({"n_embd": 10**9}, r"config.json: emb_dim \(1000000000\) is far too large for weights of \d+ numbers"),
+        ({"vocab_size": 10**30}, r"config.json: vocab_size \(10+\) is far too large"),
+        ({"n_embd": 4000}, r"config.json: its sizes make a model of \d+ numbers; the weights beside it have \d+"),
+        ({"n_head": 0}, r"config.json: n_heads \(0\) must be at least 1"),
+        ({"n_layer": "2"}, r"config.json: n_layers must be an integer, got str"),
+        ({"n_embd": None}, r"config.json: emb_dim must be an integer, got NoneType"),
+    ],
+)
+def test_sizes_that_the_weights_can_not_have_are_refused_before_a_model_is_made(tmp_path, change, message):
+    hf_gpt2(tmp_path / "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, **change}))
+    for make in (torch_attn.GPTModel.from_pretrained, jax_attn.GPTModel.from_pretrained):
+        with pytest.raises(CheckpointError, match=message):
+            make(tmp_path / "hf")
+
+
+def test_a_config_of_ours_that_is_damaged_is_one_line_on_the_way_out(tmp_path):
+    torch_attn.GPTModel(GPT).save_pretrained(tmp_path / "own")
+    (tmp_path / "own" / "config.json").write_text('{"model_type": "attn-bridge-GPTModel"}')
+    with pytest.raises(CheckpointError, match=r"^config.json: config does not fit GPTModelConfig: missing keys: vocab"):
+        checkpoints.convert(tmp_path / "own", tmp_path / "hf", to_layout="hf-gpt2", settings={"tie": 0})
+    assert [one.name for one in tmp_path.iterdir()] == ["own"]
+
+
+class BookAttention(torch.nn.Module):
+    """What the book's classes hold: projections, and a mask as a buffer."""
+
+    def __init__(self, **widths):
+        super().__init__()
+        for name, d_in in widths.items():
+            self.add_module(name, torch.nn.Linear(d_in, 4, bias=name == "out_proj"))
+        self.register_buffer("mask", torch.triu(torch.ones(5, 5), diagonal=1))
+
+
+PROJECTIONS = {"W_query": 6, "W_key": 6, "W_value": 6}
+BOOK = {
+    "CausalAttention": ((6, 4, 5), {"": 5}),
+    "MultiHeadAttention": ((6, 4, 5, 0.0, 2), {"": 5}),
+    "MultiHeadAttentionWrapper": ((6, 4, 5, 0.0, 2), {"heads.0.": 5, "heads.1.": 5}),
+    "GPTModel": ((GPT,), {"trf_blocks.0.att.": 12, "trf_blocks.1.att.": 12}),
+    "SelfAttention": ((6, 4), {}),
+    "BertEncoder": (
+        (transformers.BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1).to_dict(),),
+        {},
+    ),
+}
+"""Class -> its arguments, and where the book's has masks of which size."""
+
+
+@pytest.mark.parametrize("layout", ["book", "fused-qkv"])
+@pytest.mark.parametrize("package", [torch_attn, jax_attn], ids=["torch", "flax"])
+@pytest.mark.parametrize("name", BOOK)
+def test_what_is_saved_for_the_book_has_the_masks_that_its_classes_hold(tmp_path, name, package, layout):
+    arguments, masks = BOOK[name]
+    module = getattr(package, name)(*arguments, **({} if package is torch_attn else {"rngs": nnx.Rngs(0)}))
+    for file in ("x.pt", "x"):
+        package.save(module, tmp_path / file, to_layout=layout)
+        found = checkpoints.read(tmp_path / file)
+        assert {one for one in found if one.endswith("mask")} == {f"{place}mask" for place in masks}
+        for place, length in masks.items():
+            np.testing.assert_array_equal(found[f"{place}mask"], np.triu(np.ones((length, length), np.float32), 1))
+        package.load(tmp_path / file, module, from_layout=layout)
+    if layout == "book" and name in ("CausalAttention", "MultiHeadAttention"):
+        book = BookAttention(**PROJECTIONS, **({"out_proj": 4} if name == "MultiHeadAttention" else {}))
+        book.load_state_dict(torch.load(tmp_path / "x.pt", weights_only=True), strict=True)
+
+
 @pytest.mark.parametrize("name", ["no/such/folder/at/all", "./none", "..."])
 def test_a_folder_that_is_none_is_one_line(name):
     with pytest.raises(CheckpointError, match="is no folder"):

@@ -1,4 +1,4 @@
-"""The register of the gallery: what an entry is, what a fault is, and who has them all.
+"""The register of the gallery: who has all entries (`attn_bridge.parity.mutation.gallery` says what they are).
 
 An entry is a function ``build(fault)`` that returns a `Case`: two sides that hold the same weights, the inputs of the
 first, and options for ``compare``. ``build(None)`` is right; ``build("name")`` has that one fault of a port in it. A
@@ -7,11 +7,12 @@ framework is imported only inside a build function, so that listing the gallery 
 
 from __future__ import annotations
 
-import dataclasses
-import fnmatch
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+
+from attn_bridge.parity.mutation.gallery import Case, Entry, Fault, fault, inside
+
+__all__ = ["Case", "Entry", "Fault", "entries", "entry", "fault", "inside", "outside"]
 
 ROOMS = (
     "llama",
@@ -28,84 +29,6 @@ ROOMS = (
     "details",
 )
 """The files with entries."""
-
-Place = str | tuple[str, ...]
-"""A module path of the first side (``*`` stands for anything), or the modules around the code that is wrong."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Fault:
-    """One realistic error of a port.
-
-    Attributes:
-        places: where it may be said to be; a path, or the modules that the wrong code lies between.
-        effect: ``meaning`` (shows in float64), or ``precision`` (shows in the working precision only).
-        side: the side that has it.
-        direction: ``backward`` where the forward pass does not show it.
-    """
-
-    places: tuple[Place, ...]
-    effect: Literal["meaning", "precision"] = "meaning"
-    side: Literal["first", "second"] = "second"
-    direction: Literal["forward", "backward"] = "forward"
-
-    @property
-    def verdicts(self) -> tuple[str, ...]:
-        """The verdicts that name this fault rightly."""
-        return ("different",) if self.effect == "meaning" else ("precision", "different")
-
-    def is_placed_by(self, divergence: Any) -> bool:
-        """Tell whether a report's first divergence names the place: the module, or modules around the code."""
-        if divergence is None:
-            return False
-        paths = [place for place in self.places if isinstance(place, str)]
-        around = [place for place in self.places if isinstance(place, tuple)]
-        between = getattr(divergence, "between", None)
-        if between and around:
-            return any(all(any(fnmatch.fnmatchcase(end, one) for one in place) for end in between) for place in around)
-        return any(fnmatch.fnmatchcase(divergence.path or "", path) for path in paths)
-
-
-def fault(*places: Place, **how: Any) -> Fault:
-    """Return a `Fault` at these places."""
-    return Fault(places, **how)
-
-
-def inside(path: str, *children: str) -> tuple[Place, ...]:
-    """Return the places of wrong code in a module's own forward pass: the module, or between these children.
-
-    The module itself stands for its start and its end, before and after all of them.
-    """
-    return path, (path, *(f"{path}.{child}".lstrip(".") for child in children))
-
-
-class Case(NamedTuple):
-    """What ``compare`` is called with."""
-
-    first: Any
-    second: Any
-    inputs: Any
-    options: Mapping[str, Any] = {}
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A pair of the gallery.
-
-    Attributes:
-        name: its name, as the table shows it.
-        build: builds the pair; with the name of a fault, with that fault.
-        faults: what can be wrong with it.
-        tags: what it covers.
-        needs: packages that it imports besides torch, JAX and Flax.
-    """
-
-    name: str
-    build: Callable[[str | None], Case]
-    faults: Mapping[str, Fault]
-    tags: tuple[str, ...]
-    needs: tuple[str, ...] = ()
-
 
 _ENTRIES: dict[str, Entry] = {}
 

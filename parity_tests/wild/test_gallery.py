@@ -5,12 +5,11 @@ Entries of other packages run where these are importable.
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
+from attn_bridge.parity.mutation.gallery import Finding, GalleryTrial, judge_entry
+
 from .gallery import Entry, entries, outside
-from .judging import judge, place
 
 for framework in ("torch", "flax"):
     pytest.importorskip(framework, exc_type=ImportError)
@@ -34,30 +33,26 @@ WRONG = [
 ]
 
 
-def needs(entry: Entry) -> None:
-    """Skip where a package that the entry needs is not installed."""
-    for package in entry.needs:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
+def judged(entry: Entry, name: str) -> Finding:
+    """Judge an entry, right or with a fault; skip where a package that it needs is not installed."""
+    if not entry.is_available:
+        pytest.skip(f"{', '.join(entry.needs)} is not installed")
+    return judge_entry(entry, GalleryTrial("", entry.name, name))
 
 
 @pytest.mark.parametrize("entry", RIGHT)
 def test_a_right_pair_is_equal(entry: Entry) -> None:
     """No right pair is objected to."""
-    needs(entry)
-    report, _ = judge(entry, None)
-    assert report.verdict == "equal", str(report)
+    found = judged(entry, "")
+    assert found.verdict == "equal", found.explanation
 
 
 @pytest.mark.parametrize(("entry", "name"), WRONG)
 def test_a_fault_is_seen_and_placed(entry: Entry, name: str) -> None:
     """Every fault is seen, and named where it is."""
-    needs(entry)
-    report, fault = judge(entry, name)
-    assert fault is not None
-    assert report.verdict in fault.verdicts, str(report)
-    is_placed = fault.is_placed_by(report.first_divergence)
-    assert is_placed or (entry.name, name) in MISPLACED, f"{place(report.first_divergence)}; {fault.places}"
+    found = judged(entry, name)
+    assert found.seen, found.explanation
+    assert found.placed or (entry.name, name) in MISPLACED, f"{found.place}; {entry.faults[name].places}"
 
 
 def test_the_place_of_at_least_nineteen_of_twenty_faults_is_right() -> None:

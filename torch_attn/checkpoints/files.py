@@ -33,8 +33,9 @@ def load(
         WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
         CheckpointError: (a ValueError) the checkpoint is malformed.
         LayoutError: (a ValueError) its layout can't be told.
-        TypeError: the framework lacks a dtype, or would narrow it.
+        TypeError: `path` and `module` are taken for each other, or the framework lacks a dtype or would narrow it.
     """
+    modules.check_arguments("load(path, module)", "torch.nn.Module", nn.Module, module, path)
     modules.load("torch", Path(path), module, from_layout, settings)
 
 
@@ -60,7 +61,9 @@ def save(
     Raises:
         CheckpointError: (a ValueError) the target exists or can't be written.
         LayoutError: (a ValueError) the weights do not fit the layout; `WeightsMismatchError` lists names.
+        TypeError: `module` and `path` are taken for each other.
     """
+    modules.check_arguments("save(module, path)", "torch.nn.Module", nn.Module, module, path)
     modules.save("torch", module, Path(path), to_layout, format, settings, overwrite)
 
 

@@ -15,13 +15,14 @@ from attn_bridge import backends
 from attn_bridge.models import families
 
 
-def from_hf(config: Mapping[str, Any], layer: int, state: Mapping[str, np.ndarray[Any, Any]]) -> nn.Module:
+def from_hf(config: Mapping[str, Any], layer: int, state: Mapping[str, Any]) -> nn.Module:
     """Return the attention of one layer, in eval mode, in the dtype of its arrays.
 
     Args:
         config: the model's ``config.json`` as a dict; keys that it leaves out take the defaults of `transformers`.
         layer: index of the layer, from 0.
-        state: the layer's attention arrays under their Hugging Face names, below any prefix or none.
+        state: the layer's attention arrays under their Hugging Face names, below any prefix or none, or those of the
+            whole model: arrays of NumPy, torch or JAX.
 
     Returns:
         A module of ours, such as `GroupedQueryAttention`, with ``module.config``.

@@ -22,6 +22,7 @@ __all__ = [
     "format_of",
     "make_writer",
     "open_reader",
+    "writer_class",
 ]
 
 _READERS = {
@@ -160,5 +161,10 @@ def make_writer(format: str, path: Path, tensors: Sequence[TensorInfo], metadata
     Raises:
         CheckpointError: the format is unknown, or can't hold one of the tensors.
     """
-    writer: Writer = _load(_WRITERS[format_of(path, format)])(path, tensors, metadata)
-    return writer
+    return writer_class(format_of(path, format))(path, tensors, metadata)
+
+
+def writer_class(format: str) -> type[Writer]:
+    """Return the writer of a known format."""
+    found: type[Writer] = _load(_WRITERS[format])
+    return found

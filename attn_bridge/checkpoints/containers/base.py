@@ -38,6 +38,10 @@ class CheckpointError(ValueError):
     """A checkpoint that can't be read, converted or written, in one line that names the file and the reason."""
 
 
+class DiskFullError(CheckpointError):
+    """A file can't be written for want of room: the disk is full, or the user's share of it."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:
     """What a header says of a tensor.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import struct
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...printable import printable
-from .base import MOST_AXES, Reader, TensorInfo, Writer, numpy_dtype
+from .base import MOST_AXES, MOST_HEADER, Reader, TensorInfo, Writer
 from .files import MOST_NODES, File, bad, check_count, check_dtype, check_infos, check_name, check_range, check_shape
 from .writing import Target, as_bytes, dump_json, sync_folder
 
@@ -30,42 +31,24 @@ WINDOW = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
-    """Elements that lie together: `size` bytes at `start`."""
-
-    start: int
-    size: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Stored:
-    """An array as the file has it."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Extension:
-    """The head of an extension: its kind and where its bytes are."""
-
-    kind: int
-    start: int
-    size: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Head:
-    """The head of a map or a list, or of bytes that are skipped."""
+    """What precedes the bytes or entries of a value: `size` bytes at `start`, or `size` entries of a list or map.
+
+    `kind` is "map", "list", "bytes" or "extension"; `code` is an extension's type.
+    """
 
     kind: str
     size: int
     start: int = 0
+    code: int = 0
+
+
+Found = tuple[TensorInfo, tuple[Head, ...]]
+"""An array, and where its elements are."""
 
 
 class Scanner:
-    """Goes through a file of msgpack and skips what arrays hold.
+    """Reads the values of a msgpack file one by one, and skips what arrays hold.
 
     Args:
         file: the file.
@@ -75,21 +58,22 @@ class Scanner:
         self._file = file
         self.at = 0
         self._window = b""
-        self._begin = 0
+        self._begin = self._taken = 0
 
     def bad(self, reason: str) -> Exception:
         """Return an error that says where."""
         return bad(self._file.path, f"{reason}, at byte {self.at}")
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes."""
-        first = self.at - self._begin
+        """Return the next bytes, which are no elements of arrays."""
+        self._taken += count
+        if self._taken > MOST_HEADER:
+            raise self.bad(f"has more than {MOST_HEADER} bytes beside its arrays")
+        start = self.skip(count)
+        first = start - self._begin
         if first < 0 or first + count > len(self._window):
-            if self.at + count > self._file.size:
-                raise bad(self._file.path, f"is cut off: byte {self.at + count} is beyond its end {self._file.size}")
-            size = min(max(WINDOW, count), self._file.size - self.at)
-            self._window, self._begin, first = bytes(self._file.read(self.at, size)), self.at, 0
-        self.at += count
+            size = min(max(WINDOW, count), self._file.size - start)
+            self._window, self._begin, first = bytes(self._file.read(start, size)), start, 0
         return self._window[first : first + count]
 
     def skip(self, count: int) -> int:
@@ -98,9 +82,6 @@ class Scanner:
             raise bad(self._file.path, f"is cut off: byte {self.at + count} is beyond its end {self._file.size}")
         self.at += count
         return self.at - count
-
-    def _number(self, form: str) -> Any:
-        return struct.unpack(">" + form, self.take(struct.calcsize(">" + form)))[0]
 
     def next(self) -> Any:
         """Return the next plain value, or the head of what holds more."""
@@ -115,22 +96,26 @@ class Scanner:
             return Head("list", code & 0x0F)
         if code < 0xC0:
             return self._text(code & 0x1F)
-        if code in SIMPLE:
-            return SIMPLE[code]
-        if code in NUMBERS:
-            return self._number(NUMBERS[code])
-        kind, form = LENGTHS.get(code, ("", ""))
-        if not kind:
+        if code in CONSTANTS:
+            return CONSTANTS[code]
+        if code in FIXED_EXTENSIONS:
+            return self._extension(FIXED_EXTENSIONS[code])
+        if code not in FORMS:
             raise self.bad(f"has the code {code:#04x}, which msgpack has not")
-        size = int(form) if form.isdigit() else self._number(form)
-        if kind == "text":
-            return self._text(size)
-        if kind == "bytes":
-            return Head("bytes", size, self.skip(size))
-        if kind == "extension":
-            number = self._number("b")
-            return Extension(number, self.skip(size), size)
-        return Head(kind, size)
+        number = FORMS[code].unpack(self.take(FORMS[code].size))[0]
+        if code <= 0xC6:
+            return Head("bytes", number, self.skip(number))
+        if code <= 0xC9:
+            return self._extension(number)
+        if code <= 0xD3:
+            return number
+        if code <= 0xDB:
+            return self._text(number)
+        return Head("list" if code <= 0xDD else "map", number)
+
+    def _extension(self, size: int) -> Head:
+        code = int.from_bytes(self.take(1), signed=True)
+        return Head("extension", size, self.skip(size), code)
 
     def _text(self, size: int) -> str:
         if size > MOST_TEXT:
@@ -141,39 +126,13 @@ class Scanner:
             raise self.bad("has a text that is not UTF-8") from None
 
 
-SIMPLE = {0xC0: None, 0xC2: False, 0xC3: True}
-NUMBERS = {
-    0xCA: "f",
-    0xCB: "d",
-    0xCC: "B",
-    0xCD: "H",
-    0xCE: "I",
-    0xCF: "Q",
-    0xD0: "b",
-    0xD1: "h",
-    0xD2: "i",
-    0xD3: "q",
+CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
+FIXED_EXTENSIONS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
+FORMS = {
+    **{code: struct.Struct(">" + form) for code, form in enumerate("BHIBHIfdBHIQbhiq", 0xC4)},
+    **{code: struct.Struct(">" + form) for code, form in enumerate("BHIHIHI", 0xD9)},
 }
-LENGTHS = {
-    0xC4: ("bytes", "B"),
-    0xC5: ("bytes", "H"),
-    0xC6: ("bytes", "I"),
-    0xC7: ("extension", "B"),
-    0xC8: ("extension", "H"),
-    0xC9: ("extension", "I"),
-    0xD4: ("extension", "1"),
-    0xD5: ("extension", "2"),
-    0xD6: ("extension", "4"),
-    0xD7: ("extension", "8"),
-    0xD8: ("extension", "16"),
-    0xD9: ("text", "B"),
-    0xDA: ("text", "H"),
-    0xDB: ("text", "I"),
-    0xDC: ("list", "H"),
-    0xDD: ("list", "I"),
-    0xDE: ("map", "H"),
-    0xDF: ("map", "I"),
-}
+"""Type byte -> the number behind it: of bytes, extensions, numbers themselves; texts, lists, maps."""
 
 
 class MsgpackReader(Reader):
@@ -191,7 +150,7 @@ class MsgpackReader(Reader):
         self._nodes = 0
         self.tensors = {}
         self.metadata = {}
-        self._pieces: dict[str, tuple[Piece, ...]] = {}
+        self._pieces: dict[str, tuple[Head, ...]] = {}
         found = self._scan.next()
         if not isinstance(found, Head) or found.kind != "map":
             raise bad(path, "is no map of msgpack")
@@ -212,7 +171,7 @@ class MsgpackReader(Reader):
             if part == CHUNKED and head.kind == "map" and not index:
                 if self._scan.next() is not True:
                     raise self._scan.bad(f"{printable(name)} is no array in pieces")
-                self._add(name, self._chunked(head.size - 1, name))
+                self._add(*self._chunked(head.size - 1, name))
                 return
             seen.add(part)
             full = f"{name}.{part}" if name else part
@@ -221,15 +180,15 @@ class MsgpackReader(Reader):
             if self._nodes > MOST_NODES:
                 raise self._scan.bad(f"has more than {MOST_NODES} leaves")
             found = self._scan.next()
-            if isinstance(found, Head) and found.kind in ("map", "list"):
-                if found.size:
-                    self._walk(found, full, depth + 1)
-                else:
-                    self.metadata[full] = {} if found.kind == "map" else []
-            elif isinstance(found, Head):
+            kind = found.kind if isinstance(found, Head) else ""
+            if kind == "extension":
+                self._add(*self._array(found, full))
+            elif kind in ("map", "list") and found.size:
+                self._walk(found, full, depth + 1)
+            elif kind in ("map", "list"):
+                self.metadata[full] = {} if kind == "map" else []
+            elif kind == "bytes":
                 raise self._scan.bad(f"{printable(full)} is bytes, neither a tensor nor a plain value")
-            elif isinstance(found, Extension):
-                self._add(full, self._array(found, full))
             elif isinstance(found, float) and not math.isfinite(found):
                 raise self._scan.bad(f"{printable(full)} is {found}, which JSON can't hold")
             else:
@@ -246,22 +205,21 @@ class MsgpackReader(Reader):
             )
         return key
 
-    def _add(self, name: str, found: Stored) -> None:
-        info = TensorInfo(check_name(self.path, name), found.dtype, found.shape)
-        if name in self.tensors:
-            raise self._scan.bad(f"{printable(name)} comes twice")
-        if sum(piece.size for piece in found.pieces) != info.nbytes:
-            held = sum(piece.size for piece in found.pieces)
-            raise self._scan.bad(f"{printable(name)} of shape {list(info.shape)} needs {info.nbytes} bytes; has {held}")
-        self.tensors[name] = info
-        self._pieces[name] = found.pieces
+    def _add(self, info: TensorInfo, pieces: tuple[Head, ...]) -> None:
+        shown, held = printable(check_name(self.path, info.name)), sum(piece.size for piece in pieces)
+        if info.name in self.tensors:
+            raise self._scan.bad(f"{shown} comes twice")
+        if held != info.nbytes:
+            raise self._scan.bad(f"{shown} of shape {list(info.shape)} needs {info.nbytes} bytes; has {held}")
+        self.tensors[info.name] = info
+        self._pieces[info.name] = pieces
 
-    def _array(self, found: object, name: str) -> Stored:
+    def _array(self, found: object, name: str) -> Found:
         """Read the packed (shape, dtype, bytes) of an extension."""
-        if not isinstance(found, Extension):
+        if not isinstance(found, Head) or found.kind != "extension":
             raise self._scan.bad(f"{printable(name)} is no array")
-        if found.kind not in (1, 3):
-            raise self._scan.bad(f"{printable(name)} is an extension of type {found.kind}; only arrays, 1, are read")
+        if found.code not in (1, 3):
+            raise self._scan.bad(f"{printable(name)} is an extension of type {found.code}; only arrays, 1, are read")
         end, self._scan.at = self._scan.at, found.start
         head, sizes = self._scan.next(), self._scan.next()
         if head != Head("list", 3) or not isinstance(sizes, Head) or sizes.kind != "list" or sizes.size > MOST_AXES:
@@ -271,16 +229,16 @@ class MsgpackReader(Reader):
         if isinstance(dtype, Head) and dtype.kind == "bytes" and dtype.size < 100:
             self._scan.at = dtype.start
             dtype = self._scan.take(dtype.size).decode("latin-1")
-        dtype = check_dtype(self.path, name, dtype)
+        dtype = check_dtype(self.path, name, dtype.kind if isinstance(dtype, Head) else dtype)
         data = self._scan.next()
         if not isinstance(data, Head) or data.kind != "bytes" or self._scan.at != end:
             raise self._scan.bad(f"{printable(name)} is no array: its bytes don't end where it does")
-        return Stored(dtype, shape, (Piece(data.start, data.size),))
+        return TensorInfo(name, dtype, shape), (data,)
 
-    def _chunked(self, left: int, name: str) -> Stored:
+    def _chunked(self, left: int, name: str) -> Found:
         """Read an array in pieces, after its first key."""
         shape: tuple[int, ...] | None = None
-        chunks: list[Stored] | None = None
+        chunks: list[Found] | None = None
         for _ in range(left):
             key, head = self._scan.next(), self._scan.next()
             if not isinstance(head, Head) or head.kind != "map" or head.size > 1 << 16:
@@ -292,22 +250,19 @@ class MsgpackReader(Reader):
                 chunks = self._numbered(head.size, name, plain=False)
             else:
                 break
-        if shape is None or not chunks or left != 2 or len({one.dtype for one in chunks}) > 1:
+        if shape is None or not chunks or left != 2 or len({one.dtype for one, _ in chunks}) > 1:
             raise self._scan.bad(f"{printable(name)} is no array in pieces")
-        if any(len(one.shape) != 1 for one in chunks):
+        if any(len(one.shape) != 1 for one, _ in chunks):
             raise self._scan.bad(f"a piece of {printable(name)} is not flat")
-        for one in chunks:
-            if one.shape[0] * numpy_dtype(one.dtype).itemsize != one.pieces[0].size:
-                raise self._scan.bad(f"a piece of {printable(name)} has another size than its shape says")
-        return Stored(chunks[0].dtype, shape, tuple(one.pieces[0] for one in chunks))
+        if any(one.nbytes != pieces[0].size for one, pieces in chunks):
+            raise self._scan.bad(f"a piece of {printable(name)} has another size than its shape says")
+        return TensorInfo(name, chunks[0][0].dtype, shape), tuple(pieces[0] for _, pieces in chunks)
 
     def _numbered(self, count: int, name: str, plain: bool) -> list[Any]:
         """Read a map of "0", "1" and so on."""
         found: dict[object, Any] = {}
         for _ in range(count):
             key, value = self._scan.next(), self._scan.next()
-            if not isinstance(key, str) or key in found:
-                raise self._scan.bad(f"{printable(name)} is no array in pieces")
             found[key] = value if plain else self._array(value, name)
         if set(found) != {str(index) for index in range(count)}:
             raise self._scan.bad(f"{printable(name)} is no array in pieces: one is missing")
@@ -328,69 +283,65 @@ class MsgpackReader(Reader):
         self._file.close()
 
 
-def cut(pieces: Sequence[Piece], start: int, stop: int) -> Iterator[tuple[int, int]]:
+def cut(pieces: Sequence[Head], start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Yield where in the file bytes ``start:stop`` of an array are."""
-    at = 0
     for piece in pieces:
-        first, last = max(start - at, 0), min(stop - at, piece.size)
+        first, last = max(start, 0), min(stop, piece.size)
         if first < last:
             yield piece.start + first, piece.start + last
-        at += piece.size
+        start, stop = start - piece.size, stop - piece.size
 
 
 # ---- writing
 
 
-def pack_length(size: int, small: tuple[int, int] | None, codes: Sequence[int | None]) -> bytes:
-    """Return the head of something of so many bytes or entries, as short as msgpack has it."""
+def pack_length(size: int, small: tuple[int, int] | None, code: int, forms: str = "BHI") -> bytes:
+    """Return the head of something of so many bytes or entries, as short as msgpack has it.
+
+    `small` is the form of a single byte, if there is one: its type byte, and the sizes that it can't hold any more.
+    `code` is the type byte of the first of the others, which hold the size in `forms`.
+    """
     if small is not None and size < small[1]:
         return bytes([small[0] | size])
-    for code, form, most in zip(codes, "BHI", (1 << 8, 1 << 16, 1 << 32), strict=True):
-        if code is not None and size < most:
-            return bytes([code]) + struct.pack(">" + form, size)
+    for one, form in enumerate(forms, code):
+        if size < 1 << 8 * struct.calcsize(form):
+            return bytes([one]) + struct.pack(">" + form, size)
     raise ValueError(f"{size} is more than msgpack can hold")
 
 
 def pack(value: Any) -> bytes:
     """Return a value of JSON as msgpack."""
     if value is None or isinstance(value, bool):
-        return {None: b"\xc0", False: b"\xc2", True: b"\xc3"}[value]
+        return bytes(code for code, constant in CONSTANTS.items() if constant is value)
     if isinstance(value, int):
         return pack_integer(value)
     if isinstance(value, float):
         return b"\xcb" + struct.pack(">d", value)
     if isinstance(value, str):
         raw = value.encode("utf-8")
-        return pack_length(len(raw), (0xA0, 32), (0xD9, 0xDA, 0xDB)) + raw
+        return pack_length(len(raw), (0xA0, 32), 0xD9) + raw
     if isinstance(value, list | tuple):
-        return pack_length(len(value), (0x90, 16), (None, 0xDC, 0xDD)) + b"".join(map(pack, value))
-    head = pack_length(len(value), (0x80, 16), (None, 0xDE, 0xDF))
+        return pack_length(len(value), (0x90, 16), 0xDC, "HI") + b"".join(map(pack, value))
+    head = pack_length(len(value), (0x80, 16), 0xDE, "HI")
     return head + b"".join(pack(part) for pair in value.items() for part in pair)
 
 
 def pack_integer(value: int) -> bytes:
     """Return an integer in the shortest form."""
     if -32 <= value < 128:
-        return struct.pack("b" if value < 0 else "B", value)
-    forms = (
-        ((0xCC, "B"), (0xCD, "H"), (0xCE, "I"), (0xCF, "Q"))
-        if value > 0
-        else ((0xD0, "b"), (0xD1, "h"), (0xD2, "i"), (0xD3, "q"))
-    )
-    for code, form in forms:
-        try:
+        return struct.pack("b", value)
+    for code, form in enumerate("BHIQbhiq", 0xCC):
+        with contextlib.suppress(struct.error):
             return bytes([code]) + struct.pack(">" + form, value)
-        except struct.error:
-            continue
     raise ValueError(f"{value} is more than msgpack can hold")
 
 
 def pack_array_head(dtype: str, shape: Sequence[int], nbytes: int) -> bytes:
     """Return what comes before the elements of an array."""
-    inner = b"\x93" + pack(list(shape)) + pack(dtype) + pack_length(nbytes, None, (0xC4, 0xC5, 0xC6))
+    inner = b"\x93" + pack(list(shape)) + pack(dtype) + pack_length(nbytes, None, 0xC4)
     size = len(inner) + nbytes
-    fixed = {1: 0xD4, 2: 0xD5, 4: 0xD6, 8: 0xD7, 16: 0xD8}
-    head = bytes([fixed[size]]) if size in fixed else pack_length(size, None, (0xC7, 0xC8, 0xC9))
+    fixed = [code for code, held in FIXED_EXTENSIONS.items() if held == size]
+    head = bytes(fixed) if fixed else pack_length(size, None, 0xC7)
     return head + b"\x01" + inner
 
 
@@ -416,8 +367,8 @@ class MsgpackWriter(Writer):
         for name, value in sorted(metadata.items()):
             dump_json(path, value)
             self._put(tree, name, (value,))
-        self._heads: list[tuple[int, bytes]] = []
-        self._pieces: dict[str, list[Piece]] = {}
+        self._heads: list[tuple[int, bytearray]] = []
+        self._pieces: dict[str, list[Head]] = {}
         self._at = 0
         try:
             self._lay_out(tree)
@@ -441,21 +392,19 @@ class MsgpackWriter(Writer):
         tree[last] = leaf
 
     def _add(self, data: bytes) -> None:
-        if self._heads and self._heads[-1][0] + len(self._heads[-1][1]) == self._at:
-            begin, before = self._heads.pop()
-            self._heads.append((begin, before + data))
-        else:
-            self._heads.append((self._at, data))
+        if not self._heads or self._heads[-1][0] + len(self._heads[-1][1]) != self._at:
+            self._heads.append((self._at, bytearray()))
+        self._heads[-1][1].extend(data)
         self._at += len(data)
 
     def _array(self, info: TensorInfo, shape: Sequence[int], nbytes: int) -> None:
         self._add(pack_array_head(info.dtype, shape, nbytes))
-        self._pieces.setdefault(info.name, []).append(Piece(self._at, nbytes))
+        self._pieces.setdefault(info.name, []).append(Head("bytes", nbytes, self._at))
         self._at += nbytes
 
     def _lay_out(self, tree: dict[str, Any]) -> None:
         """Give everything its place."""
-        self._add(pack_length(len(tree), (0x80, 16), (None, 0xDE, 0xDF)))
+        self._add(pack_length(len(tree), (0x80, 16), 0xDE, "HI"))
         given = [key for key, value in tree.items() if not isinstance(value, tuple)]
         for key, value in sorted(tree.items()) if given == sorted(given) else tree.items():
             self._add(pack(key))
@@ -474,7 +423,7 @@ class MsgpackWriter(Writer):
         count = math.prod(info.shape)
         sizes = {str(axis): size for axis, size in enumerate(info.shape)}
         self._add(b"\x83" + pack(CHUNKED) + pack(True) + pack("shape") + pack(sizes) + pack("chunks"))
-        self._add(pack_length(-(-count // step), (0x80, 16), (None, 0xDE, 0xDF)))
+        self._add(pack_length(-(-count // step), (0x80, 16), 0xDE, "HI"))
         for index, begin in enumerate(range(0, count, step)):
             part = min(step, count - begin)
             self._add(pack(str(index)))

@@ -26,9 +26,9 @@ from .files import (
     check_name,
     check_range,
     check_shape,
+    gather,
     parse_json,
 )
-from .strided import gather
 from .writing import InOrder, dump_json, sync_folder
 from .zips import Archive, Member, members
 

@@ -27,7 +27,7 @@ from .files import (
     check_range,
     check_shape,
     parse_json,
-    reason,
+    unwritable,
 )
 from .shards import inside
 from .writing import Target, as_bytes, dump_json, sync_folder
@@ -340,7 +340,7 @@ class OrbaxWriter(Writer):
             for plain in self._plain.values():
                 plain.folder.mkdir(exist_ok=True)
         except OSError as error:
-            raise bad(path, f"can't be written: {reason(error)}") from None
+            raise unwritable(path, error) from None
 
     def _plan(self, info: TensorInfo) -> Plain:
         """Return where an array goes, after checks of its name and dtype."""

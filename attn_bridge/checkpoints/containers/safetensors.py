@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from ...printable import printable
 from ..threads import Threads
 from .base import MOST_HEADER, CheckpointError, Reader, TensorInfo, Writer
-from .files import File, bad, check_count, check_infos, check_name, check_range, check_shape, parse_json
+from .files import File, bad, check_count, check_infos, check_name, check_range, check_shape, parse_json, unwritable
 from .shards import ShardedReader, index_of, inside
 from .writing import Target, dump_json, sync_folder
 
@@ -187,7 +187,7 @@ class SafetensorsWriter(Writer):
             try:
                 path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise bad(path, f"can't be written: {error.strerror}") from None
+                raise unwritable(path, error) from None
         self._layouts: dict[str, tuple[bytes, int]] = {}
         self._starts: dict[str, int] = {}
         for file, infos in (groups or {"": []}).items():

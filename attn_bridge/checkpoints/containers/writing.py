@@ -18,7 +18,7 @@ import numpy as np
 from ...printable import printable
 from ..threads import Threads
 from .base import TensorInfo
-from .files import PIECE, bad, reason
+from .files import PIECE, bad, unwritable
 
 PAGE = 1 << 12
 """What places in a file and in memory are multiples of, where bytes go past the page cache."""
@@ -51,7 +51,7 @@ class Target:
             self._number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             os.ftruncate(self._number, 0 if size is None else size)
         except OSError as error:
-            raise bad(path, f"can't be written: {reason(error)}") from None
+            raise unwritable(path, error) from None
         if _DIRECT:
             with contextlib.suppress(OSError):  # a file system that has no such way
                 self._direct = os.open(path, os.O_WRONLY | os.O_CLOEXEC | _DIRECT)
@@ -69,7 +69,7 @@ class Target:
             done = first + self._write_past_cache(start + first, view[first : first + whole])
             self._write_cached(start + done, view[done:])
         except OSError as error:
-            raise bad(self.path, f"can't be written: {reason(error)}") from None
+            raise unwritable(self.path, error) from None
 
     def _write_cached(self, start: int, view: memoryview) -> None:
         done = 0
@@ -117,7 +117,7 @@ class Target:
         try:
             os.fsync(self._number)
         except OSError as error:
-            raise bad(self.path, f"can't be written: {reason(error)}") from None
+            raise unwritable(self.path, error) from None
 
     def close(self) -> None:
         """Close it."""
@@ -153,7 +153,7 @@ def sync_folder(folder: Path) -> None:
         finally:
             os.close(number)
     except OSError as error:
-        raise bad(folder, f"can't be written: {reason(error)}") from None
+        raise unwritable(folder, error) from None
 
 
 def dump_json(path: object, value: Any, **options: Any) -> bytes:

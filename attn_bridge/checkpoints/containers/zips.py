@@ -1,13 +1,19 @@
-"""Zip archives whose members are stored as they are: where each lies, and a writer of them in a stream."""
+"""Zip archives whose members are stored uncompressed: where each lies, and a writer that streams them.
+
+`zipfile` reads and writes the directory. Members are read by position here, since its own files can't be shared by
+threads; and what a directory claims is held against the file first, where `zipfile` takes much on trust.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
 import struct
 import threading
+import warnings
+import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +24,12 @@ from .writing import Target, as_bytes
 
 LOCAL, CENTRAL, END, END64, LOCATOR64 = b"PK\3\4", b"PK\1\2", b"PK\5\6", b"PK\6\6", b"PK\6\7"
 FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF
-MOST_NARROW = FULL32
-"""Sizes and offsets from here on are written with 64 bits."""
 
-MIDNIGHT_1980 = (0, 1 << 5 | 1)
-"""Time and date of every member, as zip has them."""
+REFUSED_FLAGS = 0x2041
+"""Bits of a member's flags: encrypted, strongly encrypted, directory encrypted."""
 
+MOST_EXTRA = 1024
+"""Bytes of a member's extra field in the directory: dates, owners, and sizes of 64 bits take some hundred."""
 
 _lock = threading.Lock()
 
@@ -72,56 +78,59 @@ def members(file: File) -> dict[str, Member]:
         raise bad(path, f"the directory of the zip has {length} bytes; more than {MOST_HEADER} are not read")
     if count > MOST_TENSORS + 100:
         raise bad(path, f"the zip has {count} members; at most {MOST_TENSORS} are read")
-    data = bytes(file.read(begin, length))
     found: dict[str, Member] = {}
     ranges: list[tuple[int, int, str]] = []
-    at = 0
-    for _ in range(count):
-        if data[at : at + 4] != CENTRAL or at + 46 > length:
-            raise bad(path, "the directory of the zip is damaged")
-        flags, method, _, _, crc, packed, size, lengths, more, remark, disk = struct.unpack_from(
-            "<HHHHIIIHHHH", data, at + 8
-        )
-        (offset,) = struct.unpack_from("<I", data, at + 42)
-        stop = at + 46 + lengths + more + remark
-        if stop > length:
-            raise bad(path, "the directory of the zip is damaged")
-        raw = data[at + 46 : at + 46 + lengths]
-        try:
-            name = raw.decode("utf-8" if flags & 0x800 else "cp437")
-        except UnicodeDecodeError:
-            raise bad(path, f"a member of the zip has the name {printable(raw)}, which is not UTF-8") from None
-        extra = data[at + 46 + lengths : at + 46 + lengths + more]
-        size, packed, offset = _wide(path, name, extra, [size, packed, offset])
-        at = stop
-        if flags & 0x2041 or disk not in (0, FULL16):
+    for info in _entries(path, bytes(file.read(begin, length)), count):
+        name, size, offset = info.orig_filename, info.file_size, info.header_offset
+        raw = name.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
+        if info.flag_bits & REFUSED_FLAGS or info.volume not in (0, FULL16):
             raise bad(path, f"the member {printable(name)} of the zip is encrypted or elsewhere")
-        if method or packed != size:
+        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != size:
             raise bad(path, f"the member {printable(name)} of the zip is compressed; only stored ones are read")
         if name in found:
             raise bad(path, f"the zip has the member {printable(name)} twice")
-        local = bytes(file.read(offset, 30))
+        local = bytes(file.read(offset, 30 + len(raw)))
         if local[:4] != LOCAL:
             raise bad(path, f"the zip has no member {printable(name)} where its directory says")
-        local_method, local_packed, local_size, local_lengths, local_more = struct.unpack_from("<8xH8xIIHH", local)
-        start = offset + 30 + local_lengths + local_more
-        if bytes(file.read(offset + 30, local_lengths)) != raw or local_method:
+        method, packed, unpacked, lengths, more = struct.unpack_from("<8xH8xIIHH", local)
+        if lengths != len(raw) or local[30:] != raw or method:
             raise bad(path, f"the member {printable(name)} of the zip is another one than its directory says")
-        if not flags & 8 and any(
-            one not in (other, FULL32) for one, other in ((local_packed, packed), (local_size, size))
-        ):
+        if not info.flag_bits & 8 and not {packed, unpacked} <= {size, FULL32}:
             raise bad(path, f"the member {printable(name)} of the zip has another size than its directory says")
+        start = offset + len(local) + more
         if start + size > begin:
             raise bad(path, f"the member {printable(name)} of the zip claims {size} bytes; the file ends before")
-        found[name] = Member(file, name, start, size, crc)
+        found[name] = Member(file, name, start, size, info.CRC)
         ranges.append((offset, start + size, name))
-    if at != length:
-        raise bad(path, "the directory of the zip is damaged")
     ranges.sort()
     for (_, stop, name), (start, _, other) in itertools.pairwise(ranges):
         if start < stop:
             raise bad(path, f"the members {printable(name)} and {printable(other)} of the zip overlap")
     return found
+
+
+def _entries(path: Path, directory: bytes, count: int) -> list[zipfile.ZipInfo]:
+    """Return the entries of a directory, which has to consist of so many."""
+    # zipfile ignores the count, takes entries that are cut off, looks for a 64-bit end record of its own in front of
+    # the end, and needs time that grows with the square of an extra field.
+    at = most = 0
+    for _ in range(count):
+        name, extra, remark = struct.unpack_from("<HHH", directory, at + 28) if at + 46 <= len(directory) else (0, 0, 0)
+        at += 46 + name + extra + remark
+        most = max(most, extra)
+    if at != len(directory) or directory[-20:-16] == LOCATOR64:
+        raise bad(path, "the directory of the zip is damaged")
+    if most > MOST_EXTRA:
+        raise bad(path, f"a member of the zip has an extra field of {most} bytes; at most {MOST_EXTRA} are read")
+    alone = directory + struct.pack("<4s8xIIH", END, len(directory), 0, 0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return zipfile.ZipFile(io.BytesIO(alone)).infolist()
+    except UnicodeDecodeError as error:
+        raise bad(path, f"a member of the zip has the name {printable(error.object)}, which is not UTF-8") from None
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, Warning) as error:
+        raise bad(path, f"the directory of the zip is damaged: {printable(error)}") from None
 
 
 def _directory(file: File) -> tuple[int, int, int]:
@@ -151,24 +160,6 @@ def _directory(file: File) -> tuple[int, int, int]:
     return begin, length, count
 
 
-def _wide(path: Path, name: str, extra: bytes, values: list[int]) -> list[int]:
-    """Return size, packed size and offset, those beyond 32 bits from the extra field."""
-    at = 0
-    while at + 4 <= len(extra):
-        kind, length = struct.unpack_from("<HH", extra, at)
-        if kind == 1:
-            field = extra[at + 4 : at + 4 + length]
-            for which, value in enumerate(values):
-                if value == FULL32:
-                    if len(field) < 8:
-                        raise bad(path, f"the member {printable(name)} of the zip has no size")
-                    (values[which],) = struct.unpack_from("<Q", field)
-                    field = field[8:]
-            break
-        at += 4 + length
-    return values
-
-
 class Archive:
     """Writes members one after the other; sizes are known beforehand, checksums afterwards.
 
@@ -182,9 +173,8 @@ class Archive:
         self._align = align
         self._target = Target(path)
         self._at = 0
-        self._directory: list[bytes] = []
-        self._finish_member: Callable[[], None] | None = None
-        self._crc = 0
+        self._members: list[zipfile.ZipInfo] = []
+        self._member: zipfile.ZipInfo | None = None
         self._data = 0
         self._left = 0
 
@@ -196,60 +186,15 @@ class Archive:
     def begin(self, name: str, size: int) -> None:
         """Begin a member of so many bytes."""
         self._end_member()
-        raw = name.encode("utf-8")
-        if len(raw) > 0xF000:
-            raise bad(self._path, f"the name {printable(name, 60)} is too long for a zip")
-        offset, wide = self._at, size >= MOST_NARROW
-        extra = struct.pack("<HHQQ", 1, 16, size, size) if wide else b""
-        begin = offset + 30 + len(raw) + len(extra)
+        one = self._member = zipfile.ZipInfo(name)  # of midnight, 1 January 1980
+        one.flag_bits, one.create_system = 0x800, 0  # names are UTF-8; nothing of the system at hand
+        one.header_offset, one.file_size, one.compress_size, one.CRC = self._at, size, size, 0
+        begin = self._at + len(one.FileHeader())
         padding = -begin % self._align
         if 0 < padding < 4:
             padding += self._align
         if padding:
-            extra += struct.pack("<2sH", b"FB", padding - 4) + b"Z" * (padding - 4)
-        shown = FULL32 if wide else size
-        version = 45 if wide or offset >= MOST_NARROW else 20
-
-        def head(crc: int) -> bytes:
-            return (
-                struct.pack(
-                    "<4sHHHHHIIIHH", LOCAL, version, 0x800, 0, *MIDNIGHT_1980, crc, shown, shown, len(raw), len(extra)
-                )
-                + raw
-                + extra
-            )
-
-        def end() -> None:
-            self._target.write(offset, head(self._crc))
-            more = b"".join(struct.pack("<Q", one) for one in (*([size, size] if wide else []),))
-            more += struct.pack("<Q", offset) if offset >= MOST_NARROW else b""
-            more = struct.pack("<HH", 1, len(more)) + more if more else b""
-            self._directory.append(
-                struct.pack(
-                    "<4sHHHHHHIIIHHHHHII",
-                    CENTRAL,
-                    version,
-                    version,
-                    0x800,
-                    0,
-                    *MIDNIGHT_1980,
-                    self._crc,
-                    shown,
-                    shown,
-                    len(raw),
-                    len(more),
-                    0,
-                    0,
-                    0,
-                    0,
-                    FULL32 if offset >= MOST_NARROW else offset,
-                )
-                + raw
-                + more
-            )
-
-        self._finish_member = end
-        self._crc = 0
+            one.extra = struct.pack("<2sH", b"FB", padding - 4) + b"Z" * (padding - 4)
         self._data, self._left = begin + padding, size
         self._at = self._data + size
 
@@ -259,32 +204,45 @@ class Archive:
         if len(view) > self._left:
             raise bad(self._path, "more bytes come than were announced")
         self._target.write(self._data, view)
-        self._crc = zlib.crc32(view, self._crc)
+        if self._member is not None:
+            self._member.CRC = zlib.crc32(view, self._member.CRC)
         self._data += len(view)
         self._left -= len(view)
 
     def _end_member(self) -> None:
-        if self._finish_member is not None:
-            if self._left:
-                raise bad(self._path, f"a member lacks {self._left} bytes")
-            self._finish_member()
-            self._finish_member = None
+        if self._member is None:
+            return
+        if self._left:
+            raise bad(self._path, f"a member lacks {self._left} bytes")
+        self._target.write(self._member.header_offset, self._member.FileHeader())
+        self._member.extra = b""  # the directory needs no padding
+        self._members.append(self._member)
+        self._member = None
 
     def finish(self) -> None:
         """Write the directory, flush and close."""
         self._end_member()
-        begin, data = self._at, b"".join(self._directory)
-        end, count = begin + len(data), len(self._directory)
-        wide = begin >= MOST_NARROW or end >= MOST_NARROW or count >= FULL16
-        if wide:
-            data += struct.pack("<4sQHHIIQQQQ", END64, 44, 45, 45, 0, 0, count, count, end - begin, begin)
-            data += struct.pack("<4sIQI", LOCATOR64, 0, end, 1)
-        few = min(count, FULL16)
-        data += struct.pack("<4sHHHHIIH", END, 0, 0, few, few, min(end - begin, FULL32), FULL32 if wide else begin, 0)
-        self._target.write(begin, data)
+        directory = _FromPlace(self._at)
+        with zipfile.ZipFile(directory, "w") as archive:
+            archive.filelist = self._members
+        self._target.write(self._at, directory.getvalue())
         self._target.sync()
         self._target.close()
 
     def abort(self) -> None:
         """Close."""
         self._target.close()
+
+
+class _FromPlace(io.BytesIO):
+    """The bytes of a file from a place on."""
+
+    def __init__(self, place: int):
+        super().__init__()
+        self._place = place
+
+    def tell(self) -> int:
+        return self._place + super().tell()
+
+    def seek(self, position: int, whence: int = 0, /) -> int:
+        return self._place + super().seek(position - self._place, whence)

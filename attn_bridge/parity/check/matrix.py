@@ -91,6 +91,8 @@ def check(
         if not variants or kernels.NAME in variants:
             kernel_cases = tuple(name for name in chosen if name in of_kernels)
         subjects = [Subject(variant, case) for variant, case in of_variants if case.name in chosen]
+        if not subjects and not kernel_cases:
+            raise ValueError(f"none of the cases ({', '.join(cases)}) is one of {', '.join(variants)}")
     for framework in FRAMEWORKS:
         backends.load(framework)
     importlib.import_module("attn_bridge.reference")

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..interrupts import orderly_interrupts
 from ..settings.environment import environment
 from ..settings.precision import record
 from ..settings.precision import strict as pinned
@@ -125,7 +126,8 @@ def compare(
     modes, wanted = choose("modes", modes, MODES), None if dtypes is None else choose("dtypes", dtypes, DTYPES)
     _check_options(train, modes, seeds, first_seed)
     accepted = checked(allow or {})
-    with _ONE_AT_A_TIME, np.errstate(all="ignore"), pinned() if strict else contextlib.nullcontext():
+    held = pinned() if strict else contextlib.nullcontext()
+    with orderly_interrupts(), _ONE_AT_A_TIME, np.errstate(all="ignore"), held:
         pair = prepare(
             uncompiled(first),
             uncompiled(second),
@@ -193,7 +195,7 @@ def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], 
         unstable = runner.unstable()
         if unstable:
             return Judged(_report(pair, "inconclusive", [], message=unstable))
-    seen = covered(runner, found[0].zero, found[0].held)
+    seen = covered(runner, found[0])
     tensors = seen.applied([*_masks_compared(pair), *_weights_compared(pair), *tensors])
     verdict, message = _verdict_of_training(pair, worst([one.verdict for one in tensors]))
     if verdict == "inconclusive" and not message:

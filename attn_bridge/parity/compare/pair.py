@@ -178,13 +178,14 @@ def labels_of(first: str, second: str) -> dict[Side, str]:
     return {"first": "first", "second": "second"} if first == second else {"first": first, "second": second}
 
 
-def few_threads(pair: Pair) -> contextlib.ExitStack[None]:
+@contextlib.contextmanager
+def few_threads(pair: Pair) -> Iterator[None]:
     """Hold torch to one thread where a pair is small: on a busy machine several wait for each other."""
-    stack: contextlib.ExitStack[None] = contextlib.ExitStack()
-    if pair.effort.quick:
-        for subject in (pair.first, pair.second):
-            stack.enter_context(subject.few_threads())
-    return stack
+    with contextlib.ExitStack() as stack:
+        if pair.effort.quick:
+            for subject in (pair.first, pair.second):
+                stack.enter_context(subject.few_threads())
+        yield
 
 
 def work_of(weights: Mapping[str, Array], arguments: Arguments) -> float:

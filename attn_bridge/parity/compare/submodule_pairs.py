@@ -10,10 +10,11 @@ from typing import Any, Literal
 from .pair import Pair
 from .sides.subject import Submodule
 
-NOTED = ("eps", "num_heads", "num_kv_heads", "negative_slope")
+NOTED = ("eps", "num_heads", "num_kv_heads", "negative_slope", "momentum")
 """Settings that are worth a note even where both sides agree on what was run."""
 
-Called = Mapping[Literal["first", "second"], Collection[str]]
+Called = Mapping[Literal["first", "second"], Mapping[str, Collection[int]]]
+"""Side -> path of each submodule that was called -> how many elements the arrays have that it returned."""
 
 _KINDS = {
     "activation": r".*(gelu|silu|swish|elu|relu6?|tanh|sigmoid|softplus|mish|act|activation|act(ivation)?fn)",
@@ -39,7 +40,7 @@ def pair_modules(
         matches: the pairs of parameters, with a ``first`` and a ``second`` tensor.
         first: the submodules of the first side, a parent before its children.
         second: those of the second side.
-        called: side -> paths of the submodules that were called.
+        called: which submodules were called, and how large their outputs are.
     """
     pairs = {"": ""}
     for mine, its in _groups(matches, first, second):
@@ -91,9 +92,13 @@ def _paired_by_likeness(
     def is_called(side: Literal["first", "second"], path: str) -> bool:
         return called is None or path in called[side]
 
-    def unlikeness(one: str, two: str) -> tuple[bool, bool, bool, int]:
+    def returns_the_same(one: str, two: str) -> bool:
+        return called is None or bool({*called["first"].get(one, ())} & {*called["second"].get(two, ())})
+
+    def unlikeness(one: str, two: str) -> tuple[bool, bool, bool, bool, int]:
         return (
             not (is_called("first", one) and is_called("second", two)),
+            not returns_the_same(one, two),
             classes[0][one] != classes[1][two],
             _last(one) != _last(two),
             -one.count(".") - two.count("."),
@@ -176,9 +181,20 @@ def differing(
         mine, its = first.get(path, {}), second.get(second_path, {})
         for name in NOTED:
             if name in mine and name in its and mine[name] != its[name]:
-                values = f"{mine[name]:g} in {shown['first']} and {its[name]:g} in {shown['second']}"
+                one, two = (
+                    _written(name, known[name], label)
+                    for known, label in ((mine, shown["first"]), (its, shown["second"]))
+                )
+                values = f"{one} in {shown['first']} and {two} in {shown['second']}"
                 found.append(f"{name} of {names.get(path, path)} is {values}")
     return found
+
+
+def _written(name: str, value: Any, label: str) -> str:
+    if not isinstance(value, (int, float)):
+        return str(value)
+    flax = f" (written {1.0 - value:g})" if name == "momentum" and label == "Flax" else ""
+    return f"{value:g}{flax}"
 
 
 def differing_settings(pair: Pair) -> list[str]:

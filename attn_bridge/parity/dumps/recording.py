@@ -32,10 +32,12 @@ from ..compare.verdict.coverage import MAX_PROBES
 from ..compare.verdict.criterion import ZERO, scale_of
 from ..compare.verdict.probes import KINDS
 from ..compare.verdict.runner import Live
+from ..interrupts import orderly_interrupts
 from ..settings.environment import environment
 from . import folders
 from . import format as dumps
-from .format import ORACLE, Dump, Manifest, Recorded, Writer, key_of, stored_as
+from .format import ORACLE, Dump, Writer, key_of, stored_as
+from .manifest import Manifest, Recorded
 
 MAX_BYTES = 1 << 30
 """About how large a dump may become; of a large module fewer samples are written."""
@@ -99,7 +101,7 @@ def dump(
         raise ValueError("rules say which parameter is which; they go with like")
     subject = prepare.subject_of(module, device)
     settings = backends.load(subject.framework, "_parity.precision")
-    with folders.new(folder) as target, np.errstate(all="ignore"), settings.strict():
+    with orderly_interrupts(), folders.new(folder) as target, np.errstate(all="ignore"), settings.strict():
         recorder = Recorder(subject, inputs, other, Writer(target), rules=rules, transfer=transfer, progress=progress)
         if other is None:
             call, names = recorder.pair.arguments["first"], subject.argument_names

@@ -42,6 +42,7 @@ class Fault:
             more is lost than the other side loses), ``inconclusive`` (not the same from run to run).
         drops_parameter: whether a parameter is left unused, which is told even where the numbers hide it.
         held: whether it is not in the code: one side holds other weights than the other.
+        in_attention: whether the code that goes wrong is that of scores and weights, which then runs no drawn kernel.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Fault:
     verdict: Verdict = "different"
     drops_parameter: bool = False
     held: bool = False
+    in_attention: bool = False
 
     def pair(self, seed: int) -> Pair | None:
         """Return the pair of a seed; None where the fault can't be planted into it."""
@@ -111,14 +113,17 @@ BLOCK_FAULTS: tuple[Fault, ...] = (
     Fault("heads-merged-without-transpose", "heads merged without moving their axis back", lambda c: c.num_heads > 1),
     Fault("kv-heads-tiled", "key/value heads tiled instead of repeated", lambda c: 1 < c.num_kv_heads < c.num_heads),
     # Scores.
-    Fault("scale-by-d_model", "scale 1/sqrt(d_model)", lambda c: c.d_model != c.head_dim),
-    Fault("scale-missing", "no scale"),
-    Fault("scale-twice", "scale applied to the query and to the scores"),
-    Fault("scale-off-by-1e-4", "scale off by one part in ten thousand"),
-    Fault("softcap-missing", "soft-cap left out", lambda c: c.softcap is not None),
-    Fault("softcap-before-scale", "soft-cap first, then the scale", lambda c: c.softcap is not None),
+    Fault("scale-by-d_model", "scale 1/sqrt(d_model)", lambda c: c.d_model != c.head_dim, in_attention=True),
+    Fault("scale-missing", "no scale", in_attention=True),
+    Fault("scale-twice", "scale applied to the query and to the scores", in_attention=True),
+    Fault("scale-off-by-1e-4", "scale off by one part in ten thousand", in_attention=True),
+    Fault("softcap-missing", "soft-cap left out", lambda c: c.softcap is not None, in_attention=True),
+    Fault("softcap-before-scale", "soft-cap first, then the scale", lambda c: c.softcap is not None, in_attention=True),
     Fault(
-        "softcap-after-mask", "soft-cap after the mask, which it lifts", lambda c: c.softcap is not None and c.masked
+        "softcap-after-mask",
+        "soft-cap after the mask, which it lifts",
+        lambda c: c.softcap is not None and c.masked,
+        in_attention=True,
     ),
     # Masks.
     Fault("mask-ignored", "every mask left out", lambda c: c.masked),
@@ -128,15 +133,28 @@ BLOCK_FAULTS: tuple[Fault, ...] = (
     Fault("window-one-longer", "window of W + 1", _window_shows),
     Fault("padding-ignored", "padding mask left out", lambda c: c.padding != "none"),
     Fault("padding-on-queries", "padding mask applied to queries instead of keys", lambda c: c.padding != "none"),
-    Fault("fill-minus-10", "hidden scores set to -10", lambda c: c.masked),
-    Fault("fill-minus-1e4", "hidden scores set to -1e4", lambda c: c.masked, lambda c: c.sinks or not c.empty_rows),
-    Fault("fill-0", "scores multiplied with the mask", lambda c: c.masked),
-    Fault("mask-after-softmax", "weights multiplied with the mask and not normalised again", lambda c: c.masked),
+    Fault("fill-minus-10", "hidden scores set to -10", lambda c: c.masked, in_attention=True),
+    Fault(
+        "fill-minus-1e4",
+        "hidden scores set to -1e4",
+        lambda c: c.masked,
+        lambda c: c.sinks or not c.empty_rows,
+        in_attention=True,
+    ),
+    Fault("fill-0", "scores multiplied with the mask", lambda c: c.masked, in_attention=True),
+    Fault(
+        "mask-after-softmax",
+        "weights multiplied with the mask and not normalised again",
+        lambda c: c.masked,
+        in_attention=True,
+    ),
     # Softmax.
-    Fault("softmax-over-queries", "softmax over the wrong axis"),
-    Fault("sinks-missing", "sink left out of the denominator", lambda c: c.sinks, drops_parameter=True),
-    Fault("softmax-in-bfloat16", "attention weights rounded to bfloat16", verdict="precision"),
-    Fault("softmax-gradient-without-sum", "custom gradient of softmax that leaves out its sum"),
+    Fault("softmax-over-queries", "softmax over the wrong axis", in_attention=True),
+    Fault(
+        "sinks-missing", "sink left out of the denominator", lambda c: c.sinks, drops_parameter=True, in_attention=True
+    ),
+    Fault("softmax-in-bfloat16", "attention weights rounded to bfloat16", verdict="precision", in_attention=True),
+    Fault("softmax-gradient-without-sum", "custom gradient of softmax that leaves out its sum", in_attention=True),
     # Positions.
     Fault("rope-interleaved", "neighbours rotated instead of halves", lambda c: c.rope and c.head_dim > 2),
     Fault("rope-theta-wrong", "base of the rotation ten times as large", lambda c: c.rope and c.head_dim > 2),
@@ -174,12 +192,12 @@ BLOCK_FAULTS: tuple[Fault, ...] = (
     Fault("norm-after-attention", "norm behind the residual connection instead of before attention"),
     Fault("gelu-tanh", "tanh approximation of GELU", lambda c: c.hidden > 0),
     Fault("second-output-is-first", "the first output returned twice", lambda c: c.outputs == 2),
-    Fault("dropout-in-eval", "dropout that eval mode does not switch off", verdict="inconclusive"),
+    Fault("dropout-in-eval", "dropout that eval mode does not switch off", verdict="inconclusive", in_attention=True),
     # Gradients only.
     Fault("keys-detached", "keys detached from the gradient"),
     Fault("value-gradient-in-bfloat16", "gradient of the values rounded to bfloat16", verdict="precision"),
     # Precision.
-    Fault("scores-in-tf32", "query and key rounded to 10 bits, as TF32 does", verdict="precision"),
+    Fault("scores-in-tf32", "query and key rounded to 10 bits, as TF32 does", verdict="precision", in_attention=True),
     Fault("weights-in-float16", "matrices cast to float16 and back in the call", verdict="precision"),
     Fault("checkpoint-in-float16", "weights that went through a float16 checkpoint", held=True),
 )

@@ -7,10 +7,11 @@ changes nothing is told apart from one that was missed.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
@@ -29,6 +30,8 @@ from ..settings.environment import environment
 from . import mutants, pairs, usual_rules
 from .block_faults import Fault, always, never
 from .faults import FAULTS, find_fault
+from .gallery import PREFIX, Finding, GalleryTrial, find_gallery_trial, judge_trial, plan_gallery
+from .kernels import OWN_FORMULA, Order
 from .mutants import FIRST_SEED, Arrays
 from .report import MutationReport
 from .trials import Result, Trial
@@ -46,6 +49,11 @@ CONFIGS = 30
 FAULT_SEEDS = 100_000
 """Faults are planted into configurations from this many seeds after the right pairs."""
 
+PROGRAMS_OF = 20
+"""Trials whose compiled programs a process keeps: shapes hardly ever recur, and those of a trial take some 35 MB."""
+
+_turns = itertools.count(1)
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -56,27 +64,32 @@ def mutate(
     *,
     plants: int = 1,
     jobs: int = 1,
+    gallery: str | Sequence[str] = (),
     progress: Progress | None = None,
 ) -> MutationReport:
     """Measure how many faults `compare` finds and how many right pairs it objects to.
 
     Args:
         configs: number of right pairs of modules, each of another shape, scale and seed.
-        faults: number of faults, the first ones of the list; None is all.
+        faults: number of faults, the first ones of the list; None is all. With a gallery, both may be 0.
         seed: where seeds begin; those below 5000 were used to choose the judge's constants.
         plants: how many times each fault is planted on each side.
         jobs: number of processes.
+        gallery: galleries whose entries are judged as well, right and with each fault: ``file.py`` or ``module``, with
+            ``:name`` where the entries are not called ``entries`` (see `attn_bridge.parity.mutation.gallery`).
         progress: called with what is done, how much of it, and how much there is.
 
     Returns:
         The report; ``report.passed`` says that every fault was found and no right pair objected to.
 
     Raises:
-        ValueError: a number that is too small, or more faults than there are.
+        ValueError: a number that is too small, more faults than there are, or a gallery that is none.
         MissingBackendError: torch or Flax is not installed.
     """
     faults = len(FAULTS) if faults is None else faults
-    for name, value, least in (("configs", configs, 1), ("faults", faults, 1), ("plants", plants, 1)):
+    galleries = (gallery,) if isinstance(gallery, str) else tuple(gallery)
+    fewest = 0 if galleries else 1
+    for name, value, least in (("configs", configs, fewest), ("faults", faults, fewest), ("plants", plants, 1)):
         _check_number(name, value, least)
     _check_number("seed", seed, 0)
     _check_number("jobs", jobs, 1)
@@ -85,16 +98,19 @@ def mutate(
     for side in SIDES:
         backends.load_subjects(side)
     started = time.perf_counter()
-    trials = [*plan_faults(FAULTS[:faults], seed + FAULT_SEEDS, plants)]
+    trials: list[Trial | GalleryTrial] = [*plan_faults(FAULTS[:faults], seed + FAULT_SEEDS, plants)]
     trials += [Trial("", None, seed + number) for number in range(configs)]
+    for one in galleries:
+        trials += plan_gallery(one)
     results = []
     for done, result in enumerate(run_trials(trials, jobs)):
         if progress is not None:
             progress(result.trial.fault or "right pairs", done + 1, len(trials))
         results.append(result)
     order = {trial: position for position, trial in enumerate(trials)}
+    results.sort(key=lambda result: order[result.trial])
     return MutationReport(
-        tuple(sorted(results, key=lambda result: order[result.trial])),
+        tuple(one for one in results if isinstance(one, Result)),
         configs=configs,
         faults=faults,
         seed=seed,
@@ -102,16 +118,24 @@ def mutate(
         jobs=jobs,
         environment=environment(),
         seconds=time.perf_counter() - started,
+        galleries=galleries,
+        gallery=tuple(one for one in results if isinstance(one, Finding)),
     )
 
 
-def find_trial(case: str) -> Trial:
-    """Return the trial that a report calls by this name: ``right:SEED`` or ``FAULT:SIDE:SEED``.
+def find_trial(case: str, gallery: str | Sequence[str] = ()) -> Trial | GalleryTrial:
+    """Return the trial that a report calls by this name: ``right:SEED``, ``FAULT:SIDE:SEED`` or ``gallery:ENTRY``.
+
+    Args:
+        case: the name; an entry with a fault is ``gallery:ENTRY:FAULT``.
+        gallery: the galleries that have the entry.
 
     Raises:
         ValueError: it is none.
     """
     kind, _, rest = case.partition(":")
+    if kind == PREFIX:
+        return find_gallery_trial(case, (gallery,) if isinstance(gallery, str) else gallery)
     side, _, number = rest.rpartition(":")
     if not number.isdecimal() or (kind == "right") != (side == "") or side not in ("", *SIDES):
         raise ValueError(f"case ({case}) must read right:SEED or FAULT:SIDE:SEED, with a side of {', '.join(SIDES)}")
@@ -122,8 +146,12 @@ def find_trial(case: str) -> Trial:
     return Trial(kind, "torch" if side == "torch" else "flax", int(number))
 
 
-def run_trial(trial: Trial) -> Result:
+def run_trial(trial: Trial | GalleryTrial) -> Result | Finding:
     """Run one trial."""
+    return judge_trial(trial) if isinstance(trial, GalleryTrial) else _run(trial)
+
+
+def _run(trial: Trial) -> Result:
     started = time.perf_counter()
     subject = _Subject(trial)
     verdict, report, message = _judge(subject)
@@ -136,7 +164,7 @@ def run_trial(trial: Trial) -> Result:
     return Result(
         trial=trial,
         module=subject.pair.name,
-        described=subject.pair.described(),
+        described=subject.described(),
         verdict=verdict,
         message=message,
         explanation=report.explain() if report is not None else message,
@@ -190,7 +218,8 @@ class _Subject:
             raise ValueError(f"case ({trial}): there is nothing in this configuration that the fault could change")
         self.pair = pair
         self._backends = {side: backends.load(side) for side in SIDES}
-        self.modules = self._build("torch"), self._build("flax")
+        self._orders = {side: self._order(side) for side in SIDES}
+        self.modules = self._build("torch", self._orders["torch"]), self._build("flax", self._orders["flax"])
         described = self._backends["torch"].describe_weights(self.modules[0])
         self.shapes = {name: shape for name, (shape, _) in described.items()}
         self.held = mutants.draw_weights(self.shapes, self.pair.seed, self.pair.gain, zero_biases=self.pair.zero_biases)
@@ -199,6 +228,10 @@ class _Subject:
         if self.fault is not None and self.fault.held:
             flax_weights = self._rounded(self.held) if self._holds("flax") else self.held
             self._backends["flax"].set_weights(self.modules[1], self._on_side(flax_weights, "flax"))
+
+    def described(self) -> dict[str, Any]:
+        """Return what the pair is, and which kernels of attention served each side, as JSON-ready data."""
+        return self.pair.described() | {"kernels": {side: order.served for side, order in self._orders.items()}}
 
     def pictures(self) -> list[Picture]:
         """Run both sides once on what they hold, for a pair that the judge did not come to compare."""
@@ -221,8 +254,8 @@ class _Subject:
         assert self.trial.side is not None
         side, seed = self.trial.side, self.pair.seed
         subject_of = backends.load_subjects(side).subject_of
-        right = subject_of(self._build(side, with_fault=False))
-        wrong = subject_of(self._build(side))
+        right = subject_of(self._build(side, self._order(side), with_fault=False))
+        wrong = subject_of(self._build(side, self._order(side)))
         numbers = []
         for number in range(2):
             weights, inputs = self.held, self.pair.inputs
@@ -253,13 +286,21 @@ class _Subject:
             held = pair.weights(sample, place)
             cotangents = [one.astype(np.float64) for one in runner.cotangents(sample, None)]
             numbers.append(Numbers(held, held, sample.arguments[place].kwargs, cotangents))
-        return measure_change(subject_of(self._build(side, with_fault=False)), pair.subject(place), numbers)
+        right = subject_of(self._build(side, self._order(side), with_fault=False))
+        return measure_change(right, pair.subject(place), numbers)
 
-    def _build(self, side: Framework, *, with_fault: bool = True) -> Any:
+    def _build(self, side: Framework, order: Order, *, with_fault: bool = True) -> Any:
         build = backends.load(side, "_parity.mutants").build
         if self.fault is None:
-            return build(self.pair.name, self.pair.arguments)
-        return build(*self.fault.module(self.pair, planted=with_fault and self.trial.side == side))
+            return build(self.pair.name, self.pair.arguments, order)
+        return build(*self.fault.module(self.pair, planted=with_fault and self.trial.side == side), order)
+
+    def _order(self, side: Framework) -> Order:
+        """Draw the kernels of a side; one that holds a fault in its own formula has that and no other."""
+        if self.fault is not None and self.fault.in_attention and self.trial.side == side:
+            return Order({OWN_FORMULA: None})
+        order: Order = backends.load(side, "_parity.kernels").draw(self.trial.seed, self.pair.name)
+        return order
 
     def _holds(self, side: Framework) -> bool:
         """Whether the fault is in the weights that this side holds."""
@@ -301,18 +342,26 @@ def _find_seed(fault: Fault, start: int, *, is_hidden: bool) -> int:
     return mutants.find_seed(start, fits)
 
 
-def run_trials(trials: list[Trial], jobs: int) -> Iterator[Result]:
+def run_trials(trials: Sequence[Trial | GalleryTrial], jobs: int) -> Iterator[Result | Finding]:
     """Run trials, in any order if there are several processes."""
     if jobs == 1:
-        yield from map(run_trial, trials)
+        yield from map(_run_in_turn, trials)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_worker) as pool:
-        futures = [pool.submit(run_trial, trial) for trial in trials]
+        futures = [pool.submit(_run_in_turn, trial) for trial in trials]
         try:
             for future in as_completed(futures):
                 yield future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _run_in_turn(trial: Trial | GalleryTrial) -> Result | Finding:
+    """Run one of many trials in this process."""
+    result = run_trial(trial)
+    if next(_turns) % PROGRAMS_OF == 0:
+        backends.load("flax", "_parity.mutants").forget_programs()
+    return result
 
 
 def _begin_worker() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .faults import find_fault
+from .gallery import HEADINGS, summarised
 from .trials import count_rules, upper_bound
 from .usual_rules import USUAL_RULES
 
@@ -15,11 +16,16 @@ if TYPE_CHECKING:
 HEAD = """# How good the judge is
 
 Every fault below is planted into one side of a transformer block that stands in torch and in Flax
-(`torch_attn/mutants.py`, `jax_attn/mutants.py`): grouped heads, rotary positions, norms on query and key, windows,
-padding, soft-cap, sinks, biases, an MLP, each there or not by the seed; or into one side of one of our modern variants,
-which then runs by another config or on weights read in another order. Then `attn_bridge.parity.compare` judges the
-pair as it would a user's. Right pairs, the same ones and others, show how often it objects for nothing. Their numbers
-were used for no constant of the judge.
+(`torch_attn/_parity/mutants.py`, `jax_attn/_parity/mutants.py`): grouped heads, rotary positions, norms on query and
+key, windows, padding, soft-cap, sinks, biases, an MLP, each there or not by the seed; or into one side of one of our
+modern variants, which then runs by another config or on weights read in another order. Then
+`attn_bridge.parity.compare` judges the pair as it would a user's. Right pairs, the same ones and others, show how often
+it objects for nothing. Their numbers were used for no constant of the judge.
+
+A verdict may not depend on how attention is computed. Each side runs it by an implementation that the seed draws from
+those of its framework here, ours and others' (the plain formula, fused and block-wise kernels, those of torch, JAX and
+Flax); the first of the order that supports a call serves it. A side with a fault in its attention keeps the code that
+goes wrong. `config.kernels` in the JSON says what ran.
 
 Beside the judge stand the usual rules, on the same float32 numbers, with the weights that the modules hold. `2 / 5`
 says how many pairs a rule rejects by their outputs, and how many by outputs and gradients.
@@ -31,6 +37,13 @@ FAULTS = """## Faults
 function of the same framework run in float64 on the same numbers, and in float32 where float64 sees nothing.
 `invariance` is a plant that changes neither an output nor a gradient, and that the judge rightly calls equal. A dropped
 key bias changes nothing either where softmax cancels it; the judge tells it all the same, because nothing reads it.
+"""
+
+GALLERY = """## Gallery
+
+Pairs in the styles that people use, right and with faults of a port ([docs/gallery.md](gallery.md)), each judged as it
+is. `right` is `yes` where verdict and place are as they should be, `place` where a fault is seen and said to be
+elsewhere, `NO` where the verdict is wrong.
 """
 
 
@@ -62,6 +75,9 @@ def as_markdown(report: MutationReport) -> str:
             ],
         ),
     ]
+    if report.gallery:
+        rows = [[cell.replace("|", "/") for cell in one.row()] for one in report.gallery]
+        parts += [GALLERY, f"{summarised(report.gallery)}.", _table(HEADINGS, rows)]
     if report.lines():
         parts += ["## What is not as it should be", "```\n" + "\n".join(report.lines()) + "\n```"]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

@@ -13,6 +13,7 @@ import rich.table
 
 from .block_faults import always
 from .faults import FAULTS, find_fault
+from .gallery import Finding, summarised
 from .mutants import FIRST_SEED
 from .trials import Result, count_rules
 from .usual_rules import USUAL_RULES
@@ -34,6 +35,8 @@ class MutationReport:
         jobs: number of processes.
         environment: versions and machine.
         seconds: how long it took.
+        galleries: the galleries that were judged.
+        gallery: what was said of their entries.
     """
 
     results: tuple[Result, ...]
@@ -44,6 +47,8 @@ class MutationReport:
     jobs: int
     environment: Mapping[str, str]
     seconds: float
+    galleries: tuple[str, ...] = ()
+    gallery: tuple[Finding, ...] = ()
 
     @property
     def planted(self) -> tuple[Result, ...]:
@@ -66,6 +71,11 @@ class MutationReport:
         return self._of("false alarm")
 
     @property
+    def objections(self) -> tuple[Finding, ...]:
+        """Entries of galleries whose verdict is wrong: right ones that are not equal, and faults that are missed."""
+        return tuple(one for one in self.gallery if one.is_wrong)
+
+    @property
     def unseen(self) -> tuple[str, ...]:
         """Faults that should show and did not wherever they were planted, so that nothing was learnt about them."""
         rows = self._by_fault()
@@ -77,8 +87,11 @@ class MutationReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every fault that shows was detected, every fault showed, and there was no false alarm."""
-        return not (self.survivors or self.false_alarms or self.unseen)
+        """Whether every fault that shows was detected, every fault showed, and there was no false alarm.
+
+        Entries of galleries count as the rest does; a place that is named wrongly does not.
+        """
+        return not (self.survivors or self.false_alarms or self.objections or self.unseen)
 
     @property
     def command(self) -> str:
@@ -86,6 +99,7 @@ class MutationReport:
         options = [f"--configs {self.configs}", f"--plants {self.plants}"]
         options += [f"--faults {self.faults}"] if self.faults != len(FAULTS) else []
         options += [f"--seed {self.seed}"] if self.seed != FIRST_SEED else []
+        options += [f"--gallery {one}" for one in self.galleries]
         return " ".join(["attn-bridge mutate", *options, f"--jobs {self.jobs}"])
 
     def summary(self) -> str:
@@ -96,6 +110,7 @@ class MutationReport:
             f"{found} of {len(visible)} visible plants of {len(self._by_fault())} faults detected",
             f"{sum(one.outcome == 'false alarm' for one in self.right)} false alarms on {len(self.right)} right pairs",
         ]
+        parts += [f"gallery: {summarised(self.gallery)}"] if self.gallery else []
         hidden = collections.Counter(one.outcome for one in self.planted if not one.visible)
         parts += [f"{count} {_plural(name, count)}" for name, count in hidden.items()]
         parts += [f"never seen: {', '.join(self.unseen)}"] if self.unseen else []
@@ -104,7 +119,8 @@ class MutationReport:
     def lines(self) -> list[str]:
         """Return everything that is not as it should be, with the command that runs it again."""
         found = []
-        for result in (*self.survivors, *self.false_alarms):
+        wrong: tuple[Result | Finding, ...] = (*self.survivors, *self.false_alarms, *self.objections)
+        for result in wrong:
             found += [str(result), f"  again: {result.command}"]
         return found
 
@@ -143,6 +159,7 @@ class MutationReport:
             "false_alarms": [str(result.trial) for result in self.false_alarms],
             "unseen": list(self.unseen),
             "trials": [result.to_json() for result in self.results],
+            "gallery": [finding.to_json() for finding in self.gallery],
         }
 
     def to_markdown(self, path: str | Path | None = None) -> str:

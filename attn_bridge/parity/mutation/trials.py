@@ -64,6 +64,11 @@ class Result:
         return self.outcome in ("detected", "missed")
 
     @property
+    def is_wrong(self) -> bool:
+        """Whether it counts against the judge."""
+        return self.outcome in ("missed", "false alarm")
+
+    @property
     def command(self) -> str:
         """The command that runs it again."""
         return f"attn-bridge mutate --case {self.trial}"

@@ -33,6 +33,7 @@ from ..compare.sides.dropout_masks import Masks, differences
 from ..compare.sides.dtypes import is_float, numpy_dtype, unit_of, wide
 from ..compare.sides.subject import Arguments, Array, Arrays, CannotPromoteError, ModuleFailedError
 from ..compare.verdict.criterion import Measure, decide, measure, scale_of
+from ..interrupts import orderly_interrupts
 from ..settings.precision import record
 from ..settings.precision import strict as pinned
 from .stepping import Hyperparameters, State, Step
@@ -236,7 +237,7 @@ def train(
     _check_modules(torch_module, flax_module)
     batches = _batches(data, loss)
     _check(steps, optimizer, loss, lr, seed, dropout, dtype)
-    with np.errstate(all="ignore"), pinned() if strict else contextlib.nullcontext():
+    with orderly_interrupts(), np.errstate(all="ignore"), pinned() if strict else contextlib.nullcontext():
         training = _Training(
             torch_module, flax_module, batches, steps, optimizer, dropout, loss, lr, seed, dtype, rules, progress
         )

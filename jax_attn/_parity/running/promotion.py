@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from ..patching import replaced
+from attn_bridge.parity.compare.sides.patching import replaced
 
 _LOW = {
     **dict.fromkeys(map(np.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)), np.dtype(np.float64)),

@@ -104,7 +104,7 @@ class _Search:
         self.least = LIMIT
         self.limits = {"forward": self._limit(None), "backward": self._limit(None)}
         first, second = (sides.subjects[side].modules() for side in SIDES)
-        called = {side: {call.path for call in calls[side]} for side in SIDES}
+        called = {side: {call.path: [leaf.size for leaf in call.outputs] for call in calls[side]} for side in SIDES}
         self.pairs = pair_modules(sides.pairing.matches, first, second, called)
         self.others = alternatives(sides.pairing.matches, first, second)
         self.root = build(self.pairs, {"first": first, "second": second}, calls, sides.labels)
@@ -249,11 +249,7 @@ class _Search:
 
     def _worst_child(self, node: Node, direction: Direction) -> Node | None:
         """Return the first of the submodules at fault in the direction of the fault; None if all of them agree."""
-        inner = list(nearest(node))
-        if self.aim == "precision":
-            for child in inner:
-                if child.forward is None and child.backward is None:
-                    self._try(child)
+        inner = list(self._judged(node))
         bad = [child for child in inner if self._guilty(child, direction)]
         if direction == "backward":
             bad = [child for child in bad if not self._guilty(child, "forward")] or bad
@@ -266,6 +262,16 @@ class _Search:
         if direction == "forward" and len(bad) > 1 and self.aim == "meaning":
             bad = self._unhealed(node, bad) or bad
         return (min if direction == "forward" else max)(bad, key=lambda child: child.order)
+
+    def _judged(self, node: Node) -> Iterator[Node]:
+        """Yield the nearest submodules that could be judged; those inside one that could not stand for it."""
+        for child in nearest(node):
+            if self.aim == "precision" and child.forward is None and child.backward is None:
+                self._try(child)
+            if child.forward is None and child.backward is None:
+                yield from self._judged(child)
+            else:
+                yield child
 
     def _unhealed(self, node: Node, bad: Sequence[Node]) -> list[Node]:
         """Leave out submodules that the code around makes up for: what gets their outputs next agrees again."""

@@ -21,12 +21,13 @@ _SYNONYMS = {
     **dict.fromkeys(("k", "key", "wk"), "key"),
     **dict.fromkeys(("v", "value", "wv"), "value"),
     **dict.fromkeys(("o", "out", "wo", "output"), "out"),
-    **dict.fromkeys(("fc", "linear", "lin", "dense", "f", "w", "ff", "ffn", "mlp", "feedforward"), "linear"),
+    **dict.fromkeys(("fc", "linear", "lin", "dense", "f", "w", "ff", "ffn", "ffw", "mlp"), "linear"),
+    **dict.fromkeys(("feedforward", "feed"), "linear"),
     **dict.fromkeys(("blocks", "block", "layers", "h", "stack", "encoder", "transformer"), "block"),
     **dict.fromkeys(("emb", "embed", "embedding", "embeddings", "wte", "embedder"), "embed"),
     **dict.fromkeys(("pos", "position", "positional", "positions", "wpe"), "position"),
     **dict.fromkeys(("tok", "token", "tokens", "word"), "token"),
-    **dict.fromkeys(("c", "to", "proj", "projection"), ""),
+    **dict.fromkeys(("c", "to", "proj", "projection", "forward"), ""),
 }
 """Words of names that mean the same in different libraries; "" says nothing."""
 

@@ -1,0 +1,387 @@
+"""The pickle of a ``torch.save`` file, interpreted without executing anything: ``pickletools`` names its operations."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import math
+import pickletools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...printable import printable
+from .base import CheckpointError
+from .files import bad, check_count, check_name
+
+STORAGES = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+}
+"""Class of a storage in the module torch -> NumPy name of its dtype."""
+
+TORCH_DTYPES = frozenset({*STORAGES.values(), "uint16", "uint32", "uint64"}) | {
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+}
+"""What a tensor of torch may be made of."""
+
+GLOBALS = frozenset(
+    {
+        "collections.OrderedDict",
+        "torch.Size",
+        "torch._utils._rebuild_tensor_v2",
+        "torch._utils._rebuild_tensor_v3",
+        "torch._utils._rebuild_parameter",
+        "torch.storage.UntypedStorage",
+        *(f"torch.{name}" for name in STORAGES),
+        *(f"torch.{name}" for name in TORCH_DTYPES),
+    }
+)
+"""All names that a pickle may refer to."""
+
+MOST_DEPTH = 64
+"""Dicts within dicts."""
+
+MOST_BITS = 512
+"""Bits of an integer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Global:
+    """A name that the pickle refers to."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """Where the elements of tensors are: `dtype` is "" for one of bytes."""
+
+    dtype: str
+    key: str
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Strided:
+    """A tensor: its storage, and where in it."""
+
+    storage: Storage
+    dtype: str
+    offset: Any
+    shape: Any
+    strides: Any
+
+
+def read_pickle(data: bytes, path: Path) -> tuple[dict[str, Strided], dict[str, Any]]:
+    """Return the tensors of a pickled dict by dotted name, and the plain values beside them.
+
+    Args:
+        data: the pickle.
+        path: named in errors.
+
+    Raises:
+        CheckpointError: it is damaged, or refers to anything but tensors, dicts, lists and plain values.
+    """
+    # Each value takes a byte of the pickle, so more values than bytes are the same ones again.
+    return _flatten(path, _Machine(data, path).run(), most=len(data))
+
+
+class _Machine:
+    """Executes the operations of a pickle that build dicts of tensors, and refuses every other one by name.
+
+    Its memory is bounded by the pickle's length.
+    """
+
+    def __init__(self, data: bytes, path: Path):
+        self._data = data
+        self._path = path
+        self._stack: list[Any] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, Any] = {}
+        self._copies = len(data)
+
+    def run(self) -> Any:
+        """Return what the pickle holds."""
+        stream = io.BytesIO(self._data)
+        try:
+            for operation, argument, start in pickletools.genops(stream):
+                step = STEPS.get(operation.name)
+                if step is None:
+                    raise self._refused(operation.code)
+                if operation.name == "GLOBAL" and start is not None:
+                    # pickletools resolves escapes here, which pickle itself does not.
+                    argument = self._data[start + 1 : stream.tell() - 1].decode().replace("\n", ".")
+                step(self, argument)
+        except CheckpointError:
+            raise
+        except (ValueError, Warning):  # an argument that is damaged, maybe of an operation that is refused anyway
+            end = self._end_of_whole_operations()
+            code = self._data[end : end + 1].decode("latin-1")
+            if not code or code in _CODES:
+                raise self.bad("its pickle is damaged or cut off") from None
+            raise self._refused(code) from None
+        return self.pop()
+
+    def _end_of_whole_operations(self) -> int:
+        stream, end = io.BytesIO(self._data), 0
+        with contextlib.suppress(ValueError, Warning):
+            for _ in pickletools.genops(stream):
+                end = stream.tell()
+        return end
+
+    def _refused(self, code: str) -> Exception:
+        return self.bad(f"its pickle has the operation {ord(code):#04x}, which is refused")
+
+    def bad(self, reason: str) -> Exception:
+        """Return an error that names the file."""
+        return bad(self._path, reason)
+
+    def push(self, value: Any) -> None:
+        """Put a value onto the stack."""
+        self._stack.append(value)
+
+    def push_long(self, value: int) -> None:
+        """Put an integer of any size onto the stack."""
+        if value.bit_length() > MOST_BITS:
+            raise self.bad(f"its pickle has an integer of more than {MOST_BITS} bits")
+        self._stack.append(value)
+
+    def pop(self) -> Any:
+        """Take the last value since the last mark."""
+        if not self._stack or (self._marks and len(self._stack) <= self._marks[-1]):
+            raise self.bad("its pickle is damaged")
+        return self._stack.pop()
+
+    def top(self) -> Any:
+        """Return the last value since the last mark."""
+        value = self.pop()
+        self._stack.append(value)
+        return value
+
+    def mark(self) -> None:
+        """Remember where the stack ends."""
+        self._marks.append(len(self._stack))
+
+    def pop_mark(self) -> list[Any]:
+        """Take everything since the last mark."""
+        if not self._marks:
+            raise self.bad("its pickle is damaged")
+        mark = self._marks.pop()
+        items = self._stack[mark:]
+        del self._stack[mark:]
+        return items
+
+    def push_tuple(self, count: int) -> None:
+        """Make a tuple of the last values."""
+        self.push(tuple(reversed([self.pop() for _ in range(count)])))
+
+    def set_items(self, items: list[Any]) -> None:
+        """Put keys and values into the dict on top."""
+        into = self.top()
+        if not isinstance(into, dict) or len(items) % 2:
+            raise self.bad("its pickle is damaged")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if type(key) not in (str, int):
+                raise self.bad(f"a key of its dicts is of the type {type(key).__name__}")
+            into[key] = value
+
+    def extend(self, items: list[Any]) -> None:
+        """Append values to the list on top."""
+        into = self.top()
+        if not isinstance(into, list):
+            raise self.bad("its pickle is damaged")
+        into.extend(items)
+
+    def memoize(self, index: int | None) -> None:
+        """Remember the value on top under a number, the next one if None."""
+        self._memo[len(self._memo) if index is None else index] = self.top()
+
+    def get(self, index: int) -> None:
+        """Push a value that was remembered."""
+        if index not in self._memo:
+            raise self.bad("its pickle is damaged")
+        self.push(self._memo[index])
+
+    def name(self, known: str) -> None:
+        """Push a name, if it is allowed."""
+        if known not in GLOBALS:
+            raise self.bad(f"its pickle refers to {printable(known)}, which is refused")
+        self.push(Global(known))
+
+    def stack_name(self) -> None:
+        """Push the name whose module and name are on the stack."""
+        name, module = self.pop(), self.pop()
+        if not isinstance(name, str) or not isinstance(module, str):
+            raise self.bad("its pickle is damaged")
+        self.name(f"{module}.{name}")
+
+    def storage(self) -> None:
+        """Push the storage that the tuple on top describes."""
+        found = self.pop()
+        if (
+            not isinstance(found, tuple)
+            or len(found) != 5
+            or found[0] != "storage"
+            or not isinstance(found[1], Global)
+            or type(found[2]) is not str
+            or type(found[4]) is not int
+        ):
+            raise self.bad("its pickle refers to something outside that is no storage")
+        kind = found[1].name
+        dtype = "" if kind == "torch.storage.UntypedStorage" else STORAGES.get(kind.removeprefix("torch."))
+        if dtype is None:
+            raise self.bad(f"its pickle has a storage of the class {printable(kind)}")
+        self.push(Storage(dtype, found[2], found[4]))
+
+    def reduce(self) -> None:
+        """Push what a call of an allowed function gives."""
+        arguments, function = self.pop(), self.pop()
+        if not isinstance(function, Global) or not isinstance(arguments, tuple):
+            raise self.bad("its pickle calls something that is no function")
+        self.push(self._call(function.name.rpartition(".")[2], arguments))
+
+    def _call(self, function: str, arguments: tuple[Any, ...]) -> Any:
+        count = len(arguments)
+        first = arguments[0] if arguments else None
+        if function == "OrderedDict" and count <= 1:
+            pairs = first if arguments else []
+            if isinstance(pairs, list) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+                self._count_copies(pairs)
+                self.push({})
+                self.set_items([part for pair in pairs for part in pair])
+                return self.pop()
+        elif function == "Size" and count == 1 and isinstance(first, list | tuple):
+            self._count_copies(first)
+            return tuple(first)
+        elif function == "_rebuild_parameter" and count == 3 and isinstance(first, Strided):
+            return first
+        elif function == "_rebuild_tensor_v2" and count in (6, 7) and isinstance(first, Storage):
+            return self._tensor(first, first.dtype, arguments[1:4], arguments[6:])
+        elif function == "_rebuild_tensor_v3" and count in (7, 8) and isinstance(first, Storage):
+            dtype = arguments[6].name.removeprefix("torch.") if isinstance(arguments[6], Global) else ""
+            return self._tensor(first, "" if first.dtype else dtype, arguments[1:4], arguments[7:])
+        raise self.bad(f"its pickle calls {function} in a way that is refused")
+
+    def _count_copies(self, values: list[Any] | tuple[Any, ...]) -> None:
+        """Refuse to copy more values than the pickle has bytes: they would be the same ones again."""
+        self._copies -= len(values)
+        if self._copies < 0:
+            raise self.bad("its pickle repeats values too often")
+
+    def _tensor(self, storage: Storage, dtype: str, place: tuple[Any, ...], marks: tuple[Any, ...]) -> Strided:
+        if dtype not in TORCH_DTYPES:
+            raise self.bad("its pickle has a tensor whose dtype is not known")
+        if any(marks):
+            raise self.bad("its pickle has a conjugated, negated or otherwise marked tensor")
+        return Strided(storage, dtype, *place)
+
+    def build(self) -> None:
+        """Leave out the attributes of an OrderedDict."""
+        state, into = self.pop(), self.top()
+        if not isinstance(into, dict) or not isinstance(state, dict):
+            raise self.bad("its pickle gives attributes to something that is no OrderedDict")
+
+
+STEPS: dict[str, Callable[[_Machine, Any], object]] = {
+    "PROTO": lambda machine, _: None,
+    "FRAME": lambda machine, _: None,
+    "STOP": lambda machine, _: None,
+    **dict.fromkeys(("BININT1", "BININT2", "BININT", "BINFLOAT"), _Machine.push),
+    **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"), _Machine.push),
+    **dict.fromkeys(("LONG1", "LONG4"), _Machine.push_long),
+    "NONE": lambda machine, _: machine.push(None),
+    "NEWTRUE": lambda machine, _: machine.push(True),
+    "NEWFALSE": lambda machine, _: machine.push(False),
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
+    "MARK": lambda machine, _: machine.mark(),
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.pop_mark())),
+    "TUPLE1": lambda machine, _: machine.push_tuple(1),
+    "TUPLE2": lambda machine, _: machine.push_tuple(2),
+    "TUPLE3": lambda machine, _: machine.push_tuple(3),
+    "APPEND": lambda machine, _: machine.extend([machine.pop()]),
+    "APPENDS": lambda machine, _: machine.extend(machine.pop_mark()),
+    "SETITEM": lambda machine, _: machine.set_items([machine.pop(), machine.pop()][::-1]),
+    "SETITEMS": lambda machine, _: machine.set_items(machine.pop_mark()),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT", "MEMOIZE"), _Machine.memoize),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), _Machine.get),
+    "POP": lambda machine, _: machine.pop(),
+    "GLOBAL": _Machine.name,
+    "STACK_GLOBAL": lambda machine, _: machine.stack_name(),
+    "BINPERSID": lambda machine, _: machine.storage(),
+    "REDUCE": lambda machine, _: machine.reduce(),
+    "BUILD": lambda machine, _: machine.build(),
+}
+"""Operations that are allowed, by the name that `pickletools` has for them."""
+
+_CODES = {one.code for one in pickletools.opcodes if one.name in STEPS}
+
+
+def _flatten(path: Path, found: Any, most: int) -> tuple[dict[str, Strided], dict[str, Any]]:
+    """Return the tensors of nested dicts by dotted name, and what else is there, in at most so many values."""
+    if isinstance(found, Strided):
+        raise bad(path, "holds a single tensor, not a dict of them")
+    if not isinstance(found, dict):
+        raise bad(path, f"holds a {type(found).__name__}, not a dict of tensors")
+    tensors: dict[str, Strided] = {}
+    others: dict[str, Any] = {}
+    nodes = 0
+
+    def count(name: str, depth: int) -> None:
+        nonlocal nodes
+        nodes += 1
+        if nodes > most or depth > MOST_DEPTH:
+            raise bad(path, f"{printable(name)} is nested too deeply or repeated too often")
+
+    def plain(value: Any, name: str, depth: int) -> Any:
+        count(name, depth)
+        if isinstance(value, Strided):
+            raise bad(path, f"{printable(name)} is a list with tensors; only dicts of them are read")
+        if isinstance(value, list | tuple):
+            return [plain(one, name, depth + 1) for one in value]
+        if isinstance(value, dict):
+            whole = {str(key): plain(one, name, depth + 1) for key, one in value.items()}
+            if len(whole) < len(value):
+                raise bad(path, f"{printable(name)} has a key as a number and as text")
+            return whole
+        if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+            return value
+        raise bad(path, f"{printable(name)} is neither a tensor nor a plain value: {printable(repr(value), 60)}")
+
+    def walk(value: Any, name: str, depth: int) -> None:
+        count(name, depth)
+        if isinstance(value, dict) and (value or not name):
+            for key, one in value.items():
+                part = str(key)
+                if not part:
+                    raise bad(path, f"a key in {printable(name) or 'its dict'} is empty")
+                walk(one, f"{name}.{part}" if name else part, depth + 1)
+            return
+        check_name(path, name)
+        if name in tensors or name in others:
+            raise bad(path, f"{printable(name)} comes twice")
+        if isinstance(value, Strided):
+            tensors[name] = value
+        else:
+            others[name] = plain(value, name, depth)
+
+    walk(found, "", 0)
+    check_count(path, len(tensors))
+    return tensors, others

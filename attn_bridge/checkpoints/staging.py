@@ -1,0 +1,205 @@
+"""The folder that a conversion writes to before it renames it onto the target: its place, lock and journal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from . import containers, manifest
+from . import digests as digests_of
+from .containers.base import ORBAX_METADATA, CheckpointError, DiskFullError, Reader
+from .containers.files import unwritable
+
+
+def check_place(reader: Reader, target: Path, staging: Path) -> None:
+    """Refuse a target that has no folder, or that lies in the source or around it."""
+    if not target.name or target.name in (".", ".."):
+        raise CheckpointError(f"{target} is no name for a checkpoint")
+    if not target.parent.is_dir():
+        raise CheckpointError(f"{target.parent} is no folder to write {target.name} to")
+    try:
+        source, places = reader.path.resolve(), [target.resolve(), staging.resolve()]
+    except (OSError, RuntimeError):
+        raise CheckpointError(f"{target} is a link to itself") from None
+    for here in places:
+        if here == source or source in here.parents or here in source.parents:
+            shown = target if here == places[0] else staging
+            raise CheckpointError(f"{shown} and the source {reader.path} must not be in one another")
+    own = staging.is_dir() and ((staging / "lock").is_file() or not any(staging.iterdir()))
+    if os.path.lexists(staging) and (staging.is_symlink() or not own):
+        raise CheckpointError(f"{staging} is in the way: it is no folder of an interrupted conversion")
+
+
+def check_free(target: Path, overwrite: bool) -> None:
+    """Refuse a target that is there, unless it is a checkpoint that may be overwritten."""
+    if not os.path.lexists(target):
+        return
+    mode = target.lstat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+        raise CheckpointError(f"{target} is a device, a pipe or a socket, which is never replaced")
+    if not overwrite:
+        raise CheckpointError(f"{target} exists; --overwrite replaces it")
+    if target.is_dir() and not target.is_symlink() and not _is_checkpoint(target):
+        raise CheckpointError(
+            f"{target} is a folder of other things than a checkpoint; --overwrite does not replace it"
+        )
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is empty, Orbax's, or one of a checkpoint's files without folders among them."""
+    inside = {one.name: one.is_dir() and not one.is_symlink() for one in folder.iterdir()}
+    if not inside or {ORBAX_METADATA, "_CHECKPOINT_METADATA"} & inside.keys():
+        return True
+    endings = (*containers.ENDINGS, *containers.INDEXES)
+    return not any(inside.values()) and any(name.endswith(endings) for name in inside)
+
+
+@contextlib.contextmanager
+def locked(staging: Path) -> Iterator[None]:
+    """Hold the staging folder alone."""
+    try:
+        staging.mkdir(exist_ok=True)
+        handle = (staging / "lock").open("w")
+    except OSError as error:
+        raise CheckpointError(f"{staging.parent} can't be written to: {error.strerror}") from None
+    with handle:
+        try:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # not a Unix
+            pass
+        except OSError:
+            raise CheckpointError(f"another conversion is writing to {staging}") from None
+        try:
+            is_there = os.path.samestat(os.fstat(handle.fileno()), (staging / "lock").stat())
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:  # whoever held it took it away at the end
+            raise CheckpointError(f"another conversion has just written {staging.name[1:].removesuffix('.partial')}")
+        try:
+            yield
+        except BaseException:
+            if staging.is_dir() and [one.name for one in staging.iterdir()] == ["lock"]:
+                shutil.rmtree(staging, ignore_errors=True)
+            raise
+
+
+@contextlib.contextmanager
+def leftovers(staging: Path, identity: str, is_resumable: bool) -> Iterator[None]:
+    """Name what a failed run leaves in its staging folder, with the commands that go on from it or remove it.
+
+    What nothing can go on from is removed, and so is everything where the disk is full.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, DiskFullError) or not is_resumable or not journal(staging, identity)[0]:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        left = (
+            f"{staging} holds what was written: --resume goes on from it, rm -r {shlex.quote(str(staging))} removes it"
+        )
+        if isinstance(error, CheckpointError):
+            raise CheckpointError(f"{error}; {left}") from None
+        error.add_note(left)
+        raise
+
+
+def recover(staging: Path, target: Path) -> bool:
+    """Undo or finish what a run was killed at while it put the target in its place; return whether it is there."""
+    own, kept = manifest.places(target, False)
+    is_there = os.path.lexists(target) and not (staging / "payload").exists()
+    for name, place in (("", target), ("-kept", kept), ("-manifest", own)):
+        old = staging / f"replaced{name}"
+        if os.path.lexists(old) and not is_there and not os.path.lexists(place):
+            old.replace(place)
+        else:
+            _remove(old)
+    if is_there and (staging / "manifest").exists():
+        if (staging / "kept").exists():
+            (staging / "kept").replace(kept)
+        (staging / "manifest").replace(own)
+    return is_there
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def empty(staging: Path) -> None:
+    """Delete everything in the staging folder but its lock."""
+    for path in staging.iterdir():
+        if path.name != "lock":
+            _remove(path)
+
+
+def note(staging: Path, entry: dict[str, str | int]) -> None:
+    """Add a line to the journal."""
+    try:
+        with (staging / "journal").open("a", encoding="utf-8") as handle:
+            handle.write(json.dumps(entry) + "\n")
+    except OSError as error:
+        raise unwritable(staging, error) from None
+
+
+def journal(staging: Path, identity: str) -> tuple[dict[str, str], dict[str, int]]:
+    """Return name -> digest of what an earlier run of the same plan wrote, and -> how many elements a cast changed."""
+    try:
+        lines = (staging / "journal").read_text(encoding="utf-8").splitlines()
+        entries = []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # the line that the kill cut short
+                entries.append(json.loads(line))
+    except (OSError, UnicodeDecodeError):
+        return {}, {}
+    if not entries or entries[0].get("plan") != identity:
+        return {}, {}
+    written = [entry for entry in entries[1:] if "name" in entry and digests_of.KEY in entry]
+    digests = {entry["name"]: entry[digests_of.KEY] for entry in written}
+    return digests, {entry["name"]: entry["changed"] for entry in written if entry.get("changed")}
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write a small file and flush it to the disk."""
+    try:
+        with path.open("wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def publish(staging: Path, payload: Path, target: Path, is_folder: bool) -> None:
+    """Rename everything to where it belongs, the target first and what speaks about it last."""
+    own, kept = manifest.places(target, False)
+    try:
+        for path, name in ((own, "-manifest"), (kept, "-kept")):
+            if os.path.lexists(path):  # those of an earlier target say nothing about the new one
+                path.replace(staging / f"replaced{name}")
+        if os.path.lexists(target) and (target.is_dir() or payload.is_dir()):
+            target.replace(staging / "replaced")
+        payload.replace(target)
+        if not is_folder:
+            if (staging / "kept").exists():
+                (staging / "kept").replace(kept)
+            (staging / "manifest").replace(own)
+        handle = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            recover(staging, target)
+        raise unwritable(target, error) from None

@@ -1,0 +1,88 @@
+"""Ctrl-C at any time: what a comparison changes for its time is put back whole before a signal is handled.
+
+Python runs a signal's handler between any two steps of the main thread, so also halfway through the `__exit__` that
+puts a setting back; what is raised there leaves the setting as it is. Inside `orderly_interrupts` a signal that comes
+while a context is being entered or left is sent again a moment later, until it comes between contexts.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+BETWEEN = frozenset({"__enter__", "__exit__", "enter_context"})
+"""Functions that must not be left halfway: those of contexts, of the frameworks' own as well."""
+
+AGAIN = 1e-3
+"""Seconds after which a signal that came at a bad time is sent again."""
+
+MOST = 1000
+"""Times that a signal is sent again: code that runs for long inside such a function is the user's, and may hang."""
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class orderly_interrupts(contextlib.AbstractContextManager[None]):
+    """Hold the context in which signals are handled between contexts; in a thread other than the main one, do nothing.
+
+    It concerns the signals that have a handler in Python, which may raise: SIGINT, and those of timeouts.
+    """
+
+    def __init__(self) -> None:
+        self._own: dict[int, Handler] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        outside = sys._getframe(1)
+        for number in sorted(signal.valid_signals()):
+            own = signal.getsignal(number)
+            if callable(own) and not isinstance(own, _Orderly):
+                self._own[number] = own
+                signal.signal(number, _Orderly(own, outside))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, own in sorted(self._own.items(), reverse=True):
+            if isinstance(signal.getsignal(number), _Orderly):  # else the user's code has put another one in its place
+                signal.signal(number, own)
+        self._own.clear()
+
+
+class _Orderly:
+    """Handles a signal as its own handler does, but not while a context is being entered or left.
+
+    Args:
+        own: the handler.
+        outside: where the contexts began; those around it are not ours to wait for.
+    """
+
+    def __init__(self, own: Handler, outside: FrameType):
+        self._own, self._outside = own, outside
+        self._sent = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> Any:
+        if self._sent < MOST and self._is_between(frame):
+            self._sent += 1
+            _thread.start_new_thread(_send, (number,))  # takes no lock that the interrupted code might hold
+            return None
+        self._sent = 0
+        return self._own(number, frame)
+
+    def _is_between(self, frame: FrameType | None) -> bool:
+        while frame is not None and frame is not self._outside:
+            if frame.f_code.co_name in BETWEEN:
+                return True
+            frame = frame.f_back
+        return False
+
+
+def _send(number: int) -> None:
+    time.sleep(AGAIN)
+    signal.pthread_kill(threading.main_thread().ident or 0, number)
