@@ -27,6 +27,7 @@ _SYNONYMS = {
     **dict.fromkeys(("emb", "embed", "embedding", "embeddings", "wte", "embedder"), "embed"),
     **dict.fromkeys(("pos", "position", "positional", "positions", "wpe"), "position"),
     **dict.fromkeys(("tok", "token", "tokens", "word"), "token"),
+    **dict.fromkeys(("backward", "reverse", "bwd"), "backward"),
     **dict.fromkeys(("c", "to", "proj", "projection", "forward"), ""),
 }
 """Words of names that mean the same in different libraries; "" says nothing."""
@@ -153,7 +154,7 @@ def _read(tensor: Tensor, name: str, single: Sequence[bool], natural: tuple[tupl
         fused_own = re.sub(r"_?[0-9]+$", "", layer.rpartition(".")[2])
     parent = layer.rpartition(".")[0]
     key = FUSED.get(fused_own.lower(), "")
-    spelled = f"{parent}.{key}" if key else layer
+    spelled = f"{parent}.{key}" + "_reverse" * ("_reverse" in layer) if key else layer
     numbers = iter(single)
     words: list[str] = []
     digits: list[str] = []
@@ -256,7 +257,7 @@ def _declared(names: Sequence[str]) -> list[tuple[tuple[int, int], ...]]:
 
 def part_word(name: Name) -> str:
     """Return the word by which a layer may be part of a fused one."""
-    own = name.own.lower()
+    own = name.own.lower().rstrip("_")  # NNX calls a gate if_
     if own in {word for some in _SETS.values() for word in some}:
         return own
     words = [_SYNONYMS.get(word, word) for word in _split(name.own)]
