@@ -14,7 +14,7 @@ from pathlib import Path
 from . import containers, manifest
 from . import digests as digests_of
 from .containers.base import ORBAX_METADATA, CheckpointError, DiskFullError, Reader
-from .containers.files import unwritable
+from .containers.files import resolve, unwritable
 
 
 def check_place(reader: Reader, target: Path, staging: Path) -> None:
@@ -24,8 +24,8 @@ def check_place(reader: Reader, target: Path, staging: Path) -> None:
     if not target.parent.is_dir():
         raise CheckpointError(f"{target.parent} is no folder to write {target.name} to")
     try:
-        source, places = reader.path.resolve(), [target.resolve(), staging.resolve()]
-    except (OSError, RuntimeError):
+        source, places = resolve(reader.path), [resolve(target), resolve(staging)]
+    except OSError:
         raise CheckpointError(f"{target} is a link to itself") from None
     for here in places:
         if here == source or source in here.parents or here in source.parents:

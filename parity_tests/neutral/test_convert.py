@@ -942,17 +942,6 @@ def test_devices_pipes_and_sockets_are_never_replaced(tmp_path, capsys, kind, op
     assert {one.name for one in tmp_path.iterdir()} == {"hf", "x.npz"}
 
 
-@pytest.mark.parametrize("name", ["x.npz", "x"])
-def test_a_link_is_replaced_and_not_what_it_leads_to(tmp_path, name):
-    source, there = folder(tmp_path / "hf"), tmp_path / "there"
-    (folder if name == "x" else write)(there, *([] if name == "x" else [{"w": np.ones(2)}]))
-    before = tree(tmp_path / "there") if there.is_dir() else there.read_bytes()
-    (tmp_path / name).symlink_to(there)
-    checkpoints.convert(source, tmp_path / name, overwrite=True)
-    assert not (tmp_path / name).is_symlink()
-    assert (tree(tmp_path / "there") if there.is_dir() else there.read_bytes()) == before
-
-
 def test_a_staging_folder_that_is_a_link_or_someone_elses_is_left_alone(tmp_path):
     source = folder(tmp_path / "hf")
     (tmp_path / "mine").mkdir()

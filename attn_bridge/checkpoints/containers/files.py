@@ -277,6 +277,21 @@ def reason(error: Exception) -> str:
     return printable(error.strerror if isinstance(error, OSError) and error.strerror else error)
 
 
+def resolve(path: Path) -> Path:
+    """Return where a path leads to, after all links.
+
+    Raises:
+        OSError: it is a link to itself.
+    """
+    try:
+        found = path.resolve()
+    except RuntimeError:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+    if found.is_symlink():  # how Python 3.13 and later resolve a loop
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return found
+
+
 def unwritable(path: object, error: OSError) -> CheckpointError:
     """Return an error that says why a file can't be written."""
     kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else CheckpointError

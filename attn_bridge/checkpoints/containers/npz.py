@@ -113,7 +113,8 @@ class NpzReader(Reader):
                 warnings.simplefilter("ignore")
                 said = ast.literal_eval(text.strip())
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-            raise bad(self.path, f"the header of {shown} is damaged: {printable(error)}") from None
+            why = str(error).partition(": <ast.")[0]  # without the address of a node
+            raise bad(self.path, f"the header of {shown} is damaged: {printable(why)}") from None
         if not isinstance(said, dict) or set(said) != {"descr", "fortran_order", "shape"}:
             raise bad(self.path, f"the header of {shown} is not descr, fortran_order and shape")
         if not isinstance(said["descr"], str) or not isinstance(said["fortran_order"], bool):

@@ -193,6 +193,8 @@ class OrbaxReader(Reader):
 
     def _open(self, names: list[str]) -> None:
         """Open arrays through TensorStore and check what they claim."""
+        for name in [] if self._ocdbt else names:
+            inside(self._folder, name, self._folder)
         ts = self._tensorstore = tensorstore(self._folder)
         context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
         base = str(self._folder.resolve()) + "/"
@@ -201,7 +203,6 @@ class OrbaxReader(Reader):
             if self._ocdbt:
                 where = {"driver": "ocdbt", "base": {"driver": "file", "path": base}, "path": f"{name}/"}
             else:
-                inside(self._folder, name, self._folder)
                 where = {"driver": "file", "path": f"{base}{name}/"}
             spec = {"driver": "zarr3" if self._zarr3 else "zarr", "kvstore": where, "recheck_cached_metadata": "open"}
             opening.append((name, self._ask(ts.open, spec, open=True, read=True, context=context)))

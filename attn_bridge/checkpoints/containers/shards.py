@@ -8,7 +8,7 @@ from typing import Any
 
 from ...printable import printable
 from .base import MOST_HEADER, Reader, TensorInfo
-from .files import File, bad, check_count, check_name, listed, parse_json
+from .files import File, bad, check_count, check_name, listed, parse_json, resolve
 
 
 def inside(folder: Path, name: object, named_by: object) -> Path:
@@ -24,8 +24,8 @@ def inside(folder: Path, name: object, named_by: object) -> Path:
     if path.is_absolute() or ".." in path.parts or "\\" in name or path.as_posix() != name:
         raise bad(named_by, f"the file {printable(name)} is not named as one of its folder")
     try:
-        root, found = folder.resolve(), (folder / path).resolve()
-    except (OSError, RuntimeError):
+        root, found = resolve(folder), resolve(folder / path)
+    except OSError:
         raise bad(named_by, f"the file {printable(name)} is a link to itself") from None
     if found.is_relative_to(root):
         return folder / path
