@@ -49,7 +49,7 @@ from .sides.nnx_module import NNXModule
 MODES = ("eager", "jit", "jitter", "tables", "logsumexp")
 """Ways to run; `JaxSubject.run` says what each is."""
 
-MOST_TEXT = 300
+MAX_TEXT = 300
 """Characters of a framework's message that are shown."""
 
 _TAPES = itertools.count(1)
@@ -414,7 +414,7 @@ def _as(array: np.ndarray[Any, Any], dtype: str | None) -> np.ndarray[Any, Any]:
 
 def _failure(error: Exception, dtype: str | None, what: str, details: str = "") -> Exception:
     text = " ".join(str(error).split()) or "no message"
-    message = f"{what} raised {type(error).__name__}: {text if len(text) <= MOST_TEXT else text[:MOST_TEXT] + ' ...'}"
+    message = f"{what} raised {type(error).__name__}: {text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + ' ...'}"
     message += f" ({details})" if details else ""
     return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
 

@@ -28,7 +28,7 @@ from .twin_runs import COPIES, Run, Side, Subject, Tensors, TwinDiffersError, fu
 AGAIN = 4
 """A run that looks imprecise is judged again, on this many times as many new seeds, before that is said of it."""
 
-MOST_REFERENCES = 3
+MAX_REFERENCES = 3
 """Samples that are compared with the NumPy reference, which is written for reading, not for speed."""
 
 FRAMEWORKS: tuple[backends.Framework, ...] = ("torch", "flax")
@@ -239,9 +239,9 @@ def _against_reference(
     subject: Subject, numbers: list[Numbers], sides: Mapping[backends.Framework, Side]
 ) -> list[Cell]:
     """Judge the twins' float64 results against the NumPy reference: outputs, and gradients along random directions."""
-    numbers = numbers[:MOST_REFERENCES]
+    numbers = numbers[:MAX_REFERENCES]
     references = [subject.reference(one) for one in numbers]
-    results = {framework: side.oracle["float64"][:MOST_REFERENCES] for framework, side in sides.items()}
+    results = {framework: side.oracle["float64"][:MAX_REFERENCES] for framework, side in sides.items()}
     slopes = _slopes(subject, numbers[0], results["torch"][0])
     cells = []
     for framework, found in results.items():

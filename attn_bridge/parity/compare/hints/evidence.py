@@ -14,7 +14,7 @@ from .layers import LAYERS
 from .relations import RELATIONS, variance
 from .settings import differing
 
-MOST = 2
+MAX = 2
 """Most things that a hint says."""
 
 
@@ -70,9 +70,9 @@ def hint_for(evidence: Any, labels: tuple[str, str] | None = None) -> str:
     names = shown(given[0]), shown(given[1])
     classes = evidence.first_class, evidence.second_class
     found = differing(evidence.first_settings, evidence.second_settings, names, classes)
-    if len(found) < MOST:
+    if len(found) < MAX:
         found += [one for one in [relation(evidence, names)] if one]
-    return "; ".join(found[:MOST])
+    return "; ".join(found[:MAX])
 
 
 def relation(evidence: Any, labels: tuple[str, str]) -> str:

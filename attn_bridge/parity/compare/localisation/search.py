@@ -35,7 +35,7 @@ CAUSE = 1e-4
 SMALL_PART = 0.1
 """Less than this part of what the worst submodule loses is not where the loss of precision is said to begin."""
 
-MOST_NODES = 64
+MAX_NODES = 64
 """Up to so many submodules are all tried; of more, only those inside one that is at fault."""
 
 SURE = 1e-6
@@ -146,7 +146,7 @@ class _Search:
             self.sides.progress("looking for the first divergence", next(done, total), total)
             self._try(child)
             self._try_other_pairs(child)
-            if total <= MOST_NODES or not child.calls or self._is_different(child):
+            if total <= MAX_NODES or not child.calls or self._is_different(child):
                 self._try_below(child, total, done)
 
     def _try(self, node: Node) -> None:
@@ -217,7 +217,7 @@ class _Search:
         return is_sure or error > self._rounding(node)
 
     def _rounding(self, node: Node) -> float:
-        """Return the difference in float64 that the rounding errors of a pair in its own precision foretell."""
+        """Return the difference in float64 that the rounding errors of a pair in its own precision predict."""
         if node.rounding is None:
             assert self.runner is not None
             try:

@@ -19,7 +19,7 @@ from .tensors import Tensor
 Fits = Callable[[Tensor, Tensor], bool]
 """Whether a tensor of the one side may be one of the other side's."""
 
-MOST_PARTS = 4
+MAX_PARTS = 4
 """Most parts of a fused tensor whose names are not known."""
 
 
@@ -221,7 +221,7 @@ def _bundles(tensors: Sequence[Tensor], names: Sequence[Name]) -> Iterator[Bundl
                 known.add(frozenset(parts))
                 yield Bundle(parts, labels, key.split()[0])
         ordered = sorted(group, key=lambda i: names[i].natural)
-        for length in range(2, min(len(ordered), MOST_PARTS) + 1):
+        for length in range(2, min(len(ordered), MAX_PARTS) + 1):
             for start in range(len(ordered) - length + 1):
                 parts = tuple(ordered[start : start + length])
                 if frozenset(parts) not in known:

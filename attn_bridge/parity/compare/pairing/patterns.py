@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from ....weights import Rule
 from .tensors import Match, Tensor
 
-MOST = 6
+MAX = 6
 """Most ways round that are held for possible for one pair."""
 
 _TORCH_LINEAR = {"Linear", "NonDynamicallyQuantizableLinear", "LazyLinear"}
@@ -114,7 +114,7 @@ def options(one: Kind, two: Kind, equal_names: bool) -> Options:
     transposed = _is_transposed(one, two)
     found.sort(key=lambda way: _rank(way, one.shape, transposed))
     bare = equal_names and one.last == two.last and not (known[0] or known[1])
-    return Options(tuple(found[:MOST]), len(found) > 1 and not (bare and found[0] == identity))
+    return Options(tuple(found[:MAX]), len(found) > 1 and not (bare and found[0] == identity))
 
 
 def _is_transposed(one: Kind, two: Kind) -> bool:

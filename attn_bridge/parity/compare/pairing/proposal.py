@@ -20,13 +20,13 @@ from .parts import Split, splits, unstacked
 from .patterns import Options, Way, kind_of, options
 from .tensors import Match, Pairing, Tensor, uncovered, whole
 
-MOST_CANDIDATES = 256
+MAX_CANDIDATES = 256
 """Most pairings that are tried out before the choice is left to the user."""
 
-MOST_PERMUTED = 6
+MAX_PERMUTED = 6
 """Most layers of which every order is thought of."""
 
-MOST_SHOWN = 16
+MAX_SHOWN = 16
 """Pairings that are tried out where there are more than that."""
 
 LAYER = 2.0
@@ -217,7 +217,7 @@ def _assigned(sides: Sides, settled: Sequence[Link], labels: Labels) -> tuple[li
 
 def _orders(sides: Sides, scores: Array, group: Group) -> Choice:
     """Return the ways in which the layers of a group may go together, the usual order first."""
-    limit = 4 * MOST_CANDIDATES if len(group.first) <= MOST_PERMUTED else MOST_SHOWN
+    limit = 4 * MAX_CANDIDATES if len(group.first) <= MAX_PERMUTED else MAX_SHOWN
     known: dict[tuple[int, int], Link] = {}
     choice = []
     for order in itertools.islice(itertools.permutations(group.second), limit):
@@ -278,7 +278,7 @@ def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], pr
     """
     usual = _usual_ways([*fixed, *(link for choice in choices for links in choice for link in links)])
     is_permuted = any(len(choice) > 1 for choice in choices)
-    some = list(itertools.islice(_candidates(given, choices, fixed, usual), MOST_CANDIDATES + 1))
+    some = list(itertools.islice(_candidates(given, choices, fixed, usual), MAX_CANDIDATES + 1))
     first = some[0]
     if len(some) == 1:
         return _said(first, "names")
@@ -287,8 +287,8 @@ def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], pr
         return _said(first, "convention")
     if probe is None:
         raise ValueError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
-    is_whole = len(some) <= MOST_CANDIDATES and not any(len(choice) == MOST_SHOWN for choice in choices)
-    tried = some if is_whole else some[:MOST_SHOWN]
+    is_whole = len(some) <= MAX_CANDIDATES and not any(len(choice) == MAX_SHOWN for choice in choices)
+    tried = some if is_whole else some[:MAX_SHOWN]
     apart = [probe(candidate) for candidate in tried]
     found = [candidate for candidate, distance in zip(tried, apart, strict=True) if distance < AGREE]
     found = found or [tried[i] for i in _alone(apart)]
@@ -385,4 +385,4 @@ def _listed(candidates: Sequence[Pairing], names: set[str]) -> str:
         texts.append(", ".join(f"{match.first.name} = {match.second.name} ({match.pattern})" for match in rows))
     shown = list(dict.fromkeys(texts[:4]))
     more = len(candidates) - 4
-    return "; ".join(shown) + (f"; and {more if more + 4 <= MOST_CANDIDATES else 'many'} more" if more > 0 else "")
+    return "; ".join(shown) + (f"; and {more if more + 4 <= MAX_CANDIDATES else 'many'} more" if more > 0 else "")

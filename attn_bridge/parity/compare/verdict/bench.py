@@ -464,8 +464,8 @@ class Bench:
         }
         small = {name: part for name, part in parts.items() if 0.0 < part < SMALL}
         if small:
-            names = ", ".join(f"{name} ({part:.0e})" for name, part in list(small.items())[:MOST_RANGES])
-            more = f" and {len(small) - MOST_RANGES} more" if len(small) > MOST_RANGES else ""
+            names = ", ".join(f"{name} ({part:.0e})" for name, part in list(small.items())[:MAX_RANGES])
+            more = f" and {len(small) - MAX_RANGES} more" if len(small) > MAX_RANGES else ""
             self.notes.append(
                 f"judged by the largest of their kind, beside which they are small: {names}{more}; a fault that small "
                 "shows where they are returned or differentiated alone"
@@ -486,15 +486,15 @@ class Bench:
 SMALL = 1e-6
 """Part of the largest of its kind below which a note says that a tensor is judged by that one."""
 
-MOST_RANGES = 4
+MAX_RANGES = 4
 """How many ranges of rows are named."""
 
 
 def ranges(numbers: Array) -> str:
     """Write whole numbers in order: ``0, 9-11``; the first few where there are many."""
     runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
-    shown = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:MOST_RANGES]]
-    return ", ".join([*shown, *["..."] * (len(runs) > MOST_RANGES)])
+    shown = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:MAX_RANGES]]
+    return ", ".join([*shown, *["..."] * (len(runs) > MAX_RANGES)])
 
 
 def _badness(one: TensorVerdict) -> tuple[int, float]:
