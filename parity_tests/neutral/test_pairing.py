@@ -448,7 +448,7 @@ def test_numbered_blocks_are_decided_once_for_all():
         )
 
     assert len(propose(ours, theirs, probe).matches) == 10
-    assert len(tried) == 8
+    assert len(tried) <= 8
 
 
 def test_a_name_of_another_kind_is_not_taken_for_its_shape():

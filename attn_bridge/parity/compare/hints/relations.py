@@ -15,6 +15,9 @@ FEW = 64
 ROWS = 512
 """Most rows that a ratio is told of; they say it as well as all."""
 
+PER_ROW = 0.1
+"""How far the logarithm of a ratio is from 0 that eps alone rarely explains."""
+
 
 def _constant_ratio(case: Case) -> str:
     """Recognise a scale by another number: one side is a multiple of the other."""
@@ -198,10 +201,20 @@ def _normalised(case: Case) -> str:
         return f"{before}{recognised}"
     if float(np.ptp(known)) <= FIT * float(np.abs(known).max()):
         return f"{before} but for weight and bias{named(middle, widths_of(case))}"
+    rows_apart = float(np.abs(np.log(np.abs(known))).max()) > PER_ROW if known.all() else True
     return (
-        f"each row of {case.labels[1]} is a multiple of {case.labels[0]}'s, {known.min():.4g} to {known.max():.4g} "
+        f"each row of {case.labels[1]} is a multiple of {case.labels[0]}'s, {_span(known.min(), known.max())} "
         "times: consistent with another eps or another variance in a norm"
+        + (", or with another weight per row, as a router's" if rows_apart else "")
     )
+
+
+def _span(least: float, most: float) -> str:
+    """Write two ratios so that they can be told apart."""
+    texts = f"{least:.4g}", f"{most:.4g}"
+    if texts[0] == texts[1]:
+        texts = f"1{least - 1:+.1e}", f"1{most - 1:+.1e}"
+    return " to ".join(texts)
 
 
 def _by_channel(case: Case, one: Array, two: Array, count: int) -> str:
@@ -261,6 +274,11 @@ def _positions(case: Case) -> str:
         if first == 0:
             text = f"positions 0 to {last} of {size} differ, later ones agree"
             return f"{text}: consistent with a mask or padding at the start"
+        if (first, last) == (1, size - 1):
+            return (
+                f"only position 0 of {size} agrees: consistent with another mask, scale, bias or position in causal "
+                "attention, or another decay in a recurrence"
+            )
         if last == size - 1:
             text = f"positions 0 to {first - 1} of {size} agree, later ones differ"
             return f"{text}: consistent with a mask, window or padding"

@@ -257,11 +257,9 @@ class _Search:
             shares = [child.error(direction) or 0.0 for child in bad]
             least = SMALL_PART * max(shares, default=0.0)
             bad = [child for child, used in zip(bad, shares, strict=True) if used >= least]
-        if not bad:
-            return None
-        if direction == "forward" and len(bad) > 1 and self.aim == "meaning":
-            bad = self._unhealed(node, bad) or bad
-        return (min if direction == "forward" else max)(bad, key=lambda child: child.order)
+        if bad and direction == "forward" and self.aim == "meaning":
+            bad = self._unhealed(node, bad)
+        return (min if direction == "forward" else max)(bad, key=lambda child: child.order) if bad else None
 
     def _judged(self, node: Node) -> Iterator[Node]:
         """Yield the nearest submodules that could be judged; those inside one that could not stand for it."""
@@ -279,10 +277,15 @@ class _Search:
             return list(bad)
         calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
         steps = self._steps(node, calls, "forward", loose=True)
+        limit = self._limit_of(node, "forward")
         healed = set()
         for step in steps:
             following = next_of(step, steps, calls)
-            if following is not None and following.differs("inputs", self._limit_of(node, "forward")) is False:
+            if (
+                following is not None
+                and following.differs("inputs", limit) is False
+                and (len(bad) > 1 or step.hands_on_to(following, limit))
+            ):
                 healed.add(step.path)
         return [child for child in bad if child.path not in healed]
 

@@ -57,6 +57,44 @@ class Way:
 
 
 @dataclasses.dataclass(frozen=True)
+class Lay:
+    """How a part of a tensor lies in another: the parts of one tensor lie alike.
+
+    Attributes:
+        order: what the other's axes are made of, in their order: axes of the part, -1 for those that the cut made.
+        sizes: how the other axes of the part are divided there.
+    """
+
+    order: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def lay(way: Way, part: Shape, *, is_left: bool, cut: frozenset[int]) -> Lay:
+    """Return how a part lies by a way, of which it is the left or the right side; `cut` are the axes of the cut."""
+    if way.pattern.startswith("..."):
+        sides = [[[f"a{i}"] for i in range(len(part))]] * 2
+    else:
+        sides = [_groups(side) for side in way.pattern.split("->")]
+    mine, its = sides if is_left else sides[::-1]
+    known = dict(way.sizes)
+    known |= {group[0]: part[i] for i, group in enumerate(mine) if len(group) == 1}
+    kept = [i for i in range(len(part)) if i not in cut]
+    owner = {word: -1 if i in cut else kept.index(i) for i, group in enumerate(mine) for word in group}
+    words = [word for group in its for word in group if word in owner]
+    order = [owner[word] for word in words]
+    return Lay(
+        tuple(axis for i, axis in enumerate(order) if order[i - 1 : i] != [axis]),
+        tuple(known.get(word, 0) for word in words if owner[word] >= 0),
+    )
+
+
+def _groups(side: str) -> list[list[str]]:
+    """Return the words of each axis of one side of a pattern; none for an axis of one element."""
+    found = re.findall(r"\([^)]*\)|\S+", side)
+    return [[word for word in group.strip("()").split() if word != "1"] for group in found]
+
+
+@dataclasses.dataclass(frozen=True)
 class Kind:
     """What decides how a tensor's axes lie: its shape, and the layer and the framework that it belongs to."""
 
