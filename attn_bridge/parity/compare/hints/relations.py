@@ -67,14 +67,22 @@ def _one_plus_weight(case: Case) -> str:
     if case.is_gradient:
         return ""
     for name, weight in case.weights.items():
-        if weight.ndim != 1 or case.one.shape[-1:] != weight.shape or not np.abs(weight).min() > 0:
+        if weight.ndim != 1 or case.one.shape[-1:] != weight.shape:
             continue
         first, second = case.labels
         for one, two, plain, more in ((case.one, case.two, first, second), (case.two, case.one, second, first)):
+            text = f"{more} multiplies by 1 + {name} where {plain} multiplies by {name}"
+            if not np.abs(weight).any() and not np.abs(one).any() and _is_normed(two):
+                return f"{plain} is zero, as {name} is: consistent with 1 + {name} in {more}"
             for other in (0.0, *(bias for bias in case.weights.values() if bias.shape == weight.shape)):
-                if case.fits((one - other) / weight * (1 + weight) + other, two):
-                    return f"{more} multiplies by 1 + {name} where {plain} multiplies by {name}"
+                if case.fits((one - other) * (1 + weight), (two - other) * weight):
+                    return text
     return ""
+
+
+def _is_normed(array: Array) -> bool:
+    """Tell whether every row has a mean square of 1, as what a norm gives out that multiplies by 1."""
+    return bool((np.abs(np.square(array).mean(axis=-1) - 1) < 0.05).all())
 
 
 def _transposed(case: Case) -> str:
@@ -275,10 +283,8 @@ def _positions(case: Case) -> str:
             text = f"positions 0 to {last} of {size} differ, later ones agree"
             return f"{text}: consistent with a mask or padding at the start"
         if (first, last) == (1, size - 1):
-            return (
-                f"only position 0 of {size} agrees: consistent with another mask, scale, bias or position in causal "
-                "attention, or another decay in a recurrence"
-            )
+            text = f"position 0 of {size} agrees, later ones differ"
+            return f"{text}: consistent with other scores, positions or masks where the first attends to itself alone"
         if last == size - 1:
             text = f"positions 0 to {first - 1} of {size} agree, later ones differ"
             return f"{text}: consistent with a mask, window or padding"

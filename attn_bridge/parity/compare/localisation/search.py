@@ -407,7 +407,9 @@ class _Search:
             found = evidence_of(self.sides, self.runner, paths, calls, known)
         except FAILURES:
             return known
-        return evidence_between(found, calls, steps) if between is not None else found
+        if between is None:
+            return found
+        return dataclasses.replace(evidence_between(found, calls, steps), whole=found)
 
     def _worst_call(self, node: Node, direction: Direction) -> tuple[Call, Call]:
         errors = [(one.forward if direction == "forward" else one.backward) or 0.0 for one in node.trials]
