@@ -198,17 +198,6 @@ def eager() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Hold the context in which torch uses one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 # ---- weights that are not registered
 
 

@@ -54,8 +54,8 @@ def check(
         variants: class names (or aliases) to check, and ``dot_product_attention`` for its implementations; empty = all,
             each modern one on its first example, though not in float16, and on the others for their meaning only.
         cases: names of cases; empty = all.
-        dtypes: names of precisions to run in every case; empty = those that each case names. float64 always runs, as
-            the proof of the meaning.
+        dtypes: names of precisions to run in every case, compiled as users compile them; empty = those that each case
+            names. float64 always runs, as the proof of the meaning.
         seeds: how many times numbers are drawn, each with a few slightly moved copies; statistics are pooled over all.
         full: run every case in every precision, and every variant in every mode; takes minutes.
         subjects: what to check instead of variants times cases (real weights).
@@ -103,7 +103,7 @@ def check(
     with ThreadPoolExecutor(1) as torch_pool, ThreadPoolExecutor(2) as flax_pool:
         pools: dict[backends.Framework, ThreadPoolExecutor] = {"torch": torch_pool, "flax": flax_pool}
 
-        def submit(subject: Subject, numbers: list[Numbers], dtypes: tuple[str, ...]) -> _Futures:
+        def submit(subject: Subject, numbers: list[Numbers], dtypes: tuple[str, ...], everywhere: bool) -> _Futures:
             arguments = (subject, numbers, dtypes, everywhere, full, stop)
             return {name: pools[name].submit(run_side, name, *arguments) for name in FRAMEWORKS}
 
@@ -111,7 +111,7 @@ def check(
         try:
             for subject in subjects:
                 numbers = subject.numbers(range(seeds), subject.copies(wanted, everywhere))
-                pending.append((subject, numbers, submit(subject, numbers, wanted)))
+                pending.append((subject, numbers, submit(subject, numbers, wanted, everywhere)))
             kernels_pending = [
                 (name, kernels.check_kernels(name, dtypes=wanted, everywhere=everywhere, seeds=seeds, pools=pools))
                 for name in kernel_cases
@@ -121,14 +121,18 @@ def check(
                 suspects = {cell.dtype for cell in judged if cell.verdict == "precision"}
                 if suspects:
                     numbers = subject.numbers(range(seeds, seeds * (1 + AGAIN)), COPIES)
-                    futures = submit(subject, numbers, ("float64", *suspects))
+                    # The last word is about the programs that users run.
+                    futures = submit(subject, numbers, ("float64", *suspects), True)
                     again = _judge_subject(subject, numbers, futures, seeds)
-                    losses = {
-                        (name, dtype): pools[name].submit(fused_losses, name, subject, numbers, dtype)
-                        for dtype in sorted({cell.dtype for cell in again if cell.verdict == "precision"})
-                        for name in FRAMEWORKS
-                    }
-                    if losses:
+                    imprecise = sorted({cell.dtype for cell in again if cell.verdict == "precision"})
+                    if imprecise:
+                        for name in FRAMEWORKS:
+                            backends.load_subjects(name)  # here, as two threads would import much of it at once
+                        losses = {
+                            (name, dtype): pools[name].submit(fused_losses, name, subject, numbers, dtype)
+                            for dtype in imprecise
+                            for name in FRAMEWORKS
+                        }
                         found = {key: future.result() for key, future in losses.items()}
                         again = _judge_subject(subject, numbers, futures, seeds, found)
                     judged = [cell for cell in judged if cell.dtype not in suspects]

@@ -221,7 +221,7 @@ def _span(least: float, most: float) -> str:
     """Write two ratios so that they can be told apart."""
     texts = f"{least:.4g}", f"{most:.4g}"
     if texts[0] == texts[1]:
-        texts = f"1{least - 1:+.1e}", f"1{most - 1:+.1e}"
+        texts = f"{least:.10g}", f"{most:.10g}"
     return " to ".join(texts)
 
 

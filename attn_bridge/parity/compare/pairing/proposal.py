@@ -38,7 +38,7 @@ AGREE = 1e-9
 NEAR = 1e-3
 """How far apart they may be if no pairing makes them agree: what float32 tables, or a small fault, keep apart."""
 
-FURTHER = 10.0
+FURTHER = 100.0
 """How many times as far apart other pairings must be then."""
 
 Probe = Callable[[Pairing], float]
