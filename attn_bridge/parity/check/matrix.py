@@ -143,11 +143,11 @@ def check(
                 done += 1
                 if progress:
                     progress(f"{subject.variant.name} {subject.case.name}", done, total)
-            for name, judged_kernels in kernels_pending:
+            for kernel_case, judged_kernels in kernels_pending:
                 cells.extend(judged_kernels())
                 done += 1
                 if progress:
-                    progress(f"{kernels.NAME} {name}", done, total)
+                    progress(f"{kernels.NAME} {kernel_case}", done, total)
         finally:
             stop.set()
             for pool in pools.values():
