@@ -34,6 +34,7 @@ from attn_bridge.parity.compare.sides.subject import (
     culprit,
     plain_values,
 )
+from attn_bridge.parity.compare.sides.tables import STILL
 
 from ..backend import _can_build_extensions, few_threads, from_numpy, to_numpy
 from ..functional import dtype_name
@@ -325,6 +326,7 @@ class _Run:
                 source.draws,
                 drawn is not None and drawn.foreign(),
                 getattr(probe, "moved", 0),
+                probe.met if isinstance(probe, Tables) and self.seed == STILL else None,
             )
 
     @contextlib.contextmanager
