@@ -23,7 +23,7 @@ SAME = 1e-13
 SAME_BY_SIZE = 1e-14
 """... or to the largest of all: a sine of a large angle that is nearly zero has few digits of its own."""
 
-MOST_VALUES = 1 << 20
+MAX_VALUES = 1 << 20
 """Values beyond which tables are not told apart any more."""
 
 KEPT = 512
@@ -68,7 +68,7 @@ class Collector:
             plain = np.stack([table.real, table.imag]) if table.dtype.kind == "c" else table
             values = np.abs(plain.astype(np.float64, copy=False)).ravel()
             self._values = np.union1d(self._values, values[np.isfinite(values) & (values != np.rint(values))])
-            self._is_full = self._values.size > MOST_VALUES
+            self._is_full = self._values.size > MAX_VALUES
 
     def found(self) -> Tables | None:
         """Return what was gathered; None where it is too much."""
