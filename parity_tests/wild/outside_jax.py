@@ -1,8 +1,8 @@
 """Pairs with JAX packages of others, run where these are importable.
 
 DeepMind's gemma, recurrentgemma and Haiku, Google's Tunix, flaxmodels, Equinox, Keras. Tiny random configurations
-against `transformers`, torch's own layers, or the package's torch twin. A fault is a line of the package's own source that is
-changed (`changed`), or a setting.
+against `transformers`, torch's own layers, or the package's torch twin. A fault is a line of the package's own source
+that is changed (`changed`), or a setting.
 """
 
 from __future__ import annotations
