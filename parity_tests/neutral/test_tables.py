@@ -41,5 +41,5 @@ def test_of_many_values_some_are_kept_and_of_too_many_nothing_is_said(monkeypatc
     assert found == Tables(found.count, found.values)
     assert found.equals(gathered(np.flip(many)))
     assert not found.equals(gathered(many * (1 + 1e-8)))
-    monkeypatch.setattr(tables, "MOST_VALUES", 4000)
+    monkeypatch.setattr(tables, "MAX_VALUES", 4000)
     assert gathered(many) is None

@@ -309,6 +309,8 @@ def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], pr
     nearest = min((one for one in distances if not math.isnan(one)), default=math.inf)
     limit = AGREE if nearest < AGREE else FURTHER * nearest if nearest < NEAR else 0.0
     found = [candidate for candidate, distance in zip(tried, distances, strict=True) if distance < limit]
+    if nearest >= AGREE and len({_who(candidate) for candidate in found}) > 1:
+        found = []  # a fault keeps them all apart; the usual one goes on, to find out where
     if len(found) > 1 and len({_who(candidate) for candidate in found}) > 1:
         what = f"{len(found)} make the outputs agree"
         raise ValueError(
