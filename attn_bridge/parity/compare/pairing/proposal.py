@@ -41,6 +41,9 @@ NEAR = 1e-3
 FURTHER = 100.0
 """How many times as far apart other pairings must be then."""
 
+ALIKE = 10.0
+"""How many times as far apart a pairing may be that is as good as the nearest."""
+
 Probe = Callable[[Pairing], float]
 Labels = tuple[str, str]
 
@@ -309,8 +312,8 @@ def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], pr
     nearest = min((one for one in distances if not math.isnan(one)), default=math.inf)
     limit = AGREE if nearest < AGREE else FURTHER * nearest if nearest < NEAR else 0.0
     found = [candidate for candidate, distance in zip(tried, distances, strict=True) if distance < limit]
-    if nearest >= AGREE and len({_who(candidate) for candidate in found}) > 1:
-        found = []  # a fault keeps them all apart; the usual one goes on, to find out where
+    if nearest >= AGREE and sum(distance < ALIKE * nearest for distance in distances) == 1 < len(found):
+        found = []  # none stands out; the usual one goes on, to find out where they differ
     if len(found) > 1 and len({_who(candidate) for candidate in found}) > 1:
         what = f"{len(found)} make the outputs agree"
         raise ValueError(
