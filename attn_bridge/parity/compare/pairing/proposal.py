@@ -312,7 +312,8 @@ def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], pr
     nearest = min((one for one in distances if not math.isnan(one)), default=math.inf)
     limit = AGREE if nearest < AGREE else FURTHER * nearest if nearest < NEAR else 0.0
     found = [candidate for candidate, distance in zip(tried, distances, strict=True) if distance < limit]
-    if nearest >= AGREE and sum(distance < ALIKE * nearest for distance in distances) == 1 < len(found):
+    is_alone = sum(distance < ALIKE * nearest for distance in distances) == 1
+    if nearest >= AGREE and is_alone and len({_who(candidate) for candidate in found}) > 1:
         found = []  # none stands out; the usual one goes on, to find out where they differ
     if len(found) > 1 and len({_who(candidate) for candidate in found}) > 1:
         what = f"{len(found)} make the outputs agree"
