@@ -1,8 +1,7 @@
 """Pairs with JAX packages of others, run where these are importable.
 
-DeepMind's gemma, recurrentgemma and Haiku, Google's Tunix, flaxmodels, Equinox, Keras. Tiny random configurations
-against `transformers`, torch's own layers, or the package's torch twin. A fault is a line of the package's own source
-that is changed (`changed`), or a setting.
+DeepMind's recurrentgemma and Haiku, flaxmodels, Equinox, Keras. Tiny random configurations against torch's own layers,
+or the package's torch twin. A fault is a line of the package's own source that is changed (`changed`), or a setting.
 """
 
 from __future__ import annotations
@@ -18,13 +17,10 @@ from typing import Any
 import numpy as np
 
 from .gallery import Case, entry, fault, inside
-from .outside import logits_of
-from .weights import carry, fill, fresh, held, linen, numbers, onto, rules, tokens
+from .weights import carry, fresh, held, linen, numbers, rules
 
-VOCABULARY, WIDTH, HIDDEN, HEADS, KV_HEADS, HEAD = 24, 16, 24, 4, 2, 8
+WIDTH, HIDDEN, HEADS = 16, 24, 4
 B, T = 2, 7
-POSITIONS = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T))
-CAUSAL = np.broadcast_to(np.tril(np.ones((T, T), bool)), (B, T, T))
 
 _NUMBERS = itertools.count()
 
@@ -51,297 +47,6 @@ def changed(name: str, *lines: tuple[str, str], **members: Any) -> Any:
 def line(faults: dict[str, tuple[str, str]], wrong: str | None) -> list[tuple[str, str]]:
     """Return the line that a fault changes, if it is one of those."""
     return [faults[wrong]] if wrong in faults else []
-
-
-def sizes(**more: Any) -> dict[str, Any]:
-    """Return the sizes of a decoder of `transformers`."""
-    return {
-        "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": HIDDEN, "num_hidden_layers": 1,
-        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD, "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 32, "attention_dropout": 0.0, "pad_token_id": None, "bos_token_id": None,
-        "eos_token_id": None, "attn_implementation": "eager", **more,
-    }  # fmt: skip
-
-
-def tunix_sizes(**more: Any) -> dict[str, Any]:
-    """Return the same sizes as Tunix calls them."""
-    return {
-        "num_layers": 1, "embed_dim": WIDTH, "hidden_dim": HIDDEN, "num_heads": HEADS, "num_kv_heads": KV_HEADS,
-        "head_dim": HEAD, **more,
-    }  # fmt: skip
-
-
-def port_of(model: Any) -> Any:
-    """Return an NNX module ``ids -> logits`` around a model of Tunix."""
-    import jax.numpy as jnp
-    from flax import nnx
-
-    class Port(nnx.Module):
-        def __init__(self) -> None:
-            self.model = model
-
-        def __call__(self, ids):
-            b, t = ids.shape
-            seen = jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool)), (b, t, t))
-            return self.model(ids, jnp.broadcast_to(jnp.arange(t), (b, t)), None, seen)[0]
-
-    return Port()
-
-
-LAYER = "hf.model.layers.0"
-ATTENTION = inside(f"{LAYER}.self_attn", "*_proj", "*_norm")
-MLP = inside(f"{LAYER}.mlp", "gate_proj", "up_proj", "down_proj", "act_fn")
-
-TUNIX_NAMES = """
-hf.model.embed_tokens.weight | model.embedder.input_embedding
-hf.model.layers.{i}.self_attn.q_proj.weight | model.layers.{i}.attn.q_proj.w | (h c) d -> d h c
-hf.model.layers.{i}.self_attn.k_proj.weight | model.layers.{i}.attn.k_proj.w | (k c) d -> d k c
-hf.model.layers.{i}.self_attn.v_proj.weight | model.layers.{i}.attn.v_proj.w | (k c) d -> d k c
-hf.model.layers.{i}.self_attn.o_proj.weight | model.layers.{i}.attn.o_proj.w | d (h c) -> h c d
-hf.model.layers.{i}.self_attn.q_proj.bias | model.layers.{i}.attn.q_bias
-hf.model.layers.{i}.self_attn.k_proj.bias | model.layers.{i}.attn.k_bias
-hf.model.layers.{i}.self_attn.v_proj.bias | model.layers.{i}.attn.v_bias
-hf.model.layers.{i}.self_attn.q_norm.weight | model.layers.{i}.attn.q_norm.w
-hf.model.layers.{i}.self_attn.k_norm.weight | model.layers.{i}.attn.k_norm.w
-hf.model.layers.{i}.input_layernorm.weight | model.layers.{i}.input_layernorm.w
-hf.model.layers.{i}.post_attention_layernorm.weight | model.layers.{i}.post_attention_layernorm.w
-hf.model.norm.weight | model.final_norm.w
-hf.lm_head.weight | model.lm_head.w | o d -> d o
-"""
-
-QWEN2 = {
-    "keys-not-turned": (
-        "    key_proj = apply_rotary_embedding(\n        key_proj,\n        sin,\n        cos,\n    )\n",
-        "",
-    ),
-    "rotated-the-other-way": (
-        "[x1 * cos - x2 * sin, x2 * cos + x1 * sin]",
-        "[x1 * cos + x2 * sin, x2 * cos - x1 * sin]",
-    ),
-    "eps-outside-the-root": (
-        "rms = jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + self.norm_eps)",
-        "rms = jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True)) + self.norm_eps",
-    ),
-}
-
-
-@entry(
-    "tunix",
-    "transformers",
-    "Qwen2",
-    "checkpoint",
-    "tied",
-    needs=("tunix", "transformers"),
-    faults={
-        "keys-not-turned": fault(*ATTENTION),
-        "rotated-the-other-way": fault(*ATTENTION),
-        "eps-outside-the-root": fault(f"{LAYER}.input_layernorm"),
-        "scale-by-the-width": fault(*ATTENTION),
-    },
-)
-def outside_tunix_qwen2(wrong: str | None) -> Case:
-    """``Qwen2ForCausalLM``, tied, against Tunix's model, which recomputes its blocks: two wrappers against one."""
-    from flax import nnx
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    tunix = changed("tunix.models.qwen2.model", *line(QWEN2, wrong))
-    config = tunix.ModelConfig(
-        **tunix_sizes(vocab_size=VOCABULARY, rope_theta=1_000_000, norm_eps=1e-6, use_tied_embedding=True),
-        remat_config=tunix.RematConfig.BLOCK,
-    )
-    first = logits_of(Qwen2ForCausalLM(Qwen2Config(**sizes(rope_theta=1e6, tie_word_embeddings=True))))
-    names = TUNIX_NAMES + "hf.model.layers.{i}.mlp.{rest}.weight | model.layers.{i}.mlp.{rest}.kernel | o d -> d o"
-    second = onto(first, port_of(tunix.Qwen2(config, rngs=nnx.Rngs(0))), rules(names, h=HEADS, k=KV_HEADS))
-    if wrong == "scale-by-the-width":
-        second.model.layers[0].attn.scale = WIDTH**-0.5
-    return Case(first, second, tokens(B, T))
-
-
-MIXTURE = {
-    "not-renormalised": ("routing_weights / jnp.sum(routing_weights, axis=-1, keepdims=True)", "routing_weights"),
-    "scores-by-sigmoid": (
-        "jax.nn.softmax(scores, axis=-1), self.experts_per_tok",
-        "jax.nn.sigmoid(scores), self.experts_per_tok",
-    ),
-}
-
-
-@entry(
-    "tunix",
-    "transformers",
-    "Qwen3",
-    "mixture of experts",
-    needs=("tunix", "transformers"),
-    faults={
-        "not-renormalised": fault(*inside(f"{LAYER}.mlp", "gate", "experts")),
-        "scores-by-sigmoid": fault(*inside(f"{LAYER}.mlp", "gate", "experts")),
-        "an-expert-more": fault(*inside(f"{LAYER}.mlp", "gate", "experts")),
-    },
-)
-def outside_tunix_qwen3_moe(wrong: str | None) -> Case:
-    """``Qwen3MoeForCausalLM``, whose experts have fused gates, against Tunix's experts in three stacks."""
-    from flax import nnx
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    tunix = changed("tunix.models.qwen3.model", *line(MIXTURE, wrong))
-    chosen = 3 if wrong == "an-expert-more" else 2
-    config = tunix.ModelConfig(
-        **tunix_sizes(vocab_size=VOCABULARY, rope_theta=1_000_000, norm_eps=1e-6),
-        num_experts=5,
-        num_experts_per_tok=chosen,
-    )
-    moe = {"num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": HIDDEN}
-    first = logits_of(Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes(rope_theta=1e6, tie_word_embeddings=False), **moe)))
-    arrays = held(first)
-    own = {}
-    for name in [name for name in arrays if ".experts." in name]:
-        array, to = arrays.pop(name), "model.layers.0.mlp"
-        if name.endswith("gate_up_proj"):
-            own[f"{to}.gate_proj"], own[f"{to}.up_proj"] = np.split(array.swapaxes(1, 2), 2, axis=-1)
-        else:
-            own[f"{to}.down_proj"] = array.swapaxes(1, 2)
-    names = TUNIX_NAMES + "hf.model.layers.{i}.mlp.gate.weight | model.layers.{i}.mlp.router.kernel | o d -> d o"
-    carried = carry(arrays, rules(names, h=HEADS, k=KV_HEADS))
-    second = fill(port_of(tunix.Qwen3(config, rngs=nnx.Rngs(0))), carried | own)
-    return Case(first, second, tokens(B, T))
-
-
-GEMMA3_NAMES = """
-hf.model.embed_tokens.weight | model.embedder.input_embedding
-hf.model.layers.{i}.self_attn.q_proj.weight | model.layers.{i}.attn.q_einsum.w | (h c) d -> h d c
-hf.model.layers.{i}.self_attn.k_proj.weight, hf.model.layers.{i}.self_attn.v_proj.weight \
-| model.layers.{i}.attn.kv_einsum.w | (k c) d -> p k d c | part=p
-hf.model.layers.{i}.self_attn.o_proj.weight | model.layers.{i}.attn.attn_vec_einsum.w | d (h c) -> h c d
-hf.model.layers.{i}.self_attn.q_norm.weight | model.layers.{i}.attn._query_norm.scale
-hf.model.layers.{i}.self_attn.k_norm.weight | model.layers.{i}.attn._key_norm.scale
-hf.model.layers.{i}.input_layernorm.weight | model.layers.{i}.pre_attention_norm.scale
-hf.model.layers.{i}.post_attention_layernorm.weight | model.layers.{i}.post_attention_norm.scale
-hf.model.layers.{i}.pre_feedforward_layernorm.weight | model.layers.{i}.pre_ffw_norm.scale
-hf.model.layers.{i}.post_feedforward_layernorm.weight | model.layers.{i}.post_ffw_norm.scale
-hf.model.layers.{i}.mlp.{rest}.weight | model.layers.{i}.mlp.{rest}.kernel | o d -> d o
-hf.model.norm.weight | model.final_norm.scale
-"""
-GEMMA3 = {
-    "residual-of-the-input": ("    outputs += attn_output\n", "    outputs += x\n"),
-    "gelu-by-erf": ("gate_value = nnx.gelu(ff_gate)", "gate_value = nnx.gelu(ff_gate, approximate=False)"),
-    "embedding-not-scaled": ("x *= jnp.sqrt(x.shape[-1]).astype(x.dtype)", "pass"),
-}
-
-
-@entry(
-    "tunix",
-    "transformers",
-    "Gemma 3",
-    "tied",
-    "float32 only",
-    needs=("tunix", "transformers"),
-    faults={
-        "residual-of-the-input": fault(LAYER, (f"{LAYER}.*norm", LAYER)),
-        "gelu-by-erf": fault(*MLP),
-        "embedding-not-scaled": fault(*inside("hf.model", "embed_tokens", "layers.0")),
-        "window-off-by-one": fault(*ATTENTION),
-        "theta-of-the-global-layers": fault(*ATTENTION),
-    },
-)
-def outside_tunix_gemma3(wrong: str | None) -> Case:
-    """``Gemma3ForCausalLM`` against Tunix's model: keys and values in one kernel, norms before and behind."""
-    import jax.numpy as jnp
-    from flax import nnx
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    tunix = changed("tunix.models.gemma3.model", *line(GEMMA3, wrong))
-    config = tunix.ModelConfig(
-        **tunix_sizes(num_embed=VOCABULARY), param_dtype=jnp.float32,
-        sliding_window_size=4 if wrong == "window-off-by-one" else 3,
-        local_base_frequency=1_000_000 if wrong == "theta-of-the-global-layers" else 10_000,
-    )  # fmt: skip
-    more = {"layer_types": ["sliding_attention"], "sliding_window": 3, "query_pre_attn_scalar": HEAD}
-    first = logits_of(Gemma3ForCausalLM(Gemma3TextConfig(**sizes(**more, rope_local_base_freq=1e4, rope_theta=1e6))))
-    second = port_of(tunix.Gemma3(config, rngs=nnx.Rngs(0)))
-    return Case(first, onto(first, second, rules(GEMMA3_NAMES, h=HEADS, k=KV_HEADS)), tokens(B, T))
-
-
-BLOCK = {
-    "residual-of-the-input": ("outputs += attn_output", "outputs += x"),
-    "norms-exchanged": (
-        "outputs = self.pre_ffw_norm(attn_output)\n\n    outputs = self.mlp(outputs)\n\n    "
-        "if self.post_ffw_norm is not None:\n      outputs = self.post_ffw_norm(outputs)",
-        "outputs = self.post_ffw_norm(attn_output)\n    outputs = self.pre_ffw_norm(self.mlp(outputs))",
-    ),
-    "keys-and-values-exchanged": ("key_proj, value_proj = self.kv_einsum", "value_proj, key_proj = self.kv_einsum"),
-    "gelu-by-erf": ("nn.gelu(gate[..., 0, :])", "nn.gelu(gate[..., 0, :], approximate=False)"),
-}
-
-
-@entry(
-    "gemma",
-    "transformers",
-    "Linen",
-    "Gemma 3",
-    "float32 only",
-    needs=("gemma", "kauldron", "tensorflow", "transformers"),
-    faults={
-        "residual-of-the-input": fault("block", ("block.*norm", "block")),
-        "norms-exchanged": fault("block", ("block.*", "block.pre_feedforward_layernorm")),
-        "keys-and-values-exchanged": fault(*inside("block.self_attn", "*_proj", "*_norm")),
-        "gelu-by-erf": fault("block.mlp", "block.mlp.*", ("block.mlp*", "block.mlp*")),
-    },
-)
-def outside_gemma_block(wrong: str | None) -> Case:
-    """``Gemma3DecoderLayer`` against DeepMind's Linen block, whose feed-forward layer shares its scope."""
-    import torch
-    from flax import linen as fnn
-    from torch import nn
-    from transformers import Gemma3TextConfig
-    from transformers.models.gemma3 import modeling_gemma3 as theirs
-
-    modules = changed("gemma.gm.nn._modules", *line(BLOCK, wrong))
-    window = 3
-    config = Gemma3TextConfig(
-        **sizes(layer_types=["sliding_attention"], sliding_window=window, query_pre_attn_scalar=HEAD),
-        rope_local_base_freq=1e4,
-    )
-
-    class Torch(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block, self.rope = theirs.Gemma3DecoderLayer(config, 0), theirs.Gemma3RotaryEmbedding(config)
-
-        def forward(self, x, segment_pos, attn_mask):
-            near = segment_pos[:, None, None, :] > segment_pos[:, None, :, None] - window
-            mask = torch.where(attn_mask[:, None] & near, 0.0, -1e9)
-            tables = self.rope(x, segment_pos, "sliding_attention")
-            return self.block(x, position_embeddings=tables, attention_mask=mask, position_ids=segment_pos)
-
-    class Linen(fnn.Module):
-        @fnn.compact
-        def __call__(self, x, segment_pos, attn_mask):
-            block = modules.Block(
-                num_heads=HEADS, num_kv_heads=KV_HEADS, embed_dim=WIDTH, head_dim=HEAD, hidden_dim=HIDDEN,
-                use_post_attn_norm=True, use_post_ffw_norm=True, attn_type=modules.AttentionType.LOCAL_SLIDING,
-                query_pre_attn_scalar=HEAD**-0.5, transpose_gating_einsum=True, sliding_window_size=window,
-                use_qk_norm=True, name="block",
-            )  # fmt: skip
-            return block(x, segment_pos, None, attn_mask)[1]
-
-    first = fresh(Torch())
-    inputs = {"x": numbers(B, T, WIDTH), "segment_pos": POSITIONS, "attn_mask": CAUSAL}
-    table = """
-    block.self_attn.q_proj.weight | block.attn.q_einsum.w | (h c) d -> h d c
-    block.self_attn.k_proj.weight, block.self_attn.v_proj.weight \
-| block.attn.kv_einsum.w | (k c) d -> p k d c | part=p
-    block.self_attn.o_proj.weight | block.attn.attn_vec_einsum.w | d (h c) -> h c d
-    block.self_attn.q_norm.weight | block.attn._query_norm.scale
-    block.self_attn.k_norm.weight | block.attn._key_norm.scale
-    block.mlp.gate_proj.weight, block.mlp.up_proj.weight | block.mlp.gating_einsum | f d -> p f d | part=p
-    block.mlp.down_proj.weight | block.mlp.linear | d f -> f d
-    block.input_layernorm.weight | block.pre_attention_norm.scale
-    block.post_attention_layernorm.weight | block.post_attention_norm.scale
-    block.pre_feedforward_layernorm.weight | block.pre_ffw_norm.scale
-    block.post_feedforward_layernorm.weight | block.post_ffw_norm.scale
-    """
-    carried = carry(held(first), rules(table, h=HEADS, k=KV_HEADS))
-    return Case(first, linen(Linen(), carried, **inputs), inputs)
 
 
 RG_LRU = {
@@ -470,7 +175,7 @@ def outside_equinox_attention(wrong: str | None) -> Case:
         for name, array in weights.items():
             attention = eqx.tree_at(lambda tree, name=name: getattr(tree, f"{name}_proj").weight, attention, array)
         mask = None if wrong == "mask-missing" else jnp.tril(jnp.ones((T, T), bool))
-        times = HEAD**0.5 if wrong == "scores-not-scaled" else 1.0
+        times = (WIDTH / HEADS) ** 0.5 if wrong == "scores-not-scaled" else 1.0
         return jax.vmap(lambda one: attention(one * times, one, one, mask=mask))(x)
 
     return Case(first, parity.function(attend, jax.tree.map(jnp.asarray, weights)), numbers(B, T, WIDTH))
