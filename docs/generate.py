@@ -78,7 +78,7 @@ def _make_mutants(path: Path) -> None:
     found = MADE_BY.search(path.read_text(encoding="utf-8")) if path.exists() else None
     program, *arguments = shlex.split(found["command"] if found else "attn-bridge mutate")
     print(f"running {' '.join([program, *arguments])}", file=sys.stderr)
-    subprocess.run([Path(sys.executable).parent / program, *arguments, "--markdown", path], check=True)
+    subprocess.run([Path(sys.executable).parent / program, *arguments, "--markdown", path], check=True, cwd=ROOT)
 
 
 def _make_benchmarks(path: Path) -> None:

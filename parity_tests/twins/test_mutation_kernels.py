@@ -9,6 +9,8 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attn_bridge import backends, torch_to_flax
 from attn_bridge.parity.compare.sides.subject import Arguments
@@ -16,6 +18,7 @@ from attn_bridge.parity.mutation import mutants, pairs
 from attn_bridge.parity.mutation.block_faults import BLOCK_FAULTS
 from attn_bridge.parity.mutation.driver import find_trial, run_trial
 from attn_bridge.parity.mutation.kernels import OWN_FORMULA, Order, draw_order
+from attn_bridge.parity.settings.precision import strict
 
 from ..blocks import find_config
 
@@ -96,6 +99,27 @@ def test_a_call_that_a_kernel_does_not_support_goes_to_the_next(side, name):
 def assert_same(wanted, got, limit=1e-12):
     for one, two in zip(wanted, got, strict=True):
         assert np.abs(one - two).max() <= limit * max(np.abs(one).max(), 1e-3)
+
+
+class Operations(TorchDispatchMode):
+    """Notes the names of all operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("name", "is_fused"), [("sdpa", False), ("sdpa_math", False), ("sdpa_flash", True)])
+def test_a_fused_kernel_of_torch_runs_although_the_judge_switches_them_off(name, is_fused):
+    config = dataclasses.replace(PADDED, softcap=None, sinks=False)
+    inputs = {key: torch.from_numpy(array) for key, array in config.inputs().items()}
+    with strict(), Operations() as seen:
+        block("torch", config, only("torch", name)).eval()(**inputs)[0].sum().backward()
+    assert ("_scaled_dot_product_flash_attention_for_cpu_backward" in seen.names) == is_fused
 
 
 def test_an_order_follows_from_the_seed_and_the_side_and_not_from_what_else_there_is():
