@@ -585,6 +585,20 @@ def test_a_parameter_that_the_output_does_not_depend_on_is_an_invariance():
     assert (report.verdict, report.invariances, report.unexercised) == ("equal", ["extra"], [])
 
 
+@pytest.mark.parametrize("swallowing", ["torch", "flax"])
+def test_a_parameter_of_a_side_that_passes_over_nan_is_not_taken_for_one_that_it_ignores(swallowing):
+    """Fused attention gives zeros where all scores are NaN: that a key bias is read does not show as NaN there."""
+
+    def shifted(m, x):
+        library = jnp_or_torch(x)
+        softmax = torch.softmax if library is torch else jax.nn.softmax
+        weights = softmax(x * m.w + m.extra, -1)
+        return library.nan_to_num(weights) if swallowing == ("torch" if library is torch else "flax") else weights
+
+    report = judge(shifted, shapes={"w": (8,), "extra": (1,)})
+    assert (report.verdict, report.invariances, report.unexercised) == ("equal", ["extra"], [])
+
+
 def test_a_gradient_that_both_sides_stop_is_noted():
     def ours(m, x):
         return x * m.w + m.extra.detach()

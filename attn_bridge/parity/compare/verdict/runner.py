@@ -153,8 +153,9 @@ class Live:
         """Tell whether a change of some parameters changes the outputs; NaN asks whether they are used at all."""
         large = self.pair.effort.large
         pairs = list(zip(before[side], self.changed(side, matches, by), strict=True))
-        if np.isnan(by):
-            return any(np.isnan(two).sum() > np.isnan(one).sum() for one, two in pairs if is_float(one))
+        if np.isnan(by) and any(np.isnan(two).sum() > np.isnan(one).sum() for one, two in pairs if is_float(one)):
+            return True
+        # Fused attention passes over NaN, and takes a query with nothing else for one that sees no key: it gives zeros.
         limit = 1e-11 if side not in self.pair.lacks and not large else 1e-4
         scale = scale_of([one for one, _ in pairs]) or 1.0
         return any(
