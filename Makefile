@@ -1,6 +1,14 @@
-# make check   prove the twins equal on this machine
-# make test    run the whole test suite, on all cores; make test JOBS=0 in one process
-# Both create .venv and install what is needed; nothing is installed anywhere else.
+#: make check   prove the twins equal on this machine
+#: make test    run the whole test suite, on all cores; make test JOBS=0 in one process
+#: make lanes   the tests with one framework alone, with none, and with NNX's coming defaults
+#: make lint    format, lint and who imports whom
+#: make types   strict type check
+#: make bench   measure attention next to its peers, options in BENCH='...'; for the docs:
+#:              make bench BENCH='--json docs/benchmarks.json' docs
+#: make docs    regenerate what README.md and docs show, in an hour; some of it: .venv/bin/python docs/generate.py FILE
+#: make clean   remove .venv
+#:
+#: They create .venv and install what is needed into it; nothing is installed anywhere else.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,13 +26,7 @@ check test lanes: export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 .PHONY: help check test lanes lint types docs bench clean
 
 help:
-	@sed -n 's/^# //p' Makefile
-	@echo "make lanes   each framework alone, none, and NNX's coming defaults"
-	@echo "make lint    format, lint and who imports whom; make types: strict type check"
-	@echo "make bench   measure attention next to its peers, options in BENCH='...'; for the docs:"
-	@echo "             make bench BENCH='--json docs/benchmarks.json' docs"
-	@echo "make docs    regenerate the numbers in README.md and docs/mutants.md"
-	@echo "make clean   remove .venv"
+	@sed -n 's/^#: \{0,1\}//p' Makefile
 
 check: $(VENV)/.installed
 	$(BIN)/attn-bridge check

@@ -1,14 +1,17 @@
 """Regenerate what was measured in README.md and docs: run the commands in them and write what they print.
 
-Run it as ``make docs``, or for one of the files as ``docs/generate.py README.md``. In Markdown a block stands between
-``<!-- begin: COMMAND -->`` and ``<!-- end -->``; several commands, with ``; `` between them, run one after the other in
-a folder of their own that is thrown away. docs/mutants.md as a whole is made by the command that it names, and for
-another size by ``attn-bridge mutate --configs N --markdown docs/mutants.md``. docs/benchmarks.md is made from what was
-measured before: ``make bench BENCH='--json docs/benchmarks.json'``.
+Run it as ``make docs``, or for some of the files as ``docs/generate.py README.md docs/report.svg``. In Markdown a
+block stands between ``<!-- begin: COMMAND -->`` and ``<!-- end -->``; several commands have ``; `` between them. The
+commands of a page run in order in one temporary folder, those of this repository (``python -m ...``) in the repository.
+docs/report.svg is the picture of a report that `compare` prints. docs/mutants.md as a whole is made by the command that
+it names, and for another size by ``attn-bridge mutate --configs N --markdown docs/mutants.md``. docs/benchmarks.md is
+made from what was measured before: ``make bench BENCH='--json docs/benchmarks.json'``.
 """
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import shlex
 import subprocess
@@ -16,13 +19,43 @@ import sys
 import tempfile
 from pathlib import Path
 
+from rich.console import Console
+from rich.text import Text
+
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- begin: (?P<command>.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 MADE_BY = re.compile(r"<!-- made by: (?P<command>.+?) -->")
+REPORT = "attn-bridge compare demo/pairs.py:torch_norm demo/pairs.py:flax_norm --inputs demo/inputs.npz"
 FILES = (
     "README.md",
-    *("docs/checkpoints.md", "docs/pairs.md", "docs/mutants.md", "docs/benchmarks.md", "docs/attention.md"),
+    *("docs/report.svg", "docs/compare.md", "docs/check.md", "docs/checkpoints.md", "docs/pairs.md"),
+    *("docs/mutants.md", "docs/benchmarks.md", "docs/attention.md"),
 )
+
+PICTURE = """\
+<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
+font-size: {char_height}px; line-height: {line_height}px; }}
+.{unique_id}-title {{ font-size: 18px; font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; }}
+{styles}
+</style>
+<defs>
+<clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" />
+</clipPath>
+{lines}
+</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">
+{matrix}
+</g>
+</g>
+</svg>
+"""
+"""The picture of a terminal as rich makes it, without its fonts from the network."""
 
 
 def main() -> None:
@@ -35,9 +68,10 @@ def main() -> None:
             _make_mutants(ROOT / name)
         elif name == "docs/benchmarks.md":
             _make_benchmarks(ROOT / name)
+        elif name == "docs/report.svg":
+            _make_report(ROOT / name)
         else:
-            path = ROOT / name
-            path.write_text(BLOCK.sub(_run, path.read_text(encoding="utf-8")), encoding="utf-8")
+            _make_page(ROOT / name)
 
 
 def _make_mutants(path: Path) -> None:
@@ -53,24 +87,53 @@ def _make_benchmarks(path: Path) -> None:
     subprocess.run(command, check=True, cwd=ROOT)
 
 
-def _run(match: re.Match[str]) -> str:
-    commands = match["command"].split("; ")
+def _make_report(path: Path) -> None:
     with tempfile.TemporaryDirectory() as work:
-        (Path(work) / "examples").symlink_to(ROOT / "examples")
-        shown = [_output(command, ROOT if len(commands) == 1 else Path(work)) for command in commands]
-    body = "\n".join(line for lines in shown for line in lines)
-    return f"{match[1]}```console\n{body}\n```\n{match[3]}"
+        _run("attn-bridge demo", Path(work))
+        shown = _run(REPORT, Path(work), {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLORTERM": ""})
+    path.write_text(picture(shown, REPORT), encoding="utf-8")
 
 
-def _output(command: str, folder: Path) -> list[str]:
+def picture(shown: str, command: str) -> str:
+    """Return an SVG of a terminal with a command and what it printed, in its colours."""
+    console = Console(record=True, file=io.StringIO(), width=82)
+    console.print(Text(f"$ {command}", "bold"), Text.from_ansi(shown.rstrip("\n")), sep="\n")
+    svg = console.export_svg(title="", code_format=PICTURE, unique_id="report")
+    return "".join(f"{line.rstrip()}\n" for line in svg.splitlines())
+
+
+def _make_page(path: Path) -> None:
+    found = {}
+    with tempfile.TemporaryDirectory() as work:
+        for block in BLOCK.finditer(path.read_text(encoding="utf-8")):
+            commands = block["command"].split("; ")
+            found[block["command"]] = "\n".join(line for command in commands for line in _shown(command, Path(work)))
+
+    def shown(block: re.Match[str]) -> str:
+        return f"{block[1]}```console\n{found[block['command']]}\n```\n{block[3]}"
+
+    # Read again: commands take minutes, and the page may have been edited meanwhile.
+    path.write_text(BLOCK.sub(shown, path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _shown(command: str, folder: Path) -> list[str]:
+    lines = [line.rstrip() for line in _run(command, folder).splitlines()]
+    return [f"$ {command}", *"\n".join(lines).strip("\n").splitlines()]
+
+
+def _run(command: str, folder: Path, more: dict[str, str] | None = None) -> str:
+    """Return what a command prints; it may say that a check failed, by status 1."""
     program, *arguments = shlex.split(command)
     print(f"running {command}", file=sys.stderr)
-    path = Path(sys.executable).parent / program
-    done = subprocess.run([path, *arguments], capture_output=True, text=True, check=False, cwd=folder)
-    if done.returncode > 1:  # 1 says that a check failed, which an example may show
+    folder = ROOT if program == "python" else folder
+    programs = {"attn-bridge": [sys.executable, "-m", "attn_bridge"], "python": [sys.executable]}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | (more or {})
+    done = subprocess.run(
+        [*programs[program], *arguments], capture_output=True, text=True, check=False, cwd=folder, env=environment
+    )
+    if done.returncode > 1:
         sys.exit(done.stderr)
-    lines = [line.rstrip() for line in done.stdout.strip("\n").splitlines()]
-    return [f"$ {command}", *"\n".join(lines).strip("\n").splitlines()]
+    return done.stdout
 
 
 if __name__ == "__main__":

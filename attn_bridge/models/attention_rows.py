@@ -40,7 +40,7 @@ ENCODER_DECODER: Table = tuple(
 """BART and Whisper, whose keys have no bias."""
 
 
-def turned(num_heads: Size, num_kv_heads: Size) -> Table:
+def interleaved_rotary(num_heads: Size, num_kv_heads: Size) -> Table:
     """Return the table of Meta's and Mistral's own files, whose rotary positions turn neighbours.
 
     Channel ``i`` of either half of a head is theirs at ``2 i`` and ``2 i + 1``.

@@ -10,7 +10,7 @@ from typing import Any
 from ..masks import causal, sliding_window
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ..weights.rows import Row
-from .attention_rows import SPLIT, Table, below, turned
+from .attention_rows import SPLIT, Table, below, interleaved_rotary
 from .common_rows import is_frequencies
 from .decoder_rows import FINAL_NORM, attention, decoder, feed_forward, norms
 from .family import AttentionLayer, Family
@@ -22,7 +22,7 @@ from .rotary import read_rotary
 
 def _tables(config: GroupedQueryAttentionConfig) -> dict[str, Table]:
     has_biases = config.qkv_bias or config.out_bias
-    meta = turned(config.num_heads, config.num_kv_heads or config.num_heads)
+    meta = interleaved_rotary(config.num_heads, config.num_kv_heads or config.num_heads)
     return {"transformers": SPLIT} | ({} if has_biases else {"meta": meta})
 
 
@@ -125,7 +125,7 @@ META_LAYOUT = Layout(
     [
         Row("tok_embeddings.weight", ("tok_emb.weight",)),
         Row("output.weight", ("out_head.weight",)),
-        *below(turned("num_heads", "num_kv_heads"), f"{META_LAYER}attention.", f"{META_OURS}att."),
+        *below(interleaved_rotary("num_heads", "num_kv_heads"), f"{META_LAYER}attention.", f"{META_OURS}att."),
         *(
             Row(f"{META_LAYER}feed_forward.{theirs}.weight", (f"{META_OURS}ff.{ours}.weight",))
             for theirs, ours in (("w1", "fc1"), ("w3", "fc2"), ("w2", "fc3"))

@@ -347,7 +347,7 @@ class Code:
         with self.builder.if_else(self.operand(condition, TRUTH)) as both:
             yield both
 
-    def give_back(self, value: Any = None) -> None:
+    def ret(self, value: Any = None) -> None:
         """End the function with what it returns, if anything."""
         if value is None:
             self.builder.ret_void()
@@ -402,7 +402,7 @@ def routine(write: Callable[..., None]) -> Callable[..., None]:
             called.attributes.add("noinline")
             inner = Code(called)
             write(inner, *inner.arguments, **known)
-            inner.give_back()
+            inner.ret()
         code.builder.call(called, values)
 
     return call

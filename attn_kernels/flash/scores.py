@@ -15,7 +15,7 @@ from ..compiler.processor import LANES
 from ..vectors.memory import fill
 from .blocks import float_in, job_at, seen_by
 from .softmax import QUERIES, cap
-from .tiles import over_tiles, turned
+from .tiles import over_tiles, transpose_registers
 
 _BYTE, _INT = ir.IntType(8), ir.IntType(32)
 _VECTOR = ir.VectorType(FLOAT, LANES)
@@ -85,7 +85,7 @@ def _add_bias(
 
     def square(j: Value, i: Value) -> None:
         lines = [code.load(at(i + line, j), _VECTOR) for line in range(LANES)]
-        for key, numbers in enumerate(turned(code, lines)):
+        for key, numbers in enumerate(transpose_registers(code, lines)):
             place = _score(scores, j + key, i)
             code.store(code.load(place, _VECTOR) + numbers, place)
 
@@ -118,7 +118,7 @@ def add_to_gradient_of_bias(
         code.store(code.load(at(i, j), numbers.type) + numbers, at(i, j))
 
     def square(j: Value, i: Value) -> None:
-        lines = turned(code, [code.load(_score(d_scores, j + line, i), _VECTOR) for line in range(LANES)])
+        lines = transpose_registers(code, [code.load(_score(d_scores, j + line, i), _VECTOR) for line in range(LANES)])
         with code.either(of_query == 0) as (for_all, for_each):
             with for_all:
                 total = lines[0]
@@ -182,7 +182,7 @@ def _hide_masked(
         seen, unseen = (code.vector(number, LANES) for number in (0.0, _HIDDEN))
         of_lines = [hidden(i + line, j, ir.VectorType(_BYTE, LANES)) for line in range(LANES)]
         lines = [code.choose(of_line, unseen, seen) for of_line in of_lines]
-        for key, numbers in enumerate(turned(code, lines)):
+        for key, numbers in enumerate(transpose_registers(code, lines)):
             place = _score(scores, j + key, i)
             code.store(code.choose(numbers < 0.0, unseen, code.load(place, _VECTOR)), place)
 

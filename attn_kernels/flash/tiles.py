@@ -11,7 +11,7 @@ from ..compiler.processor import LANES
 from .softmax import QUERIES
 
 
-def turned(code: Code, rows: list[Value]) -> list[Value]:
+def transpose_registers(code: Code, rows: list[Value]) -> list[Value]:
     """Return the columns of a square, `LANES` registers of as many numbers."""
     rows, step = list(rows), 1
     while step < LANES:  # squares within squares: what lies above a diagonal changes places with what lies below
@@ -47,7 +47,7 @@ def transpose(code: Code, rows: Value, columns: Value, width: Value, out: Value)
 
     def square(c: Value, r: Value) -> None:
         lines = [code.load(source.at((r + line) * width + c), vector) for line in range(LANES)]
-        for line, column in enumerate(turned(code, lines)):
+        for line, column in enumerate(transpose_registers(code, lines)):
             code.store(column, target.at((c + line) * QUERIES + r))
 
     def single(c: Value, r: Value) -> None:

@@ -29,8 +29,8 @@ from .interface import (
     COUNT_OF_ARGUMENTS,
     RESULTS,
     Xla,
-    answer_a_question,
     count_sequences,
+    reply_to_metadata_query,
     word_at,
 )
 
@@ -74,17 +74,17 @@ def _write_worker(code: Code, kernel: Any) -> None:
         kernel.run(code, job, task, memory)
         code.fetch_and_add(job.at(words.DONE), 1)
     _release(job)
-    code.give_back(0)
+    code.ret(0)
 
 
 def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
     """Write what a thread does that XLA calls on."""
     frame = code.arguments[0]
-    answer_a_question(code, frame)
+    reply_to_metadata_query(code, frame)
     xla = Xla(frame)
     job = job_at(code, code.call("malloc", 8 * words.END, returns=WORD))
     with code.when(job.address == 0):
-        code.give_back(xla.no_memory())
+        code.ret(xla.no_memory())
     sequences = _begin(frame, job, kernel.ARRAYS)
     threads = code.largest(xla.count_threads(), 1)
     heads, parts = (
@@ -101,7 +101,7 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
     memory = code.call("malloc", room * (helpers + 1), returns=WORD)
     with code.when(memory == 0):
         code.call("free", job)
-        code.give_back(xla.no_memory())
+        code.ret(xla.no_memory())
     job[words.MEMORY] = memory
     # One more than will look at it: this thread, which still waits for the others when it has worked on it.
     job[words.HOLDERS] = helpers + 2
@@ -114,7 +114,7 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
         code.call("sched_yield")
     code.call("free", memory)
     _release(job)
-    code.give_back(0)
+    code.ret(0)
 
 
 def _begin(frame: Value, job: Array, arrays: tuple[int, ...]) -> Value:

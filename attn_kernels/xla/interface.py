@@ -87,10 +87,10 @@ def count_sequences(buffer: Value) -> Value:
     return total.get()
 
 
-def answer_a_question(code: Code, frame: Value) -> None:
+def reply_to_metadata_query(code: Code, frame: Value) -> None:
     """Return from the function where XLA only asks which version of its interface the kernel was made for."""
     extension = word_at(frame + EXTENSION)
     with code.when(extension != 0):
         version = word_at(extension + _METADATA_OF_EXTENSION) + _VERSION_OF_METADATA
         code.store(code.value(MAJOR + (MINOR << 32)), version)
-        code.give_back(0)
+        code.ret(0)

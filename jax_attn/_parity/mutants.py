@@ -325,6 +325,11 @@ def build(name: str, arguments: Mapping[str, Any], order: Order | None = None) -
     return kernels.running(module, order)
 
 
+def forget_programs() -> None:
+    """Give back the memory of what JAX compiled in this process."""
+    jax.clear_caches()
+
+
 def _make(name: str, arguments: Mapping[str, Any], rngs: nnx.Rngs, *, formula: bool) -> nnx.Module:
     if name == "Block":
         return Block(**arguments, formula=formula, rngs=rngs)

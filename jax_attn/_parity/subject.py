@@ -29,6 +29,7 @@ from attn_bridge.parity.compare.sides.subject import (
     Submodule,
     flatten,
     is_array,
+    plain_values,
 )
 
 from ..backend import to_numpy
@@ -114,6 +115,7 @@ class JaxSubject:
         self._programs: dict[Any, _Program] = {}
         self._promoted: dict[Any, tuple[Any, Any]] = {}
         self._asked: dict[Any, tuple[list[Draw], bool]] = {}
+        self.plain: dict[str, Any] = {}
 
     @property
     def kind(self) -> str:
@@ -143,6 +145,10 @@ class JaxSubject:
         """Return copies of the weights that the side holds."""
         return self._adapter.weights()
 
+    def tied(self) -> dict[str, str]:
+        """Return further name of a weight -> the name that it has in `parameters`."""
+        return self._adapter.tied()
+
     def few_threads(self) -> contextlib.AbstractContextManager[None]:
         """Return the context for small work; JAX needs none."""
         return contextlib.nullcontext()
@@ -163,7 +169,9 @@ class JaxSubject:
         missing = [name for name in names if name not in given]
         what = self._adapter.label.removesuffix(f" {self.name}")
         texts = [f"argument {name} of the {what}: not given" for name in missing]
-        return [*found, *self._adapter.caches(), *texts]
+        changed = ", ".join(sorted(self._part("").changed))
+        again = [f"a second call: what a call changes is put back before each ({changed})"] if changed else []
+        return [*found, *self._adapter.caches(), *texts, *again]
 
     def run(
         self,
@@ -247,6 +255,7 @@ class JaxSubject:
 
         def _run(weights: dict[str, Any], leaves: list[Any]) -> list[Any]:
             result = self._part("").call(weights, arguments.with_leaves(leaves), setting)
+            self.plain = plain_values(result)
             structure[:], outputs = outputs_of(result, self.name)
             return outputs
 
@@ -307,6 +316,9 @@ class JaxSubject:
             return complaint
         if not isinstance(error, (TypeError, ValueError, IndexError)):
             return ""
+        found = self._adapter.culprit(error)
+        if found:
+            return found
         names = arguments.named(self.argument_names)
         given = [f"{name} {one.dtype.name} {one.shape}" for name, one in zip(names, arguments.leaves, strict=True)]
         return f"called with {', '.join(given)}" if given else ""

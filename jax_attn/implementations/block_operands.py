@@ -66,7 +66,7 @@ def sum_over_keys(block: Array) -> Array:
     return times(jnp.broadcast_to(is_in_part, (block.shape[0], *is_in_part.shape)), block).sum(1, keepdims=True)
 
 
-def turned(block: Array) -> Array:
+def swap_last_axes(block: Array) -> Array:
     """Return a block with columns first, or back."""
     return jnp.swapaxes(block, 1, 2)
 
@@ -205,7 +205,7 @@ class Operands:
     ) -> tuple[Array, Array | None]:
         """Return the scores of a block, and what softcap made of them before its factor."""
         plan = self.plan
-        lie = turned if columns_first else lambda block: block
+        lie = swap_last_axes if columns_first else lambda block: block
         scores, capped = times_transposed(k, q) if columns_first else times_transposed(q, k), None
         if self.scales_scores:
             scores = scores * self.plan.scale

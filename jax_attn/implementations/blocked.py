@@ -26,10 +26,10 @@ from .block_operands import (
     Operands,
     pad,
     sum_over_keys,
+    swap_last_axes,
     times,
     times_transposed,
     transposed_times,
-    turned,
 )
 from .block_plan import SMALL_BLOCK, Columns, Plan, Shape, block_sizes
 from .call import Call
@@ -227,7 +227,9 @@ def backward(
         def row_block(i: Any, carry: Any) -> Any:
             d_q, d_k, d_v, d_bias = carry
             q_block, d_c_block = sides.rows_of(q, i), sides.rows_of(d_c, i)
-            top_block, slope_block, of_sums_block, share_block = (turned(sides.rows_of(one, i)) for one in per_row)
+            top_block, slope_block, of_sums_block, share_block = (
+                swap_last_axes(sides.rows_of(one, i)) for one in per_row
+            )
 
             # Columns first: four of the five products then take both sides as they lie in memory, which is faster.
             def weigh(masked: bool, j: Columns) -> tuple[Array, Array, Array, Any]:
@@ -239,7 +241,7 @@ def backward(
                 weights, d_weights = lax.optimization_barrier((weights, d_weights))
                 if seed is None:
                     return weights, weights, d_weights, capped
-                keep = turned(sides.kept(first, i, j))
+                keep = swap_last_axes(sides.kept(first, i, j))
                 return weights, weights * keep, d_weights * keep, capped
 
             def add(j: Columns, seen: tuple[Array, Array, Array, Any], slope: Array, kept: Any) -> Any:
@@ -249,7 +251,7 @@ def backward(
                 d_scores = lax.optimization_barrier(weights * (d_weights - slope))
                 d_v = sides.add_columns(d_v, j, times(dropped, d_c_block))
                 if d_bias is not None:
-                    d_bias = sides.add_bias(d_bias, first, i, j, turned(d_scores))
+                    d_bias = sides.add_bias(d_bias, first, i, j, swap_last_axes(d_scores))
                 if capped is not None:
                     d_scores = d_scores * (1.0 - capped * capped)
                 d_k = sides.add_columns(d_k, j, times(d_scores, q_block))

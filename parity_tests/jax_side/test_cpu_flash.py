@@ -33,7 +33,7 @@ def call(routine: Any, *arguments: int) -> None:
     module = compiling.module("test")
     code = language.Code(language.function(module, "test", [language.WORD] * len(arguments)))
     routine(code, *code.arguments)
-    code.give_back()
+    code.ret()
     kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(arguments))
     kind(compiling.address_of(module, "test"))(*arguments)
 

@@ -17,7 +17,7 @@ def compute(write: Callable[..., Any], *numbers: int) -> int:
     """Return what a function of words gives back once it is compiled."""
     module = compiling.module("test")
     code = Code(function(module, "test", [WORD] * len(numbers), WORD))
-    code.give_back(write(code, *code.arguments))
+    code.ret(write(code, *code.arguments))
     kind = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(numbers))
     return int(kind(compiling.address_of(module, "test"))(*numbers))
 

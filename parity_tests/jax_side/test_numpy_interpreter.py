@@ -10,6 +10,7 @@ from jax import lax
 from jax.scipy import special
 
 from attn_bridge.parity.compare.sides.subject import CannotPromoteError
+from jax_attn._parity.probes import numpy_interpreter
 from jax_attn._parity.probes.numpy_interpreter import OPAQUE, evaluate
 
 RANDOM = np.random.default_rng(0)
@@ -169,6 +170,12 @@ CASES = {
     "division by zero": (lambda v: (v / 0.0, 1.0 / v), EDGES),
     "integer division": (lambda i, j: (lax.div(i, j), lax.rem(i, j), i // j, i % j), I, J),
     "integer division by zero": (lambda i: (lax.div(i, i * 0), lax.rem(i, i * 0)), I),
+    "byte division": (
+        lambda i, j: (lax.div(i, j), lax.rem(i, j)),
+        np.array([250, 7], np.uint8),
+        np.array([7, 3], np.uint8),
+    ),
+    "stack and tile": (lambda v, i: (jnp.stack([v, v + 1], 1), jnp.tile(i, (2, 3))), V, I),
     "integer power": (lambda i: (i**3, jnp.power(i, jnp.abs(i))), I),
     "wrapped integers": (lambda v: (v + v, v * v, -v), np.array([100, 250, 5], np.uint8)),
     "bits": (lambda i, j: (i & j, i | j, i ^ j, ~i, i << 2, i >> 1, lax.population_count(i)), I, J),
@@ -249,6 +256,22 @@ def test_an_operation_gives_what_jax_gives(wanted, name):
             np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
         else:
             np.testing.assert_array_equal(got, expected)
+
+
+def test_loops_over_numbers_and_whole_numbers_are_left_to_numpy(monkeypatch):
+    """Blocks of attention are loops with positions: JAX would take most of the time for these."""
+
+    def step(total, one):
+        number, count = one
+        return total + number * jnp.exp(number), lax.div(count, 2) + lax.rem(count, 3)
+
+    with jax.enable_x64(True):
+        closed = jax.make_jaxpr(lambda v, i: lax.scan(step, v.sum(), (v, i)))(V, I)
+        wanted = jax.jit(lambda v, i: lax.scan(step, v.sum(), (v, i)))(V, I)
+    monkeypatch.setattr(numpy_interpreter, "_bind", lambda equation, args: pytest.fail(equation.primitive.name))
+    total, counts = evaluate(closed, V, I)
+    np.testing.assert_allclose(total, wanted[0], rtol=1e-12)
+    np.testing.assert_array_equal(counts, wanted[1])
 
 
 def test_operands_are_left_as_they_were():

@@ -351,6 +351,21 @@ def test_where_nothing_fits_the_order_of_declaration_goes_on_and_says_so(distanc
     assert (row.pattern, row.how) == ("... -> ...", "convention")
 
 
+@pytest.mark.parametrize(
+    ("nearest", "others", "is_found"), [(1e-7, 0.3, True), (1e-5, 8e-4, False), (0.02, 5.0, False)]
+)
+def test_one_that_nearly_fits_is_taken_where_the_others_are_far_from_it(nearest, others, is_found):
+    """As outputs do whose sides keep rotary tables in float32, and those of a pair with a small fault."""
+
+    def probe(candidate):
+        is_crossed = candidate.matches[0].second.name == "y.kernel"
+        return nearest if is_crossed else others
+
+    pairing = propose(*SQUARES, probe)
+    assert [row.flax for row in pairing.rows()] == (["y.kernel", "x.kernel"] if is_found else ["x.kernel", "y.kernel"])
+    assert bool(pairing.doubt) != is_found
+
+
 def test_more_than_can_be_tried_is_refused_after_the_usual_ones():
     ours = parameters({f"{name}.weight": ((4, 4), "Linear") for name in "abdegi"})
     theirs = parameters({f"{name}.kernel": ((4, 4), "Linear") for name in "mrstux"})

@@ -372,6 +372,7 @@ def test_a_function_is_a_side_with_dotted_names():
     assert {name: (one.shape, one.owner, one.path, one.framework) for name, one in subject.parameters().items()} == {
         "layers.0.bias": ((4,), "", "layers.0", "torch"),
         "layers.0.kernel": ((6, 4), "", "layers.0", "torch"),
+        "ids": ((3,), "", "", "torch"),
     }
     call = Arguments((X,), {"scale": np.float32(2.0).reshape(())})
     cotangents = [None, np.ones((2, 5, 4), np.float32)]
@@ -783,3 +784,12 @@ def test_eight_threads_at_once_get_what_one_gets():
         for job, expected in zip(jobs, wanted, strict=True):
             assert_same(job.result(), expected)
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_run_seeds_no_device_that_is_not_in_use(monkeypatch):
+    """torch would keep the seed for the device's first use, long after the comparison."""
+    if torch.cuda.is_initialized():
+        pytest.skip("CUDA is in use")
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("CUDA was seeded"))
+    subject = subject_of(nn.Linear(3, 2))
+    subject.run(subject.weights(), Arguments((np.ones((1, 3), np.float32),), {}))

@@ -6,12 +6,10 @@ import importlib.util
 import re
 import runpy
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
-import torch
 
 import attn_bridge
 import jax_attn
@@ -105,67 +103,6 @@ def test_sentences_does_without_transformers(capsys, monkeypatch):
     assert np.isfinite(float(lines[1][:6]))
 
 
-def blocks(language):
-    text = (EXAMPLES.parent / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
-
-
-def test_the_rules_of_the_documentation_lead_there_and_back(tmp_path):
-    (rules,) = blocks("toml")
-    (tmp_path / "rules.toml").write_text(rules)
-    random = np.random.default_rng(0)
-    arrays = {"embed.weight": random.normal(size=(11, 8))}
-    shapes = {"out": (8, 8), "q": (8, 8), "k": (8, 8), "v": (8, 8), "gate": (12, 8), "up": (20, 8), "norm": (8,)}
-    for i in range(3):
-        arrays |= {f"blocks.{i}.{name}.weight": random.normal(size=shape) for name, shape in shapes.items()}
-        arrays[f"blocks.{i}.mask"] = np.tri(5, dtype=bool)
-    torch_attn.save(Holder(arrays), tmp_path / "a.safetensors")
-    assert checkpoints.inspect(tmp_path / "a.safetensors").tensors.keys() == arrays.keys()
-    own = {"rules": tmp_path / "rules.toml", "settings": {"heads": 4}}
-    checkpoints.convert(tmp_path / "a.safetensors", tmp_path / "b.msgpack", **own)
-    found = checkpoints.read(tmp_path / "b.msgpack")
-    assert np.array_equal(found["embed.embedding"], arrays["embed.weight"])
-    out = arrays["blocks.1.out.weight"].reshape(8, 4, 2)
-    assert np.array_equal(found["layers_1.out.kernel"], out.transpose(1, 2, 0))
-    qkv = found["layers_2.qkv.kernel"].reshape(8, 4, 3, 2)
-    assert np.array_equal(qkv[:, :, 1], arrays["blocks.2.k.weight"].T.reshape(8, 4, 2))
-    mlp = np.concatenate([arrays["blocks.0.gate.weight"], arrays["blocks.0.up.weight"]])
-    assert np.array_equal(found["layers_0.mlp.kernel"], mlp.T)
-    assert np.array_equal(found["norms.scale"], [arrays[f"blocks.{i}.norm.weight"] for i in range(3)])
-    assert len(found) == 11
-    assert checkpoints.verify(tmp_path / "a.safetensors", tmp_path / "b.msgpack", **own).passed
-    checkpoints.convert(tmp_path / "b.msgpack", tmp_path / "c.safetensors", **own)
-    assert (tmp_path / "c.safetensors").read_bytes() == (tmp_path / "a.safetensors").read_bytes()
-
-
-def test_the_python_of_the_documentation_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    torch_attn.save(torch_attn.MultiHeadAttention(3, 4, 6, num_heads=2), "model.safetensors")
-    (block,) = blocks("python")
-    names: dict[str, object] = {}
-    exec(compile(block, "docs/checkpoints.md", "exec"), names)
-    assert names["found"].passed
-    assert (names["seen"].format, names["seen"].layout, names["seen"].has_manifest) == ("safetensors", "flax", True)
-    assert names["arrays"].keys() == names["seen"].tensors.keys()
-    assert names["array"].dtype.name == "bfloat16"
-    assert names["result"].changed
-
-
-class Holder(torch.nn.Module):
-    """A module with buffers of any dotted names."""
-
-    def __init__(self, arrays):
-        super().__init__()
-        for name, array in arrays.items():
-            *path, last = name.split(".")
-            module = self
-            for part in path:
-                if part not in module._modules:
-                    module.add_module(part, torch.nn.Module())
-                module = module._modules[part]
-            module.register_buffer(last, torch.from_numpy(array))
-
-
 def test_attention_of_hugging_face_models_is_that_of_transformers(capsys):
     status, lines = run("hugging_face.py", capsys, "gemma3_text")
     assert status == 0
@@ -252,14 +189,3 @@ def test_examples_of_other_libraries_do_nothing_without_them(capsys, monkeypatch
         0,
         [f"{package} is not installed; pip install {OTHERS[package]}"],
     )
-
-
-def test_the_python_of_the_page_on_judging_runs():
-    text = (EXAMPLES.parent / "docs" / "parity.md").read_text(encoding="utf-8")
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(block, "docs/parity.md", "exec"), names)
-    assert [report.verdict for report in names["reports"]] == ["equal"] * 3
-    assert {report.samples for report in names["reports"]} == {17}
-    assert names["ruled"].verdict == "equal"
-    assert [pair.how for pair in names["ruled"].pairing] == ["rules"] * 2

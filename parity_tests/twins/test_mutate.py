@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import attn_bridge.parity.compare  # noqa: F401  # the module, which the package hides behind the function
+from attn_bridge import backends
 from attn_bridge.cli.app import run
 from attn_bridge.parity import mutate as run_mutate
 from attn_bridge.parity.compare.results.report import Picture, Report, TensorVerdict
-from attn_bridge.parity.mutation import mutants, pairs
+from attn_bridge.parity.mutation import driver, mutants, pairs
 from attn_bridge.parity.mutation.block_faults import always, never
 from attn_bridge.parity.mutation.driver import Trial, find_trial, plan_faults, run_trial, run_trials
 from attn_bridge.parity.mutation.faults import FAULTS, find_fault
@@ -210,3 +211,12 @@ def test_a_fault_that_never_showed_does_not_count_as_found(report):
     assert changed.unseen == ("query-weight-not-transposed",)
     assert not changed.passed
     assert "never seen: query-weight-not-transposed" in changed.summary()
+
+
+def test_a_process_forgets_what_was_compiled_for_the_trials_before(judge, monkeypatch):
+    forgotten = []
+    monkeypatch.setattr(backends.load("flax", "_parity.mutants"), "forget_programs", lambda: forgotten.append(1))
+    judge("equal")
+    monkeypatch.setattr(driver, "PROGRAMS_OF", 2)
+    list(run_trials([find_trial(f"right:{SEED + number}") for number in range(5)], jobs=1))
+    assert len(forgotten) in (2, 3)  # the count goes on from what ran before

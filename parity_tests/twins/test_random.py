@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -251,25 +249,3 @@ def test_dropout_of_double_precision_is_alike_under_x64() -> None:
         theirs = np.asarray(jax_attn.dropout.Dropout(0.3, rngs=nnx.Rngs(6))(jnp.asarray(x)))
     ours = torch_attn.dropout.Dropout(0.3, rngs=JaxRngs(6, x64=True))(torch.from_numpy(x))
     np.testing.assert_array_equal(ours.numpy(), theirs)
-
-
-def test_the_examples_of_the_docs_run_and_give_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(attn_bridge.__file__).parents[1] / "docs" / "randomness.md").read_text(encoding="utf-8")
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(block, "docs/randomness.md", "exec"), names)
-    theirs = nnx.Rngs(0, dropout=1)
-    assert names["key"].numpy().view(np.uint32).tolist() == jax.random.key_data(theirs.dropout()).tolist()
-    np.testing.assert_array_equal(names["mask"].numpy(), np.asarray(theirs.dropout.bernoulli(0.9, (2, 8))))
-    np.testing.assert_array_equal(
-        names["numbers"].numpy(), np.asarray(theirs.params.uniform((4,), minval=-0.3, maxval=0.9))
-    )
-    torch.manual_seed(789)
-    weight = torch_attn.SelfAttention_v2(3, 2).W_query.weight.detach()
-    assert [[round(float(x), 4) for x in row] for row in weight] == [
-        [0.3161, 0.4568, 0.5118],
-        [-0.1683, -0.3379, -0.0918],
-    ]
-    torch.manual_seed(123)
-    printed = np.asarray(nn.functional.dropout(torch.ones(6, 6), 0.5))
-    assert capsys.readouterr().out.endswith(f"{printed}\n")

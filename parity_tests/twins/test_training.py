@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import runpy
 import zlib
 from pathlib import Path
@@ -467,15 +466,3 @@ def test_the_example(capsys, tmp_path):
     assert end.value.code == 0
     assert capsys.readouterr().out.startswith("equal: 2 steps of GPTModel")
     assert (tmp_path / "curves.svg").read_text().count("<polyline") == 2
-
-
-def test_the_python_of_the_documentation_runs():
-    page = Path(attn_bridge.__file__).parent.parent / "docs" / "training.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "docs/training.md", "exec"), names)
-    assert len(blocks) == 3
-    assert [names[name].verdict for name in ("report", "own", "in_train_mode")] == ["equal"] * 3
-    assert "first weights: drawn from seed 1" in names["own"].settings
-    assert "train mode: both sides drop by the same masks, 1 per call" in names["in_train_mode"].notes

@@ -102,6 +102,10 @@ _ASK_NOTHING = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.req
 class _Dataflow(TorchDispatchMode):
     """Follows what depends on weights and inputs, and moves the rest."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes seconds; nothing is compiled in here
+
     def __init__(self, seed: int):
         super().__init__()
         self.moved = 0
@@ -210,6 +214,10 @@ class LogSumExp(TorchDispatchMode):
     ones are moved by up to `TWICE` units in the last place. The backward pass subtracts the row's dot product of output
     and gradient as the fused kernels have it: of an output that is normalised by its sum.
     """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes seconds; nothing is compiled in here
 
     def __init__(self) -> None:
         super().__init__()

@@ -36,6 +36,10 @@ class Rounding(TorchDispatchMode):
         low: the module is of a lower precision than float64, so that its float64 results move by a float32 unit, too.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes seconds; nothing is compiled in here
+
     def __init__(self, seed: int, low: bool):
         super().__init__()
         self._jitter = Jitter(seed, torch.finfo(torch.float32 if low else torch.float64).eps)

@@ -14,7 +14,7 @@ import random
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -49,11 +49,21 @@ def undisturbed(modules: Iterable[nn.Module], seed: int, train: bool = False) ->
             stack.callback(_write_back, read, write, read())
         for module in found:
             stack.callback(_restorer(module))
-        torch.manual_seed(seed)
+        _seed_torch(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)  # what the user's code draws from
         found[0].train(train)
         yield
+
+
+def _seed_torch(seed: int) -> None:
+    """Seed torch's random numbers on devices that are in use; another would keep the seed for its first use."""
+    torch.random.default_generator.manual_seed(seed)
+    for devices in (torch.cuda, torch.xpu):
+        if devices.is_initialized():
+            devices.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
 
 
 def _write_back(read: Callable[[], Any], write: Callable[[Any], Any], former: Any) -> None:
@@ -100,6 +110,64 @@ def _restorer(module: nn.Module) -> Callable[[], None]:
 
 
 _REGISTERS = ("_parameters", "_buffers", "_modules")
+
+
+class Changes:
+    """Tells which attributes and buffers of a user's modules a call changes, running statistics left out.
+
+    Args:
+        modules: path -> submodule, with the weights and buffers that the call gets.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]):
+        self._modules = {path: child for path, child in modules.items() if not _is_torchs(type(child))}
+        self._before = {path: _contents(child) for path, child in self._modules.items()}
+
+    def found(self) -> set[str]:
+        """Return the dotted names of what is not as it was."""
+        names = set()
+        for path, child in self._modules.items():
+            before, after = self._before[path], _contents(child)
+            changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+            names |= {f"{path}.{name}" if path else name for name in changed - _STATISTICS}
+        return names
+
+
+def asks_for_mode(module: nn.Module) -> bool:
+    """Tell whether the code of a module's class that is not torch's own asks whether it is in train mode."""
+    own = (kind for kind in type(module).__mro__ if not _is_torchs(kind))
+    functions = (getattr(value, "__code__", None) for kind in own for value in vars(kind).values())
+    return any("training" in _names(code) for code in functions if code is not None)
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.startswith("torch.")
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+    return {*code.co_names, *(name for one in inner for name in _names(one))}
+
+
+_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
+
+
+def _contents(module: nn.Module) -> dict[str, Any]:
+    own = [(name, value) for name, value in module.__dict__.items() if name not in _REGISTERS]
+    return {name: _content(value) for name, value in (*own, *module._buffers.items())}
+
+
+def _content(value: Any, depth: int = 0) -> Any:
+    """Return what tells a value from another: its identity, and what can change in place."""
+    if isinstance(value, Tensor):
+        return id(value), None if value.is_inference() else value._version
+    if isinstance(value, (bool, int, float, str)):
+        return type(value), value
+    if type(value) in _CONTAINERS and depth < _MOST_DEPTH:
+        keys = [id(key) for key in value] if isinstance(value, dict) else []
+        held = value.values() if isinstance(value, dict) else value
+        return id(value), keys, [_content(one, depth + 1) for one in held]
+    return id(value)
 
 
 def _remember(value: Any, contents: list[Any], tensors: dict[int, Any], depth: int) -> None:

@@ -8,9 +8,10 @@ state stay as they are, and what a checkpoint computes again is computed with th
 from __future__ import annotations
 
 import contextlib
+import dis
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from attn_bridge.parity.compare.sides.subject import (
     Parameter,
     Run,
     Submodule,
+    culprit,
+    plain_values,
 )
 
 from ..backend import _can_build_extensions, from_numpy, to_numpy
@@ -39,7 +42,7 @@ from .probes import LogSumExp, Tables
 from .promotion import promoted
 from .recording import Recorder
 from .rounding import Rounding
-from .state import ONE_AT_A_TIME, Watching, eager, one_thread, undisturbed, unregistered
+from .state import ONE_AT_A_TIME, Changes, Watching, asks_for_mode, eager, one_thread, undisturbed, unregistered
 from .weights import FunctionSide, ModuleSide, Part, check_readable, device_of, outputs_of, side_of
 
 LARGE = 1 << 24
@@ -68,11 +71,15 @@ class TorchSubject:
     """
 
     framework = "torch"
+    changed: set[str]
+    """What calls were seen to change, beside weights and running statistics."""
 
     def __init__(self, value: Any, device: str | None = None, *, train: bool = False):
         self.side: ModuleSide | FunctionSide = side_of(value)
         self.train = train
         self.device = device_of(self.side.tensors(), device)
+        self.changed = set()
+        self.plain: dict[str, Any] = {}
         self._compiled: dict[str, Any] = {}
         self._accumulates = False
 
@@ -106,6 +113,10 @@ class TorchSubject:
         check_readable(held, f"{self.kind} {self.name}")
         return {name: np.array(to_numpy(one), copy=True) for name, one in held.items()}
 
+    def tied(self) -> dict[str, str]:
+        """Return further name of a weight -> the name that it has in `parameters`."""
+        return self.side.tied()
+
     def few_threads(self) -> contextlib.AbstractContextManager[None]:
         """Return the context for small work: one thread, because on a busy machine several wait for each other."""
         return one_thread()
@@ -120,16 +131,31 @@ class TorchSubject:
         return {path: read_settings(child) for path, child in self.side.modules().items()}
 
     def unreached(self, arguments: Arguments) -> list[str]:
-        """Describe the branches that a call does not reach."""
+        """Describe what a call does not reach, or what of it is not looked at."""
         found = []
-        for path, child in self.side.modules().items() if not self.train else ():
+        for path, child in self.side.modules().items():
             rate = next((getattr(child, name) for name in ("p", "dropout") if _is_rate(child, name)), 0.0)
+            name = path or type(child).__name__
+            if self.train:
+                continue
             if rate and ("dropout" in type(child).__name__.lower() or isinstance(child, nn.MultiheadAttention)):
-                found.append(f"dropout of {path or type(child).__name__} ({rate:g}): off in eval mode")
+                found.append(f"dropout of {name} ({rate:g}): off in eval mode")
+            elif getattr(child, "running_mean", None) is not None:
+                found.append(f"statistics of {name}: those of a batch are for train mode")
+            elif asks_for_mode(child):
+                found.append(f"train mode of {name}: its code asks which mode it is in")
         names = self.side.signature()
         given = {*list(names)[: len(arguments.args)], *arguments.kwargs}
         missing = [name for name in names if name not in given]
-        return found + [f"argument {name} of the {self.kind}: not given" for name in missing]
+        found += [f"argument {name} of the {self.kind}: not given" for name in missing]
+        for name, tensor in self.side.tensors().items():
+            if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+                found.append(f"hooks on the gradient of {name}: gradients are compared without them")
+        if self.changed:
+            found.append(
+                f"a second call: what a call changes is put back before each ({', '.join(sorted(self.changed))})"
+            )
+        return found
 
     def run(
         self,
@@ -167,7 +193,7 @@ class TorchSubject:
         with ONE_AT_A_TIME:
             one = _Run(self, self.side.part(path), path, dtype, mode, seed, masks, frozenset(tables))
             try:
-                return one.results(weights, arguments, cotangents, self._accumulates)
+                return _as_written(lambda: one.results(weights, arguments, cotangents, self._accumulates))
             except NeedsBackwardError:
                 found = one.results(weights, arguments, cotangents, accumulate=True)
             self._accumulates = True
@@ -196,7 +222,9 @@ class TorchSubject:
             tensors = {name: fake(array) for name, array in weights.items()}
             leaves = [fake(leaf) for leaf in arguments.leaves]
             with part.holding({**self.constants(part, None), **tensors}, part.target) as call:
-                structure, outputs = outputs_of(call(arguments.with_leaves(leaves)), f"{self.kind} {self.name}")
+                result = call(arguments.with_leaves(leaves))
+                self.plain = plain_values(result)
+                structure, outputs = outputs_of(result, f"{self.kind} {self.name}")
         return [(place, tuple(one.shape), dtype_name(one)) for place, one in zip(structure, outputs, strict=True)]
 
     def record(self, weights: Mapping[str, Array], arguments: Arguments, cotangents: Sequence[Array]) -> list[Call]:
@@ -272,7 +300,10 @@ class _Run:
             given = [None if one is None else self.subject.tensor(one, None) for one in cotangents or ()]
             try:
                 with self._probe([*tensors.values(), *leaves], given) as probe, self._holding(tensors) as call:
+                    changes = Changes(self.subject.side.modules() if not self.path and self.mode == "eager" else {})
                     result = call(arguments.with_leaves(self._given(leaves, probe)))
+                    self.subject.changed |= changes.found()
+                    self.subject.plain = plain_values(result)
                     structure, outputs = outputs_of(result, self.label)
                     results = _copies(outputs)  # before a checkpoint that computes again writes to them
                     sources = [] if cotangents is None else [*leaves, *tensors.values()]
@@ -280,7 +311,11 @@ class _Run:
             except (CannotPromoteError, ModuleFailedError, NeedsBackwardError):
                 raise
             except Exception as error:
-                raise failure(error, self.dtype, self.label) from error
+                names = arguments.named(self.subject.argument_names)
+                given = [
+                    f"{name} {leaf.dtype.name} {leaf.shape}" for name, leaf in zip(names, arguments.leaves, strict=True)
+                ]
+                raise failure(error, self.dtype, self.label, self.subject.side.modules(), given) from error
             named = dict(zip(tensors, gradients[len(leaves) :], strict=False))
             return Run(
                 results,
@@ -308,7 +343,7 @@ class _Run:
             drawn = stack.enter_context(subject.drawing(source))
             if hidden and self.mode != "jit":
                 stack.enter_context(Watching(hidden, self.label))
-            stack.enter_context(torch.enable_grad())
+            stack.enter_context(differentiable())
             yield drawn
 
     def _weights(self, weights: Mapping[str, Array]) -> dict[str, Tensor]:
@@ -355,6 +390,27 @@ def _copies(tensors: Sequence[Tensor]) -> list[Array]:
         return [np.array(to_numpy(one), copy=True) for one in tensors]
 
 
+def _as_written(run: Callable[[], Run]) -> Run:
+    """Run what may be the first to import torch's compiler; only what is there already can be told to stand back."""
+    known = "torch._dynamo" in sys.modules
+    try:
+        found = run()
+    except Exception:
+        if known or "torch._dynamo" not in sys.modules:
+            raise
+    else:
+        if known or "torch._dynamo" not in sys.modules:
+            return found
+    return run()
+
+
+@contextlib.contextmanager
+def differentiable() -> Iterator[None]:
+    """Hold the context in which gradients can be asked for, whatever the caller is in."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep torch.compile from warning that it looks for the gradient of a copy of an input."""
@@ -398,11 +454,34 @@ def precision_of(dtype: str | None) -> contextlib.AbstractContextManager[Any]:
     return promoted() if dtype == "float64" else contextlib.nullcontext()
 
 
-def failure(error: Exception, dtype: str | None, what: str) -> Exception:
-    """Return the error that says in one line what the user's code raised."""
+def failure(
+    error: Exception,
+    dtype: str | None,
+    what: str,
+    modules: Mapping[str, nn.Module] | None = None,
+    given: Sequence[str] = (),
+) -> Exception:
+    """Return the error that says in one line what the user's code raised, where, and what it was called with."""
     text = " ".join(str(error).split()) or "no message"
     message = f"{what} raised {type(error).__name__}: {text if len(text) <= 300 else text[:300] + ' ...'}"
+    details = ""
+    if isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)) and not _is_raised_by_user(error):
+        paths = {id(child): path for path, child in (modules or {}).items()}
+        details = culprit(error, lambda one: paths.get(id(one)), lambda one: one._parameters)
+        if not details and given:
+            details = f"called with {', '.join(given)}"
+    message += f" ({details})" if details else ""
     return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
+
+
+def _is_raised_by_user(error: Exception) -> bool:
+    """Tell whether the user's own code raised an error, which then says what it has to say."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    if at is None or at.tb_frame.f_globals.get("__name__", "").startswith("torch."):
+        return False
+    return at.tb_frame.f_code.co_code[at.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def zeros_for(gradient: Array | None, tensor: Tensor) -> Array:

@@ -21,7 +21,7 @@ from attn_bridge.parity.training.stepping import Hyperparameters, State, Step
 from ..backend import from_numpy, to_numpy
 from .drawing import drawing, random_state
 from .state import ONE_AT_A_TIME
-from .subject import NeedsBackwardError, failure, gradients_of, precision_of
+from .subject import NeedsBackwardError, differentiable, failure, gradients_of, precision_of
 from .weights import device_of, named_weights, outputs_of
 
 SLOTS = {"exp_avg": "mu", "exp_avg_sq": "nu", "momentum_buffer": "trace"}
@@ -78,11 +78,12 @@ class Trainer:
         dropout: bool | float = True,
     ):
         self.precision = dtype
-        self._module = copy.deepcopy(module).train()
+        with torch.inference_mode(False):
+            self._module = copy.deepcopy(module).train()
+            if dtype is not None:
+                self._module.to(getattr(torch, dtype))
         self._device = device_of(module, None)
         self._dropout = dropout is not False
-        if dtype is not None:
-            self._module.to(getattr(torch, dtype))
         if dropout is not True:
             _set_rates(self._module, float(dropout))
         self._loss = _LOSSES[loss] if isinstance(loss, str) else loss
@@ -115,7 +116,7 @@ class Trainer:
             ModuleFailedError: the module or the loss raised.
             CannotPromoteError: it can't be run in float64.
         """
-        with ONE_AT_A_TIME:
+        with ONE_AT_A_TIME, differentiable():
             try:
                 return self._differentiated(weights, arguments, targets, masks, self._accumulates)
             except NeedsBackwardError:
@@ -140,7 +141,7 @@ class Trainer:
         before = random_state()
         dropped = masks if self._dropout else None
         try:
-            with precision_of(self.precision), drawing(dropped, self._module), torch.enable_grad():
+            with precision_of(self.precision), drawing(dropped, self._module):
                 call = arguments.with_leaves([self._tensor(leaf) for leaf in arguments.leaves])
                 loss = self._loss(self._module(*call.args, **call.kwargs), self._tensor(targets))
                 if not loss.requires_grad or loss.numel() != 1:
@@ -159,7 +160,7 @@ class Trainer:
         self, weights: Mapping[str, np.ndarray[Any, Any]], gradients: Mapping[str, np.ndarray[Any, Any]], state: State
     ) -> tuple[Arrays, State]:
         """Return the weights after one step of the optimizer, and its state then."""
-        with ONE_AT_A_TIME:
+        with ONE_AT_A_TIME, torch.inference_mode(False):
             return self._updated(weights, gradients, state)
 
     def _updated(

@@ -95,6 +95,12 @@ class ModuleSide:
             found[name] = Parameter(tuple(tensor.shape), dtype_name(tensor), owner, path, role, "torch")
         return found
 
+    def tied(self) -> dict[str, str]:
+        """Return further name of a parameter -> the name that it has in `parameters`."""
+        first = {id(one): name for name, one in self.module.named_parameters()}
+        every = self.module.named_parameters(remove_duplicate=False)
+        return {name: first[id(one)] for name, one in every if first[id(one)] != name}
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the parameters, running statistics and other buffers by name."""
         found = {name: tensor for name, tensor, _ in named_weights(self.module)}
@@ -139,12 +145,15 @@ class FunctionSide:
         return dict(list(_signature(self.function.call).items())[1:])
 
     def parameters(self) -> dict[str, Parameter]:
-        """Return the floating-point tensors of the tree by dotted name."""
+        """Return the tensors of the tree by dotted name; whole numbers and bools are passed on as they are."""
         return {
             name: Parameter(tuple(one.shape), dtype_name(one), "", name.rpartition(".")[0], framework="torch")
             for name, one in self.tensors().items()
-            if _is_weight(one)
         }
+
+    def tied(self) -> dict[str, str]:
+        """Return nothing: each leaf of a tree is a weight of its own."""
+        return {}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors of the tree by dotted name."""
@@ -159,9 +168,8 @@ class FunctionSide:
         if path:
             raise ModuleFailedError(f"torch function {self.name} has no submodule {path}")
         held = self.tensors()
-        names = [name for name, one in held.items() if _is_weight(one)]
-        constants = {name: one for name, one in held.items() if name not in names}
-        return Part(self.name, {name: name for name in names}, frozenset(names), constants, self._holding, self._call)
+        trained = frozenset(name for name, one in held.items() if one.is_floating_point())
+        return Part(self.name, {name: name for name in held}, trained, {}, self._holding, self._call)
 
     @property
     def call(self) -> Any:
@@ -290,10 +298,6 @@ def outputs_of(result: Any, what: str) -> tuple[list[str], list[Tensor]]:
 def is_tensor(value: Any) -> bool:
     """Tell whether a leaf is a tensor."""
     return isinstance(value, Tensor)
-
-
-def _is_weight(tensor: Tensor) -> bool:
-    return tensor.is_floating_point()
 
 
 def _stock_name(module: Any) -> str:

@@ -195,7 +195,7 @@ def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], 
         unstable = runner.unstable()
         if unstable:
             return Judged(_report(pair, "inconclusive", [], message=unstable))
-    seen = covered(runner, found[0].zero, found[0].held)
+    seen = covered(runner, found[0])
     tensors = seen.applied([*_masks_compared(pair), *_weights_compared(pair), *tensors])
     verdict, message = _verdict_of_training(pair, worst([one.verdict for one in tensors]))
     if verdict == "inconclusive" and not message:

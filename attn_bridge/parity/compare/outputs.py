@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +21,8 @@ def check_outputs(first: Outputs, second: Outputs, labels: Mapping[Side, str]) -
     Raises:
         ModuleFailedError: they don't.
     """
-    places, other_places = [one[0] for one in first], [one[0] for one in second]
-    named = any("['" in place or '["' in place for place in (*places, *other_places))
+    places, other_places = [_keyed(one[0]) for one in first], [_keyed(one[0]) for one in second]
+    named = any("['" in place or '["' in place for place, _, _ in (*first, *second))
     reordered = places != other_places and sorted(places) == sorted(other_places)
     one, two = labels["first"], labels["second"]
     if len(places) != len(other_places) or (named and places != other_places) or reordered:
@@ -42,6 +44,25 @@ def check_outputs(first: Outputs, second: Outputs, labels: Mapping[Side, str]) -
             )
     if all(0 in shape for _, shape, _ in first):
         raise ModuleFailedError(f"there is nothing to compare: the outputs are empty ({_listed(first)})")
+
+
+def plain_outputs(first: Mapping[str, Any], second: Mapping[str, Any], labels: tuple[str, str]) -> list[str]:
+    """Say which outputs that are no arrays but Python's numbers, bools and texts are not the same on both sides."""
+    found = []
+    ours, theirs = ({_keyed(place): value for place, value in one.items()} for one in (first, second))
+    for place in dict.fromkeys([*ours, *theirs]):
+        one, two = (repr(side[place]) if place in side else "nothing" for side in (ours, theirs))
+        if one != two:
+            found.append(
+                f"output{place} is no array and not compared: it is {one} in {labels[0]} and {two} in {labels[1]}"
+            )
+    return found
+
+
+def _keyed(place: str) -> str:
+    """Return a place with attributes written as keys: a dataclass and a mapping of the same names hold the same."""
+    words = re.findall(r"\[(?:'[^']*'|\"[^\"]*\"|[^\]]*)\]|\.\w+", place)
+    return "".join(f"[{word[1:]!r}]" if word.startswith(".") else word for word in words)
 
 
 def apart(one: Run, two: Run) -> float:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ... import backends
 from ...module_weights import check_same_meaning, own_rules
-from ...weights import Rules
+from ...weights import Rules, WeightsMismatchError
 from . import pairing as pairings
-from .outputs import apart, check_outputs, class_of
+from .outputs import apart, check_outputs, class_of, plain_outputs
 from .pair import SIDES, Pair, Progress, input_notes, labels_of, weights_held
 from .pairing import Pairing
 from .results.findings import Side, shown
@@ -19,7 +19,7 @@ from .samples import inputs as calls
 from .samples.sampling import Outputs, draw_weights
 from .sides.dropout_masks import differences
 from .sides.dtypes import is_float
-from .sides.subject import Arguments, Arrays, Run, Subject
+from .sides.subject import Arguments, Arrays, Parameter, Run, Subject
 from .verdict.runner import Live
 
 PROBE_LIMIT = 1e-4
@@ -134,17 +134,20 @@ def _common_structure(pair: Pair) -> Outputs:
         ours = ours[:1]
     labels = pair.shown
     check_outputs(ours, theirs, labels)
+    same_dtype = calls.common_dtype(pair.held["first"]) == calls.common_dtype(pair.held["second"])
     for (place, _, dtype), (_, _, other) in zip(ours, theirs, strict=True):
-        if class_of(dtype) != class_of(other):
+        if class_of(dtype) != class_of(other) or (same_dtype and class_of(dtype) == "float" and dtype != other):
             pair.notes.append(
                 f"output{place} is {dtype} in {labels['first']} and {other} in {labels['second']}; only its values are "
                 "compared"
             )
+    pair.notes += plain_outputs(pair.first.plain, pair.second.plain, (labels["first"], labels["second"]))
     return list(ours)
 
 
 def _paired(pair: Pair, sides: tuple[Any, Any], rules: Any) -> Pairing:
     ours, theirs = pair.first.parameters(), pair.second.parameters()
+    ours, theirs = _weights_of(pair.first, ours, theirs), _weights_of(pair.second, theirs, ours)
     labels = (pair.shown["first"], pair.shown["second"])
     if rules is None:
         own = _rules_of_configs(pair, sides)
@@ -166,7 +169,25 @@ def _paired(pair: Pair, sides: tuple[Any, Any], rules: Any) -> Pairing:
         distance = apart(wanted(), runner.precisely("second", weights, pair.arguments["second"]))
         return 0.0 if pair.lacks and distance < PROBE_LIMIT else distance
 
-    return pairings.pair_parameters(ours, theirs, probe, rules, labels)
+    try:
+        return pairings.pair_parameters(ours, theirs, probe, rules, labels)
+    except WeightsMismatchError as error:
+        tied = [
+            f"in {pair.shown[side]} {name} is {own}"
+            for side in SIDES
+            for name, own in pair.subject(side).tied().items()
+        ]
+        error.args = (f"{error}; tied: {', '.join(tied)}" if tied else str(error),)
+        raise
+
+
+def _weights_of(
+    subject: Subject, own: Mapping[str, Parameter], others: Mapping[str, Parameter]
+) -> Mapping[str, Parameter]:
+    """Return the parameters of a side; of a function's tree without whole numbers and bools that it has alone."""
+    if not subject.kind.endswith("function"):
+        return own
+    return {name: one for name, one in own.items() if class_of(one.dtype) == "float" or name in others}
 
 
 def _rules_of_configs(pair: Pair, sides: tuple[Any, Any]) -> Rules | None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from .pair import Pair
 from .sides.subject import Submodule
 
-NOTED = ("eps", "num_heads", "num_kv_heads", "negative_slope")
+NOTED = ("eps", "num_heads", "num_kv_heads", "negative_slope", "momentum")
 """Settings that are worth a note even where both sides agree on what was run."""
 
 Called = Mapping[Literal["first", "second"], Mapping[str, Collection[int]]]
@@ -181,9 +181,20 @@ def differing(
         mine, its = first.get(path, {}), second.get(second_path, {})
         for name in NOTED:
             if name in mine and name in its and mine[name] != its[name]:
-                values = f"{mine[name]:g} in {shown['first']} and {its[name]:g} in {shown['second']}"
+                one, two = (
+                    _written(name, known[name], label)
+                    for known, label in ((mine, shown["first"]), (its, shown["second"]))
+                )
+                values = f"{one} in {shown['first']} and {two} in {shown['second']}"
                 found.append(f"{name} of {names.get(path, path)} is {values}")
     return found
+
+
+def _written(name: str, value: Any, label: str) -> str:
+    if not isinstance(value, (int, float)):
+        return str(value)
+    flax = f" (written {1.0 - value:g})" if name == "momentum" and label == "Flax" else ""
+    return f"{value:g}{flax}"
 
 
 def differing_settings(pair: Pair) -> list[str]:

@@ -7,6 +7,7 @@ changes nothing is told apart from one that was missed.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -47,6 +48,11 @@ CONFIGS = 30
 
 FAULT_SEEDS = 100_000
 """Faults are planted into configurations from this many seeds after the right pairs."""
+
+PROGRAMS_OF = 20
+"""Trials whose compiled programs a process keeps: shapes hardly ever recur, and those of a trial take some 35 MB."""
+
+_turns = itertools.count(1)
 
 Progress = Callable[[str, int, int], None]
 
@@ -339,15 +345,23 @@ def _find_seed(fault: Fault, start: int, *, is_hidden: bool) -> int:
 def run_trials(trials: Sequence[Trial | GalleryTrial], jobs: int) -> Iterator[Result | Finding]:
     """Run trials, in any order if there are several processes."""
     if jobs == 1:
-        yield from map(run_trial, trials)
+        yield from map(_run_in_turn, trials)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_worker) as pool:
-        futures = [pool.submit(run_trial, trial) for trial in trials]
+        futures = [pool.submit(_run_in_turn, trial) for trial in trials]
         try:
             for future in as_completed(futures):
                 yield future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _run_in_turn(trial: Trial | GalleryTrial) -> Result | Finding:
+    """Run one of many trials in this process."""
+    result = run_trial(trial)
+    if next(_turns) % PROGRAMS_OF == 0:
+        backends.load("flax", "_parity.mutants").forget_programs()
+    return result
 
 
 def _begin_worker() -> None:

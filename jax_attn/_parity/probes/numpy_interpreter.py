@@ -57,6 +57,9 @@ def inline(equation: Any) -> Any:
 class Interpreter:
     """Evaluates jaxprs. A class that watches the values as they pass overrides what handles one."""
 
+    def __init__(self) -> None:
+        self._last: dict[int, dict[int, list[Any]]] = {}
+
     def evaluate(self, closed: Any, *args: Any) -> list[Any]:
         """Return the outputs of a closed jaxpr."""
         with np.errstate(all="ignore"):
@@ -96,7 +99,9 @@ class Interpreter:
         jaxpr = closed.jaxpr
         consts = [self.constant(const) for const in closed.consts]
         values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-        last = last_uses(jaxpr)
+        if id(jaxpr) not in self._last:  # that of a loop is run many times
+            self._last[id(jaxpr)] = last_uses(jaxpr)
+        last = self._last[id(jaxpr)]
 
         def read(atom: Any) -> Any:
             return self.constant(atom.val) if isinstance(atom, core.Literal) else values[atom]
@@ -134,7 +139,9 @@ class Interpreter:
         sequences = args[num_consts + num_carry :]
         stacked: list[list[Any]] = []
         for step in reversed(range(length)) if reverse else range(length):
-            results = self._run(jaxpr, [*constant, *carry, *(one[step] for one in sequences)])
+            results = self._run(
+                jaxpr, [*constant, *carry, *(one[step, ...] for one in sequences)]
+            )  # arrays, not numbers
             carry, outputs = results[:num_carry], results[num_carry:]
             stacked.append(outputs)
         if reverse:
@@ -210,7 +217,16 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _divide(one: Any, two: Any, **_: Any) -> Any:
-    return one / two if one.dtype.kind == "f" else NotImplemented
+    if one.dtype.kind == "f":
+        return one / two
+    if one.dtype.kind not in "iu" or not two.all():
+        return NotImplemented
+    quotient, rest = np.divmod(one, two)
+    return quotient + ((rest != 0) & ((one < 0) != (two < 0)))  # towards zero, where NumPy rounds down
+
+
+def _remainder(one: Any, two: Any, **_: Any) -> Any:
+    return np.fmod(one, two) if one.dtype.kind == "f" or (one.dtype.kind in "iu" and two.all()) else NotImplemented
 
 
 def _select(which: Any, *cases: Any, **_: Any) -> Any:
@@ -344,7 +360,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "not": _plain(np.invert),
     "div": _divide,
     "pow": _floating(np.power),
-    "rem": _floating(np.fmod),
+    "rem": _remainder,
     "integer_pow": lambda operand, *, y, **_: operand**y if operand.dtype.kind == "f" else NotImplemented,
     "rsqrt": _plain(lambda operand: 1.0 / np.sqrt(operand)),
     "logistic": _plain(scipy.special.expit),
@@ -370,6 +386,8 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "split": _split,
+    "stack": lambda *operands, axis, **_: np.stack(operands, axis),
+    "tile": lambda operand, *, reps, **_: np.tile(operand, reps),
     "iota": _iota,
     "convert_element_type": _convert,
     "dot_general": _dot_general,

@@ -29,8 +29,8 @@ class Free:
     own: Any
     moved: Any
 
-    def __getitem__(self, step: int) -> Free:
-        return Free(self.own[step], self.moved[step])
+    def __getitem__(self, place: Any) -> Free:
+        return Free(self.own[place], self.moved[place])
 
 
 class Tables(Interpreter):
@@ -43,6 +43,7 @@ class Tables(Interpreter):
     """
 
     def __init__(self, seed: int):
+        super().__init__()
         self._random = np.random.default_rng(seed)
         self._constants: dict[Any, Free] = {}
         self.moved = 0

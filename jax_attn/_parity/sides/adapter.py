@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -40,10 +41,17 @@ class Setting:
 
 
 class Part(Protocol):
-    """The whole, or a submodule by itself."""
+    """The whole, or a submodule by itself.
+
+    Attributes:
+        names: of the weights in it.
+        trainable: those that get gradients.
+        changed: what calls were seen to change, beside weights, running statistics and random state.
+    """
 
     names: Collection[str]
     trainable: set[str]
+    changed: set[str]
 
     def call(self, weights: Mapping[str, Any], arguments: Arguments, setting: Setting) -> Any:
         """Call it around other weights; what it holds itself stays as it is."""
@@ -69,6 +77,9 @@ class Adapter(Protocol):
     def weights(self) -> Arrays:
         """Return copies of the weights that it holds."""
 
+    def tied(self) -> dict[str, str]:
+        """Return further name of a weight -> the name that it has in `parameters`."""
+
     def modules(self) -> list[Submodule]:
         """Return the submodules, the whole first."""
 
@@ -86,6 +97,9 @@ class Adapter(Protocol):
 
     def complaint(self, arguments: Arguments) -> str:
         """Say what is wrong with its weights, when a call has failed; "" is nothing."""
+
+    def culprit(self, error: Exception) -> str:
+        """Say in which submodule an error was raised, and what that was called with; "" where it can't be told."""
 
 
 def constant(value: Any, dtype: str | None, seed: int) -> Any:
@@ -116,11 +130,31 @@ def is_jax_float(array: Any) -> bool:
     return bool(jnp.issubdtype(array.dtype, jnp.floating))
 
 
-def off_in_eval_mode(path: str, child: Any) -> list[str]:
-    """Describe what a submodule leaves out in eval mode."""
+def off_in_eval_mode(path: str, child: Any, *, averages: bool) -> list[str]:
+    """Describe what a submodule leaves out in eval mode; `averages` says whether it takes running statistics."""
     name = path or type(child).__name__
     rate = next((getattr(child, key) for key in ("rate", "dropout_rate") if _is_rate(child, key)), 0.0)
-    return [f"dropout of {name} ({rate:g}): off in eval mode"] if rate else []
+    if rate:
+        return [f"dropout of {name} ({rate:g}): off in eval mode"]
+    return [f"statistics of {name}: those of a batch are for train mode"] if averages else []
+
+
+_MODES = frozenset({"deterministic", "use_running_average", "training"})
+"""Attributes of modules that hold the mode."""
+
+
+def asks_for_mode(path: str, module: Any) -> list[str]:
+    """Say that the code of a module's class that is not Flax's own asks which mode it is in."""
+    own = (kind for kind in type(module).__mro__ if not kind.__module__.startswith("flax."))
+    methods = (value for kind in own for name, value in vars(kind).items() if name != "__init__")
+    codes = (code for value in methods if (code := getattr(value, "__code__", None)) is not None)
+    asks = any(_MODES & _names(code) for code in codes)
+    return [f"train mode of {path or type(module).__name__}: its code asks which mode it is in"] if asks else []
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+    return {*code.co_names, *(name for one in inner for name in _names(one))}
 
 
 def cache_off(path: str, child: Any) -> list[str]:

@@ -48,7 +48,7 @@ class FunctionSide:
                     f"{name or 'the top'}; split off what is none, as equinox.partition(model, equinox.is_array) does"
                 )
         self.device = device_of(self._held.values(), wanted)
-        self.names = set(self._held)
+        self.names, self.changed = set(self._held), set[str]()
         self.trainable = {name for name, leaf in self._held.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
 
     @property
@@ -71,6 +71,10 @@ class FunctionSide:
         """Return copies of the weights that were given."""
         return {name: np.array(to_numpy(leaf), copy=True) for name, leaf in self._held.items()}
 
+    def tied(self) -> dict[str, str]:
+        """Return nothing: each leaf of a tree is a weight of its own."""
+        return {}
+
     def modules(self) -> list[Submodule]:
         """Return the function itself."""
         return [Submodule("", self.name)]
@@ -90,6 +94,10 @@ class FunctionSide:
     def part(self, path: str) -> FunctionSide:
         """Return the function itself."""
         return self
+
+    def culprit(self, error: Exception) -> str:
+        """Return nothing: a function has no submodules."""
+        return ""
 
     def complaint(self, arguments: Arguments) -> str:
         """Return nothing: its weights are a tree of arrays."""

@@ -117,6 +117,10 @@ class LinenModule:
         """Return copies of the weights among the variables."""
         return {name: np.array(to_numpy(self.variables[place]), copy=True) for name, place in self.places.items()}
 
+    def tied(self) -> dict[str, str]:
+        """Return nothing: each leaf of a tree is a weight of its own."""
+        return {}
+
     def modules(self) -> list[Submodule]:
         """Return the submodules that calls have shown, or the variables tell of, the module itself first."""
         types = {path: known.type for path, known in self.known.items()}
@@ -171,10 +175,14 @@ class LinenModule:
             type(module).__name__,
             stock_name(module),
             read_settings(module),
-            off_in_eval_mode(name, module),
+            off_in_eval_mode(name, module, averages=getattr(module, "use_running_average", None) is True),
             cache_off(name, module),
             template,
         )
+
+    def culprit(self, error: Exception) -> str:
+        """Return nothing: messages of Linen name the submodule."""
+        return ""
 
     def complaint(self, arguments: Arguments) -> str:
         """Say which variables the module wants and was not given, or the other way round."""
@@ -202,6 +210,7 @@ class Part:
 
     def __init__(self, side: LinenModule, path: Path, template: Template | None):
         self._side, self._path, self._template = side, path, template
+        self.changed: set[str] = set()
         roots = [path, *(template.outside if template else ())]
         self.names = {
             name for name, (_, where) in side.places.items() if any(where[: len(root)] == root for root in roots)
@@ -235,7 +244,11 @@ class Part:
                 spaces = {kind.__module__ for kind in type(side.module).__mro__}
                 stack.enter_context(drawn_from(setting.source, owners, spaces | {"flax.linen.stochastic"}))
             result = flax.core.apply(_apply, mutable=mutable)(variables, *arguments.args, rngs=keys, **kwargs)
-        return result if mutable is False else result[0]
+        if mutable is False:
+            return result
+        before, after = (_leaves(tree) for tree in (variables, result[1]))
+        self.changed |= {dotted(path) for path, value in after.items() if before.get(path) is not value}
+        return result[0]
 
     def _variables(self, weights: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
         side = self._side
@@ -308,6 +321,16 @@ def _method(module: linen.Module, method: Any) -> Callable[..., Any]:
     own = getattr(method, "__self__", None)
     function = method.__func__ if isinstance(own, linen.Module) else method
     return lambda *args, **kwargs: function(module, *args, **kwargs)
+
+
+def _leaves(tree: Mapping[str, Any]) -> dict[Path, Any]:
+    """Return path -> array of all variables but running statistics, collections first."""
+    found: dict[Path, Any] = {}
+    for collection, inner in tree.items():
+        if collection not in ROLES:
+            for path, leaf in jax.tree_util.tree_flatten_with_path(inner)[0]:
+                found[collection, *(str(getattr(key, "key", key)) for key in path)] = leaf
+    return found
 
 
 def _flat(name: str, variables: Any) -> dict[tuple[str, Path], Any]:

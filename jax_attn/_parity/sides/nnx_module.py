@@ -17,12 +17,12 @@ from flax import nnx
 
 from attn_bridge.parity.compare.hints.settings import read as read_settings
 from attn_bridge.parity.compare.sides.patching import replaced
-from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, Parameter, Submodule
+from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, Parameter, Submodule, culprit
 
 from ...backend import WEIGHTS, to_numpy
 from ..drawing import _prepare, drawing
 from ..recording import Tape
-from .adapter import Setting, cache_off, constant, device_of, dotted, off_in_eval_mode, stock_name
+from .adapter import Setting, asks_for_mode, cache_off, constant, device_of, dotted, off_in_eval_mode, stock_name
 
 METHODS = ("__call__", "attend")
 """Methods of submodules whose calls are recorded."""
@@ -44,6 +44,7 @@ class NNXModule:
         self.module = module
         self.name = type(module).__name__
         self._weights = nnx.state(module, WEIGHTS)
+        self._failed: dict[int, str] = {}  # id of a submodule of the call that has failed -> its path
         self.device = device_of(jax.tree.leaves(self._weights), wanted)
 
     @property
@@ -73,6 +74,22 @@ class NNXModule:
         flat = nnx.to_flat_state(self._weights)
         return {dotted(path): np.array(to_numpy(variable.get_value()), copy=True) for path, variable in flat}
 
+    def tied(self) -> dict[str, str]:
+        """Return further name of a weight -> the name that it has in `parameters`."""
+        known = {dotted(path) for path, _ in nnx.to_flat_state(self._weights)}
+        names: dict[int, list[str]] = {}
+        for path, child in nnx.iter_modules(self.module):
+            for name, value in vars(child).items():
+                if isinstance(value, WEIGHTS):
+                    names.setdefault(id(value), []).append(dotted((*path, name)))
+        return {
+            name: own
+            for group in names.values()
+            for own in [next((one for one in group if one in known), "")]
+            for name in group
+            if own and name != own
+        }
+
     def modules(self) -> list[Submodule]:
         """Return the submodules, the module itself first."""
         found = [Submodule(dotted(path), type(child).__name__) for path, child in nnx.iter_modules(self.module)]
@@ -85,7 +102,11 @@ class NNXModule:
     def switched_off(self) -> list[str]:
         """Describe what is off in eval mode."""
         children = [(dotted(path), child) for path, child in nnx.iter_modules(self.module)]
-        return [text for path, child in children for text in off_in_eval_mode(path, child)]
+        found = []
+        for path, child in children:
+            found += off_in_eval_mode(path, child, averages=hasattr(child, "use_running_average"))
+            found += asks_for_mode(path, child)
+        return found
 
     def caches(self) -> list[str]:
         """Describe the caches that are off."""
@@ -94,7 +115,16 @@ class NNXModule:
 
     def part(self, path: str) -> Part:
         """Return the submodule at a dotted path."""
-        return Part(self.module, path)
+        return Part(self.module, path, self._failed)
+
+    def culprit(self, error: Exception) -> str:
+        """Say in which submodule an error was raised, and what that was called with; "" where it can't be told."""
+
+        def held_by(owner: Any) -> dict[str, Any]:
+            variables = {name: one for name, one in vars(owner).items() if isinstance(one, nnx.Variable)}
+            return {name: one.get_value() for name, one in variables.items() if isinstance(one, WEIGHTS)}
+
+        return culprit(error, lambda one: self._failed.get(id(one)), held_by)
 
     def complaint(self, arguments: Arguments) -> str:
         """Return nothing: its weights are its own."""
@@ -104,12 +134,14 @@ class NNXModule:
 class Part:
     """A submodule taken apart, to be merged around other weights."""
 
-    def __init__(self, module: nnx.Module, path: str):
+    def __init__(self, module: nnx.Module, path: str, failed: dict[int, str] | None = None):
+        self._failed = {} if failed is None else failed
         whole = nnx.to_flat_state(nnx.state(module, WEIGHTS))
         owners = {id(variable.get_value()): dotted(where) for where, variable in whole}
         known = {dotted(where) for where, _ in whole}
         self._graphdef, weights, rest = nnx.split(_at(module, path), WEIGHTS, ...)
         self._weights, self._rest = nnx.to_flat_state(weights), nnx.to_flat_state(rest)
+        self.changed: set[str] = set()
         self._names: dict[Any, str] = {}
         for where, variable in self._weights:
             name = ".".join(filter(None, (path, dotted(where))))
@@ -146,7 +178,22 @@ class Part:
                 stack.enter_context(drawing(setting.source, module))
             if setting.tape is not None:
                 stack.enter_context(_tapped(module, setting.tape))
-            return called(*arguments.args, **kwargs)  # type: ignore[operator]
+            before = _values(module)
+            try:
+                result = called(*arguments.args, **kwargs)  # type: ignore[operator]
+            except Exception:
+                self._failed.clear()
+                self._failed.update({id(child): dotted(path) for path, child in nnx.iter_modules(module)})
+                raise
+        after = _values(module)
+        self.changed |= {name for name, value in after.items() if before.get(name) is not value}
+        return result
+
+
+def _values(module: nnx.Module) -> dict[str, Any]:
+    """Return the values of a module's variables that are neither running statistics nor random state."""
+    flat = nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.Any(nnx.BatchStat, nnx.RngState))))
+    return {dotted(path): variable.get_value() for path, variable in flat if isinstance(variable, nnx.Variable)}
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from .case import Array, Case, divisors
+from .recurrent import recurrent
 
 LARGEST = 1 << 17
 """Most elements of a tensor that a layer is computed on."""
@@ -192,5 +193,5 @@ def _convolved(image: Array, kernel: Array, low: int, stride: int, size: tuple[i
     return found
 
 
-LAYERS: tuple[Callable[[Case], str], ...] = (_activation, _gated, _attention, _convolution, _gelu_pattern)
+LAYERS: tuple[Callable[[Case], str], ...] = (_activation, _gated, _attention, recurrent, _convolution, _gelu_pattern)
 """Before the relations: what is found here says what each side computes."""

@@ -35,6 +35,12 @@ LAYER = 2.0
 AGREE = 1e-9
 """How far apart outputs may be that agree."""
 
+NEARLY = 1e-3
+"""How far apart outputs may be of which tables in float32 may be the cause."""
+
+ALONE = 100.0
+"""How many times further apart every other pairing must be than one that nearly agrees."""
+
 Probe = Callable[[Pairing], float]
 Labels = tuple[str, str]
 
@@ -266,7 +272,7 @@ def _joined(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], probe: Probe | None) -> Pairing:
-    """Return the first candidate under which the outputs agree.
+    """Return the first candidate under which the outputs agree, or the one under which alone they nearly do.
 
     Where none does, the two sides differ whatever the pairing; then the usual one goes on, to find out where.
     """
@@ -283,7 +289,9 @@ def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], pr
         raise ValueError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
     is_whole = len(some) <= MOST_CANDIDATES and not any(len(choice) == MOST_SHOWN for choice in choices)
     tried = some if is_whole else some[:MOST_SHOWN]
-    found = [candidate for candidate in tried if probe(candidate) < AGREE]
+    apart = [probe(candidate) for candidate in tried]
+    found = [candidate for candidate, distance in zip(tried, apart, strict=True) if distance < AGREE]
+    found = found or [tried[i] for i in _alone(apart)]
     if len(found) > 1 and len({_who(candidate) for candidate in found}) > 1:
         what = f"{len(found)} make the outputs agree"
         raise ValueError(
@@ -295,6 +303,14 @@ def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], pr
         raise ValueError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
     doubt = f"no pairing makes the outputs agree; tried: {_listed(some, names)}"
     return dataclasses.replace(_said(first, "order" if is_permuted else "convention"), doubt=doubt)
+
+
+def _alone(apart: Sequence[float]) -> list[int]:
+    """Return the one candidate that nearly makes the outputs agree, if every other one is far from it."""
+    order = sorted((distance, i) for i, distance in enumerate(apart) if math.isfinite(distance))
+    if not order or order[0][0] > NEARLY or (len(order) > 1 and order[1][0] < ALONE * order[0][0]):
+        return []
+    return [order[0][1]]
 
 
 def _who(candidate: Pairing) -> tuple[tuple[str, str], ...]:

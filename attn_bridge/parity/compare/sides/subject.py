@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -36,6 +37,49 @@ def flatten(tree: Any, is_leaf: Callable[[Any], bool], path: str = "") -> list[t
     if is_leaf(tree):
         return [(path, tree)]
     return [leaf for key, child in _children(tree) for leaf in flatten(child, is_leaf, path + key)]
+
+
+def plain_values(tree: Any) -> dict[str, Any]:
+    """Return path -> value of the Python numbers, bools and texts in what a call returned."""
+    return dict(flatten(tree, lambda value: isinstance(value, (bool, int, float, complex, str))))
+
+
+def culprit(
+    error: BaseException, path_of: Callable[[Any], str | None], held_by: Callable[[Any], Mapping[str, Any]]
+) -> str:
+    """Say in which submodule an error was raised, what weights it holds and what it was called with; "" in none.
+
+    Args:
+        error: the error, with its traceback.
+        path_of: the path of a submodule; None for anything else.
+        held_by: name -> weight that a submodule holds itself.
+    """
+    found, at = "", error.__traceback__
+    while at is not None:
+        code, known = at.tb_frame.f_code, at.tb_frame.f_locals
+        owner = known.get("self")
+        path = None if owner is None or code.co_name not in ("forward", "__call__") else path_of(owner)
+        if path is not None:
+            count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+            given = [_shapes({name: known[name]}) for name in code.co_varnames[1:count] if name in known]
+            weights, given = _shapes(held_by(owner)), [one for one in given if one]
+            what = [f"holds {weights}"] * bool(weights) + [f"was called with {', '.join(given)}"] * bool(given)
+            found = (
+                f"{f'{path} ({type(owner).__name__})' if path else 'the module itself'} {' and '.join(what)}".strip()
+            )
+        at = at.tb_next
+    return found
+
+
+def _shapes(named: Mapping[str, Any]) -> str:
+    """Return ``name float32 (2, 3)`` of every array; those of a tuple or list by their position."""
+    found = []
+    for name, value in named.items():
+        places = enumerate(value) if isinstance(value, (tuple, list)) else ()
+        parts = {f"{name}[{place}]": one for place, one in places} or {name: value}
+        arrays = {key: one for key, one in parts.items() if hasattr(one, "shape") and hasattr(one, "dtype")}
+        found += [f"{key} {str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for key, one in arrays.items()]
+    return ", ".join(found)
 
 
 def replace(tree: Any, is_leaf: Callable[[Any], bool], leaves: Sequence[Any]) -> Any:
@@ -133,6 +177,12 @@ class Arguments:
             found += [f"{key}{path}" for path, _ in flatten(value, is_array)]
         return found
 
+    def plain(self, names: Sequence[str]) -> list[str]:
+        """Return the names of the arguments that are no arrays but numbers, bools or texts."""
+        positional = [(names[i] if i < len(names) else f"inputs[{i}]", one) for i, one in enumerate(self.args)]
+        given = (*positional, *self.kwargs.items())
+        return [name for name, one in given if isinstance(one, (bool, int, float, complex, str))]
+
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
@@ -208,6 +258,8 @@ class Subject(Protocol):
     device: Any
     train: bool
     framework: Framework
+    plain: Mapping[str, Any]
+    """Where what a call returned holds Python's own numbers, bools and texts -> these."""
     kind: str
     """``torch module``, ``NNX module``, ``Linen module``, ``torch function`` or ``JAX function``."""
 
@@ -224,6 +276,9 @@ class Subject(Protocol):
 
     def weights(self) -> Arrays:
         """Return copies of the weights that the module holds."""
+
+    def tied(self) -> dict[str, str]:
+        """Return further name of a weight -> the name that it has in `parameters`."""
 
     def few_threads(self) -> contextlib.AbstractContextManager[None]:
         """Return the context for small work."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from .criterion import (
     agree,
     allowed_meaning,
     decide,
+    flushed_below,
     measure,
     precision_used,
     scale_of,
@@ -71,6 +72,8 @@ class Findings:
         held: outputs of each side on the pair's own weights, where a large pair was run on them.
         tables: part of the largest value that tables in float32 explain, where that was needed.
         notes: what a reader has to know.
+        unreached: rows and columns of matrices that no gradient reached, in words.
+        compared: names of the tensors that were compared.
     """
 
     verdicts: list[TensorVerdict]
@@ -83,6 +86,8 @@ class Findings:
     held: dict[Side, list[Array]]
     tables: float
     notes: list[str]
+    unreached: list[str]
+    compared: frozenset[str]
 
 
 class Bench:
@@ -106,6 +111,7 @@ class Bench:
         self.tables = 0.0
         self.has_tables: dict[Side, bool] = {}
         self.has_softmax: dict[Side, bool] = {}
+        self.reached: dict[str, list[Array]] = {}
         self.notes: list[str] = []
 
     def findings(self, verdicts: list[TensorVerdict]) -> Findings:
@@ -126,6 +132,8 @@ class Bench:
             self.held,
             self.tables,
             [*self.noise.notes, *self.notes],
+            [*self._unreached(), *self._flushed()],
+            frozenset(self.about),
         )
 
     @property
@@ -224,12 +232,51 @@ class Bench:
                 title=sample.title(),
             )
             self.measures.setdefault((name, mode), []).append(found)
+            if tensor.kind.endswith("matrix gradient") and mode == self.modes[0]:
+                self._note_reached(name, tensor.first if oracle is None else oracle)
             if not self.count and mode == self.modes[0]:
                 self._keep_picture(name, tensor.first, tensor.second, oracle)
 
     def _keep_picture(self, name: str, first: Array, second: Array, oracle: Array | None) -> None:
         if first.size <= PICTURE_SIZE and len(self.pictures) < MAX_PICTURES:
             self.pictures.append(Picture(name, first, second, oracle))
+
+    def _note_reached(self, name: str, gradient: Array) -> None:
+        """Keep which rows and columns of a matrix have had a gradient."""
+        moved = gradient != 0
+        found = [moved.any(axis=tuple(other for other in range(moved.ndim) if other != axis)) for axis in (0, 1)]
+        self._join(name, found)
+
+    def join_reached(self, other: Bench) -> None:
+        """Take over which rows and columns have had a gradient in samples that another bench has taken."""
+        for name, found in other.reached.items():
+            self._join(name, found)
+
+    def _join(self, name: str, found: list[Array]) -> None:
+        before = self.reached.get(name, found)
+        self.reached[name] = [one | two for one, two in zip(before, found, strict=True)]
+
+    def _unreached(self) -> Iterator[str]:
+        """Say which rows and columns of matrices no gradient reached, of those that any did reach."""
+        for name, axes in self.reached.items():
+            for what, reached in zip(("rows", "columns"), axes, strict=True):
+                if reached.any() and not reached.all():
+                    left = np.flatnonzero(~reached)
+                    yield (
+                        f"{left.size} of {reached.size} {what} of {name.removeprefix('grad ')}: no gradient reached "
+                        f"{ranges(left)}"
+                    )
+
+    def _flushed(self) -> Iterator[str]:
+        """Say which tensors are too small for their precision to be judged."""
+        names = dict.fromkeys(
+            name for (name, _), found in self.measures.items() if any(one.is_flushed for one in found)
+        )
+        if names:
+            yield (
+                f"precision of {', '.join(names)}: numbers below {flushed_below(self.dtype):.0e} in some sample, which "
+                "processors may take for zero"
+            )
 
     def _compare_exactly(self, name: str, first: Array, second: Array) -> None:
         differing = int((first != second).sum())
@@ -405,6 +452,25 @@ class Bench:
                 "inputs like the given ones it does not"
             )
 
+    def note_small(self) -> None:
+        """Tell of outputs and gradients that are far smaller than the largest of their kind, which they are judged by.
+
+        What is zero in exact arithmetic can't be told from it: a gradient of a key bias is rounding errors alone.
+        """
+        parts = {
+            name: max(one.part for one in measures)
+            for (name, mode), measures in self.measures.items()
+            if mode == self.modes[0] and (self.about[name][0] == "output" or not all(one.is_zero for one in measures))
+        }
+        small = {name: part for name, part in parts.items() if 0.0 < part < SMALL}
+        if small:
+            names = ", ".join(f"{name} ({part:.0e})" for name, part in list(small.items())[:MOST_RANGES])
+            more = f" and {len(small) - MOST_RANGES} more" if len(small) > MOST_RANGES else ""
+            self.notes.append(
+                f"judged by the largest of their kind, beside which they are small: {names}{more}; a fault that small "
+                "shows where they are returned or differentiated alone"
+            )
+
     def note_nonfinite(self) -> None:
         """Tell of numbers that are not finite on both sides alike, which nothing was compared of."""
         for (name, mode), measures in self.measures.items():
@@ -415,6 +481,20 @@ class Bench:
                     f"{name}: {one.count - one.finite} of {one.count} elements are NaN or infinite on both sides "
                     f"({one.title}), and were not compared"
                 )
+
+
+SMALL = 1e-6
+"""Part of the largest of its kind below which a note says that a tensor is judged by that one."""
+
+MOST_RANGES = 4
+"""How many ranges of rows are named."""
+
+
+def ranges(numbers: Array) -> str:
+    """Write whole numbers in order: ``0, 9-11``; the first few where there are many."""
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
+    shown = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:MOST_RANGES]]
+    return ", ".join([*shown, *["..."] * (len(runs) > MOST_RANGES)])
 
 
 def _badness(one: TensorVerdict) -> tuple[int, float]:

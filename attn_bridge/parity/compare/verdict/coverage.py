@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
 from ..pair import SIDES, Pair
 from ..pairing import Match
 from ..results.findings import TensorVerdict
+from ..samples import inputs as calls
+from ..sides.dtypes import is_float
+from .bench import Findings
 from .runner import Outputs, Runner
 
 MAX_PROBES = 200
@@ -46,21 +49,21 @@ class Coverage:
         return found
 
 
-def covered(runner: Runner, zero: Sequence[str], held: Outputs) -> Coverage:
-    """Tell true invariances from parameters that nothing reached, among those whose gradient is zero.
+def covered(runner: Runner, findings: Findings) -> Coverage:
+    """Tell what a comparison did not see; among parameters without a gradient, invariances from unreached ones.
 
     Args:
         runner: what runs the pair.
-        zero: parameters whose gradient was zero in every sample.
-        held: outputs of a large pair on its own weights.
+        findings: what was found in one precision.
     """
+    zero, held = findings.zero, findings.held
     pair, found = runner.pair, Coverage()
     known = {match.first.name: match for match in pair.pairing.matches}
     if pair.effort.large:
         _cover_large(runner, [known[name] for name in zero], held, found)
     else:
         _cover(runner, {name: known[name] for name in zero[:MAX_PROBES]}, found)
-    found.unreached = _unreached(pair)
+    found.unreached = [*_unreached(pair), *findings.unreached, *_not_compared(pair, findings.compared), *_given(pair)]
     return found
 
 
@@ -90,6 +93,29 @@ def _cover_large(runner: Runner, matches: list[Match], held: Outputs, found: Cov
         found.notes.append(f"{', '.join(names)}: the output depends on some of them, but their gradient is zero")
     else:
         found.invariances = names
+
+
+def _not_compared(pair: Pair, compared: Collection[str]) -> Iterator[str]:
+    """Say which paired weights have no gradient that could be compared: complex numbers."""
+    for match in pair.pairing.matches:
+        dtype = match.first.parameter.dtype
+        if f"grad {match.first.name}" not in compared and dtype.startswith("complex"):
+            yield f"gradient of {match.first.name}: {dtype} is taken as held; give real and imaginary parts as two"
+
+
+def _given(pair: Pair) -> Iterator[str]:
+    """Say which inputs are the same in every sample: masks that hide nothing first, then whole numbers and the rest."""
+    call, names = pair.arguments["first"], pair.first.argument_names
+    kept = []
+    for i, (name, leaf, mask) in enumerate(zip(call.named(names), call.leaves, calls.masks(call), strict=True)):
+        is_constant = leaf.size > 1 and not is_float(leaf) and bool((leaf == leaf.flat[0]).all())
+        if is_constant:
+            yield f"another {name}: {leaf.flat[0]} everywhere, so that a side may ignore it"
+        elif i in pair.fixed or (i not in pair.vary and (mask or not is_float(leaf))):
+            kept.append(name)
+    kept += call.plain(names)
+    if kept:
+        yield f"other values of {', '.join(kept)}: taken as given in every sample"
 
 
 def _unreached(pair: Pair) -> list[str]:

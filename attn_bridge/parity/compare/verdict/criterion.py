@@ -79,6 +79,8 @@ class Measure:
         title: the sample as a reader knows it.
         given: what one unit of float32 in tables without parameters does to the float64 results, as a part of
             `meaning_scale`; it is allowed.
+        part: largest absolute value of the tensor, as a part of `meaning_scale`.
+        is_flushed: whether it is too small for its precision to be judged; see `flushed_below`.
     """
 
     group: int
@@ -99,11 +101,24 @@ class Measure:
     stress: bool = False
     title: str = ""
     given: float = 0.0
+    part: float = 1.0
+    is_flushed: bool = False
 
 
 def scale_of(arrays: Sequence[Array]) -> float:
     """Return the largest finite absolute value."""
     return max((_largest(array) for array in arrays if array.dtype.kind in "fV" and array.size), default=0.0)
+
+
+def flushed_below(dtype: str) -> float:
+    """Return the size up to which the precision of a tensor is not judged; 0 where every number is kept.
+
+    Processors and compilers may take numbers below the smallest normal one for zero, and do so in the last digits of
+    what is not much larger. Nothing computes in float16 without a wider unit behind it, and float64 is far from there.
+    """
+    if dtype not in ("float32", "bfloat16"):
+        return 0.0
+    return float(np.finfo(np.float32).tiny) / unit_of(dtype)
 
 
 def measure(
@@ -145,7 +160,8 @@ def measure(
     tally = _Tally(meaning_scale)
     for start in range(0, max(first.size, 1), CHUNK):
         tally.add(start, [None if one is None else _chunk(one, start) for one in arrays])
-    atom = unit_of(dtype) * scale
+    is_flushed = 0.0 < max(scale, *tally.largest) <= flushed_below(dtype)
+    atom = math.inf if is_flushed else unit_of(dtype) * scale
     size = max(first.size, 1)
     meaning = _part(tally.apart, meaning_scale) if len(truths) == 2 else None
     errors = [_part(largest, atom) for largest in tally.largest]
@@ -171,6 +187,8 @@ def measure(
         is_zero=own_scale <= ZERO * meaning_scale,
         stress=stress,
         title=title,
+        part=_part(own_scale, meaning_scale),
+        is_flushed=is_flushed,
     )
 
 
@@ -201,8 +219,10 @@ class _Tally:
             pairs = [(first, second)] + (
                 [(first_oracle, second_oracle)] if first_oracle is not None and second_oracle is not None else []
             )
+            overflown = _overflown(pieces)
             for one, two in pairs:
                 unlike = ~(np.isfinite(one) & np.isfinite(two) | (np.isnan(one) & np.isnan(two)) | (one == two))
+                unlike &= ~overflown
                 if unlike.any() and not self.mismatched:
                     self.mismatch_at = start + int(np.argmax(unlike))
                 self.mismatched += int(unlike.sum())
@@ -228,6 +248,23 @@ class _Tally:
             self.largest[side] = max(self.largest[side], float(error[top]))
             if error[top] > self._error:
                 self._error, self.error_at = float(error[top]), start + top
+
+
+def _overflown(pieces: Sequence[Array | None]) -> Array:
+    """Return where both sides overflow, whose float64 results are finite: to NaN or to an infinity of either sign.
+
+    Which of these it is follows from the order of operations, as inf - inf does, and from nothing that is meant.
+    """
+    first, second, *truths = pieces
+    assert first is not None
+    assert second is not None
+    if any(one is None for one in truths):
+        return np.zeros(first.shape, np.bool_)
+    found: Array = ~np.isfinite(first) & ~np.isfinite(second)
+    for one in truths:
+        assert one is not None
+        found &= np.isfinite(one)
+    return found
 
 
 def _chunk(array: Array, start: int) -> Array:
@@ -355,7 +392,7 @@ def with_table_error(one: Measure, moved: float) -> Measure:
 
 def with_error(one: Measure, side: Side, rms: float, largest: float, dtype: str) -> Measure:
     """Return the measure with at least the error that a side makes under other roundings: its rms and its largest."""
-    atom = unit_of(dtype) * one.scale
+    atom = math.inf if one.is_flushed else unit_of(dtype) * one.scale
     square, top = _part(rms, atom) ** 2, _part(largest, atom)
     if side == "first":
         return dataclasses.replace(one, first_square=max(one.first_square, square), first_max=max(one.first_max, top))

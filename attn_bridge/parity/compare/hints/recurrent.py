@@ -1,0 +1,313 @@
+"""Recurrent layers computed both ways in NumPy: which gate is which, and what becomes of the state.
+
+The weights of a layer are read from their names and shapes: four matrices from the state are an LSTM's, three a GRU's,
+one those of a plain RNN. Gates have the names of torch: ``i f g o`` and ``r z n``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from .case import Array, Arrays, Case
+
+LARGEST = 1 << 16
+"""Most elements of an output that a layer is computed for."""
+
+LONGEST = 64
+"""Most steps."""
+
+GATES = {4: "ifgo", 3: "rzn", 1: "h"}
+"""Number of gates -> what they are called, in the order in which torch and Flax keep them."""
+
+KINDS = {4: "an LSTM", 3: "a GRU", 1: "an RNN"}
+
+Run = Callable[["Layer", Array, Array, Array], tuple[Array, Array]]
+"""From the weights, an input, a state and a memory to the state and the memory after a step."""
+
+_GATE = re.compile(r"(?:^|[._\[])([ih])([ifgorzn])_?(?=[\].]|$)")
+_SOURCE = re.compile(r"(?:^|[._])(?:([ixh])|(?:w|dense)_?([ixh])|w?_?([ixh])2?h)(?=$|[._])", re.IGNORECASE)
+_LAYER = re.compile(r"_l(\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The weights of one layer in one direction; g gates, a state of width h, an input of width d.
+
+    Attributes:
+        given: matrices from the input ``(g, h, d)``.
+        kept: matrices from the state ``(g, h, h)``.
+        given_bias: what is added to the one, ``(g, h)``.
+        kept_bias: what is added to the other.
+    """
+
+    given: Array
+    kept: Array
+    given_bias: Array
+    kept_bias: Array
+
+    def ordered(self, order: Sequence[int]) -> Layer:
+        """Return the layer with its gates in another order."""
+        found = (self.given, self.kept, self.given_bias, self.kept_bias)
+        return Layer(*(one[list(order)] for one in found))
+
+
+def recurrent(case: Case) -> str:
+    """Recognise gates that are exchanged, and states that go another way, in an LSTM, a GRU or an RNN."""
+    layers = [] if case.is_gradient or case.one.size > LARGEST else read(case.weights)
+    if not layers or not 2 <= case.one.ndim <= 3:
+        return ""
+    ours = its = ""
+    for name, made in _outputs(case, layers):
+        ours = ours or (name if case.fits(case.one, made) else "")
+        its = its or (name if case.fits(case.two, made) else "")
+        if ours and its:
+            return f"{case.labels[0]} computes {ours}, {case.labels[1]} {its}" if ours != its else ""
+    return ""
+
+
+# ---- weights
+
+
+def read(weights: Arrays) -> list[Layer]:
+    """Return the layer that weights are of, or two of both directions; none where names or shapes don't say."""
+    if len({hit[1] for name in weights if (hit := _LAYER.search(name))}) > 1:
+        return []
+    found = []
+    for backward in (False, True):
+        mine = {name: one for name, one in weights.items() if bool(re.search("reverse|backward", name)) == backward}
+        layer = _layer(mine) if mine else None
+        if layer is not None:
+            found.append(layer)
+        elif mine:
+            return []
+    return found
+
+
+def _layer(weights: Mapping[str, Array]) -> Layer | None:
+    """Return the layer that the weights of one direction are of."""
+    matrices: dict[str, dict[str, Array]] = {"i": {}, "h": {}}
+    biases: dict[str, dict[str, Array]] = {"i": {}, "h": {}}
+    for name, array in weights.items():
+        place = _place(name)
+        if place is None or array.ndim not in (1, 2):
+            return None
+        source, gate = place
+        target = (matrices if array.ndim == 2 else biases)[source]
+        if gate in target:
+            return None
+        # torch's matrices are (outputs, inputs), Flax's kernels the other way round
+        target[gate] = array.T if array.ndim == 2 and name.endswith("kernel") else array
+    kept = _gates(matrices["h"], None)
+    if kept is None or kept.shape[1] != kept.shape[2]:
+        return None
+    nothing = np.zeros(kept.shape[:2])
+    given = _gates(matrices["i"], len(kept))
+    added = [_gates(biases[source], len(kept)) if biases[source] else nothing for source in "ih"]
+    if given is None or given.shape[:2] != nothing.shape or any(one is None for one in added):
+        return None
+    found = [one for one in added if one is not None and one.shape == nothing.shape]
+    return Layer(given, kept, *found) if len(found) == 2 else None
+
+
+def _place(name: str) -> tuple[str, str] | None:
+    """Return what a weight is applied to, ``i`` or ``h``, and its gate, "" for all of them; None if it does not say."""
+    gates = _GATE.findall(name)
+    if gates:
+        return gates[-1][0], gates[-1][1]
+    sources = _SOURCE.findall(_LAYER.sub("", name).replace("_reverse", ""))
+    if not sources:
+        return None
+    source = next(one for one in sources[-1] if one).lower()
+    return ("i" if source == "x" else source), ""
+
+
+def _gates(found: Mapping[str, Array], count: int | None) -> Array | None:
+    """Return weights with the gates as the first axis; without a count those of the state, whose shape shows it."""
+    if list(found) == [""]:
+        (whole,) = found.values()
+        count = whole.shape[0] // whole.shape[-1] if count is None else count
+        return whole.reshape(count, -1, *whole.shape[1:]) if count in GATES and whole.shape[0] % count == 0 else None
+    for gates in GATES.values():
+        if found.keys() == set(gates) and len({one.shape for one in found.values()}) == 1:
+            return np.stack([found[gate] for gate in gates])
+    return None
+
+
+# ---- layers
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A way to compute one step of a layer; an LSTM has a memory (its cell state) beside the state that it gives out.
+
+    Attributes:
+        name: what is other than usual in it, "" for nothing.
+        order: the places of the gates, in the order of `GATES`.
+        run: computes it.
+        backward: whether it goes backwards in time.
+    """
+
+    name: str
+    order: tuple[int, ...]
+    run: Run
+    backward: bool = False
+
+
+def _sigmoid(value: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-value)))
+
+
+def _sums(layer: Layer, x: Array, h: Array) -> tuple[Array, Array]:
+    """Return what every gate gets from the input and from the state, gates first."""
+    given = np.einsum("ghd,bd->gbh", layer.given, x) + layer.given_bias[:, None]
+    kept = np.einsum("ghk,bk->gbh", layer.kept, h) + layer.kept_bias[:, None]
+    return given, kept
+
+
+def _lstm(
+    candidate: Callable[[Array], Array] = np.tanh,
+    shown: Callable[[Array], Array] = np.tanh,
+    forget: float = 0.0,
+    *,
+    late: bool = False,
+) -> Run:
+    def run(layer: Layer, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
+        given, kept = _sums(layer, x, h)
+        i, f, g, o = given + kept
+        new = _sigmoid(f + forget) * c + _sigmoid(i) * candidate(g)
+        return _sigmoid(o) * shown(c if late else new), new
+
+    return run
+
+
+def _gru(
+    candidate: Callable[[Array], Array] = np.tanh, *, turned: bool = False, before: bool = False, outside: bool = False
+) -> Run:
+    def run(layer: Layer, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
+        given, kept = _sums(layer, x, h)
+        r, z = _sigmoid(given[0] + kept[0]), _sigmoid(given[1] + kept[1])
+        bias = layer.kept_bias[2]
+        product = (r * h) @ layer.kept[2].T if before else r * (kept[2] - bias)
+        new = candidate(given[2] + product + (bias if before or outside else r * bias))
+        z = 1 - z if turned else z
+        return (1 - z) * new + z * h, c
+
+    return run
+
+
+def _rnn(act: Callable[[Array], Array]) -> Run:
+    def run(layer: Layer, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
+        given, kept = _sums(layer, x, h)
+        return act(given[0] + kept[0]), c
+
+    return run
+
+
+def _relu(value: Array) -> Array:
+    return np.maximum(value, 0)
+
+
+def _steps(count: int) -> Iterator[Step]:
+    """Yield the ways in which a layer of so many gates is computed, right or as ports get it wrong."""
+    usual = tuple(range(count))
+    plain = {4: _lstm(), 3: _gru(), 1: _rnn(np.tanh)}[count]
+    yield Step("", usual, plain)
+    gates = GATES[count]
+    orders = sorted(itertools.permutations(usual), key=lambda order: sum(map(int.__ne__, order, usual)))
+    for order in orders[1:]:
+        moved = [gates[k] for k in usual if order[k] != k]
+        if len(moved) == 2:
+            yield Step(f"with the gates {moved[0]} and {moved[1]} exchanged", order, plain)
+        else:
+            yield Step(f"with its gates in the order {' '.join(gates[order.index(k)] for k in usual)}", order, plain)
+    yield Step("that goes backwards in time", usual, plain, backward=True)
+    others: dict[int, dict[str, Run]] = {
+        4: {
+            "with a sigmoid for the candidate": _lstm(candidate=_sigmoid),
+            "that gives out its state without tanh": _lstm(shown=np.asarray),
+            "with 1 added to the forget gate": _lstm(forget=1.0),
+            "whose output is of the state before": _lstm(late=True),
+        },
+        3: {
+            "whose update gate is the other way round": _gru(turned=True),
+            "that resets the state before the product": _gru(before=True),
+            "whose bias from the state is not reset": _gru(outside=True),
+            "with a sigmoid for the candidate": _gru(candidate=_sigmoid),
+        },
+        1: {"with ReLU": _rnn(_relu), "with a sigmoid": _rnn(_sigmoid), "with no activation": _rnn(np.asarray)},
+    }
+    for name, run in others[count].items():
+        yield Step(name, usual, run)
+
+
+def _outputs(case: Case, layers: Sequence[Layer]) -> Iterator[tuple[str, Array]]:
+    """Yield what the layers make of the inputs, in every way that a port may compute them."""
+    width, count = layers[0].given.shape[2], len(layers[0].kept)
+    state = layers[0].kept.shape[1]
+    x = next((one for one in case.inputs if one.ndim in (2, 3) and one.shape[-1] == width), None)
+    if x is None or any(len(one.kept) != count for one in layers):
+        return
+    states = [one.reshape(-1, state) for one in case.inputs if one is not x and one.shape[-1:] == (state,)]
+    is_cell = x.ndim == 2
+    for axis in (0, 1) if not is_cell else (None,):
+        steps = x[None] if axis is None else np.moveaxis(x, axis, 0)
+        if len(steps) > LONGEST:
+            return
+        for some, what in _given_states(states, steps.shape[1], state, len(layers)):
+            for step in _steps(count):
+                runs = [_run(layer, step, steps, *some, turned=bool(k)) for k, layer in enumerate(layers)]
+                for joined, h, c in _joined(runs, has_variants=not step.name):
+                    name = " ".join(filter(None, (KINDS[count], step.name, what, joined)))
+                    yield from _shown(case.one.shape, name, h, c, axis, has_memory=count == 4)
+
+
+def _joined(runs: Sequence[tuple[Array, Array]], *, has_variants: bool) -> Iterator[tuple[str, Array, Array]]:
+    """Yield states and memories of both directions side by side, and as ports get them wrong."""
+    h, c = (np.concatenate(each, -1) for each in zip(*runs, strict=True))
+    yield "", h, c
+    if len(runs) == 2 and has_variants:
+        (forward, _), (backward, _) = runs
+        yield "with its directions exchanged", np.concatenate([backward, forward], -1), c
+        yield "whose backward half is not turned round", np.concatenate([forward, backward[::-1]], -1), c
+
+
+def _given_states(
+    states: Sequence[Array], rows: int, width: int, count: int
+) -> Iterator[tuple[tuple[Array, Array], str]]:
+    """Yield the state and the memory that a layer starts from, as given or exchanged; zeros where there are none."""
+    if count == 1 and states and all(one.shape == (rows, width) for one in states[:2]):
+        one, two = (*states, states[0])[:2]
+        yield (one, two), ""
+        if len(states) > 1:
+            yield (two, one), "with state and memory exchanged"
+    elif not states:
+        nothing = np.zeros((rows, width))
+        yield (nothing, nothing), ""
+
+
+def _run(layer: Layer, step: Step, x: Array, h: Array, c: Array, *, turned: bool) -> tuple[Array, Array]:
+    """Return all states and memories; those of a layer that is `turned` stand where their inputs do."""
+    layer, backward = layer.ordered(step.order), turned != step.backward
+    found = []
+    for one in x[::-1] if backward else x:
+        h, c = step.run(layer, one, h, c)
+        found.append((h, c))
+    states, memories = (np.stack(each) for each in zip(*found, strict=True))
+    return (states[::-1], memories[::-1]) if backward else (states, memories)
+
+
+def _shown(
+    shape: tuple[int, ...], name: str, h: Array, c: Array, axis: int | None, *, has_memory: bool
+) -> Iterator[tuple[str, Array]]:
+    """Yield what a layer may give out of its states and memories, where it is of the shape in question."""
+    ways = [("", h), (" (its memory)", c)] if has_memory else [("", h)]
+    for what, states in ways:
+        if axis is not None and np.moveaxis(states, 0, axis).shape == shape:
+            yield name + what, np.moveaxis(states, 0, axis)
+        if states[-1].size == int(np.prod(shape)) and states[-1].shape == tuple(size for size in shape if size != 1):
+            yield name + what, states[-1].reshape(shape)
