@@ -24,7 +24,7 @@ from .contender import Contender, Work
 MATMUL = "matmul"
 """Key of the yardstick among the contenders."""
 
-LEAST_ROUNDS = 3
+MIN_ROUNDS = 3
 """Rounds that every contender takes part in, however slow."""
 
 
@@ -120,7 +120,7 @@ class Bench:
         random.Random(seed).shuffle(order)
         found = {}
         for label in order:
-            if self._spent[label] > budget and self._rounds >= LEAST_ROUNDS:
+            if self._spent[label] > budget and self._rounds >= MIN_ROUNDS:
                 continue
             begin = time.perf_counter()
             if self._repeats[label] > 1:

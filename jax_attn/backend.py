@@ -107,12 +107,12 @@ def build_blank(name: str, config: Config, dtype: str) -> nnx.Module:
     return _blanked(name, dtype, config=config)
 
 
-def attention_runner(mask: Mask, **options: Any) -> Runner:
+def attention_runner(mask: Mask, *, mode: str = "jit", **options: Any) -> Runner:
     """Return a runner of `functional.dot_product_attention` with constant `mask` and `options`, and arrays as inputs.
 
     Its inputs are ``query key value`` and, as they are given, ``bias sinks padding`` (bool, ``(B, S)``).
     """
-    return Runner(_AttentionModule(mask, **options), mode="jit")
+    return Runner(_AttentionModule(mask, **options), mode=mode)
 
 
 @contextlib.contextmanager
@@ -122,12 +122,17 @@ def precision(dtype: str) -> Iterator[None]:
         yield
 
 
+def few_threads() -> contextlib.AbstractContextManager[None]:
+    """Return the context for small work; JAX needs none."""
+    return contextlib.nullcontext()
+
+
 class Runner:
     """Runs a module forward and backward and returns all results as NumPy arrays under Flax names.
 
     Args:
-        module: the module to run.
-        mode: ``eager`` or ``jit``.
+        module: the module to run; its own weights stay what they are.
+        mode: ``eager``, ``jit``, or ``quick``, which is ``jit`` without LLVM's optimizations.
         **arguments: constant keyword arguments of the call, such as ``return_weights=True``.
     """
 
@@ -137,8 +142,15 @@ class Runner:
         self.module = module
         self.arguments = arguments
         self.notes: list[str] = []
-        self._differentiate = jax.jit(self._run, compiler_options=_compiler_options()) if mode == "jit" else self._run
-        self._graphdef, self._parameters, self._rest = nnx.split(module, nnx.Param, ...)
+        self._is_jit = mode != "eager"
+        options = _compiler_options(mode == "quick")
+        self._differentiate = jax.jit(self._run, compiler_options=options) if self._is_jit else self._run
+        self._graphdef, state = nnx.split(module)
+        self._leaves = dict(nnx.to_flat_state(state))
+        self._parameters, self._others = {}, {}
+        for path, leaf in self._leaves.items():
+            held = self._parameters if isinstance(leaf, nnx.Param) else self._others
+            held[_name(path)] = _value(leaf)
 
     def __call__(
         self,
@@ -146,7 +158,7 @@ class Runner:
         inputs: Mapping[str, np.ndarray[Any, Any]],
         cotangents: Sequence[np.ndarray[Any, Any]],
     ) -> tuple[list[np.ndarray[Any, Any]], Arrays, Arrays]:
-        """Load `weights` and run.
+        """Run with `weights`.
 
         Args:
             weights: the parameters, under the names of this framework.
@@ -156,24 +168,36 @@ class Runner:
         Returns:
             Outputs, input gradients by argument, parameter gradients by name.
         """
-        set_weights(self.module, weights)
-        _, self._parameters, self._rest = nnx.split(self.module, nnx.Param, ...)
-        arrays = {name: from_numpy(array, name) for name, array in inputs.items()}
+        parameters, others = (
+            {name: self._given(weights[name], name) if name in weights else value for name, value in held.items()}
+            for held in (self._parameters, self._others)
+        )
+        arrays = {name: self._given(array, name) for name, array in inputs.items()}
         differentiated = {name: array for name, array in arrays.items() if jnp.issubdtype(array.dtype, jnp.floating)}
         constant = {name: array for name, array in arrays.items() if name not in differentiated}
         outputs, (parameter_gradients, input_gradients) = self._differentiate(
-            self._parameters, self._rest, differentiated, constant, [from_numpy(array) for array in cotangents]
+            parameters, others, differentiated, constant, [self._given(array) for array in cotangents]
         )
-        flat = nnx.to_flat_state(parameter_gradients)
         return (
             [to_numpy(output) for output in outputs],
             {name: to_numpy(array) for name, array in input_gradients.items()},
-            {_name(path): to_numpy(_value(leaf)) for path, leaf in flat},
+            {name: to_numpy(array) for name, array in parameter_gradients.items()},
         )
 
-    def _run(self, parameters: Any, rest: Any, differentiated: Any, constant: Any, cotangents: list[Array]) -> Any:
-        def call(parameters: Any, differentiated: dict[str, Array]) -> list[Array]:
-            module = nnx.merge(self._graphdef, parameters, rest, copy=True)
+    def _given(self, array: np.ndarray[Any, Any], name: str = "array") -> Any:
+        """Return what the program takes: a compiled one takes NumPy's arrays faster than they become JAX's.
+
+        Raises:
+            TypeError: JAX would narrow the dtype.
+        """
+        kept = array.dtype.isnative and array.dtype == jax.dtypes.canonicalize_dtype(array.dtype)
+        return array if self._is_jit and kept else from_numpy(array, name)
+
+    def _run(self, parameters: Any, others: Any, differentiated: Any, constant: Any, cotangents: list[Array]) -> Any:
+        def call(parameters: dict[str, Array], differentiated: dict[str, Array]) -> list[Array]:
+            values = parameters | others
+            state = {path: leaf.replace(values[_name(path)]) for path, leaf in self._leaves.items()}
+            module = nnx.merge(self._graphdef, nnx.from_flat_state(state), copy=True)
             outputs = module(**differentiated, **constant, **self.arguments)
             return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
@@ -181,10 +205,14 @@ class Runner:
         return outputs, pull_back(cotangents)
 
 
-def _compiler_options() -> dict[str, Any] | None:
-    """Return options that compile the float64 runs several times as fast; how fast they run matters to no one."""
-    is_oracle = jax.config.jax_enable_x64 and jax.default_backend() == "cpu"
-    return _known_options() if is_oracle else None
+def _compiler_options(is_quick: bool) -> dict[str, Any] | None:
+    """Return options that compile a program ten times as fast, and float64 always; how fast it runs matters to no one.
+
+    They change what LLVM makes of the program (it rounds more often, as no two operations become one), not what XLA
+    makes of the code before.
+    """
+    is_quick = is_quick or jax.config.jax_enable_x64
+    return _known_options() if is_quick and jax.default_backend() == "cpu" else None
 
 
 @functools.cache
@@ -224,11 +252,28 @@ class _AttentionModule(nnx.Module):
 def _blanked(name: str, dtype: str, /, **arguments: Any) -> nnx.Module:
     # Drawing initial weights would compile one program per shape, only for them to be replaced.
     module: nnx.Module = nnx.eval_shape(
-        lambda: getattr(jax_attn, name)(**arguments, rngs=nnx.Rngs(0), param_dtype=jnp.dtype(dtype))
+        lambda: getattr(jax_attn, name)(**arguments, rngs=_UnseenRngs(0), param_dtype=jnp.dtype(dtype))
     )
     nnx.update(module, jax.tree.map(_blank, nnx.state(module)))
     module.eval()
     return module
+
+
+class _UnseenRngs(nnx.Rngs):
+    """Keys for numbers that nobody will see, all the same: to count them takes longer than the rest of building."""
+
+    def __init__(self, seed: int):
+        super().__init__(seed)
+        self.default = _UnseenStream(seed, tag="default")
+
+
+class _UnseenStream(nnx.RngStream):
+    def __call__(self) -> Array:
+        return self.key[...]
+
+    def fork(self, **options: Any) -> nnx.RngStream:
+        """Return a stream that counts, for a module to keep."""
+        return nnx.RngStream(self(), tag=self.tag)
 
 
 def _blank(leaf: jax.ShapeDtypeStruct) -> Array:

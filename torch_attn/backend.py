@@ -10,7 +10,8 @@ import os
 import pathlib
 import shutil
 import sysconfig
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -152,18 +153,47 @@ def build_blank(name: str, config: Config, dtype: str) -> nn.Module:
     return module.to_empty(device=torch.get_default_device()).eval()
 
 
-def attention_runner(mask: Mask, **options: Any) -> Runner:
+def attention_runner(mask: Mask, *, mode: str = "eager", **options: Any) -> Runner:
     """Return a runner of `functional.dot_product_attention` with constant `mask` and `options`, and arrays as inputs.
 
     Its inputs are ``query key value`` and, as they are given, ``bias sinks padding`` (bool, ``(B, S)``).
     """
-    return Runner(_AttentionModule(mask, **options))
+    return Runner(_AttentionModule(mask, **options), mode=mode)
 
 
 def precision(dtype: str) -> contextlib.AbstractContextManager[Any]:
     """Return the context in which arrays of `dtype` may be made and used; torch needs none."""
     del dtype
     return contextlib.nullcontext()
+
+
+class _OneThread:
+    """Holds torch to one thread for as long as anyone asks for it: their number belongs to the process."""
+
+    def __init__(self) -> None:
+        self._lock, self._holders, self._former = threading.Lock(), 0, 0
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Hold the context; afterwards there are as many as before the first who held it."""
+        with self._lock:
+            self._former = self._former if self._holders else torch.get_num_threads()
+            self._holders += 1
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holders -= 1
+                torch.set_num_threads(self._former)
+
+
+_one_thread = _OneThread()
+
+
+def few_threads() -> contextlib.AbstractContextManager[None]:
+    """Return the context for small work: one thread, because several wait for each other more than they work."""
+    return _one_thread()
 
 
 class Runner:

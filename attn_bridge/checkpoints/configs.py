@@ -17,7 +17,8 @@ from .containers.base import CheckpointError
 from .planning import Plan
 
 CONFIG = "config.json"
-MOST_BYTES = 1 << 24
+_THEIRS = {"GPTModel": "gpt2", "BertEncoder": "bert"}
+MAX_BYTES = 1 << 24
 """Bytes of a config.json."""
 
 SPARE = 10_000
@@ -46,8 +47,8 @@ def beside(path: Path) -> dict[str, Any]:
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise ValueError(f"it has {size} bytes; at most {MOST_BYTES} are read")
+        if size > MAX_BYTES:
+            raise ValueError(f"it has {size} bytes; at most {MAX_BYTES} are read")
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} can't be read as JSON: {printable(error)}") from None
@@ -83,7 +84,10 @@ def _config_for(model: str, path: Path, config: dict[str, Any]) -> dict[str, Any
         return _of_gpt2(path, config)
     if (model, kind) == ("BertEncoder", "bert"):
         return config
-    raise CheckpointError(f"{path}: model_type {kind!r} is no {model}")
+    known = " or ".join(repr(one) for one in (_THEIRS[model], OWN + model))
+    if kind is None:
+        raise CheckpointError(f"{path} has no model_type; expected {known}")
+    raise CheckpointError(f"{path}: model_type must be {known} for {model}, got {kind!r}")
 
 
 def _check_size(model: str, path: Path, found: Mapping[str, Any]) -> None:

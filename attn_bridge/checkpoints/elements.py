@@ -13,7 +13,7 @@ from .planning import Target
 
 Array = np.ndarray[Any, Any]
 
-MOST_FREE = 3
+MAX_FREE = 3
 """How many pieces of memory wait to be used again."""
 
 DENSE = 1.5
@@ -39,7 +39,7 @@ class Elements:
     def release(self, array: Array) -> None:
         """Take an array back that `read` gave, for its memory to be used again; fresh memory is slow."""
         memory = self._lent.pop(_address(array), None)
-        if memory is not None and len(self._free) < MOST_FREE:
+        if memory is not None and len(self._free) < MAX_FREE:
             self._free.append(memory)
 
     def _take(self, count: int, dtype: np.dtype[Any], place: int) -> Array:

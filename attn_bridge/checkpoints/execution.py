@@ -1,4 +1,4 @@
-"""Carrying out a plan: tensor by tensor into a place nobody reads, and then all at once into the target's."""
+"""Carrying out a plan: write tensor by tensor to a staging directory, then rename it onto the target atomically."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .threads import Threads
 Progress = Callable[[int, int, str], None]
 """Called with the bytes done, all bytes, and the tensor at hand."""
 
-LEAST = 8 << 20
+MIN = 8 << 20
 """Bytes of a piece of a tensor that is too large for the budget, at least."""
 
 
@@ -38,14 +38,14 @@ class Result:
         digests: name -> digest of its bytes.
         changed: name -> how many of its elements a cast changed.
         resumed: how many tensors an earlier, interrupted run had written.
-        anew: why a run that was to go on where an earlier one stopped did not; "" if it did, or was not to.
+        restart_reason: why a run that was to go on where an earlier one stopped did not; "" if it did, or was not to.
     """
 
     target: Path
     digests: dict[str, str]
     changed: dict[str, int]
     resumed: int
-    anew: str = ""
+    restart_reason: str = ""
 
 
 def carry_out(
@@ -87,7 +87,7 @@ def carry_out(
     with locked(staging):
         identity = f"{plan.identity(reader)} {target_format}"
         done, counts = journal(staging, identity) if resume else ({}, {})
-        anew = "no interrupted run of this very conversion was found" if resume and not done else ""
+        restart_reason = "no interrupted run of this very conversion was found" if resume and not done else ""
         infos = [one.info for one in plan.targets]
         if recover(staging, target) and done and len(_intact(target, infos, done, target_format)) == len(infos):
             shutil.rmtree(staging, ignore_errors=True)
@@ -108,11 +108,11 @@ def carry_out(
             writer = containers.make_writer(target_format, payload, infos, plan.metadata)
             try:
                 if done and not writer.random_access:
-                    anew = f"a file of {target_format} is written from its beginning on"
+                    restart_reason = f"a file of {target_format} is written from its beginning on"
                     done = {}
                 elif done:
                     done = _intact(payload, infos, done, target_format)
-                    anew = "" if done else "nothing of what was written is intact"
+                    restart_reason = "" if done else "nothing of what was written is intact"
                 digests, changed = _write(plan, elements, writer, staging, done, budget, progress)
                 changed |= {name: count for name, count in counts.items() if name in done}
                 if _stamps(reader) != files:
@@ -125,7 +125,7 @@ def carry_out(
             check_free(target, overwrite)
             publish(staging, payload, target, is_folder)
         shutil.rmtree(staging, ignore_errors=True)
-    return Result(target, digests, changed, len(done), anew)
+    return Result(target, digests, changed, len(done), restart_reason)
 
 
 def _write(
@@ -191,7 +191,7 @@ def _bounds(target: Target, budget: int) -> Iterator[tuple[int, int]]:
     if 3 * target.info.nbytes <= budget or not size:
         yield 0, size
         return
-    step = max(budget // 5, LEAST) // width
+    step = max(budget // 5, MIN) // width
     for start in range(0, size, step):
         yield start, min(size, start + step)
 
@@ -201,9 +201,9 @@ def _budget(plan: Plan, max_memory: int | None) -> int:
         raise CheckpointError(f"max_memory ({max_memory!r}) must be a whole number of bytes, or None")
     largest = max((one.info.nbytes for one in plan.targets), default=0)
     if max_memory is None:
-        return 3 * max(largest, LEAST)
-    if max_memory < IDLE + 4 * LEAST:
-        raise CheckpointError(f"max-memory ({max_memory}) must be at least {IDLE + 4 * LEAST} bytes")
+        return 3 * max(largest, MIN)
+    if max_memory < IDLE + 4 * MIN:
+        raise CheckpointError(f"max-memory ({max_memory}) must be at least {IDLE + 4 * MIN} bytes")
     return max_memory - IDLE
 
 
@@ -225,8 +225,8 @@ def _intact(payload: Path, infos: list[TensorInfo], done: dict[str, str], format
 def digest_of(reader: Reader, name: str) -> str:
     """Return the digest of a tensor's bytes."""
     digest, size = digests_of.new(), reader.tensors[name].nbytes
-    for start in range(0, size, 2 * LEAST):
-        digest.update(reader.read_range(name, start, min(size, start + 2 * LEAST)))
+    for start in range(0, size, 2 * MIN):
+        digest.update(reader.read_range(name, start, min(size, start + 2 * MIN)))
     return digest.hexdigest()
 
 
@@ -256,8 +256,8 @@ def check_dropped(plan: Plan, reader: Reader) -> None:
     """
     for name, check in plan.checks.items():
         info = reader.tensors[name]
-        for start in range(0, max(info.nbytes, 1), LEAST):
-            data = reader.read_range(name, start, min(info.nbytes, start + LEAST))
+        for start in range(0, max(info.nbytes, 1), MIN):
+            data = reader.read_range(name, start, min(info.nbytes, start + MIN))
             if not check(info.shape, start // info.itemsize, np.frombuffer(data, numpy_dtype(info.dtype))):
                 raise CheckpointError(
                     f"{reader.path}: {printable(name)} is not what it would be left out as: {plan.dropped[name]}"
@@ -316,8 +316,8 @@ def _accompany(
         writer = containers.make_writer("safetensors", kept, [info for info, _, _ in aside], {})
         for info, source, name in aside:
             kept_digests[info.name] = digest_of(source, name)
-            for start in range(0, info.nbytes, LEAST):
-                data = source.read_range(name, start, min(info.nbytes, start + LEAST))
+            for start in range(0, info.nbytes, MIN):
+                data = source.read_range(name, start, min(info.nbytes, start + MIN))
                 writer.write_range(info.name, start, data)
         writer.finish()
     tensors = {

@@ -13,7 +13,7 @@ from .digests import KEY
 VERSION = 1
 IN_FOLDER, BESIDE_FILE = "attn-bridge.json", ".attn-bridge.json"
 KEPT_IN_FOLDER, KEPT_BESIDE_FILE = "attn-bridge.kept", ".attn-bridge.kept"
-MOST_BYTES = 1 << 28
+MAX_BYTES = 1 << 28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ def read(checkpoint: Path) -> Manifest | None:
         return None
     path, kept = found[0]
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             raise ValueError("it is too large")
         document = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict) or document.get("attn-bridge") != VERSION:

@@ -10,7 +10,7 @@ import numpy as np
 from .containers.base import CheckpointError, Reader
 from .digests import KEY
 from .elements import Elements
-from .execution import LEAST, _bounds, _budget, digest_of, kept_problems
+from .execution import MIN, _bounds, _budget, digest_of, kept_problems
 from .manifest import Manifest
 from .planning import Plan, Target
 
@@ -74,7 +74,7 @@ def by_source(
         elif (info.dtype, info.shape) != (one.info.dtype, one.info.shape):
             problems[name] = f"is {info.dtype} {info.shape}, and the source gives {one.info.dtype} {one.info.shape}"
         else:
-            problem = _compare(elements, one, target, min(budget, 12 * LEAST))
+            problem = _compare(elements, one, target, min(budget, 12 * MIN))
             if problem:
                 problems[name] = problem
         done += one.info.nbytes

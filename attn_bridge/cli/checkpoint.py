@@ -121,7 +121,12 @@ def convert(
             progress=advance,
         )
     if json_file is not None:
-        changed = {"changed": result.changed, "resumed": result.resumed, "digests": result.digests, "anew": result.anew}
+        changed = {
+            "changed": result.changed,
+            "resumed": result.resumed,
+            "digests": result.digests,
+            "restart_reason": result.restart_reason,
+        }
         write_json({**_plan_json(planned), **changed}, json_file)
     if json_file != "-":
         if result.changed:
@@ -129,8 +134,8 @@ def convert(
             console.print(f"the cast changed {total} elements of {len(result.changed)} tensors", markup=False)
         if result.resumed:
             console.print(f"{result.resumed} tensors were there from before", markup=False)
-        if result.anew:
-            console.print(f"begun anew: {result.anew}", markup=False, soft_wrap=True)
+        if result.restart_reason:
+            console.print(f"restarted: {result.restart_reason}", markup=False, soft_wrap=True)
         console.print(_summary(planned, f"wrote {target}:"), markup=False, soft_wrap=True)
     return 0
 
@@ -252,7 +257,11 @@ def verify(
         for name, problem in found.problems.items():
             console.print(f"{name} {problem}", markup=False, soft_wrap=True)
         ways = [way for way, used in (("digests", found.by_digest), ("the source", found.by_source)) if used]
-        verdict = "every bit is right" if found.passed else f"{len(found.problems)} tensors are wrong"
+        verdict = (
+            "every bit is right"
+            if found.passed
+            else f"{len(found.problems)} tensor{'s are' if len(found.problems) > 1 else ' is'} wrong"
+        )
         console.print(f"{paths[-1]}: {verdict} ({found.tensors} tensors, by {' and '.join(ways)})", markup=False)
     return 0 if found.passed else 1
 

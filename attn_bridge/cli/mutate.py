@@ -12,7 +12,7 @@ import typer
 
 from .output import check_writable, progress, write_json, written
 
-MOST_JOBS = 4
+MAX_JOBS = 4
 """Most processes by default; each holds both frameworks."""
 
 
@@ -21,7 +21,7 @@ def mutate(
     faults: Annotated[int | None, typer.Option(help="Plant only the first N faults of the list.")] = None,
     plants: Annotated[int, typer.Option(help="How many times each fault is planted on each side.")] = 1,
     seed: Annotated[int, typer.Option(help="Where seeds begin.")] = 5000,
-    jobs: Annotated[int | None, typer.Option(help=f"Processes; default: one per core, at most {MOST_JOBS}.")] = None,
+    jobs: Annotated[int | None, typer.Option(help=f"Processes; default: one per core, at most {MAX_JOBS}.")] = None,
     gallery: Annotated[
         list[str] | None,
         typer.Option(
@@ -81,7 +81,7 @@ def mutate(
             faults,
             seed,
             plants=plants,
-            jobs=min(os.cpu_count() or 1, MOST_JOBS) if jobs is None else jobs,
+            jobs=min(os.cpu_count() or 1, MAX_JOBS) if jobs is None else jobs,
             gallery=galleries,
             progress=advance,
         )

@@ -20,7 +20,7 @@ from .ours import KEY_BIAS, QUERY_BIAS, TOGETHER
 FLAGS = ("tie", "fused")
 """Settings that are 0 or 1; every other one is a size."""
 
-MOST_SIZE = (1 << 31) - 1
+MAX_SIZE = (1 << 31) - 1
 """Largest size that a config.json may give."""
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -181,10 +181,10 @@ class Layout:
             if key is None:
                 continue
             value = config[key]
-            least, most = (0, 1) if setting in FLAGS else (1, MOST_SIZE)
+            least, most = (0, 1) if setting in FLAGS else (1, MAX_SIZE)
             is_right = isinstance(value, int) and (setting in FLAGS or not isinstance(value, bool))
             if not is_right or not least <= value <= most:
-                wanted = "true or false" if setting in FLAGS else f"a whole number from 1 to {MOST_SIZE}"
+                wanted = "true or false" if setting in FLAGS else f"a whole number from 1 to {MAX_SIZE}"
                 raise LayoutError(f"{key} ({printable(json.dumps(value), 40)}) of config.json must be {wanted}")
             found[setting] = int(value)
         return found

@@ -20,7 +20,7 @@ from .. import backends
 EXAMPLE = "example_inputs"
 """Function beside a factory that gives inputs to compare on."""
 
-MOST_TEXT = 300
+MAX_TEXT = 300
 """Most characters of a foreign message that are passed on."""
 
 _OWN = ("attn_bridge", "torch_attn", "jax_attn")
@@ -210,7 +210,7 @@ def text_of(error: BaseException) -> str:
     except Exception:
         text = ""
     text = text or "no message"
-    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ..."
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} ..."
 
 
 def _import_file(path: Path, name: str) -> tuple[ModuleType, Path]:

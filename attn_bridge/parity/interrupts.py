@@ -23,7 +23,7 @@ BETWEEN = frozenset({"__enter__", "__exit__", "enter_context"})
 AGAIN = 1e-3
 """Seconds after which a signal that came at a bad time is sent again."""
 
-MOST = 1000
+MAX = 1000
 """Times that a signal is sent again: code that runs for long inside such a function is the user's, and may hang."""
 
 Handler = Callable[[int, FrameType | None], Any]
@@ -68,7 +68,7 @@ class _Orderly:
         self._sent = 0
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
-        if self._sent < MOST and self._is_between(frame):
+        if self._sent < MAX and self._is_between(frame):
             self._sent += 1
             _thread.start_new_thread(_send, (number,))  # takes no lock that the interrupted code might hold
             return None

@@ -39,7 +39,7 @@ AXES = {"variants": "variant", "dtypes": "dtype", "devices": "device", "modes": 
 WHOLE = {"seeds": 1, "first_seed": 0}
 """Whole numbers -> the least."""
 
-MOST = {"seeds": MAX_SEEDS}
+MAX = {"seeds": MAX_SEEDS}
 """Whole numbers -> the largest."""
 
 PASSED_ON = ("rules", "transfer", "train", "strict", "localise", "second_inputs", "fixed", "vary", "allow")
@@ -140,8 +140,8 @@ def _checked(name: str, value: Any, label: str) -> Any:
     if name in WHOLE:
         if not re.fullmatch("[0-9]+", str(value)) or int(value) < WHOLE[name]:
             raise ValueError(f"{label} ({value}) must be a whole number from {WHOLE[name]}")
-        if int(value) > MOST.get(name, int(value)):
-            raise ValueError(f"{label} ({value}) must be at most {MOST[name]}")
+        if int(value) > MAX.get(name, int(value)):
+            raise ValueError(f"{label} ({value}) must be at most {MAX[name]}")
         return int(value)
     if name == "allow":
         from .compare.results.allowances import checked

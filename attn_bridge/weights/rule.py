@@ -17,7 +17,7 @@ AnySide = Literal["torch", "flax", "first", "second"]
 
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _AXIS = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
-_MOST_AXES = 12
+_MAX_AXES = 12
 
 
 class Rule:
@@ -232,8 +232,8 @@ class Rule:
                 unknown = [axis for axis in _AXIS.findall(group) if axis not in self.sizes]
                 if len(unknown) > 1:
                     raise ValueError(f"{self}: ({group}) needs the size of {' or '.join(unknown)} as a keyword")
-        if len(axes) > _MOST_AXES:
-            raise ValueError(f"{self}: {len(axes)} axes, more than {_MOST_AXES}")
+        if len(axes) > _MAX_AXES:
+            raise ValueError(f"{self}: {len(axes)} axes, more than {_MAX_AXES}")
         # Which axis goes where does not depend on the sizes, so small ones stand in for the real ones.
         sizes = {axis: 2 + position % 2 for position, axis in enumerate(axes)}
         known = {axis: sizes[axis] for axis in self.sizes}

@@ -40,7 +40,7 @@ from .recording import Tape, recording
 from .running.differentiation import Differentiated, outputs_of
 from .running.execution import UNTRACEABLE, op_by_op, trace, walk
 from .running.promotion import promoted
-from .running.ways import counted, directly, is_double, is_moved_by_seed, moving_tables, precise
+from .running.ways import Moved, counted, directly, is_double, is_moved_by_seed, moving_tables, precise
 from .sides.adapter import Adapter, Part, Setting, is_jax_float
 from .sides.function import FunctionSide
 from .sides.linen_module import LinenModule, of_bridge
@@ -49,7 +49,7 @@ from .sides.nnx_module import NNXModule
 MODES = ("eager", "jit", "jitter", "tables", "logsumexp")
 """Ways to run; `JaxSubject.run` says what each is."""
 
-MOST_TEXT = 300
+MAX_TEXT = 300
 """Characters of a framework's message that are shown."""
 
 _TAPES = itertools.count(1)
@@ -93,7 +93,7 @@ def _adapter(value: Any, device: str | None) -> Any:
 class _Program:
     """What was made of a side for one layout of its operands."""
 
-    run: Callable[..., tuple[Any, int]]
+    run: Callable[..., Moved]
     structure: list[str]
 
 
@@ -235,7 +235,8 @@ class JaxSubject:
                 run = self._program(key, function, (*operands, drawn), dtype, mode, tables)
                 self._programs[key] = _Program(counted(run, probe.replaced), probe.structure)
             program = self._programs[key]
-            (outputs, of_weights, of_inputs), moved = program.run((*operands, drawn), seed)
+            found = program.run((*operands, drawn), seed)
+        outputs, of_weights, of_inputs = found.results
         return Run(
             [to_numpy(one) for one in outputs],
             list(program.structure),  # known only now where the first run traces
@@ -243,7 +244,8 @@ class JaxSubject:
             {name: to_numpy(one) for name, one in of_weights.items()},
             draws,
             foreign,
-            moved,
+            found.count,
+            found.tables,
         )
 
     def describe_outputs(
@@ -414,7 +416,7 @@ def _as(array: np.ndarray[Any, Any], dtype: str | None) -> np.ndarray[Any, Any]:
 
 def _failure(error: Exception, dtype: str | None, what: str, details: str = "") -> Exception:
     text = " ".join(str(error).split()) or "no message"
-    message = f"{what} raised {type(error).__name__}: {text if len(text) <= MOST_TEXT else text[:MOST_TEXT] + ' ...'}"
+    message = f"{what} raised {type(error).__name__}: {text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + ' ...'}"
     message += f" ({details})" if details else ""
     return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
 

@@ -230,7 +230,7 @@ class KeyValueCache:
         slots, start = self.key.shape[1], jnp.int32(0)
         held = [self.key, self.value, self.positions, self.visible]
         span = slots if mask.reach is None else mask.reach + tokens - 1
-        if span < slots and tokens > implementations.few_queries.MOST_QUERIES:
+        if span < slots and tokens > implementations.few_queries.MAX_QUERIES:
             start = jnp.clip(self.length - span, 0, slots - span)
             held = [lax.dynamic_slice_in_dim(one, start, span, 1) for one in held]
         numbers = start + jnp.arange(held[0].shape[1])

@@ -22,7 +22,7 @@ from attn_bridge.masks import ArrayMask
 from . import reference
 from .call import Call
 
-MOST_QUERIES = 16
+MAX_QUERIES = 16
 """More queries share a block's keys well enough for `blocked`."""
 
 BLOCK = 512
@@ -43,8 +43,8 @@ def unsupported(call: Call) -> str | None:
 def unprofitable(call: Call) -> str | None:
     """Return why it isn't picked: many queries, or keys that make one block."""
     queries, keys = call.scores_shape[2:]
-    if queries > MOST_QUERIES:
-        return f"more than {MOST_QUERIES} queries"
+    if queries > MAX_QUERIES:
+        return f"more than {MAX_QUERIES} queries"
     return f"no more than {BLOCK} keys" if keys <= BLOCK else None
 
 

@@ -2,7 +2,7 @@
 
     python -m parity_tests.fuzz.checkpoints --minutes 10 --formats npz
 
-prints the seed of what fails, and keeps its file. A file that hangs ends the run with a traceback, MOST_SECONDS
+prints the seed of what fails, and keeps its file. A file that hangs ends the run with a traceback, MAX_SECONDS
 after its time, and a process that keeps growing fails it at the end.
 """
 
@@ -28,16 +28,16 @@ from attn_bridge.parity.compare.driver import peak_memory
 
 from . import samples
 
-MOST_MEMORY = 1 << 26
+MAX_MEMORY = 1 << 26
 """Bytes that a damaged file of some thousand bytes may cost."""
 
-MOST_SECONDS = 60
+MAX_SECONDS = 60
 """Longer is a hang; a damaged file is read or refused within milliseconds."""
 
 WARM_UP = 500
 """Files after which the process has imported and cached what it will."""
 
-MOST_GROWTH = 2 * MOST_MEMORY
+MAX_GROWTH = 2 * MAX_MEMORY
 """Bytes that the peak of the process may grow by after that; a leak of 1 KiB per file is beyond it after 131,072."""
 
 FORMATS = ("safetensors", "sharded", "torch", "npz", "msgpack", "orbax")
@@ -149,7 +149,7 @@ def outcome(path: Path, format: str) -> str:
         if not is_traced:
             tracemalloc.stop()
     assert said.isprintable(), f"not one line: {said!r}"
-    assert peak < MOST_MEMORY, f"took {peak} bytes"
+    assert peak < MAX_MEMORY, f"took {peak} bytes"
     return "refused" if said else "read"
 
 
@@ -176,7 +176,7 @@ def main() -> int:
         (folder / format).mkdir()
         valid[format] = build(format, folder / format)
     until = time.monotonic() + 60 * arguments.minutes
-    faulthandler.dump_traceback_later(60 * arguments.minutes + MOST_SECONDS, exit=True)
+    faulthandler.dump_traceback_later(60 * arguments.minutes + MAX_SECONDS, exit=True)
     tracemalloc.start()  # once: to start and stop it for every file leaks some 2 KiB each time (CPython 3.11)
     counts: dict[tuple[str, str], int] = {}
     seed = first = arguments.seed << 20
@@ -199,7 +199,7 @@ def main() -> int:
     grown = peak_memory() - warm if seed - first > WARM_UP else 0
     if grown:
         print(f"the process grew by {grown / 2**20:.1f} MiB after the first {WARM_UP} files of each format")
-    failed = any(result == "FAILED" for _, result in counts) or grown > MOST_GROWTH
+    failed = any(result == "FAILED" for _, result in counts) or grown > MAX_GROWTH
     if not failed:
         shutil.rmtree(folder)
     return int(failed)

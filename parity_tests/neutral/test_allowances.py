@@ -84,7 +84,7 @@ def test_what_is_allowed_and_does_not_differ_is_said():
     assert report.passed
     assert [str(one) for one in report.allowed] == [
         "allowed: blocks.1: why (nothing there differs)",
-        "allowed: gone: it was (nothing there differs)",
+        "allowed: gone: it was (nothing has that name)",
     ]
 
 

@@ -180,7 +180,7 @@ def test_a_piece_at_a_time_gives_the_same_bytes(tmp_path, monkeypatch, memory):
 
     source = sharded(tmp_path / "hf", width=64)
     whole = tree(checkpoints.convert(source, tmp_path / "whole").target)
-    monkeypatch.setattr(execution, "LEAST", 64)
+    monkeypatch.setattr(execution, "MIN", 64)
     monkeypatch.setattr(execution, "_budget", lambda plan, most: 500 if memory else 3000)
     assert tree(checkpoints.convert(source, tmp_path / "pieces", max_memory=memory).target) == whole
     for file in FILES[1:]:
@@ -637,15 +637,15 @@ def test_what_can_not_be_gone_on_with_is_begun_anew_and_said(tmp_path, capsys):
         assert run(["convert", str(source), str(tmp_path / name), "--resume"]) == 0
         shown = capsys.readouterr().out
         assert ("were there from before" in shown) == (not reason)
-        assert ("begun anew: " + reason in shown) == bool(reason)
+        assert ("restarted: " + reason in shown) == bool(reason)
     assert run(["convert", str(source), str(tmp_path / "x"), "--resume", "--overwrite"]) == 0
-    assert "begun anew: no interrupted run of this very conversion was found" in capsys.readouterr().out
+    assert "restarted: no interrupted run of this very conversion was found" in capsys.readouterr().out
     interrupted(source, tmp_path / "x", overwrite=True)
     payload = tmp_path / ".x.partial" / "payload"
     for file in payload.iterdir():
         file.write_bytes(bytes(file.stat().st_size))
     assert run(["convert", str(source), str(tmp_path / "x"), "--resume", "--overwrite"]) == 0
-    assert "begun anew: nothing of what was written is intact" in capsys.readouterr().out
+    assert "restarted: nothing of what was written is intact" in capsys.readouterr().out
     assert checkpoints.verify(source, tmp_path / "x").passed
 
 

@@ -46,7 +46,7 @@ def test_meaning_allows_rounding_and_nothing_more(seed):
     assert (result.worst.first, result.worst.second) == (off[17], truth[17])
 
 
-def test_an_ill_conditioned_tensor_is_allowed_what_its_rounding_errors_foretell_in_float64():
+def test_an_ill_conditioned_tensor_is_allowed_what_its_rounding_errors_predict_in_float64():
     truth = draw(1)
     low = [noisy(truth, 2, 1e4), noisy(truth, 3, 1e4)]
     apart = truth + 1e-11 * np.abs(truth).max()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 import types
@@ -62,6 +63,8 @@ KERNEL, IMAGE = draw(4, 3, 3, 3), draw(2, 3, 6, 6)
 SQUARE = draw(16, 16)
 Q, K, V = draw(3, 2, 5, 16)
 GATES = draw(3, 7, 32)
+UP = draw(24, 16), draw(24, 16), draw(16, 24)
+BIAS24 = draw(24)
 GELU = ACTIVATIONS["GELU by erf"], ACTIVATIONS["GELU by tanh"]
 NORM = {"first_weights": {"norm.weight": WEIGHT, "norm.bias": BIAS}}
 
@@ -251,6 +254,62 @@ PLANTED = {
         "positions 0 to 1 of 7 differ, later ones agree",
     ),
     "one step": (X, np.roll(X, 1, axis=1), [], {}, "one side is the other moved by 1 along axis 1"),
+    "scores of causal attention": (
+        X,
+        np.concatenate([X[:, :1], X[:, 1:] + draw(3, 6, 16)], 1),
+        [],
+        {},
+        "position 0 of 7 agrees, later ones differ: consistent with other scores, positions or masks",
+    ),
+    "an eps that hardly shows": (
+        normed(X, 1e-5),
+        normed(X, 1.1e-5),
+        [X],
+        NORM,
+        "each row of Flax is a multiple of torch's, 0.99999",
+    ),
+    "1 + w where w is 0": (
+        np.zeros_like(X),
+        normed(X, weight=1.0, bias=0.0),
+        [X],
+        {"first_weights": {"norm.scale": np.zeros(16)}},
+        "torch is zero, as norm.scale is: consistent with 1 + norm.scale in Flax",
+    ),
+    "queries and keys exchanged": (
+        attention(X, X + 1, X - 1, 4, 0.5, causal=True),
+        attention(X + 1, X, X - 1, 4, 0.5, causal=True),
+        [np.concatenate([X, X + 1, X - 1], -1)],
+        {},
+        "Flax causal attention of 4 heads with scores times 1/sqrt(4) and queries and keys exchanged",
+    ),
+    "a gate that is stacked": (
+        GELU[1](GATES[..., :16]) * GATES[..., 16:],
+        GELU[0](GATES[..., :16]) * GATES[..., 16:],
+        [np.stack([GATES[..., :16], GATES[..., 16:]])],
+        {},
+        "torch computes GELU by tanh(first) * second, Flax GELU by erf(first) * second",
+    ),
+    "gate and unit exchanged, by weights": (
+        (ACTIVATIONS["SiLU"](X @ UP[0].T) * (X @ UP[1].T)) @ UP[2].T,
+        (ACTIVATIONS["SiLU"](X @ UP[1].T) * (X @ UP[0].T)) @ UP[2].T,
+        [X],
+        {"first_weights": dict(zip(("mlp.gate.weight", "mlp.up.weight", "mlp.down.weight"), UP, strict=True))},
+        "torch computes down(SiLU(gate) * up), Flax down(SiLU(up) * gate)",
+    ),
+    "an activation, by kernels and biases": (
+        GELU[0](X @ UP[0].T + BIAS24) @ UP[2].T + BIAS,
+        np.maximum(X @ UP[0].T + BIAS24, 0) @ UP[2].T + BIAS,
+        [X],
+        {
+            "first_weights": {
+                "fc1.kernel": UP[0].T,
+                "fc1.bias": BIAS24,
+                "fc2.kernel": UP[2].T,
+                "fc2.bias": BIAS,
+            }
+        },
+        "torch computes fc2(GELU by erf(fc1)), Flax fc2(ReLU(fc1))",
+    ),
     "packed documents": (
         X,
         X + draw(3, 7, 16) * (np.arange(7) % 3 == 1)[:, None],
@@ -295,6 +354,15 @@ def test_no_more_than_two_things_are_said():
     assert found == "eps is 1 in torch and 2 in Flax; num_heads is 2 in torch and 4 in Flax"
     found = hint(X, X * 4, first_settings={"eps": 1.0}, second_settings={"eps": 2.0})
     assert found.startswith("eps is 1 in torch and 2 in Flax; Flax is 4 times torch everywhere")
+
+
+def test_what_a_whole_module_computes_is_told_before_what_the_code_at_its_end_does():
+    whole = Evidence(inputs=[X], first_outputs=[GELU[0](X @ UP[0].T) @ UP[2].T])
+    second = np.tanh(X @ UP[0].T) @ UP[2].T
+    weights = {"fc1.weight": UP[0], "fc2.weight": UP[2]}
+    whole = dataclasses.replace(whole, second_outputs=[second], first_weights=weights)
+    assert hint(X, X * 2, whole=whole) == "torch computes fc2(GELU by erf(fc1)), Flax fc2(tanh(fc1))"
+    assert hint(X, X * 2, whole=dataclasses.replace(whole, first_weights={})).startswith("Flax is 2 times torch")
 
 
 def test_the_sides_have_the_names_that_the_evidence_gives_them():

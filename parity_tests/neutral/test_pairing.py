@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from attn_bridge import Rule, Rules, WeightsMismatchError
-from attn_bridge.parity.compare.pairing import MOST_CANDIDATES, from_rules, partial, propose, read_rules
-from attn_bridge.parity.compare.pairing.proposal import MOST_SHOWN
+from attn_bridge.parity.compare.pairing import MAX_CANDIDATES, from_rules, partial, propose, read_rules
+from attn_bridge.parity.compare.pairing.proposal import MAX_SHOWN
 from attn_bridge.parity.compare.sides.subject import Parameter
 
 D, HIDDEN = 4, 6
@@ -377,7 +377,7 @@ def test_more_than_can_be_tried_is_refused_after_the_usual_ones():
 
     with pytest.raises(ValueError, match=r"is ambiguous, give rules; candidates: a\.weight = m\.kernel"):
         propose(ours, theirs, probe)
-    assert len(tried) == MOST_SHOWN < MOST_CANDIDATES
+    assert len(tried) == MAX_SHOWN < MAX_CANDIDATES
 
 
 def test_a_bias_goes_where_its_matrix_went():
@@ -448,7 +448,7 @@ def test_numbered_blocks_are_decided_once_for_all():
         )
 
     assert len(propose(ours, theirs, probe).matches) == 10
-    assert len(tried) == 8
+    assert len(tried) <= 8
 
 
 def test_a_name_of_another_kind_is_not_taken_for_its_shape():

@@ -433,7 +433,7 @@ def test_every_rendering_says_what_is_allowed_and_why():
     assert cases["grad head.weight"][0].get("message") == line
     assert (parsed(report)[0].get("skipped"), parsed(report)[0].get("failures")) == ("1", "2")
     covers = as_json(report)["allowed"]
-    assert covers == [{"path": "head", "reason": "tied on purpose", "covers": ["grad head.weight"]}]
+    assert covers == [{"path": "head", "reason": "tied on purpose", "covers": ["grad head.weight"], "known": True}]
     assert "3 of 54 tensors are not equal" in str(report)
     assert "grad head.weight" not in str(report).partition("where;")[0].partition("tensors are not equal")[2]
 

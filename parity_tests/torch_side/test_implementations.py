@@ -193,7 +193,7 @@ def hold(found: list[Tensor], exact: list[Tensor], plain: list[Tensor], unit: fl
 @pytest.mark.parametrize("rows", [1, 4, 200])
 @pytest.mark.parametrize("label", [*(label for label in CASES if label != "no queries"), *WITH_ROWS])
 def test_blocks_of_rows_compute_what_the_reference_does(label, rows, dtype, monkeypatch):
-    monkeypatch.setattr(by_rows, "MOST_ROWS", rows)
+    monkeypatch.setattr(by_rows, "MAX_ROWS", rows)
     sizes, options = {**CASES, **WITH_ROWS}[label]
     low = to(dtype, operands(**sizes), options(0))
     exact, plain = results(*to(torch.float64, *low), "reference"), results(*low, "reference")
@@ -201,7 +201,7 @@ def test_blocks_of_rows_compute_what_the_reference_does(label, rows, dtype, monk
 
 
 def test_blocks_of_rows_leave_out_the_keys_that_none_of_them_sees(monkeypatch):
-    monkeypatch.setattr(by_rows, "MOST_ROWS", 10)
+    monkeypatch.setattr(by_rows, "MAX_ROWS", 10)
     inputs, _ = to(torch.float32, operands(queries=100, keys=100, batch=1, heads=1, key_heads=1), {})
 
     def cost(mask: masks.Mask) -> int:
@@ -220,7 +220,7 @@ def test_many_scores_make_small_blocks_but_not_too_small(monkeypatch):
     monkeypatch.setattr(by_rows, "masked_softmax", lambda scores, *x: rows.append(scores.shape[2]) or right(scores, *x))
     inputs, bias = [one.float() for one in operands(queries=40, keys=40)], torch.zeros(40)
     for most, want in ((2**22, [40]), (20 * 2 * 4 * 40, [20, 20]), (1, [16, 16, 8])):
-        monkeypatch.setattr(by_rows, "MOST_SCORES", most)
+        monkeypatch.setattr(by_rows, "MAX_SCORES", most)
         functional.dot_product_attention(*inputs, bias=bias, implementation="by_rows")
         assert rows == want
         rows.clear()
@@ -474,7 +474,7 @@ def test_vmap_of_grad_works(mask):
 @deprecated_by_torch
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_blocks_of_rows_have_all_derivatives(monkeypatch):
-    monkeypatch.setattr(by_rows, "MOST_ROWS", 7)
+    monkeypatch.setattr(by_rows, "MAX_ROWS", 7)
     options = {"mask": masks.sliding_window(9), "softcap": 3.0}
     inputs, tangents = operands(queries=20, keys=20), operands(queries=20, keys=20, seed=1)
     assert supported(inputs, options)[0] == "by_rows"

@@ -7,8 +7,10 @@ import json
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import jax_attn
 import torch_attn
@@ -106,6 +108,47 @@ def test_a_planted_fault_turns_check_red(fault, framework, monkeypatch):
         assert any(what.startswith(framework) for what in named), "the twin at fault is named"
         other = {"torch": "flax", "flax": "torch"}[framework]
         assert not any(what.startswith(other) and what.endswith("NumPy reference") for what in named)
+
+
+def _keys_in_eight_bits(monkeypatch: pytest.MonkeyPatch, framework: str) -> None:
+    """Round the keys of a bfloat16 call to float8, and leave the other precisions alone."""
+    functional = {"torch": torch_attn, "flax": jax_attn}[framework].functional
+    right = functional.dot_product_attention
+
+    def rounded(key: Any) -> Any:
+        if framework == "torch":
+            return key.to(torch.float8_e5m2).to(key.dtype) if key.dtype == torch.bfloat16 else key
+        return key.astype(jnp.float8_e5m2).astype(key.dtype) if key.dtype == jnp.bfloat16 else key
+
+    monkeypatch.setattr(
+        functional,
+        "dot_product_attention",
+        lambda query, key, value, **arguments: right(query, rounded(key), value, **arguments),
+    )
+
+
+@pytest.mark.parametrize("framework", ["torch", "flax"])
+def test_what_is_compiled_quickly_shows_a_loss_of_precision_and_what_users_run_has_the_last_word(
+    framework, monkeypatch
+):
+    from attn_bridge.parity.check import twin_runs
+
+    modes: list[tuple[str, str]] = []
+    build = twin_runs._Twin.__init__
+
+    def noted(self: Any, backend: Any, subject: Any, dtype: str, mode: str) -> None:
+        modes.append((dtype, mode))
+        build(self, backend, subject, dtype, mode)
+
+    monkeypatch.setattr(twin_runs._Twin, "__init__", noted)
+    _keys_in_eight_bits(monkeypatch, framework)
+    report = check(["SelfAttention_v2"], cases=["odd-sizes"], seeds=2)
+    assert {(cell.dtype, cell.verdict) for cell in report.failures} == {("bfloat16", "precision")}
+    assert {cell.what.split()[0] for cell in report.failures} == {framework}
+    ways = [mode for dtype, mode in modes if dtype == "bfloat16" and mode not in ("eager", "logsumexp")]
+    assert ways == ["quick", "jit"]
+    assert ("float32", "jit") in modes
+    assert ("float32", "quick") not in modes
 
 
 def test_a_fault_shared_by_both_twins_is_caught_by_the_reference(monkeypatch):

@@ -448,6 +448,54 @@ def recorded(request, tmp_path_factory):
     return kinds, sides, inputs, folder
 
 
+class TorchExactTable(nn.Module):
+    """The same with a table that float64 does not lose anything of."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+
+    def forward(self, x):
+        angles = torch.arange(5)[:, None] / 10.0 ** torch.arange(8)
+        return torch.tanh(x * self.weight + torch.sin(37.0 * angles.to(x.dtype)))
+
+
+class FlaxExactTable(nnx.Module):
+    """Its twin, whose table is a constant in float64."""
+
+    def __init__(self, factor=1.0):
+        self.factor = factor
+        self.weight = nnx.Param(jnp.ones(8))
+
+    def __call__(self, x):
+        angles = np.arange(5)[:, None] / 10.0 ** np.arange(8)
+        return jnp.tanh(x * self.weight[...] + jnp.asarray(np.sin(37.0 * angles), x.dtype)) * self.factor
+
+
+class FlaxTableAndFactor(FlaxTable):
+    """A table in float32, and a wrong factor that its rounding hides."""
+
+    def __call__(self, x):
+        return super().__call__(x) * (1.0 + 1e-10)
+
+
+def test_tables_that_are_the_same_on_both_sides_explain_nothing(tmp_path):
+    sides, wrong = (TorchExactTable(), FlaxExactTable()), FlaxExactTable(1.0 + 1e-10)
+    assert compare(*sides, X, seeds=1).verdict == "equal"
+    live = compare(sides[0], wrong, X, seeds=1)
+    assert live.verdict == "different"
+    assert "tables in float32" not in " ".join(live.notes)
+    dump(sides[0], X, tmp_path / "torch", seeds=1)
+    dump(wrong, X, tmp_path / "flax", like=tmp_path / "torch")
+    replayed = compare_dumps(tmp_path / "torch", tmp_path / "flax")
+    assert [one.verdict for one in replayed.tensors] == [one.verdict for one in live.tensors]
+
+
+def test_tables_of_which_one_is_rounded_explain_what_is_no_larger():
+    assert compare(TorchTable(), FlaxTableAndFactor(), X, seeds=1).verdict == "equal"
+    assert compare(TorchExactTable(), FlaxTable(), X, seeds=1).verdict == "equal"
+
+
 def without_probes(kinds_left_out, monkeypatch):
     """Have dumps read without what probes of some kinds say."""
     read = dumps.parse

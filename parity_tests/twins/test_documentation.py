@@ -33,9 +33,9 @@ import torch_attn
 from attn_bridge import checkpoints
 from attn_bridge.cli.app import run as run_command
 from attn_bridge.models.families import known_model_types
+from attn_bridge.parity.mutation.gallery import GalleryTrial, judge_entry, judge_trial, plan_gallery
 
 from ..wild import gallery
-from ..wild.judging import finding
 
 ROOT = Path(attn_bridge.__file__).parent.parent
 PAGES = [path.relative_to(ROOT).as_posix() for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))]
@@ -261,9 +261,12 @@ def check_training(page: Page) -> None:
 
 
 def check_gallery(_: Page) -> None:
+    found = [judge_trial(one) for one in plan_gallery("mine.py")]
+    assert [(one.trial.fault, one.right) for one in found] == [("", "yes"), ("gelu-tanh", "yes"), ("norm-eps", "yes")]
     added = gallery._ENTRIES["my-block"]
     assert len(added.faults) == 2
-    assert [finding(added, fault).right for fault in (None, *added.faults)] == [True] * 3
+    trials = [GalleryTrial("", added.name, fault) for fault in ("", *added.faults)]
+    assert [judge_entry(added, one).right for one in trials] == ["yes"] * 3
 
 
 def check_extending(page: Page) -> None:

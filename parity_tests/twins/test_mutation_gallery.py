@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
-from pathlib import Path
 
 import pytest
 
@@ -154,11 +152,3 @@ def test_a_gallery_that_is_none_is_one_line_and_status_2(name, case, message, ga
     assert printed.err.startswith(f"error: {message.format(**words)}"), printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
-
-
-def test_the_gallery_of_the_documentation_is_judged_rightly(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "gallery.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "mine.py").write_text(code)
-    found = [run_trial(one) for one in plan_gallery(str(tmp_path / "mine.py"))]
-    assert [(one.trial.fault, one.right) for one in found] == [("", "yes"), ("gelu-tanh", "yes"), ("norm-eps", "yes")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import flax.linen as nn
 import jax
@@ -228,6 +229,25 @@ def test_the_gates_of_recurrent_cells_go_where_they_are_named(kind):
     assert [match.second.name.split(".")[-2] for match in found.matches] == [
         f"{which}{gate}" for which in "ih" for gate in gates
     ]
+
+
+@pytest.mark.parametrize("kind", ["lstm", "optimized"])
+@pytest.mark.parametrize("both", [False, True])
+def test_the_gates_of_nnx_go_where_they_are_named_although_nothing_fits(kind, both):
+    """NNX calls a gate ``if_``, and its directions forward and backward; no run helps where the port is wrong."""
+    cell = {"lstm": nnx.LSTMCell, "optimized": nnx.OptimizedLSTMCell}[kind]
+
+    made = [nnx.RNN(cell(4, 4, rngs=RNGS)) for _ in range(1 + both)]
+    theirs = NNXSide(nnx.Bidirectional(*made, rngs=RNGS) if both else made[0]).parameters()
+    ours = TorchSide(tnn.LSTM(4, 4, bias=False, bidirectional=both)).parameters()
+    rules = [Rule(flax=name, drop="zero") for name in theirs if name.endswith("bias")]
+    found = propose(ours, theirs, lambda candidate: 1.0, partial(rules, ours, theirs))
+    for match in found.matches:
+        assert ("reverse" in match.first.source) == ("backward" in match.second.source)
+        assert ("_ih" in match.first.source) == bool(re.search(r"\.(i.?_?|dense_i)\.kernel", match.second.source))
+    if kind == "lstm":
+        gates = [match.second.source.split(".")[-2].rstrip("_") for match in found.matches]
+        assert gates == ["ii", "if", "ig", "io", "hi", "hf", "hg", "ho"] * (1 + both)
 
 
 def test_torch_has_a_bias_that_flax_has_not():

@@ -23,8 +23,8 @@ def run(fault, pair, side, *, planted):
     shapes = {key: shape for key, (shape, _) in backends.load("torch").describe_weights(torch_module).items()}
     weights = mutants.draw_weights(shapes, pair.seed, 1.0)
     weights = torch_to_flax(weights, fault.rules(pair, shapes)) if side == "flax" else weights
-    harness = backends.load_subjects(side).subject_of(module)
-    return harness.run(weights, Arguments((), dict(pair.inputs)), None, dtype="float64").outputs[0]
+    runner = backends.load_subjects(side).subject_of(module)
+    return runner.run(weights, Arguments((), dict(pair.inputs)), None, dtype="float64").outputs[0]
 
 
 @pytest.mark.parametrize("fault", PORT_FAULTS, ids=lambda fault: fault.name)
@@ -56,8 +56,8 @@ def planted(name, config, weights, x):
     arguments = {"variant": fault.variant, "config": config, "reads": fault.wrong(config)}
     module = backends.load("torch", "_parity.mutants").build("Port", arguments)
     weights = {f"port.{name}": array for name, array in weights.items()}
-    harness = backends.load_subjects("torch").subject_of(module)
-    return harness.run(weights, Arguments((), {"x": x}), None, dtype="float64").outputs[0]
+    runner = backends.load_subjects("torch").subject_of(module)
+    return runner.run(weights, Arguments((), {"x": x}), None, dtype="float64").outputs[0]
 
 
 def drawn(config):

@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_said_and_nothing_is_written(tmp_path):
     [
         ({"activation_function": "relu"}, r"activation_function \('relu'\) must be 'gelu_new' for GPTModel"),
         ({"layer_norm_epsilon": 1e-3}, r"layer_norm_epsilon \(0\.001\) must be 1e-05"),
-        ({"model_type": "llama"}, "model_type 'llama' is no GPTModel"),
+        ({"model_type": "llama"}, "model_type must be 'gpt2' or 'attn-bridge-GPTModel' for GPTModel, got 'llama'"),
         ({"n_inner": 9}, "n_inner"),
     ],
 )

@@ -63,5 +63,6 @@ def entries() -> dict[str, Entry]:
 
 def outside() -> dict[str, Entry]:
     """Return the pairs that need a package of others, by name."""
-    importlib.import_module(f"{__package__}.outside")
+    for room in ("outside", "outside_jax"):
+        importlib.import_module(f"{__package__}.{room}")
     return {name: one for name, one in _ENTRIES.items() if one.needs}

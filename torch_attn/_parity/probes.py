@@ -7,6 +7,7 @@ and every fused attention as ``exp(score - logsumexp(score))``, forward and back
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from attn_bridge.parity.compare.sides.tables import STILL, Collector
+from attn_bridge.parity.compare.sides.tables import Tables as Found
 
 from .promotion import _WRITES_NO_DATA, BACKWARD, _writes, backward_inside
 from .rounding import EXACT
@@ -47,7 +51,7 @@ class Tables(TorchFunctionMode):
     repeated, moves alike, as it does by rounding.
 
     Args:
-        seed: of the moves.
+        seed: of the moves; `STILL` moves nothing.
         dependent: weights and floating-point inputs; what depends on them does not move.
     """
 
@@ -61,6 +65,11 @@ class Tables(TorchFunctionMode):
     def moved(self) -> int:
         """How many values have moved."""
         return self._below.moved
+
+    @property
+    def met(self) -> Found | None:
+        """The tables that met weights and inputs so far."""
+        return self._below.met.found()
 
     def table(self, tensor: Tensor) -> Tensor:
         """Return a given table, moved; what is computed from it alone moves, too."""
@@ -109,7 +118,9 @@ class _Dataflow(TorchDispatchMode):
     def __init__(self, seed: int):
         super().__init__()
         self.moved = 0
+        self.met = Collector()
         self._seed = seed
+        self._unit = 0.0 if seed == STILL else UNIT
         self._known: dict[int, tuple[StorageWeakRef, bool]] = {}
 
     def mark(self, tensor: Tensor, constant: bool) -> None:
@@ -137,7 +148,11 @@ class _Dataflow(TorchDispatchMode):
         name = func.overloadpacket.__name__
         with torch._C.DisableTorchFunction():  # what is done here is not the module's
             asked = [] if name in _SHAPE_ONLY else list(_tensors((args, kwargs)))
-            constant = all(map(self._is_constant, asked))
+            constants = list(map(self._is_constant, asked))
+            constant = all(constants)
+            if not constant:
+                for one in itertools.compress(asked, constants):
+                    self._meet(one)
         result = func(*args, **kwargs)
         fresh = constant and (name not in EXACT or not asked or name == "fill_")
         fresh &= "empty" not in name and (not func.is_view or name == "lift_fresh")
@@ -152,6 +167,10 @@ class _Dataflow(TorchDispatchMode):
                     self.mark(one, constant)
         return result
 
+    def _meet(self, tensor: Tensor) -> None:
+        if self._unit == 0.0 and _moves(tensor) and tensor.layout == torch.strided and not tensor.is_meta:
+            self.met.add(_widest(tensor.detach()).resolve_conj().resolve_neg().cpu().numpy())
+
     def shift(self, tensor: Tensor) -> Tensor:
         """Move the numbers of a tensor in place."""
         if not _moves(tensor) or tensor.layout != torch.strided or tensor.is_meta or tensor._is_zerotensor():
@@ -161,7 +180,7 @@ class _Dataflow(TorchDispatchMode):
         moves = np.isfinite(values) & ((values != np.rint(values)) | (np.abs(values) > LARGEST_INTEGER))
         if moves.any():
             with np.errstate(over="ignore"):
-                moved = values * (1.0 + UNIT * uniform(values, self._seed))
+                moved = values * (1.0 + self._unit * uniform(values, max(self._seed, 0)))
             moves &= np.isfinite(moved)
             self.moved += int(moves.sum())
             moved = torch.from_numpy(np.where(moves, moved, values)).to(plain.device, plain.dtype)

@@ -53,7 +53,7 @@ _INTO_NUMPY = {Tensor.numpy, Tensor.__array__}
 _WRITES = re.compile(r"__setitem__|__i(?!nvert|nt|ndex)[a-z]+__|[a-z].*[a-z0-9]_")
 _GRAD = Tensor.grad.__get__  # type: ignore[attr-defined]
 _WRITES_NO_DATA = {Tensor.requires_grad_, Tensor.detach_}
-_MOST_DEPTH = 4
+_MAX_DEPTH = 4
 
 
 @contextlib.contextmanager
@@ -153,6 +153,6 @@ def _promoted(value: Any, depth: int = 0) -> Any:
         return value.to(_LOW[value.dtype]) if value.dtype in _LOW else value
     if isinstance(value, torch.dtype):
         return _LOW.get(value, value)
-    if type(value) in (list, tuple) and depth < _MOST_DEPTH:
+    if type(value) in (list, tuple) and depth < _MAX_DEPTH:
         return type(value)([_promoted(one, depth + 1) for one in value])
     return value

@@ -28,7 +28,7 @@ ONE_AT_A_TIME = threading.RLock()
 """Held while a module runs: default dtype, modules and random state belong to the process, not to a thread."""
 
 _CONTAINERS = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
-_MOST_DEPTH = 4
+_MAX_DEPTH = 4
 _MISSING = object()
 
 
@@ -163,7 +163,7 @@ def _content(value: Any, depth: int = 0) -> Any:
         return id(value), None if value.is_inference() else value._version
     if isinstance(value, (bool, int, float, str)):
         return type(value), value
-    if type(value) in _CONTAINERS and depth < _MOST_DEPTH:
+    if type(value) in _CONTAINERS and depth < _MAX_DEPTH:
         keys = [id(key) for key in value] if isinstance(value, dict) else []
         held = value.values() if isinstance(value, dict) else value
         return id(value), keys, [_content(one, depth + 1) for one in held]
@@ -171,7 +171,7 @@ def _content(value: Any, depth: int = 0) -> Any:
 
 
 def _remember(value: Any, contents: list[Any], tensors: dict[int, Any], depth: int) -> None:
-    if type(value) in _CONTAINERS and depth < _MOST_DEPTH:
+    if type(value) in _CONTAINERS and depth < _MAX_DEPTH:
         contents.append((value, copy.copy(value)))
         if depth:  # what is registered is swapped, and never written to
             for one in value.values() if isinstance(value, dict) else value:
@@ -196,17 +196,6 @@ def eager() -> Iterator[None]:
     dynamo = "torch._dynamo" in sys.modules  # nothing is compiled as long as it was not imported
     with torch.compiler.set_stance("force_eager") if dynamo else contextlib.nullcontext():
         yield
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Hold the context in which torch uses one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 # ---- weights that are not registered
@@ -235,7 +224,7 @@ def unregistered(modules: dict[str, nn.Module], root: str, call: Any = None) -> 
 
 
 def _find(value: Any, where: str, found: dict[int, str], registered: set[int], depth: int) -> None:
-    if depth > _MOST_DEPTH or isinstance(value, (str, int, float, type, types.ModuleType)) or value is None:
+    if depth > _MAX_DEPTH or isinstance(value, (str, int, float, type, types.ModuleType)) or value is None:
         return
     if isinstance(value, Tensor):
         if value.requires_grad and value.is_leaf:
@@ -290,7 +279,7 @@ class Watching(TorchFunctionMode):
 def _flat(value: Any, depth: int = 0) -> Iterator[Any]:
     if isinstance(value, dict):
         value = tuple(value.values())
-    if type(value) in (list, tuple) and depth < _MOST_DEPTH:
+    if type(value) in (list, tuple) and depth < _MAX_DEPTH:
         for one in value:
             yield from _flat(one, depth + 1)
     elif isinstance(value, Tensor):

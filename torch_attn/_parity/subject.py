@@ -34,15 +34,16 @@ from attn_bridge.parity.compare.sides.subject import (
     culprit,
     plain_values,
 )
+from attn_bridge.parity.compare.sides.tables import STILL
 
-from ..backend import _can_build_extensions, from_numpy, to_numpy
+from ..backend import _can_build_extensions, few_threads, from_numpy, to_numpy
 from ..functional import dtype_name
 from .drawing import drawing
 from .probes import LogSumExp, Tables
 from .promotion import promoted
 from .recording import Recorder
 from .rounding import Rounding
-from .state import ONE_AT_A_TIME, Changes, Watching, asks_for_mode, eager, one_thread, undisturbed, unregistered
+from .state import ONE_AT_A_TIME, Changes, Watching, asks_for_mode, eager, undisturbed, unregistered
 from .weights import FunctionSide, ModuleSide, Part, check_readable, device_of, outputs_of, side_of
 
 LARGE = 1 << 24
@@ -119,7 +120,7 @@ class TorchSubject:
 
     def few_threads(self) -> contextlib.AbstractContextManager[None]:
         """Return the context for small work: one thread, because on a busy machine several wait for each other."""
-        return one_thread()
+        return few_threads()
 
     def modules(self) -> list[Submodule]:
         """Return the submodules, the whole itself first."""
@@ -325,6 +326,7 @@ class _Run:
                 source.draws,
                 drawn is not None and drawn.foreign(),
                 getattr(probe, "moved", 0),
+                probe.met if isinstance(probe, Tables) and self.seed == STILL else None,
             )
 
     @contextlib.contextmanager

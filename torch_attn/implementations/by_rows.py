@@ -19,11 +19,11 @@ from attn_bridge.masks import Mask
 from .call import Call
 from .reference import masked_softmax, softmax
 
-LEAST_ROWS, MOST_ROWS = 16, 128
+MIN_ROWS, MAX_ROWS = 16, 128
 """Queries per block: of 64, 128 and 256, 128 are fastest (4 sequences of 1024 tokens, 12 heads of 64, 2 cores).
 Keys are left out so many at a time, too."""
 
-MOST_SCORES = 2**22
+MAX_SCORES = 2**22
 """Scores of a block: 16 MiB. Beyond 32 glibc gives memory back at once and has it cleared for the next block."""
 
 
@@ -95,7 +95,7 @@ def _may_hide_rows(call: Call) -> bool:
 
 def _rows(call: Call) -> int:
     batch, heads, _, keys = call.scores_shape
-    return min(MOST_ROWS, max(LEAST_ROWS, MOST_SCORES // (batch * heads * keys)))
+    return min(MAX_ROWS, max(MIN_ROWS, MAX_SCORES // (batch * heads * keys)))
 
 
 def _blocks(mask: Mask | None, rows: int, queries: int, keys: int) -> Iterator[tuple[int, int, int, int]]:
@@ -106,10 +106,10 @@ def _blocks(mask: Mask | None, rows: int, queries: int, keys: int) -> Iterator[t
         if mask is not None:
             seen = [
                 at
-                for at in range(0, keys, MOST_ROWS)
-                if mask.visibility(range(start, stop), range(at, min(at + MOST_ROWS, keys))) is not False
+                for at in range(0, keys, MAX_ROWS)
+                if mask.visibility(range(start, stop), range(at, min(at + MAX_ROWS, keys))) is not False
             ]
-            first, last = (seen[0], min(seen[-1] + MOST_ROWS, keys)) if seen else (0, 1)
+            first, last = (seen[0], min(seen[-1] + MAX_ROWS, keys)) if seen else (0, 1)
         yield start, stop, first, last
 
 

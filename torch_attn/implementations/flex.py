@@ -21,7 +21,7 @@ from attn_bridge.masks import Mask
 from . import sdpa
 from .call import Call
 
-LEAST_HEAD_DIM, MOST_HEAD_DIM = 16, 256
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 """Widths of heads that the kernel takes."""
 
 
@@ -48,8 +48,8 @@ def unsupported_anywhere(call: Call) -> str | None:
     if call.query.dtype == torch.float64:
         return "it does not compute in float64"
     for width in (call.query.shape[-1], call.value.shape[-1]):
-        if not LEAST_HEAD_DIM <= width <= MOST_HEAD_DIM:
-            return f"head_dim ({width}) is not between {LEAST_HEAD_DIM} and {MOST_HEAD_DIM}"
+        if not MIN_HEAD_DIM <= width <= MAX_HEAD_DIM:
+            return f"head_dim ({width}) is not between {MIN_HEAD_DIM} and {MAX_HEAD_DIM}"
     return sdpa.in_forward_mode()
 
 

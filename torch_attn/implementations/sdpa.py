@@ -23,7 +23,7 @@ FAST_ON_CPU = (torch.float32, torch.float64, *([torch.bfloat16] if torch.cpu._is
 """Dtypes in which the CPU kernel is fast. Without AMX, forward and backward in 16 bits take 6 to 9 times as long as in
 float32, casts included (2 cores with AVX2, 12 heads of 64, (B, T) = (8, 256) and (2, 1024))."""
 
-LEAST_KEYS = 16
+MIN_KEYS = 16
 """Numbers in the widest vector of a CPU. Where no mask is given, torch's kernel there compares fewer scores one by one,
 passes over NaN, and takes a row of nothing else for a hidden one (pytorch/pytorch#141128, in torch 2.13 still)."""
 
@@ -121,14 +121,14 @@ def fused(
 
 
 def _may_be_few(keys: Any) -> bool:
-    """Return whether there may be fewer keys than `LEAST_KEYS`; a graph for any number of them stays one."""
+    """Return whether there may be fewer keys than `MIN_KEYS`; a graph for any number of them stays one."""
     if isinstance(keys, Tensor):  # under torch.jit.trace
         return True
     if isinstance(keys, int) and not torch.compiler.is_compiling():
-        return keys < LEAST_KEYS
+        return keys < MIN_KEYS
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # its import takes long
 
-    return not statically_known_true(keys >= LEAST_KEYS)
+    return not statically_known_true(keys >= MIN_KEYS)
 
 
 def _is_unknown(query: Float[Tensor, "B H T D"], key: Float[Tensor, "B K S D"]) -> Bool[Tensor, "B H T 1"]:

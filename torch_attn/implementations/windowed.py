@@ -19,7 +19,7 @@ from attn_bridge.masks import ArrayMask, as_band
 from . import sdpa
 from .call import Call
 
-LEAST_BLOCK, MOST_BLOCK = 32, 128
+MIN_BLOCK, MAX_BLOCK = 32, 128
 """Queries per block. A block sees ``block + size - 1`` keys, so that a large one wastes work and a small one copies.
 Of 64, 128, 256 and 512, forward and backward are fastest at 128 (windows of 256 and 1024 on a core with AVX2)."""
 
@@ -80,7 +80,7 @@ def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
 
 
 def _block(queries: int, size: int) -> int:
-    return min(queries, max(LEAST_BLOCK, min(MOST_BLOCK, size)))
+    return min(queries, max(MIN_BLOCK, min(MAX_BLOCK, size)))
 
 
 def _diagonal(block: int, span: int, size: int, device: torch.device) -> Bool[Tensor, "i s"]:

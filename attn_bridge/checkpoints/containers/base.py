@@ -20,13 +20,13 @@ from ...printable import printable
 
 Array = np.ndarray[Any, Any]
 
-MOST_TENSORS = 1_000_000
+MAX_TENSORS = 1_000_000
 """More tensors than this in one checkpoint are refused."""
 
-MOST_AXES = 64
+MAX_AXES = 64
 """NumPy's own limit."""
 
-MOST_HEADER = 100_000_000
+MAX_HEADER = 100_000_000
 """Bytes of a header, an index or a pickle beyond which it is refused unread."""
 
 

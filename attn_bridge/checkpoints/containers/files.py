@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...printable import printable
-from .base import MOST_AXES, MOST_HEADER, MOST_TENSORS, Array, CheckpointError, DiskFullError, TensorInfo
+from .base import MAX_AXES, MAX_HEADER, MAX_TENSORS, Array, CheckpointError, DiskFullError, TensorInfo
 
 DTYPES = frozenset(
     {
@@ -29,19 +29,19 @@ DTYPES = frozenset(
 )
 """NumPy names of what a tensor may be made of; all of them have whole bytes."""
 
-MOST_NAME = 1000
+MAX_NAME = 1000
 """Characters of a tensor's name."""
 
-MOST_BYTES = (1 << 63) - 1
+MAX_BYTES = (1 << 63) - 1
 """Bytes of a tensor: what a file's offset can say."""
 
-MOST_NODES = 4 * MOST_TENSORS
+MAX_NODES = 4 * MAX_TENSORS
 """Lists and dicts in one header, and steps in walking one, beyond which it is refused."""
 
-MOST_NAMED = 100
+MAX_NAMED = 100
 """Findings that one line lists."""
 
-MOST_OPEN = 64
+MAX_OPEN = 64
 """Files that are kept open at a time."""
 
 
@@ -50,7 +50,7 @@ def bad(path: object, reason: str) -> CheckpointError:
     return CheckpointError(f"{printable(path, 400)}: {reason}")
 
 
-def listed(findings: Sequence[str], most: int = MOST_NAMED) -> str:
+def listed(findings: Sequence[str], most: int = MAX_NAMED) -> str:
     """Return findings as one line."""
     rest = len(findings) - most
     return "; ".join(findings[:most]) + (f"; and {rest} more" if rest > 0 else "")
@@ -69,8 +69,8 @@ def check_name(path: object, name: object) -> str:
         raise bad(path, f"a tensor's name is {printable(repr(name))}, not text")
     if not name:
         raise bad(path, "a tensor has an empty name")
-    if len(name) > MOST_NAME:
-        raise bad(path, f"the name {printable(name, 60)} is longer than {MOST_NAME} characters")
+    if len(name) > MAX_NAME:
+        raise bad(path, f"the name {printable(name, 60)} is longer than {MAX_NAME} characters")
     if not name.isprintable() and any(unicodedata.category(one) in ("Cc", "Cs", "Zl", "Zp") for one in name):
         raise bad(path, f"the name {printable(name)} has control characters")
     return name
@@ -87,11 +87,11 @@ def check_shape(path: object, name: str, shape: object) -> tuple[int, ...]:
     """Return a shape, if NumPy and files can hold it."""
     if not isinstance(shape, list | tuple) or any(type(size) is not int for size in shape):
         raise bad(path, f"{printable(name)} has a shape that is no list of integers")
-    if len(shape) > MOST_AXES:
-        raise bad(path, f"{printable(name)} has {len(shape)} axes; at most {MOST_AXES} can be held")
+    if len(shape) > MAX_AXES:
+        raise bad(path, f"{printable(name)} has {len(shape)} axes; at most {MAX_AXES} can be held")
     if any(size < 0 for size in shape):
         raise bad(path, f"{printable(name)} has a negative size in its shape {printable(list(shape))}")
-    if math.prod(size for size in shape if size) * 16 > MOST_BYTES:
+    if math.prod(size for size in shape if size) * 16 > MAX_BYTES:
         raise bad(path, f"{printable(name)} has the shape {printable(list(shape))}, which no file can hold")
     return tuple(shape)
 
@@ -111,8 +111,8 @@ def check_infos(path: object, infos: Iterable[TensorInfo]) -> None:
 
 def check_count(path: object, count: int) -> None:
     """Refuse more tensors than one checkpoint may have."""
-    if count > MOST_TENSORS:
-        raise bad(path, f"has {count} tensors; at most {MOST_TENSORS} are read")
+    if count > MAX_TENSORS:
+        raise bad(path, f"has {count} tensors; at most {MAX_TENSORS} are read")
 
 
 def check_range(path: object, info: TensorInfo, start: int, stop: int) -> None:
@@ -141,10 +141,10 @@ def parse_json(data: bytes | memoryview, path: object, what: str) -> Any:
         return number
 
     data = bytes(data)
-    if len(data) > MOST_HEADER:
-        raise bad(path, f"the {what} has {len(data)} bytes; more than {MOST_HEADER} are not read")
-    if data.count(b"[") + data.count(b"{") > MOST_NODES:
-        raise bad(path, f"the {what} has more than {MOST_NODES} lists and objects")
+    if len(data) > MAX_HEADER:
+        raise bad(path, f"the {what} has {len(data)} bytes; more than {MAX_HEADER} are not read")
+    if data.count(b"[") + data.count(b"{") > MAX_NODES:
+        raise bad(path, f"the {what} has more than {MAX_NODES} lists and objects")
     try:
         text = data.decode("utf-8")
         return json.loads(text, object_pairs_hook=pairs, parse_constant=constant, parse_float=real)
@@ -210,7 +210,7 @@ class File:
     def _keep(self, found: _Descriptor) -> None:
         with _lock:
             _open[id(self)] = found
-            while len(_open) > MOST_OPEN:
+            while len(_open) > MAX_OPEN:
                 _open.popitem(last=False)
 
     def _descriptor(self) -> _Descriptor:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...printable import printable
-from .base import MOST_AXES, MOST_HEADER, Reader, TensorInfo, Writer
-from .files import MOST_NODES, File, bad, check_count, check_dtype, check_infos, check_name, check_range, check_shape
+from .base import MAX_AXES, MAX_HEADER, Reader, TensorInfo, Writer
+from .files import MAX_NODES, File, bad, check_count, check_dtype, check_infos, check_name, check_range, check_shape
 from .writing import Target, as_bytes, dump_json, sync_folder
 
 CHUNK = 1 << 30
@@ -20,10 +20,10 @@ CHUNK = 1 << 30
 
 CHUNKED = "__msgpack_chunked_array__"
 
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 """Maps within maps."""
 
-MOST_TEXT = 1 << 20
+MAX_TEXT = 1 << 20
 """Bytes of a text that is no tensor."""
 
 WINDOW = 1 << 16
@@ -74,8 +74,8 @@ class Scanner:
         else:
             self.at += count
         self._taken += count
-        if self._taken > MOST_HEADER:
-            raise self.bad(f"has more than {MOST_HEADER} bytes beside its arrays")
+        if self._taken > MAX_HEADER:
+            raise self.bad(f"has more than {MAX_HEADER} bytes beside its arrays")
         return self._window[first : first + count]
 
     def skip(self, count: int) -> int:
@@ -104,7 +104,7 @@ class Scanner:
                 return self._extension(FIXED_EXTENSIONS[code])
             if code in CONSTANTS:
                 return CONSTANTS[code]
-            raise self.bad(f"has the code {code:#04x}, which msgpack has not")
+            raise self.bad(f"has the invalid msgpack type byte {code:#04x}")
         (number,) = form.unpack(self.take(form.size))
         if code <= 0xC6:
             return Head("bytes", number, self.skip(number))
@@ -121,8 +121,8 @@ class Scanner:
         return Head("extension", size, self.skip(size), code)
 
     def _text(self, size: int) -> str:
-        if size > MOST_TEXT:
-            raise self.bad(f"has a text of {size} bytes; more than {MOST_TEXT} are not read")
+        if size > MAX_TEXT:
+            raise self.bad(f"has a text of {size} bytes; more than {MAX_TEXT} are not read")
         try:
             return self.take(size).decode("utf-8")
         except UnicodeDecodeError:
@@ -164,8 +164,8 @@ class MsgpackReader(Reader):
 
     def _walk(self, head: Head, name: str, depth: int) -> None:
         """Read a map or a list and what is in it."""
-        if depth > MOST_DEPTH:
-            raise self._scan.bad(f"{printable(name)} is nested more than {MOST_DEPTH} deep")
+        if depth > MAX_DEPTH:
+            raise self._scan.bad(f"{printable(name)} is nested more than {MAX_DEPTH} deep")
         seen: set[str] = set()
         for index in range(head.size):
             part = str(index) if head.kind == "list" else self._key(name)
@@ -178,8 +178,8 @@ class MsgpackReader(Reader):
             full = f"{name}.{part}" if name else part
             check_name(self.path, full)
             self._nodes += 1
-            if self._nodes > MOST_NODES:
-                raise self._scan.bad(f"has more than {MOST_NODES} leaves")
+            if self._nodes > MAX_NODES:
+                raise self._scan.bad(f"has more than {MAX_NODES} leaves")
             found = self._scan.next()
             kind = found.kind if isinstance(found, Head) else ""
             if kind == "extension":
@@ -222,7 +222,7 @@ class MsgpackReader(Reader):
             raise self._scan.bad(f"{printable(name)} is an extension of type {found.code}; only arrays, 1, are read")
         end, self._scan.at = self._scan.at, found.start
         head, sizes = self._scan.next(), self._scan.next()
-        if head != Head("list", 3) or not isinstance(sizes, Head) or sizes.kind != "list" or sizes.size > MOST_AXES:
+        if head != Head("list", 3) or not isinstance(sizes, Head) or sizes.kind != "list" or sizes.size > MAX_AXES:
             raise self._scan.bad(f"{printable(name)} is no array: (shape, dtype, bytes) is missing")
         shape = check_shape(self.path, name, [self._scan.next() for _ in range(sizes.size)])
         dtype = self._scan.next()

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...printable import printable
-from .base import MOST_HEADER, Reader, TensorInfo, Writer, numpy_dtype
+from .base import MAX_HEADER, Reader, TensorInfo, Writer, numpy_dtype
 from .files import (
     DTYPES,
     File,
@@ -37,7 +37,7 @@ EXTRA = "attn_bridge.json"
 """Member that names dtypes which NumPy has not, and holds the metadata; written where there is something to say."""
 
 MAGIC = b"\x93NUMPY"
-MOST_TEXT = 10_000
+MAX_TEXT = 10_000
 """Bytes of an array's header; NumPy's own limit."""
 
 
@@ -82,8 +82,8 @@ class NpzReader(Reader):
     def _read_extra(self, member: Member | None) -> dict[str, Any]:
         if member is None:
             return {}
-        if member.size > MOST_HEADER:
-            raise bad(self.path, f"{EXTRA} in it has {member.size} bytes; more than {MOST_HEADER} are not read")
+        if member.size > MAX_HEADER:
+            raise bad(self.path, f"{EXTRA} in it has {member.size} bytes; more than {MAX_HEADER} are not read")
         said = parse_json(member.read(0, member.size), self.path, EXTRA)
         if not isinstance(said, dict):
             raise bad(self.path, f"{EXTRA} in it is no object")
@@ -118,7 +118,7 @@ class NpzReader(Reader):
         wide = version == (2, 0)
         (length,) = struct.unpack_from("<I" if wide else "<H", start, 8)
         begin = (12 if wide else 10) + length
-        if length > MOST_TEXT or begin > member.size:
+        if length > MAX_TEXT or begin > member.size:
             raise bad(self.path, f"the header of {shown} claims {length} bytes")
         whole = start if begin <= len(start) else bytes(member.read(0, begin))
         try:

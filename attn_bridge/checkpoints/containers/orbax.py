@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...printable import printable
-from .base import MOST_HEADER, Array, CheckpointError, Reader, TensorInfo, Writer, numpy_dtype
+from .base import MAX_HEADER, Array, CheckpointError, Reader, TensorInfo, Writer, numpy_dtype
 from .base import ORBAX_METADATA as METADATA
 from .files import (
     File,
@@ -37,10 +37,10 @@ EXTRA = "attn_bridge.json"
 
 HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
 
-MOST_CHUNK = 1 << 35
+MAX_CHUNK = 1 << 35
 """Bytes of a chunk, which has to be read whole."""
 
-MOST_CLAIM = 1 << 42
+MAX_CLAIM = 1 << 42
 """Bytes of a tensor: zeros need no room on disk, so that the folder's size is no bound."""
 
 CHUNK = 1 << 28
@@ -109,8 +109,8 @@ class OrbaxReader(Reader):
 
     def _read_json(self, name: str) -> Any:
         file = File(inside(self._folder, name, self._folder))
-        if file.size > MOST_HEADER:
-            raise bad(file.path, f"has {file.size} bytes; more than {MOST_HEADER} are not read")
+        if file.size > MAX_HEADER:
+            raise bad(file.path, f"has {file.size} bytes; more than {MAX_HEADER} are not read")
         return parse_json(file.read(0, file.size), file.path, "file")
 
     def _names(self, tree: dict[str, Any]) -> list[str]:
@@ -217,7 +217,7 @@ class OrbaxReader(Reader):
                 check_shape(self._folder, name, list(store.shape)),
             )
             chunk = math.prod(store.chunk_layout.read_chunk.shape or ()) * info.itemsize
-            if chunk > MOST_CHUNK or info.nbytes > MOST_CLAIM:
+            if chunk > MAX_CHUNK or info.nbytes > MAX_CLAIM:
                 raise bad(self._folder, f"{printable(name)} claims {info.nbytes} bytes in chunks of {chunk}")
             self.tensors[name] = info
             self._stores[name] = store

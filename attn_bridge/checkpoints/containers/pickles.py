@@ -54,10 +54,10 @@ GLOBALS = frozenset(
 )
 """All names that a pickle may refer to."""
 
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 """Dicts within dicts."""
 
-MOST_BITS = 512
+MAX_BITS = 512
 """Bits of an integer."""
 
 
@@ -158,8 +158,8 @@ class _Machine:
 
     def push_long(self, value: int) -> None:
         """Put an integer of any size onto the stack."""
-        if value.bit_length() > MOST_BITS:
-            raise self.bad(f"its pickle has an integer of more than {MOST_BITS} bits")
+        if value.bit_length() > MAX_BITS:
+            raise self.bad(f"its pickle has an integer of more than {MAX_BITS} bits")
         self._stack.append(value)
 
     def pop(self) -> Any:
@@ -347,7 +347,7 @@ def _flatten(path: Path, found: Any, most: int) -> tuple[dict[str, Strided], dic
     def count(name: str, depth: int) -> None:
         nonlocal nodes
         nodes += 1
-        if nodes > most or depth > MOST_DEPTH:
+        if nodes > most or depth > MAX_DEPTH:
             raise bad(path, f"{printable(name)} is nested too deeply or repeated too often")
 
     def plain(value: Any, name: str, depth: int) -> Any:

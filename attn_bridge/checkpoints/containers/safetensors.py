@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ...printable import printable
 from ..threads import Threads
-from .base import MOST_HEADER, CheckpointError, Reader, TensorInfo, Writer
+from .base import MAX_HEADER, CheckpointError, Reader, TensorInfo, Writer
 from .files import File, bad, check_count, check_infos, check_name, check_range, check_shape, parse_json, unwritable
 from .shards import ShardedReader, index_of, inside
 from .writing import Target, dump_json, sync_folder
@@ -47,7 +47,7 @@ _FLUSHER = Threads(1, "flush")
 FLUSH = 64 << 20
 """Bytes of a file that are written before the disk is told to begin with them."""
 
-MOST_FLUSHES = 4
+MAX_FLUSHES = 4
 """Flushes that wait for the disk; what they leave out is flushed at the end."""
 
 INDEX = "model.safetensors.index.json"
@@ -67,8 +67,8 @@ class SafetensorsReader(Reader):
         if self._file.size < 8:
             raise bad(path, f"is no safetensors file: it has {self._file.size} bytes")
         (length,) = struct.unpack("<Q", self._file.read(0, 8))
-        if length > MOST_HEADER:
-            raise bad(path, f"its header claims {length} bytes; more than {MOST_HEADER} are not read")
+        if length > MAX_HEADER:
+            raise bad(path, f"its header claims {length} bytes; more than {MAX_HEADER} are not read")
         if 8 + length > self._file.size:
             raise bad(path, f"its header claims {length} bytes; the file has {self._file.size}")
         header = parse_json(self._file.read(8, length), path, "header")
@@ -76,7 +76,7 @@ class SafetensorsReader(Reader):
             raise bad(path, "its header is no object")
         self.metadata = header.pop("__metadata__", {})
         if not isinstance(self.metadata, dict) or not all(isinstance(one, str) for one in self.metadata.values()):
-            raise bad(path, "__metadata__ of its header is no object of texts")
+            raise bad(path, "__metadata__ of its header must map strings to strings")
         check_count(path, len(header))
         self._place(header, 8 + length)
 
@@ -229,8 +229,8 @@ class SafetensorsWriter(Writer):
             end += info.nbytes
         text = dump_json(self.path, header, ensure_ascii=False, separators=(",", ":"))
         text += b" " * (-len(text) % 8)
-        if len(text) > MOST_HEADER:
-            raise bad(self.path, f"a header would have {len(text)} bytes; more than {MOST_HEADER} are not read")
+        if len(text) > MAX_HEADER:
+            raise bad(self.path, f"a header would have {len(text)} bytes; more than {MAX_HEADER} are not read")
         begin = 8 + len(text)
         for info in infos:
             self._starts[info.name] += begin
@@ -263,7 +263,7 @@ class SafetensorsWriter(Writer):
         check_range(self.path, info, start, start + memoryview(data).nbytes)
         target = self._target(info.file)
         is_due = self._last is not target or self._unflushed >= FLUSH
-        if self._last is not None and is_due and len(self._flushes) < MOST_FLUSHES:
+        if self._last is not None and is_due and len(self._flushes) < MAX_FLUSHES:
             self._flushes.append(_FLUSHER.submit(self._last.sync))  # the disk works while the next bytes are made
             self._unflushed = 0
         while self._flushes and self._flushes[0].done():

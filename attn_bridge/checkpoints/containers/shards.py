@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...printable import printable
-from .base import MOST_HEADER, Reader, TensorInfo
+from .base import MAX_HEADER, Reader, TensorInfo
 from .files import File, bad, check_count, check_name, listed, parse_json, resolve
 
 
@@ -86,8 +86,8 @@ class ShardedReader(Reader):
     def _read_index(folder: Path, index: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         inside(folder, index.name, index)
         file = File(index)
-        if file.size > MOST_HEADER:
-            raise bad(index, f"the index has {file.size} bytes; more than {MOST_HEADER} are not read")
+        if file.size > MAX_HEADER:
+            raise bad(index, f"the index has {file.size} bytes; more than {MAX_HEADER} are not read")
         found = parse_json(file.read(0, file.size), index, "index")
         file.close()
         if not isinstance(found, dict) or not isinstance(found.get("weight_map"), dict):

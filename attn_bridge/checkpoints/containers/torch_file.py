@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...printable import printable
-from .base import MOST_HEADER, Reader, TensorInfo, Writer, numpy_dtype
+from .base import MAX_HEADER, Reader, TensorInfo, Writer, numpy_dtype
 from .files import (
     File,
     bad,
@@ -61,8 +61,8 @@ class TorchReader(Reader):
         if prefix + "constants.pkl" in found or prefix + "code/" in found:
             raise bad(path, "is a TorchScript archive; save its state_dict with torch.save")
         pickle = found[pickles[0]]
-        if pickle.size > MOST_HEADER:
-            raise bad(path, f"its pickle has {pickle.size} bytes; more than {MOST_HEADER} are not read")
+        if pickle.size > MAX_HEADER:
+            raise bad(path, f"its pickle has {pickle.size} bytes; more than {MAX_HEADER} are not read")
         if not pickle.crc and zlib.crc32(pickle.read(0, 1)):  # torch can be told to compute no checksums
             for member in found.values():
                 member.checked = False
@@ -72,7 +72,7 @@ class TorchReader(Reader):
         tensors, self.metadata = read_pickle(bytes(pickle.read(0, pickle.size)), path)
         extra = found.get(prefix + EXTRA)
         if extra is not None:
-            own = parse_json(extra.read(0, min(extra.size, MOST_HEADER + 1)), path, EXTRA)
+            own = parse_json(extra.read(0, min(extra.size, MAX_HEADER + 1)), path, EXTRA)
             if not isinstance(own, dict):
                 raise bad(path, f"{EXTRA} in it is no object")
             self.metadata |= own
@@ -176,8 +176,8 @@ class TorchWriter(Writer):
             if info.dtype not in TORCH_DTYPES:
                 raise bad(path, f"torch has no {info.dtype} ({printable(info.name)})")
         pickle = self._pickle()
-        if len(pickle) > MOST_HEADER:
-            raise bad(path, f"its pickle would have {len(pickle)} bytes; more than {MOST_HEADER} are not read")
+        if len(pickle) > MAX_HEADER:
+            raise bad(path, f"its pickle would have {len(pickle)} bytes; more than {MAX_HEADER} are not read")
         extra = dump_json(path, self.metadata, sort_keys=True) if metadata else b""
         self._prefix = "archive/"
         self._numbers = {name: number for number, name in enumerate(self.tensors)}

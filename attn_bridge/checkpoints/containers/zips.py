@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...printable import printable
-from .base import MOST_HEADER, MOST_TENSORS
+from .base import MAX_HEADER, MAX_TENSORS
 from .files import File, bad
 from .writing import Target, as_bytes
 
@@ -28,7 +28,7 @@ FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF
 REFUSED_FLAGS = 0x2041
 """Bits of a member's flags: encrypted, strongly encrypted, directory encrypted."""
 
-MOST_EXTRA = 1024
+MAX_EXTRA = 1024
 """Bytes of a member's extra field in the directory: dates, owners, and sizes of 64 bits take some hundred."""
 
 _lock = threading.Lock()
@@ -74,10 +74,10 @@ def members(file: File) -> dict[str, Member]:
     """
     path = file.path
     begin, length, count = _directory(file)
-    if length > MOST_HEADER:
-        raise bad(path, f"the directory of the zip has {length} bytes; more than {MOST_HEADER} are not read")
-    if count > MOST_TENSORS + 100:
-        raise bad(path, f"the zip has {count} members; at most {MOST_TENSORS} are read")
+    if length > MAX_HEADER:
+        raise bad(path, f"the directory of the zip has {length} bytes; more than {MAX_HEADER} are not read")
+    if count > MAX_TENSORS + 100:
+        raise bad(path, f"the zip has {count} members; at most {MAX_TENSORS} are read")
     found: dict[str, Member] = {}
     ranges: list[tuple[int, int, str]] = []
     for info in _entries(path, bytes(file.read(begin, length)), count):
@@ -120,8 +120,8 @@ def _entries(path: Path, directory: bytes, count: int) -> list[zipfile.ZipInfo]:
         most = max(most, extra)
     if at != len(directory) or directory[-20:-16] == LOCATOR64:
         raise bad(path, "the directory of the zip is damaged")
-    if most > MOST_EXTRA:
-        raise bad(path, f"a member of the zip has an extra field of {most} bytes; at most {MOST_EXTRA} are read")
+    if most > MAX_EXTRA:
+        raise bad(path, f"a member of the zip has an extra field of {most} bytes; at most {MAX_EXTRA} are read")
     alone = directory + struct.pack("<4s8xIIH", END, len(directory), 0, 0)
     try:
         with warnings.catch_warnings():

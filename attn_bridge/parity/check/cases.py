@@ -25,6 +25,14 @@ IN_MODE = {
 """Further mode -> variants that run in it by default. What is in no compiled mode here shares its code with
 a neighbour that is."""
 
+QUICK = {"jit": "quick"}
+"""Mode -> the mode of a runner that takes less of compiling."""
+
+IN_FULL: dict[str, tuple[str, ...] | None] = {"float32": None, "bfloat16": ("MultiHeadAttention", "LayerNorm")}
+"""Precision -> variants (None: all) whose first case is compiled as users compile it. The rest goes without LLVM's
+optimizations, a tenth of the work: XLA makes the same operations of it, with the same roundings, and what LLVM does to
+operations in a precision does not depend on the variant."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:

@@ -18,7 +18,7 @@ from ... import backends, masks
 from ..compare.results.findings import Side, TensorVerdict, worst
 from ..compare.sides.subject import Array
 from ..compare.verdict.criterion import decide, measure, scale_of
-from .cases import Arrays, Numbers
+from .cases import MODES, QUICK, Arrays, Numbers
 from .report import Cell
 
 NAME = "dot_product_attention"
@@ -41,6 +41,7 @@ class KernelCase:
         operands: those among ``bias``, ``sinks`` and ``attention_mask`` (padding) that are drawn and given.
         value_width: width of a value head; a key's is 8.
         dtypes: precisions it runs in by default.
+        in_full: whether it is compiled as users compile it by default; one case that every implementation serves is.
     """
 
     name: str
@@ -49,6 +50,7 @@ class KernelCase:
     operands: tuple[str, ...] = ()
     value_width: int = 8
     dtypes: tuple[str, ...] = ("float64", "float32")
+    in_full: bool = False
 
     def draw(self, seed: int) -> Numbers:
         """Return operands ``(2, 150, 4, 8)`` with two key/value heads, and a cotangent, in float64."""
@@ -73,7 +75,7 @@ class KernelCase:
 
 CASES = (
     KernelCase("grouped", masks.causal(), value_width=12),
-    KernelCase("windowed", masks.sliding_window(40)),
+    KernelCase("windowed", masks.sliding_window(40), in_full=True),
     KernelCase("packed", masks.causal() & masks.documents(np.repeat([[0, 1, 2], [0, 1, 1]], 50, axis=1))),
     KernelCase("sinks", masks.causal(), {}, ("sinks",)),
     KernelCase("padded", masks.causal(), {}, ("padding",)),
@@ -96,7 +98,10 @@ def check_kernels(
     (chosen,) = (one for one in CASES if one.name == case)
     dtypes = tuple(one for one in dtypes if everywhere or one in chosen.dtypes)
     numbers = [chosen.draw(seed) for seed in range(seeds)]
-    futures = {framework: pools[framework].submit(_run_all, framework, chosen, numbers, dtypes) for framework in OTHER}
+    futures = {
+        framework: pools[framework].submit(_run_all, framework, chosen, numbers, dtypes, everywhere or chosen.in_full)
+        for framework in OTHER
+    }
     return lambda: _judge_all(chosen, {framework: one.result() for framework, one in futures.items()}, dtypes, seeds)
 
 
@@ -132,7 +137,7 @@ def _judge_all(
 
 
 def _run_all(
-    framework: backends.Framework, case: KernelCase, numbers: list[Numbers], dtypes: tuple[str, ...]
+    framework: backends.Framework, case: KernelCase, numbers: list[Numbers], dtypes: tuple[str, ...], in_full: bool
 ) -> dict[str, Runs | str]:
     """Return the results of every implementation that supports the case, or why it broke."""
     backend = backends.load(framework)
@@ -140,7 +145,7 @@ def _run_all(
     for name, missing in backends.load(framework, "implementations").unavailable().items():
         if missing is None:
             try:
-                found[name] = _run(backend, name, case, numbers, dtypes)
+                found[name] = _run(backend, name, case, numbers, dtypes, in_full)
             except NotImplementedError:  # it says that this call is not for it
                 continue
             except Exception as error:  # whatever a framework raises, the other rows still deserve their verdict
@@ -148,7 +153,9 @@ def _run_all(
     return found
 
 
-def _run(backend: Any, name: str, case: KernelCase, numbers: list[Numbers], dtypes: tuple[str, ...]) -> Runs:
+def _run(
+    backend: Any, name: str, case: KernelCase, numbers: list[Numbers], dtypes: tuple[str, ...], in_full: bool
+) -> Runs:
     """Return the results in every precision that the implementation has.
 
     Raises:
@@ -158,7 +165,8 @@ def _run(backend: Any, name: str, case: KernelCase, numbers: list[Numbers], dtyp
     refusals = []
     for computed in dtypes:
         try:
-            runs |= _run_in(backend, name, case, numbers, dtypes if computed == "float64" else (computed,), computed)
+            given = dtypes if computed == "float64" else (computed,)
+            runs |= _run_in(backend, name, case, numbers, given, computed, in_full)
         except NotImplementedError as refusal:
             refusals.append(refusal)
     if not any(dtype == computed for dtype, computed in runs):
@@ -167,11 +175,19 @@ def _run(backend: Any, name: str, case: KernelCase, numbers: list[Numbers], dtyp
 
 
 def _run_in(
-    backend: Any, name: str, case: KernelCase, numbers: list[Numbers], dtypes: tuple[str, ...], computed: str
+    backend: Any,
+    name: str,
+    case: KernelCase,
+    numbers: list[Numbers],
+    dtypes: tuple[str, ...],
+    computed: str,
+    in_full: bool,
 ) -> Runs:
     runs: Runs = {}
-    with backend.precision(computed):
-        runner = backend.attention_runner(case.mask, implementation=name, **case.options)
+    mode = MODES[backend.Runner.framework][0]
+    with backend.few_threads(), backend.precision(computed):
+        mode = mode if in_full else QUICK.get(mode, mode)
+        runner = backend.attention_runner(case.mask, mode=mode, implementation=name, **case.options)
         for dtype in dtypes:
             results = []
             for one in numbers:

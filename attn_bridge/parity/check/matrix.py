@@ -28,7 +28,7 @@ from .twin_runs import COPIES, Run, Side, Subject, Tensors, TwinDiffersError, fu
 AGAIN = 4
 """A run that looks imprecise is judged again, on this many times as many new seeds, before that is said of it."""
 
-MOST_REFERENCES = 3
+MAX_REFERENCES = 3
 """Samples that are compared with the NumPy reference, which is written for reading, not for speed."""
 
 FRAMEWORKS: tuple[backends.Framework, ...] = ("torch", "flax")
@@ -54,8 +54,8 @@ def check(
         variants: class names (or aliases) to check, and ``dot_product_attention`` for its implementations; empty = all,
             each modern one on its first example, though not in float16, and on the others for their meaning only.
         cases: names of cases; empty = all.
-        dtypes: names of precisions to run in every case; empty = those that each case names. float64 always runs, as
-            the proof of the meaning.
+        dtypes: names of precisions to run in every case, compiled as users compile them; empty = those that each case
+            names. float64 always runs, as the proof of the meaning.
         seeds: how many times numbers are drawn, each with a few slightly moved copies; statistics are pooled over all.
         full: run every case in every precision, and every variant in every mode; takes minutes.
         subjects: what to check instead of variants times cases (real weights).
@@ -103,7 +103,7 @@ def check(
     with ThreadPoolExecutor(1) as torch_pool, ThreadPoolExecutor(2) as flax_pool:
         pools: dict[backends.Framework, ThreadPoolExecutor] = {"torch": torch_pool, "flax": flax_pool}
 
-        def submit(subject: Subject, numbers: list[Numbers], dtypes: tuple[str, ...]) -> _Futures:
+        def submit(subject: Subject, numbers: list[Numbers], dtypes: tuple[str, ...], everywhere: bool) -> _Futures:
             arguments = (subject, numbers, dtypes, everywhere, full, stop)
             return {name: pools[name].submit(run_side, name, *arguments) for name in FRAMEWORKS}
 
@@ -111,7 +111,7 @@ def check(
         try:
             for subject in subjects:
                 numbers = subject.numbers(range(seeds), subject.copies(wanted, everywhere))
-                pending.append((subject, numbers, submit(subject, numbers, wanted)))
+                pending.append((subject, numbers, submit(subject, numbers, wanted, everywhere)))
             kernels_pending = [
                 (name, kernels.check_kernels(name, dtypes=wanted, everywhere=everywhere, seeds=seeds, pools=pools))
                 for name in kernel_cases
@@ -121,14 +121,18 @@ def check(
                 suspects = {cell.dtype for cell in judged if cell.verdict == "precision"}
                 if suspects:
                     numbers = subject.numbers(range(seeds, seeds * (1 + AGAIN)), COPIES)
-                    futures = submit(subject, numbers, ("float64", *suspects))
+                    # The last word is about the programs that users run.
+                    futures = submit(subject, numbers, ("float64", *suspects), True)
                     again = _judge_subject(subject, numbers, futures, seeds)
-                    losses = {
-                        (name, dtype): pools[name].submit(fused_losses, name, subject, numbers, dtype)
-                        for dtype in sorted({cell.dtype for cell in again if cell.verdict == "precision"})
-                        for name in FRAMEWORKS
-                    }
-                    if losses:
+                    imprecise = sorted({cell.dtype for cell in again if cell.verdict == "precision"})
+                    if imprecise:
+                        for name in FRAMEWORKS:
+                            backends.load_subjects(name)  # here, as two threads would import much of it at once
+                        losses = {
+                            (name, dtype): pools[name].submit(fused_losses, name, subject, numbers, dtype)
+                            for dtype in imprecise
+                            for name in FRAMEWORKS
+                        }
                         found = {key: future.result() for key, future in losses.items()}
                         again = _judge_subject(subject, numbers, futures, seeds, found)
                     judged = [cell for cell in judged if cell.dtype not in suspects]
@@ -139,11 +143,11 @@ def check(
                 done += 1
                 if progress:
                     progress(f"{subject.variant.name} {subject.case.name}", done, total)
-            for name, judged_kernels in kernels_pending:
+            for kernel_case, judged_kernels in kernels_pending:
                 cells.extend(judged_kernels())
                 done += 1
                 if progress:
-                    progress(f"{kernels.NAME} {name}", done, total)
+                    progress(f"{kernels.NAME} {kernel_case}", done, total)
         finally:
             stop.set()
             for pool in pools.values():
@@ -239,9 +243,9 @@ def _against_reference(
     subject: Subject, numbers: list[Numbers], sides: Mapping[backends.Framework, Side]
 ) -> list[Cell]:
     """Judge the twins' float64 results against the NumPy reference: outputs, and gradients along random directions."""
-    numbers = numbers[:MOST_REFERENCES]
+    numbers = numbers[:MAX_REFERENCES]
     references = [subject.reference(one) for one in numbers]
-    results = {framework: side.oracle["float64"][:MOST_REFERENCES] for framework, side in sides.items()}
+    results = {framework: side.oracle["float64"][:MAX_REFERENCES] for framework, side in sides.items()}
     slopes = _slopes(subject, numbers[0], results["torch"][0])
     cells = []
     for framework, found in results.items():

@@ -15,7 +15,7 @@ from ... import backends
 from ...specs import Variant
 from ..compare.sides.subject import Arguments, Array
 from ..compare.verdict.probes import Moved, moved_by
-from .cases import IN_MODE, MODES, Arrays, Case, Numbers, cases_of, draw, draw_cotangents
+from .cases import IN_FULL, IN_MODE, MODES, QUICK, Arrays, Case, Numbers, cases_of, draw, draw_cotangents
 
 COPIES = 3
 """Samples per seed: its numbers, and copies moved by a thousandth."""
@@ -86,6 +86,16 @@ class Subject:
         """Return those of `dtypes` that the case runs in, by default or because they were asked for."""
         return tuple(dtype for dtype in dtypes if everywhere or dtype in self.case.dtypes)
 
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the first case of its variant, the one that is run in every way."""
+        return self.case.name == cases_of(self.variant)[0].name
+
+    def is_in_full(self, dtype: str) -> bool:
+        """Whether it is compiled as users compile it by default; with weights from a user it always is."""
+        variants = IN_FULL.get(dtype, ())
+        return self.weights is not None or (self.is_first and (variants is None or self.variant.name in variants))
+
     def numbers(self, seeds: range, copies: int) -> list[Numbers]:
         """Draw the numbers of every seed and their moved copies, `copies` samples in a row per seed, in float64."""
         found: list[Numbers] = []
@@ -124,29 +134,31 @@ def run_side(
     full: bool,
     stop: threading.Event,
 ) -> Side:
-    """Run one twin of a subject in every precision and mode."""
+    """Run one twin of a subject in every precision and mode; what runs `everywhere` is compiled as users compile it."""
     backend = backends.load(framework)
-    side = Side()
     chosen = subject.precisions(dtypes, everywhere)
     main, *others = MODES[framework]
-    with backend.precision("float64"):
-        runner = _twin(backend, subject, "float64", main)
-        runner.check_parameters(numbers[0])
-        for dtype in chosen:
+    runs = [Run(framework, dtype, main) for dtype in chosen if dtype != "float64"]
+    if subject.is_first and "float32" in chosen:
+        modes = [mode for mode in others if full or subject.variant.name in IN_MODE[mode]]
+        runs += [Run(framework, "float32", mode) for mode in modes]
+    side = Side()
+    with backend.few_threads():
+        with backend.precision("float64"):
+            runner = _twin(backend, subject, "float64", main)
+            runner.check_parameters(numbers[0])
+            for dtype in chosen:
+                if stop.is_set():
+                    return side
+                side.oracle[dtype] = [runner(one.rounded(dtype).widened()) for one in numbers]
+        side.runs[Run(framework, "float64", main)] = side.oracle["float64"]
+        for run in runs:
             if stop.is_set():
                 return side
-            side.oracle[dtype] = [runner(one.rounded(dtype).widened()) for one in numbers]
-    side.runs[Run(framework, "float64", main)] = side.oracle["float64"]
-    runs = [(dtype, main) for dtype in chosen if dtype != "float64"]
-    if subject.case.name == cases_of(subject.variant)[0].name and "float32" in chosen:
-        runs += [("float32", mode) for mode in others if full or subject.variant.name in IN_MODE[mode]]
-    for dtype, mode in runs:
-        if stop.is_set():
-            return side
-        with backend.precision(dtype):
-            runner = _twin(backend, subject, dtype, mode)
-            side.runs[Run(framework, dtype, mode)] = [runner(one.rounded(dtype)) for one in numbers]
-        side.notes.extend(note for note in runner.notes if note not in side.notes)
+            with backend.precision(run.dtype):
+                runner = _twin(backend, subject, run.dtype, run.mode, everywhere or subject.is_in_full(run.dtype))
+                side.runs[run] = [runner(one.rounded(run.dtype)) for one in numbers]
+            side.notes.extend(note for note in runner.notes if note not in side.notes)
     return side
 
 
@@ -224,7 +236,7 @@ def fused_losses(
     backend = backends.load(framework)
     plain, fused = (_twin(backend, subject, dtype, mode) for mode in (MODES[framework][0], FUSED))
     found = []
-    with backend.precision(dtype):
+    with backend.few_threads(), backend.precision(dtype):
         for one in numbers:
             before, after = plain(one.rounded(dtype)), fused(one.rounded(dtype))
             names = [name for name, (kind, _) in before.items() if kind.endswith("gradient")]
@@ -236,8 +248,9 @@ def fused_losses(
 _last = threading.local()
 
 
-def _twin(backend: Any, subject: Subject, dtype: str, mode: str) -> _Twin:
+def _twin(backend: Any, subject: Subject, dtype: str, mode: str, in_full: bool = True) -> _Twin:
     """Return a twin; layers of one size share what was compiled (each thread keeps its last twin of a kind)."""
+    mode = mode if in_full else QUICK.get(mode, mode)
     arguments = tuple(subject.case.arguments(subject.variant).items())
     key = (subject.variant.name, arguments, subject.returns_weights)
     kind = (backend.Runner.framework, dtype, mode)

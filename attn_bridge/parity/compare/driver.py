@@ -124,7 +124,7 @@ def compare(
     if inputs is MISSING:
         raise TypeError("compare needs inputs: an array, a tuple of positional ones or a dict of keyword ones")
     modes, wanted = choose("modes", modes, MODES), None if dtypes is None else choose("dtypes", dtypes, DTYPES)
-    _check_options(train, modes, seeds, first_seed)
+    _check_options({"train": train, "transfer": transfer, "strict": strict}, modes, seeds, first_seed)
     accepted = checked(allow or {})
     held = pinned() if strict else contextlib.nullcontext()
     with orderly_interrupts(), _ONE_AT_A_TIME, np.errstate(all="ignore"), held:
@@ -309,6 +309,8 @@ def uncompiled(module: Any) -> Any:
 
 def choose(what: str, names: Iterable[str] | str, known: tuple[str, ...]) -> tuple[str, ...]:
     """Return some of the known names, each once, or say which one is not known."""
+    if not isinstance(names, Iterable):
+        raise TypeError(f"{what} must hold names of {', '.join(known)}, got {type(names).__name__}")
     chosen = (names,) if isinstance(names, str) else tuple(names)
     for name in chosen:
         if name not in known:
@@ -318,10 +320,11 @@ def choose(what: str, names: Iterable[str] | str, known: tuple[str, ...]) -> tup
     return tuple(dict.fromkeys(chosen))
 
 
-def _check_options(train: bool, modes: tuple[str, ...], seeds: int, first_seed: int) -> None:
-    if not isinstance(train, bool):
-        raise TypeError(f"train must be True or False, got {type(train).__name__}")
-    if train and modes != ("eager",):
+def _check_options(switches: Mapping[str, Any], modes: tuple[str, ...], seeds: int, first_seed: int) -> None:
+    for name, value in switches.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
+    if switches["train"] and modes != ("eager",):
         raise ValueError("train=True goes with modes=('eager',) only: compiled code draws masks of its own")
     if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= MAX_SEEDS:
         raise ValueError(f"seeds ({seeds}) must be a whole number from 1 to {MAX_SEEDS}")
@@ -332,7 +335,7 @@ def _check_options(train: bool, modes: tuple[str, ...], seeds: int, first_seed: 
 def _devices(device: Any) -> tuple[str, str] | None:
     if device is None:
         return None
-    pair = (device, device) if isinstance(device, str) else tuple(device)
+    pair = (device, device) if isinstance(device, str) else tuple(device) if isinstance(device, Iterable) else ()
     if len(pair) != 2 or not all(isinstance(one, str) for one in pair):
         raise ValueError(f"device ({device}) must be one of cpu, gpu, tpu, or a pair of them: torch's, Flax's")
     return pair

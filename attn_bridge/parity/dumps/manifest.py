@@ -11,6 +11,7 @@ from ..compare.pairing import Cut, Match, Pairing, Tensor
 from ..compare.samples.sampling import FIRST, Planned
 from ..compare.sides.dtypes import DTYPES, numpy_dtype
 from ..compare.sides.subject import Parameter, Submodule
+from ..compare.sides.tables import Tables
 
 SCHEMA = 2
 
@@ -56,6 +57,7 @@ class Manifest:
         perturbed: the same where inputs and weights were moved by one ulp; filled without float64 only.
         probes: precision -> position of a sample -> kind of probe -> tensor -> how far it moved (rms, largest); see
             `probes`.
+        tables: precision -> the tables of the module, where they are known.
         reach: parameters whose gradient is zero -> whether they are used, and whether a change changes the output.
         like: digest of the torch dump whose weights were used, "" for the module's own.
         transfer: whether the weights that the module holds were replaced by those, too.
@@ -90,6 +92,7 @@ class Manifest:
     floors: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     perturbed: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     probes: dict[str, dict[str, dict[str, dict[str, tuple[float, float]]]]] = dataclasses.field(default_factory=dict)
+    tables: dict[str, Tables] = dataclasses.field(default_factory=dict)
     reach: dict[str, tuple[bool, bool]] = dataclasses.field(default_factory=dict)
     like: str = ""
     transfer: bool = True
@@ -125,6 +128,7 @@ def parse(data: Any) -> Manifest:
         "settings": _dict(_dict(_number)),
         **dict.fromkeys(("noise", "floors", "perturbed"), _dict(_dict(_number))),
         "probes": _dict(_dict(_dict(_dict(lambda pair: (_number(pair[0]), _number(pair[1])))))),
+        "tables": _dict(lambda one: Tables(_whole(one["count"]), _list(_number)(one["values"]))),
         "reach": _dict(lambda pair: (_flag(pair[0]), _flag(pair[1]))),
         "transfer": _flag,
         "pairing": _list(_match),

@@ -27,6 +27,7 @@ from ..compare.samples import sampling
 from ..compare.samples.sampling import FIRST, Planned, Sample
 from ..compare.sides.dtypes import is_float, wide
 from ..compare.sides.subject import Arguments, Array, Arrays, CannotPromoteError, ModuleFailedError, Run, is_array
+from ..compare.sides.tables import Tables
 from ..compare.verdict import noise
 from ..compare.verdict.coverage import MAX_PROBES
 from ..compare.verdict.criterion import ZERO, scale_of
@@ -271,6 +272,10 @@ class Recorder:
                 moved = self.runner.probe(kind, self.side, sample, dtype, number)
                 found[kind] = {name: (one.rms, one.largest) for name, one in moved.items() if one.largest}
         self.found.probes.setdefault(dtype, {})[str(number)] = {kind: some for kind, some in found.items() if some}
+        if dtype not in self.found.tables and found.get("tables"):
+            tables = self.runner.tables(self.side, sample, dtype)
+            if tables is not None:
+                self.found.tables[dtype] = tables
 
     def _record_calls(self, planned: Planned, sample: Sample, gradients: list[Array]) -> None:
         """Write the activations of all submodules on the first given and the first drawn sample."""
@@ -356,6 +361,7 @@ class Recorder:
             floors=self.found.floors,
             perturbed=self.found.perturbed,
             probes=self.found.probes,
+            tables=self.found.tables,
             reach=self._reach(),
             like=self.like.digest if self.like else "",
             transfer=pair.transfer if self.like else False,
@@ -373,6 +379,7 @@ class _Found:
     floors: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     perturbed: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     probes: dict[str, dict[str, dict[str, dict[str, tuple[float, float]]]]] = dataclasses.field(default_factory=dict)
+    tables: dict[str, Tables] = dataclasses.field(default_factory=dict)
     calls: dict[str, list[Recorded]] = dataclasses.field(default_factory=dict)
     zeros: dict[str, tuple[Match, bool]] = dataclasses.field(default_factory=dict)
 

@@ -23,6 +23,7 @@ from ..compare.results.report import Report
 from ..compare.samples import inputs as calls
 from ..compare.samples.sampling import Planned, Sample
 from ..compare.sides.subject import Array, Call, Parameter, Run
+from ..compare.sides.tables import Tables
 from ..compare.verdict.noise import Noise
 from ..compare.verdict.probes import Kind, Moved, Probe
 from ..compare.verdict.runner import Outputs
@@ -160,6 +161,11 @@ class Replay:
             if value is not None:
                 found[name] = Moved(*value)
         return found
+
+    def tables(self, side: Side, sample: Sample, dtype: str) -> Tables | None:
+        """Look up the tables of one side."""
+        del sample
+        return self.dumps[side].manifest.tables.get(dtype)
 
     def noise(self, dtype: str, modes: tuple[str, ...]) -> Noise:
         """Look up what each side does to itself."""

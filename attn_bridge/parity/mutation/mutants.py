@@ -22,7 +22,7 @@ Arrays = dict[str, Array]
 FIRST_SEED = 5000
 """Numbers from here on were never used to choose a constant of the judge."""
 
-MOST_DRAWS = 20_000
+MAX_DRAWS = 20_000
 """How many configurations are looked through for one that a fault fits."""
 
 
@@ -188,7 +188,7 @@ def find_seed(start: int, wanted: Callable[[int], bool]) -> int:
     Raises:
         ValueError: there is none among many.
     """
-    for seed in range(start, start + MOST_DRAWS):
+    for seed in range(start, start + MAX_DRAWS):
         if wanted(seed):
             return seed
     raise ValueError(f"no configuration from seed {start} on fits")

@@ -78,8 +78,8 @@ def measure_change(right: Any, wrong: Any, numbers: Sequence[Numbers]) -> Change
     """Compare two modules of one framework.
 
     Args:
-        right: harness of the right module.
-        wrong: harness of the wrong one.
+        right: runner of the right module.
+        wrong: runner of the wrong one.
         numbers: the sets of numbers to run both on.
     """
     forward = backward = noise = 0.0
@@ -113,11 +113,11 @@ def measure_change(right: Any, wrong: Any, numbers: Sequence[Numbers]) -> Change
 
 
 def _run(
-    harness: Any, weights: Mapping[str, Array], inputs: Mapping[str, Array], cotangents: Sequence[Array], dtype: Any
+    runner: Any, weights: Mapping[str, Array], inputs: Mapping[str, Array], cotangents: Sequence[Array], dtype: Any
 ) -> dict[tuple[str, str], Array]:
     """Return (kind, name) -> result."""
     cotangents = [one if dtype else one.astype(np.float32) for one in cotangents]
-    run = harness.run(weights, Arguments((), dict(inputs)), cotangents, dtype=dtype)
+    run = runner.run(weights, Arguments((), dict(inputs)), cotangents, dtype=dtype)
     found = {("output", str(i)): output for i, output in enumerate(run.outputs)}
     found |= {("input", str(i)): one for i, one in enumerate(run.input_gradients) if one is not None}
     for name, gradient in run.parameter_gradients.items():

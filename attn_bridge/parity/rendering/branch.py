@@ -21,7 +21,7 @@ STYLES: dict[Verdict, str] = {"equal": "green", "precision": "yellow", "differen
 GUIDE = 4
 """Columns by which a level of a tree is indented."""
 
-MOST = 9
+MAX = 9
 """Most lines of a branch."""
 
 
@@ -36,18 +36,18 @@ def branch(report: Report, width: int) -> list[Text]:
     way = [root]
     while not way[-1].first:
         way.append(next(child for child in way[-1].children if outline.holds_first(child)))
-    left = len(way) - (MOST - 1) // 2
+    left = len(way) - (MAX - 1) // 2
     kept = way if left <= 0 else [way[0], *way[left + 1 :]]
     rows = []
     for depth, node in enumerate(kept):
         parent = None if depth == 0 else way[way.index(node) - 1]
         rows.append(_row(node, parent, depth, width, report))
-        others = _others(node, way, report) if node.children and len(rows) + len(kept) - depth <= MOST else ""
+        others = _others(node, way, report) if node.children and len(rows) + len(kept) - depth <= MAX else ""
         if others:
             rows.append(Text(shortened(f"{'  ' * (depth + 1)}{others}", width), "dim"))
     title = Text("where; error of outputs (fwd) and gradients (bwd), fed the same numbers:", "bold")
     title.truncate(width, overflow="ellipsis")
-    return [title, *rows[:MOST]]
+    return [title, *rows[:MAX]]
 
 
 def _row(node: ModuleNode, parent: ModuleNode | None, depth: int, width: int, report: Report) -> Text:

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 WIDTH = 80
 """Columns of a report that goes to no terminal: a file, a pipe, or ``print(report)``."""
 
-MOST_LINES: dict[bool, int] = {True: 25, False: 45}
+MAX_LINES: dict[bool, int] = {True: 25, False: 45}
 """Passed -> most lines of a report that is not full, in 80 columns."""
 
 CLOSEST = 3
 """How many tensors of an equal pair are shown: those that came closest to what is allowed."""
 
-FEWEST, MOST = 2, 8
+FEWEST, MAX = 2, 8
 """How many tensors that are not equal are shown, if that many are not."""
 
 ALLOWED = 4
@@ -75,7 +75,7 @@ class _Page:
         report = self.report
         top, below = self._top(), [*self._coverage(), *self._allowed(), *self._changes()]
         way = branch(report, self.width) if report.first_divergence is not None and report.tree is not None else []
-        room = MOST_LINES[report.passed] - len(top) - len(below) - len(way) - bool(way) - 2
+        room = MAX_LINES[report.passed] - len(top) - len(below) - len(way) - bool(way) - 2
         notes, left = self._notes(most=max(2, min(6, room - 2 * FEWEST - 3)))
         tensors = self._tensors(room - len(notes))
         return [*top, *tensors, *([Text()] if way else []), *way, *below, *notes, *self._more(left)]
@@ -96,7 +96,7 @@ class _Page:
         failures = report.failures
         if not failures:
             return self._closest()
-        rows = failures[: max(FEWEST, min(MOST, (room - 3) // 2))]
+        rows = failures[: max(FEWEST, min(MAX, (room - 3) // 2))]
         left = len(report.tensors) - len(rows)
         numbers = [measured(one, report) for one in rows]
         space = max(map(len, numbers))

@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from attn_bridge.parity.compare.sides.tables import STILL, Collector
+from attn_bridge.parity.compare.sides.tables import Tables as Found
+
 from .numpy_interpreter import Interpreter
 from .rounding import EXACT
 
@@ -39,12 +42,14 @@ class Tables(Interpreter):
     What is decided by a free value (a comparison, a bucket, an index) is decided by the value as it is.
 
     Args:
-        seed: of the random numbers.
+        seed: of the random numbers; `STILL` moves nothing.
     """
 
     def __init__(self, seed: int):
         super().__init__()
-        self._random = np.random.default_rng(seed)
+        self._random = np.random.default_rng(max(seed, 0))
+        self._unit = 0.0 if seed == STILL else UNIT
+        self.met = Collector()
         self._constants: dict[Any, Free] = {}
         self.moved = 0
 
@@ -89,6 +94,9 @@ class Tables(Interpreter):
     def compute(self, equation: Any, args: list[Any]) -> list[Any]:
         """Run one operation; the results of free values are free, and are moved where they are rounded."""
         if not all(isinstance(arg, Free) for arg in args):
+            for arg in args:
+                if isinstance(arg, Free) and arg.moved is not arg.own and _is_table(arg.own):
+                    self.met.add(arg.own)
             return super().compute(equation, [_moved_of(arg) for arg in args])
         own = super().compute(equation, [arg.own for arg in args])
         name = equation.primitive.name
@@ -108,7 +116,7 @@ class Tables(Interpreter):
         if not np.any(rounded):
             return value
         self.moved += 1
-        noise = self._random.uniform(-UNIT, UNIT, np.shape(value))
+        noise = self._random.uniform(-self._unit, self._unit, np.shape(value))
         return np.where(rounded, value * (1.0 + noise), value)
 
 
@@ -128,17 +136,19 @@ def _was_rounded(value: float) -> bool:
     return float(mantissa * 2.0**MANY_BITS) % 1.0 != 0.0
 
 
-def evaluate_tables(closed: Any, args: Sequence[Any], kinds: Sequence[str], seed: int) -> tuple[list[Any], int]:
-    """Return the outputs of a closed jaxpr with its tables moved, and how many values were.
+def evaluate_tables(
+    closed: Any, args: Sequence[Any], kinds: Sequence[str], seed: int
+) -> tuple[list[Any], int, Found | None]:
+    """Return the outputs of a closed jaxpr with its tables moved, how many values were, and the tables as they are.
 
     Args:
         closed: the program, in float64.
         args: its arguments.
         kinds: per argument ``weight`` (what depends on it is left alone), ``table`` (it is moved) or ``free``.
-        seed: of the random numbers.
+        seed: of the random numbers; `STILL` moves nothing.
     """
     tables = Tables(seed)
     makes = {"weight": lambda one: one, "table": tables.table, "free": tables.free}
     given = [makes[kind](np.asarray(arg)) for arg, kind in zip(args, kinds, strict=True)]
     outputs = [_moved_of(one) for one in tables.evaluate(closed, *given)]
-    return outputs, tables.moved
+    return outputs, tables.moved, tables.met.found()

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attn_bridge.parity.compare.sides.tables import Tables
+
 from ..probes.tables import evaluate_tables
 from ..sides.adapter import is_jax_float
 from .promotion import promoted
@@ -21,30 +23,29 @@ def is_moved_by_seed(mode: str) -> bool:
     return mode in ("jitter", "tables")
 
 
-def counted(run: Callable[..., Any], replaced: Mapping[int, Any]) -> Callable[..., tuple[Any, int]]:
+def counted(run: Callable[..., Any], replaced: Mapping[int, Any]) -> Callable[..., Moved]:
     """Return what gives, beside the results, how many values were moved or operations replaced."""
 
-    def run_and_count(operands: Any, seed: int) -> tuple[Any, int]:
+    def run_and_count(operands: Any, seed: int) -> Moved:
         found = run(operands, seed)
-        if isinstance(found, _Moved):
-            return found.results, found.count
-        return found, len(replaced)
+        return found if isinstance(found, Moved) else Moved(found, len(replaced))
 
     return run_and_count
 
 
 @dataclasses.dataclass(frozen=True)
-class _Moved:
-    """Results of a run, and how many values were moved for it."""
+class Moved:
+    """Results of a run, how many values were moved for it or operations replaced, and the tables that it met."""
 
     results: Any
     count: int
+    tables: Tables | None = None
 
 
-def moving_tables(closed: Any, tree: Any, tables: Collection[int]) -> Callable[..., _Moved]:
+def moving_tables(closed: Any, tree: Any, tables: Collection[int]) -> Callable[..., Moved]:
     """Return what runs a float64 program while it moves its tables; the arguments at `tables` are some."""
 
-    def run(operands: Any, seed: int) -> _Moved:
+    def run(operands: Any, seed: int) -> Moved:
         weights, leaves, cotangents, masks = operands
         of_leaves = [
             "table" if position in tables else "weight" if is_jax_float(leaf) else "free"
@@ -56,8 +57,8 @@ def moving_tables(closed: Any, tree: Any, tables: Collection[int]) -> Callable[.
             jax.tree.map(lambda _: "weight", cotangents),
             jax.tree.map(lambda _: "free", masks),
         )
-        outputs, count = evaluate_tables(closed, jax.tree.leaves(operands), jax.tree.leaves(kinds), seed)
-        return _Moved(jax.tree.unflatten(tree, outputs), count)
+        outputs, count, found = evaluate_tables(closed, jax.tree.leaves(operands), jax.tree.leaves(kinds), seed)
+        return Moved(jax.tree.unflatten(tree, outputs), count, found)
 
     return run
 

@@ -32,7 +32,7 @@ from .nnx_module import signature_of
 ROLES = {"params": "parameter", "batch_stats": "statistic"}
 """Collections of variables that count as weights, and what they are."""
 
-MOST_KEYS = 6
+MAX_KEYS = 6
 """Names of variables in a message."""
 
 
@@ -366,8 +366,8 @@ def _flat(name: str, variables: Any) -> dict[tuple[str, Path], Any]:
 
 
 def _some(names: list[str]) -> str:
-    rest = len(names) - MOST_KEYS
-    return ", ".join(names[:MOST_KEYS]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - MAX_KEYS
+    return ", ".join(names[:MAX_KEYS]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def of_bridge(module: Any, wanted: str | None = None) -> LinenModule:

@@ -25,7 +25,7 @@ CLOSE = 1e-7
 NAMES = 3
 """Most numbers that a ratio is named by, the simplest first."""
 
-LEAST = 4
+MIN = 4
 """Smallest width that a ratio is named by; 2 and 3 are too common to mean one."""
 
 
@@ -100,7 +100,7 @@ def widths_of(case: Case) -> list[int]:
     sizes = {*ends, *(size for one in case.weights.values() for size in one.shape), *case.counts}
     sizes |= {size // count for size in ends for count in case.counts if count and size % count == 0}
     parts = {size // part for size in sizes for part in (2, 4, 8, 16) if size % part == 0}
-    return sorted(int(size) for size in sizes | parts if LEAST <= size <= 1 << 16)
+    return sorted(int(size) for size in sizes | parts if MIN <= size <= 1 << 16)
 
 
 def named(ratio: float, widths: Sequence[int]) -> str:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from ..results.findings import shown
 from .case import Array, Arrays, Case, ratio_of
-from .layers import LAYERS
+from .layers import BY_WEIGHTS, LAYERS
 from .relations import RELATIONS, variance
 from .settings import differing
 
-MOST = 2
+MAX = 2
 """Most things that a hint says."""
 
 
@@ -39,6 +39,7 @@ class Evidence:
         first_gradients: gradients by name; of inputs under ``input 0`` and so on.
         second_gradients: those of the second side.
         labels: what the two sides are called.
+        whole: the same of the module around, where the place is code between two submodules.
     """
 
     path: str = ""
@@ -57,6 +58,7 @@ class Evidence:
     first_gradients: Arrays = dataclasses.field(default_factory=dict)
     second_gradients: Arrays = dataclasses.field(default_factory=dict)
     labels: tuple[str, str] = ("torch", "flax")
+    whole: Evidence | None = None
 
 
 def hint_for(evidence: Any, labels: tuple[str, str] | None = None) -> str:
@@ -70,16 +72,20 @@ def hint_for(evidence: Any, labels: tuple[str, str] | None = None) -> str:
     names = shown(given[0]), shown(given[1])
     classes = evidence.first_class, evidence.second_class
     found = differing(evidence.first_settings, evidence.second_settings, names, classes)
-    if len(found) < MOST:
-        found += [one for one in [relation(evidence, names)] if one]
-    return "; ".join(found[:MOST])
+    if len(found) < MAX:
+        whole = getattr(evidence, "whole", None)
+        text = (whole and relation(whole, names, BY_WEIGHTS)) or relation(evidence, names)
+        found += [text] if text else []
+    return "; ".join(found[:MAX])
 
 
-def relation(evidence: Any, labels: tuple[str, str]) -> str:
-    """Return the most specific relation that holds between what the two sides computed, "" if there is none."""
+def relation(
+    evidence: Any, labels: tuple[str, str], known: Sequence[Callable[[Case], str]] = (*LAYERS, *RELATIONS)
+) -> str:
+    """Return the first known relation that holds between what the two sides computed, "" if there is none."""
     with np.errstate(all="ignore"):
         for case in _cases(evidence, labels):
-            text = next((text for one in (*LAYERS, *RELATIONS) if (text := one(case))), "")
+            text = next((text for one in known if (text := one(case))), "")
             if text:
                 return f"{case.name}: {text}" if case.is_gradient else text
     return ""

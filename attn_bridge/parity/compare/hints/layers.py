@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -93,6 +93,10 @@ def _gates(case: Case) -> Iterator[tuple[str, Array]]:
         if given.shape == (*case.one.shape[:-1], 2 * size):
             pairs.append(("of halves", given[..., :size], given[..., size:]))
             pairs.append(("of interleaved channels", given[..., ::2], given[..., 1::2]))
+        for axis in (place for place, size in enumerate(given.shape) if size == 2 and given.ndim == case.one.ndim + 1):
+            first, second = np.moveaxis(given, axis, 0)
+            if first.shape == case.one.shape:
+                pairs.append(("", first, second))
     alike = [given for given in case.inputs if given.shape == case.one.shape]
     pairs += [("", one, two) for one, two in itertools.combinations(alike[-4:], 2)]
     for what, one, two in pairs:
@@ -108,13 +112,27 @@ def _queries(length: int) -> Array:
 
 def _attention(case: Case) -> str:
     """Recognise attention that is scaled by another width, or that one side masks."""
-    alike = [given[:1] for given in case.inputs if given.shape == case.one.shape and given.ndim]
-    alike = alike[-3:]
-    if case.is_gradient or len(alike) < 3 or not 2 < case.one.ndim < 5 or case.one[:1].size > LARGEST:
+    if case.is_gradient or not 2 < case.one.ndim < 5 or case.one[:1].size > LARGEST:
+        return ""
+    alike = [given[:1] for given in case.inputs if given.shape == case.one.shape][-3:]
+    fused = [given[:1] for given in case.inputs if given.shape == (*case.one.shape[:-1], 3 * case.one.shape[-1])]
+    alike = alike if len(alike) == 3 else np.split(fused[-1], 3, axis=-1) if fused else []
+    if not alike:
         return ""
     places = _queries(case.one.shape[-2])  # some queries of a sample of the batch say it
     one = dataclasses.replace(case, one=case.one[:1, ..., places, :], two=case.two[:1, ..., places, :])
-    return _told(one, _attentions(one, alike)) if one.differs else ""
+    return _told(one, _attentions_of(one, alike)) if one.differs else ""
+
+
+def _attentions_of(case: Case, given: list[Array]) -> Iterator[tuple[str, Array]]:
+    """Yield attention as it is, then with two of query, key and value exchanged."""
+    yield from _attentions(case, given)
+    for one, two in itertools.combinations(range(3), 2):
+        order = [0, 1, 2]
+        order[one], order[two] = order[two], order[one]
+        words = ("queries", "keys", "values")
+        for name, made in _attentions(case, [given[i] for i in order]):
+            yield f"{name} and {words[one]} and {words[two]} exchanged", made
 
 
 def _attentions(case: Case, given: list[Array]) -> Iterator[tuple[str, Array]]:
@@ -193,5 +211,70 @@ def _convolved(image: Array, kernel: Array, low: int, stride: int, size: tuple[i
     return found
 
 
-LAYERS: tuple[Callable[[Case], str], ...] = (_activation, _gated, _attention, recurrent, _convolution, _gelu_pattern)
+def _feed_forward(case: Case) -> str:
+    """Recognise a feed-forward layer by its weights: another activation, or gate and unit exchanged."""
+    if case.is_gradient or case.one.size > LARGEST:
+        return ""
+    return _told(case, _feed_forwards(case))
+
+
+def _feed_forwards(case: Case) -> Iterator[tuple[str, Array]]:
+    width = case.one.shape[-1] if case.one.ndim else 0
+    x = next((one for one in case.inputs if one.ndim and one.shape[:-1] == case.one.shape[:-1]), None)
+    matrices = {name: one for name, one in case.weights.items() if one.ndim == 2}
+    if x is None or len(matrices) not in (2, 3) or any(one.ndim > 2 for one in case.weights.values()):
+        return
+    for down in matrices:
+        ups = [name for name in matrices if name != down]
+        made = [_linear(case, name, x) for name in ups]
+        if any(one is None for one in made):
+            continue
+        hidden = dict(zip(map(_short, ups), (one for one in made if one is not None), strict=True))
+        for name, value in _hidden(hidden):
+            out = _linear(case, down, value)
+            if out is not None and out.shape[-1] == width:
+                yield f"{_short(down)}({name})", out
+
+
+def _hidden(made: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Yield what a feed-forward layer may make of its first matrices' results."""
+    if len({one.shape for one in made.values()}) > 1:
+        return
+    for (name, one), *others in itertools.permutations(made.items()):
+        for act, function in ACTIVATIONS.items():
+            text, value = f"{act}({name})", function(one)
+            for other, unit in others:
+                text, value = f"{text} * {other}", value * unit
+            yield text, value
+
+
+def _linear(case: Case, name: str, x: Array) -> Array | None:
+    """Return what a matrix and its bias make of an input; None if the widths do not fit."""
+    weight = case.weights[name] if name.endswith("kernel") else case.weights[name].T
+    turned = weight.shape[0] != weight.shape[1] and weight.shape[0] != x.shape[-1]
+    weight = weight.T if turned else weight
+    if weight.shape[0] != x.shape[-1]:
+        return None
+    path = name.rpartition(".")[0]
+    bias = case.weights.get(f"{path}.bias") if path else None
+    return np.asarray(x @ weight + (0.0 if bias is None or bias.shape != weight.shape[1:] else bias))
+
+
+def _short(name: str) -> str:
+    """Return the word for a layer in the name of its weight."""
+    path, _, last = name.rpartition(".")
+    return path.rpartition(".")[2] if last in ("weight", "kernel", "w") and path else last
+
+
+BY_WEIGHTS: tuple[Callable[[Case], str], ...] = (recurrent, _feed_forward)
+"""What is computed from the inputs and weights of a whole module, whichever of its code is wrong."""
+
+LAYERS: tuple[Callable[[Case], str], ...] = (
+    _activation,
+    _gated,
+    _attention,
+    *BY_WEIGHTS,
+    _convolution,
+    _gelu_pattern,
+)
 """Before the relations: what is found here says what each side computes."""

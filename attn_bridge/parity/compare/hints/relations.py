@@ -15,6 +15,9 @@ FEW = 64
 ROWS = 512
 """Most rows that a ratio is told of; they say it as well as all."""
 
+PER_ROW = 0.1
+"""How far the logarithm of a ratio is from 0 that eps alone rarely explains."""
+
 
 def _constant_ratio(case: Case) -> str:
     """Recognise a scale by another number: one side is a multiple of the other."""
@@ -64,14 +67,22 @@ def _one_plus_weight(case: Case) -> str:
     if case.is_gradient:
         return ""
     for name, weight in case.weights.items():
-        if weight.ndim != 1 or case.one.shape[-1:] != weight.shape or not np.abs(weight).min() > 0:
+        if weight.ndim != 1 or case.one.shape[-1:] != weight.shape:
             continue
         first, second = case.labels
         for one, two, plain, more in ((case.one, case.two, first, second), (case.two, case.one, second, first)):
+            text = f"{more} multiplies by 1 + {name} where {plain} multiplies by {name}"
+            if not np.abs(weight).any() and not np.abs(one).any() and _is_normed(two):
+                return f"{plain} is zero, as {name} is: consistent with 1 + {name} in {more}"
             for other in (0.0, *(bias for bias in case.weights.values() if bias.shape == weight.shape)):
-                if case.fits((one - other) / weight * (1 + weight) + other, two):
-                    return f"{more} multiplies by 1 + {name} where {plain} multiplies by {name}"
+                if case.fits((one - other) * (1 + weight), (two - other) * weight):
+                    return text
     return ""
+
+
+def _is_normed(array: Array) -> bool:
+    """Tell whether every row has a mean square of 1, as what a norm gives out that multiplies by 1."""
+    return bool((np.abs(np.square(array).mean(axis=-1) - 1) < 0.05).all())
 
 
 def _transposed(case: Case) -> str:
@@ -198,10 +209,20 @@ def _normalised(case: Case) -> str:
         return f"{before}{recognised}"
     if float(np.ptp(known)) <= FIT * float(np.abs(known).max()):
         return f"{before} but for weight and bias{named(middle, widths_of(case))}"
+    rows_apart = float(np.abs(np.log(np.abs(known))).max()) > PER_ROW if known.all() else True
     return (
-        f"each row of {case.labels[1]} is a multiple of {case.labels[0]}'s, {known.min():.4g} to {known.max():.4g} "
+        f"each row of {case.labels[1]} is a multiple of {case.labels[0]}'s, {_span(known.min(), known.max())} "
         "times: consistent with another eps or another variance in a norm"
+        + (", or with another weight per row, as a router's" if rows_apart else "")
     )
+
+
+def _span(least: float, most: float) -> str:
+    """Write two ratios so that they can be told apart."""
+    texts = f"{least:.4g}", f"{most:.4g}"
+    if texts[0] == texts[1]:
+        texts = f"{least:.10g}", f"{most:.10g}"
+    return " to ".join(texts)
 
 
 def _by_channel(case: Case, one: Array, two: Array, count: int) -> str:
@@ -261,6 +282,9 @@ def _positions(case: Case) -> str:
         if first == 0:
             text = f"positions 0 to {last} of {size} differ, later ones agree"
             return f"{text}: consistent with a mask or padding at the start"
+        if (first, last) == (1, size - 1):
+            text = f"position 0 of {size} agrees, later ones differ"
+            return f"{text}: consistent with other scores, positions or masks where the first attends to itself alone"
         if last == size - 1:
             text = f"positions 0 to {first - 1} of {size} agree, later ones differ"
             return f"{text}: consistent with a mask, window or padding"

@@ -15,7 +15,7 @@ from .forcing import Feed, gradients_of, run_both
 from .leaves import Group, match_leaves
 from .sides import Runner, Sides
 
-MOST_BEFORE = 4
+MAX_BEFORE = 4
 """Submodules before the code between two whose outputs may go into it: query, key and value, or a gate and its unit."""
 
 
@@ -54,7 +54,7 @@ def evidence_between(known: Evidence, whole: dict[Side, Call], steps: Sequence[S
     before, after = known.between
     paths = [step.path for step in steps]
     last = len(paths) - paths[::-1].index(before) if before in paths else 0
-    given = [step.calls for step in steps[max(0, last - MOST_BEFORE) : last]]
+    given = [step.calls for step in steps[max(0, last - MAX_BEFORE) : last]]
     taken = next((step.calls for step in steps if step.path == after), None)
     ours, its = (
         [leaf for calls in given for leaf in calls[side].outputs] if given else whole[side].arguments.leaves

@@ -16,7 +16,7 @@ from ..verdict.criterion import scale_of
 _CLOSE, _ALIKE = 1e-6, 0.1
 """Relative differences below which two arrays hold the same numbers, and much the same."""
 
-_MOST_AXES = 4
+_MAX_AXES = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,11 +170,11 @@ def _turns(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[Turn, b
     plain = _plain_turn(one, two)
     if plain is not None:
         yield plain, False
-    if len(one) == len(two) <= _MOST_AXES:
+    if len(one) == len(two) <= _MAX_AXES:
         for axes in itertools.permutations(range(len(one))):
             if tuple(one[axis] for axis in axes) == two and axes != tuple(range(len(one))):
                 yield Turn(one, two, axes), False
-    elif max(len(one), len(two)) <= _MOST_AXES:
+    elif max(len(one), len(two)) <= _MAX_AXES:
         side: Side = "first" if len(one) > len(two) else "second"
         for axes in itertools.permutations(range(max(len(one), len(two)))):
             yield Turn(one, two, axes, side), True

@@ -35,7 +35,7 @@ CAUSE = 1e-4
 SMALL_PART = 0.1
 """Less than this part of what the worst submodule loses is not where the loss of precision is said to begin."""
 
-MOST_NODES = 64
+MAX_NODES = 64
 """Up to so many submodules are all tried; of more, only those inside one that is at fault."""
 
 SURE = 1e-6
@@ -146,7 +146,7 @@ class _Search:
             self.sides.progress("looking for the first divergence", next(done, total), total)
             self._try(child)
             self._try_other_pairs(child)
-            if total <= MOST_NODES or not child.calls or self._is_different(child):
+            if total <= MAX_NODES or not child.calls or self._is_different(child):
                 self._try_below(child, total, done)
 
     def _try(self, node: Node) -> None:
@@ -217,7 +217,7 @@ class _Search:
         return is_sure or error > self._rounding(node)
 
     def _rounding(self, node: Node) -> float:
-        """Return the difference in float64 that the rounding errors of a pair in its own precision foretell."""
+        """Return the difference in float64 that the rounding errors of a pair in its own precision predict."""
         if node.rounding is None:
             assert self.runner is not None
             try:
@@ -257,11 +257,9 @@ class _Search:
             shares = [child.error(direction) or 0.0 for child in bad]
             least = SMALL_PART * max(shares, default=0.0)
             bad = [child for child, used in zip(bad, shares, strict=True) if used >= least]
-        if not bad:
-            return None
-        if direction == "forward" and len(bad) > 1 and self.aim == "meaning":
-            bad = self._unhealed(node, bad) or bad
-        return (min if direction == "forward" else max)(bad, key=lambda child: child.order)
+        if bad and direction == "forward" and self.aim == "meaning":
+            bad = self._unhealed(node, bad)
+        return (min if direction == "forward" else max)(bad, key=lambda child: child.order) if bad else None
 
     def _judged(self, node: Node) -> Iterator[Node]:
         """Yield the nearest submodules that could be judged; those inside one that could not stand for it."""
@@ -279,10 +277,15 @@ class _Search:
             return list(bad)
         calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
         steps = self._steps(node, calls, "forward", loose=True)
+        limit = self._limit_of(node, "forward")
         healed = set()
         for step in steps:
             following = next_of(step, steps, calls)
-            if following is not None and following.differs("inputs", self._limit_of(node, "forward")) is False:
+            if (
+                following is not None
+                and following.differs("inputs", limit) is False
+                and (len(bad) > 1 or step.hands_on_to(following, limit))
+            ):
                 healed.add(step.path)
         return [child for child in bad if child.path not in healed]
 
@@ -404,7 +407,9 @@ class _Search:
             found = evidence_of(self.sides, self.runner, paths, calls, known)
         except FAILURES:
             return known
-        return evidence_between(found, calls, steps) if between is not None else found
+        if between is None:
+            return found
+        return dataclasses.replace(evidence_between(found, calls, steps), whole=found)
 
     def _worst_call(self, node: Node, direction: Direction) -> tuple[Call, Call]:
         errors = [(one.forward if direction == "forward" else one.backward) or 0.0 for one in node.trials]

@@ -12,7 +12,7 @@ from ..sides.subject import Call, Submodule
 from .forcing import Trial
 from .leaves import fed_alike
 
-MOST_CALLS = 3
+MAX_CALLS = 3
 """Most calls of one submodule that are tried; one that is called in a loop repeats itself."""
 
 NEVER = 10**6
@@ -125,7 +125,7 @@ def build(
         node.order = mine[0].order if mine else NEVER + position
         node.message = _why_not(second_path, mine, its, labels)
         node.calls = list(zip(mine, its, strict=False))
-        node.calls = node.calls[: MOST_CALLS - 1] + node.calls[MOST_CALLS - 1 :][-1:]
+        node.calls = node.calls[: MAX_CALLS - 1] + node.calls[MAX_CALLS - 1 :][-1:]
         _feed_alike(node)
         nodes[path] = node
         if path:

@@ -23,7 +23,7 @@ COPIES = 6
 
 
 def rounding(runner: Runner, sides: Sides, paths: Paths, calls: dict[Side, Call]) -> float:
-    """Return the relative difference in float64 that the errors of a pair in its own precision foretell.
+    """Return the relative difference in float64 that the errors of a pair in its own precision predict.
 
     Rounding errors in low precision show how ill-conditioned a submodule is; in float64 they shrink with the unit.
     """

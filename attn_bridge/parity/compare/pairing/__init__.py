@@ -6,12 +6,12 @@ itself, and knows no framework beyond the names of its layers.
 
 from __future__ import annotations
 
-from .proposal import MOST_CANDIDATES, Partial, Probe, propose
+from .proposal import MAX_CANDIDATES, Partial, Probe, propose
 from .rules import AnyRules, from_rules, pair_parameters, partial, read_rules
 from .tensors import Cut, Match, Pairing, Tensor, lies_within, uncovered, whole
 
 __all__ = [
-    "MOST_CANDIDATES",
+    "MAX_CANDIDATES",
     "AnyRules",
     "Cut",
     "Match",

@@ -27,6 +27,7 @@ _SYNONYMS = {
     **dict.fromkeys(("emb", "embed", "embedding", "embeddings", "wte", "embedder"), "embed"),
     **dict.fromkeys(("pos", "position", "positional", "positions", "wpe"), "position"),
     **dict.fromkeys(("tok", "token", "tokens", "word"), "token"),
+    **dict.fromkeys(("backward", "reverse", "bwd"), "backward"),
     **dict.fromkeys(("c", "to", "proj", "projection", "forward"), ""),
 }
 """Words of names that mean the same in different libraries; "" says nothing."""
@@ -58,8 +59,11 @@ FUSED = {
 
 _SETS = {
     "qkv": ("query", "key", "value"),
+    "qkv of two": ("query", "kv"),
     "kv": ("key", "value"),
     "gateup": ("gate", "up"),
+    "gateup of Llama": ("w1", "w3"),
+    "gateup of T5": ("wi_0", "wi_1"),
     "ih": ("ii", "if", "ig", "io"),
     "hh": ("hi", "hf", "hg", "ho"),
     "ih of three": ("ir", "iz", "in"),
@@ -82,6 +86,8 @@ class Name:
         last: the last word, if it names a role.
         layer: path of the layer that it belongs to.
         natural: key that sorts names as they were declared, with numbers in their order.
+        spelled: the word of the layer itself with its number, as the side has it.
+        above: words and numbers of the path above the layer, as in `words` and `numbers`.
     """
 
     literal: tuple[str, ...]
@@ -93,6 +99,8 @@ class Name:
     last: str
     layer: str = ""
     natural: tuple[tuple[int, int], ...] = ()
+    spelled: str = ""
+    above: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     @property
     def same(self) -> tuple[object, ...]:
@@ -103,6 +111,18 @@ class Name:
     def alike(self) -> tuple[object, ...]:
         """What two names have in common that mean the same."""
         return tuple(word for word in self.words if word != "block"), self.numbers, self.role
+
+    @property
+    def numbered(self) -> str:
+        """The word of the layer itself if a number tells it from others, as ``wi_0``; else ""."""
+        return self.spelled.lower() if re.fullmatch(r"[A-Za-z_]+[0-9]+", self.spelled) else ""
+
+    @property
+    def owner(self) -> Name:
+        """The name of what holds the layer."""
+        words, numbers = self.above
+        literal = _literal(self.parent)
+        return dataclasses.replace(self, literal=literal, words=words, numbers=numbers, spelled="")
 
     @property
     def fused(self) -> str:
@@ -124,16 +144,15 @@ def read(tensors: Sequence[Tensor]) -> list[Name]:
 def _norms_by_place(names: Sequence[str]) -> list[str]:
     """Return the names with the two norms of a pre-norm layer called after what follows them.
 
-    `transformers` calls the norm before the feed-forward layers ``post_attention_layernorm`` (Llama and its kin),
-    unless it has norms before and behind both, as Gemma 2: there the name means what it says.
+    `transformers` calls the norm before attention ``input_layernorm`` and that before the feed-forward layers
+    ``post_attention_layernorm`` (Llama and its kin), unless it has norms before and behind both, as Gemma 2: there the
+    latter name means what it says.
     """
-    if any("pre_feedforward" in name for name in names) or not any(
-        "post_attention_layernorm" in name for name in names
-    ):
+    if not any("post_attention_layernorm" in name for name in names):
         return list(names)
-    return [
-        name.replace("input_layernorm", "attn_norm").replace("post_attention_layernorm", "mlp_norm") for name in names
-    ]
+    is_sandwich = any("pre_feedforward" in name for name in names)
+    first, second = ("pre_attn_norm", "post_attn_norm") if is_sandwich else ("attn_norm", "mlp_norm")
+    return [name.replace("input_layernorm", first).replace("post_attention_layernorm", second) for name in names]
 
 
 def _read(tensor: Tensor, name: str, single: Sequence[bool], natural: tuple[tuple[int, int], ...]) -> Name:
@@ -148,29 +167,50 @@ def _read(tensor: Tensor, name: str, single: Sequence[bool], natural: tuple[tupl
         parts = [path, f"{own}{number}{reverse or ''}"]
         layer, last = ".".join(part for part in parts if part), kind
         single = [*single, *[False] * 2]
-        fused_own = own
+        fused_own = spelled_own = own
     else:
         fused_own = re.sub(r"_?[0-9]+$", "", layer.rpartition(".")[2])
+        spelled_own = (tensor.spelled.rpartition(".")[0] if role else tensor.spelled).rpartition(".")[2]
     parent = layer.rpartition(".")[0]
     key = FUSED.get(fused_own.lower(), "")
-    spelled = f"{parent}.{key}" if key else layer
-    numbers = iter(single)
+    spelled = f"{parent}.{key}" + "_reverse" * ("_reverse" in layer) if key else layer
+    words, numbers = _said(spelled, single)
+    return Name(
+        _literal(layer),
+        words,
+        numbers,
+        role,
+        fused_own,
+        parent,
+        last if role else "",
+        layer,
+        natural,
+        spelled_own,
+        _said(parent, single),
+    )
+
+
+def _said(path: str, single: Sequence[bool]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the words and the numbers of a path; `single` tells of each number whether it has no sibling."""
+    alone = iter(single)
     words: list[str] = []
     digits: list[str] = []
-    for word in _split(spelled):
+    for word in _split(path):
         if word.isdigit():
-            if not next(numbers, False):
+            if not next(alone, False):
                 digits.append(word)
         else:
             meaning = _SYNONYMS.get(word, word)
             if meaning and words[-1:] != [meaning]:
                 words.append(meaning)
-    literal = [word for word in _split(layer) if word not in ("params", "module")]
-    while literal[:1] == ["model"]:
-        literal = literal[1:]
-    return Name(
-        tuple(literal), tuple(words), tuple(digits), role, fused_own, parent, last if role else "", layer, natural
-    )
+    return tuple(words), tuple(digits)
+
+
+def _literal(path: str) -> tuple[str, ...]:
+    words = [word for word in _split(path) if word not in ("params", "module")]
+    while words[:1] == ["model"]:
+        words = words[1:]
+    return tuple(words)
 
 
 def _split(text: str) -> list[str]:
@@ -256,11 +296,11 @@ def _declared(names: Sequence[str]) -> list[tuple[tuple[int, int], ...]]:
 
 def part_word(name: Name) -> str:
     """Return the word by which a layer may be part of a fused one."""
-    own = name.own.lower()
+    own = name.spelled.lower().rstrip("_")  # NNX calls a gate if_
     if own in {word for some in _SETS.values() for word in some}:
         return own
-    words = [_SYNONYMS.get(word, word) for word in _split(name.own)]
-    return next((word for word in words if word in ("query", "key", "value", "gate", "up")), "")
+    words = [_SYNONYMS.get(word, word) for word in [FUSED.get(own, own), *_split(name.own)]]
+    return next((word for word in words if word in ("query", "key", "value", "kv", "gate", "up")), "")
 
 
 def part_sets() -> dict[str, tuple[str, ...]]:
@@ -281,6 +321,7 @@ def likeness(ours: Sequence[Name], theirs: Sequence[Name]) -> Array:
     score += 0.5 * _overlap(*literal)
     score += _table([name.numbers for name in ours], [name.numbers for name in theirs], _numbers)
     score += _table([name.role for name in ours], [name.role for name in theirs], _roles)
+    score += _table([name.numbered for name in ours], [name.numbered for name in theirs], _same_number)
     return score
 
 
@@ -317,6 +358,10 @@ def _numbers(one: tuple[str, ...], two: tuple[str, ...]) -> float:
         return 0.0
     same = sum(x == y for x, y in zip(one, two, strict=False))
     return 0.5 * same / max(len(one), len(two)) - 0.25
+
+
+def _same_number(one: str, two: str) -> float:
+    return 0.25 if one == two and one else 0.0
 
 
 def _roles(one: str, two: str) -> float:

@@ -10,17 +10,24 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ..sides.subject import Array
-from .names import FUSED, Name, likeness, part_sets, part_word, read
+from .names import Name, likeness, part_sets, part_word, read
+from .patterns import Lay, Way
 from .tensors import Tensor
 
-Fits = Callable[[Tensor, Tensor], bool]
-"""Whether a tensor of the one side may be one of the other side's."""
+Lays = Callable[[Tensor, Tensor, frozenset[int]], Mapping[Way, Lay]]
+"""The ways in which a part (with the axes that the cut made) may be a tensor of the other side, and how it lies."""
 
-MOST_PARTS = 4
+MAX_PARTS = 4
 """Most parts of a fused tensor whose names are not known."""
+
+MAX_SIBLINGS = 8
+"""Most siblings of which any may be parts of one tensor; of more, those that stand side by side."""
+
+_BY_HEAD = ("query_key_value", "wqkv")
+"""Layers that keep query, key and value head by head (GPT-NeoX, BLOOM, Falcon, InternLM2), as others don't."""
 
 
 # ---- stacks
@@ -106,7 +113,11 @@ def _stacked_by_shape(tensors: Sequence[Tensor], layers: Sequence[Tensor], count
 
 
 def _families(tensors: Sequence[Tensor]) -> dict[str, tuple[set[int], int]]:
-    """Return the path of each numbered list of like layers -> its numbers, and how many elements it holds."""
+    """Return the path of each numbered list of like layers -> its numbers, and how many elements they have in common.
+
+    Layers are alike where most of what they hold is the same in all of them: only T5's first one has the table of
+    positions.
+    """
     layers: dict[str, dict[int, set[tuple[str, tuple[int, ...]]]]] = collections.defaultdict(
         lambda: collections.defaultdict(set)
     )
@@ -114,11 +125,16 @@ def _families(tensors: Sequence[Tensor]) -> dict[str, tuple[set[int], int]]:
         for number in re.finditer(r"[0-9]+(?=\.|$)", tensor.spelled):
             rest = tensor.spelled[number.end() :]
             layers[tensor.spelled[: number.start()]][int(number[0])].add((rest, tensor.shape))
-    return {
-        prefix: (set(some), len(some) * sum(math.prod(shape) for _, shape in next(iter(some.values()))))
-        for prefix, some in layers.items()
-        if all(layer == next(iter(some.values())) for layer in some.values())
-    }
+    found = {}
+    for prefix, some in layers.items():
+        common = set.intersection(*some.values())
+        if 2 * _elements(common) > max(map(_elements, some.values())):
+            found[prefix] = (set(some), len(some) * _elements(common))
+    return found
+
+
+def _elements(layer: Collection[tuple[str, tuple[int, ...]]]) -> int:
+    return sum(math.prod(shape) for _, shape in layer)
 
 
 def _paths(tensors: Sequence[Tensor]) -> dict[str, list[Tensor]]:
@@ -142,11 +158,26 @@ class Bundle:
         parts: positions of the tensors, in the order in which a fused tensor keeps them.
         labels: what each part is called.
         word: the word for a layer that holds them in one; "" where the names say nothing.
+        scattered: whether others stand between them.
     """
 
     parts: tuple[int, ...]
     labels: tuple[str, ...]
     word: str
+    scattered: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrangement:
+    """A way to cut a fused tensor.
+
+    Attributes:
+        parts: (position of the other side's tensor, what is cut out for it) of each part.
+        axes: axes of the parts that the cut made.
+    """
+
+    parts: tuple[tuple[int, Tensor], ...]
+    axes: frozenset[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,21 +187,21 @@ class Split:
     Attributes:
         whole: position of the fused tensor.
         parts: positions of the other side's.
-        arrangements: the ways to cut it, each as (position of the part, what is cut out for it); the usual one first.
+        arrangements: the ways to cut it, the usual one first.
     """
 
     whole: int
     parts: tuple[int, ...]
-    arrangements: tuple[tuple[tuple[int, Tensor], ...], ...]
+    arrangements: tuple[Arrangement, ...]
 
 
-def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], fits: Fits) -> list[Split]:
+def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], lays: Lays) -> list[Split]:
     """Return the tensors of one side that the other side has in parts.
 
     Args:
         tensors: the side with fused tensors.
         others: the side with their parts.
-        fits: whether a part that was cut out may be one of the others.
+        lays: how a part that was cut out may lie in one of the others.
     """
     names, other_names = read(tensors), read(others)
     sizes = collections.Counter(math.prod(one.shape) for one in others)
@@ -179,7 +210,8 @@ def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], fits: Fits) -> l
         for i, (tensor, name) in enumerate(zip(tensors, names, strict=True))
         if tensor.shape and (name.fused or not sizes[math.prod(tensor.shape)])
     ]
-    bundles = list(_bundles(others, other_names)) if fused else []
+    totals = {math.prod(tensors[i].shape) for i in fused}
+    bundles = list(_bundles(others, other_names, totals)) if fused else []
     by_size = collections.defaultdict(list)
     for k, bundle in enumerate(bundles):
         by_size[sum(math.prod(others[j].shape) for j in bundle.parts)].append(k)
@@ -197,7 +229,7 @@ def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], fits: Fits) -> l
         parts = bundles[k].parts
         if i in taken or used & set(parts):
             continue
-        arrangements = tuple(_arrangements(tensors[i], names[i], others, bundles[k], fits))
+        arrangements = tuple(_arrangements(tensors[i], names[i], others, bundles[k], lays))
         if arrangements:
             taken.add(i)
             used |= set(parts)
@@ -205,8 +237,8 @@ def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], fits: Fits) -> l
     return found
 
 
-def _bundles(tensors: Sequence[Tensor], names: Sequence[Name]) -> Iterator[Bundle]:
-    """Yield the siblings that may be one tensor on the other side."""
+def _bundles(tensors: Sequence[Tensor], names: Sequence[Name], totals: Collection[int]) -> Iterator[Bundle]:
+    """Yield the siblings that may be one tensor on the other side, which has one of so many elements."""
     siblings: dict[tuple[str, str, str], list[int]] = collections.defaultdict(list)
     for i, name in enumerate(names):
         siblings[name.parent, name.role, name.last].append(i)
@@ -221,71 +253,78 @@ def _bundles(tensors: Sequence[Tensor], names: Sequence[Name]) -> Iterator[Bundl
                 known.add(frozenset(parts))
                 yield Bundle(parts, labels, key.split()[0])
         ordered = sorted(group, key=lambda i: names[i].natural)
-        for length in range(2, min(len(ordered), MOST_PARTS) + 1):
-            for start in range(len(ordered) - length + 1):
-                parts = tuple(ordered[start : start + length])
-                if frozenset(parts) not in known:
-                    yield Bundle(parts, tuple(names[i].own or str(i) for i in parts), "")
+        place = {i: k for k, i in enumerate(ordered)}
+        for length in range(2, min(len(ordered), MAX_PARTS) + 1):
+            if len(ordered) <= MAX_SIBLINGS:
+                candidates: Iterator[tuple[int, ...]] = itertools.combinations(ordered, length)
+            else:
+                candidates = (tuple(ordered[k : k + length]) for k in range(len(ordered) - length + 1))
+            for parts in candidates:
+                if frozenset(parts) not in known and sum(math.prod(tensors[i].shape) for i in parts) in totals:
+                    labels = tuple(names[i].spelled or str(i) for i in parts)
+                    yield Bundle(parts, labels, "", place[parts[-1]] - place[parts[0]] >= length)
 
 
 def _speaks(fused: Sequence[Name], bundles: Sequence[Bundle], others: Sequence[Name]) -> Array:
     """Return how much names speak for each fused tensor to hold each bundle."""
-    plain = [
-        dataclasses.replace(
-            name, words=tuple(word for word in name.words if word not in FUSED.values()), literal=name.literal[:-1]
-        )
-        for name in fused
-    ]
-    parents = []
-    for bundle in bundles:
-        part = others[bundle.parts[0]]
-        words = tuple(word for word in part.words if word not in bundle.labels)
-        parents.append(dataclasses.replace(part, words=words, literal=part.literal[:-1]))
-    score = likeness(plain, parents)
+    score = likeness([name.owner for name in fused], [others[bundle.parts[0]].owner for bundle in bundles])
     for k, bundle in enumerate(bundles):
-        score[:, k] += 0.5 * bool(bundle.word) - 0.01 * len(bundle.parts)
+        score[:, k] += 0.5 * bool(bundle.word) - 0.01 * len(bundle.parts) - 0.1 * bundle.scattered
         for row, name in enumerate(fused):
             score[row, k] += 2.0 * bool(name.fused and name.fused == bundle.word)
     return score
 
 
 def _arrangements(
-    tensor: Tensor, name: Name, others: Sequence[Tensor], bundle: Bundle, fits: Fits
-) -> Iterator[tuple[tuple[int, Tensor], ...]]:
-    """Yield the ways to cut a tensor into a bundle, the usual one first."""
+    tensor: Tensor, name: Name, others: Sequence[Tensor], bundle: Bundle, lays: Lays
+) -> Iterator[Arrangement]:
+    """Yield the ways to cut a tensor into a bundle, the usual one first; all its parts lie alike."""
     said = bool(bundle.word)
     orders = [range(len(bundle.parts))] if said else list(itertools.permutations(range(len(bundle.parts))))
+    by_head = name.own in _BY_HEAD
     for order in orders:
         parts = [bundle.parts[i] for i in order]
         labels = [bundle.labels[i] for i in order]
-        by_head = name.own == "query_key_value"  # as GPT-NeoX, BLOOM and Falcon keep it, and others don't
-        cuts = _cuts(tensor, [others[i] for i in parts], labels, by_head=by_head)
-        fitting = [cut for cut in cuts if all(fits(one, others[i]) for i, one in zip(parts, cut, strict=True))]
-        for cut in fitting if by_head else fitting[:1]:
-            yield tuple(zip(parts, cut, strict=True))
+        for cut, axes in _cuts(tensor, [others[i] for i in parts], labels, by_head=by_head):
+            ways = [lays(one, others[i], axes) for i, one in zip(parts, cut, strict=True)]
+            if frozenset.intersection(*(frozenset(one.values()) for one in ways)):
+                yield Arrangement(tuple(zip(parts, cut, strict=True)), axes)
+                if len(axes) < 2:  # whoever cuts it otherwise than head by head does it in the usual way
+                    break
 
 
-def _cuts(tensor: Tensor, parts: Sequence[Tensor], labels: Sequence[str], *, by_head: bool) -> Iterator[list[Tensor]]:
-    """Yield the parts that each axis can be cut into: head by head along it, counted by it, or one after the other."""
+def _cuts(
+    tensor: Tensor, parts: Sequence[Tensor], labels: Sequence[str], *, by_head: bool
+) -> Iterator[tuple[list[Tensor], frozenset[int]]]:
+    """Yield the parts that each axis can be cut into, and which of their axes are what is left of it.
+
+    Head by head along the axis, counted by it, or one after the other.
+    """
     count, sizes = len(parts), [math.prod(part.shape) for part in parts]
     names = [f"{tensor.name}[{label}]" for label in labels]
-    total = sum(sizes)
-    for axis in _outputs(tensor) if by_head else ():
-        for heads in _heads(tensor, parts):
-            if len(set(sizes)) == 1 and tensor.shape[axis] % (heads * count) == 0 and tensor.shape[axis] > count:
-                apart = tensor.unfolded(axis, (heads, count, tensor.shape[axis] // (heads * count)))
-                yield [apart.at(axis + 1, i, names[i]) for i in range(count)]
+    for axis in _outputs(tensor)[:1] if by_head else ():
+        lengths = _lengths(tensor.shape[axis], sizes)
+        for heads in _heads(tensor, parts, lengths):
+            apart = tensor.unfolded(axis, (heads, tensor.shape[axis] // heads))
+            starts = list(itertools.accumulate((length // heads for length in lengths), initial=0))
+            found = [apart.slice(axis + 1, starts[i], starts[i + 1], names[i]) for i in range(count)]
+            yield found, frozenset((axis, axis + 1))
     for axis in range(len(tensor.shape)):
         if tensor.shape[axis] == count and len(set(sizes)) == 1 and _leaves_matrices(tensor, parts):
-            yield [tensor.at(axis, i, names[i]) for i in range(count)]
+            yield [tensor.at(axis, i, names[i]) for i in range(count)], frozenset()
     for axis in _outputs(tensor):
-        lengths = [tensor.shape[axis] * size // total for size in sizes]
-        if sum(lengths) != tensor.shape[axis] or not all(lengths):
-            continue
-        if any(tensor.shape[axis] * size % total for size in sizes):
-            continue
-        starts = list(itertools.accumulate(lengths, initial=0))
-        yield [tensor.slice(axis, starts[i], starts[i + 1], names[i]) for i in range(count)]
+        lengths = _lengths(tensor.shape[axis], sizes)
+        if lengths:
+            starts = list(itertools.accumulate(lengths, initial=0))
+            found = [tensor.slice(axis, starts[i], starts[i + 1], names[i]) for i in range(count)]
+            yield found, frozenset((axis,))
+
+
+def _lengths(length: int, sizes: Sequence[int]) -> list[int]:
+    """Return how much of an axis belongs to each of the parts, if it can be cut between them."""
+    total = sum(sizes)
+    found = [length * size // total for size in sizes]
+    return found if all(found) and not any(length * size % total for size in sizes) else []
 
 
 def _leaves_matrices(tensor: Tensor, parts: Sequence[Tensor]) -> bool:
@@ -293,11 +332,14 @@ def _leaves_matrices(tensor: Tensor, parts: Sequence[Tensor]) -> bool:
     return len(tensor.shape) > min(2, max(len(part.shape) for part in parts))
 
 
-def _heads(tensor: Tensor, parts: Sequence[Tensor]) -> list[int]:
-    """Return the numbers of heads that parts show in their shapes."""
-    shape = parts[0].shape
+def _heads(tensor: Tensor, parts: Sequence[Tensor], lengths: Sequence[int]) -> list[int]:
+    """Return the numbers of heads by which an axis may go, those of its parts' shapes if they show them."""
+    if not lengths:
+        return []
+    possible = [n for n in range(2, math.gcd(*lengths) + 1) if all(length % n == 0 for length in lengths)]
+    shape = parts[-1].shape  # keys and values may have fewer heads than queries
     is_apart = len(shape) == 3 or (len(shape) == 2 and len(tensor.shape) == 1)
-    return [shape[-2]] if is_apart and len({part.shape for part in parts}) == 1 else []
+    return [n for n in possible if n == shape[-2]] if is_apart else possible
 
 
 def _outputs(tensor: Tensor) -> list[int]:

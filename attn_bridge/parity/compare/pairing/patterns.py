@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from ....weights import Rule
 from .tensors import Match, Tensor
 
-MOST = 6
+MAX = 6
 """Most ways round that are held for possible for one pair."""
 
 _TORCH_LINEAR = {"Linear", "NonDynamicallyQuantizableLinear", "LazyLinear"}
@@ -54,6 +54,44 @@ class Way:
         """Return the match of two tensors that lie this way."""
         text = self.text if self.flips else ""
         return Match(first, second.flipped(self.flips) if self.flips else second, _rule(self), how, text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lay:
+    """How a part of a tensor lies in another: the parts of one tensor lie alike.
+
+    Attributes:
+        order: what the other's axes are made of, in their order: axes of the part, -1 for those that the cut made.
+        sizes: how the other axes of the part are divided there.
+    """
+
+    order: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def lay(way: Way, part: Shape, *, is_left: bool, cut: frozenset[int]) -> Lay:
+    """Return how a part lies by a way, of which it is the left or the right side; `cut` are the axes of the cut."""
+    if way.pattern.startswith("..."):
+        sides = [[[f"a{i}"] for i in range(len(part))]] * 2
+    else:
+        sides = [_groups(side) for side in way.pattern.split("->")]
+    mine, its = sides if is_left else sides[::-1]
+    known = dict(way.sizes)
+    known |= {group[0]: part[i] for i, group in enumerate(mine) if len(group) == 1}
+    kept = [i for i in range(len(part)) if i not in cut]
+    owner = {word: -1 if i in cut else kept.index(i) for i, group in enumerate(mine) for word in group}
+    words = [word for group in its for word in group if word in owner]
+    order = [owner[word] for word in words]
+    return Lay(
+        tuple(axis for i, axis in enumerate(order) if order[i - 1 : i] != [axis]),
+        tuple(known.get(word, 0) for word in words if owner[word] >= 0),
+    )
+
+
+def _groups(side: str) -> list[list[str]]:
+    """Return the words of each axis of one side of a pattern; none for an axis of one element."""
+    found = re.findall(r"\([^)]*\)|\S+", side)
+    return [[word for word in group.strip("()").split() if word != "1"] for group in found]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +152,7 @@ def options(one: Kind, two: Kind, equal_names: bool) -> Options:
     transposed = _is_transposed(one, two)
     found.sort(key=lambda way: _rank(way, one.shape, transposed))
     bare = equal_names and one.last == two.last and not (known[0] or known[1])
-    return Options(tuple(found[:MOST]), len(found) > 1 and not (bare and found[0] == identity))
+    return Options(tuple(found[:MAX]), len(found) > 1 and not (bare and found[0] == identity))
 
 
 def _is_transposed(one: Kind, two: Kind) -> bool:

@@ -17,16 +17,16 @@ from ..sides.subject import Array, Parameter
 from .assignment import Group, Sides, best, by_layers, equals, left_over, open_groups, template
 from .names import last_word, layer_of
 from .parts import Split, splits, unstacked
-from .patterns import Options, Way, kind_of, options
+from .patterns import Lay, Options, Way, kind_of, lay, options
 from .tensors import Match, Pairing, Tensor, uncovered, whole
 
-MOST_CANDIDATES = 256
+MAX_CANDIDATES = 256
 """Most pairings that are tried out before the choice is left to the user."""
 
-MOST_PERMUTED = 6
+MAX_PERMUTED = 6
 """Most layers of which every order is thought of."""
 
-MOST_SHOWN = 16
+MAX_SHOWN = 16
 """Pairings that are tried out where there are more than that."""
 
 LAYER = 2.0
@@ -35,11 +35,14 @@ LAYER = 2.0
 AGREE = 1e-9
 """How far apart outputs may be that agree."""
 
-NEARLY = 1e-3
-"""How far apart outputs may be of which tables in float32 may be the cause."""
+NEAR = 1e-3
+"""How far apart they may be if no pairing makes them agree: what float32 tables, or a small fault, keep apart."""
 
-ALONE = 100.0
-"""How many times further apart every other pairing must be than one that nearly agrees."""
+FURTHER = 100.0
+"""How many times as far apart other pairings must be then."""
+
+ALIKE = 10.0
+"""How many times as far apart a pairing may be that is as good as the nearest."""
 
 Probe = Callable[[Pairing], float]
 Labels = tuple[str, str]
@@ -134,13 +137,15 @@ def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[l
     choices: list[Choice] = []
     for turned in (False, True):
         here, there = (theirs, ours) if turned else (ours, theirs)
-        found = splits(here, there, _fits_turned if turned else _fits)
+        found = splits(here, there, _lays_turned if turned else _lays)
+        of_layers: dict[Hashable, list[Choice]] = collections.defaultdict(list)
         for split in found:
             choice = _split_choice(split, there, turned=turned)
             if len(choice) == 1:
                 fixed += choice[0]
             else:
-                choices.append(choice)
+                of_layers[layer_of(here[split.whole]) or split.whole, len(choice)].append(choice)
+        choices += [_together(some) for some in of_layers.values()]
         gone, used = {split.whole for split in found}, {i for split in found for i in split.parts}
         here = [one for i, one in enumerate(here) if i not in gone]
         there = [one for i, one in enumerate(there) if i not in used]
@@ -163,12 +168,14 @@ def _layers(first: Tensor, second: Tensor) -> Hashable:
     )
 
 
-def _fits(first: Tensor, second: Tensor) -> bool:
-    return bool(_options(first, second).ways)
+def _lays(first: Tensor, second: Tensor, cut: frozenset[int]) -> dict[Way, Lay]:
+    """Return the ways in which a part of the first side may be a tensor of the second, and how it lies there."""
+    return {way: lay(way, first.shape, is_left=True, cut=cut) for way in _options(first, second).ways}
 
 
-def _fits_turned(second: Tensor, first: Tensor) -> bool:
-    return bool(_options(first, second).ways)
+def _lays_turned(second: Tensor, first: Tensor, cut: frozenset[int]) -> dict[Way, Lay]:
+    """Return the ways in which a part of the second side may be a tensor of the first, and how it lies there."""
+    return {way: lay(way, second.shape, is_left=False, cut=cut) for way in _options(first, second).ways}
 
 
 def _options(first: Tensor, second: Tensor) -> Options:
@@ -176,15 +183,25 @@ def _options(first: Tensor, second: Tensor) -> Options:
 
 
 def _split_choice(split: Split, there: Sequence[Tensor], *, turned: bool) -> Choice:
-    """Return the ways in which a fused tensor and its parts may go together."""
+    """Return the ways in which a fused tensor and its parts may go together; all parts lie alike."""
     choice = []
     for arrangement in split.arrangements:
         links = []
-        for j, part in arrangement:
-            pair = (there[j], part) if turned else (part, there[j])
-            links.append(Link(*pair, _options(*pair), _layers(*pair), "names"))
+        pairs = [(part, there[j]) for j, part in arrangement.parts]
+        found = [(_lays_turned if turned else _lays)(*pair, arrangement.axes) for pair in pairs]
+        common = frozenset.intersection(*(frozenset(one.values()) for one in found))
+        for pair, lays in zip(pairs, found, strict=True):
+            first, second = pair[::-1] if turned else pair
+            ways = tuple(way for way, how in lays.items() if how in common)
+            options = Options(ways, _options(first, second).is_open and len(ways) > 1)
+            links.append(Link(first, second, options, _layers(first, second), "names"))
         choice.append(tuple(links))
     return choice
+
+
+def _together(choices: Sequence[Choice]) -> Choice:
+    """Return the choices of a layer's weight and bias as one: both are cut in the same way."""
+    return [tuple(link for links in same for link in links) for same in zip(*choices, strict=True)]
 
 
 def _assigned(sides: Sides, settled: Sequence[Link], labels: Labels) -> tuple[list[Link], list[Choice]]:
@@ -217,7 +234,7 @@ def _assigned(sides: Sides, settled: Sequence[Link], labels: Labels) -> tuple[li
 
 def _orders(sides: Sides, scores: Array, group: Group) -> Choice:
     """Return the ways in which the layers of a group may go together, the usual order first."""
-    limit = 4 * MOST_CANDIDATES if len(group.first) <= MOST_PERMUTED else MOST_SHOWN
+    limit = 4 * MAX_CANDIDATES if len(group.first) <= MAX_PERMUTED else MAX_SHOWN
     known: dict[tuple[int, int], Link] = {}
     choice = []
     for order in itertools.islice(itertools.permutations(group.second), limit):
@@ -265,20 +282,17 @@ def _joined(choices: Sequence[Choice]) -> list[Choice]:
     for choice in choices:
         key = tuple(tuple(template(_spelled(link.first, link.second)) for link in links) for links in choice)
         alike[key].append(choice)
-    return [
-        [tuple(link for links in same for link in links) for same in zip(*found, strict=True)]
-        for found in alike.values()
-    ]
+    return [_together(found) for found in alike.values()]
 
 
 def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], probe: Probe | None) -> Pairing:
-    """Return the first candidate under which the outputs agree, or the one under which alone they nearly do.
+    """Return the first candidate under which the outputs agree, or nearly do while all others are far from it.
 
-    Where none does, the two sides differ whatever the pairing; then the usual one goes on, to find out where.
+    Where there is none, the two sides differ whatever the pairing; then the usual one goes on, to find out where.
     """
     usual = _usual_ways([*fixed, *(link for choice in choices for links in choice for link in links)])
-    is_permuted = any(len(choice) > 1 for choice in choices)
-    some = list(itertools.islice(_candidates(given, choices, fixed, usual), MOST_CANDIDATES + 1))
+    is_permuted = any(len({_names_of(links) for links in choice}) > 1 for choice in choices)
+    some = list(itertools.islice(_candidates(given, choices, fixed, usual), MAX_CANDIDATES + 1))
     first = some[0]
     if len(some) == 1:
         return _said(first, "names")
@@ -287,11 +301,20 @@ def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], pr
         return _said(first, "convention")
     if probe is None:
         raise ValueError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
-    is_whole = len(some) <= MOST_CANDIDATES and not any(len(choice) == MOST_SHOWN for choice in choices)
-    tried = some if is_whole else some[:MOST_SHOWN]
-    apart = [probe(candidate) for candidate in tried]
-    found = [candidate for candidate, distance in zip(tried, apart, strict=True) if distance < AGREE]
-    found = found or [tried[i] for i in _alone(apart)]
+    is_whole = len(some) <= MAX_CANDIDATES and not any(len(choice) == MAX_SHOWN for choice in choices)
+    tried = some if is_whole else some[:MAX_SHOWN]
+    distances: list[float] = []
+    agreed: set[Hashable] = set()
+    for candidate in tried:  # once one agrees, only others of which something else is which matter
+        distances.append(math.inf if {_who(candidate)} == agreed else probe(candidate))
+        if distances[-1] < AGREE:
+            agreed.add(_who(candidate))
+    nearest = min((one for one in distances if not math.isnan(one)), default=math.inf)
+    limit = AGREE if nearest < AGREE else FURTHER * nearest if nearest < NEAR else 0.0
+    found = [candidate for candidate, distance in zip(tried, distances, strict=True) if distance < limit]
+    is_alone = sum(distance < ALIKE * nearest for distance in distances) == 1
+    if nearest >= AGREE and is_alone and len({_who(candidate) for candidate in found}) > 1:
+        found = []  # none stands out; the usual one goes on, to find out where they differ
     if len(found) > 1 and len({_who(candidate) for candidate in found}) > 1:
         what = f"{len(found)} make the outputs agree"
         raise ValueError(
@@ -305,12 +328,8 @@ def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], pr
     return dataclasses.replace(_said(first, "order" if is_permuted else "convention"), doubt=doubt)
 
 
-def _alone(apart: Sequence[float]) -> list[int]:
-    """Return the one candidate that nearly makes the outputs agree, if every other one is far from it."""
-    order = sorted((distance, i) for i, distance in enumerate(apart) if math.isfinite(distance))
-    if not order or order[0][0] > NEARLY or (len(order) > 1 and order[1][0] < ALONE * order[0][0]):
-        return []
-    return [order[0][1]]
+def _names_of(links: Sequence[Link]) -> tuple[tuple[str, str], ...]:
+    return tuple((link.first.name, link.second.name) for link in links)
 
 
 def _who(candidate: Pairing) -> tuple[tuple[str, str], ...]:
@@ -385,4 +404,4 @@ def _listed(candidates: Sequence[Pairing], names: set[str]) -> str:
         texts.append(", ".join(f"{match.first.name} = {match.second.name} ({match.pattern})" for match in rows))
     shown = list(dict.fromkeys(texts[:4]))
     more = len(candidates) - 4
-    return "; ".join(shown) + (f"; and {more if more + 4 <= MOST_CANDIDATES else 'many'} more" if more > 0 else "")
+    return "; ".join(shown) + (f"; and {more if more + 4 <= MAX_CANDIDATES else 'many'} more" if more > 0 else "")

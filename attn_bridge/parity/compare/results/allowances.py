@@ -39,7 +39,7 @@ def checked(allow: Mapping[str, str] | Sequence[str], what: str = "allow") -> di
     if isinstance(allow, str):
         allow = [allow]
     if not isinstance(allow, Mapping):
-        if not all(isinstance(one, str) for one in allow):
+        if not isinstance(allow, Iterable) or not all(isinstance(one, str) for one in allow):
             raise TypeError(f"{what} must map a path to the reason why it may differ")
         return parse(list(allow), what)
     if not all(isinstance(one, str) for pair in allow.items() for one in pair):
@@ -70,7 +70,11 @@ def accept(report: Report, allow: Mapping[str, str]) -> Report:
                 covers[path].append(tensor.name)
                 tensor = dataclasses.replace(tensor, allowed=path)
         tensors.append(tensor)
-    found = [Allowance(path, reason, tuple(covers[path])) for path, reason in allow.items()]
+    known = _known(report)
+    found = [
+        Allowance(path, reason, tuple(covers[path]), bool(covers[path]) or path in known)
+        for path, reason in allow.items()
+    ]
     left = worst([one.verdict for one in tensors if not one.allowed])
     changed = dataclasses.replace(report, tensors=tensors, allowed=[*report.allowed, *found])
     if report.verdict in ("inconclusive", "equal") or not any(covers.values()):
@@ -80,6 +84,19 @@ def accept(report: Report, allow: Mapping[str, str]) -> Report:
         first, tree = _next(report, allow)
         changed = dataclasses.replace(changed, first_divergence=first, tree=tree)
     return dataclasses.replace(changed, verdict=left, notes=_noted(report, follows))
+
+
+def _known(report: Report) -> set[str]:
+    """Return every name that the report has: tensors, parameters, and the submodules around them."""
+    names = {name for one in report.tensors for name in (one.name, one.second_name)}
+    names |= {name for one in report.pairing for name in (one.first, one.second)}
+    nodes = () if report.tree is None else report.tree.walk()
+    names |= {path for node in nodes for path in (node.path, node.second_path) if path}
+    for name in list(names):
+        bare = next((name.removeprefix(one) for one in _PREFIXES if name.startswith(one)), name)
+        words = bare.split(".")
+        names |= {".".join(words[:count]) for count in range(1, len(words) + 1)}
+    return names
 
 
 def _noted(report: Report, follows: str) -> list[str]:

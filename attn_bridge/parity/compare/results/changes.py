@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from .findings import SEVERITY, between_words
 
 SHARES = (("meaning_used",), ("first_used", "torch_used"), ("second_used", "flax_used"))
 """Keys of the shares of the allowed error, today's name before the former one."""
@@ -82,7 +85,13 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def changes(before: Data, now: Data) -> Changes:
-    """Return what is other in a report than in its baseline, both as JSON-ready data."""
+    """Return what is other in a report than in its baseline, both as JSON-ready data.
+
+    Raises:
+        ValueError: the baseline is no report of `compare`.
+    """
+    if not _is_report(before):
+        raise ValueError("the baseline is not the data of a report of compare, as to_json() gives it")
     old, new = _tensors(before), _tensors(now)
     both = [name for name in new if name in old]
     failed = {name: (_fails(old[name]), _fails(new[name])) for name in both}
@@ -104,12 +113,30 @@ def changes(before: Data, now: Data) -> Changes:
 
 
 def _is_report(data: Any) -> bool:
-    if not isinstance(data, dict) or not isinstance(data.get("verdict"), str):
+    """Tell whether data holds what is compared here of a report."""
+    if not isinstance(data, Mapping) or data.get("verdict") not in SEVERITY:
         return False
-    tensors = data.get("tensors")
-    return isinstance(tensors, list) and all(
-        isinstance(one, dict) and {"name", "verdict"} <= one.keys() for one in tensors
-    )
+    tensors, first = data.get("tensors"), data.get("first_divergence")
+    return isinstance(tensors, list) and all(map(_is_tensor, tensors)) and (first is None or _is_place(first))
+
+
+def _is_tensor(data: Any) -> bool:
+    if not isinstance(data, Mapping) or not isinstance(data.get("name"), str) or data.get("verdict") not in SEVERITY:
+        return False
+    shares = [data.get(key) for keys in SHARES for key in keys]
+    return all(one is None or _is_number(one) for one in shares)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _is_place(data: Any) -> bool:
+    if not isinstance(data, Mapping) or not isinstance(data.get("path"), str):
+        return False
+    between = data.get("between")
+    is_pair = isinstance(between, (list, tuple)) and len(between) == 2
+    return between is None or (is_pair and all(isinstance(one, str) for one in between))
 
 
 def _tensors(data: Data) -> dict[str, Data]:
@@ -134,8 +161,8 @@ def _place(data: Data) -> str:
     first = data.get("first_divergence")
     if not first:
         return ""
-    between = first.get("between")
-    return f"between {between[0]} and {between[1]}" if between else str(first.get("path") or "the module itself")
+    path, between = first["path"], first.get("between")
+    return between_words(path, between) if between else path or "the module itself"
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -238,6 +238,12 @@ class ModuleNode:
             yield from child.walk()
 
 
+def between_words(path: str, between: Sequence[str]) -> str:
+    """Say between which calls inside a module code lies; the module stands for its own inputs and outputs."""
+    first, second = between
+    return f"between {'the inputs' if first == path else first} and {'the outputs' if second == path else second}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Divergence:
     """The submodule, or the code between two, that differs although it was fed the same numbers.
@@ -270,7 +276,7 @@ class Divergence:
         """Where it is, in words."""
         where = self.path or "the module itself, outside its submodules"
         if self.between is not None:
-            where = f"between {self.between[0]} and {self.between[1]}" + (f", in {self.path}" if self.path else "")
+            where = between_words(self.path, self.between) + (f", in {self.path}" if self.path else "")
         if self.second_path != self.path:
             where += f" ({shown(self.second_label)}: {self.second_path or 'the module itself'})"
         return where
@@ -308,11 +314,14 @@ class Allowance:
         path: submodule, parameter or tensor that may differ.
         reason: why.
         covers: names of the tensors whose difference it accepts, and of submodules ``in blocks.3.norm``.
+        known: whether the report has anything of that name.
     """
 
     path: str
     reason: str
     covers: tuple[str, ...] = ()
+    known: bool = True
 
     def __str__(self) -> str:
-        return f"allowed: {self.path}: {self.reason}" + ("" if self.covers else " (nothing there differs)")
+        why = "nothing there differs" if self.known else "nothing has that name"
+        return f"allowed: {self.path}: {self.reason}" + ("" if self.covers else f" ({why})")

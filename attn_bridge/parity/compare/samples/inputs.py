@@ -235,20 +235,22 @@ def named_leaves(
         ValueError: the call has no such argument.
     """
     homes: list[Collection[int | str]] = []
-    for path in arguments.paths:
+    for path, shown in zip(arguments.paths, arguments.named(argument_names), strict=True):
         key = path[1:].partition("]")[0]
         if key.isdigit():
             position = int(key)
-            homes.append({position, key, *argument_names[position : position + 1]})
+            homes.append({shown, position, key, *argument_names[position : position + 1]})
         else:
-            homes.append({key.strip("'\"")})
+            homes.append({shown, key.strip("'\"")})
     found = set()
+    if not isinstance(names, Iterable) and not isinstance(names, int):
+        raise TypeError(f"{what} must hold positions or names of arguments, got {type(names).__name__}")
     for name in [names] if isinstance(names, (int, str)) else names:
         if isinstance(name, bool) or not isinstance(name, (int, str)):
             raise TypeError(f"{what} must hold positions or names of arguments, got {type(name).__name__}")
         hits = {leaf for leaf, keys in enumerate(homes) if name in keys}
         if not hits:
-            shown = ", ".join(dict.fromkeys(arguments.named(argument_names)))
-            raise ValueError(f"{what} ({name}) must name one of the call's arrays: {shown}")
+            every = ", ".join(dict.fromkeys(arguments.named(argument_names)))
+            raise ValueError(f"{what} ({name}) must name one of the call's arrays: {every}")
         found |= hits
     return found

@@ -16,6 +16,7 @@ import numpy as np
 
 from ....backends import Framework
 from .dropout_masks import Draw
+from .tables import Tables
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
@@ -220,6 +221,7 @@ class Run:
         draws: the dropout masks that were asked for, in train mode.
         foreign: whether other random numbers were drawn, in train mode.
         moved: how many values the mode ``tables`` moved, or how many operations ``logsumexp`` replaced.
+        tables: the tables that the mode ``tables`` met; None where that is not known.
     """
 
     outputs: list[Array]
@@ -229,6 +231,7 @@ class Run:
     draws: list[Draw] = dataclasses.field(default_factory=list)
     foreign: bool = False
     moved: int = 0
+    tables: Tables | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -110,6 +110,7 @@ class Bench:
         self.drawn: set[int] = set()
         self.tables = 0.0
         self.has_tables: dict[Side, bool] = {}
+        self.has_same_tables: bool | None = None
         self.has_softmax: dict[Side, bool] = {}
         self.reached: dict[str, list[Array]] = {}
         self.notes: list[str] = []
@@ -314,8 +315,16 @@ class Bench:
                 self.tables = max(self.tables, min(measures[-1].given, measures[-1].meaning or 0.0))
 
     def _table_moves(self, sample: Sample) -> dict[str, float]:
-        """Return how far the float64 results of both sides together move with tables that move by one unit."""
+        """Return how far the float64 results of both sides together move with tables that move by one unit.
+
+        Tables that are the same on both sides explain nothing.
+        """
         found: dict[str, float] = {}
+        if self.has_same_tables is None:
+            first, second = (self.runner.tables(side, sample, self.dtype) for side in SIDES)
+            self.has_same_tables = first is not None and second is not None and first.equals(second)
+        if self.has_same_tables:
+            return found
         for side in SIDES:
             largest: dict[str, float] = {}
             for seed in range(TABLE_SEEDS):
@@ -464,8 +473,8 @@ class Bench:
         }
         small = {name: part for name, part in parts.items() if 0.0 < part < SMALL}
         if small:
-            names = ", ".join(f"{name} ({part:.0e})" for name, part in list(small.items())[:MOST_RANGES])
-            more = f" and {len(small) - MOST_RANGES} more" if len(small) > MOST_RANGES else ""
+            names = ", ".join(f"{name} ({part:.0e})" for name, part in list(small.items())[:MAX_RANGES])
+            more = f" and {len(small) - MAX_RANGES} more" if len(small) > MAX_RANGES else ""
             self.notes.append(
                 f"judged by the largest of their kind, beside which they are small: {names}{more}; a fault that small "
                 "shows where they are returned or differentiated alone"
@@ -486,15 +495,15 @@ class Bench:
 SMALL = 1e-6
 """Part of the largest of its kind below which a note says that a tensor is judged by that one."""
 
-MOST_RANGES = 4
+MAX_RANGES = 4
 """How many ranges of rows are named."""
 
 
 def ranges(numbers: Array) -> str:
     """Write whole numbers in order: ``0, 9-11``; the first few where there are many."""
     runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
-    shown = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:MOST_RANGES]]
-    return ", ".join([*shown, *["..."] * (len(runs) > MOST_RANGES)])
+    shown = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:MAX_RANGES]]
+    return ", ".join([*shown, *["..."] * (len(runs) > MAX_RANGES)])
 
 
 def _badness(one: TensorVerdict) -> tuple[int, float]:

@@ -18,6 +18,7 @@ from ..samples import sampling
 from ..samples.sampling import Planned, Sample
 from ..sides.dtypes import is_float, wide
 from ..sides.subject import Arguments, Array, Arrays, CannotPromoteError, Run
+from ..sides.tables import STILL, Tables
 from .criterion import MEANING_LIMIT, scale_of
 from .noise import Noise, measured_noise
 from .probes import Kind, Probe, probed
@@ -46,6 +47,9 @@ class Runner(Protocol):
 
     def probe(self, kind: Kind, side: Side, sample: Sample, dtype: str, seed: int) -> Probe:
         """Return what other roundings cost one side on a sample; empty where that can't be told."""
+
+    def tables(self, side: Side, sample: Sample, dtype: str) -> Tables | None:
+        """Return the tables of one side; None where that can't be told."""
 
     def unstable(self) -> str:
         """Say which side gives other results for the same input, or nothing."""
@@ -123,6 +127,11 @@ class Live:
     def probe(self, kind: Kind, side: Side, sample: Sample, dtype: str, seed: int) -> Probe:
         """Run one side once more with other roundings."""
         return probed(self, kind, side, sample, dtype, seed)
+
+    def tables(self, side: Side, sample: Sample, dtype: str) -> Tables | None:
+        """Run one side in float64 once more and look at its tables."""
+        found: Run = self.exact(side, sample, dtype, "tables", STILL)
+        return found.tables
 
     def unstable(self, sides: Sequence[Side] = SIDES) -> str:
         """Say which side gives other results for the same input, or nothing."""

@@ -15,7 +15,7 @@ from .markup import Markup, element
 if TYPE_CHECKING:
     from ...compare.results.report import Report
 
-MOST = 24
+MAX = 24
 """Most tensors that are drawn; those that differ come first."""
 
 OPEN = 3
@@ -33,7 +33,7 @@ def section(report: Report) -> list[Markup]:
     """Return the body of the section on pictures, most telling first."""
     verdicts = {tensor.name: tensor for tensor in report.tensors}
     places = {tensor.name: place for place, tensor in enumerate(report.failures)}
-    ordered = sorted(report.pictures, key=lambda picture: places.get(picture.name, len(places)))[:MOST]
+    ordered = sorted(report.pictures, key=lambda picture: places.get(picture.name, len(places)))[:MAX]
     labels = shown(report.first_label), shown(report.second_label)
     parts = []
     if len(report.pictures) > len(ordered):

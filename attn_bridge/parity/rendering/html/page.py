@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...compare.results.findings import Verdict, shown
+from ...compare.results.findings import Verdict, between_words, shown
 from .. import files, outline
 from ..text import count, memory, relative
 from . import figures, modules, tensors
@@ -158,7 +158,7 @@ def _divergence(report: Report) -> Markup | None:
     where = first.path or "the module itself, outside its submodules"
     second = first.second_path or "the module itself"
     if first.between is not None:
-        where = f"between {first.between[0]} and {first.between[1]}"
+        where = between_words(first.path, first.between)
     return element(
         "div",
         element("h2", f"First divergence, {first.direction}", id="divergence-title"),

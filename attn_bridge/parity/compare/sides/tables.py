@@ -1,0 +1,87 @@
+"""The tables of a side: numbers that depend on no weight and on no floating-point input, where they meet those that do.
+
+Tables in float32 (rotary ones, positions) may explain a difference of two right sides, as long as the two have other
+numbers in them. Where both have the same ones in float64, they explain nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+STILL = -1
+"""Seed of the mode ``tables`` that moves nothing, and only looks at what there is."""
+
+SAME = 1e-13
+"""Values that are this close, relative to each other, are the same ..."""
+
+SAME_BY_SIZE = 1e-14
+"""... or to the largest of all: a sine of a large angle that is nearly zero has few digits of its own."""
+
+MAX_VALUES = 1 << 20
+"""Values beyond which tables are not told apart any more."""
+
+KEPT = 512
+"""Values of a table that are kept, evenly over all of them in order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tables:
+    """The values of all tables of a side, without signs, order and repetition.
+
+    Attributes:
+        count: how many there are.
+        values: some of them, in order.
+    """
+
+    count: int
+    values: Sequence[float]
+
+    def equals(self, other: Tables) -> bool:
+        """Tell whether another side has the same tables."""
+        if self.count != other.count or len(self.values) != len(other.values):
+            return False
+        values = np.asarray(self.values)
+        return bool((np.abs(values - np.asarray(other.values)) <= _tolerance(values)).all())
+
+
+class Collector:
+    """Gathers the tables of a side while it runs."""
+
+    def __init__(self) -> None:
+        self._values = np.zeros(0)
+        self._known: set[tuple[tuple[int, ...], bytes]] = set()
+        self._is_full = False
+
+    def add(self, table: Array) -> None:
+        """Add an array; whole numbers in it and those that are not finite are left out, as they are never rounded."""
+        if table.dtype.kind not in "fc" or self._is_full:
+            return
+        key = table.shape, table.tobytes()
+        if key not in self._known:
+            self._known.add(key)
+            plain = np.stack([table.real, table.imag]) if table.dtype.kind == "c" else table
+            values = np.abs(plain.astype(np.float64, copy=False)).ravel()
+            self._values = np.union1d(self._values, values[np.isfinite(values) & (values != np.rint(values))])
+            self._is_full = self._values.size > MAX_VALUES
+
+    def found(self) -> Tables | None:
+        """Return what was gathered; None where it is too much."""
+        if self._is_full:
+            return None
+        values, tolerance = self._values, _tolerance(self._values)
+        # What is computed twice is not the same to the last digit, nor is a sine that is meant to be 1.
+        own = (np.diff(values, prepend=-np.inf) > tolerance) & (np.abs(values - np.rint(values)) > tolerance)
+        values = values[own]
+        places = np.unique(np.linspace(0, max(len(values) - 1, 0), min(KEPT, len(values))).astype(int))
+        return Tables(len(values), [float(one) for one in values[places]])
+
+
+def _tolerance(values: Array) -> Array:
+    found: Array = SAME * values + SAME_BY_SIZE * max(1.0, float(values.max(initial=0.0)))
+    return found
