@@ -66,14 +66,16 @@ class Scanner:
 
     def take(self, count: int) -> bytes:
         """Return the next bytes, which are no elements of arrays."""
+        first = self.at - self._begin
+        if first < 0 or first + count > len(self._window):
+            start = self.skip(count)
+            size = min(max(WINDOW, count), self._file.size - start)
+            self._window, self._begin, first = bytes(self._file.read(start, size)), start, 0
+        else:
+            self.at += count
         self._taken += count
         if self._taken > MAX_HEADER:
             raise self.bad(f"has more than {MAX_HEADER} bytes beside its arrays")
-        start = self.skip(count)
-        first = start - self._begin
-        if first < 0 or first + count > len(self._window):
-            size = min(max(WINDOW, count), self._file.size - start)
-            self._window, self._begin, first = bytes(self._file.read(start, size)), start, 0
         return self._window[first : first + count]
 
     def skip(self, count: int) -> int:
@@ -96,13 +98,14 @@ class Scanner:
             return Head("list", code & 0x0F)
         if code < 0xC0:
             return self._text(code & 0x1F)
-        if code in CONSTANTS:
-            return CONSTANTS[code]
-        if code in FIXED_EXTENSIONS:
-            return self._extension(FIXED_EXTENSIONS[code])
-        if code not in FORMS:
+        form = FORMS.get(code)
+        if form is None:
+            if code in FIXED_EXTENSIONS:
+                return self._extension(FIXED_EXTENSIONS[code])
+            if code in CONSTANTS:
+                return CONSTANTS[code]
             raise self.bad(f"has the invalid msgpack type byte {code:#04x}")
-        number = FORMS[code].unpack(self.take(FORMS[code].size))[0]
+        (number,) = form.unpack(self.take(form.size))
         if code <= 0xC6:
             return Head("bytes", number, self.skip(number))
         if code <= 0xC9:
@@ -169,9 +172,7 @@ class MsgpackReader(Reader):
             if part in seen:
                 raise self._scan.bad(f"{printable(name) or 'its map'} has the key {printable(part)} twice")
             if part == CHUNKED and head.kind == "map" and not index:
-                if self._scan.next() is not True:
-                    raise self._scan.bad(f"{printable(name)} is no array in pieces")
-                self._add(*self._chunked(head.size - 1, name))
+                self._add(*self._chunked(head.size - 1, check_name(self.path, name)))
                 return
             seen.add(part)
             full = f"{name}.{part}" if name else part
@@ -206,11 +207,10 @@ class MsgpackReader(Reader):
         return key
 
     def _add(self, info: TensorInfo, pieces: tuple[Head, ...]) -> None:
-        shown, held = printable(check_name(self.path, info.name)), sum(piece.size for piece in pieces)
-        if info.name in self.tensors:
-            raise self._scan.bad(f"{shown} comes twice")
-        if held != info.nbytes:
-            raise self._scan.bad(f"{shown} of shape {list(info.shape)} needs {info.nbytes} bytes; has {held}")
+        held, is_twice = sum(piece.size for piece in pieces), info.name in self.tensors
+        if is_twice or held != info.nbytes:
+            reason = f"of shape {list(info.shape)} needs {info.nbytes} bytes; has {held}"
+            raise self._scan.bad(f"{printable(info.name)} {'comes twice' if is_twice else reason}")
         self.tensors[info.name] = info
         self._pieces[info.name] = pieces
 
@@ -239,7 +239,7 @@ class MsgpackReader(Reader):
         """Read an array in pieces, after its first key."""
         shape: tuple[int, ...] | None = None
         chunks: list[Found] | None = None
-        for _ in range(left):
+        for _ in range(left if self._scan.next() is True else 0):
             key, head = self._scan.next(), self._scan.next()
             if not isinstance(head, Head) or head.kind != "map" or head.size > 1 << 16:
                 break
@@ -296,7 +296,7 @@ def cut(pieces: Sequence[Head], start: int, stop: int) -> Iterator[tuple[int, in
 
 
 def pack_length(size: int, small: tuple[int, int] | None, code: int, forms: str = "BHI") -> bytes:
-    """Return the head of something of so many bytes or entries, as short as msgpack has it.
+    """Return the shortest head of something of so many bytes or entries.
 
     `small` is the form of a single byte, if there is one: its type byte, and the sizes that it can't hold any more.
     `code` is the type byte of the first of the others, which hold the size in `forms`.

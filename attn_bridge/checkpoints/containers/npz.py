@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import math
 import re
@@ -38,6 +39,18 @@ EXTRA = "attn_bridge.json"
 MAGIC = b"\x93NUMPY"
 MAX_TEXT = 10_000
 """Bytes of an array's header; NumPy's own limit."""
+
+
+USUAL = 128
+"""Bytes that nearly every array begins with in front of its elements."""
+
+
+@functools.lru_cache(maxsize=256)
+def _literal(text: str) -> Any:
+    """Return the value of a Python literal; many arrays of an archive have the same header."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.literal_eval(text)
 
 
 class NpzReader(Reader):
@@ -98,7 +111,7 @@ class NpzReader(Reader):
 
     def _read_header(self, shown: str, member: Member) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
         """Return an array's shape, whether in Fortran's order, dtype, and where its elements begin."""
-        start = bytes(member.read(0, min(12, member.size)))
+        start = bytes(member.read(0, min(USUAL, member.size)))
         version = tuple(start[6:8])
         if start[:6] != MAGIC or version not in ((1, 0), (2, 0)) or len(start) < 12:
             raise bad(self.path, f"{shown} is no array of NumPy's format 1.0 or 2.0")
@@ -107,11 +120,9 @@ class NpzReader(Reader):
         begin = (12 if wide else 10) + length
         if length > MAX_TEXT or begin > member.size:
             raise bad(self.path, f"the header of {shown} claims {length} bytes")
-        text = bytes(member.read(0, begin))[12 if wide else 10 :].decode("latin-1")
+        whole = start if begin <= len(start) else bytes(member.read(0, begin))
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                said = ast.literal_eval(text.strip())
+            said = _literal(whole[12 if wide else 10 : begin].decode("latin-1").strip())
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
             why = str(error).partition(": <ast.")[0]  # without the address of a node
             raise bad(self.path, f"the header of {shown} is damaged: {printable(why)}") from None
