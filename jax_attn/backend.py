@@ -107,7 +107,7 @@ def build_blank(name: str, config: Config, dtype: str) -> nnx.Module:
     return _blanked(name, dtype, config=config)
 
 
-def attention_runner(mask: Mask, *, mode: str = "jit", **options: Any) -> Runner:
+def attention_runner(mask: Mask, *, mode: str, **options: Any) -> Runner:
     """Return a runner of `functional.dot_product_attention` with constant `mask` and `options`, and arrays as inputs.
 
     Its inputs are ``query key value`` and, as they are given, ``bias sinks padding`` (bool, ``(B, S)``).

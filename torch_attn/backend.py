@@ -153,7 +153,7 @@ def build_blank(name: str, config: Config, dtype: str) -> nn.Module:
     return module.to_empty(device=torch.get_default_device()).eval()
 
 
-def attention_runner(mask: Mask, *, mode: str = "eager", **options: Any) -> Runner:
+def attention_runner(mask: Mask, *, mode: str, **options: Any) -> Runner:
     """Return a runner of `functional.dot_product_attention` with constant `mask` and `options`, and arrays as inputs.
 
     Its inputs are ``query key value`` and, as they are given, ``bias sinks padding`` (bool, ``(B, S)``).

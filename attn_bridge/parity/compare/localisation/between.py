@@ -39,12 +39,12 @@ class Step:
         return self.calls["first"].order
 
     def differs(self, what: str, limit: float) -> bool | None:
-        """Tell whether ``inputs`` or ``cotangents`` differ between the sides; None if that can't be told.
+        """Tell whether ``inputs``, ``outputs`` or ``cotangents`` differ between the sides; None if that can't be told.
 
         One that takes whole numbers alone, a table of embeddings, was given the same if it returned the same.
         """
         outputs = match_leaves(*(self.calls[side].outputs for side in SIDES))
-        if what == "cotangents":
+        if what != "inputs":
             found = apart(self.calls, outputs, what)
             return None if found is None else found > limit
         if self.exchanged:

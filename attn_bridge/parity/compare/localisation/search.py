@@ -278,16 +278,18 @@ class _Search:
         calls: dict[Side, Call] = dict(zip(SIDES, node.calls[0], strict=True))
         steps = self._steps(node, calls, "forward", loose=True)
         limit = self._limit_of(node, "forward")
-        healed = set()
+        healed: dict[str, bool] = {}
         for step in steps:
+            if not step.differs("outputs", limit):  # the other calls of one that is called more than once say more
+                continue
             following = next_of(step, steps, calls)
-            if (
+            made_up_for = (
                 following is not None
                 and following.differs("inputs", limit) is False
                 and (len(bad) > 1 or step.hands_on_to(following, limit))
-            ):
-                healed.add(step.path)
-        return [child for child in bad if child.path not in healed]
+            )
+            healed[step.path] = healed.get(step.path, True) and made_up_for
+        return [child for child in bad if not healed.get(child.path or "", False)]
 
     # ---- the code between submodules
 
