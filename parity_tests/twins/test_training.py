@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import runpy
 import zlib
@@ -63,11 +64,11 @@ def data(count=3):
     return [(random.normal(size=(6, 5)), random.normal(size=(6, 3))) for _ in range(count)]
 
 
-def adamw(named):
+def adamw(named, kind=torch.optim.AdamW):
     decayed = [pair for pair in named if pair[1].ndim > 1]
     others = [pair for pair in named if pair[1].ndim == 1]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=LR)
+    return kind(groups, lr=LR)
 
 
 def matrices(parameters):
@@ -253,6 +254,7 @@ def spare(name):
 FAULTS = {
     "betas swapped": ({"b1": 0.999, "b2": 0.9}, {}, "mu a.weight"),
     "b2 a little off": ({"b2": 0.9990001}, {}, "nu a.weight"),
+    "first moment in bfloat16": ({"mu_dtype": jnp.bfloat16}, {}, "mu a.weight"),
     "a bias decays": ({"mask": spare("a.bias")}, {}, "update a.bias"),
     "nothing decays": ({"weight_decay": 0.0}, {}, "update a.weight"),
     "eps inside the root": ({"eps": 0.0, "eps_root": 1e-8}, {}, "update a.weight"),
@@ -302,6 +304,44 @@ def test_a_side_that_loses_precision():
     report = train(flax_module=FlaxNet(dropout=Coarse))
     assert report.verdict == "precision"
     assert report.first_difference is None
+
+
+class CoarseMoment(torch.optim.AdamW):
+    """Keeps the first moment in bfloat16 where the parameters are float32."""
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        for state in self.state.values():
+            if state["exp_avg"].dtype == torch.float32:
+                state["exp_avg"].copy_(state["exp_avg"].bfloat16())
+        return loss
+
+
+def coarse_moment(inner):
+    """Keep the first moment of ``optax.adamw`` in bfloat16 where the parameters are float32."""
+
+    def coarse(moment):
+        return moment.astype(jnp.bfloat16).astype(moment.dtype) if moment.dtype == jnp.float32 else moment
+
+    def update(gradients, state, parameters=None):
+        updates, (adam, *rest) = inner.update(gradients, state, parameters)
+        return updates, (adam._replace(mu=jax.tree.map(coarse, adam.mu)), *rest)
+
+    return optax.GradientTransformation(inner.init, update)
+
+
+@pytest.mark.parametrize("side", ["torch", "flax"])
+def test_a_first_moment_that_is_kept_in_bfloat16(side):
+    ours, theirs = adamw, optax.adamw(LR, weight_decay=0.01, mask=matrices)
+    if side == "torch":
+        ours = functools.partial(adamw, kind=CoarseMoment)
+    else:
+        theirs = coarse_moment(theirs)
+    report = train(optimizer=(ours, theirs))
+    assert report.verdict == "precision"
+    assert f"{side} drifts" in report.message
+    lossy = {tensor.name: tensor.side for tensor in report.tensors if tensor.verdict == "precision"}
+    assert lossy["mu a.weight"] == side
 
 
 def test_running_variances_differ_between_the_frameworks():
