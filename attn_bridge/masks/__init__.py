@@ -1,0 +1,31 @@
+"""Who attends to whom, described once for both backends.
+
+A mask answers ``mask.allowed(query_positions, key_positions)`` with bool arrays, ``True`` = may attend. It uses only
+comparisons and logic, so it works on the index arrays of NumPy, torch and JAX alike. Masks combine with ``&`` and
+``|``, also with a bool array of shape ``(B, S)`` or broadcastable to ``(B, H, T, S)``; ``mask.offset(n)`` is the same
+mask seen by queries that start at position ``n``. Positions are the places in the sequence, padding included.
+
+Without an offset, query ``i`` is position ``i`` whatever the number of keys: ``causal()`` shows it keys ``0..i``.
+"""
+
+from .description import ArrayMask, Mask, as_mask
+from .for_kernels import Band, Pieces, as_band, as_pieces
+from .positions import causal, chunked, full, prefix, sliding_window
+from .sequences import documents, padding
+
+__all__ = [
+    "ArrayMask",
+    "Band",
+    "Mask",
+    "Pieces",
+    "as_band",
+    "as_mask",
+    "as_pieces",
+    "causal",
+    "chunked",
+    "documents",
+    "full",
+    "padding",
+    "prefix",
+    "sliding_window",
+]

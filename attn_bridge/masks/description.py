@@ -1,0 +1,362 @@
+"""What every mask can tell, a mask of arrays, and masks made of others: seen from another position, ``&`` and ``|``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """Base of all descriptions. Descriptions without arrays are equal by value, so that a jit takes them as static."""
+
+    __array_ufunc__ = None  # NumPy arrays leave `array & mask` to `Mask.__rand__`
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        """Return the bool array of visible pairs.
+
+        Args:
+            query_positions: integer array broadcastable against `key_positions`, usually ``(T, 1)``.
+            key_positions: integer array, usually ``(1, S)``.
+        """
+        raise NotImplementedError
+
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        """Return whether all queries see all keys (True), none sees any (False), or it takes a look (None).
+
+        Known without arrays, so that a kernel skips the blocks that nobody sees and masks only those that it must.
+
+        Args:
+            queries: positions of a block of queries, not empty, in steps of 1.
+            keys: positions of a block of keys, not empty, in steps of 1.
+        """
+        return None
+
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the first key that each query sees, and the one after the last; None if one sees not all in between.
+
+        Known without arrays. Keys may lie on either side of those that there are, and the last before the first.
+
+        Args:
+            queries: positions ``(T,)``.
+        """
+        return None
+
+    def first_key(self, query: int) -> int:
+        """Return a position before which no query from position `query` on sees a key; 0 if there is no such bound."""
+        return 0
+
+    @property
+    def reach(self) -> int | None:
+        """Number of last keys, its own included, that a query sees at most; None if there is no such bound."""
+        return None
+
+    def placed(self, queries: int, keys: int) -> Mask:
+        """Return this mask for exactly so many queries and keys, from position 0 each.
+
+        What its arrays hold then has the axes ``(B, H, T, S)``, each whole or 1, so that a kernel takes it in blocks.
+        """
+        return self
+
+    def placed_at(self, queries: slice, keys: slice) -> Mask | None:
+        """Return this mask for these queries and keys, if its arrays tell both; None for all others."""
+        return None
+
+    def check_arrays(self, check: Callable[[Any], None]) -> None:
+        """Call `check` with every bool array inside the description; other arrays were checked when it was made."""
+
+    def check_sizes(self, batch: int, tokens: int = 0) -> None:
+        """Check that what the description holds per sequence, and per token, is for so many of them at least.
+
+        Args:
+            batch: sequences; what is held for one is for all.
+            tokens: queries and keys together, those in a cache included; 0 leaves that to `placed`.
+
+        Raises:
+            ValueError: it is not.
+        """
+
+    def arrays(self) -> Iterator[Any]:
+        """Yield the arrays inside the description, for a backend to place on its device."""
+        return iter(())
+
+    def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+        """Return the same description with every array replaced by ``convert(array)``."""
+        return self
+
+    def separate(self) -> tuple[Mask, tuple[Any, ...]]:
+        """Return a description with a numbered place for each array, equal by value, and the arrays.
+
+        A compiler takes the first as known and the second as data; ``with_arrays`` brings them together again.
+        """
+        counter = itertools.count()
+        return self.with_arrays(lambda _: Place(next(counter))), tuple(self.arrays())
+
+    def offset(self, n: int, *, keys: int = 0) -> Mask:
+        """Return this mask for queries that start at position `n` (decoding after `n` cached tokens).
+
+        Args:
+            n: position of the first query.
+            keys: position of the first key, where keys that nobody sees are left out.
+        """
+        return Offset(self, integer("n", n), integer("keys", keys))
+
+    def picked(self, keys: Any) -> Mask:
+        """Return this mask with the columns of its bool arrays picked: those of the keys at these positions ``(S,)``.
+
+        Its ``allowed(query_positions, keys)`` then is about these keys, in any order.
+        """
+        return self
+
+    def restrict(self, other: Any) -> Mask:
+        """Return this mask and `other` (a mask or a bool array) together; None restricts nothing.
+
+        The same as ``&``, which a compiler that traces arrays may claim for itself.
+        """
+        return self if other is None else AllOf((*parts_of(self, AllOf), *parts_of(as_mask(other), AllOf)))
+
+    def __and__(self, other: Any) -> Mask:
+        return self.restrict(as_mask(other))
+
+    def __or__(self, other: Any) -> Mask:
+        return AnyOf((*parts_of(self, AnyOf), *parts_of(as_mask(other), AnyOf)))
+
+    __rand__ = __and__
+    __ror__ = __or__
+
+
+@dataclass(frozen=True)
+class Place:
+    """Stands for an array in a description that was separated from its arrays."""
+
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class OfArrays(Mask):
+    """Base of the masks of one field or two that hold arrays; equal by identity, by value where places stand in."""
+
+    @property
+    def _held(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is type(other) and isinstance(other, OfArrays) and isinstance(self._held[0], Place):
+            return isinstance(other._held[0], Place) and self._held == other._held
+        return self is other
+
+    def __hash__(self) -> int:
+        return hash(self._held) if isinstance(self._held[0], Place) else id(self)
+
+    def arrays(self) -> Iterator[Any]:
+        """Yield what it holds."""
+        yield from self._held
+
+    def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+        """Return the mask of the converted arrays."""
+        return type(self)(*map(convert, self._held))
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayMask(OfArrays):
+    """A bool array given by the user: ``(B, S)`` for padding, or broadcastable to ``(B, H, T, S)``."""
+
+    array: Any
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        """Return the array with the axes of heads and queries added where it is ``(B, S)``."""
+        return self.array[:, None, None, :] if self.array.ndim == 2 else self.array
+
+    def check_arrays(self, check: Callable[[Any], None]) -> None:
+        """Check the array."""
+        check(self.array)
+
+    def offset(self, n: int, *, keys: int = 0) -> Mask:
+        """Return the mask itself, without its first `keys` columns: its rows are the queries at hand."""
+        return self if keys == 0 or self._is_one_column() else ArrayMask(self.array[..., keys:])
+
+    def picked(self, keys: Any) -> Mask:
+        """Return the mask of the columns of these keys."""
+        return self if self._is_one_column() else ArrayMask(self.array[..., keys])
+
+    def _is_one_column(self) -> bool:
+        return bool(self.array.ndim == 0 or self.array.shape[-1] == 1)
+
+
+@dataclass(frozen=True)
+class Offset(Mask):
+    """A mask seen by queries and keys that start at other positions."""
+
+    mask: Mask
+    n: int
+    keys: int = 0
+
+    def arrays(self) -> Iterator[Any]:
+        return self.mask.arrays()
+
+    def check_arrays(self, check: Callable[[Any], None]) -> None:
+        self.mask.check_arrays(check)
+
+    def check_sizes(self, batch: int, tokens: int = 0) -> None:
+        self.mask.check_sizes(batch, tokens and tokens + max(self.n, self.keys))
+
+    def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+        return Offset(self.mask.with_arrays(convert), self.n, self.keys)
+
+    def placed(self, queries: int, keys: int) -> Mask:
+        found = self.mask.placed_at(slice(self.n, self.n + queries), slice(self.keys, self.keys + keys))
+        return self if found is None else found
+
+    def offset(self, n: int, *, keys: int = 0) -> Mask:
+        return self.mask.offset(self.n + n, keys=self.keys + keys)
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        return self.mask.allowed(query_positions + self.n, key_positions + self.keys if self.keys else key_positions)
+
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        queries = range(queries.start + self.n, queries.stop + self.n)
+        return self.mask.visibility(queries, range(keys.start + self.keys, keys.stop + self.keys))
+
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        found = self.mask.interval(queries + self.n)
+        return found and (found[0] - self.keys, found[1] - self.keys)
+
+    def first_key(self, query: int) -> int:
+        return max(0, self.mask.first_key(query + self.n) - self.keys)
+
+
+@dataclass(frozen=True)
+class Combined(Mask):
+    """Base of masks that several parts make together."""
+
+    parts: tuple[Mask, ...]
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        answers = (part.allowed(query_positions, key_positions) for part in self.parts)
+        return functools.reduce(self._combine, answers)
+
+    def arrays(self) -> Iterator[Any]:
+        return itertools.chain.from_iterable(part.arrays() for part in self.parts)
+
+    def with_arrays(self, convert: Callable[[Any], Any]) -> Mask:
+        return type(self)(tuple(part.with_arrays(convert) for part in self.parts))
+
+    def check_arrays(self, check: Callable[[Any], None]) -> None:
+        for part in self.parts:
+            part.check_arrays(check)
+
+    def check_sizes(self, batch: int, tokens: int = 0) -> None:
+        for part in self.parts:
+            part.check_sizes(batch, tokens)
+
+    def placed(self, queries: int, keys: int) -> Mask:
+        return type(self)(tuple(part.placed(queries, keys) for part in self.parts))
+
+    def offset(self, n: int, *, keys: int = 0) -> Mask:
+        return type(self)(tuple(part.offset(n, keys=keys) for part in self.parts))
+
+    def picked(self, keys: Any) -> Mask:
+        return type(self)(tuple(part.picked(keys) for part in self.parts))
+
+    @staticmethod
+    def _combine(one: Any, two: Any) -> Any:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class AllOf(Combined):
+    """What every part allows."""
+
+    @staticmethod
+    def _combine(one: Any, two: Any) -> Any:
+        return one & two
+
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        answers = {part.visibility(queries, keys) for part in self.parts}
+        return False if False in answers else None if None in answers else True
+
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        found = [part.interval(queries) for part in self.parts]
+        if None in found:
+            return None
+        starts, ends = zip(*found, strict=True)
+        return np.maximum.reduce(starts), np.minimum.reduce(ends)
+
+    def first_key(self, query: int) -> int:
+        return max(part.first_key(query) for part in self.parts)
+
+    @property
+    def reach(self) -> int | None:
+        return min((part.reach for part in self.parts if part.reach is not None), default=None)
+
+
+@dataclass(frozen=True)
+class AnyOf(Combined):
+    """What any part allows."""
+
+    @staticmethod
+    def _combine(one: Any, two: Any) -> Any:
+        return one | two
+
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        answers = {part.visibility(queries, keys) for part in self.parts}
+        return True if True in answers else None if None in answers else False
+
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        found = [part.interval(queries) for part in self.parts]
+        return None if None in found else functools.reduce(_union, found)
+
+    def first_key(self, query: int) -> int:
+        return min(part.first_key(query) for part in self.parts)
+
+    @property
+    def reach(self) -> int | None:
+        reaches = [part.reach for part in self.parts]
+        return None if None in reaches else max(reach for reach in reaches if reach is not None)
+
+
+def _union(one: Any, two: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the intervals that pairs of them make together; None where some lie apart."""
+    if one is None:
+        return None
+    (start, end), (other_start, other_end) = one, two
+    is_empty, other_is_empty = start >= end, other_start >= other_end
+    if not np.all(is_empty | other_is_empty | ((start <= other_end) & (other_start <= end))):
+        return None
+    starts = np.where(is_empty, other_start, np.where(other_is_empty, start, np.minimum(start, other_start)))
+    ends = np.where(is_empty, other_end, np.where(other_is_empty, end, np.maximum(end, other_end)))
+    return starts, ends
+
+
+def as_mask(value: Any) -> Mask:
+    """Return a description as it is, and a bool array (or nested lists) as one.
+
+    Raises:
+        TypeError: `value` is neither.
+    """
+    if isinstance(value, Mask):
+        return value
+    if not isinstance(value, (list, tuple)) and not hasattr(value, "dtype"):
+        raise TypeError(f"a mask must be an attn_bridge.masks description or a bool array, got {type(value).__name__}")
+    return ArrayMask(value)
+
+
+def parts_of(mask: Mask, kind: type[Combined]) -> tuple[Mask, ...]:
+    """Return the parts of a combination of a kind; any other mask is its own only part."""
+    return mask.parts if isinstance(mask, kind) else (mask,)
+
+
+def integer(name: str, value: Any) -> int:
+    """Return an integer that was given under a name."""
+    if type(value) is int:
+        return value  # torch.compile knows the type of its symbols, and nothing of `hasattr`
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
+    return int(operator.index(value))

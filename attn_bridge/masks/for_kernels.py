@@ -1,0 +1,77 @@
+"""What kernels take a mask as: a band and arrays, or what needs no array, arrays, and documents."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .description import AllOf, ArrayMask, Mask, Offset, parts_of
+from .positions import Causal, Full, SlidingWindow
+from .sequences import Equal, Padding
+
+
+@dataclass(frozen=True)
+class Band:
+    """Query ``i`` sees the keys up to ``i + offset``, the last `size` of them or, if that is None, all."""
+
+    offset: int = 0
+    size: int | None = None
+
+    def _joined(self, other: Band) -> Band | None:
+        if self.offset != other.offset:
+            return None
+        return Band(self.offset, min((one.size for one in (self, other) if one.size is not None), default=None))
+
+
+_CAUSAL_BAND = Band()
+
+
+def as_band(mask: Mask) -> tuple[Band, tuple[ArrayMask, ...]] | None:
+    """Return the band and the arrays whose ``&`` a mask is; None if it is anything else.
+
+    Kernels that know bands take them as two numbers, and compute no array of positions.
+    """
+    if isinstance(mask, Causal):
+        return _CAUSAL_BAND, ()
+    parts = parts_of(mask, AllOf)
+    arrays = tuple(part for part in parts if isinstance(part, ArrayMask))
+    bands = [_band(part) for part in parts if not isinstance(part, (ArrayMask, Full))]
+    band = functools.reduce(lambda one, two: one and two and one._joined(two), bands) if bands else None
+    return None if band is None else (band, arrays)
+
+
+class Pieces(NamedTuple):
+    """What a mask is the ``&`` of."""
+
+    plain: Mask | None
+    """What has no arrays, None if it restricts nothing."""
+
+    arrays: tuple[Mask, ...]
+    """Arrays, and paddings by numbers of tokens."""
+
+    documents: Mask | None
+    """Numbers of the queries ``(B, 1, T, 1)`` and of the keys ``(B, 1, 1, S)``, each for one sequence or all."""
+
+
+def as_pieces(mask: Mask) -> Pieces | None:
+    """Return what a mask is the ``&`` of; None where arrays are otherwise combined, and for documents of two kinds."""
+    parts = [part for part in parts_of(mask, AllOf) if not isinstance(part, Full)]
+    arrays = tuple(part for part in parts if isinstance(part, (ArrayMask, Padding)))
+    documents = [part for part in parts if isinstance(part, Equal)]
+    plain = [part for part in parts if part not in arrays and part not in documents]
+    if len(documents) > 1 or any(True for part in plain for _ in part.arrays()):
+        return None
+    together = functools.reduce(Mask.restrict, plain) if plain else None
+    return Pieces(together, arrays, documents[0] if documents else None)
+
+
+def _band(mask: Mask) -> Band | None:
+    if isinstance(mask, Causal):
+        return _CAUSAL_BAND
+    if isinstance(mask, SlidingWindow):
+        return Band(0, mask.size)
+    if isinstance(mask, Offset):
+        inner = _band(mask.mask)
+        return inner and Band(inner.offset + mask.n - mask.keys, inner.size)
+    return None

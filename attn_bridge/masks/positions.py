@@ -1,0 +1,165 @@
+"""Masks that positions alone tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .description import Mask, integer
+
+_LARGEST = 2**31 - 1
+
+
+_FAR = 2**62
+"""A position beyond all keys."""
+
+
+@dataclass(frozen=True)
+class Full(Mask):
+    """Every query sees every key."""
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        return (query_positions == query_positions) | (key_positions == key_positions)  # all True, of the full shape
+
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        return True
+
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        return np.zeros_like(queries), np.full_like(queries, _FAR)
+
+
+@dataclass(frozen=True)
+class Causal(Mask):
+    """Keys up to the query."""
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        return key_positions <= query_positions
+
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        return True if keys[-1] <= queries[0] else False if keys[0] > queries[-1] else None
+
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        return np.zeros_like(queries), queries + 1
+
+
+@dataclass(frozen=True)
+class SlidingWindow(Mask):
+    """The last `size` keys up to the query."""
+
+    size: int
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        distance = query_positions - key_positions
+        return (distance >= 0) & (distance < self.size)
+
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        nearest, farthest = queries[0] - keys[-1], queries[-1] - keys[0]
+        if farthest < 0 or nearest >= self.size:
+            return False
+        return True if nearest >= 0 and farthest < self.size else None
+
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        return queries - self.size + 1, queries + 1
+
+    def first_key(self, query: int) -> int:
+        return max(0, query - self.size + 1)
+
+    @property
+    def reach(self) -> int | None:
+        return self.size
+
+
+@dataclass(frozen=True)
+class Chunked(Mask):
+    """Keys up to the query in the query's own chunk."""
+
+    size: int
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        return (key_positions <= query_positions) & (key_positions // self.size == query_positions // self.size)
+
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        first, last = queries[0] // self.size, queries[-1] // self.size
+        if keys[0] > queries[-1] or keys[-1] // self.size < first or keys[0] // self.size > last:
+            return False
+        one_chunk = keys[0] // self.size == first == last
+        return True if one_chunk and keys[-1] <= queries[0] else None
+
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        return queries // self.size * self.size, queries + 1
+
+    def first_key(self, query: int) -> int:
+        return query // self.size * self.size
+
+    @property
+    def reach(self) -> int | None:
+        return self.size
+
+
+@dataclass(frozen=True)
+class Prefix(Mask):
+    """Keys up to the query, and the first `size`."""
+
+    size: int
+
+    def allowed(self, query_positions: Any, key_positions: Any) -> Any:
+        return (key_positions <= query_positions) | (key_positions < self.size)
+
+    def visibility(self, queries: range, keys: range) -> bool | None:
+        if keys[-1] < self.size or keys[-1] <= queries[0]:
+            return True
+        return False if keys[0] > max(queries[-1], self.size - 1) else None
+
+    def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        return np.zeros_like(queries), np.maximum(queries + 1, self.size)
+
+
+def full() -> Mask:
+    """Every query sees every key."""
+    return Full()
+
+
+def causal() -> Mask:
+    """Query ``i`` sees keys ``0..i``."""
+    return Causal()
+
+
+def sliding_window(size: int) -> Mask:
+    """Query ``i`` sees the last `size` keys up to and including its own: ``i - size < key <= i``.
+
+    Raises:
+        TypeError: `size` is not an integer.
+        ValueError: `size` is below 1 (a window of 1 is the token itself).
+    """
+    return SlidingWindow(_positive("size", size))
+
+
+def chunked(size: int) -> Mask:
+    """Query ``i`` sees the keys of its own chunk of `size` up to its own: ``i // size * size <= key <= i`` (Llama 4).
+
+    Raises:
+        TypeError: `size` is not an integer.
+        ValueError: `size` is below 1.
+    """
+    return Chunked(_positive("size", size))
+
+
+def prefix(size: int) -> Mask:
+    """Query ``i`` sees keys ``0..i``, and everyone sees the first `size` keys ("prefix LM", arXiv 1910.10683).
+
+    Raises:
+        TypeError: `size` is not an integer.
+        ValueError: `size` is below 1.
+    """
+    return Prefix(_positive("size", size))
+
+
+def _positive(name: str, value: Any) -> int:
+    number = integer(name, value)
+    if number < 1:
+        raise ValueError(f"{name} ({number}) must be at least 1")
+    if number > _LARGEST:
+        raise ValueError(f"{name} ({number}) must be at most {_LARGEST}, as positions have 32 bits")
+    return number
