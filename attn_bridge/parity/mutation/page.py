@@ -78,9 +78,8 @@ def as_markdown(report: MutationReport) -> str:
     if report.gallery:
         rows = [[cell.replace("|", "/") for cell in one.row()] for one in report.gallery]
         made_by = f"<!-- gallery made by: {report.command} -->"
-        said = (
-            f"`{report.command}`: {summarised(report.gallery)}, in {sum(one.seconds for one in report.gallery):.0f} s."
-        )
+        seconds = sum(one.seconds for one in report.gallery)
+        said = f"`{report.command}`: {summarised(report.gallery)}, {seconds:.0f} s of comparisons."
         parts += [GALLERY, made_by, said, _table(HEADINGS, rows)]
     if report.lines():
         parts += ["## What is not as it should be", "```\n" + "\n".join(report.lines()) + "\n```"]
