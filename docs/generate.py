@@ -3,9 +3,10 @@
 Run it as ``make docs``, or for some of the files as ``docs/generate.py README.md docs/report.svg``. In Markdown a
 block stands between ``<!-- begin: COMMAND -->`` and ``<!-- end -->``; several commands have ``; `` between them. The
 commands of a page run in order in one temporary folder, those of this repository (``python -m ...``) in the repository.
-docs/report.svg is the picture of a report that `compare` prints. docs/mutants.md as a whole is made by the command that
-it names, and for another size by ``attn-bridge mutate --configs N --markdown docs/mutants.md``. docs/benchmarks.md is
-made from what was measured before: ``make bench BENCH='--json docs/benchmarks.json'``.
+docs/report.svg is the picture of a report that `compare` prints. docs/mutants.md is made by the two commands that it
+names, its gallery alone as ``docs/generate.py docs/mutants.md#gallery``, and for another size by ``attn-bridge mutate
+--configs N --markdown docs/mutants.md``. docs/benchmarks.md is made from what was measured before: ``make bench
+BENCH='--json docs/benchmarks.json'``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from rich.text import Text
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- begin: (?P<command>.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 MADE_BY = re.compile(r"<!-- made by: (?P<command>.+?) -->")
+GALLERY_MADE_BY = re.compile(r"<!-- gallery made by: (?P<command>.+?) -->")
+GALLERY = "attn-bridge mutate --configs 0 --faults 0 --gallery parity_tests.wild.gallery --jobs 2"
 REPORT = "attn-bridge compare demo/pairs.py:torch_norm demo/pairs.py:flax_norm --inputs demo/inputs.npz"
 FILES = (
     "README.md",
@@ -62,10 +65,12 @@ def main() -> None:
     """Rewrite the files that are asked for, by default all; stop at the first command that fails."""
     wanted = sys.argv[1:] or FILES
     for name in wanted:
-        if name not in FILES:
-            sys.exit(f"error: {name} must be one of {', '.join(FILES)}")
+        if name not in (*FILES, "docs/mutants.md#gallery"):
+            sys.exit(f"error: {name} must be one of {', '.join(FILES)}, docs/mutants.md#gallery")
         if name == "docs/mutants.md":
             _make_mutants(ROOT / name)
+        elif name == "docs/mutants.md#gallery":
+            _make_gallery(ROOT / "docs/mutants.md")
         elif name == "docs/benchmarks.md":
             _make_benchmarks(ROOT / name)
         elif name == "docs/report.svg":
@@ -75,10 +80,34 @@ def main() -> None:
 
 
 def _make_mutants(path: Path) -> None:
-    found = MADE_BY.search(path.read_text(encoding="utf-8")) if path.exists() else None
-    program, *arguments = shlex.split(found["command"] if found else "attn-bridge mutate")
-    print(f"running {' '.join([program, *arguments])}", file=sys.stderr)
-    subprocess.run([Path(sys.executable).parent / program, *arguments, "--markdown", path], check=True, cwd=ROOT)
+    page = path.read_text(encoding="utf-8") if path.exists() else ""
+    faults, gallery = _parts(_mutate(MADE_BY.search(page), "attn-bridge mutate"))
+    path.write_text(faults + (gallery or _parts(page)[1]), encoding="utf-8")
+    if not gallery:
+        _make_gallery(path)
+
+
+def _make_gallery(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    gallery = _parts(_mutate(GALLERY_MADE_BY.search(page), GALLERY))[1]
+    path.write_text(_parts(page)[0].rstrip("\n") + "\n\n" + gallery, encoding="utf-8")
+
+
+def _parts(page: str) -> tuple[str, str]:
+    """Return what a page of `mutate` says of faults, and what of a gallery."""
+    faults, heading, gallery = page.partition("## Gallery\n")
+    return faults, heading + gallery
+
+
+def _mutate(found: re.Match[str] | None, usual: str) -> str:
+    """Return the page that a command makes."""
+    command = found["command"] if found else usual
+    _, *arguments = shlex.split(command)
+    print(f"running {command}", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as work:
+        page = Path(work) / "page.md"
+        subprocess.run([sys.executable, "-m", "attn_bridge", *arguments, "--markdown", page], check=True, cwd=ROOT)
+        return page.read_text(encoding="utf-8")
 
 
 def _make_benchmarks(path: Path) -> None:

@@ -101,6 +101,12 @@ def test_the_page_in_docs_lists_every_fault_and_how_it_was_made():
     assert "<!-- made by: attn-bridge mutate --configs " in page
     assert [fault.name for fault in FAULTS if f"| `{fault.name}` | {fault.about} | " not in page] == []
     assert "not as it should be" not in page
+    gallery = page.partition("## Gallery\n")[2]
+    assert "<!-- gallery made by: attn-bridge mutate --configs 0 " in gallery, (
+        "docs/generate.py makes it by its own command"
+    )
+    assert gallery.count("| yes |") > 200
+    assert "| NO |" not in gallery
 
 
 def test_there_are_at_least_twenty_faults_with_a_name_and_a_sentence_each():

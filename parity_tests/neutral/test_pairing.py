@@ -351,6 +351,28 @@ def test_where_nothing_fits_the_order_of_declaration_goes_on_and_says_so(distanc
     assert (row.pattern, row.how) == ("... -> ...", "convention")
 
 
+def test_where_nothing_fits_a_norm_goes_with_the_block_whose_matrices_are_settled():
+    """Linen keeps names in alphabetical order, so that the last norm comes first."""
+    matrices = ("query", "value", "out")
+    ours = {"embed.weight": ((9, D), "Embedding")}
+    for path in ("layers.0.before", "layers.0.after", "final"):
+        ours |= norm(path, "torch")
+    for name in matrices:
+        ours |= linear(f"layers.0.{name}", D, D, "torch")
+    theirs = {"embed.embedding": ((9, D), "Embed")} | norm("a_norm", "flax")
+    for path in ("part_0.LayerNorm_0", "part_0.LayerNorm_1"):
+        theirs |= norm(path, "flax")
+    for name in matrices:
+        theirs |= linear(f"part_0.{name}", D, D, "flax")
+    pairing = propose(parameters(ours), parameters(theirs), lambda one: 1.0)
+    found = {row.torch: row.flax for row in pairing.rows()}
+    assert "no pairing makes the outputs agree" in pairing.doubt
+    for word, other in (("weight", "scale"), ("bias", "bias")):
+        assert found[f"layers.0.before.{word}"] == f"part_0.LayerNorm_0.{other}"
+        assert found[f"layers.0.after.{word}"] == f"part_0.LayerNorm_1.{other}"
+        assert found[f"final.{word}"] == f"a_norm.{other}"
+
+
 @pytest.mark.parametrize(
     ("nearest", "others", "is_found"), [(1e-7, 0.3, True), (1e-5, 8e-4, False), (0.02, 5.0, False)]
 )

@@ -94,6 +94,7 @@ def test_each_entry_is_judged_right_and_with_each_fault(gallery, tmp_path):
     text = report.to_markdown(tmp_path / "m.md")
     assert "| small | scaled | different | between fc and head, forward | yes |" in text
     assert f"<!-- made by: {data['command']} -->" in text
+    assert "## Gallery\n" in text.partition(f"<!-- gallery made by: {data['command']} -->")[0]
 
 
 def test_a_missed_fault_is_status_1_and_a_place_elsewhere_is_not(gallery, capsys):

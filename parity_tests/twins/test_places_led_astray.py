@@ -225,6 +225,50 @@ def test_calls_of_other_shapes_are_not_guessed_at():
     assert place(first, second) == ("", "forward", ("out", ""))
 
 
+class ChannelsLast(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class ChannelsLastNorm(nn.BatchNorm2d):
+    def forward(self, x):
+        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class Image(nn.Module):
+    """Convolutions of as many channels as the image has rows, given channels first or last."""
+
+    def __init__(self, conv=nn.Conv2d, norm=nn.BatchNorm2d, gain=1.0, slope=0.0):
+        super().__init__()
+        self.a, self.norm, self.b, self.c = conv(3, 4, 3, padding=1), norm(4), conv(4, 4, 3, padding=1), conv(4, 2, 1)
+        self.last, self.gain, self.slope = conv is not nn.Conv2d, gain, slope
+        self.eval()
+
+    def forward(self, x):
+        x = self.a(x.permute(0, 2, 3, 1) if self.last else x)
+        x = self.norm(x * self.gain)
+        x = self.c(nn.functional.leaky_relu(self.b(x), self.slope))
+        return x.permute(0, 3, 1, 2) if self.last else x
+
+
+@pytest.mark.parametrize(
+    ("fault", "between"),
+    [({"gain": 3.0}, ("a", "norm")), ({"slope": 0.5}, ("b", "c")), ({"gain": -1.0}, ("a", "norm"))],
+)
+def test_an_image_with_channels_as_long_as_its_sides_is_fed_in_the_layout_of_each_side(fault, between):
+    image = np.random.default_rng(2).normal(size=(2, 3, 4, 4)).astype(np.float32)
+    assert place(Image(), Image(ChannelsLast, ChannelsLastNorm, **fault), image) == ("", "forward", between)
+
+
+def test_a_norm_over_the_wrong_axis_is_no_other_layout():
+    class WrongAxis(ChannelsLastNorm):
+        def forward(self, x):
+            return super().forward(x.permute(0, 1, 3, 2)).permute(0, 1, 3, 2)
+
+    image = np.random.default_rng(2).normal(size=(2, 3, 4, 4)).astype(np.float32)
+    assert place(Image(), Image(ChannelsLast, WrongAxis), image) == ("norm", "forward", None)
+
+
 class Summed(nn.Module):
     """A fault in one of two uses of the same numbers, backward only."""
 

@@ -184,7 +184,7 @@ def convnext(wrong: str | None) -> Case:
     "upsampling",
     faults={
         "one-group-per-channel": fault("norm1"),
-        "upsampled-bilinearly": fault(*inside("", "conv1", "conv2"), "", ("norm1", "conv2")),
+        "upsampled-bilinearly": fault(*inside("", "norm2", "conv2")),
         "skip-missing": fault(*inside("", "conv2", "shortcut"), "shortcut"),
     },
 )

@@ -286,8 +286,8 @@ def vit_names(arrays: Any) -> str:
     "Linen",
     needs=("transformers",),
     faults={
-        "class-token-without-position": fault("*"),
-        "final-norm-missing": fault("", "hf", "hf.layernorm"),
+        "class-token-without-position": fault("hf.embeddings", *inside("", "hf.embeddings.*", "hf.*layer*.0*")),
+        "final-norm-missing": fault("hf.layernorm", ("hf.layernorm", "head")),
         "dropped-scale": fault("hf.*", *inside("hf.*layer*.0", "*")),
     },
 )
@@ -420,9 +420,7 @@ def outside_book_gpt(wrong: str | None) -> Case:
         "theta-of-another-model": fault(
             *TABLES, *inside("hf.model.layers.*.self_attn", "q_norm", "k_norm", "v_proj", "o_proj")
         ),
-        "norms-of-q-and-k-missing": fault(
-            *ATTENTION, *inside("hf.model.layers.*.self_attn", "q_norm", "k_norm", "*proj")
-        ),
+        "norms-of-q-and-k-missing": fault("hf.model.layers.*.self_attn.q_norm"),
     },
 )
 def outside_book_qwen3(wrong: str | None) -> Case:

@@ -210,7 +210,7 @@ def llama_nnx_scan(wrong: str | None) -> Case:
     "scan",
     "remat",
     "checkpoint",
-    faults={"gate-and-up-exchanged": fault(*MLP, *SCAN), "norm-eps": fault("blocks.0.attn_norm", *SCAN)},
+    faults={"gate-and-up-exchanged": fault(*MLP, *SCAN), "norm-eps": fault("blocks.*_norm", "norm", *SCAN)},
 )
 def llama_checkpointed_scan(wrong: str | None) -> Case:
     """Checkpointed on both sides, the second one scanned."""

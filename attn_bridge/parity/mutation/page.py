@@ -77,7 +77,10 @@ def as_markdown(report: MutationReport) -> str:
     ]
     if report.gallery:
         rows = [[cell.replace("|", "/") for cell in one.row()] for one in report.gallery]
-        parts += [GALLERY, f"{summarised(report.gallery)}.", _table(HEADINGS, rows)]
+        made_by = f"<!-- gallery made by: {report.command} -->"
+        seconds = sum(one.seconds for one in report.gallery)
+        said = f"`{report.command}`: {summarised(report.gallery)}, {seconds:.0f} s of comparisons."
+        parts += [GALLERY, made_by, said, _table(HEADINGS, rows)]
     if report.lines():
         parts += ["## What is not as it should be", "```\n" + "\n".join(report.lines()) + "\n```"]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

@@ -9,7 +9,18 @@ from ..pair import SIDES
 from ..results.findings import Side
 from ..sides.subject import Arrays, Call, Run
 from ..verdict.criterion import scale_of
-from .leaves import Group, apart, distance, fed, fed_cotangents, match_by_place, match_leaves, relative, whole_numbers
+from .leaves import (
+    Group,
+    apart,
+    distance,
+    fed,
+    fed_cotangents,
+    match_by_place,
+    match_leaves,
+    other_layouts,
+    relative,
+    whole_numbers,
+)
 from .sides import Pairing, Runner
 
 Paths = Mapping[Side, str]
@@ -17,10 +28,17 @@ Paths = Mapping[Side, str]
 
 @dataclasses.dataclass(frozen=True)
 class Feed:
-    """How one call is fed to both sides: which arrays are the same, and which integers are taken over, too."""
+    """How one call is fed to both sides.
+
+    Attributes:
+        groups: which arrays are the same.
+        discrete: positions of integers that are taken over, too.
+        exchanged: whether the sides exchange integers, or the order of the inputs.
+    """
 
     groups: Sequence[Group]
     discrete: Sequence[tuple[int, int]] = ()
+    exchanged: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,16 +83,18 @@ def force(
     if not outputs:
         return dataclasses.replace(free, problem="the outputs have no shape in common")
     best: Trial | None = None
-    for number, feed in enumerate(feeds):
-        found = dataclasses.replace(free, exchanged=number > 0)
+    for feed in feeds:
+        found = dataclasses.replace(free, exchanged=feed.exchanged)
+        matched = outputs
         for source in SIDES:
-            runs = run_both(runner, paths, calls, feed, outputs, source)
-            forward = relative(
-                [
-                    (one.value("first", runs["first"].outputs), one.value("second", runs["second"].outputs))
-                    for one in outputs
-                ]
-            )
+            runs = run_both(runner, paths, calls, feed, matched, source)
+            forward = _apart(runs, matched)
+            if forward > limit and not strict:  # as both ran freely, outputs need not tell the order of their axes
+                again = match_leaves(runs["first"].outputs, runs["second"].outputs)
+                if _apart(runs, again) <= limit and len(again) == len(matched):
+                    matched = again
+                    runs = run_both(runner, paths, calls, feed, matched, source)
+                    forward = _apart(runs, matched)
             backward, worst = _backward(pairing, runs, feed.groups)
             if backward > (found.backward or 0.0):
                 found = dataclasses.replace(found, worst=worst)
@@ -87,6 +107,12 @@ def force(
             break
     assert best is not None
     return best
+
+
+def _apart(runs: Mapping[Side, Run], outputs: Sequence[Group]) -> float:
+    return relative(
+        [(one.value("first", runs["first"].outputs), one.value("second", runs["second"].outputs)) for one in outputs]
+    )
 
 
 def compare_freely(calls: dict[Side, Call], limit: float) -> Trial:
@@ -119,8 +145,9 @@ def _feeds(calls: dict[Side, Call], *, strict: bool) -> list[Feed]:
     if by_place is not None and by_place != matched:
         groupings.append(by_place)
     differing = whole_numbers(arguments[0], arguments[1])
-    found += [Feed(one) for one in groupings[1:]]
-    found += [Feed(one, differing) for one in groupings if differing]
+    found += [Feed(one, exchanged=True) for one in groupings[1:]]
+    found += [Feed(one, differing, exchanged=True) for one in groupings if differing]
+    found += [Feed(one) for one in other_layouts(arguments[0].leaves, arguments[1].leaves, matched)]
     return found
 
 

@@ -99,6 +99,28 @@ def match_leaves(first: Sequence[Array], second: Sequence[Array]) -> list[Group]
     return [group for _, group in sorted(groups, key=lambda pair: pair[0])]
 
 
+def other_layouts(first: Sequence[Array], second: Sequence[Array], groups: Sequence[Group]) -> list[list[Group]]:
+    """Return the groups with another axis moved, where the numbers agree in none, so that only shapes told the axes.
+
+    ``(B, 4, 4, 4)`` may be an image with its channels first or last.
+    """
+    unsure: dict[int, dict[tuple[int, ...], Turn]] = {}
+    for position, group in enumerate(groups):
+        one, two = first[group.first[0]], second[group.second[0]]
+        if len(one.shape) == len(two.shape) and relative([(group.turn.to_second(one), two)]) >= _CLOSE:
+            turns = (turn for turn, needs_values in _turns(one.shape, two.shape) if not needs_values)
+            unsure[position] = {turn.axes: turn for turn in turns if _moves_one_axis(turn.axes)}
+    known = {group.turn.axes for position, group in enumerate(groups) if position in unsure}
+    layouts = dict.fromkeys(axes for turns in unsure.values() for axes in turns)
+    found = []
+    for axes in layouts:
+        if known != {axes}:
+            turned = {position: turns[axes] for position, turns in unsure.items() if axes in turns}
+            changed = {position: dataclasses.replace(groups[position], turn=turn) for position, turn in turned.items()}
+            found.append([changed.get(position, group) for position, group in enumerate(groups)])
+    return found
+
+
 def match_by_place(first: Arguments, second: Arguments) -> list[Group] | None:
     """Match the floating-point arrays of two calls one by one, as they were given; None if they are not alike."""
     found = []
@@ -178,6 +200,14 @@ def _turns(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[Turn, b
         side: Side = "first" if len(one) > len(two) else "second"
         for axes in itertools.permutations(range(max(len(one), len(two)))):
             yield Turn(one, two, axes, side), True
+
+
+def _moves_one_axis(axes: tuple[int, ...]) -> bool:
+    """Tell whether an order of axes only moves one of them, as layouts do, or none."""
+    return any(
+        [axis for axis in axes if axis != moved] == [axis for axis in range(len(axes)) if axis != moved]
+        for moved in axes
+    )
 
 
 def _plain_turn(one: tuple[int, ...], two: tuple[int, ...]) -> Turn | None:

@@ -69,6 +69,25 @@ class Sides:
         found: Array = (same & np.array([bool(one) for one in ours])[:, None]).astype(np.float64)
         return found
 
+    def housed(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Array:
+        """Return for each two how much what holds their layers is one by what is settled: 1 if it holds the same.
+
+        It is the share of the pairs inside either module that lie inside both: two norms are of the blocks whose
+        attention is settled to be one.
+        """
+        inside, number = [], []
+        for which, tensors in enumerate((self.first, self.second)):
+            holders = [(layer_of(one) or one.spelled).rpartition(".")[0] for one in tensors]
+            known = {path: place for place, path in enumerate(dict.fromkeys(holders))}
+            paths = [f".{pair[which].spelled}" for pair in pairs]
+            rows = [[path.startswith(f".{holder}." if holder else ".") for path in paths] for holder in known]
+            inside.append(np.array(rows, np.float64).reshape(len(known), len(paths)))
+            number.append([known[holder] for holder in holders])
+        both = inside[0] @ inside[1].T
+        either = inside[0].sum(1)[:, None] + inside[1].sum(1)[None, :] - both
+        found: Array = (both / np.maximum(either, 1.0))[np.ix_(*number)]
+        return found
+
 
 def _places(names: Sequence[Name]) -> Array:
     """Return where each stands in the order of declaration, between 0 and 1."""
@@ -150,6 +169,16 @@ def open_groups(scores: Array, assignment: Sequence[int]) -> list[list[int]]:
         left -= group
         groups.append(sorted(group))
     return [group for group in groups if len(group) > 1]
+
+
+def arranged(scores: Array, assignment: Sequence[int], groups: Sequence[Sequence[int]]) -> list[int]:
+    """Return the bijection with the members of each group given to one another's counterparts as suits them best."""
+    found = list(assignment)
+    for group in groups:
+        counterparts = [assignment[i] for i in group]
+        for i, place in zip(group, best(scores[np.ix_(group, counterparts)]) or (), strict=False):
+            found[i] = counterparts[place]
+    return found
 
 
 @dataclasses.dataclass

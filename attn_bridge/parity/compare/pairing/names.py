@@ -159,12 +159,13 @@ def _read(tensor: Tensor, name: str, single: Sequence[bool], natural: tuple[tupl
     path, _, last = name.rpartition(".")
     role = role_of(tensor, last, path)
     layer = path if role else name
+    which_one = ""  # layer and direction, of which torch holds several side by side
     opaque = _OPAQUE.fullmatch(tensor.spelled.rpartition(".")[2])
     if opaque and any(opaque.groups()[i] for i in (0, 2)):
         of, kind, which, layer_number, reverse = opaque.groups()
-        number = f"_{layer_number}" if layer_number not in (None, "0") else ""
+        which_one = (f"_{layer_number}" if layer_number not in (None, "0") else "") + (reverse or "")
         own = of or (which if which in "kv" else f"weight_{which}")
-        parts = [path, f"{own}{number}{reverse or ''}"]
+        parts = [path, f"{own}{which_one}"]
         layer, last = ".".join(part for part in parts if part), kind
         single = [*single, *[False] * 2]
         fused_own = spelled_own = own
@@ -186,7 +187,7 @@ def _read(tensor: Tensor, name: str, single: Sequence[bool], natural: tuple[tupl
         layer,
         natural,
         spelled_own,
-        _said(parent, single),
+        _said(parent + which_one, single),
     )
 
 

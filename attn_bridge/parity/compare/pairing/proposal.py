@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from ....weights import WeightsMismatchError
 from ..sides.subject import Array, Parameter
-from .assignment import Group, Sides, best, by_layers, equals, left_over, open_groups, template
+from .assignment import Group, Sides, arranged, best, by_layers, equals, left_over, open_groups, template
 from .names import last_word, layer_of
 from .parts import Split, splits, unstacked
 from .patterns import Lay, Options, Way, kind_of, lay, options
@@ -222,6 +222,10 @@ def _assigned(sides: Sides, settled: Sequence[Link], labels: Labels) -> tuple[li
         assignment = best(scores)
         assert assignment is not None, "there was one before"
         groups = open_groups(scores, assignment)
+        open_ones = {i for group in groups for i in group}
+        known = [(link.first, link.second) for link in settled]
+        known += [(sides.first[i], sides.second[j]) for i, j in enumerate(assignment) if i not in open_ones]
+        assignment = arranged(scores + sides.housed(known), assignment, groups)  # the usual order of what is open
     grouped = {i for group in groups for i in group}
     fixed = [
         _link(sides, i, j, "names" if scores[i, j] > 1.0 else "shapes")
