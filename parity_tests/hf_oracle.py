@@ -20,7 +20,8 @@ import transformers
 
 import torch_attn
 from attn_bridge.parity.compare.results.findings import TensorVerdict
-from attn_bridge.parity.compare.verdict.criterion import decide, measure
+from attn_bridge.parity.compare.verdict.criterion import decide
+from attn_bridge.parity.compare.verdict.measures import measure
 from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import from_numpy, to_numpy
 

@@ -29,7 +29,8 @@ from ..compare.sides.subject import Array, CannotPromoteError, ModuleFailedError
 from ..compare.sides.tables import Tables
 from ..compare.verdict import noise
 from ..compare.verdict.coverage import MAX_PROBES
-from ..compare.verdict.criterion import ZERO, scale_of
+from ..compare.verdict.limits import ZERO
+from ..compare.verdict.measures import scale_of
 from ..compare.verdict.probes import KINDS
 from ..compare.verdict.runner import Live
 from ..interrupts import orderly_interrupts

@@ -11,7 +11,8 @@ from ..compare.pairing import Pairing
 from ..compare.results.findings import TensorVerdict
 from ..compare.sides.dtypes import unit_of, wide
 from ..compare.sides.subject import Array, Arrays
-from ..compare.verdict.criterion import Measure, decide, measure, scale_of
+from ..compare.verdict.criterion import decide
+from ..compare.verdict.measures import Measure, measure, scale_of
 from .report import FirstDifference
 from .stepping import SIDE_OF, State, Step
 

@@ -13,19 +13,9 @@ from ..results.findings import SEVERITY, Picture, Side, TensorVerdict, Verdict
 from ..samples.sampling import Planned, Sample
 from ..sides.dtypes import is_float, wide
 from ..sides.subject import Array, CannotPromoteError, Run
-from .criterion import (
-    Measure,
-    agree,
-    allowed_meaning,
-    decide,
-    flushed_below,
-    measure,
-    precision_used,
-    scale_of,
-    sum_floor,
-    with_error,
-    with_table_error,
-)
+from .criterion import agree, allowed_meaning, decide, precision_used
+from .limits import flushed_below, sum_floor
+from .measures import Measure, measure, scale_of, with_error, with_table_error
 from .noise import Noise
 from .probes import Probe
 from .runner import Runner
