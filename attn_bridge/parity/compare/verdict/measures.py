@@ -18,6 +18,9 @@ from .limits import MEANING_LIMIT, TABLE_FACTOR, ZERO, flushed_below, meaning_li
 
 Array = np.ndarray[Any, Any]
 
+Key = tuple[str, str]
+"""Name of a tensor, and mode."""
+
 CHUNK = 1 << 16
 """Elements that are measured at a time: few enough to stay in the processor's cache."""
 
