@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from .mutation.driver import mutate
     from .mutation.report import MutationReport
     from .settings.precision import strict
-    from .training.driver import TrainingReport, train
+    from .training.driver import train
+    from .training.report import TrainingReport
 
 _HOMES = {
     "CheckReport": "check.report",
@@ -48,7 +49,7 @@ _HOMES = {
     "ParityError": "compare.results.report",
     "Report": "compare.results.report",
     "TensorVerdict": "compare.results.findings",
-    "TrainingReport": "training.driver",
+    "TrainingReport": "training.report",
     "check": "check.matrix",
     "compare": "compare.driver",
     "function": "compare.sides.function",

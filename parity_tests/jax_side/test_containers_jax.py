@@ -71,7 +71,7 @@ def test_msgpack_of_jax_arrays_lists_numbers_as_keys_and_scalars_is_read(tmp_pat
 
 def test_msgpack_of_flax_in_pieces_is_read_and_written_again(tmp_path, monkeypatch):
     monkeypatch.setattr(flax.serialization, "MAX_CHUNK_SIZE", 100)
-    monkeypatch.setattr("attn_bridge.checkpoints.containers.msgpack.CHUNK", 100)
+    monkeypatch.setattr("attn_bridge.checkpoints.containers.msgpack.writer.CHUNK", 100)
     arrays = random_arrays({"float32", "complex128"}, shapes=[(3, 50), (25,), ()])
     data = flax.serialization.msgpack_serialize(nested(arrays))
     (tmp_path / "x.msgpack").write_bytes(data)

@@ -26,9 +26,9 @@ from attn_bridge.checkpoints.containers import (
     make_writer,
     open_reader,
 )
-from attn_bridge.checkpoints.containers import msgpack as msgpack_container
 from attn_bridge.checkpoints.containers import orbax as orbax_container
 from attn_bridge.checkpoints.containers.files import boxes
+from attn_bridge.checkpoints.containers.msgpack import writer as msgpack_writer
 from parity_tests.work import count_calls
 
 from ..fuzz.samples import ENDINGS, HELD, assert_same, infos, random_array, random_arrays, read, write
@@ -587,7 +587,7 @@ def test_plain_leaves_of_msgpack_come_back_and_numbers_are_written_as_text(tmp_p
 
 
 def test_large_arrays_of_msgpack_are_cut_as_flax_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(msgpack_container, "CHUNK", 100)
+    monkeypatch.setattr(msgpack_writer, "CHUNK", 100)
     arrays = random_arrays({"float32", "int8", "complex128"}, shapes=[(3, 50), (25,), (101,), ()])
     path = write("msgpack", tmp_path / "x.msgpack", arrays)
     assert path.read_bytes().count(b"__msgpack_chunked_array__") == 7

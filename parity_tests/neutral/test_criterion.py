@@ -8,7 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.verdict.criterion import FLOOR_ULPS, GROUP_FACTOR, agree, decide, measure, sum_floor
+from attn_bridge.parity.compare.verdict.criterion import agree, decide
+from attn_bridge.parity.compare.verdict.limits import FLOOR_ULPS, GROUP_FACTOR, sum_floor
+from attn_bridge.parity.compare.verdict.measures import measure
 
 SIDE_OF = {"torch": "first", "flax": "second"}
 

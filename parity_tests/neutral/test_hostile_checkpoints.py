@@ -14,8 +14,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from attn_bridge.checkpoints.containers import CheckpointError, msgpack, open_reader
+from attn_bridge.checkpoints.containers import CheckpointError, open_reader
 from attn_bridge.checkpoints.containers.files import MAX_HEADER
+from attn_bridge.checkpoints.containers.msgpack import values as msgpack_values
 from attn_bridge.checkpoints.containers.pickles import STEPS
 
 from ..fuzz.samples import ENDINGS, random_arrays, read, write
@@ -829,11 +830,11 @@ def test_msgpack_that_is_wrong_is_refused(data, message, tmp_path):
 
 
 def test_more_text_than_a_header_may_have_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(msgpack, "MAX_HEADER", 5000)
+    monkeypatch.setattr(msgpack_values, "MAX_HEADER", 5000)
     values = b"".join(b"\xa2" + b"%02d" % index + b"\xd9\xff" + b"x" * 255 for index in range(15))
     (tmp_path / "x.msgpack").write_bytes(b"\x8f" + values)
     assert len(open_reader(tmp_path / "x.msgpack").metadata) == 15
-    monkeypatch.setattr(msgpack, "MAX_HEADER", 3000)
+    monkeypatch.setattr(msgpack_values, "MAX_HEADER", 3000)
     assert ": has more than 3000 bytes beside its arrays" in refusal(tmp_path / "x.msgpack")
 
 

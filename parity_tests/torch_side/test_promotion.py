@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from attn_bridge.parity.compare.sides.subject import Arguments, CannotPromoteError
-from torch_attn._parity.promotion import promoted
+from torch_attn._parity.running.promotion import promoted
 from torch_attn._parity.subject import subject_of
 
 X = np.array([0.12345678901234567, 0.7654321987654321, -1.1111111111111112])

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from attn_bridge.parity.compare.sides.function import function
 from attn_bridge.parity.compare.sides.subject import Arguments, CannotPromoteError, ModuleFailedError
-from torch_attn._parity import probes
+from torch_attn._parity.running import probes
 from torch_attn._parity.subject import subject_of
 
 DRAW = np.random.default_rng(0)

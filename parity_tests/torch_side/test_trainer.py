@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from attn_bridge.parity.compare.sides.dropout_masks import Masks
 from attn_bridge.parity.compare.sides.subject import Arguments, ModuleFailedError
 from attn_bridge.parity.training.stepping import Hyperparameters
-from torch_attn._parity.state import ONE_AT_A_TIME
+from torch_attn._parity.running.state import ONE_AT_A_TIME
 from torch_attn._parity.training import Trainer, optimizer
 
 X, Y = (np.random.default_rng(seed).normal(size=(4, 6)).astype(np.float32) for seed in (0, 1))

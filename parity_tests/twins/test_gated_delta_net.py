@@ -24,7 +24,7 @@ from attn_bridge import backends, parity, transfer
 from attn_bridge.models import families
 from attn_bridge.reference.gated_delta_net import reference
 from attn_bridge.specs import GatedDeltaNetConfig
-from torch_attn._parity.promotion import promoted
+from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import to_numpy
 
 from ..hf_oracle import judge_roundings

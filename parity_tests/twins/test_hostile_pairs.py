@@ -14,8 +14,8 @@ from torch import nn
 
 from attn_bridge import parity
 from attn_bridge.parity import compare
-from torch_attn._parity.probes import LogSumExp, _Dataflow
-from torch_attn._parity.rounding import Rounding
+from torch_attn._parity.running.probes import LogSumExp, _Dataflow
+from torch_attn._parity.running.rounding import Rounding
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
 IDS = np.array([[1, 2, 3, 0, 0], [4, 5, 6, 7, 2]])

@@ -16,7 +16,7 @@ from attn_bridge import Rule, transfer
 from attn_bridge.parity import compare
 from attn_bridge.parity.compare.prepare import prepare
 from attn_bridge.parity.compare.samples import sampling
-from attn_bridge.parity.compare.verdict import criterion, judging
+from attn_bridge.parity.compare.verdict import criterion, judging, limits
 from jax_attn._parity.subject import JaxSubject
 from torch_attn._parity.subject import TorchSubject
 
@@ -133,7 +133,8 @@ def test_a_loss_of_precision_is_named_and_confirmed_on_one_fresh_sample(runs, si
 
 def test_redrawn_roundings_end_a_doubt_without_another_run_in_float64(runs, monkeypatch):
     monkeypatch.setattr(criterion, "RMS_LIMIT", 1.0)  # so that whichever side is the worse one by a hair is in doubt
-    monkeypatch.setattr(criterion, "FLOOR_ULPS", 0.0)
+    for room in (criterion, limits):
+        monkeypatch.setattr(room, "FLOOR_ULPS", 0.0)
     monkeypatch.setattr(judging.Bench, "agrees", lambda self, planned: True)
     report = compare(TorchModel(bias=False), FlaxModel(bias=False), X)
     assert report.verdict == "equal", str(report)

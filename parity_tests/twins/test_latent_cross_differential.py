@@ -22,7 +22,7 @@ from attn_bridge.masks import sliding_window
 from attn_bridge.models import families
 from jax_attn._parity.probes.numpy_interpreter import evaluate
 from jax_attn.backend import precision
-from torch_attn._parity.promotion import promoted
+from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import to_numpy
 
 from ..hf_oracle import judge_roundings

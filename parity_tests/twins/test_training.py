@@ -7,7 +7,6 @@ import json
 import runpy
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ import jax_attn
 import torch_attn
 from attn_bridge import parity
 from attn_bridge.parity.compare.sides.dropout_masks import Masks
-from attn_bridge.parity.training.driver import _Training
+from attn_bridge.parity.training.free_runs import drift
 from torch_attn._parity.drawing import drawing
 from torch_attn.random import JaxRngs
 
@@ -401,9 +400,7 @@ def test_how_free_runs_may_drift(changed, verdict):
     losses = {name: [1.0, 0.9, 0.8] for name in ("torch float64", "flax float64", "torch float64 moved")}
     for name, values in changed.items():
         (growth if " and " in name else losses)[name] = values
-    runs = {name: SimpleNamespace(losses=values) for name, values in losses.items()}
-    training = SimpleNamespace(precise=False, dtype="float32", steps=3, runs=runs)
-    assert _Training._drift(training, growth)[:2] == verdict
+    assert drift(losses, growth, "float32")[:2] == verdict
 
 
 # ---- masks

@@ -16,7 +16,7 @@ from attn_bridge.parity.compare.sides.dropout_masks import Masks, Plan, asking
 from attn_bridge.parity.compare.sides.subject import ModuleFailedError
 
 from .. import random
-from .promotion import BACKWARD, backward_inside
+from .running.promotion import BACKWARD, backward_inside
 
 
 @contextlib.contextmanager

@@ -8,10 +8,7 @@ state stay as they are, and what a checkpoint computes again is computed with th
 from __future__ import annotations
 
 import contextlib
-import dis
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,24 +23,19 @@ from attn_bridge.parity.compare.sides.subject import (
     Array,
     Arrays,
     Call,
-    CannotPromoteError,
-    ModuleFailedError,
     Parameter,
     Run,
     Submodule,
-    culprit,
     plain_values,
 )
-from attn_bridge.parity.compare.sides.tables import STILL
 
 from ..backend import _can_build_extensions, few_threads, from_numpy, to_numpy
 from ..functional import dtype_name
 from .drawing import drawing
-from .probes import LogSumExp, Tables
-from .promotion import promoted
 from .recording import Recorder
-from .rounding import Rounding
-from .state import ONE_AT_A_TIME, Changes, Watching, asks_for_mode, eager, undisturbed, unregistered
+from .running.execution import Execution, as_written
+from .running.gradients import NeedsBackwardError
+from .running.state import ONE_AT_A_TIME, asks_for_mode, eager, undisturbed
 from .weights import FunctionSide, ModuleSide, Part, check_readable, device_of, outputs_of, side_of
 
 LARGE = 1 << 24
@@ -192,9 +184,9 @@ class TorchSubject:
         """
         dtype = "float64" if mode == "tables" else dtype
         with ONE_AT_A_TIME:
-            one = _Run(self, self.side.part(path), path, dtype, mode, seed, masks, frozenset(tables))
+            one = Execution(self, self.side.part(path), path, dtype, mode, seed, masks, frozenset(tables))
             try:
-                return _as_written(lambda: one.results(weights, arguments, cotangents, self._accumulates))
+                return as_written(lambda: one.results(weights, arguments, cotangents, self._accumulates))
             except NeedsBackwardError:
                 found = one.results(weights, arguments, cotangents, accumulate=True)
             self._accumulates = True
@@ -230,7 +222,7 @@ class TorchSubject:
 
     def record(self, weights: Mapping[str, Array], arguments: Arguments, cotangents: Sequence[Array]) -> list[Call]:
         """Run in float64 and return every call of every submodule with its inputs, outputs and cotangents."""
-        one = _Run(self, self.side.part(""), "", "float64", "eager", 0, 0, frozenset())
+        one = Execution(self, self.side.part(""), "", "float64", "eager", 0, 0, frozenset())
         with ONE_AT_A_TIME:
             for accumulate in (self._accumulates, True):
                 recorder = Recorder(self.side.modules())
@@ -262,237 +254,6 @@ class TorchSubject:
         return self._compiled[path]
 
 
-class NeedsBackwardError(Exception):
-    """Gradients could not be asked for by their sources; a checkpoint with ``use_reentrant=True`` accumulates them."""
-
-
-class _Run:
-    """One run of a part of a subject: how it is run, from `TorchSubject.run`."""
-
-    def __init__(
-        self,
-        subject: TorchSubject,
-        part: Part,
-        path: str,
-        dtype: str | None,
-        mode: str,
-        seed: int,
-        masks: int,
-        tables: frozenset[int],
-    ):
-        self.subject, self.part, self.path = subject, part, path
-        self.dtype, self.mode, self.seed, self.tables = dtype, mode, seed, tables
-        self.masks = masks
-        self.label = f"{subject.kind} {part.name}"
-
-    def results(
-        self,
-        weights: Mapping[str, Array],
-        arguments: Arguments,
-        cotangents: Sequence[Array | None] | None,
-        accumulate: bool,
-    ) -> Run:
-        """Run it; `accumulate` has gradients added to their leaves, as ``loss.backward()`` does."""
-        source = Masks(self.masks)
-        with self._prepared(source) as drawn:
-            tensors = self._weights(weights)
-            leaves = [self.subject.tensor(leaf, self.dtype) for leaf in arguments.leaves]
-            leaves = [leaf.requires_grad_() if leaf.is_floating_point() else leaf for leaf in leaves]
-            given = [None if one is None else self.subject.tensor(one, None) for one in cotangents or ()]
-            try:
-                with self._probe([*tensors.values(), *leaves], given) as probe, self._holding(tensors) as call:
-                    changes = Changes(self.subject.side.modules() if not self.path and self.mode == "eager" else {})
-                    result = call(arguments.with_leaves(self._given(leaves, probe)))
-                    self.subject.changed |= changes.found()
-                    self.subject.plain = plain_values(result)
-                    structure, outputs = outputs_of(result, self.label)
-                    results = _copies(outputs)  # before a checkpoint that computes again writes to them
-                    sources = [] if cotangents is None else [*leaves, *tensors.values()]
-                    gradients = gradients_of(outputs, given, sources, accumulate)
-            except (CannotPromoteError, ModuleFailedError, NeedsBackwardError):
-                raise
-            except Exception as error:
-                names = arguments.named(self.subject.argument_names)
-                given = [
-                    f"{name} {leaf.dtype.name} {leaf.shape}" for name, leaf in zip(names, arguments.leaves, strict=True)
-                ]
-                raise failure(error, self.dtype, self.label, self.subject.side.modules(), given) from error
-            named = dict(zip(tensors, gradients[len(leaves) :], strict=False))
-            return Run(
-                results,
-                structure,
-                gradients[: len(leaves)],
-                {self.part.names[name]: one for name, one in named.items() if one is not None},
-                source.draws,
-                drawn is not None and drawn.foreign(),
-                getattr(probe, "moved", 0),
-                probe.met if isinstance(probe, Tables) and self.seed == STILL else None,
-            )
-
-    @contextlib.contextmanager
-    def _prepared(self, source: Masks) -> Iterator[Any]:
-        """Hold modes, precision, masks and what keeps the user's process as it is."""
-        subject = self.subject
-        modules = subject.side.modules()
-        hidden = unregistered(modules, subject.name, subject.side.call)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(undisturbed(modules.values(), self.seed, subject.train))
-            if self.mode == "jit" or "torch._dynamo" in sys.modules:
-                stack.enter_context(_quiet())
-            if self.mode != "jit" and (self.mode, self.dtype, subject.train) != ("eager", None, False):
-                stack.enter_context(eager())
-            stack.enter_context(precision_of(self.dtype))
-            drawn = stack.enter_context(subject.drawing(source))
-            if hidden and self.mode != "jit":
-                stack.enter_context(Watching(hidden, self.label))
-            stack.enter_context(differentiable())
-            yield drawn
-
-    def _weights(self, weights: Mapping[str, Array]) -> dict[str, Tensor]:
-        """Return weights as tensors; trainable ones (no running statistics, no integers) get gradients."""
-        names = {name: whole for name, whole in self.part.names.items() if whole in weights}
-        tensors = {name: self.subject.tensor(weights[whole], self.dtype) for name, whole in names.items()}
-        for name, tensor in tensors.items():
-            tensor.requires_grad_(name in self.part.trainable and tensor.is_floating_point())
-        return tensors
-
-    @contextlib.contextmanager
-    def _holding(self, tensors: dict[str, Tensor]) -> Iterator[Any]:
-        target = self.subject.compiled(self.part, self.path) if self.mode == "jit" else self.part.target
-        with self.part.holding({**self.subject.constants(self.part, self.dtype), **tensors}, target) as call:
-            yield call
-
-    @contextlib.contextmanager
-    def _probe(self, tensors: list[Tensor], cotangents: list[Tensor | None]) -> Iterator[Any]:
-        """Hold what the mode adds; `tensors` are weights and inputs."""
-        if self.mode == "jitter":
-            floats = [one.dtype for one in tensors if one.is_floating_point()]
-            with Rounding(self.seed, low=not floats or any(one != torch.float64 for one in floats)) as rounding:
-                yield rounding
-        elif self.mode == "tables":
-            known = [one for one in (*tensors, *cotangents) if one is not None and one.is_floating_point()]
-            tables = Tables(self.seed, known)
-            with tables.following():
-                yield tables
-        elif self.mode == "logsumexp":
-            with LogSumExp() as formula:
-                yield formula
-        else:
-            yield None
-
-    def _given(self, leaves: list[Tensor], probe: Any) -> list[Tensor]:
-        """Return what the code is called with: copies, which it may write to."""
-        tables = self.tables if isinstance(probe, Tables) else ()
-        return [probe.table(leaf) if place in tables else leaf.clone() for place, leaf in enumerate(leaves)]
-
-
-def _copies(tensors: Sequence[Tensor]) -> list[Array]:
-    """Return tensors as arrays of their own."""
-    with torch._C.DisableTorchFunction():  # what is done here is not the module's
-        return [np.array(to_numpy(one), copy=True) for one in tensors]
-
-
-def _as_written(run: Callable[[], Run]) -> Run:
-    """Run what may be the first to import torch's compiler; only what is there already can be told to stand back."""
-    known = "torch._dynamo" in sys.modules
-    try:
-        found = run()
-    except Exception:
-        if known or "torch._dynamo" not in sys.modules:
-            raise
-    else:
-        if known or "torch._dynamo" not in sys.modules:
-            return found
-    return run()
-
-
-@contextlib.contextmanager
-def differentiable() -> Iterator[None]:
-    """Hold the context in which gradients can be asked for, whatever the caller is in."""
-    with torch.inference_mode(False), torch.enable_grad():
-        yield
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch.compile from warning that it looks for the gradient of a copy of an input."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
-        yield
-
-
-def gradients_of(
-    outputs: Sequence[Tensor], cotangents: Sequence[Tensor | None], sources: Sequence[Tensor], accumulate: bool
-) -> list[Array | None]:
-    """Return the gradient of each source; None for one that has none, zeros for one that nothing depends on.
-
-    Raises:
-        NeedsBackwardError: the graph has a checkpoint that only accumulates.
-    """
-    wanted = [source for source in sources if source.requires_grad]
-    with torch._C.DisableTorchFunction():  # what is done here is not the module's
-        pairs = [
-            (output, cotangent.to(output.device, output.dtype))
-            for output, cotangent in zip(outputs, cotangents, strict=bool(cotangents))
-            if output.requires_grad and cotangent is not None
-        ]
-    if not pairs or not wanted:
-        return [zeros_for(None, source) if source.requires_grad else None for source in sources]
-    edge = torch.autograd.graph.get_gradient_edge  # given tensors, torch would leave the modes that are entered
-    roots, given = [edge(output) for output, _ in pairs], [cotangent for _, cotangent in pairs]
-    if accumulate:
-        torch.autograd.backward(roots, given)
-        found = iter([source.grad for source in wanted])
-    else:
-        try:
-            found = iter(torch.autograd.grad(roots, [edge(one) for one in wanted], given, allow_unused=True))
-        except RuntimeError as error:
-            raise NeedsBackwardError from error
-    return [zeros_for(_numpy_or_none(next(found)), one) if one.requires_grad else None for one in sources]
-
-
-def precision_of(dtype: str | None) -> contextlib.AbstractContextManager[Any]:
-    """Return the context in which a run has the precision `dtype`."""
-    return promoted() if dtype == "float64" else contextlib.nullcontext()
-
-
-def failure(
-    error: Exception,
-    dtype: str | None,
-    what: str,
-    modules: Mapping[str, nn.Module] | None = None,
-    given: Sequence[str] = (),
-) -> Exception:
-    """Return the error that says in one line what the user's code raised, where, and what it was called with."""
-    text = " ".join(str(error).split()) or "no message"
-    message = f"{what} raised {type(error).__name__}: {text if len(text) <= 300 else text[:300] + ' ...'}"
-    details = ""
-    if isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)) and not _is_raised_by_user(error):
-        paths = {id(child): path for path, child in (modules or {}).items()}
-        details = culprit(error, lambda one: paths.get(id(one)), lambda one: one._parameters)
-        if not details and given:
-            details = f"called with {', '.join(given)}"
-    message += f" ({details})" if details else ""
-    return CannotPromoteError(message) if dtype == "float64" else ModuleFailedError(message)
-
-
-def _is_raised_by_user(error: Exception) -> bool:
-    """Tell whether the user's own code raised an error, which then says what it has to say."""
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    if at is None or at.tb_frame.f_globals.get("__name__", "").startswith("torch."):
-        return False
-    return at.tb_frame.f_code.co_code[at.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-
-
-def zeros_for(gradient: Array | None, tensor: Tensor) -> Array:
-    """Return a gradient; zeros where there is none."""
-    if gradient is not None:
-        return gradient
-    return np.zeros(tuple(tensor.shape), to_numpy(tensor[..., :0] if tensor.ndim else tensor).dtype)
-
-
 def _cast(tensor: Tensor, dtype: str | None) -> Tensor:
     return tensor.to(getattr(torch, dtype)) if dtype is not None and tensor.is_floating_point() else tensor
 
@@ -504,7 +265,3 @@ def _is_rate(child: nn.Module, name: str) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _numpy_or_none(gradient: Tensor | None) -> Array | None:
-    return None if gradient is None else to_numpy(gradient if gradient.layout == torch.strided else gradient.to_dense())

@@ -20,8 +20,9 @@ from attn_bridge.parity.training.stepping import Hyperparameters, State, Step
 
 from ..backend import from_numpy, to_numpy
 from .drawing import drawing, random_state
-from .state import ONE_AT_A_TIME
-from .subject import NeedsBackwardError, differentiable, failure, gradients_of, precision_of
+from .running.execution import failure, precision_of
+from .running.gradients import NeedsBackwardError, differentiable, gradients_of
+from .running.state import ONE_AT_A_TIME
 from .weights import device_of, named_weights, outputs_of
 
 SLOTS = {"exp_avg": "mu", "exp_avg_sq": "nu", "momentum_buffer": "trace"}

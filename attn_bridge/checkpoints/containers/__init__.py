@@ -29,7 +29,7 @@ _READERS = {
     "safetensors": ("safetensors", "open_safetensors"),
     "torch": ("torch_file", "open_torch"),
     "npz": ("npz", "NpzReader"),
-    "msgpack": ("msgpack", "MsgpackReader"),
+    "msgpack": ("msgpack.reader", "MsgpackReader"),
     "orbax": ("orbax", "OrbaxReader"),
 }
 """Name of a format -> module and name of what opens a checkpoint of it."""
@@ -38,7 +38,7 @@ _WRITERS = {
     "safetensors": ("safetensors", "SafetensorsWriter"),
     "torch": ("torch_file", "TorchWriter"),
     "npz": ("npz", "NpzWriter"),
-    "msgpack": ("msgpack", "MsgpackWriter"),
+    "msgpack": ("msgpack.writer", "MsgpackWriter"),
     "orbax": ("orbax", "OrbaxWriter"),
 }
 """Name of a format -> module and name of its writer."""

@@ -17,7 +17,8 @@ import numpy as np
 from ... import backends, masks
 from ..compare.results.findings import Side, TensorVerdict, worst
 from ..compare.sides.subject import Array
-from ..compare.verdict.criterion import decide, measure, scale_of
+from ..compare.verdict.criterion import decide
+from ..compare.verdict.measures import measure, scale_of
 from .cases import MODES, QUICK, Arrays, Numbers
 from .report import Cell
 

@@ -17,7 +17,9 @@ from ..compare.results.findings import Side as SideName
 from ..compare.results.findings import TensorVerdict, worst
 from ..compare.sides.dtypes import DTYPES
 from ..compare.sides.subject import Array
-from ..compare.verdict.criterion import decide, measure, sum_floor, with_error
+from ..compare.verdict.criterion import decide
+from ..compare.verdict.limits import sum_floor
+from ..compare.verdict.measures import measure, with_error
 from ..compare.verdict.probes import Moved
 from ..settings.environment import environment
 from . import kernels

@@ -12,7 +12,7 @@ from .results.findings import Side
 from .samples.sampling import Outputs
 from .sides.dtypes import is_float
 from .sides.subject import ModuleFailedError, Run
-from .verdict.criterion import scale_of
+from .verdict.measures import scale_of
 
 
 def check_outputs(first: Outputs, second: Outputs, labels: Mapping[Side, str]) -> None:

@@ -15,22 +15,22 @@ from typing import Any
 import numpy as np
 
 from ... import backends
-from ...weights import Rule
 from ..compare import pairing as pairings
 from ..compare import prepare
-from ..compare.outputs import apart, check_outputs
+from ..compare.outputs import apart
 from ..compare.pair import Pair, Progress, few_threads
-from ..compare.pairing import Match, Pairing, whole
+from ..compare.pairing import Match, Pairing
 from ..compare.results.findings import Side
 from ..compare.samples import inputs as calls
 from ..compare.samples import sampling
 from ..compare.samples.sampling import FIRST, Planned, Sample
-from ..compare.sides.dtypes import is_float, wide
-from ..compare.sides.subject import Arguments, Array, Arrays, CannotPromoteError, ModuleFailedError, Run, is_array
+from ..compare.sides.dtypes import wide
+from ..compare.sides.subject import Array, CannotPromoteError, ModuleFailedError, Run, is_array
 from ..compare.sides.tables import Tables
 from ..compare.verdict import noise
 from ..compare.verdict.coverage import MAX_PROBES
-from ..compare.verdict.criterion import ZERO, scale_of
+from ..compare.verdict.limits import ZERO
+from ..compare.verdict.measures import scale_of
 from ..compare.verdict.probes import KINDS
 from ..compare.verdict.runner import Live
 from ..interrupts import orderly_interrupts
@@ -39,6 +39,7 @@ from . import folders
 from . import format as dumps
 from .format import ORACLE, Dump, Writer, key_of, stored_as
 from .manifest import Manifest, Recorded
+from .pairs import alone, beside
 
 MAX_BYTES = 1 << 30
 """About how large a dump may become; of a large module fewer samples are written."""
@@ -159,7 +160,7 @@ class Recorder:
     ):
         self.subject, self.like, self.writer = subject, like, writer
         self.side: Side = "second" if like else "first"
-        self.pair = _alone(subject, inputs) if like is None else _beside(subject, inputs, like)
+        self.pair = alone(subject, inputs) if like is None else beside(subject, inputs, like)
         self.pair.transfer = transfer
         self.pair.progress = progress or self.pair.progress
         self.runner = Live(self.pair) if like is None else _AsDumped(self.pair, like)
@@ -399,77 +400,6 @@ def _environment(subject: Any) -> dict[str, str]:
     foreign = ("jax", "flax") if framework == "torch" else ("torch",)
     versions = {name: version for name, version in environment().items() if name not in foreign}
     return {**versions, f"{framework} device": str(subject.device), **held}
-
-
-def _alone(subject: Any, inputs: Any) -> Pair:
-    """Return the pair of a subject with itself."""
-    notes: list[str] = []
-    held: Arrays = subject.weights()
-    own = calls.common_dtype(held)
-    call = calls.in_dtype(_without_weights(subject, calls.as_arguments(inputs), notes), own)
-    matches = tuple(_itself(name, one) for name, one in subject.parameters().items())
-    return Pair(
-        first=subject,
-        second=subject,
-        arguments={"first": call, "second": call},
-        same_inputs=calls.alike(call, call),
-        fixed=frozenset(),
-        vary=frozenset(),
-        held={"first": held, "second": held},
-        dtype=own or next((one.dtype.name for one in call.leaves if is_float(one)), "float32"),
-        outputs=list(subject.describe_outputs(held, call)),
-        pairing=Pairing(matches),
-        notes=notes,
-    )
-
-
-def _beside(subject: Any, inputs: Any, like: Dump) -> Pair:
-    """Return the pair of another side's dump and a subject; the parameters are yet to be paired."""
-    notes: list[str] = []
-    held: Arrays = subject.weights()
-    given = _without_weights(subject, calls.as_arguments(_call_of(like) if inputs is None else inputs), notes)
-    call = calls.in_dtype(given, calls.common_dtype(held) or like.manifest.dtype)
-    outputs = list(subject.describe_outputs(held, call))
-    pair = Pair(
-        first=like,
-        second=subject,
-        arguments={"first": like.arguments, "second": call},
-        same_inputs=calls.alike(like.arguments, call),
-        fixed=frozenset(),
-        vary=frozenset(),
-        held={"first": like.weights(), "second": held},
-        dtype=like.manifest.dtype,
-        outputs=outputs,
-        pairing=Pairing(()),
-        notes=notes,
-    )
-    check_outputs(like.manifest.outputs, outputs, pair.shown)
-    return pair
-
-
-def _without_weights(subject: Any, call: Arguments, notes: list[str]) -> Arguments:
-    """Return a call that a dump can hold; torch's own attention is asked for no weights, as Flax returns none."""
-    if subject.framework == "torch" and subject.name == "MultiheadAttention" and "need_weights" not in call.kwargs:
-        notes.append("attention weights of torch's MultiheadAttention: not compared, Flax returns none")
-        call = Arguments(call.args, {**call.kwargs, "need_weights": False})
-    arrays = {name: one for name, one in call.kwargs.items() if is_array(one)}
-    plain = {name: one for name, one in call.kwargs.items() if name not in arrays}
-    kinds = {type(one) for one in plain.values()}
-    if not all(map(is_array, call.args)) or not kinds <= {bool, int, float, str, type(None)}:
-        raise ModuleFailedError("a dump takes arrays, and plain values by keyword, as inputs")
-    return Arguments(call.args, arrays | plain)
-
-
-def _call_of(like: Dump) -> Arguments:
-    """Return the call of a torch dump, as the Flax side takes it."""
-    own = {"need_weights"} if like.name == "MultiheadAttention" else set()
-    call = like.arguments
-    return Arguments(call.args, {name: one for name, one in call.kwargs.items() if name not in own})
-
-
-def _itself(name: str, parameter: Any) -> Match:
-    tensor = whole(name, parameter)
-    return Match(tensor, tensor, Rule("torch", "flax"), "names")
 
 
 def _parts(matches: Iterable[Match], framework: str) -> list[Match]:

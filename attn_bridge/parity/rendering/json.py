@@ -16,7 +16,7 @@ from . import files
 
 if TYPE_CHECKING:
     from ..compare.results.report import Report
-    from ..training.driver import TrainingReport
+    from ..training.report import TrainingReport
 
 FORMER: dict[type, tuple[str, ...]] = {
     Worst: ("torch", "flax"),

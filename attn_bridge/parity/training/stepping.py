@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ..compare.results.findings import Side
 from ..compare.sides.subject import Array, Arrays
+
+SIDE_OF: dict[str, Side] = {"torch": "first", "flax": "second"}
+"""Framework -> the side of the pair that it is."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ..pair import SIDES
 from ..results.findings import Side
 from ..sides.subject import Arrays, Call, Run
-from ..verdict.criterion import scale_of
+from ..verdict.measures import scale_of
 from .leaves import (
     Group,
     apart,

@@ -11,7 +11,7 @@ import numpy as np
 from ..results.findings import Side
 from ..sides.dtypes import is_float
 from ..sides.subject import Arguments, Array, Call
-from ..verdict.criterion import scale_of
+from ..verdict.measures import scale_of
 
 _CLOSE, _ALIKE = 1e-6, 0.1
 """Relative differences below which two arrays hold the same numbers, and much the same."""

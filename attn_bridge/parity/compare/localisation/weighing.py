@@ -10,7 +10,9 @@ from ..pair import SIDES
 from ..results.findings import Side
 from ..sides.dtypes import is_float, unit_of
 from ..sides.subject import Array, Call
-from ..verdict.criterion import ROUNDING_FACTOR, TABLE_FACTOR, Measure, measure, precision_used, scale_of
+from ..verdict.criterion import precision_used
+from ..verdict.limits import ROUNDING_FACTOR, TABLE_FACTOR
+from ..verdict.measures import Measure, measure, scale_of
 from .forcing import Paths
 from .leaves import distance, fed, fed_cotangents, match_leaves
 from .sides import Runner, Sides

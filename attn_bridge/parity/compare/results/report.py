@@ -11,7 +11,7 @@ from .changes import Changes, changes, read
 from .findings import SEVERITY, Allowance, Divergence, ModuleNode, Pair, Picture, TensorVerdict, Verdict, shown
 
 if TYPE_CHECKING:
-    from ...training.driver import TrainingReport
+    from ...training.report import TrainingReport
 
 
 class ParityError(AssertionError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,21 +13,13 @@ from ..results.findings import SEVERITY, Picture, Side, TensorVerdict, Verdict
 from ..samples.sampling import Planned, Sample
 from ..sides.dtypes import is_float, wide
 from ..sides.subject import Array, CannotPromoteError, Run
-from .criterion import (
-    Measure,
-    agree,
-    allowed_meaning,
-    decide,
-    flushed_below,
-    measure,
-    precision_used,
-    scale_of,
-    sum_floor,
-    with_error,
-    with_table_error,
-)
+from . import notes
+from .criterion import agree, allowed_meaning, decide, precision_used
+from .limits import sum_floor
+from .measures import Key, Measure, measure, scale_of, with_error, with_table_error
 from .noise import Noise
-from .probes import Probe
+from .probing import Probing
+from .reached import Reached
 from .runner import Runner
 
 PICTURE_SIZE = 1 << 18
@@ -39,13 +31,7 @@ TABLE_LIMIT = 1e-3
 HOPELESS = 30.0
 """Share of precision on one sample, other roundings counted, beyond which no further sample is asked."""
 
-TABLE_SEEDS = 2
-"""How many times tables are moved."""
-
 MAX_PICTURES = 64
-
-Key = tuple[str, str]
-"""Name of a tensor, and mode."""
 
 
 @dataclasses.dataclass
@@ -109,10 +95,8 @@ class Bench:
         self.count = 0
         self.drawn: set[int] = set()
         self.tables = 0.0
-        self.has_tables: dict[Side, bool] = {}
-        self.has_same_tables: bool | None = None
-        self.has_softmax: dict[Side, bool] = {}
-        self.reached: dict[str, list[Array]] = {}
+        self.reached = Reached()
+        self._probing = Probing(runner, dtype)
         self.notes: list[str] = []
 
     def findings(self, verdicts: list[TensorVerdict]) -> Findings:
@@ -133,7 +117,7 @@ class Bench:
             self.held,
             self.tables,
             [*self.noise.notes, *self.notes],
-            [*self._unreached(), *self._flushed()],
+            [*self.reached.unreached(), *notes.on_flushed(self.measures, self.dtype)],
             frozenset(self.about),
         )
 
@@ -234,50 +218,13 @@ class Bench:
             )
             self.measures.setdefault((name, mode), []).append(found)
             if tensor.kind.endswith("matrix gradient") and mode == self.modes[0]:
-                self._note_reached(name, tensor.first if oracle is None else oracle)
+                self.reached.note(name, tensor.first if oracle is None else oracle)
             if not self.count and mode == self.modes[0]:
                 self._keep_picture(name, tensor.first, tensor.second, oracle)
 
     def _keep_picture(self, name: str, first: Array, second: Array, oracle: Array | None) -> None:
         if first.size <= PICTURE_SIZE and len(self.pictures) < MAX_PICTURES:
             self.pictures.append(Picture(name, first, second, oracle))
-
-    def _note_reached(self, name: str, gradient: Array) -> None:
-        """Keep which rows and columns of a matrix have had a gradient."""
-        moved = gradient != 0
-        found = [moved.any(axis=tuple(other for other in range(moved.ndim) if other != axis)) for axis in (0, 1)]
-        self._join(name, found)
-
-    def join_reached(self, other: Bench) -> None:
-        """Take over which rows and columns have had a gradient in samples that another bench has taken."""
-        for name, found in other.reached.items():
-            self._join(name, found)
-
-    def _join(self, name: str, found: list[Array]) -> None:
-        before = self.reached.get(name, found)
-        self.reached[name] = [one | two for one, two in zip(before, found, strict=True)]
-
-    def _unreached(self) -> Iterator[str]:
-        """Say which rows and columns of matrices no gradient reached, of those that any did reach."""
-        for name, axes in self.reached.items():
-            for what, reached in zip(("rows", "columns"), axes, strict=True):
-                if reached.any() and not reached.all():
-                    left = np.flatnonzero(~reached)
-                    yield (
-                        f"{left.size} of {reached.size} {what} of {name.removeprefix('grad ')}: no gradient reached "
-                        f"{ranges(left)}"
-                    )
-
-    def _flushed(self) -> Iterator[str]:
-        """Say which tensors are too small for their precision to be judged."""
-        names = dict.fromkeys(
-            name for (name, _), found in self.measures.items() if any(one.is_flushed for one in found)
-        )
-        if names:
-            yield (
-                f"precision of {', '.join(names)}: numbers below {flushed_below(self.dtype):.0e} in some sample, which "
-                "processors may take for zero"
-            )
 
     def _compare_exactly(self, name: str, first: Array, second: Array) -> None:
         differing = int((first != second).sum())
@@ -307,39 +254,12 @@ class Bench:
         worst = max((self.measures[key][-1].meaning or 0.0 for key in doubted), default=0.0)
         if not doubted or worst > TABLE_LIMIT or len(taken.exact) < len(SIDES):
             return
-        moved = self._table_moves(taken.sample)
+        moved = self._probing.table_moves(taken.sample)
         for name in {name for name, _ in doubted} & moved.keys():
             for mode in self.modes:
                 measures = self.measures[name, mode]
                 measures[-1] = with_table_error(measures[-1], moved[name])
                 self.tables = max(self.tables, min(measures[-1].given, measures[-1].meaning or 0.0))
-
-    def _table_moves(self, sample: Sample) -> dict[str, float]:
-        """Return how far the float64 results of both sides together move with tables that move by one unit.
-
-        Tables that are the same on both sides explain nothing.
-        """
-        found: dict[str, float] = {}
-        if self.has_same_tables is None:
-            first, second = (self.runner.tables(side, sample, self.dtype) for side in SIDES)
-            self.has_same_tables = first is not None and second is not None and first.equals(second)
-        if self.has_same_tables:
-            return found
-        for side in SIDES:
-            largest: dict[str, float] = {}
-            for seed in range(TABLE_SEEDS):
-                for name, moved in self._probe_tables(side, sample, seed).items():
-                    largest[name] = max(largest.get(name, 0.0), moved.largest)
-            for name, size in largest.items():
-                found[name] = found.get(name, 0.0) + size
-        return found
-
-    def _probe_tables(self, side: Side, sample: Sample, seed: int) -> Probe:
-        if side in self.pair.lacks or not self.has_tables.get(side, True):
-            return {}
-        found = self.runner.probe("tables", side, sample, self.dtype, seed)
-        self.has_tables[side] = bool(found)
-        return found
 
     # ---- verdicts
 
@@ -383,6 +303,13 @@ class Bench:
         rows = max((int(np.prod(leaf.shape[:-1])) for leaf in leaves if leaf.ndim), default=1)
         return sum_floor(self.dtype, rows)
 
+    def note(self, verdicts: Sequence[TensorVerdict]) -> None:
+        """Note what a reader has to know of the measures beside the verdicts."""
+        mode, kinds = self.modes[0], {name: kind for name, (kind, _, _) in self.about.items()}
+        self.notes += notes.on_stress(self.measures, mode, verdicts, self.pair.labels)
+        self.notes += notes.on_nonfinite(self.measures, mode)
+        self.notes += notes.on_small(self.measures, mode, kinds)
+
     # ---- probes of precision
 
     def probe_doubted(self) -> list[TensorVerdict]:
@@ -405,7 +332,7 @@ class Bench:
             self.pair.progress(f"redrawing the roundings of {self.pair.labels[side]}", position, len(self.planned))
             sample = self.runner.sample(planned)
             assert sample is not None, "it was taken"
-            probes = list(self._probes(side, sample, position))
+            probes = list(self._probing.roundings(side, sample, position))
             for (name, mode), measures in self.measures.items():
                 if name in names:
                     one = measures[position]
@@ -424,86 +351,10 @@ class Bench:
         ]
         return min(shares, default=0.0) > HOPELESS
 
-    def _probes(self, side: Side, sample: Sample, seed: int) -> Iterable[Probe]:
-        """Yield what other roundings cost.
-
-        First every operation of the side that is the measure rounds at random; then softmax of either side is computed
-        from its log-sum-exp, as the backward pass of fused kernels recomputes it, and tables in float32 are moved.
-        """
-        yield self.runner.probe("jitter", side, sample, self.dtype, seed)
-        for one in SIDES:
-            if self.has_softmax.get(one, True):
-                found = self.runner.probe("logsumexp", one, sample, self.dtype, seed)
-                self.has_softmax[one] = bool(found)
-                yield found
-            yield self._probe_tables(one, sample, seed)
-
     def _probed(self, side: Side, name: str, mode: str) -> list[Measure]:
         """Return the measures of a tensor with the errors of one side raised where that was probed."""
         probed = self.probed.get(side, {}).get((name, mode), [])
         return probed + self.measures[name, mode][len(probed) :]
-
-    # ---- notes
-
-    def note_stress(self, verdicts: list[TensorVerdict]) -> None:
-        """Tell of a side that loses much precision on hard inputs only; that is no fault, and worth knowing."""
-        largest: tuple[float, Side, str] = (2.0, "first", "")
-        for one in verdicts:
-            hard = [found for found in self.measures.get((one.name, self.modes[0]), []) if found.stress]
-            if one.verdict == "equal" and hard:
-                for side, used in zip(SIDES, precision_used(hard), strict=True):
-                    largest = max(largest, (used, side, one.name))
-        used, side, name = largest
-        if name:
-            self.notes.append(
-                f"on hard inputs (vectors nearly constant and far from zero, or very small) the "
-                f"{self.pair.labels[side]} side loses {used:.0f} times its share of precision, most in {name}; on "
-                "inputs like the given ones it does not"
-            )
-
-    def note_small(self) -> None:
-        """Tell of outputs and gradients that are far smaller than the largest of their kind, which they are judged by.
-
-        What is zero in exact arithmetic can't be told from it: a gradient of a key bias is rounding errors alone.
-        """
-        parts = {
-            name: max(one.part for one in measures)
-            for (name, mode), measures in self.measures.items()
-            if mode == self.modes[0] and (self.about[name][0] == "output" or not all(one.is_zero for one in measures))
-        }
-        small = {name: part for name, part in parts.items() if 0.0 < part < SMALL}
-        if small:
-            names = ", ".join(f"{name} ({part:.0e})" for name, part in list(small.items())[:MAX_RANGES])
-            more = f" and {len(small) - MAX_RANGES} more" if len(small) > MAX_RANGES else ""
-            self.notes.append(
-                f"judged by the largest of their kind, beside which they are small: {names}{more}; a fault that small "
-                "shows where they are returned or differentiated alone"
-            )
-
-    def note_nonfinite(self) -> None:
-        """Tell of numbers that are not finite on both sides alike, which nothing was compared of."""
-        for (name, mode), measures in self.measures.items():
-            bad = [one for one in measures if one.finite < one.count and not one.mismatched]
-            if bad and mode == self.modes[0]:
-                one = bad[0]
-                self.notes.append(
-                    f"{name}: {one.count - one.finite} of {one.count} elements are NaN or infinite on both sides "
-                    f"({one.title}), and were not compared"
-                )
-
-
-SMALL = 1e-6
-"""Part of the largest of its kind below which a note says that a tensor is judged by that one."""
-
-MAX_RANGES = 4
-"""How many ranges of rows are named."""
-
-
-def ranges(numbers: Array) -> str:
-    """Write whole numbers in order: ``0, 9-11``; the first few where there are many."""
-    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
-    shown = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:MAX_RANGES]]
-    return ", ".join([*shown, *["..."] * (len(runs) > MAX_RANGES)])
 
 
 def _badness(one: TensorVerdict) -> tuple[int, float]:

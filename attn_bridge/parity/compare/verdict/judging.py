@@ -38,9 +38,7 @@ def judge_in(runner: Runner, dtype: str, modes: tuple[str, ...], seeds: int, fir
     doubted = [one.name for one in verdicts if one.verdict == "precision"]
     if doubted:
         verdicts = _looked_again(bench, verdicts, seeds, first_seed)
-    bench.note_stress(verdicts)
-    bench.note_nonfinite()
-    bench.note_small()
+    bench.note(verdicts)
     return bench.findings(verdicts)
 
 
@@ -73,7 +71,7 @@ def _looked_again(bench: Bench, verdicts: list[TensorVerdict], seeds: int, first
     bench.count += fresh.count
     bench.drawn |= fresh.drawn
     bench.notes += fresh.notes
-    bench.join_reached(fresh)
+    bench.reached.join(fresh.reached)
     second = {one.name: one for one in fresh.verdicts()}
     bench.notes += _cleared(doubted, second, pair.shown)
     return [second.get(one.name, one) if one.verdict == "precision" else one for one in verdicts]

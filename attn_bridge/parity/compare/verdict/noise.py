@@ -14,7 +14,7 @@ from ..samples import sampling
 from ..samples.sampling import FIRST, Planned, Sample
 from ..sides.dtypes import is_float, unit_of, wide
 from ..sides.subject import Array, ModuleFailedError, Run
-from .criterion import scale_of
+from .measures import scale_of
 
 ULP_SEEDS = 8
 """How many times weights and inputs are moved by one ulp where neither side has float64."""

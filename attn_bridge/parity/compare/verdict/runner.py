@@ -19,7 +19,8 @@ from ..samples.sampling import Planned, Sample
 from ..sides.dtypes import is_float, wide
 from ..sides.subject import Arguments, Array, Arrays, CannotPromoteError, Run
 from ..sides.tables import STILL, Tables
-from .criterion import MEANING_LIMIT, scale_of
+from .limits import MEANING_LIMIT
+from .measures import scale_of
 from .noise import Noise, measured_noise
 from .probes import Kind, Probe, probed
 

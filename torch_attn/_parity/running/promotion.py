@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from attn_bridge.parity.compare.sides.subject import CannotPromoteError
 
-from ..functional import dtype_name
+from ...functional import dtype_name
 
 _LOW = {
     **dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64),

@@ -1,0 +1,164 @@
+"""The reader of what ``flax.serialization`` writes; only what is asked for is loaded."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ....printable import printable
+from ..base import MAX_AXES, Reader, TensorInfo
+from ..files import MAX_NODES, File, bad, check_count, check_dtype, check_name, check_range, check_shape
+from . import CHUNKED
+from .values import Head, Scanner, cut
+
+MAX_DEPTH = 64
+"""Maps within maps."""
+
+Found = tuple[TensorInfo, tuple[Head, ...]]
+"""An array, and where its elements are."""
+
+
+class MsgpackReader(Reader):
+    """One file. Names are the keys joined by dots, and numbers within lists; `metadata` has plain leaves by such names.
+
+    An empty map is such a leaf too, so that it is written again.
+    """
+
+    format: ClassVar[str] = "msgpack"
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file = File(path)
+        self._scan = Scanner(self._file)
+        self._nodes = 0
+        self.tensors = {}
+        self.metadata = {}
+        self._pieces: dict[str, tuple[Head, ...]] = {}
+        found = self._scan.next()
+        if not isinstance(found, Head) or found.kind != "map":
+            raise bad(path, "is no map of msgpack")
+        self._walk(found, "", 0)
+        if self._scan.at != self._file.size:
+            raise bad(path, f"its map ends at byte {self._scan.at}; the file has {self._file.size}")
+        check_count(path, len(self.tensors))
+
+    def _walk(self, head: Head, name: str, depth: int) -> None:
+        """Read a map or a list and what is in it."""
+        if depth > MAX_DEPTH:
+            raise self._scan.bad(f"{printable(name)} is nested more than {MAX_DEPTH} deep")
+        seen: set[str] = set()
+        for index in range(head.size):
+            part = str(index) if head.kind == "list" else self._key(name)
+            if part in seen:
+                raise self._scan.bad(f"{printable(name) or 'its map'} has the key {printable(part)} twice")
+            if part == CHUNKED and head.kind == "map" and not index:
+                self._add(*self._chunked(head.size - 1, check_name(self.path, name)))
+                return
+            seen.add(part)
+            full = f"{name}.{part}" if name else part
+            check_name(self.path, full)
+            self._nodes += 1
+            if self._nodes > MAX_NODES:
+                raise self._scan.bad(f"has more than {MAX_NODES} leaves")
+            found = self._scan.next()
+            kind = found.kind if isinstance(found, Head) else ""
+            if kind == "extension":
+                self._add(*self._array(found, full))
+            elif kind in ("map", "list") and found.size:
+                self._walk(found, full, depth + 1)
+            elif kind in ("map", "list"):
+                self.metadata[full] = {} if kind == "map" else []
+            elif kind == "bytes":
+                raise self._scan.bad(f"{printable(full)} is bytes, neither a tensor nor a plain value")
+            elif isinstance(found, float) and not math.isfinite(found):
+                raise self._scan.bad(f"{printable(full)} is {found}, which JSON can't hold")
+            else:
+                self.metadata[full] = found
+
+    def _key(self, name: str) -> str:
+        key = self._scan.next()
+        if isinstance(key, bool) or not isinstance(key, int | str):
+            raise self._scan.bad(f"a key of {printable(name) or 'its map'} is neither text nor a number")
+        key = str(key)
+        if not key or "." in key:
+            raise self._scan.bad(
+                f"the key {printable(repr(key))} of {printable(name) or 'its map'} is empty or has a dot"
+            )
+        return key
+
+    def _add(self, info: TensorInfo, pieces: tuple[Head, ...]) -> None:
+        held, is_twice = sum(piece.size for piece in pieces), info.name in self.tensors
+        if is_twice or held != info.nbytes:
+            reason = f"of shape {list(info.shape)} needs {info.nbytes} bytes; has {held}"
+            raise self._scan.bad(f"{printable(info.name)} {'comes twice' if is_twice else reason}")
+        self.tensors[info.name] = info
+        self._pieces[info.name] = pieces
+
+    def _array(self, found: object, name: str) -> Found:
+        """Read the packed (shape, dtype, bytes) of an extension."""
+        if not isinstance(found, Head) or found.kind != "extension":
+            raise self._scan.bad(f"{printable(name)} is no array")
+        if found.code not in (1, 3):
+            raise self._scan.bad(f"{printable(name)} is an extension of type {found.code}; only arrays, 1, are read")
+        end, self._scan.at = self._scan.at, found.start
+        head, sizes = self._scan.next(), self._scan.next()
+        if head != Head("list", 3) or not isinstance(sizes, Head) or sizes.kind != "list" or sizes.size > MAX_AXES:
+            raise self._scan.bad(f"{printable(name)} is no array: (shape, dtype, bytes) is missing")
+        shape = check_shape(self.path, name, [self._scan.next() for _ in range(sizes.size)])
+        dtype = self._scan.next()
+        if isinstance(dtype, Head) and dtype.kind == "bytes" and dtype.size < 100:
+            self._scan.at = dtype.start
+            dtype = self._scan.take(dtype.size).decode("latin-1")
+        dtype = check_dtype(self.path, name, dtype.kind if isinstance(dtype, Head) else dtype)
+        data = self._scan.next()
+        if not isinstance(data, Head) or data.kind != "bytes" or self._scan.at != end:
+            raise self._scan.bad(f"{printable(name)} is no array: its bytes don't end where it does")
+        return TensorInfo(name, dtype, shape), (data,)
+
+    def _chunked(self, left: int, name: str) -> Found:
+        """Read an array in pieces, after its first key."""
+        shape: tuple[int, ...] | None = None
+        chunks: list[Found] | None = None
+        for _ in range(left if self._scan.next() is True else 0):
+            key, head = self._scan.next(), self._scan.next()
+            if not isinstance(head, Head) or head.kind != "map" or head.size > 1 << 16:
+                break
+            if key == "shape" and shape is None:
+                sizes = self._numbered(head.size, name, plain=True)
+                shape = check_shape(self.path, name, sizes)
+            elif key == "chunks" and chunks is None:
+                chunks = self._numbered(head.size, name, plain=False)
+            else:
+                break
+        if shape is None or not chunks or left != 2 or len({one.dtype for one, _ in chunks}) > 1:
+            raise self._scan.bad(f"{printable(name)} is no array in pieces")
+        if any(len(one.shape) != 1 for one, _ in chunks):
+            raise self._scan.bad(f"a piece of {printable(name)} is not flat")
+        if any(one.nbytes != pieces[0].size for one, pieces in chunks):
+            raise self._scan.bad(f"a piece of {printable(name)} has another size than its shape says")
+        return TensorInfo(name, chunks[0][0].dtype, shape), tuple(pieces[0] for _, pieces in chunks)
+
+    def _numbered(self, count: int, name: str, plain: bool) -> list[Any]:
+        """Read a map of "0", "1" and so on."""
+        found: dict[object, Any] = {}
+        for _ in range(count):
+            key, value = self._scan.next(), self._scan.next()
+            found[key] = value if plain else self._array(value, name)
+        if set(found) != {str(index) for index in range(count)}:
+            raise self._scan.bad(f"{printable(name)} is no array in pieces: one is missing")
+        return [found[str(index)] for index in range(count)]
+
+    def files(self) -> list[Path]:
+        """Return the file."""
+        return [self.path]
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of an array."""
+        check_range(self.path, self.tensors[name], start, stop)
+        parts = [self._file.read(begin, end - begin) for begin, end in cut(self._pieces[name], start, stop)]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

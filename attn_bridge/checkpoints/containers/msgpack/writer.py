@@ -1,0 +1,122 @@
+"""The writer of what ``flax.serialization`` reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ....printable import printable
+from ..base import TensorInfo, Writer
+from ..files import bad, check_infos, check_name, check_range
+from ..writing import Target, as_bytes, dump_json, sync_folder
+from . import CHUNKED
+from .values import Head, cut, pack, pack_array_head, pack_length
+
+CHUNK = 1 << 30
+"""Bytes beyond which Flax cuts an array, since an object of msgpack has at most 2**31 - 1."""
+
+
+class MsgpackWriter(Writer):
+    """One file that ``flax.serialization.msgpack_restore`` reads: a name's parts are its keys, all of them text.
+
+    Where everything lies is known beforehand. Tensors of one map lie together, whatever the order given. `metadata`
+    are plain leaves by dotted name; they come last in their map, or in their place where its tensors are sorted, which
+    is Flax's order.
+    """
+
+    format: ClassVar[str] = "msgpack"
+    random_access: ClassVar[bool] = True
+
+    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]):
+        super().__init__(path, tensors, metadata)
+        check_infos(path, tensors)
+        tree: dict[str, Any] = {}
+        for info in tensors:
+            if info.file:
+                raise bad(path, "a file of msgpack is one; choose safetensors for several")
+            self._put(tree, info.name, info)
+        for name, value in sorted(metadata.items()):
+            dump_json(path, value)
+            self._put(tree, name, (value,))
+        self._heads: list[tuple[int, bytearray]] = []
+        self._pieces: dict[str, list[Head]] = {}
+        self._at = 0
+        try:
+            self._lay_out(tree)
+        except (ValueError, RecursionError) as error:
+            raise bad(path, f"can't be written as msgpack: {printable(error)}") from None
+        self._target = Target(path, self._at)
+        for at, head in self._heads:
+            self._target.write(at, head)
+
+    def _put(self, tree: dict[str, Any], name: str, leaf: Any) -> None:
+        """Put a leaf into nested dicts."""
+        *parts, last = check_name(self.path, name).split(".")
+        if not last or not all(parts) or CHUNKED in (*parts, last):
+            raise bad(self.path, f"{printable(name)} can't be keys of maps: a part of it is empty or reserved")
+        for part in parts:
+            tree = tree.setdefault(part, {})
+            if not isinstance(tree, dict):
+                raise bad(self.path, f"{printable(name)} is below a name that is a leaf itself")
+        if last in tree:
+            raise bad(self.path, f"{printable(name)} is a leaf and has others below it, or comes twice")
+        tree[last] = leaf
+
+    def _add(self, data: bytes) -> None:
+        if not self._heads or self._heads[-1][0] + len(self._heads[-1][1]) != self._at:
+            self._heads.append((self._at, bytearray()))
+        self._heads[-1][1].extend(data)
+        self._at += len(data)
+
+    def _array(self, info: TensorInfo, shape: Sequence[int], nbytes: int) -> None:
+        self._add(pack_array_head(info.dtype, shape, nbytes))
+        self._pieces.setdefault(info.name, []).append(Head("bytes", nbytes, self._at))
+        self._at += nbytes
+
+    def _lay_out(self, tree: dict[str, Any]) -> None:
+        """Give everything its place."""
+        self._add(pack_length(len(tree), (0x80, 16), 0xDE, "HI"))
+        given = [key for key, value in tree.items() if not isinstance(value, tuple)]
+        for key, value in sorted(tree.items()) if given == sorted(given) else tree.items():
+            self._add(pack(key))
+            if isinstance(value, dict):
+                self._lay_out(value)
+            elif isinstance(value, tuple):
+                self._add(pack(value[0]))
+            elif value.nbytes <= CHUNK:
+                self._array(value, value.shape, value.nbytes)
+            else:
+                self._chunks(value)
+
+    def _chunks(self, info: TensorInfo) -> None:
+        """Cut an array as Flax does."""
+        step = CHUNK // info.itemsize
+        count = math.prod(info.shape)
+        sizes = {str(axis): size for axis, size in enumerate(info.shape)}
+        self._add(b"\x83" + pack(CHUNKED) + pack(True) + pack("shape") + pack(sizes) + pack("chunks"))
+        self._add(pack_length(-(-count // step), (0x80, 16), 0xDE, "HI"))
+        for index, begin in enumerate(range(0, count, step)):
+            part = min(step, count - begin)
+            self._add(pack(str(index)))
+            self._array(info, [part], part * info.itemsize)
+
+    def write_range(self, name: str, start: int, data: Any) -> None:
+        """Write bytes of a tensor, in any order."""
+        view = as_bytes(data)
+        check_range(self.path, self.tensors[name], start, start + len(view))
+        done = 0
+        for begin, end in cut(self._pieces[name], start, start + len(view)):
+            self._target.write(begin, view[done : done + end - begin])
+            done += end - begin
+
+    def finish(self) -> None:
+        """Flush and close."""
+        self._target.sync()
+        self._target.close()
+        sync_folder(self.path.parent)
+
+    def abort(self) -> None:
+        """Close without finishing."""
+        self._target.close()

@@ -1,0 +1,277 @@
+"""What one sample says about one tensor: how far the sides are apart, and each from its own float64 result.
+
+Arrays are not kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..results.findings import Side, Worst
+from ..sides.dtypes import unit_of
+from .limits import MEANING_LIMIT, TABLE_FACTOR, ZERO, flushed_below, meaning_limit
+
+Array = np.ndarray[Any, Any]
+
+Key = tuple[str, str]
+"""Name of a tensor, and mode."""
+
+CHUNK = 1 << 16
+"""Elements that are measured at a time: few enough to stay in the processor's cache."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """What one sample says about one tensor; errors are in units of the last place of `scale`.
+
+    Attributes:
+        group: samples of one group differ by tiny moves only.
+        weights: ``held`` or ``own``.
+        count: number of elements.
+        scale: largest absolute value that the tensor is judged by.
+        meaning: largest difference of the two float64 results, as a part of `meaning_scale`; None without float64.
+        meaning_scale: largest absolute value among tensors of the kind.
+        first_square: mean square of the first side's error.
+        second_square: mean square of the second side's error.
+        first_max: largest error of the first side.
+        second_max: largest error of the second side.
+        finite: number of elements that are finite on both sides.
+        mismatched: number of elements that are finite on one side only, or infinite with another sign.
+        beyond: number of elements whose float64 results differ in meaning.
+        worst: the element that is furthest off, by meaning if that is known, else by precision.
+        is_zero: whether both float64 results are zero but for rounding.
+        stress: whether the inputs were drawn to be hard; such a sample speaks about the meaning alone.
+        title: the sample as a reader knows it.
+        given: what one unit of float32 in tables without parameters does to the float64 results, as a part of
+            `meaning_scale`; it is allowed.
+        part: largest absolute value of the tensor, as a part of `meaning_scale`.
+        is_flushed: whether it is too small for its precision to be judged; see `flushed_below`.
+    """
+
+    group: int
+    weights: str
+    count: int
+    scale: float
+    meaning: float | None
+    meaning_scale: float
+    first_square: float
+    second_square: float
+    first_max: float
+    second_max: float
+    finite: int
+    mismatched: int
+    beyond: int
+    worst: Worst
+    is_zero: bool = False
+    stress: bool = False
+    title: str = ""
+    given: float = 0.0
+    part: float = 1.0
+    is_flushed: bool = False
+
+
+def scale_of(arrays: Sequence[Array]) -> float:
+    """Return the largest finite absolute value."""
+    return max((_largest(array) for array in arrays if array.dtype.kind in "fV" and array.size), default=0.0)
+
+
+def measure(
+    first: Array,
+    second: Array,
+    first_oracle: Array | None,
+    second_oracle: Array | None,
+    *,
+    kind_scale: float,
+    dtype: str,
+    group: int,
+    weights: str,
+    sample: int,
+    stress: bool = False,
+    title: str = "",
+) -> Measure:
+    """Measure one tensor of one sample.
+
+    Args:
+        first: the first side's result in its own precision.
+        second: the second side's result in its own precision.
+        first_oracle: the first side's float64 result; None if it has none.
+        second_oracle: the same of the second side.
+        kind_scale: largest absolute value among tensors of the kind, in this sample.
+        dtype: the precision.
+        group: group of the sample.
+        weights: ``held`` or ``own``.
+        sample: number of the sample.
+        stress: whether its inputs were drawn to be hard.
+        title: the sample as a reader knows it.
+    """
+    if first.shape != second.shape:
+        raise ValueError(f"arrays to be measured must have one shape, got {first.shape} and {second.shape}")
+    arrays = [None if one is None else one.reshape(-1) for one in (first, second, first_oracle, second_oracle)]
+    truths = [one for one in (first_oracle, second_oracle) if one is not None] or [first]
+    own_scale = max(map(_largest, truths))
+    meaning_scale = max(kind_scale, own_scale)
+    scale = own_scale if own_scale > 1e-6 * meaning_scale else meaning_scale
+    tally = _Tally(meaning_scale)
+    for start in range(0, max(first.size, 1), CHUNK):
+        tally.add(start, [None if one is None else chunk(one, start) for one in arrays])
+    is_flushed = 0.0 < max(scale, *tally.largest) <= flushed_below(dtype)
+    atom = math.inf if is_flushed else unit_of(dtype) * scale
+    size = max(first.size, 1)
+    meaning = _part(tally.apart, meaning_scale) if len(truths) == 2 else None
+    errors = [_part(largest, atom) for largest in tally.largest]
+    meant = meaning is not None and meaning > meaning_limit(errors, scale, meaning_scale, dtype)
+    place = tally.apart_at if meant else tally.error_at
+    values = (first_oracle, second_oracle) if meant else (first, second)
+    oracle = None if first_oracle is None and second_oracle is None else truths[0]
+    return Measure(
+        group=group,
+        weights=weights,
+        count=first.size,
+        scale=scale,
+        meaning=meaning,
+        meaning_scale=meaning_scale,
+        first_square=_part(math.sqrt(tally.squares[0] / size), atom) ** 2,
+        second_square=_part(math.sqrt(tally.squares[1] / size), atom) ** 2,
+        first_max=errors[0],
+        second_max=errors[1],
+        finite=tally.finite,
+        mismatched=tally.mismatched,
+        beyond=tally.beyond,
+        worst=_worst(sample, tally.mismatch_at if tally.mismatched else place, values, oracle, first.shape),
+        is_zero=own_scale <= ZERO * meaning_scale,
+        stress=stress,
+        title=title,
+        part=_part(own_scale, meaning_scale),
+        is_flushed=is_flushed,
+    )
+
+
+def with_table_error(one: Measure, moved: float) -> Measure:
+    """Return the measure allowed what tables in float32 explain: how far moving them by one unit moves the result."""
+    return dataclasses.replace(one, given=TABLE_FACTOR * _part(moved, one.meaning_scale))
+
+
+def with_error(one: Measure, side: Side, rms: float, largest: float, dtype: str) -> Measure:
+    """Return the measure with at least the error that a side makes under other roundings: its rms and its largest."""
+    atom = math.inf if one.is_flushed else unit_of(dtype) * one.scale
+    square, top = _part(rms, atom) ** 2, _part(largest, atom)
+    if side == "first":
+        return dataclasses.replace(one, first_square=max(one.first_square, square), first_max=max(one.first_max, top))
+    return dataclasses.replace(one, second_square=max(one.second_square, square), second_max=max(one.second_max, top))
+
+
+class _Tally:
+    """Sums up one tensor, piece by piece."""
+
+    def __init__(self, meaning_scale: float):
+        self.limit = MEANING_LIMIT * meaning_scale
+        self.apart = -1.0
+        self.apart_at = self.error_at = self.mismatch_at = 0
+        self.squares, self.largest = [0.0, 0.0], [0.0, 0.0]
+        self.finite = self.mismatched = self.beyond = 0
+        self._error = -1.0
+
+    def add(self, start: int, pieces: Sequence[Array | None]) -> None:
+        """Add a piece: both sides' results and both float64 results, flat."""
+        first, second, first_oracle, second_oracle = pieces
+        assert first is not None
+        assert second is not None
+        known = [piece for piece in pieces if piece is not None]
+        finite: Array | None = None
+        if not all(np.isfinite(piece.sum()) or np.isfinite(piece).all() for piece in known):
+            finite = np.logical_and.reduce([np.isfinite(piece) for piece in known])
+            pairs = [(first, second)] + (
+                [(first_oracle, second_oracle)] if first_oracle is not None and second_oracle is not None else []
+            )
+            overflown = _overflown(pieces)
+            for one, two in pairs:
+                unlike = ~(np.isfinite(one) & np.isfinite(two) | (np.isnan(one) & np.isnan(two)) | (one == two))
+                unlike &= ~overflown
+                if unlike.any() and not self.mismatched:
+                    self.mismatch_at = start + int(np.argmax(unlike))
+                self.mismatched += int(unlike.sum())
+        self.finite += first.size if finite is None else int(finite.sum())
+        if not first.size:
+            self.apart = max(self.apart, 0.0)
+            return
+        if first_oracle is not None and second_oracle is not None:
+            apart = _apart(first_oracle, second_oracle, finite)
+            top = int(np.argmax(apart))
+            if apart[top] > self.apart:
+                self.apart, self.apart_at = float(apart[top]), start + top
+            if apart[top] > self.limit:
+                self.beyond += int((apart > self.limit).sum())
+        truths = (
+            first_oracle if first_oracle is not None else second_oracle if second_oracle is not None else first,
+            second_oracle if second_oracle is not None else first_oracle if first_oracle is not None else first,
+        )
+        for side, (one, truth) in enumerate(zip((first, second), truths, strict=True)):
+            error = _apart(one, truth, finite)
+            top = int(np.argmax(error))
+            self.squares[side] += float(np.square(error).sum())
+            self.largest[side] = max(self.largest[side], float(error[top]))
+            if error[top] > self._error:
+                self._error, self.error_at = float(error[top]), start + top
+
+
+def _overflown(pieces: Sequence[Array | None]) -> Array:
+    """Return where both sides overflow, whose float64 results are finite: to NaN or to an infinity of either sign.
+
+    Which of these it is follows from the order of operations, as inf - inf does, and from nothing that is meant.
+    """
+    first, second, *truths = pieces
+    assert first is not None
+    assert second is not None
+    if any(one is None for one in truths):
+        return np.zeros(first.shape, np.bool_)
+    found: Array = ~np.isfinite(first) & ~np.isfinite(second)
+    for one in truths:
+        assert one is not None
+        found &= np.isfinite(one)
+    return found
+
+
+def chunk(array: Array, start: int) -> Array:
+    """Return a piece of a flat array in float64, `CHUNK` elements from `start` on."""
+    piece = array[start : start + CHUNK]
+    return piece if piece.dtype == np.float64 else piece.astype(np.float64)
+
+
+def _largest(array: Array) -> float:
+    """Return the largest finite absolute value."""
+    flat = array.reshape(-1)
+    largest = 0.0
+    for start in range(0, flat.size, CHUNK):
+        piece = np.abs(flat[start : start + CHUNK].astype(np.float64, copy=False))
+        top = float(piece.max(initial=0.0))
+        if not math.isfinite(top):
+            top = float(piece[np.isfinite(piece)].max(initial=0.0))
+        largest = max(largest, top)
+    return largest
+
+
+def _apart(one: Array, two: Array, finite: Array | None) -> Array:
+    if finite is not None:
+        one, two = np.where(finite, one, 0.0), np.where(finite, two, 0.0)
+    difference = np.subtract(one, two)
+    np.abs(difference, out=difference)
+    return difference
+
+
+def _worst(
+    sample: int, place: int, values: Sequence[Array | None], oracle: Array | None, shape: tuple[int, ...]
+) -> Worst:
+    if not math.prod(shape):
+        return Worst(sample, (), math.nan, math.nan, None)
+    index = tuple(int(i) for i in np.unravel_index(place, shape))
+    one, two = (float(value[index]) if value is not None else math.nan for value in values)
+    return Worst(sample, index, one, two, None if oracle is None else float(oracle[index]))
+
+
+def _part(value: float, whole: float) -> float:
+    return 0.0 if value == 0.0 else value / whole if whole else math.inf

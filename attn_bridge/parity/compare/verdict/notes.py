@@ -1,0 +1,80 @@
+"""What a reader has to know of the measures beside the verdicts: where little or nothing was compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ..pair import SIDES
+from ..results.findings import Side, TensorVerdict
+from .criterion import precision_used
+from .limits import flushed_below
+from .measures import Key, Measure
+
+SMALL = 1e-6
+"""Part of the largest of its kind below which a note says that a tensor is judged by that one."""
+
+MAX_NAMES = 4
+"""How many small tensors are named."""
+
+Measures = Mapping[Key, Sequence[Measure]]
+
+
+def on_stress(
+    measures: Measures, mode: str, verdicts: Sequence[TensorVerdict], labels: Mapping[Side, str]
+) -> Iterator[str]:
+    """Tell of a side that loses much precision on hard inputs only; that is no fault, and worth knowing."""
+    largest: tuple[float, Side, str] = (2.0, "first", "")
+    for one in verdicts:
+        hard = [found for found in measures.get((one.name, mode), []) if found.stress]
+        if one.verdict == "equal" and hard:
+            for side, used in zip(SIDES, precision_used(hard), strict=True):
+                largest = max(largest, (used, side, one.name))
+    used, side, name = largest
+    if name:
+        yield (
+            f"on hard inputs (vectors nearly constant and far from zero, or very small) the "
+            f"{labels[side]} side loses {used:.0f} times its share of precision, most in {name}; on "
+            "inputs like the given ones it does not"
+        )
+
+
+def on_small(measures: Measures, mode: str, kinds: Mapping[str, str]) -> Iterator[str]:
+    """Tell of outputs and gradients that are far smaller than the largest of their kind, which they are judged by.
+
+    What is zero in exact arithmetic can't be told from it: a gradient of a key bias is rounding errors alone.
+    """
+    parts = {
+        name: max(one.part for one in found)
+        for (name, ran), found in measures.items()
+        if ran == mode and (kinds[name] == "output" or not all(one.is_zero for one in found))
+    }
+    small = {name: part for name, part in parts.items() if 0.0 < part < SMALL}
+    if small:
+        names = ", ".join(f"{name} ({part:.0e})" for name, part in list(small.items())[:MAX_NAMES])
+        more = f" and {len(small) - MAX_NAMES} more" if len(small) > MAX_NAMES else ""
+        yield (
+            f"judged by the largest of their kind, beside which they are small: {names}{more}; a fault that small "
+            "shows where they are returned or differentiated alone"
+        )
+
+
+def on_nonfinite(measures: Measures, mode: str) -> Iterator[str]:
+    """Tell of numbers that are not finite on both sides alike, which nothing was compared of."""
+    for (name, ran), found in measures.items():
+        bad = [one for one in found if one.finite < one.count and not one.mismatched]
+        if bad and ran == mode:
+            one = bad[0]
+            yield (
+                f"{name}: {one.count - one.finite} of {one.count} elements are NaN or infinite on both sides "
+                f"({one.title}), and were not compared"
+            )
+
+
+def on_flushed(measures: Measures, dtype: str) -> Iterator[str]:
+    """Say which tensors are too small for their precision to be judged."""
+    names = dict.fromkeys(name for (name, _), found in measures.items() if any(one.is_flushed for one in found))
+    if names:
+        yield (
+            f"precision of {', '.join(names)}: numbers below {flushed_below(dtype):.0e} in some sample, which "
+            "processors may take for zero"
+        )

@@ -1,0 +1,76 @@
+"""The pytest plugin: the fixture `parity`, its marker, its options, and what a failing comparison prints.
+
+It is loaded in every pytest run of whoever has this package installed. So it imports nothing but pytest and one number
+before a test asks for the fixture, and leaves alone the tests that don't. A setting is looked for in the call, the
+marker, the command line and the ini file, in this order. Here are the hooks and fixtures.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from .availability import skip_if_absent, skip_if_not_installed
+from .comparing import Cell, Parity
+from .settings import AXES, SETTINGS, Settings, add_options, read_markers
+from .summary import Summary, hand_over
+
+CELL = "_parity_cell"
+"""The fixture that holds the combination a test runs in; where a project has its own `parity`, no test asks for it."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options and their ini settings."""
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the settings before any test runs."""
+    config.addinivalue_line(
+        "markers",
+        "parity(variants, dtypes, devices, modes, seeds, first_seed): what the fixture parity compares; the test runs "
+        "once per combination, with an id such as attention-float32-cpu-eager",
+    )
+    try:
+        config.stash[SETTINGS] = Settings.of(config)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.pluginmanager.register(Summary(config), "attn_bridge_summary")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Parametrise the tests that use the fixture by what was said about it, if anything."""
+    if CELL not in metafunc.fixturenames:
+        return
+    try:
+        said = {**metafunc.config.stash[SETTINGS].values, **read_markers(metafunc.definition)}
+    except ValueError as error:
+        raise pytest.fail.Exception(f"{metafunc.definition.name}: {error}", pytrace=False) from None
+    axes = {one: said[plural] for plural, one in AXES.items() if plural in said}
+    if axes:
+        cells = [Cell(**dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
+        metafunc.parametrize(CELL, cells, indirect=True, ids=map(str, cells))
+
+
+@pytest.fixture
+def _parity_cell(request: pytest.FixtureRequest) -> Cell:
+    cell: Cell = getattr(request, "param", Cell())
+    return cell
+
+
+@pytest.fixture
+def parity(request: pytest.FixtureRequest, _parity_cell: Cell) -> Parity:
+    """Compare any two sides, such as a torch and a Flax module: ``parity(first, second, inputs)``."""
+    skip_if_not_installed()
+    skip_if_absent(_parity_cell.device)
+    return Parity(request.node, _parity_cell)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Hand the verdicts of a test over to its report."""
+    outcome: Any = yield
+    hand_over(item, call, outcome.get_result())
