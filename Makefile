@@ -40,11 +40,11 @@ test: $(VENV)/.installed-test
 	$(PYTEST) --durations 25
 
 lanes: $(VENV)/.installed-test
-	$(PYTEST) -q parity_tests/torch_side parity_tests/neutral/test_cli.py parity_tests/neutral/test_plugin.py --without jax
-	$(PYTEST) -q parity_tests/jax_side parity_tests/neutral/test_cli.py parity_tests/neutral/test_plugin.py --without torch
+	$(PYTEST) -q parity_tests/torch_side parity_tests/neutral/test_cli.py parity_tests/neutral/reports/test_plugin.py --without jax
+	$(PYTEST) -q parity_tests/jax_side parity_tests/neutral/test_cli.py parity_tests/neutral/reports/test_plugin.py --without torch
 	$(PYTEST) -q parity_tests --without torch --without jax
 	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q parity_tests/jax_side parity_tests/twins/test_transfer.py \
-		--ignore parity_tests/jax_side/test_implementations.py
+		--ignore parity_tests/jax_side/kernels/test_implementations.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

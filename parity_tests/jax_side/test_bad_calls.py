@@ -12,7 +12,7 @@ from flax import nnx
 
 import jax_attn
 
-from ..bad_calls import BAD_CALLS, BadCall
+from ..support.bad_calls import BAD_CALLS, BadCall
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from attn_bridge.reference import find
 from jax_attn import backend, functional
 from jax_attn.implementations import reference, unavailable
 
-from ..bad_calls import ATTENTION_MODULES, CONTEXT_LENGTH, D_IN, MODULES
+from ..support.bad_calls import ATTENTION_MODULES, CONTEXT_LENGTH, D_IN, MODULES
 
 SIMPLE, WRAPPER, MHA = "simple_self_attention", "MultiHeadAttentionWrapper", "MultiHeadAttention"
 NAMES = (SIMPLE, *ATTENTION_MODULES)

@@ -13,7 +13,7 @@ import pytest
 from attn_bridge.cli.app import run
 from attn_bridge.cli.output import Outputs, written
 
-from ..reports import different_report
+from ..support.reports import different_report
 
 USAGE_ERRORS = [
     ([], "error: Missing command. See attn-bridge --help\n"),

@@ -12,7 +12,7 @@ import pytest
 from attn_bridge import Rule, Rules, specs
 from attn_bridge.parity.check.cases import cases_of
 
-from ..bad_calls import BAD_CALLS, MODULES
+from ..support.bad_calls import BAD_CALLS, MODULES
 
 CONFIGS: dict[str, specs.Config] = {
     "simple_self_attention": specs.SimpleSelfAttentionConfig(),

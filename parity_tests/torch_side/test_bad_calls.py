@@ -12,7 +12,7 @@ import torch
 
 import torch_attn
 
-from ..bad_calls import BAD_CALLS, BadCall
+from ..support.bad_calls import BAD_CALLS, BadCall
 
 
 @functools.cache

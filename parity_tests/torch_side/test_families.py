@@ -18,8 +18,8 @@ from attn_bridge.specs.position import Rotary
 from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import to_numpy
 
-from ..hf_configs import PUBLISHED
-from ..hf_oracle import CASES, LAYERS, build, judge_layer, padding, run, torch_outputs
+from ..support.hf_configs import PUBLISHED
+from ..support.hf_oracle import CASES, LAYERS, build, judge_layer, padding, run, torch_outputs
 
 DIFFERENTIATED = ("llama", "gemma2", "gemma3", "gpt-oss", "olmo-clipped", "olmo2", "bloom", "qwen3-next")
 """Cases whose gradients are looked at; `check` judges those of the twins for all pieces."""

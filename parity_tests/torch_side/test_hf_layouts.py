@@ -14,7 +14,8 @@ from attn_bridge import checkpoints
 from attn_bridge.cli.app import run
 from attn_bridge.models import families, layouts
 from attn_bridge.models.layouts import LayoutError
-from parity_tests.hf_folders import FAMILIES, GROUPED, SLIDING, attention_of, equal, saved
+
+from ..support.hf_folders import FAMILIES, GROUPED, SLIDING, attention_of, equal, saved
 
 IDS = torch.arange(14).reshape(2, 7) % 11
 MODERN = [name for name, (layout, *_) in FAMILIES.items() if layout not in ("hf-gpt2", "hf-bert")]

@@ -21,7 +21,7 @@ from attn_bridge.reference import find
 from torch_attn import backend, functional
 from torch_attn.implementations import reference
 
-from ..bad_calls import ATTENTION_MODULES, CONTEXT_LENGTH, D_IN, MODULES
+from ..support.bad_calls import ATTENTION_MODULES, CONTEXT_LENGTH, D_IN, MODULES
 
 SIMPLE, WRAPPER, MHA = "simple_self_attention", "MultiHeadAttentionWrapper", "MultiHeadAttention"
 NAMES = (SIMPLE, *ATTENTION_MODULES)

@@ -20,7 +20,7 @@ from attn_bridge.parity.check import kernels
 from attn_bridge.parity.check.cases import CASES
 from attn_bridge.specs import VARIANTS
 
-from .faults import FAULTS
+from .mutation.faults import FAULTS
 
 
 def test_all_variants_are_equal_in_float64_in_every_case():

@@ -14,7 +14,7 @@ from attn_bridge.parity.mutation.gallery import Case, Entry, Fault, fault, insid
 
 __all__ = ["Case", "Entry", "Fault", "entries", "entry", "fault", "inside", "outside"]
 
-ROOMS = (
+PORTS = (
     "llama",
     "stacks",
     "gpt2",
@@ -28,7 +28,7 @@ ROOMS = (
     "one_framework",
     "details",
 )
-"""The files with entries."""
+"""The files of `ports/`, which hold the entries."""
 
 _ENTRIES: dict[str, Entry] = {}
 
@@ -56,13 +56,13 @@ def entry(
 
 def entries() -> dict[str, Entry]:
     """Return the pairs written here, by name."""
-    for room in ROOMS:
-        importlib.import_module(f"{__package__}.{room}")
+    for file in PORTS:
+        importlib.import_module(f"{__package__}.ports.{file}")
     return {name: one for name, one in _ENTRIES.items() if not one.needs}
 
 
 def outside() -> dict[str, Entry]:
     """Return the pairs that need a package of others, by name."""
-    for room in ("outside", "outside_jax"):
-        importlib.import_module(f"{__package__}.{room}")
+    for file in ("outside", "outside_jax"):
+        importlib.import_module(f"{__package__}.{file}")
     return {name: one for name, one in _ENTRIES.items() if one.needs}

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from . import encoder_decoders, encoders, gpt2, llama, vision
 from .gallery import Case, entry, fault, inside
+from .ports import encoder_decoders, encoders, gpt2, llama, vision
 from .weights import carry, fill, fresh, held, linen, numbers, onto, rules, tokens
 
 LLAMA_NAMES = """

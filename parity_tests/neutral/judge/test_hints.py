@@ -1,0 +1,505 @@
+"""Hints: every relation is planted and must be named, and numbers without one must be left alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attn_bridge.parity.compare.hints import Evidence, hint_for, of_statistic
+from attn_bridge.parity.compare.hints.layers import ACTIVATIONS
+from attn_bridge.parity.compare.hints.settings import differing, read
+from parity_tests.support.work import count_calls
+
+RANDOM = np.random.default_rng(5)
+LABELS = ("torch", "Flax")
+
+
+def draw(*shape: int) -> np.ndarray:
+    return RANDOM.normal(size=shape)
+
+
+def hint(one: np.ndarray, two: np.ndarray, *inputs: np.ndarray, **fields: Any) -> str:
+    return hint_for(Evidence(inputs=inputs, first_outputs=[one], second_outputs=[two], **fields))
+
+
+X = draw(3, 7, 16)
+WEIGHT, BIAS = draw(16) + 3, draw(16)
+
+
+def normed(x: np.ndarray, eps: float = 1e-5, ddof: int = 0, weight: Any = WEIGHT, bias: Any = BIAS) -> np.ndarray:
+    apart = x - x.mean(-1, keepdims=True)
+    return apart / np.sqrt(x.var(-1, keepdims=True, ddof=ddof) + eps) * weight + bias
+
+
+def rotated(x: np.ndarray, halves: bool, base: float = 1e4) -> np.ndarray:
+    width, length = x.shape[-1], x.shape[-2]
+    angles = np.arange(length)[:, None] * base ** (-np.arange(width // 2) / (width // 2))
+    one, two = (x[..., : width // 2], x[..., width // 2 :]) if halves else (x[..., ::2], x[..., 1::2])
+    parts = [one * np.cos(angles) - two * np.sin(angles), two * np.cos(angles) + one * np.sin(angles)]
+    return np.concatenate(parts, -1) if halves else np.stack(parts, -1).reshape(x.shape)
+
+
+def attention(q: Any, k: Any, v: Any, heads: int, scale: float, causal: bool = False) -> np.ndarray:
+    b, t, d = q.shape
+    q, k, v = (one.reshape(b, t, heads, -1).swapaxes(1, 2) for one in (q, k, v))
+    scores = q @ k.swapaxes(-1, -2) * scale + (np.triu(np.full((t, t), -np.inf), 1) if causal else 0)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return (weights @ v).swapaxes(1, 2).reshape(b, t, d)
+
+
+def convolved(x: np.ndarray, kernel: np.ndarray, low: int, high: int) -> np.ndarray:
+    padded = np.pad(x, ((0, 0), (0, 0), (low, high), (low, high)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, kernel.shape[2:], axis=(2, 3))
+    return np.einsum("nchwij,ocij->nohw", windows, kernel)
+
+
+KERNEL, IMAGE = draw(4, 3, 3, 3), draw(2, 3, 6, 6)
+SQUARE = draw(16, 16)
+Q, K, V = draw(3, 2, 5, 16)
+GATES = draw(3, 7, 32)
+UP = draw(24, 16), draw(24, 16), draw(16, 24)
+BIAS24 = draw(24)
+GELU = ACTIVATIONS["GELU by erf"], ACTIVATIONS["GELU by tanh"]
+NORM = {"first_weights": {"norm.weight": WEIGHT, "norm.bias": BIAS}}
+
+PLANTED = {
+    "a scale by the wrong width": (
+        X,
+        X * 4,
+        [],
+        {},
+        "Flax is 4 times torch everywhere = 4 = sqrt(16): consistent with a scale by another width",
+    ),
+    "the root of a width": (
+        X,
+        X / 4,
+        [],
+        {"first_weights": {"q": draw(16, 16)}},
+        "Flax is 0.25 times torch everywhere = 1/",
+    ),
+    "a ratio of widths": (
+        X,
+        X * 2,
+        [],
+        {"first_settings": {"head_dim": 4}},
+        "= sqrt(4) = sqrt(16/4): consistent with a scale by another width",
+    ),
+    "a scale without a name": (X, X * 1.7, [], {}, "Flax is 1.7 times torch everywhere: consistent with another scale"),
+    "the sign": (X, -X, [], {}, "Flax is -1 times torch everywhere: the sign is exchanged"),
+    "a bias twice": (
+        X,
+        X + BIAS,
+        [],
+        NORM,
+        "Flax is torch plus norm.bias in every row: consistent with norm.bias added",
+    ),
+    "a bias left out": (X, X - BIAS, [], NORM, "torch is Flax plus norm.bias in every row: consistent with norm.bias"),
+    "another bias": (X, X + draw(16), [], {}, "the difference is the same in every row: consistent with another bias"),
+    "1 + w": (
+        normed(X, bias=0),
+        normed(X, weight=1 + WEIGHT, bias=0),
+        [X],
+        {"first_weights": {"w": WEIGHT}},
+        "Flax multiplies by 1 + w where torch",
+    ),
+    "1 + w and a bias": (
+        normed(X, weight=1 + WEIGHT),
+        normed(X),
+        [X],
+        NORM,
+        "torch multiplies by 1 + norm.weight where Flax",
+    ),
+    "1 + w of ones": (
+        normed(X, weight=1),
+        normed(X, weight=2),
+        [X],
+        {"first_weights": {"w": np.ones(16), "b": BIAS}},
+        "Flax multiplies by 1 + w where torch",
+    ),
+    "another eps": (normed(X, 1e-5), normed(X, 1e-2), [X], NORM, "each row of Flax is a multiple of torch's, 0.9"),
+    "an unbiased variance": (
+        normed(X),
+        normed(X, ddof=1),
+        [X],
+        NORM,
+        "= 1/(sqrt(n/(n-1))) with n = 16: consistent with the unbiased variance",
+    ),
+    "n/(n-1) in a batch": (
+        normed(X.reshape(-1, 16).T, weight=1, bias=0).T,
+        normed(X.reshape(-1, 16).T, ddof=1, weight=1, bias=0).T,
+        [],
+        {},
+        "with n = 21: consistent with the unbiased variance",
+    ),
+    "interleaved heads": (
+        X,
+        X.reshape(3, 7, 2, 8).swapaxes(-1, -2).reshape(X.shape),
+        [],
+        {},
+        "Flax has the same numbers in another order: ",
+    ),
+    "pairs interleaved": (
+        X,
+        X.reshape(3, 7, 2, 2, 4).swapaxes(-1, -2).reshape(X.shape),
+        [],
+        {},
+        "pairs interleaved instead of in halves (rotary) in each 8 channels",
+    ),
+    "gates exchanged": (
+        X,
+        X[..., [*range(4, 8), *range(4), *range(8, 16)]],
+        [],
+        {},
+        "chunks 0 and 1 of 4 exchanged (gates)",
+    ),
+    "channels permuted": (X, X[..., RANDOM.permutation(16)], [], {}, "permuted channels"),
+    "a transposed kernel": (
+        X @ SQUARE.T,
+        X @ SQUARE,
+        [X],
+        {"first_weights": {"fc.weight": SQUARE}},
+        "one side multiplies by fc.weight, the other by its transpose",
+    ),
+    "a transposed kernel with a bias": (
+        X @ SQUARE.T + BIAS,
+        X @ SQUARE + BIAS,
+        [X],
+        {"first_weights": {"fc.weight": SQUARE, "fc.bias": BIAS}},
+        "one side multiplies by fc.weight",
+    ),
+    "rotary halves": (
+        rotated(Q, True),
+        rotated(Q, False),
+        [Q],
+        {},
+        "torch rotates halves, Flax interleaved pairs (16 channels",
+    ),
+    "another base": (
+        rotated(Q, True),
+        rotated(Q, True, 5e5),
+        [Q],
+        {},
+        "both rotate the same pairs, by other angles: consistent with another base",
+    ),
+    "GELU": (GELU[0](X), GELU[1](X), [X], {}, "torch computes GELU by erf, Flax GELU by tanh"),
+    "GELU without its input": (GELU[0](X), GELU[1](X), [draw(3, 7, 4)], {}, "consistent with GELU's two kinds"),
+    "SiLU for GELU": (ACTIVATIONS["SiLU"](X), GELU[1](X), [X], {}, "torch computes SiLU, Flax GELU by tanh"),
+    "a gated unit": (
+        ACTIVATIONS["SiLU"](GATES[..., :16]) * GATES[..., 16:],
+        GATES[..., :16] * ACTIVATIONS["SiLU"](GATES[..., 16:]),
+        [GATES],
+        {},
+        "computes SiLU(first) * second of halves, Flax first * SiLU(second) of halves",
+    ),
+    "gate and up": (
+        GELU[0](X) * X[::-1],
+        GELU[0](X[::-1]) * X,
+        [X, X[::-1]],
+        {},
+        "torch computes GELU by erf(first) * second, Flax first * GELU",
+    ),
+    "attention by the model's width": (
+        attention(Q, K, V, 4, 0.5),
+        attention(Q, K, V, 4, 0.25),
+        [Q, K, V],
+        {},
+        "attention of 4 heads with scores times 1/sqrt(4), Flax attention of 4 heads with scores times 1/sqrt(16)",
+    ),
+    "attention without a mask": (
+        attention(Q, K, V, 2, 8**-0.5, True),
+        attention(Q, K, V, 2, 8**-0.5),
+        [Q, K, V],
+        {},
+        "torch computes causal attention of 2 heads with scores times 1/sqrt(8), Flax attention",
+    ),
+    "a kernel's height and width": (
+        convolved(IMAGE, KERNEL, 1, 1),
+        convolved(IMAGE, KERNEL.swapaxes(2, 3), 1, 1),
+        [IMAGE],
+        {"first_weights": {"k": KERNEL}},
+        "Flax the kernel with height and width exchanged",
+    ),
+    "a convolution's padding": (
+        convolved(IMAGE, KERNEL, 1, 1),
+        convolved(IMAGE, KERNEL, 0, 2),
+        [IMAGE],
+        {"first_weights": {"k": KERNEL}},
+        "the kernel as it is, 1 of padding before it, Flax the kernel as it is, 0 of padding before",
+    ),
+    "the border": (
+        np.pad(IMAGE, ((0, 0), (0, 0), (1, 1), (1, 1))),
+        np.pad(IMAGE, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge"),
+        [],
+        {},
+        "only the border of the image differs: consistent with another padding",
+    ),
+    "a mask at the end": (
+        X,
+        np.concatenate([X[:, :4], X[:, 4:] + draw(3, 3, 16)], 1),
+        [],
+        {},
+        "positions 0 to 3 of 7 agree, later ones differ",
+    ),
+    "a mask at the start": (
+        X,
+        np.concatenate([X[:, :2] + draw(3, 2, 16), X[:, 2:]], 1),
+        [],
+        {},
+        "positions 0 to 1 of 7 differ, later ones agree",
+    ),
+    "one step": (X, np.roll(X, 1, axis=1), [], {}, "one side is the other moved by 1 along axis 1"),
+    "scores of causal attention": (
+        X,
+        np.concatenate([X[:, :1], X[:, 1:] + draw(3, 6, 16)], 1),
+        [],
+        {},
+        "position 0 of 7 agrees, later ones differ: consistent with other scores, positions or masks",
+    ),
+    "an eps that hardly shows": (
+        normed(X, 1e-5),
+        normed(X, 1.1e-5),
+        [X],
+        NORM,
+        "each row of Flax is a multiple of torch's, 0.99999",
+    ),
+    "1 + w where w is 0": (
+        np.zeros_like(X),
+        normed(X, weight=1.0, bias=0.0),
+        [X],
+        {"first_weights": {"norm.scale": np.zeros(16)}},
+        "torch is zero, as norm.scale is: consistent with 1 + norm.scale in Flax",
+    ),
+    "queries and keys exchanged": (
+        attention(X, X + 1, X - 1, 4, 0.5, causal=True),
+        attention(X + 1, X, X - 1, 4, 0.5, causal=True),
+        [np.concatenate([X, X + 1, X - 1], -1)],
+        {},
+        "Flax causal attention of 4 heads with scores times 1/sqrt(4) and queries and keys exchanged",
+    ),
+    "a gate that is stacked": (
+        GELU[1](GATES[..., :16]) * GATES[..., 16:],
+        GELU[0](GATES[..., :16]) * GATES[..., 16:],
+        [np.stack([GATES[..., :16], GATES[..., 16:]])],
+        {},
+        "torch computes GELU by tanh(first) * second, Flax GELU by erf(first) * second",
+    ),
+    "gate and unit exchanged, by weights": (
+        (ACTIVATIONS["SiLU"](X @ UP[0].T) * (X @ UP[1].T)) @ UP[2].T,
+        (ACTIVATIONS["SiLU"](X @ UP[1].T) * (X @ UP[0].T)) @ UP[2].T,
+        [X],
+        {"first_weights": dict(zip(("mlp.gate.weight", "mlp.up.weight", "mlp.down.weight"), UP, strict=True))},
+        "torch computes down(SiLU(gate) * up), Flax down(SiLU(up) * gate)",
+    ),
+    "an activation, by kernels and biases": (
+        GELU[0](X @ UP[0].T + BIAS24) @ UP[2].T + BIAS,
+        np.maximum(X @ UP[0].T + BIAS24, 0) @ UP[2].T + BIAS,
+        [X],
+        {
+            "first_weights": {
+                "fc1.kernel": UP[0].T,
+                "fc1.bias": BIAS24,
+                "fc2.kernel": UP[2].T,
+                "fc2.bias": BIAS,
+            }
+        },
+        "torch computes fc2(GELU by erf(fc1)), Flax fc2(ReLU(fc1))",
+    ),
+    "packed documents": (
+        X,
+        X + draw(3, 7, 16) * (np.arange(7) % 3 == 1)[:, None],
+        [],
+        {},
+        "2 of 7 positions differ, from 1 on",
+    ),
+}
+
+
+@pytest.mark.parametrize("label", PLANTED)
+def test_a_planted_relation_is_named(label):
+    one, two, inputs, fields, expected = PLANTED[label]
+    assert expected in hint(one, two, *inputs, **fields)
+
+
+@pytest.mark.parametrize("label", PLANTED)
+def test_a_relation_is_told_of_numbers_that_have_it_alone(label):
+    one, two, inputs, fields, _ = PLANTED[label]
+    noise = 1 + 0.3 * np.random.default_rng(1).normal(size=two.shape)
+    assert hint(one, two * noise + 0.2 * noise.mean(), *inputs, **fields) == ""
+
+
+def test_what_is_equal_or_not_finite_gets_no_hint():
+    assert hint(X, X) == ""
+    assert hint(X, X + 1e-15) == ""
+    assert hint(X, np.where(X > 2, np.nan, X)) == ""
+    assert hint(X, X[:, :3]) == ""
+    assert hint_for(Evidence()) == ""
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (1, 1), (5,), (2, 1, 3, 1, 2), (1, 2, 2, 2)])
+def test_tensors_of_any_shape_are_taken(shape):
+    one = np.asarray(draw(*shape))
+    assert isinstance(hint(one, one * 1.5 + 0.1, one, first_weights={"w": one, "k": draw(1, 1, 1, 1)}), str)
+
+
+def test_no_more_than_two_things_are_said():
+    settings = {"eps": 1.0, "num_heads": 2, "padding_idx": 3}
+    other = {"eps": 2.0, "num_heads": 4, "padding_idx": 5}
+    found = hint(X, X * 4, first_settings=settings, second_settings=other)
+    assert found == "eps is 1 in torch and 2 in Flax; num_heads is 2 in torch and 4 in Flax"
+    found = hint(X, X * 4, first_settings={"eps": 1.0}, second_settings={"eps": 2.0})
+    assert found.startswith("eps is 1 in torch and 2 in Flax; Flax is 4 times torch everywhere")
+
+
+def test_what_a_whole_module_computes_is_told_before_what_the_code_at_its_end_does():
+    whole = Evidence(inputs=[X], first_outputs=[GELU[0](X @ UP[0].T) @ UP[2].T])
+    second = np.tanh(X @ UP[0].T) @ UP[2].T
+    weights = {"fc1.weight": UP[0], "fc2.weight": UP[2]}
+    whole = dataclasses.replace(whole, second_outputs=[second], first_weights=weights)
+    assert hint(X, X * 2, whole=whole) == "torch computes fc2(GELU by erf(fc1)), Flax fc2(tanh(fc1))"
+    assert hint(X, X * 2, whole=dataclasses.replace(whole, first_weights={})).startswith("Flax is 2 times torch")
+
+
+def test_the_sides_have_the_names_that_the_evidence_gives_them():
+    assert hint(X, X * 1.7, labels=("first", "second")).startswith("second is 1.7 times first everywhere")
+
+
+def test_gradients_are_looked_at_where_the_outputs_agree():
+    gradient = draw(9, 4)
+    other = gradient.copy()
+    other[3] = 0
+    evidence = Evidence(
+        direction="backward",
+        first_outputs=[X],
+        second_outputs=[X],
+        first_gradients={"input 0": X, "emb.weight": other},
+        second_gradients={"input 0": X, "emb.weight": gradient},
+    )
+    expected = "the gradient of emb.weight: row 3 gets no gradient in torch: consistent with padding_idx=3 there alone"
+    assert hint_for(evidence) == expected
+    twice = Evidence(first_gradients={"b": BIAS}, second_gradients={"b": 2 * BIAS})
+    assert (
+        hint_for(twice)
+        == "the gradient of b: Flax is 2 times torch everywhere = sqrt(4) = sqrt(16/4): consistent with a scale by "
+        "another width"
+    )
+
+
+def test_a_running_variance_by_n_minus_1_is_named():
+    before, batch = np.ones(16), X.reshape(-1, 16)
+    first = 0.9 * before + 0.1 * batch.var(0, ddof=1)
+    second = 0.9 * before + 0.1 * batch.var(0)
+    expected = np.float64(20 / 21)
+    assert (second - before) / (first - before) != pytest.approx(np.full(16, expected))  # the old value takes part
+    ratio = of_statistic("var", np.zeros(16), first - 0.9, second - 0.9, 21)
+    assert "= 1/(n/(n-1)) with n = 21: consistent with the unbiased variance on one side alone" in ratio
+    slower = 0.99 * before + 0.01 * batch.var(0, ddof=1)
+    assert "consistent with another momentum" in of_statistic("var", before, first, slower, 21)
+    assert of_statistic("var", before, first, first, 21) == ""
+
+
+# ---- settings
+
+
+class FlaxLayer(types.SimpleNamespace):
+    """A layer whose class Flax defines."""
+
+
+FlaxLayer.__module__ = "flax.nnx.nn.normalization"
+
+
+def test_the_same_setting_by_another_name_is_read_by_one():
+    one = types.SimpleNamespace(eps=1e-5, momentum=0.1, padding=(1, 1), kernel_size=(3, 3), num_key_value_heads=2)
+    two = FlaxLayer(epsilon=1e-5, momentum=0.9, padding="SAME", kernel_size=(3, 3), num_kv_heads=2)
+    assert read(one)["eps"] == read(two)["eps"] == 1e-5
+    assert read(one)["num_kv_heads"] == read(two)["num_kv_heads"] == 2
+    assert differing(read(one), read(two), LABELS) == []
+
+
+class Raises:
+    eps = 1e-5
+
+    @property
+    def momentum(self):
+        raise RuntimeError("not yet")
+
+    padding = np.ones(3)
+    stride = (1, None)
+
+
+def test_what_raises_or_is_no_plain_value_is_left_out():
+    assert read(Raises()) == {"eps": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ({"eps": 1e-5}, {"eps": 1e-6}, "eps is 1e-05 in torch and 1e-06 in Flax"),
+        (
+            {"momentum": 0.1},
+            {"momentum": 0.01},
+            "momentum is 0.1 in torch and 0.01 in Flax (momentum=0.99 as Flax writes",
+        ),
+        (
+            {"momentum": 0.1},
+            {"momentum": 0.9},
+            "momentum is 0.1 in torch and 0.9 in Flax (momentum=0.1 as Flax writes it)",
+        ),
+        ({"stride": [2, 2]}, {"stride": (2, 2)}, ""),
+        ({"approximate": "none"}, {"approximate": True}, "approximate is 'none' in torch and True in Flax"),
+        ({"approximate": "tanh"}, {"approximate": True}, ""),
+        ({"stride": (2, 2)}, {"stride": 2}, ""),
+        ({"stride": (1, 1)}, {"stride": None}, ""),
+        ({"stride": (2, 2)}, {"stride": (2, 1)}, "stride is (2, 2) in torch and (2, 1) in Flax"),
+        ({"dilation": 1}, {"dilation": (1, 1)}, ""),
+        ({"padding": 0}, {"padding": "VALID"}, ""),
+        ({"padding": (1, 1), "kernel_size": (3, 3)}, {"padding": "SAME", "stride": 1}, ""),
+        ({"padding": (2, 1), "kernel_size": (5, 3)}, {"padding": "SAME", "kernel_size": (5, 3)}, ""),
+        (
+            {"padding": (1, 1), "kernel_size": (3, 3)},
+            {"padding": "SAME", "stride": (2, 2)},
+            "padding is (1, 1) in torch",
+        ),
+        ({"padding": 1}, {"padding": ((1, 1), (1, 1))}, ""),
+        ({"padding": 1}, {"padding": ((0, 1), (0, 1))}, "padding is 1 in torch and ((0, 1), (0, 1)) in Flax"),
+        ({"padding": "same", "kernel_size": 3}, {"padding": "SAME", "kernel_size": 3}, ""),
+        ({"padding_idx": 0}, {"padding_idx": 0}, ""),
+        ({"groups": 2}, {"groups": 1}, "groups is 2 in torch and 1 in Flax"),
+        ({"base": 10000}, {"base": 500000.0}, "the base of the rotary angles is 10000 in torch and 500000 in Flax"),
+        ({"dropout": 0.1}, {"dropout": 0.2}, ""),
+    ],
+)
+def test_settings_are_compared_by_what_they_mean(first, second, said):
+    found = differing(first, second, LABELS)
+    assert (found[0].startswith(said) and len(found) == 1) if said else found == []
+
+
+def test_momentum_is_told_in_torchs_way_where_there_is_no_flax():
+    labels = ("first", "second")
+    assert differing({"momentum": 0.1}, {"momentum": 0.9}, labels) == ["momentum is 0.1 in first and 0.9 in second"]
+
+
+def test_padding_idx_that_only_torch_can_have_is_said():
+    found = differing({"padding_idx": 0}, {}, LABELS, ("Embedding", "Embed"))
+    assert found == ["padding_idx is 0 in torch, and Embed has none: row 0 gets no gradient there"]
+    assert differing({"padding_idx": None}, {}, LABELS, ("Embedding", "Embed")) == []
+
+
+def test_numbers_named_in_a_hint_are_those_of_the_tensors():
+    assert f"{math.sqrt(3):.6g} times" in hint(X, X * math.sqrt(3))
+
+
+def test_large_tensors_take_little_more_work_than_small_ones():
+    def look(tokens, width):
+        given = [RANDOM.normal(size=(4, tokens, width)) for _ in range(3)]
+        weights = {"w": RANDOM.normal(size=(width, width)), "b": RANDOM.normal(size=width)}
+        apart = given[0] + 1e-3 * given[1] * given[2]
+        assert hint(given[0], apart, *given, first_weights=weights, first_settings={"num_heads": 12}) == ""
+
+    look(16, 96)
+    assert count_calls(lambda: look(128, 768)) < 4 * count_calls(lambda: look(16, 96))  # of 64 times as many numbers

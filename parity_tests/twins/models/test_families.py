@@ -1,0 +1,149 @@
+"""Families against `transformers` in Flax, the twins of a layer against each other, and weights there and back."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+import attn_bridge
+import jax_attn
+import torch_attn
+from attn_bridge import parity
+from attn_bridge.models import families
+from jax_attn._parity.probes.numpy_interpreter import evaluate
+from jax_attn.backend import precision
+from parity_tests.support.hf_oracle import LAYERS, judge_layer, run
+
+from ..attention.compiled import in_jit
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """Threads that wait for one another cost more than they gain on so little work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def by_numpy(module, hidden, at):
+    """Call a module without compiling anything, which would take most of the time."""
+    graph, state = nnx.split(module)
+    inputs = (state, hidden, at)
+    closed, shape = jax.make_jaxpr(lambda state, hidden, at: nnx.merge(graph, state)(hidden, **at), return_shape=True)(
+        *inputs
+    )
+    return jax.tree.unflatten(jax.tree.structure(shape), evaluate(closed, *map(np.asarray, jax.tree.leaves(inputs))))
+
+
+def outputs(layer, dtype="float64", how=by_numpy):
+    """Return what our module makes of every call, as arrays; with a cache where there are several."""
+    with precision(dtype):
+        module = jax_attn.from_hf(
+            layer.config, layer.index, {name: array.astype(dtype) for name, array in layer.state.items()}
+        )
+        rows, total = layer.steps[-1].mask.shape
+        cached = {"cache": module.init_cache(rows, total)} if len(layer.steps) > 1 else {}
+        found = []
+        for step in layer.steps:
+            rest = ((0, 0), (0, total - step.mask.shape[1]))  # a mask up to the capacity keeps its shape
+            at = {"attention_mask": np.pad(step.mask, rest), "positions": step.positions.astype(np.int32)}
+            out = how(module, jnp.asarray(step.hidden.astype(dtype)), {**at, **cached})
+            if cached:
+                out, cached["cache"] = out
+            assert out.dtype == dtype
+            found.append(np.asarray(out))
+        return found
+
+
+def assert_close(layer, found, limit=1e-10):
+    for step, one in zip(layer.steps, found, strict=True):
+        assert one.shape == step.output.shape
+        apart = np.abs(one - step.output)[step.rows].max(initial=0.0)
+        assert apart <= limit * np.abs(step.output[step.rows]).max(initial=1e-300)
+
+
+@pytest.mark.parametrize("padded", ["left", "right"])
+@pytest.mark.parametrize(("name", "index"), LAYERS)
+def test_a_batch_is_what_transformers_gives(name, index, padded):
+    layer = run(name, index, padded=padded, start=0 if name == "bloom" else 100_000, seed=3)
+    assert_close(layer, outputs(layer))
+
+
+@pytest.mark.parametrize("padded", ["left", "right"])
+@pytest.mark.parametrize(("name", "index"), LAYERS)
+def test_decoding_with_a_cache_is_what_transformers_gives(name, index, padded):
+    layer = run(name, index, padded=padded, tokens=10, steps=(6, 1, 1, 2), seed=4)
+    assert_close(layer, outputs(layer))
+
+
+@pytest.mark.parametrize("name", ["llama-3.1", "gemma2"])
+def test_compiled_decoding_is_what_transformers_gives(name):
+    layer = run(name, dict(LAYERS)[name], padded="left", tokens=9, steps=(6, 1, 1, 1), seed=5)
+    assert_close(layer, outputs(layer, how=in_jit))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "index"), LAYERS)
+def test_roundings_are_no_larger_than_those_of_transformers(name, index, dtype):
+    verdict = judge_layer(name, index, dtype, lambda layer: outputs(layer, dtype, in_jit))
+    assert verdict.verdict == "equal", verdict.message
+
+
+@pytest.mark.parametrize(("name", "index"), LAYERS)
+def test_weights_go_there_and_back_through_both_twins(name, index):
+    layer = run(name, index, dtype="bfloat16")
+    assert {array.dtype.name for array in layer.state.values()} == {"bfloat16"}
+    state = torch.random.get_rng_state()
+    one = torch_attn.from_hf(layer.config, layer.index, layer.state)
+    two = jax_attn.from_hf(layer.config, layer.index, layer.state)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert not one.training
+    assert {parameter.dtype for parameter in one.parameters()} == {torch.bfloat16}
+    assert one.config == two.config
+    attn_bridge.transfer(one, two)
+    bare = {key.rpartition("self_attn.")[2].rpartition("self_attention.")[2] for key in layer.state}
+    for package, module in ((torch_attn, one), (jax_attn, two)):
+        back = package.to_hf(layer.config, layer.index, module)
+        assert {key: array.tobytes() for key, array in back.items()} == {
+            (key if name != "bloom" else key.replace("model.", "transformer.", 1)): array.tobytes()
+            for key, array in layer.state.items()
+        }
+        assert package.to_hf(layer.config, layer.index, module, prefix="").keys() == bare
+
+
+@pytest.mark.parametrize("name", ["qwen3-next"])
+def test_the_twins_of_a_layer_are_equal_by_the_judge(name):
+    index = dict(LAYERS)[name]
+    layer = run(name, index, dtype="float32", padded="left")
+    one = torch_attn.from_hf(layer.config, layer.index, layer.state)
+    two = jax_attn.from_hf(layer.config, layer.index, layer.state)
+    (step,) = layer.steps
+    inputs = {"x": step.hidden, "attention_mask": step.mask}
+    report = parity.compare(one, two, inputs)
+    assert report.verdict == "equal", report
+    assert report.unexercised == []
+
+
+@pytest.mark.parametrize("package", [torch_attn, jax_attn])
+def test_the_messages_are_those_of_the_families(package):
+    known = ", ".join(families.known_model_types())
+    with pytest.raises(ValueError, match=rf"^model_type \(lama\) must be one of {known}$"):
+        package.from_hf({"model_type": "lama"}, 0, {})
+    layer = run("llama", 1, dtype="float32")
+    state = {key: array for key, array in layer.state.items() if "q_proj.weight" not in key}
+    with pytest.raises(
+        ValueError, match=r"^weights do not match: missing: model\.layers\.1\.self_attn\.q_proj\.weight$"
+    ):
+        package.from_hf(layer.config, 1, state)
+
+
+def test_float64_needs_jaxs_64_bits():
+    layer = run("llama", 1)
+    assert not jax.config.jax_enable_x64
+    with pytest.raises(TypeError, match="enable jax_enable_x64 first"):
+        jax_attn.from_hf(layer.config, 1, layer.state)
