@@ -23,7 +23,8 @@ check test lanes: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 check test lanes: export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
 # Compiling takes most of the suite's time, and what it compiles runs once: without LLVM's optimizations it takes a third.
-# `make check` proves the twins equal with them. The flags are those of the XLA that constraints.txt installs.
+# `make check` proves the twins equal with them; tests that depend on them are marked, and run in a process with them.
+# The flags are those of the XLA that constraints.txt installs.
 test lanes: export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
 	--xla_cpu_parallel_codegen_split_count=1
 
@@ -37,7 +38,8 @@ check: $(VENV)/.installed
 	$(BIN)/attn-bridge check
 
 test: $(VENV)/.installed-test
-	$(PYTEST) --durations 25
+	$(PYTEST) -m "not optimized" --durations 25
+	XLA_FLAGS= $(PYTEST) -q -m optimized
 
 lanes: $(VENV)/.installed-test
 	$(PYTEST) -q parity_tests/torch_side parity_tests/neutral/test_cli.py parity_tests/neutral/reports/test_plugin.py --without jax

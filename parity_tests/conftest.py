@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.abc
+import os
 import sys
 from pathlib import Path
 
@@ -44,6 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
         loaded = [package for package in BLOCKED[framework] if package in sys.modules]
         assert not loaded, f"{loaded} were imported before they could be blocked"
         sys.meta_path.insert(0, _Blocker(BLOCKED[framework]))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "--xla_backend_optimization_level=0" in os.environ.get("XLA_FLAGS", ""):
+        skipped = pytest.mark.skip(reason="XLA_FLAGS keep XLA from optimizing; make test runs it in a process without")
+        for item in items:
+            if item.get_closest_marker("optimized"):
+                item.add_marker(skipped)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

