@@ -198,7 +198,7 @@ class Aftermath:
         """Return the report with what is allowed, and with what has changed."""
         from ..parity.compare.results import allowances
 
-        report = allowances.accept(report, self.allow)
+        report = report if report.allowed else allowances.accept(report, self.allow)
         if self.baseline is None:
             return report
         return dataclasses.replace(report, changes=report.changes_since(self.baseline))
@@ -272,6 +272,7 @@ class Comparison:
                 labels = factories.labels(pair)
                 dog.sources = {labels.get(one, one): path for one, path in dog.sources.items()}
             more = dict(chosen) if second_call is None else {**chosen, "flax_inputs": second_call}
+            more |= {"allow": after.allow}  # what is left of a difference then takes another run
             report = judge(pair[0], pair[1], call, rules=found, command=self.command, progress=advance, **more)
             report = after.apply(report)
             if save_repro is None or report.passed:

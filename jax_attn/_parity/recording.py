@@ -7,7 +7,7 @@ runs once per element (`jax.vmap`) or more than once (a loop) is left out.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,14 @@ from jax import Array
 from jax.extend import core
 from jax.interpreters import ad, batching
 
-from attn_bridge.parity.compare.sides.subject import Arguments, Call, flatten, replace
+from attn_bridge.parity.compare.sides.subject import (
+    Arguments,
+    Call,
+    ModuleFailedError,
+    Substitute,
+    flatten,
+    replace,
+)
 
 recording = jax.make_user_context(0)
 """JAX keeps what it traces while a tape runs apart from all else, by the tape's number."""
@@ -46,7 +53,8 @@ class _Entry:
 class Tape:
     """Notes the calls of submodules while a program is traced, and their numbers when it runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, substitutes: Mapping[str, Sequence[Substitute]] | None = None) -> None:
+        self.substitutes = substitutes or {}
         self.entries: list[_Entry] = []
         self.running: list[str] = []
         self.notes: dict[tuple[int, str, int], np.ndarray[Any, Any]] = {}
@@ -68,14 +76,31 @@ class Tape:
         self.entries.append(entry)
         noted = [self._noted(leaf, number, "input", position) for position, leaf in enumerate(given)]
         args, kwargs = replace((args, dict(kwargs)), is_jax_array, noted)
+        substitute = self._substitute(path, len(noted))
+        if substitute is not None:
+            pairs = zip(noted, substitute.added, strict=True)
+            args, kwargs = replace((args, kwargs), is_jax_array, [_with_gradient(one, added) for one, added in pairs])
         self.running.append(path)
         try:
             result = original(*args, **kwargs)
         finally:
             self.running.pop()
+        if substitute is not None:
+            result = _with_values(path, result, substitute)
         entry.outputs = [leaf for _, leaf in flatten(result, is_jax_array)]
         after = [self._noted(leaf, number, "output", position) for position, leaf in enumerate(entry.outputs)]
         return replace(result, is_jax_array, after)
+
+    def _substitute(self, path: str, count: int) -> Substitute | None:
+        if path not in self.substitutes:
+            return None
+        number = sum(one.path == path for one in self.entries) - 1
+        if number >= len(self.substitutes[path]):
+            raise ModuleFailedError(f"{path} is called more often than it was before")
+        found = self.substitutes[path][number]
+        if len(found.added) != count:
+            raise ModuleFailedError(f"{path} is called with other arrays than before")
+        return found
 
     def _noted(self, leaf: Any, number: int, kind: str, position: int) -> Any:
         if not isinstance(leaf, Array):  # known, and perhaps needed as it is
@@ -105,6 +130,44 @@ class Tape:
     def _values(self, order: int, kind: str, count: int) -> list[Any] | None:
         found = [self.notes.get((order, kind, position)) for position in range(count)]
         return None if any(one is None for one in found) else found
+
+
+@jax.custom_vjp
+def _added(x: Any, added: Any) -> Any:
+    """Hand an array on, and add something to the gradient that comes back."""
+    return x
+
+
+def _added_forward(x: Any, added: Any) -> Any:
+    return x, added
+
+
+def _added_backward(added: Any, gradient: Any) -> Any:
+    return gradient + added, jnp.zeros_like(added)
+
+
+_added.defvjp(_added_forward, _added_backward)
+
+
+def _with_gradient(leaf: Any, added: Any) -> Any:
+    if added is None or not isinstance(leaf, Array) or not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf
+    return _added(leaf, jnp.asarray(added, leaf.dtype))
+
+
+def _with_values(path: str, result: Any, substitute: Substitute) -> Any:
+    found = [leaf for _, leaf in flatten(result, is_jax_array)]
+    if len(found) != len(substitute.outputs):
+        raise ModuleFailedError(f"{path} returns other arrays than before")
+    after = []
+    for leaf, array in zip(found, substitute.outputs, strict=True):
+        if array is not None and leaf.shape != array.shape:
+            raise ModuleFailedError(f"{path} returns other arrays than before")
+        if array is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
+            after.append(leaf if array is None else jnp.asarray(array, leaf.dtype))
+        else:
+            after.append(jnp.asarray(array, leaf.dtype) + (leaf - jax.lax.stop_gradient(leaf)))
+    return replace(result, is_jax_array, after)
 
 
 class _Held:

@@ -27,6 +27,7 @@ from attn_bridge.parity.compare.sides.subject import (
     Parameter,
     Run,
     Submodule,
+    Substitute,
     flatten,
     is_array,
     plain_values,
@@ -277,16 +278,25 @@ class JaxSubject:
         cotangents: Sequence[np.ndarray[Any, Any] | None],
     ) -> list[Call]:
         """Run in float64 and return every call of every submodule with its inputs, outputs and cotangents."""
-        tape = Tape()
+        return self.substituted(weights, arguments, cotangents, {})[1]
+
+    def substituted(
+        self,
+        weights: Mapping[str, np.ndarray[Any, Any]],
+        arguments: Arguments,
+        cotangents: Sequence[np.ndarray[Any, Any] | None],
+        substitutes: Mapping[str, Sequence[Substitute]],
+    ) -> tuple[Run, list[Call]]:
+        """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
+        tape = Tape(substitutes)
         operands = (
             {name: _as(array, "float64") for name, array in weights.items()},
             [_as(leaf, "float64") for leaf in arguments.leaves],
             [None if one is None else _as(one, "float64") for one in cotangents],
             None,
         )
-        function = Differentiated(
-            self.name, self.train, self._part(""), arguments, "float64", 0, "eager", tape
-        ).function(Masks(0))
+        probe = Differentiated(self.name, self.train, self._part(""), arguments, "float64", 0, "eager", tape)
+        function = probe.function(Masks(0))
         with (
             self._reported(None, arguments),
             promoted(),
@@ -294,12 +304,19 @@ class JaxSubject:
             recording(next(_TAPES)),
         ):
             try:
-                closed, _ = trace(function, operands)
-                evaluate(closed, *jax.tree.leaves(operands))
+                closed, tree = trace(function, operands)
+                results = jax.tree.unflatten(tree, evaluate(closed, *jax.tree.leaves(operands)))
             except UNTRACEABLE:  # it looks at values
                 tape.clear()
-                function(*jax.tree.map(jnp.asarray, operands))
-        return tape.calls()
+                results = function(*jax.tree.map(jnp.asarray, operands))
+        outputs, of_weights, of_inputs = results
+        found = Run(
+            [to_numpy(one) for one in outputs],
+            list(probe.structure),
+            [to_numpy(of_inputs[str(i)]) if str(i) in of_inputs else None for i in range(len(arguments.leaves))],
+            {name: to_numpy(one) for name, one in of_weights.items()},
+        )
+        return found, tape.calls()
 
     @contextlib.contextmanager
     def _reported(self, dtype: str | None, arguments: Arguments) -> Any:

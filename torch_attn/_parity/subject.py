@@ -26,6 +26,7 @@ from attn_bridge.parity.compare.sides.subject import (
     Parameter,
     Run,
     Submodule,
+    Substitute,
     plain_values,
 )
 
@@ -36,6 +37,7 @@ from .recording import Recorder
 from .running.execution import Execution, as_written
 from .running.gradients import NeedsBackwardError
 from .running.state import ONE_AT_A_TIME, asks_for_mode, eager, undisturbed
+from .substitution import Substitution
 from .weights import FunctionSide, ModuleSide, Part, check_readable, device_of, outputs_of, side_of
 
 LARGE = 1 << 24
@@ -222,16 +224,28 @@ class TorchSubject:
 
     def record(self, weights: Mapping[str, Array], arguments: Arguments, cotangents: Sequence[Array]) -> list[Call]:
         """Run in float64 and return every call of every submodule with its inputs, outputs and cotangents."""
+        return self.substituted(weights, arguments, cotangents, {})[1]
+
+    def substituted(
+        self,
+        weights: Mapping[str, Array],
+        arguments: Arguments,
+        cotangents: Sequence[Array],
+        substitutes: Mapping[str, Sequence[Substitute]],
+    ) -> tuple[Run, list[Call]]:
+        """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
         one = Execution(self, self.side.part(""), "", "float64", "eager", 0, 0, frozenset())
         with ONE_AT_A_TIME:
             for accumulate in (self._accumulates, True):
                 recorder = Recorder(self.side.modules())
+                # Its hooks come first, and so the recorder sees what was replaced.
+                substitution = Substitution(self.side.modules(), substitutes)
                 try:
-                    with recorder.recording():
-                        one.results(weights, arguments, cotangents, accumulate)
+                    with substitution.holding(), recorder.recording():
+                        found = one.results(weights, arguments, cotangents, accumulate)
                 except NeedsBackwardError:
                     continue
-                return recorder.calls()
+                return found, recorder.calls()
         raise AssertionError("gradients that are accumulated need no other way")
 
     def drawing(self, source: Masks | Plan) -> contextlib.AbstractContextManager[Any]:

@@ -23,7 +23,7 @@ from ..settings.environment import environment
 from ..settings.precision import record
 from ..settings.precision import strict as pinned
 from .hints import hint_for
-from .localisation import find
+from .localisation import Remainder, find, remainder
 from .pair import SIDES, Pair, Progress, few_threads
 from .prepare import prepare
 from .results.allowances import accept, checked
@@ -143,10 +143,9 @@ def compare(
         )
         with few_threads(pair):
             try:
-                report = judge(Live(pair), seeds, first_seed, modes, wanted, localise)
+                report = judge(Live(pair), seeds, first_seed, modes, wanted, localise, accepted)
             except CannotPromoteError as error:  # float64 was asked for
                 raise ModuleFailedError(str(error)) from error
-    report = accept(report, accepted)
     seconds = time.perf_counter() - started
     return dataclasses.replace(report, command=command, seconds=seconds, peak_memory=peak_memory())
 
@@ -158,20 +157,25 @@ def judge(
     modes: tuple[str, ...],
     dtypes: tuple[str, ...] | None,
     localise: bool | None,
+    accepted: Mapping[str, str],
 ) -> Report:
-    """Return the report on a live pair."""
+    """Return the report on a live pair, with the verdict on all but the accepted differences."""
     pair = runner.pair
     found = judged(runner, seeds, first_seed, modes, dtypes or (pair.dtype,))
     wanted = found.report.verdict in ("different", "precision") if localise is None else localise
     if not wanted or found.furthest is None:
-        return found.report
+        return accept(found.report, accepted)
     pair.progress("looking for the first divergence", 0, 1)
     place = find(pair, found.furthest, "precision" if found.report.verdict == "precision" else "meaning", found.tables)
     divergence = None if found.report.verdict in ("equal", "inconclusive") else place.divergence
     if divergence is not None:
         hint = divergence.hint or ("" if place.evidence is None else hint_for(place.evidence))
         divergence = dataclasses.replace(divergence, second_label=pair.labels["second"], hint=hint)
-    return dataclasses.replace(found.report, tree=place.tree, first_divergence=divergence)
+    report = dataclasses.replace(found.report, tree=place.tree, first_divergence=divergence)
+    left: Remainder = "unknown"
+    if accepted and report.verdict == "different" and not pair.train:
+        left = remainder(pair, found.furthest, accepted.keys(), found.tables)
+    return accept(report, accepted, left)
 
 
 @dataclasses.dataclass

@@ -1,6 +1,7 @@
 """Where two sides first part: submodules fed the same numbers, and the code between them."""
 
 from ..hints import Evidence
+from .remainder import Remainder, remainder
 from .search import Found, find, find_in_calls
 
-__all__ = ["Evidence", "Found", "find", "find_in_calls"]
+__all__ = ["Evidence", "Found", "Remainder", "find", "find_in_calls", "remainder"]

@@ -88,13 +88,13 @@ def force(
         matched = outputs
         for source in SIDES:
             runs = run_both(runner, paths, calls, feed, matched, source)
-            forward = _apart(runs, matched)
+            forward = apart_in(runs, matched)
             if forward > limit and not strict:  # as both ran freely, outputs need not tell the order of their axes
                 again = match_leaves(runs["first"].outputs, runs["second"].outputs)
-                if _apart(runs, again) <= limit and len(again) == len(matched):
+                if apart_in(runs, again) <= limit and len(again) == len(matched):
                     matched = again
                     runs = run_both(runner, paths, calls, feed, matched, source)
-                    forward = _apart(runs, matched)
+                    forward = apart_in(runs, matched)
             backward, worst = _backward(pairing, runs, feed.groups)
             if backward > (found.backward or 0.0):
                 found = dataclasses.replace(found, worst=worst)
@@ -109,7 +109,8 @@ def force(
     return best
 
 
-def _apart(runs: Mapping[Side, Run], outputs: Sequence[Group]) -> float:
+def apart_in(runs: Mapping[Side, Run], outputs: Sequence[Group]) -> float:
+    """Return how far apart the outputs of two runs are, relative to the largest value of each."""
     return relative(
         [(one.value("first", runs["first"].outputs), one.value("second", runs["second"].outputs)) for one in outputs]
     )

@@ -114,6 +114,10 @@ class Live:
         found: Run = self._sides.subjects[side].run(weights, arguments, cotangents, dtype=dtype, path=path)
         return found
 
+    def weights(self, side: Side) -> Arrays:
+        """Return one side's weights as they are run in float64."""
+        return self._weights[side]
+
     def run_moved(
         self, side: Side, path: str, arguments: Arguments, cotangents: Sequence[Array | None], seed: int
     ) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from .findings import Allowance, Divergence, ModuleNode, TensorVerdict, worst
 from .report import Report
@@ -47,7 +48,9 @@ def checked(allow: Mapping[str, str] | Sequence[str], what: str = "allow") -> di
     return parse([f"{path}={reason}" for path, reason in allow.items()], what)
 
 
-def accept(report: Report, allow: Mapping[str, str]) -> Report:
+def accept(
+    report: Report, allow: Mapping[str, str], left: Divergence | Literal["nothing", "unknown"] = "unknown"
+) -> Report:
     """Return the report with the verdict on all but the accepted differences.
 
     A path covers the tensor of that name, the gradients of the parameters below it, and every difference that begins
@@ -57,11 +60,14 @@ def accept(report: Report, allow: Mapping[str, str]) -> Report:
     Args:
         report: what was found.
         allow: path -> reason.
+        left: what differs beside the accepted submodules when they give the other side's numbers: where it is,
+            ``nothing``, or ``unknown`` where that could not be tried.
     """
     if not allow:
         return report
     covers: dict[str, list[str]] = {path: [] for path in allow}
     follows = _follows(report, covers)
+    follows = "" if isinstance(left, Divergence) else follows
     tensors = []
     for tensor in report.tensors:
         if tensor.verdict in ("different", "precision"):
@@ -75,15 +81,16 @@ def accept(report: Report, allow: Mapping[str, str]) -> Report:
         Allowance(path, reason, tuple(covers[path]), bool(covers[path]) or path in known)
         for path, reason in allow.items()
     ]
-    left = worst([one.verdict for one in tensors if not one.allowed])
+    verdict = worst([one.verdict for one in tensors if not one.allowed])
     changed = dataclasses.replace(report, tensors=tensors, allowed=[*report.allowed, *found])
     if report.verdict in ("inconclusive", "equal") or not any(covers.values()):
         return changed
     first = report.first_divergence
     if first is not None and _inside(first.path, allow):
-        first, tree = _next(report, allow)
+        first, tree = _next(report, allow, left)
         changed = dataclasses.replace(changed, first_divergence=first, tree=tree)
-    return dataclasses.replace(changed, verdict=left, notes=_noted(report, follows))
+    notes = _noted(report, follows, is_sure=left == "nothing")
+    return dataclasses.replace(changed, verdict=verdict, notes=notes)
 
 
 def _known(report: Report) -> set[str]:
@@ -99,14 +106,14 @@ def _known(report: Report) -> set[str]:
     return names
 
 
-def _noted(report: Report, follows: str) -> list[str]:
+def _noted(report: Report, follows: str, *, is_sure: bool) -> list[str]:
     if not follows:
         return report.notes
     inside = follows.rpartition(".")[0] or report.first_name
-    return [
-        f"every difference follows from {follows}, which may differ; code of {inside} around it was not judged apart",
-        *report.notes,
-    ]
+    said = f"every difference follows from {follows}, which may differ: given the other side's numbers, all else agrees"
+    if not is_sure:
+        said = f"no other submodule than {follows} differs, which may; code of {inside} around it was not judged apart"
+    return [said, *report.notes]
 
 
 def _covers(path: str, tensor: TensorVerdict) -> bool:
@@ -148,10 +155,15 @@ def _guilty(node: ModuleNode) -> Iterator[ModuleNode]:
         yield node
 
 
-def _next(report: Report, allow: Mapping[str, str]) -> tuple[Divergence | None, ModuleNode | None]:
+def _next(
+    report: Report, allow: Mapping[str, str], left: Divergence | str
+) -> tuple[Divergence | None, ModuleNode | None]:
     """Return the first divergence that is not accepted, and the tree with its mark there."""
     if report.tree is None or report.first_divergence is None:
         return None, report.tree
+    if isinstance(left, Divergence):
+        there = next((one for one in report.tree.walk() if (one.path or "") == left.path), None)
+        return dataclasses.replace(left, second_label=report.second_label), _marked(report.tree, there)
     others = [one for one in _guilty(report.tree) if not (_inside(one.path, allow) or _inside(one.second_path, allow))]
     other = next(iter(others), None)
     tree = _marked(report.tree, other)

@@ -235,6 +235,19 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
+class Substitute:
+    """What one call of a submodule returns in place of its own results, and what is added to its inputs' gradients.
+
+    Attributes:
+        outputs: the arrays that it returns, in order; None leaves one as it is.
+        added: per array among its inputs what is added to the gradient; None adds nothing.
+    """
+
+    outputs: list[Array | None]
+    added: list[Array | None]
+
+
+@dataclasses.dataclass(frozen=True)
 class Call:
     """One call of a submodule, recorded while the whole module ran.
 
@@ -316,3 +329,12 @@ class Subject(Protocol):
 
     def record(self, weights: Mapping[str, Array], arguments: Arguments, cotangents: Sequence[Array]) -> list[Call]:
         """Return every call of every submodule with its inputs, outputs and cotangents."""
+
+    def substituted(
+        self,
+        weights: Mapping[str, Array],
+        arguments: Arguments,
+        cotangents: Sequence[Array],
+        substitutes: Mapping[str, Sequence[Substitute]],
+    ) -> tuple[Run, list[Call]]:
+        """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
