@@ -159,12 +159,14 @@ class Bundle:
         labels: what each part is called.
         word: the word for a layer that holds them in one; "" where the names say nothing.
         scattered: whether others stand between them.
+        which: words that tell them from other layers of these words beside them.
     """
 
     parts: tuple[int, ...]
     labels: tuple[str, ...]
     word: str
     scattered: bool = False
+    which: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,15 +245,20 @@ def _bundles(tensors: Sequence[Tensor], names: Sequence[Name], totals: Collectio
     for i, name in enumerate(names):
         siblings[name.parent, name.role, name.last].append(i)
     for group in siblings.values():
-        words: dict[str, list[int]] = collections.defaultdict(list)
-        for i in group:
-            words[part_word(names[i])].append(i)
-        known = set()
-        for key, labels in part_sets().items():
-            if all(len(words[label]) == 1 for label in labels):
+        found = [part_word(names[i]) for i in group]
+        known: set[frozenset[int]] = set()
+        for which in [None, *dict.fromkeys(which for _, which in found)]:  # all of them, or those of one set
+            words: dict[str, list[int]] = collections.defaultdict(list)
+            for i, (word, its) in zip(group, found, strict=True):
+                if which in (None, its):
+                    words[word].append(i)
+            for key, labels in part_sets().items():
+                if not all(len(words[label]) == 1 for label in labels):
+                    continue
                 parts = tuple(words[label][0] for label in labels)
-                known.add(frozenset(parts))
-                yield Bundle(parts, labels, key.split()[0])
+                if frozenset(parts) not in known:
+                    known.add(frozenset(parts))
+                    yield Bundle(parts, labels, key.split()[0], which=which or ())
         ordered = sorted(group, key=lambda i: names[i].natural)
         place = {i: k for k, i in enumerate(ordered)}
         for length in range(2, min(len(ordered), MAX_PARTS) + 1):
@@ -267,11 +274,18 @@ def _bundles(tensors: Sequence[Tensor], names: Sequence[Name], totals: Collectio
 
 def _speaks(fused: Sequence[Name], bundles: Sequence[Bundle], others: Sequence[Name]) -> Array:
     """Return how much names speak for each fused tensor to hold each bundle."""
-    score = likeness([name.owner for name in fused], [others[bundle.parts[0]].owner for bundle in bundles])
+    owners = [others[bundle.parts[0]].owner for bundle in bundles]
+    owners = [
+        dataclasses.replace(owner, words=(*owner.words, *bundle.which)) if bundle.which else owner
+        for owner, bundle in zip(owners, bundles, strict=True)
+    ]
+    score = likeness([name.owner for name in fused], owners)
+    usual = {word: len(part_sets()[word]) for word in {name.fused for name in fused} if word}
     for k, bundle in enumerate(bundles):
         score[:, k] += 0.5 * bool(bundle.word) - 0.01 * len(bundle.parts) - 0.1 * bundle.scattered
         for row, name in enumerate(fused):
             score[row, k] += 2.0 * bool(name.fused and name.fused == bundle.word)
+            score[row, k] += 0.25 * bool(len(bundle.parts) == usual.get(name.fused))
     return score
 
 
