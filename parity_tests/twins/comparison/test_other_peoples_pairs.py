@@ -127,7 +127,12 @@ class FlaxLatents(nnx.Module):
 
 
 @pytest.mark.parametrize(
-    "names", ["q k v o q2 k2 v2 o2", "q_cross k_cross v_cross o_cross q_alone k_alone v_alone o_alone"]
+    "names",
+    [
+        "q k v o q2 k2 v2 o2",
+        "q_cross k_cross v_cross o_cross q_alone k_alone v_alone o_alone",
+        "wide_q wide_k wide_v wide_o inner_q inner_k inner_v inner_o",  # words of its own, sorted the other way round
+    ],
 )
 def test_two_sets_of_queries_keys_and_values_side_by_side_are_the_parts_of_two_fused_layers(names):
     options = {"seeds": 1, "localise": False}
