@@ -255,6 +255,28 @@ def test_complex_weights_are_listed_as_without_a_gradient():
     assert report.unreached == [wanted]
 
 
+def test_a_fault_among_complex_weights_is_placed_as_any_other():
+    class First(TorchComplex):
+        def __init__(self):
+            super().__init__()
+            self.v, self.fc = nn.Parameter(torch.randn(8, 8)), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.fc(super().forward(x)) @ self.v
+
+    class Second(FlaxComplex):
+        def __init__(self):
+            super().__init__()
+            self.v, self.fc = nnx.Param(jnp.ones((8, 8))), nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return self.fc(super().__call__(x) + 0.01) @ self.v[...]
+
+    report = judge(First(), Second(), localise=None)
+    assert report.verdict == "different"
+    assert report.first_divergence.between == ("", "fc")
+
+
 # ---- outputs
 
 

@@ -6,6 +6,8 @@ import runpy
 import tempfile
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -89,3 +91,130 @@ def test_encoder_layer_of_another_eps_diverges_first_in_its_first_norm():
     assert (report.first_divergence.path, report.first_divergence.direction) == ("norm1", "forward")
     assert sum(node.first for node in report.tree.walk()) == 1
     assert {"query", "key", "value"} <= {(node.flax_path or "").rpartition(".")[2] for node in report.tree.walk()}
+
+
+class TorchLatents(nn.Module):
+    """Latents that look at a narrower input, then at each other: two layers that fuse queries, keys and values."""
+
+    def __init__(self):
+        super().__init__()
+        self.cross = nn.MultiheadAttention(8, 2, kdim=6, vdim=6, batch_first=True)
+        self.alone = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+
+    def forward(self, z, x):
+        z = z + self.cross(z, x, x, need_weights=False)[0]
+        return self.mlp(z + self.alone(z, z, z, need_weights=False)[0])
+
+
+class FlaxLatents(nnx.Module):
+    """Its twin without submodules for attention: the eight layers stand side by side, numbered or with a word."""
+
+    def __init__(self, names):
+        self.names, rngs = names, nnx.Rngs(0)
+        for place, name in enumerate(names):
+            setattr(self, name, nnx.Linear(6 if place in (1, 2) else 8, 8, rngs=rngs))
+        self.fc1, self.fc2 = nnx.Linear(8, 16, rngs=rngs), nnx.Linear(16, 8, rngs=rngs)
+
+    def attend(self, z, x, names):
+        q, k, v, out = (getattr(self, name) for name in names)
+        apart = [one.reshape(*one.shape[:2], 2, 4) for one in (q(z), k(x), v(x))]
+        return out(jax.nn.dot_product_attention(*apart).reshape(z.shape))
+
+    def __call__(self, z, x):
+        z = z + self.attend(z, x, self.names[:4])
+        return self.fc2(jax.nn.relu(self.fc1(z + self.attend(z, z, self.names[4:]))))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "q k v o q2 k2 v2 o2",
+        "q_cross k_cross v_cross o_cross q_alone k_alone v_alone o_alone",
+        "wide_q wide_k wide_v wide_o inner_q inner_k inner_v inner_o",  # words of its own, sorted the other way round
+    ],
+)
+def test_two_sets_of_queries_keys_and_values_side_by_side_are_the_parts_of_two_fused_layers(names):
+    options = {"seeds": 1, "localise": False}
+    report = compare(TorchLatents(), FlaxLatents(names.split()), (inputs(2, 4, 8), inputs(2, 5, 6, seed=1)), **options)
+    report.raise_for_mismatch()
+    second = [one.flax for one in report.pairing if one.torch.startswith("alone.in_proj_bias")]
+    assert second == [f"{name}.bias" for name in names.split()[4:7]]
+
+
+class TorchVolume(nn.Module):
+    """A convolution of volumes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv3d(2, 4, 3, padding=1), nn.GroupNorm(2, 4)
+
+    def forward(self, x):
+        return torch.nn.functional.elu(self.norm(self.conv(x)))
+
+
+class FlaxVolume(nnx.Module):
+    """Its twin, with channels last inside."""
+
+    def __init__(self, activation=jax.nn.elu, eps=1e-5):
+        rngs = nnx.Rngs(0)
+        self.activation, self.conv = activation, nnx.Conv(2, 4, (3, 3, 3), rngs=rngs)
+        self.norm = nnx.GroupNorm(4, num_groups=2, epsilon=eps, use_fast_variance=False, rngs=rngs)
+
+    def __call__(self, x):
+        return jnp.moveaxis(self.activation(self.norm(self.conv(jnp.moveaxis(x, 1, -1)))), -1, 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "path", "between"), [({"activation": jax.nn.selu}, "", ("norm", "")), ({"eps": 1e-3}, "norm", None)]
+)
+def test_a_fault_between_or_in_layers_of_volumes_is_placed(wrong, path, between):
+    report = compare(TorchVolume(), FlaxVolume(**wrong), inputs(1, 2, 3, 4, 5), seeds=1)
+    assert (report.first_divergence.path, report.first_divergence.between) == (path, between)
+
+
+class TorchChoices(nn.Module):
+    """Probabilities, and choices that a submodule makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.pick = nn.Linear(8, 8), TorchPick()
+
+    def forward(self, x):
+        probabilities = self.fc(x).softmax(-1)
+        return probabilities, self.pick(x), probabilities.argmax(-1)
+
+
+class TorchPick(nn.Module):
+    """The place of the largest value."""
+
+    def forward(self, x):
+        return x.argmax(-1)
+
+
+class FlaxChoices(nnx.Module):
+    """Their twin."""
+
+    def __init__(self, inner=jnp.argmax, outer=jnp.argmax):
+        self.fc, self.pick, self.outer = nnx.Linear(8, 8, rngs=nnx.Rngs(0)), FlaxPick(inner), outer
+
+    def __call__(self, x):
+        probabilities = jax.nn.softmax(self.fc(x))
+        return probabilities, self.pick(x), self.outer(probabilities, -1)
+
+
+class FlaxPick(nnx.Module):
+    """A choice by any function."""
+
+    def __init__(self, call):
+        self.choose = call
+
+    def __call__(self, x):
+        return self.choose(x, -1)
+
+
+@pytest.mark.parametrize(("wrong", "path"), [({"outer": jnp.argmin}, ""), ({"inner": jnp.argmin}, "pick")])
+def test_other_whole_numbers_are_placed_where_they_are_made(wrong, path):
+    report = compare(TorchChoices(), FlaxChoices(**wrong), inputs(3, 8), seeds=1)
+    assert (report.verdict, report.first_divergence.path) == ("different", path)
+    assert "whole numbers" in report.first_divergence.message

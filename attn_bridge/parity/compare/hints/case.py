@@ -71,6 +71,11 @@ class Case:
         return bool(scale > 0 and float(np.abs(one - two).max(initial=0.0)) <= FIT * scale)
 
     @property
+    def is_real(self) -> bool:
+        """Whether neither is complex."""
+        return not (np.iscomplexobj(self.one) or np.iscomplexobj(self.two))
+
+    @property
     def differs(self) -> bool:
         """Whether the two are finite, of one shape and not the same."""
         if self.one.shape != self.two.shape or not self.one.size:

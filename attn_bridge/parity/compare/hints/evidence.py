@@ -92,15 +92,18 @@ def relation(
 
 
 def _cases(evidence: Any, labels: tuple[str, str]) -> list[Case]:
-    """Return the tensors that differ: outputs, or where these agree the gradients, those of parameters first."""
-    inputs = [_wide(one) for one in evidence.inputs]
-    weights = {name: _wide(one) for name, one in evidence.first_weights.items()}
+    """Return the tensors that differ: outputs, or where these agree the gradients, those of parameters first.
+
+    Nothing that is known of layers is about complex numbers, so these are left out.
+    """
+    inputs = [_wide(one) for one in evidence.inputs if not np.iscomplexobj(one)]
+    weights = {name: _wide(one) for name, one in evidence.first_weights.items() if not np.iscomplexobj(one)}
     counts = _counts(evidence)
     found = []
     for place, (one, two) in enumerate(zip(evidence.first_outputs, evidence.second_outputs, strict=False)):
         name = "the output" if len(evidence.first_outputs) == 1 else f"output {place}"
         found.append(Case(name, _wide(one), _wide(two), inputs, weights, labels, counts=counts))
-    found = [case for case in found if case.differs]
+    found = [case for case in found if case.is_real and case.differs]
     if found:
         return found
     gradients = sorted(evidence.first_gradients, key=lambda name: name.startswith("input "))
@@ -108,7 +111,7 @@ def _cases(evidence: Any, labels: tuple[str, str]) -> list[Case]:
         if name in evidence.second_gradients:
             one, two = _wide(evidence.first_gradients[name]), _wide(evidence.second_gradients[name])
             found.append(Case(f"the gradient of {name}", one, two, inputs, weights, labels, True, counts))
-    return [case for case in found if case.differs]
+    return [case for case in found if case.is_real and case.differs]
 
 
 def _counts(evidence: Any) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ _CLOSE, _ALIKE = 1e-6, 0.1
 """Relative differences below which two arrays hold the same numbers, and much the same."""
 
 _MAX_AXES = 4
+"""Most axes of which every order is thought of; of more, one axis may have moved, as the channels of a volume do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,13 +136,17 @@ def match_by_place(first: Arguments, second: Arguments) -> list[Group] | None:
 def whole_numbers(first: Arguments, second: Arguments) -> list[tuple[int, int]]:
     """Return the positions of arrays of integers or truth values that the two calls have in the same place."""
     pairs = _places(first, second, floats=False) or []
-    return [
-        (i, j)
-        for i, j in pairs
-        if (one := first.leaves[i]).shape == (two := second.leaves[j]).shape
-        and (one.dtype == bool) == (two.dtype == bool)
-        and not np.array_equal(one, two)
-    ]
+    return [(i, j) for i, j in pairs if _whole_apart(first.leaves[i], second.leaves[j])]
+
+
+def whole_outputs(first: Call, second: Call) -> bool:
+    """Tell whether integers or truth values that two calls returned in the same place are not the same."""
+    ours, theirs = ([leaf for leaf in call.outputs if not is_float(leaf)] for call in (first, second))
+    return len(ours) == len(theirs) and any(map(_whole_apart, ours, theirs))
+
+
+def _whole_apart(one: Array, two: Array) -> bool:
+    return one.shape == two.shape and (one.dtype == bool) == (two.dtype == bool) and not np.array_equal(one, two)
 
 
 def _places(first: Arguments, second: Arguments, *, floats: bool) -> list[tuple[int, int]] | None:
@@ -192,14 +197,24 @@ def _turns(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[Turn, b
     plain = _plain_turn(one, two)
     if plain is not None:
         yield plain, False
-    if len(one) == len(two) <= _MAX_AXES:
-        for axes in itertools.permutations(range(len(one))):
+    if len(one) == len(two):
+        for axes in _orders(len(one)):
             if tuple(one[axis] for axis in axes) == two and axes != tuple(range(len(one))):
                 yield Turn(one, two, axes), False
     elif max(len(one), len(two)) <= _MAX_AXES:
         side: Side = "first" if len(one) > len(two) else "second"
         for axes in itertools.permutations(range(max(len(one), len(two)))):
             yield Turn(one, two, axes, side), True
+
+
+def _orders(count: int) -> Iterator[tuple[int, ...]]:
+    """Yield the orders in which so many axes may lie on the other side."""
+    if count <= _MAX_AXES:
+        yield from itertools.permutations(range(count))
+        return
+    for moved, place in itertools.permutations(range(count), 2):
+        rest = [axis for axis in range(count) if axis != moved]
+        yield (*rest[:place], moved, *rest[place:])
 
 
 def _moves_one_axis(axes: tuple[int, ...]) -> bool:

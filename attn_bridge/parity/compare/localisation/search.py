@@ -115,7 +115,7 @@ class _Search:
         directions: tuple[Direction, Direction] = ("forward", "backward")
         direction = next((one for one in directions if self._guilty(self.root, one)), None)
         if direction is None:
-            return Found(self.root.frozen(self._is_different), None)
+            return self._found_in_whole_numbers()
         node = self.root
         while (child := self._worst_child(node, direction)) is not None:
             node = child
@@ -125,6 +125,19 @@ class _Search:
             one.message = "; ".join(filter(None, [*(self._settings(one) if one is node else ()), self._told(one)]))
         divergence = Divergence(node.path or "", node.second_path or "", direction, node.message, between)
         return Found(self.root.frozen(self._is_different), divergence, self._evidence(node, direction, between, steps))
+
+    def _found_in_whole_numbers(self) -> Found:
+        """Follow the first pair that was given the same and returned other integers or truth values, if any did."""
+        node = self.root
+        if self.aim == "precision" or not node.returns_other_numbers:
+            return Found(node.frozen(self._is_different), None)
+        while inner := [child for child in nearest(node) if child.returns_other_numbers]:
+            node = min(inner, key=lambda child: child.order)
+        node.first = True
+        node.message = "fed the same inputs, the whole numbers or truth values returned are not the same"
+        divergence = Divergence(node.path or "", node.second_path or "", "forward", node.message, None)
+        tree = self.root.frozen(lambda one: one.returns_other_numbers or self._is_different(one))
+        return Found(tree, divergence)
 
     # ---- trying
 

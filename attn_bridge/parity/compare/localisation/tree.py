@@ -10,7 +10,7 @@ from ..pair import SIDES
 from ..results.findings import ModuleNode, Side
 from ..sides.subject import Call, Submodule
 from .forcing import Trial
-from .leaves import fed_alike
+from .leaves import fed_alike, whole_numbers, whole_outputs
 
 MAX_CALLS = 3
 """Most calls of one submodule that are tried; one that is called in a loop repeats itself."""
@@ -60,6 +60,11 @@ class Node:
     def worst(self) -> str:
         """The gradient that differs the most."""
         return max(self.trials, key=lambda trial: trial.backward or 0.0, default=Trial()).worst
+
+    @property
+    def returns_other_numbers(self) -> bool:
+        """Whether the sides were given the same whole numbers and truth values in some call, and returned others."""
+        return any(whole_outputs(*both) and not whole_numbers(*(one.arguments for one in both)) for both in self.calls)
 
     def error(self, direction: str) -> float | None:
         """Return the difference in one direction."""

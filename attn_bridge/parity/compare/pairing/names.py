@@ -295,13 +295,18 @@ def _declared(names: Sequence[str]) -> list[tuple[tuple[int, int], ...]]:
     return found
 
 
-def part_word(name: Name) -> str:
-    """Return the word by which a layer may be part of a fused one."""
+def part_word(name: Name) -> tuple[str, tuple[str, ...]]:
+    """Return the word by which a layer may be part of a fused one, and what tells it from others of that word.
+
+    A model without submodules calls its queries ``q1`` and ``q2``, or ``self_q`` and ``cross_q``.
+    """
     own = name.spelled.lower().rstrip("_")  # NNX calls a gate if_
     if own in {word for some in _SETS.values() for word in some}:
-        return own
-    words = [_SYNONYMS.get(word, word) for word in [FUSED.get(own, own), *_split(name.own)]]
-    return next((word for word in words if word in ("query", "key", "value", "kv", "gate", "up")), "")
+        return own, ()
+    known = ("query", "key", "value", "kv", "gate", "up")
+    words = [_SYNONYMS.get(word, word) for word in [FUSED.get(own, own), *_split(name.spelled)]]
+    found = next((word for word in words if word in known), "")
+    return found, () if own in FUSED else tuple(word for word in words[1:] if word and word != found)
 
 
 def part_sets() -> dict[str, tuple[str, ...]]:

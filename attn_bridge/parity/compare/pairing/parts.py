@@ -23,6 +23,12 @@ Lays = Callable[[Tensor, Tensor, frozenset[int]], Mapping[Way, Lay]]
 MAX_PARTS = 4
 """Most parts of a fused tensor whose names are not known."""
 
+MAX_TIED = 4
+"""Most fused tensors whose parts are thought of in every order."""
+
+Scores = Mapping[tuple[int, int], float]
+"""(position of a fused tensor, of a bundle) -> how much names speak for it to hold them."""
+
 MAX_SIBLINGS = 8
 """Most siblings of which any may be parts of one tensor; of more, those that stand side by side."""
 
@@ -159,12 +165,14 @@ class Bundle:
         labels: what each part is called.
         word: the word for a layer that holds them in one; "" where the names say nothing.
         scattered: whether others stand between them.
+        which: words that tell them from other layers of these words beside them.
     """
 
     parts: tuple[int, ...]
     labels: tuple[str, ...]
     word: str
     scattered: bool = False
+    which: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,8 +203,11 @@ class Split:
     arrangements: tuple[Arrangement, ...]
 
 
-def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], lays: Lays) -> list[Split]:
+def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], lays: Lays) -> list[list[tuple[Split, ...]]]:
     """Return the tensors of one side that the other side has in parts.
+
+    Those whose names speak as much for each other's parts come together, in every order that is possible; any other
+    one alone, in one.
 
     Args:
         tensors: the side with fused tensors.
@@ -222,19 +233,52 @@ def splits(tensors: Sequence[Tensor], others: Sequence[Tensor], lays: Lays) -> l
         for k in by_size[math.prod(tensors[i].shape)]
         if not sizes[math.prod(tensors[i].shape)] or bundles[k].word == names[i].fused
     ]
-    found: list[Split] = []
+    found: list[tuple[float, int, int, Split]] = []
     taken: set[int] = set()
     used: set[int] = set()
-    for _, i, k in sorted(possible, key=lambda one: (-one[0], one[1], one[2])):
+
+    def split(i: int, k: int) -> Split:
+        arrangements = _arrangements(tensors[i], names[i], others, bundles[k], lays)
+        return Split(i, bundles[k].parts, tuple(arrangements))
+
+    for score, i, k in sorted(possible, key=lambda one: (-one[0], one[1], one[2])):
         parts = bundles[k].parts
         if i in taken or used & set(parts):
             continue
-        arrangements = tuple(_arrangements(tensors[i], names[i], others, bundles[k], lays))
-        if arrangements:
+        one = split(i, k)
+        if one.arrangements:
             taken.add(i)
             used |= set(parts)
-            found.append(Split(i, parts, arrangements))
-    return found
+            found.append((score, i, k, one))
+    scores = {(i, k): score for score, i, k in possible}
+    groups: list[list[tuple[float, int, int, Split]]] = []
+    for new in found:
+        for group in groups:
+            if len(group) < MAX_TIED and all(_is_tied(new, one, scores) for one in group):
+                group.append(new)
+                break
+        else:
+            groups.append([new])
+    return [_orders(group, split) for group in groups]
+
+
+def _is_tied(one: tuple[float, int, int, Split], two: tuple[float, int, int, Split], scores: Scores) -> bool:
+    """Tell whether names speak as much for each of two fused tensors to hold the other's parts as its own."""
+    (_, i, k, _), (_, j, m, _) = one, two
+    held = [scores.get(pair, math.inf) for pair in ((i, k), (j, m), (i, m), (j, k))]
+    return max(held) - min(held) < 1e-9 if math.isfinite(max(held)) else False
+
+
+def _orders(
+    group: Sequence[tuple[float, int, int, Split]], split: Callable[[int, int], Split]
+) -> list[tuple[Split, ...]]:
+    """Return the ways in which some fused tensors may share their parts, the usual one first."""
+    usual = tuple(one for *_, one in group)
+    turned = [
+        tuple(split(i, k) for (_, i, _, _), (_, _, k, _) in zip(group, order, strict=True))
+        for order in itertools.islice(itertools.permutations(group), 1, None)
+    ]
+    return [usual, *(some for some in turned if all(one.arrangements for one in some))]
 
 
 def _bundles(tensors: Sequence[Tensor], names: Sequence[Name], totals: Collection[int]) -> Iterator[Bundle]:
@@ -243,15 +287,20 @@ def _bundles(tensors: Sequence[Tensor], names: Sequence[Name], totals: Collectio
     for i, name in enumerate(names):
         siblings[name.parent, name.role, name.last].append(i)
     for group in siblings.values():
-        words: dict[str, list[int]] = collections.defaultdict(list)
-        for i in group:
-            words[part_word(names[i])].append(i)
-        known = set()
-        for key, labels in part_sets().items():
-            if all(len(words[label]) == 1 for label in labels):
+        found = [part_word(names[i]) for i in group]
+        known: set[frozenset[int]] = set()
+        for which in [None, *dict.fromkeys(which for _, which in found)]:  # all of them, or those of one set
+            words: dict[str, list[int]] = collections.defaultdict(list)
+            for i, (word, its) in zip(group, found, strict=True):
+                if which in (None, its):
+                    words[word].append(i)
+            for key, labels in part_sets().items():
+                if not all(len(words[label]) == 1 for label in labels):
+                    continue
                 parts = tuple(words[label][0] for label in labels)
-                known.add(frozenset(parts))
-                yield Bundle(parts, labels, key.split()[0])
+                if frozenset(parts) not in known:
+                    known.add(frozenset(parts))
+                    yield Bundle(parts, labels, key.split()[0], which=which or ())
         ordered = sorted(group, key=lambda i: names[i].natural)
         place = {i: k for k, i in enumerate(ordered)}
         for length in range(2, min(len(ordered), MAX_PARTS) + 1):
@@ -267,11 +316,18 @@ def _bundles(tensors: Sequence[Tensor], names: Sequence[Name], totals: Collectio
 
 def _speaks(fused: Sequence[Name], bundles: Sequence[Bundle], others: Sequence[Name]) -> Array:
     """Return how much names speak for each fused tensor to hold each bundle."""
-    score = likeness([name.owner for name in fused], [others[bundle.parts[0]].owner for bundle in bundles])
+    owners = [others[bundle.parts[0]].owner for bundle in bundles]
+    owners = [
+        dataclasses.replace(owner, words=(*owner.words, *bundle.which)) if bundle.which else owner
+        for owner, bundle in zip(owners, bundles, strict=True)
+    ]
+    score = likeness([name.owner for name in fused], owners)
+    usual = {word: len(part_sets()[word]) for word in {name.fused for name in fused} if word}
     for k, bundle in enumerate(bundles):
         score[:, k] += 0.5 * bool(bundle.word) - 0.01 * len(bundle.parts) - 0.1 * bundle.scattered
         for row, name in enumerate(fused):
             score[row, k] += 2.0 * bool(name.fused and name.fused == bundle.word)
+            score[row, k] += 0.25 * bool(len(bundle.parts) == usual.get(name.fused))
     return score
 
 

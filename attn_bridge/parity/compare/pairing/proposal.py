@@ -139,14 +139,16 @@ def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[l
         here, there = (theirs, ours) if turned else (ours, theirs)
         found = splits(here, there, _lays_turned if turned else _lays)
         of_layers: dict[Hashable, list[Choice]] = collections.defaultdict(list)
-        for split in found:
-            choice = _split_choice(split, there, turned=turned)
+        for orders in found:
+            choice = [links for order in orders for links in _shared_choice(order, there, turned=turned)]
             if len(choice) == 1:
                 fixed += choice[0]
             else:
-                of_layers[layer_of(here[split.whole]) or split.whole, len(choice)].append(choice)
+                layers = tuple(layer_of(here[split.whole]) or split.whole for split in orders[0])
+                of_layers[layers, len(choice)].append(choice)
         choices += [_together(some) for some in of_layers.values()]
-        gone, used = {split.whole for split in found}, {i for split in found for i in split.parts}
+        cut = [split for orders in found for split in orders[0]]
+        gone, used = {split.whole for split in cut}, {i for split in cut for i in split.parts}
         here = [one for i, one in enumerate(here) if i not in gone]
         there = [one for i, one in enumerate(there) if i not in used]
         ours, theirs = (there, here) if turned else (here, there)
@@ -180,6 +182,12 @@ def _lays_turned(second: Tensor, first: Tensor, cut: frozenset[int]) -> dict[Way
 
 def _options(first: Tensor, second: Tensor) -> Options:
     return options(kind_of(first, last_word(first)), kind_of(second, last_word(second)), equal_names=False)
+
+
+def _shared_choice(splits_together: Sequence[Split], there: Sequence[Tensor], *, turned: bool) -> Choice:
+    """Return the ways in which some fused tensors and their parts may go together."""
+    each = [_split_choice(split, there, turned=turned) for split in splits_together]
+    return [tuple(link for links in some for link in links) for some in itertools.product(*each)]
 
 
 def _split_choice(split: Split, there: Sequence[Tensor], *, turned: bool) -> Choice:
