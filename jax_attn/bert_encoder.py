@@ -1,7 +1,7 @@
 """BERT's encoder (Devlin et al., arXiv 1810.04805): post-norm layers of attention to every token, no pooler.
 
-The twin is `torch_attn.bert_encoder`. Letters: b batch, t position, h head, c channel of a head; in shapes B batch,
-T position, D model width.
+Twins: `jax_attn.bert_encoder`, `torch_attn.bert_encoder`. Letters: b batch, t position, h head, c channel of a head; in
+shapes B batch, T position, D model width.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .checkpoints import Pretrained
 from .dropout import Dropout
 from .embedding import Embedding
 from .gpt_model import FeedForward
+from .initial_weights import linear
 from .layer_norm import LayerNorm
-from .linear import Linear
 from .random import Rngs
 
 
@@ -36,7 +36,8 @@ class BertEncoder(Pretrained, nnx.Module):
 
     Args:
         config: the dict of a Hugging Face ``BertConfig``, of which other keys are left out, or a `BertEncoderConfig`;
-            ``train()``, ``eval()`` and ``nnx.view`` switch the dropout.
+            ``train()`` and ``eval()`` switch the dropout.
+            So does ``nnx.view``.
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None takes that of the parameters.
@@ -55,17 +56,15 @@ class BertEncoder(Pretrained, nnx.Module):
         dtype: Any = None,
     ):
         self.config = BertEncoderConfig.read(config)
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         width, eps, rate = self.config.hidden_size, self.config.layer_norm_eps, self.config.hidden_dropout_prob
-        self.tok_emb = Embedding(self.config.vocab_size, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
         longest = self.config.max_position_embeddings
-        self.pos_emb = Embedding(longest, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.type_emb = Embedding(self.config.type_vocab_size, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.emb_norm = LayerNorm(width, eps, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.tok_emb = Embedding(self.config.vocab_size, width, **options)
+        self.pos_emb = Embedding(longest, width, **options)
+        self.type_emb = Embedding(self.config.type_vocab_size, width, **options)
+        self.emb_norm = LayerNorm(width, eps, **options)
         self.drop_emb = Dropout(rate, rngs=rngs)
-        self.layers = nnx.List(
-            BertLayer(self.config, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-            for _ in range(self.config.num_hidden_layers)
-        )
+        self.layers = nnx.List(BertLayer(self.config, **options) for _ in range(self.config.num_hidden_layers))
 
     def __call__(
         self,
@@ -84,15 +83,17 @@ class BertEncoder(Pretrained, nnx.Module):
             ValueError: shapes that do not fit, more tokens than `max_position_embeddings`, or an id that is none.
             TypeError: ids that are not integers, or a mask that is neither bool nor integers.
         """
-        dtype, shape, longest = functional.dtype_name(ids), jnp.shape(ids), self.config.max_position_embeddings
+        longest = self.config.max_position_embeddings
+        dtype, shape = functional.dtype_name(ids), functional.shape_of(ids)
         check_ids(dtype, shape, longest=longest, longest_name="max_position_embeddings")
         if attention_mask is not None:
-            mask_dtype = functional.dtype_name(attention_mask)
-            check_beside_ids("attention_mask", mask_dtype, jnp.shape(attention_mask), shape, may_be_bool=True)
+            dtype, given = functional.dtype_name(attention_mask), functional.shape_of(attention_mask)
+            check_beside_ids("attention_mask", dtype, given, shape, may_be_bool=True)
             attention_mask = jnp.asarray(attention_mask) != 0
         if token_type_ids is None:
             token_type_ids = np.zeros(shape, np.int32)
-        check_beside_ids("token_type_ids", functional.dtype_name(token_type_ids), jnp.shape(token_type_ids), shape)
+        dtype, given = functional.dtype_name(token_type_ids), functional.shape_of(token_type_ids)
+        check_beside_ids("token_type_ids", dtype, given, shape)
         x = self.tok_emb(ids) + self.type_emb(token_type_ids, "token_type_ids")
         x = x + self.pos_emb(np.arange(shape[1]))
         x = self.drop_emb(self.emb_norm(x))
@@ -112,13 +113,12 @@ class BertLayer(nnx.Module):
     """
 
     def __init__(self, config: BertEncoderConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         width, eps, rate = config.hidden_size, config.layer_norm_eps, config.hidden_dropout_prob
-        self.att = BertAttention(config, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.norm1 = LayerNorm(width, eps, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.ff = FeedForward(
-            width, config.intermediate_size, approximate=False, rngs=rngs, param_dtype=param_dtype, dtype=dtype
-        )
-        self.norm2 = LayerNorm(width, eps, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.att = BertAttention(config, **options)
+        self.norm1 = LayerNorm(width, eps, **options)
+        self.ff = FeedForward(width, config.intermediate_size, approximate=False, **options)
+        self.norm2 = LayerNorm(width, eps, **options)
         self.drop_shortcut = Dropout(rate, rngs=rngs)
 
     def __call__(
@@ -140,12 +140,13 @@ class BertAttention(nnx.Module):
     """
 
     def __init__(self, config: BertEncoderConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         width, rate = config.hidden_size, config.attention_probs_dropout_prob
         self.num_heads = config.num_attention_heads
-        self.W_query = Linear(width, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.W_key = Linear(width, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.W_value = Linear(width, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.out_proj = Linear(width, width, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.W_query = linear(width, width, **options)
+        self.W_key = linear(width, width, **options)
+        self.W_value = linear(width, width, **options)
+        self.out_proj = linear(width, width, **options)
         self.dropout = Dropout(rate, rngs=rngs)
 
     def __call__(

@@ -1,6 +1,6 @@
 """Causal self-attention with dropout on the attention weights (book section 3.5).
 
-The twin is `torch_attn.causal_attention`. Letters: b batch, t position, c channel.
+Twins: `jax_attn.causal_attention`, `torch_attn.causal_attention`. Letters: b batch, t position, c channel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attn_bridge.specs import CausalAttentionConfig
 
 from . import functional
 from .dropout import Dropout
-from .linear import Linear
+from .initial_weights import linear
 from .random import Rngs
 
 
@@ -29,8 +29,8 @@ class CausalAttention(nnx.Module):
         d_in: width of the input.
         d_out: width of query, key, value and output.
         context_length: longest sequence it takes.
-        dropout: rate at which attention weights are dropped in training; ``train()``, ``eval()`` and
-            ``nnx.view`` switch it.
+        dropout: rate at which attention weights are dropped in training; ``train()`` and ``eval()`` switch it.
+            So does ``nnx.view``.
         qkv_bias: whether query, key and value have biases.
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
         param_dtype: dtype of the parameters.
@@ -53,9 +53,10 @@ class CausalAttention(nnx.Module):
         dtype: Any = None,
     ):
         self.config = CausalAttentionConfig(d_in, d_out, context_length, dropout, qkv_bias)
-        self.W_query = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.W_key = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.W_value = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        self.W_query = linear(d_in, d_out, bias=qkv_bias, **options)
+        self.W_key = linear(d_in, d_out, bias=qkv_bias, **options)
+        self.W_value = linear(d_in, d_out, bias=qkv_bias, **options)
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
 
     def __call__(
@@ -81,9 +82,7 @@ class CausalAttention(nnx.Module):
             ValueError: shapes that do not fit, or more tokens than `context_length`.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
-        batch = functional.as_batch(
-            x, self.W_query.kernel, d_in=self.config.d_in, context_length=self.config.context_length
-        )
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, context_length=self.config.context_length)
         query, key, value = (
             rearrange(project(batch), "b t c -> b t 1 c") for project in (self.W_query, self.W_key, self.W_value)
         )

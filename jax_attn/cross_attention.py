@@ -1,7 +1,7 @@
 """Attention to another sequence, the context (arXiv 1706.03762, section 3.2.3), as in BART and Whisper.
 
-The twin is `torch_attn.cross_attention`. Letters: b batch, t query position, s position in the context, h head,
-c channel of a head.
+Twins: `jax_attn.cross_attention`, `torch_attn.cross_attention`. Letters: b batch, t query position, s position in the
+context, h head, c channel of a head.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attn_bridge.specs import CrossAttentionConfig
 from . import functional
 from .decoding.cache import KeyValueCache
 from .dropout import Dropout
-from .linear import Linear
+from .initial_weights import linear
 from .random import Rngs
 
 
@@ -39,10 +39,10 @@ class CrossAttention(nnx.Module):
         self.config = config
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         query_width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.W_query = Linear(config.d_in, query_width, config.qkv_bias, **options)
-        self.W_key = Linear(config.d_context, key_width, config.key_bias, **options)
-        self.W_value = Linear(config.d_context, key_width, config.qkv_bias, **options)
-        self.out_proj = Linear(query_width, config.d_out, config.out_bias, **options)
+        self.W_query = linear(config.d_in, query_width, config.qkv_bias, **options)
+        self.W_key = linear(config.d_context, key_width, config.key_bias, **options)
+        self.W_value = linear(config.d_context, key_width, config.qkv_bias, **options)
+        self.out_proj = linear(query_width, config.d_out, config.out_bias, **options)
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
     def __call__(
@@ -74,11 +74,11 @@ class CrossAttention(nnx.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_query.kernel, d_in=config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache)
         query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", h=config.num_heads)
         mask = full().restrict(attention_mask)
         if context is not None:
-            other = functional.as_context(context, x, self.W_key.kernel, d_context=config.d_context)
+            other = functional.as_context(context, x, self.W_key, d_context=config.d_context)
             key = rearrange(self.W_key(other), "b s (h c) -> b s h c", h=config.num_kv_heads)
             value = rearrange(self.W_value(other), "b s (h c) -> b s h c", h=config.num_kv_heads)
         else:
@@ -107,6 +107,5 @@ class CrossAttention(nnx.Module):
         Raises:
             ValueError: a size below 1.
         """
-        config, weight = self.config, self.W_key.kernel
-        options = {"dtype": self.W_key.dtype or weight.dtype}
-        return KeyValueCache.empty(batch_size, capacity, config.num_kv_heads, config.head_dim, **options)
+        heads, width = self.config.num_kv_heads, self.config.head_dim
+        return KeyValueCache.empty(batch_size, capacity, heads, width, **functional.cache_options(self.W_key))

@@ -1,7 +1,8 @@
 """Differential attention: one softmax minus a part of another, which cancels noise (arXiv 2410.05258).
 
-The twin is `torch_attn.differential_attention`. Letters: b batch, t query position, s key position, n one of the two
-softmaxes, p key/value head of each, g query heads per key/value head, h all heads, c channel of a head.
+Twins: `jax_attn.differential_attention`, `torch_attn.differential_attention`. Letters: b batch, t query position, s key
+position, n one of the two softmaxes, p key/value head of each, g query heads per key/value head, h all heads, c channel
+of a head.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from attn_bridge.specs import DifferentialAttentionConfig
 
 from . import functional
 from .decoding.cache import KeyValueCache, positions_of
-from .linear import Linear, draw_normal
+from .initial_weights import linear, normal
 from .positions import apply_rotary, rotary_tables
 from .random import Rngs
 
@@ -41,14 +42,14 @@ class DifferentialAttention(nnx.Module):
         self.config = config
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         query_width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.W_query = Linear(config.d_in, query_width, config.qkv_bias, **options)
-        self.W_key = Linear(config.d_in, key_width, config.qkv_bias, **options)
-        self.W_value = Linear(config.d_in, key_width, config.qkv_bias, **options)
-        self.out_proj = Linear(query_width, config.d_out, config.out_bias, **options)
-        self.lambda_q1 = nnx.Param(0.1 * draw_normal(rngs.params(), (config.head_dim,), param_dtype))
-        self.lambda_k1 = nnx.Param(0.1 * draw_normal(rngs.params(), (config.head_dim,), param_dtype))
-        self.lambda_q2 = nnx.Param(0.1 * draw_normal(rngs.params(), (config.head_dim,), param_dtype))
-        self.lambda_k2 = nnx.Param(0.1 * draw_normal(rngs.params(), (config.head_dim,), param_dtype))
+        self.W_query = linear(config.d_in, query_width, config.qkv_bias, **options)
+        self.W_key = linear(config.d_in, key_width, config.qkv_bias, **options)
+        self.W_value = linear(config.d_in, key_width, config.qkv_bias, **options)
+        self.out_proj = linear(query_width, config.d_out, config.out_bias, **options)
+        self.lambda_q1 = nnx.Param(0.1 * normal((config.head_dim,), **options))
+        self.lambda_k1 = nnx.Param(0.1 * normal((config.head_dim,), **options))
+        self.lambda_q2 = nnx.Param(0.1 * normal((config.head_dim,), **options))
+        self.lambda_k2 = nnx.Param(0.1 * normal((config.head_dim,), **options))
 
     def __call__(
         self,
@@ -78,7 +79,7 @@ class DifferentialAttention(nnx.Module):
             TypeError: an input that is not floating point, a mask that is not bool, positions that are no integers.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_query.kernel, d_in=config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache)
         query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", h=config.num_heads)
         key = rearrange(self.W_key(batch), "b t (h c) -> b t h c", h=config.num_kv_heads)
         if config.position is not None:
@@ -136,9 +137,8 @@ class DifferentialAttention(nnx.Module):
         Raises:
             ValueError: a size below 1.
         """
-        config, weight = self.config, self.W_key.kernel
-        options = {"dtype": self.W_key.dtype or weight.dtype}
-        return KeyValueCache.empty(batch_size, capacity, config.num_kv_heads // 2, 2 * config.head_dim, **options)
+        heads, width = self.config.num_kv_heads // 2, 2 * self.config.head_dim
+        return KeyValueCache.empty(batch_size, capacity, heads, width, **functional.cache_options(self.W_key))
 
 
 def _beside_zeros(query: Float[Array, "n b t p g c"]) -> Float[Array, "b t h e"]:

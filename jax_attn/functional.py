@@ -131,7 +131,7 @@ def _checked(
 
 def as_batch(
     x: Float[Array, "... T D"],
-    weight: Array | None = None,
+    layer: nnx.Linear | Array | None = None,
     *,
     d_in: int | None = None,
     context_length: int | None = None,
@@ -139,33 +139,46 @@ def as_batch(
 ) -> Float[Array, "B T D"]:
     """Check the input of an attention module and give ``(T, d_in)`` a batch axis.
 
-    `weight` is what `x` will be multiplied with; JAX promotes the two to a common dtype.
+    `layer`, or the matrix itself, is what `x` goes into; JAX promotes the two to a common dtype.
     """
     validation.check_tokens(jnp.shape(x), dtype_name(x), d_in=d_in, context_length=context_length)
     validation.check_cache(cache)
     x = jnp.asarray(x)
-    if weight is not None:
-        check_dtype(x, weight)
+    if layer is not None:
+        check_dtype(x, layer)
     return x[None] if x.ndim == 2 else x
 
 
 def as_context(
-    context: Float[Array, "... S D"], x: Float[Array, "... T E"], weight: Array, *, d_context: int
+    context: Float[Array, "... S D"], x: Float[Array, "... T E"], layer: nnx.Linear, *, d_context: int
 ) -> Float[Array, "B S D"]:
     """Check the context of a cross attention beside its input `x`, and give ``(S, d_context)`` a batch axis."""
     validation.check_context(jnp.shape(context), dtype_name(context), jnp.shape(x), d_context=d_context)
     context = jnp.asarray(context)
-    check_dtype(context, weight, "context")
+    check_dtype(context, layer, "context")
     return context[None] if context.ndim == 2 else context
 
 
-def check_dtype(x: Float[Array, "..."], weight: Array, name: str = "x") -> None:
+def as_features(x: Float[Array, "... D"], scale: Array, emb_dim: int) -> Float[Array, "... D"]:
+    """Check the input of a norm, whose last axis is multiplied with `scale`."""
+    validation.check_features(shape_of(x), dtype_name(x), emb_dim)
+    x = jnp.asarray(x)
+    check_dtype(x, scale)
+    return x
+
+
+def check_dtype(x: Float[Array, "..."], layer: nnx.Linear | Array, name: str = "x") -> None:
     """Refuse nothing: JAX promotes input and weights to a common dtype, where torch multiplies equal ones only."""
 
 
 def matrix(layer: nnx.Linear, x: Float[Array, "..."]) -> Float[Array, "i o"]:
     """Return the matrix ``(in, out)`` that a linear layer multiplies with, in the dtype in which it would take `x`."""
     return layer.kernel.astype(layer.dtype or jnp.promote_types(x.dtype, layer.kernel.dtype))
+
+
+def cache_options(layer: nnx.Linear) -> dict[str, Any]:
+    """Return in which dtype a cache keeps what comes out of a layer."""
+    return {"dtype": layer.dtype or layer.kernel.dtype}
 
 
 def project_heads(x: Float[Array, "B T D"], heads: Any) -> list[Float[Array, "B T H C"]]:
@@ -204,6 +217,11 @@ def with_cache(result: Any, cache: Any) -> Any:
 def dropout_arguments(dropout: nnx.Dropout) -> dict[str, Any]:
     """Return the arguments of `dot_product_attention` that a dropout layer stands for: nothing in eval mode."""
     return {} if dropout.deterministic else {"dropout": dropout.rate, "rng": dropout.rngs}
+
+
+def shape_of(array: Array) -> tuple[int, ...]:
+    """Return the shape of an array as a tuple of integers."""
+    return jnp.shape(array)
 
 
 def dtype_name(array: Array) -> str:

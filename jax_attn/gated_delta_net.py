@@ -1,7 +1,7 @@
 """Gated DeltaNet: each head keeps a matrix, lets it fade, and corrects what it says about a key (arXiv 2412.06464).
 
-As Qwen3-Next runs it: a short convolution before the heads, one beta per value head, a gated norm behind them. The twin
-is `torch_attn.gated_delta_net`. Letters: b batch, t position, h head, c channel of a head.
+As Qwen3-Next runs it: a short convolution before the heads, one beta per value head, a gated norm behind them. Twins:
+`jax_attn.gated_delta_net`, `torch_attn.gated_delta_net`. Letters: b batch, t position, h head, c channel of a head.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attn_bridge.specs import GatedDeltaNetConfig
 
 from . import functional
 from .decoding.recurrent_cache import RecurrentCache
-from .linear import Linear, draw_uniform
+from .initial_weights import linear, uniform
 from .random import Rngs
 from .recurrent import recurrence
 from .recurrent.short_convolution import ShortConvolution
@@ -40,22 +40,19 @@ class GatedDeltaNet(nnx.Module):
     def __init__(self, config: GatedDeltaNetConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
         self.config = config
         self.dtype = dtype
-        d_in, heads, own = (
-            config.d_in,
-            config.num_value_heads,
-            {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype},
-        )
-        self.W_query = Linear(d_in, config.key_width, bias=False, **own)
-        self.W_key = Linear(d_in, config.key_width, bias=False, **own)
-        self.W_value = Linear(d_in, config.value_width, bias=False, **own)
-        self.W_gate = Linear(d_in, config.value_width, bias=False, **own)
-        self.W_beta = Linear(d_in, heads, bias=False, **own)
-        self.W_alpha = Linear(d_in, heads, bias=False, **own)
-        self.conv1d = ShortConvolution(config.conv_width, config.conv_size, **own)
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        d_in, heads = config.d_in, config.num_value_heads
+        self.W_query = linear(d_in, config.key_width, bias=False, **options)
+        self.W_key = linear(d_in, config.key_width, bias=False, **options)
+        self.W_value = linear(d_in, config.value_width, bias=False, **options)
+        self.W_gate = linear(d_in, config.value_width, bias=False, **options)
+        self.W_beta = linear(d_in, heads, bias=False, **options)
+        self.W_alpha = linear(d_in, heads, bias=False, **options)
+        self.conv1d = ShortConvolution(config.conv_width, config.conv_size, **options)
         self.dt_bias = nnx.Param(jnp.ones(heads, param_dtype))
-        self.A_log = nnx.Param(jnp.log(0.01 + 15.99 * draw_uniform(rngs.params(), (heads,), param_dtype)))
-        self.norm = RMSNorm(config.value_head_dim, config.eps, **own)
-        self.out_proj = Linear(config.value_width, config.d_out, bias=False, **own)
+        self.A_log = nnx.Param(jnp.log(0.01 + 15.99 * uniform((heads,), **options)))
+        self.norm = RMSNorm(config.value_head_dim, config.eps, **options)
+        self.out_proj = linear(config.value_width, config.d_out, bias=False, **options)
 
     def __call__(
         self,
@@ -84,8 +81,9 @@ class GatedDeltaNet(nnx.Module):
             ValueError: shapes that do not fit, more tokens than the cache takes, or a name that is no form.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
-        batch = functional.as_batch(x, self.W_query.kernel, d_in=self.config.d_in, cache=cache)
-        cache = cache if cache is None else cache.admit(*batch.shape[:2], recurrence.mask_shape(attention_mask))
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache)
+        if cache is not None:
+            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
         batch = recurrence.without(batch, recurrence.visible_tokens(attention_mask, batch, cache))
         mixed = jnp.concatenate([self.W_query(batch), self.W_key(batch), self.W_value(batch)], -1)
         mixed, conv_state = self.conv1d(mixed, None if cache is None else cache.conv_state)
@@ -118,11 +116,11 @@ class GatedDeltaNet(nnx.Module):
         Raises:
             ValueError: a size below 1.
         """
-        config, dtype = self.config, self.dtype or self.W_query.kernel.dtype
+        config = self.config
         return RecurrentCache.empty(
             batch_size,
             capacity,
             (config.num_value_heads, config.head_dim, config.value_head_dim),
             (config.conv_size - 1, config.conv_width),
-            dtype=dtype,
+            **functional.cache_options(self.W_query),
         )

@@ -1,6 +1,7 @@
 """GPT-2 as the book builds it (section 4.6; Radford et al. 2019): pre-norm blocks of causal attention.
 
-The twin is `torch_attn.gpt_model`. Shapes: B batch, T position, D model width, V size of the vocabulary.
+Twins: `jax_attn.gpt_model`, `torch_attn.gpt_model`. Shapes: B batch, T position, D model width, V size of the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from . import functional
 from .checkpoints import Pretrained
 from .dropout import Dropout
 from .embedding import Embedding
+from .initial_weights import linear
 from .layer_norm import LayerNorm
-from .linear import Linear
 from .multi_head_attention import MultiHeadAttention
 from .random import Rngs
 
@@ -33,7 +34,8 @@ class GPTModel(Pretrained, nnx.Module):
 
     Args:
         config: the book's dict, ``vocab_size context_length emb_dim n_heads n_layers drop_rate qkv_bias``, or a
-            `GPTModelConfig`; ``train()``, ``eval()`` and ``nnx.view`` switch the dropout.
+            `GPTModelConfig`; ``train()`` and ``eval()`` switch the dropout.
+            So does ``nnx.view``.
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None takes that of the parameters.
@@ -52,16 +54,14 @@ class GPTModel(Pretrained, nnx.Module):
         dtype: Any = None,
     ):
         self.config = GPTModelConfig.read(config)
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         vocab_size, emb_dim = self.config.vocab_size, self.config.emb_dim
-        self.tok_emb = Embedding(vocab_size, emb_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.pos_emb = Embedding(self.config.context_length, emb_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.tok_emb = Embedding(vocab_size, emb_dim, **options)
+        self.pos_emb = Embedding(self.config.context_length, emb_dim, **options)
         self.drop_emb = Dropout(self.config.drop_rate, rngs=rngs)
-        self.trf_blocks = nnx.List(
-            TransformerBlock(self.config, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-            for _ in range(self.config.n_layers)
-        )
-        self.final_norm = LayerNorm(emb_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.out_head = Linear(emb_dim, vocab_size, bias=False, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.trf_blocks = nnx.List(TransformerBlock(self.config, **options) for _ in range(self.config.n_layers))
+        self.final_norm = LayerNorm(emb_dim, **options)
+        self.out_head = linear(emb_dim, vocab_size, bias=False, **options)
 
     def __call__(self, ids: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Return the logits ``(B, T, V)`` of the token that follows each position.
@@ -73,8 +73,8 @@ class GPTModel(Pretrained, nnx.Module):
             ValueError: a shape that does not fit, more tokens than `context_length`, or an id that is none.
             TypeError: ids that are not integers.
         """
-        check_ids(functional.dtype_name(ids), jnp.shape(ids), longest=self.config.context_length)
-        x = self.tok_emb(ids) + self.pos_emb(np.arange(jnp.shape(ids)[1]))
+        check_ids(functional.dtype_name(ids), functional.shape_of(ids), longest=self.config.context_length)
+        x = self.tok_emb(ids) + self.pos_emb(np.arange(functional.shape_of(ids)[1]))
         x = self.drop_emb(x)
         for block in self.trf_blocks:
             x = block(x)
@@ -96,7 +96,7 @@ class GPTModel(Pretrained, nnx.Module):
             ValueError: a shape that does not fit, an id that is none, or `max_new_tokens` below 1.
             TypeError: ids, or a number of tokens, that are not integers.
         """
-        check_ids(functional.dtype_name(ids), jnp.shape(ids))
+        check_ids(functional.dtype_name(ids), functional.shape_of(ids))
         check_max_new_tokens(max_new_tokens)
         given = np.asarray(ids).astype(np.int64)
         check_range("ids", int(given.min()), int(given.max()), self.config.vocab_size)
@@ -120,6 +120,7 @@ class TransformerBlock(nnx.Module):
     """
 
     def __init__(self, config: GPTModelConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         emb_dim, rate = config.emb_dim, config.drop_rate
         self.att = MultiHeadAttention(
             emb_dim,
@@ -128,15 +129,11 @@ class TransformerBlock(nnx.Module):
             rate,
             config.n_heads,
             config.qkv_bias,
-            rngs=rngs,
-            param_dtype=param_dtype,
-            dtype=dtype,
+            **options,
         )
-        self.ff = FeedForward(
-            emb_dim, config.hidden_dim, approximate=True, rngs=rngs, param_dtype=param_dtype, dtype=dtype
-        )
-        self.norm1 = LayerNorm(emb_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.norm2 = LayerNorm(emb_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        self.ff = FeedForward(emb_dim, config.hidden_dim, approximate=True, **options)
+        self.norm1 = LayerNorm(emb_dim, **options)
+        self.norm2 = LayerNorm(emb_dim, **options)
         self.drop_shortcut = Dropout(rate, rngs=rngs)
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
@@ -167,11 +164,12 @@ class FeedForward(nnx.Module):
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         self.layers = nnx.List(
             [
-                Linear(emb_dim, hidden_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype),
+                linear(emb_dim, hidden_dim, **options),
                 GELU(approximate),
-                Linear(hidden_dim, emb_dim, rngs=rngs, param_dtype=param_dtype, dtype=dtype),
+                linear(hidden_dim, emb_dim, **options),
             ]
         )
 

@@ -1,6 +1,7 @@
 """Attention whose query heads share key/value heads in groups (arXiv 2305.13245), with what models add to it.
 
-The twin is `torch_attn.grouped_query_attention`. Letters: b batch, t query position, h head, c channel of a head.
+Twins: `jax_attn.grouped_query_attention`, `torch_attn.grouped_query_attention`. Letters: b batch, t query position, h
+head, c channel of a head.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from attn_bridge.specs import Alibi, GroupedQueryAttentionConfig, Rotary
 from . import functional
 from .decoding.cache import KeyValueCache, View, positions_of
 from .dropout import Dropout
-from .linear import Linear
+from .initial_weights import linear
 from .positions import alibi_bias, apply_rotary, rotary_tables
 from .random import Rngs
 from .rms_norm import RMSNorm
@@ -47,12 +48,12 @@ class GroupedQueryAttention(nnx.Module):
         self.config = config
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.W_query = Linear(config.d_in, width, config.qkv_bias, **options)
-        self.W_key = Linear(config.d_in, key_width, config.qkv_bias, **options)
-        self.W_value = Linear(config.d_in, key_width, config.qkv_bias, **options)
+        self.W_query = linear(config.d_in, width, config.qkv_bias, **options)
+        self.W_key = linear(config.d_in, key_width, config.qkv_bias, **options)
+        self.W_value = linear(config.d_in, key_width, config.qkv_bias, **options)
         if config.gate:
-            self.W_gate = Linear(config.d_in, width, config.qkv_bias, **options)
-        self.out_proj = Linear(width, config.d_out, config.out_bias, **options)
+            self.W_gate = linear(config.d_in, width, config.qkv_bias, **options)
+        self.out_proj = linear(width, config.d_out, config.out_bias, **options)
         if config.qk_norm is not None:
             self.q_norm = RMSNorm(**config.norm_arguments("q_norm"), **options)
             self.k_norm = RMSNorm(**config.norm_arguments("k_norm"), **options)
@@ -90,7 +91,7 @@ class GroupedQueryAttention(nnx.Module):
             TypeError: an input that is not floating point, a mask that is not bool, positions that are not integers.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_query.kernel, d_in=config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache)
         at = positions_of(batch, positions, cache)
         query, key, value = self._heads(batch, at)
         if cache is None:
@@ -151,6 +152,6 @@ class GroupedQueryAttention(nnx.Module):
         Raises:
             ValueError: a size below 1, or `rolling` with a mask that shows all tokens.
         """
-        config, layer = self.config, self.W_key
-        options = {"rolling": config.window(rolling), "dtype": layer.dtype or layer.kernel.dtype}
+        config = self.config
+        options = {"rolling": config.window(rolling), **functional.cache_options(self.W_key)}
         return KeyValueCache.empty(batch_size, capacity, config.num_kv_heads, config.head_dim, **options)

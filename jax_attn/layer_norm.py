@@ -1,6 +1,6 @@
 """Layer normalisation: every feature vector to mean 0 and variance 1, then scaled and shifted (arXiv 1607.06450).
 
-The twin is `torch_attn.layer_norm`. The book builds it in section 4.2, with the biased variance.
+Twins: `jax_attn.layer_norm`, `torch_attn.layer_norm`. The book builds it in section 4.2, with the biased variance.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
-from attn_bridge import validation
 from attn_bridge.specs import LayerNormConfig
 
 from . import functional
@@ -48,11 +47,9 @@ class LayerNorm(nnx.Module):
             ValueError: a last dimension other than `emb_dim`.
             TypeError: an input that is not floating point.
         """
-        validation.check_features(jnp.shape(x), functional.dtype_name(x), self.config.emb_dim)
-        x = jnp.asarray(x)
-        functional.check_dtype(x, self.scale)
+        x = functional.as_features(x, self.scale, self.config.emb_dim)
         out_dtype = self.dtype or jnp.promote_types(x.dtype, self.scale.dtype)
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(functional.wide_dtype(x))
         centred = wide - wide.mean(-1, keepdims=True)
         variance = (centred * centred).mean(-1, keepdims=True)
         normalised = centred / jnp.sqrt(variance + self.config.eps)

@@ -1,7 +1,7 @@
 """Linear attention: products of positive features in place of the softmax, so that a state replaces the keys.
 
-Katharopoulos et al., arXiv 2006.16236, with their features ``elu(x) + 1``. The twin is `torch_attn.linear_attention`.
-Letters: b batch, t position, h head, c channel of a head.
+Katharopoulos et al., arXiv 2006.16236, with their features ``elu(x) + 1``. Twins: `jax_attn.linear_attention`,
+`torch_attn.linear_attention`. Letters: b batch, t position, h head, c channel of a head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from attn_bridge.specs import LinearAttentionConfig
 
 from . import functional
 from .decoding.recurrent_cache import RecurrentCache
-from .linear import Linear
+from .initial_weights import linear
 from .random import Rngs
 from .recurrent import recurrence
 
@@ -37,11 +37,12 @@ class LinearAttention(nnx.Module):
     def __init__(self, config: LinearAttentionConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
         self.config = config
         self.dtype = dtype
-        d_in, bias, own = config.d_in, config.qkv_bias, {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
-        self.W_query = Linear(d_in, config.key_width, bias=bias, **own)
-        self.W_key = Linear(d_in, config.key_width, bias=bias, **own)
-        self.W_value = Linear(d_in, config.value_width, bias=bias, **own)
-        self.out_proj = Linear(config.value_width, config.d_out, bias=config.out_bias, **own)
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        d_in, bias = config.d_in, config.qkv_bias
+        self.W_query = linear(d_in, config.key_width, bias=bias, **options)
+        self.W_key = linear(d_in, config.key_width, bias=bias, **options)
+        self.W_value = linear(d_in, config.value_width, bias=bias, **options)
+        self.out_proj = linear(config.value_width, config.d_out, bias=config.out_bias, **options)
 
     def __call__(
         self,
@@ -74,9 +75,9 @@ class LinearAttention(nnx.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
             NotImplementedError: weights of tokens in a cache.
         """
-        batch = functional.as_batch(x, self.W_query.kernel, d_in=self.config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache)
         if cache is not None:
-            cache = cache.admit(*batch.shape[:2], recurrence.mask_shape(attention_mask))
+            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
         query, key, value = (
             rearrange(project(batch), "b t (h c) -> b t h c", h=self.config.num_heads)
             for project in (self.W_query, self.W_key, self.W_value)
@@ -104,7 +105,7 @@ class LinearAttention(nnx.Module):
         Raises:
             ValueError: a size below 1.
         """
-        config, dtype = self.config, self.dtype or self.W_query.kernel.dtype
+        config = self.config
         # A channel of ones beside those of the values sums up the weights.
         shape = (config.num_heads, config.head_dim, config.value_head_dim + 1)
-        return RecurrentCache.empty(batch_size, capacity, shape, dtype=dtype)
+        return RecurrentCache.empty(batch_size, capacity, shape, **functional.cache_options(self.W_query))

@@ -1,6 +1,7 @@
 """Causal multi-head attention with split projections and an output projection (book section 3.6.2, arXiv 1706.03762).
 
-The twin is `torch_attn.multi_head_attention`. Letters: b batch, t position, h head, c channel of a head.
+Twins: `jax_attn.multi_head_attention`, `torch_attn.multi_head_attention`. Letters: b batch, t position, h head, c
+channel of a head.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from attn_bridge.specs import MultiHeadAttentionConfig
 
 from . import functional
 from .dropout import Dropout
-from .linear import Linear
+from .initial_weights import linear
 from .random import Rngs
 
 
@@ -29,8 +30,8 @@ class MultiHeadAttention(nnx.Module):
         d_in: width of the input.
         d_out: width of query, key, value and output, over all heads.
         context_length: longest sequence it takes.
-        dropout: rate at which attention weights are dropped in training; ``train()``, ``eval()`` and
-            ``nnx.view`` switch it.
+        dropout: rate at which attention weights are dropped in training; ``train()`` and ``eval()`` switch it.
+            So does ``nnx.view``.
         num_heads: number of heads; divides `d_out`.
         qkv_bias: whether query, key and value have biases; the output projection always has one.
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
@@ -55,10 +56,11 @@ class MultiHeadAttention(nnx.Module):
         dtype: Any = None,
     ):
         self.config = MultiHeadAttentionConfig(d_in, d_out, context_length, dropout, num_heads, qkv_bias)
-        self.W_query = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.W_key = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.W_value = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.out_proj = Linear(d_out, d_out, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        self.W_query = linear(d_in, d_out, bias=qkv_bias, **options)
+        self.W_key = linear(d_in, d_out, bias=qkv_bias, **options)
+        self.W_value = linear(d_in, d_out, bias=qkv_bias, **options)
+        self.out_proj = linear(d_out, d_out, **options)
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
 
     def __call__(
@@ -84,9 +86,7 @@ class MultiHeadAttention(nnx.Module):
             ValueError: shapes that do not fit, or more tokens than `context_length`.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
-        batch = functional.as_batch(
-            x, self.W_query.kernel, d_in=self.config.d_in, context_length=self.config.context_length
-        )
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, context_length=self.config.context_length)
         query, key, value = (
             rearrange(project(batch), "b t (h c) -> b t h c", h=self.config.num_heads)
             for project in (self.W_query, self.W_key, self.W_value)

@@ -1,6 +1,7 @@
 """Several causal heads side by side, concatenated (book section 3.6.1).
 
-The twin is `torch_attn.multi_head_attention_wrapper`. Letters: b batch, t position, h head, c channel of a head.
+Twins: `jax_attn.multi_head_attention_wrapper`, `torch_attn.multi_head_attention_wrapper`. Letters: b batch, t position,
+h head, c channel of a head.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class MultiHeadAttentionWrapper(nnx.Module):
         d_in: width of the input.
         d_out: width of query, key, value and output of each head; the output has ``d_out * num_heads``.
         context_length: longest sequence it takes.
-        dropout: rate at which attention weights are dropped in training; ``train()``, ``eval()`` and
-            ``nnx.view`` switch it.
+        dropout: rate at which attention weights are dropped in training; ``train()`` and ``eval()`` switch it.
+            So does ``nnx.view``.
         num_heads: number of heads.
         qkv_bias: whether query, key and value have biases.
         rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
@@ -57,10 +58,9 @@ class MultiHeadAttentionWrapper(nnx.Module):
         dtype: Any = None,
     ):
         self.config = MultiHeadAttentionWrapperConfig(d_in, d_out, context_length, dropout, num_heads, qkv_bias)
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         self.heads = nnx.List(
-            CausalAttention(
-                d_in, d_out, context_length, dropout, qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype
-            )
+            CausalAttention(d_in, d_out, context_length, dropout, qkv_bias, **options)
             for _ in range(self.config.num_heads)
         )
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
@@ -89,7 +89,7 @@ class MultiHeadAttentionWrapper(nnx.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
         batch = functional.as_batch(
-            x, self.heads[0].W_query.kernel, d_in=self.config.d_in, context_length=self.config.context_length
+            x, self.heads[0].W_query, d_in=self.config.d_in, context_length=self.config.context_length
         )
         query, key, value = functional.project_heads(batch, self.heads)
         result = functional.dot_product_attention(

@@ -1,7 +1,7 @@
 """Attention whose keys and values are made of one small latent per token (DeepSeek-V2, arXiv 2405.04434).
 
-The twin is `torch_attn.multi_head_latent_attention`. Letters: b batch, t query position, s key position, h head,
-c channel of a head, l channel of the latent.
+Twins: `jax_attn.multi_head_latent_attention`, `torch_attn.multi_head_latent_attention`. Letters: b batch, t query
+position, s key position, h head, c channel of a head, l channel of the latent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attn_bridge.specs import MultiHeadLatentAttentionConfig
 from . import functional
 from .decoding.cache import KeyValueCache, positions_of
 from .dropout import Dropout
-from .linear import Linear
+from .initial_weights import linear
 from .positions import apply_rotary, rotary_tables
 from .random import Rngs
 from .rms_norm import RMSNorm
@@ -45,19 +45,20 @@ class MultiHeadLatentAttention(nnx.Module):
         dtype: Any = None,
     ):
         self.config = config
-        heads, bias, options = config.num_heads, config.bias, {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        heads, bias = config.num_heads, config.bias
         asking = config.d_in
         if config.query_dim is not None:
-            self.W_query_latent = Linear(config.d_in, config.query_dim, bias, **options)
+            self.W_query_latent = linear(config.d_in, config.query_dim, bias, **options)
             self.query_norm = RMSNorm(config.query_dim, config.norm_eps, **options)
             asking = config.query_dim
-        self.W_query = Linear(asking, heads * (config.nope_dim + config.rope_dim), bias=False, **options)
-        self.W_latent = Linear(config.d_in, config.latent_dim, bias, **options)
-        self.W_key_rope = Linear(config.d_in, config.rope_dim, bias, **options)
+        self.W_query = linear(asking, heads * (config.nope_dim + config.rope_dim), bias=False, **options)
+        self.W_latent = linear(config.d_in, config.latent_dim, bias, **options)
+        self.W_key_rope = linear(config.d_in, config.rope_dim, bias, **options)
         self.latent_norm = RMSNorm(config.latent_dim, config.norm_eps, **options)
-        self.W_key = Linear(config.latent_dim, heads * config.nope_dim, bias=False, **options)
-        self.W_value = Linear(config.latent_dim, heads * config.value_dim, bias=False, **options)
-        self.out_proj = Linear(heads * config.value_dim, config.d_out, bias, **options)
+        self.W_key = linear(config.latent_dim, heads * config.nope_dim, bias=False, **options)
+        self.W_value = linear(config.latent_dim, heads * config.value_dim, bias=False, **options)
+        self.out_proj = linear(heads * config.value_dim, config.d_out, bias, **options)
         self.dropout = Dropout(config.dropout, rngs=rngs)
 
     def __call__(
@@ -91,7 +92,7 @@ class MultiHeadLatentAttention(nnx.Module):
             TypeError: an input that is not floating point, a mask that is not bool, positions that are no integers.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_latent.kernel, d_in=config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_latent, d_in=config.d_in, cache=cache)
         asking = batch if config.query_dim is None else self.query_norm(self.W_query_latent(batch))
         query = rearrange(self.W_query(asking), "b t (h c) -> b t h c", h=config.num_heads)
         latent = rearrange(self.latent_norm(self.W_latent(batch)), "b t l -> b t 1 l")
@@ -160,7 +161,5 @@ class MultiHeadLatentAttention(nnx.Module):
         Raises:
             ValueError: a size below 1.
         """
-        config, weight = self.config, self.W_latent.kernel
-        width = config.latent_dim + config.rope_dim
-        options = {"dtype": self.W_key.dtype or weight.dtype}
-        return KeyValueCache.empty(batch_size, capacity, 1, width, 0, **options)
+        width = self.config.latent_dim + self.config.rope_dim
+        return KeyValueCache.empty(batch_size, capacity, 1, width, 0, **functional.cache_options(self.W_latent))

@@ -1,6 +1,6 @@
 """Root mean square normalisation: every feature vector to mean square 1, then scaled (arXiv 1910.07467).
 
-The twin is `torch_attn.rms_norm`.
+Twins: `jax_attn.rms_norm`, `torch_attn.rms_norm`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
-from attn_bridge import validation
 from attn_bridge.specs import RMSNormConfig
 
 from . import functional
@@ -58,11 +57,9 @@ class RMSNorm(nnx.Module):
             ValueError: a last dimension other than `emb_dim`.
             TypeError: an input that is not floating point.
         """
-        validation.check_features(jnp.shape(x), functional.dtype_name(x), self.config.emb_dim)
-        x = jnp.asarray(x)
-        functional.check_dtype(x, self.scale)
+        x = functional.as_features(x, self.scale, self.config.emb_dim)
         out_dtype = self.dtype or jnp.promote_types(x.dtype, self.scale.dtype)
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(functional.wide_dtype(x))
         normalised = wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + self.config.eps)
         scale = self.scale.astype(wide.dtype)
         return (normalised * (1.0 + scale if self.config.unit_offset else scale)).astype(out_dtype)

@@ -1,6 +1,6 @@
 """Self-attention with bare weight matrices drawn from U[0, 1) (book section 3.4.2).
 
-The twin is `torch_attn.self_attention_v1`. Letters: b batch, t position, c channel.
+Twins: `jax_attn.self_attention_v1`, `torch_attn.self_attention_v1`. Letters: b batch, t position, c channel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attn_bridge.masks import Mask
 from attn_bridge.specs import SelfAttentionV1Config
 
 from . import functional
-from .linear import draw_uniform
+from .initial_weights import uniform
 from .random import Rngs, check_rngs
 
 
@@ -39,10 +39,11 @@ class SelfAttention_v1(nnx.Module):
     def __init__(self, d_in: int, d_out: int, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
         check_rngs(rngs)
         self.config = SelfAttentionV1Config(d_in, d_out)
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         shape = (self.config.d_in, self.config.d_out)
-        self.W_query = nnx.Param(draw_uniform(rngs.params(), shape, param_dtype))
-        self.W_key = nnx.Param(draw_uniform(rngs.params(), shape, param_dtype))
-        self.W_value = nnx.Param(draw_uniform(rngs.params(), shape, param_dtype))
+        self.W_query = nnx.Param(uniform(shape, **options))
+        self.W_key = nnx.Param(uniform(shape, **options))
+        self.W_value = nnx.Param(uniform(shape, **options))
         self.dtype = dtype
 
     def __call__(
@@ -68,9 +69,8 @@ class SelfAttention_v1(nnx.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
         batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in)
-        batch, *matrices = promote_dtype(
-            (batch, self.W_query[...], self.W_key[...], self.W_value[...]), dtype=self.dtype
-        )
+        matrices = self.W_query[...], self.W_key[...], self.W_value[...]
+        batch, *matrices = promote_dtype((batch, *matrices), dtype=self.dtype)
         query, key, value = (rearrange(batch @ weight, "b t c -> b t 1 c") for weight in matrices)
         result = functional.dot_product_attention(query, key, value, mask=attention_mask, return_weights=return_weights)
         context, weights = functional.as_pair(result)

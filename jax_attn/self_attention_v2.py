@@ -1,6 +1,6 @@
 """Self-attention with linear layers (book section 3.4.2).
 
-The twin is `torch_attn.self_attention_v2`. Letters: b batch, t position, c channel.
+Twins: `jax_attn.self_attention_v2`, `torch_attn.self_attention_v2`. Letters: b batch, t position, c channel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attn_bridge.masks import Mask
 from attn_bridge.specs import SelfAttentionV2Config
 
 from . import functional
-from .linear import Linear
+from .initial_weights import linear
 from .random import Rngs
 
 
@@ -47,9 +47,10 @@ class SelfAttention_v2(nnx.Module):
         dtype: Any = None,
     ):
         self.config = SelfAttentionV2Config(d_in, d_out, qkv_bias)
-        self.W_query = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.W_key = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
-        self.W_value = Linear(d_in, d_out, bias=qkv_bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        self.W_query = linear(d_in, d_out, bias=qkv_bias, **options)
+        self.W_key = linear(d_in, d_out, bias=qkv_bias, **options)
+        self.W_value = linear(d_in, d_out, bias=qkv_bias, **options)
 
     def __call__(
         self,
@@ -73,7 +74,7 @@ class SelfAttention_v2(nnx.Module):
             ValueError: shapes that do not fit.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
-        batch = functional.as_batch(x, self.W_query.kernel, d_in=self.config.d_in)
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in)
         query, key, value = (
             rearrange(project(batch), "b t c -> b t 1 c") for project in (self.W_query, self.W_key, self.W_value)
         )

@@ -1,6 +1,6 @@
 """Simple self-attention: dot products, softmax, weighted sum, no trainable weights (book section 3.3).
 
-The twin is `torch_attn.simple_self_attention`. Letters: b batch, t position, c channel.
+Twins: `jax_attn.simple_self_attention`, `torch_attn.simple_self_attention`. Letters: b batch, t position, c channel.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """BERT's encoder (Devlin et al., arXiv 1810.04805): post-norm layers of attention to every token, no pooler.
 
-The twin is `jax_attn.bert_encoder`. Letters: b batch, t position, h head, c channel of a head; in shapes B batch,
-T position, D model width.
+Twins: `jax_attn.bert_encoder`, `torch_attn.bert_encoder`. Letters: b batch, t position, h head, c channel of a head; in
+shapes B batch, T position, D model width.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class BertEncoder(Pretrained, nn.Module):
     Args:
         config: the dict of a Hugging Face ``BertConfig``, of which other keys are left out, or a `BertEncoderConfig`;
             ``train()`` and ``eval()`` switch the dropout.
-        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
-            torch's global generator.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+            Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
@@ -55,15 +55,15 @@ class BertEncoder(Pretrained, nn.Module):
     ):
         super().__init__()
         self.config = BertEncoderConfig.read(config)
-        width, eps = self.config.hidden_size, self.config.layer_norm_eps
-        self.tok_emb = Embedding(self.config.vocab_size, width, rngs=rngs, device=device, dtype=dtype)
-        self.pos_emb = Embedding(self.config.max_position_embeddings, width, rngs=rngs, device=device, dtype=dtype)
-        self.type_emb = Embedding(self.config.type_vocab_size, width, rngs=rngs, device=device, dtype=dtype)
-        self.emb_norm = LayerNorm(width, eps, rngs=rngs, device=device, dtype=dtype)
-        self.drop_emb = Dropout(self.config.hidden_dropout_prob, rngs=rngs)
-        self.layers = nn.ModuleList(
-            BertLayer(self.config, rngs=rngs, device=device, dtype=dtype) for _ in range(self.config.num_hidden_layers)
-        )
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
+        width, eps, rate = self.config.hidden_size, self.config.layer_norm_eps, self.config.hidden_dropout_prob
+        longest = self.config.max_position_embeddings
+        self.tok_emb = Embedding(self.config.vocab_size, width, **options)
+        self.pos_emb = Embedding(longest, width, **options)
+        self.type_emb = Embedding(self.config.type_vocab_size, width, **options)
+        self.emb_norm = LayerNorm(width, eps, **options)
+        self.drop_emb = Dropout(rate, rngs=rngs)
+        self.layers = nn.ModuleList(BertLayer(self.config, **options) for _ in range(self.config.num_hidden_layers))
 
     def forward(
         self,
@@ -82,16 +82,17 @@ class BertEncoder(Pretrained, nn.Module):
             ValueError: shapes that do not fit, more tokens than `max_position_embeddings`, or an id that is none.
             TypeError: ids that are not integers, or a mask that is neither bool nor integers.
         """
-        shape = tuple(ids.shape) if isinstance(ids, Tensor) else ()
         longest = self.config.max_position_embeddings
-        check_ids(functional.dtype_name(ids), shape, longest=longest, longest_name="max_position_embeddings")
+        dtype, shape = functional.dtype_name(ids), functional.shape_of(ids)
+        check_ids(dtype, shape, longest=longest, longest_name="max_position_embeddings")
         if attention_mask is not None:
-            mask_dtype = functional.dtype_name(attention_mask)
-            check_beside_ids("attention_mask", mask_dtype, tuple(attention_mask.shape), shape, may_be_bool=True)
+            dtype, given = functional.dtype_name(attention_mask), functional.shape_of(attention_mask)
+            check_beside_ids("attention_mask", dtype, given, shape, may_be_bool=True)
             attention_mask = attention_mask != 0
         if token_type_ids is None:
             token_type_ids = torch.zeros_like(ids)
-        check_beside_ids("token_type_ids", functional.dtype_name(token_type_ids), tuple(token_type_ids.shape), shape)
+        dtype, given = functional.dtype_name(token_type_ids), functional.shape_of(token_type_ids)
+        check_beside_ids("token_type_ids", dtype, given, shape)
         x = self.tok_emb(ids) + self.type_emb(token_type_ids, "token_type_ids")
         x = x + self.pos_emb(torch.arange(shape[1], device=ids.device))
         x = self.drop_emb(self.emb_norm(x))
@@ -105,8 +106,8 @@ class BertLayer(nn.Module):
 
     Args:
         config: of the model.
-        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
-            torch's global generator.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+            Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
@@ -115,12 +116,13 @@ class BertLayer(nn.Module):
         self, config: BertEncoderConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
     ):
         super().__init__()
-        width, eps = config.hidden_size, config.layer_norm_eps
-        self.att = BertAttention(config, rngs=rngs, device=device, dtype=dtype)
-        self.norm1 = LayerNorm(width, eps, rngs=rngs, device=device, dtype=dtype)
-        self.ff = FeedForward(width, config.intermediate_size, approximate=False, rngs=rngs, device=device, dtype=dtype)
-        self.norm2 = LayerNorm(width, eps, rngs=rngs, device=device, dtype=dtype)
-        self.drop_shortcut = Dropout(config.hidden_dropout_prob, rngs=rngs)
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
+        width, eps, rate = config.hidden_size, config.layer_norm_eps, config.hidden_dropout_prob
+        self.att = BertAttention(config, **options)
+        self.norm1 = LayerNorm(width, eps, **options)
+        self.ff = FeedForward(width, config.intermediate_size, approximate=False, **options)
+        self.norm2 = LayerNorm(width, eps, **options)
+        self.drop_shortcut = Dropout(rate, rngs=rngs)
 
     def forward(
         self, x: Float[Tensor, "B T D"], attention_mask: Bool[Tensor, "B T"] | None = None
@@ -135,8 +137,8 @@ class BertAttention(nn.Module):
 
     Args:
         config: of the model.
-        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
-            torch's global generator.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+            Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
@@ -145,12 +147,13 @@ class BertAttention(nn.Module):
         self, config: BertEncoderConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
     ):
         super().__init__()
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
         width, rate = config.hidden_size, config.attention_probs_dropout_prob
         self.num_heads = config.num_attention_heads
-        self.W_query = linear(width, width, rngs=rngs, device=device, dtype=dtype)
-        self.W_key = linear(width, width, rngs=rngs, device=device, dtype=dtype)
-        self.W_value = linear(width, width, rngs=rngs, device=device, dtype=dtype)
-        self.out_proj = linear(width, width, rngs=rngs, device=device, dtype=dtype)
+        self.W_query = linear(width, width, **options)
+        self.W_key = linear(width, width, **options)
+        self.W_value = linear(width, width, **options)
+        self.out_proj = linear(width, width, **options)
         self.dropout = Dropout(rate, rngs=rngs)
 
     def forward(

@@ -1,6 +1,6 @@
 """Causal self-attention with dropout on the attention weights (book section 3.5).
 
-The twin is `jax_attn.causal_attention`. Letters: b batch, t position, c channel.
+Twins: `jax_attn.causal_attention`, `torch_attn.causal_attention`. Letters: b batch, t position, c channel.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class CausalAttention(nn.Module):
         context_length: longest sequence it takes.
         dropout: rate at which attention weights are dropped in training; ``train()`` and ``eval()`` switch it.
         qkv_bias: whether query, key and value have biases.
-        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
-            torch's global generator.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+            Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
@@ -53,9 +53,10 @@ class CausalAttention(nn.Module):
     ):
         super().__init__()
         self.config = CausalAttentionConfig(d_in, d_out, context_length, dropout, qkv_bias)
-        self.W_query = linear(d_in, d_out, bias=qkv_bias, rngs=rngs, device=device, dtype=dtype)
-        self.W_key = linear(d_in, d_out, bias=qkv_bias, rngs=rngs, device=device, dtype=dtype)
-        self.W_value = linear(d_in, d_out, bias=qkv_bias, rngs=rngs, device=device, dtype=dtype)
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
+        self.W_query = linear(d_in, d_out, bias=qkv_bias, **options)
+        self.W_key = linear(d_in, d_out, bias=qkv_bias, **options)
+        self.W_value = linear(d_in, d_out, bias=qkv_bias, **options)
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
         accept_book_mask(self)
 
@@ -82,9 +83,7 @@ class CausalAttention(nn.Module):
             ValueError: shapes that do not fit, or more tokens than `context_length`.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
-        batch = functional.as_batch(
-            x, self.W_query.weight, d_in=self.config.d_in, context_length=self.config.context_length
-        )
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, context_length=self.config.context_length)
         query, key, value = (
             rearrange(project(batch), "b t c -> b t 1 c") for project in (self.W_query, self.W_key, self.W_value)
         )

@@ -1,7 +1,7 @@
 """Attention to another sequence, the context (arXiv 1706.03762, section 3.2.3), as in BART and Whisper.
 
-The twin is `jax_attn.cross_attention`. Letters: b batch, t query position, s position in the context, h head,
-c channel of a head.
+Twins: `jax_attn.cross_attention`, `torch_attn.cross_attention`. Letters: b batch, t query position, s position in the
+context, h head, c channel of a head.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class CrossAttention(nn.Module):
 
     Args:
         config: widths, heads and biases.
-        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
-            torch's global generator.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+            Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
@@ -76,11 +76,11 @@ class CrossAttention(nn.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_query.weight, d_in=config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache)
         query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", h=config.num_heads)
         mask = full().restrict(attention_mask)
         if context is not None:
-            other = functional.as_context(context, x, self.W_key.weight, d_context=config.d_context)
+            other = functional.as_context(context, x, self.W_key, d_context=config.d_context)
             key = rearrange(self.W_key(other), "b s (h c) -> b s h c", h=config.num_kv_heads)
             value = rearrange(self.W_value(other), "b s (h c) -> b s h c", h=config.num_kv_heads)
         else:
@@ -109,6 +109,5 @@ class CrossAttention(nn.Module):
         Raises:
             ValueError: a size below 1.
         """
-        config, weight = self.config, self.W_key.weight
-        options = {"device": weight.device, "dtype": weight.dtype}
-        return KeyValueCache.empty(batch_size, capacity, config.num_kv_heads, config.head_dim, **options)
+        heads, width = self.config.num_kv_heads, self.config.head_dim
+        return KeyValueCache.empty(batch_size, capacity, heads, width, **functional.cache_options(self.W_key))

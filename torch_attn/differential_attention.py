@@ -1,7 +1,8 @@
 """Differential attention: one softmax minus a part of another, which cancels noise (arXiv 2410.05258).
 
-The twin is `jax_attn.differential_attention`. Letters: b batch, t query position, s key position, n one of the two
-softmaxes, p key/value head of each, g query heads per key/value head, h all heads, c channel of a head.
+Twins: `jax_attn.differential_attention`, `torch_attn.differential_attention`. Letters: b batch, t query position, s key
+position, n one of the two softmaxes, p key/value head of each, g query heads per key/value head, h all heads, c channel
+of a head.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class DifferentialAttention(nn.Module):
 
     Args:
         config: sizes, position, mask, biases, and where the part of the second softmax starts.
-        rngs: JAX's random numbers, for initial weights (stream ``params``); None takes torch's global generator.
+        rngs: source of the initial weights (stream ``params``).
+            Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
@@ -77,7 +79,7 @@ class DifferentialAttention(nn.Module):
             TypeError: an input that is not floating point, a mask that is not bool, positions that are no integers.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_query.weight, d_in=config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache)
         query = rearrange(self.W_query(batch), "b t (h c) -> b t h c", h=config.num_heads)
         key = rearrange(self.W_key(batch), "b t (h c) -> b t h c", h=config.num_kv_heads)
         if config.position is not None:
@@ -135,9 +137,8 @@ class DifferentialAttention(nn.Module):
         Raises:
             ValueError: a size below 1.
         """
-        config, weight = self.config, self.W_key.weight
-        options = {"device": weight.device, "dtype": weight.dtype}
-        return KeyValueCache.empty(batch_size, capacity, config.num_kv_heads // 2, 2 * config.head_dim, **options)
+        heads, width = self.config.num_kv_heads // 2, 2 * self.config.head_dim
+        return KeyValueCache.empty(batch_size, capacity, heads, width, **functional.cache_options(self.W_key))
 
 
 def _beside_zeros(query: Float[Tensor, "n b t p g c"]) -> Float[Tensor, "b t h e"]:

@@ -131,7 +131,7 @@ def _checked(
 
 def as_batch(
     x: Float[Tensor, "... T D"],
-    weight: Tensor | None = None,
+    layer: nn.Linear | Tensor | None = None,
     *,
     d_in: int | None = None,
     context_length: int | None = None,
@@ -139,28 +139,36 @@ def as_batch(
 ) -> Float[Tensor, "B T D"]:
     """Check the input of an attention module and give ``(T, d_in)`` a batch axis.
 
-    `weight` is what `x` will be multiplied with; torch multiplies equal dtypes only (autocast aside).
+    `layer`, or the matrix itself, is what `x` goes into; torch multiplies equal dtypes only (autocast aside).
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
     validation.check_tokens(tuple(x.shape), dtype_name(x), d_in=d_in, context_length=context_length)
     validation.check_cache(cache)
-    if weight is not None:
-        check_dtype(x, weight)
+    if layer is not None:
+        check_dtype(x, layer)
     return x[None] if x.ndim == 2 else x
 
 
 def as_context(
-    context: Float[Tensor, "... S D"], x: Float[Tensor, "... T E"], weight: Tensor, *, d_context: int
+    context: Float[Tensor, "... S D"], x: Float[Tensor, "... T E"], layer: nn.Linear, *, d_context: int
 ) -> Float[Tensor, "B S D"]:
     """Check the context of a cross attention beside its input `x`, and give ``(S, d_context)`` a batch axis."""
     validation.check_context(tuple(context.shape), dtype_name(context), tuple(x.shape), d_context=d_context)
-    check_dtype(context, weight, "context")
+    check_dtype(context, layer, "context")
     return context[None] if context.ndim == 2 else context
 
 
-def check_dtype(x: Float[Tensor, "..."], weight: Tensor, name: str = "x") -> None:
+def as_features(x: Float[Tensor, "... D"], scale: Tensor, emb_dim: int) -> Float[Tensor, "... D"]:
+    """Check the input of a norm, whose last axis is multiplied with `scale`."""
+    validation.check_features(shape_of(x), dtype_name(x), emb_dim)
+    check_dtype(x, scale)
+    return x
+
+
+def check_dtype(x: Float[Tensor, "..."], layer: nn.Linear | Tensor, name: str = "x") -> None:
     """Refuse input of another dtype than the weights, except under autocast, which casts both."""
+    weight = layer if isinstance(layer, Tensor) else layer.weight
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         raise TypeError(f"{name} must have the dtype of the weights ({dtype_name(weight)}), got {dtype_name(x)}")
 
@@ -168,6 +176,11 @@ def check_dtype(x: Float[Tensor, "..."], weight: Tensor, name: str = "x") -> Non
 def matrix(layer: nn.Linear, x: Float[Tensor, "..."]) -> Float[Tensor, "i o"]:
     """Return the matrix ``(in, out)`` that a linear layer multiplies with, in the dtype in which it would take `x`."""
     return layer.weight.T
+
+
+def cache_options(layer: nn.Linear) -> dict[str, Any]:
+    """Return where and in which dtype a cache keeps what comes out of a layer."""
+    return {"device": layer.weight.device, "dtype": layer.weight.dtype}
 
 
 def project_heads(x: Float[Tensor, "B T D"], heads: Any) -> list[Float[Tensor, "B T H C"]]:
@@ -219,6 +232,11 @@ def with_cache(result: Any, cache: Any) -> Any:
 def dropout_arguments(dropout: nn.Dropout) -> dict[str, Any]:
     """Return the arguments of `dot_product_attention` that a dropout layer stands for: nothing in eval mode."""
     return {"dropout": dropout.p, "rng": getattr(dropout, "rngs", None)} if dropout.training else {}
+
+
+def shape_of(array: Tensor) -> tuple[int, ...]:
+    """Return the shape of an array as a tuple of integers."""
+    return tuple(array.shape)
 
 
 def dtype_name(array: Tensor) -> str:

@@ -1,7 +1,7 @@
 """Gated DeltaNet: each head keeps a matrix, lets it fade, and corrects what it says about a key (arXiv 2412.06464).
 
-As Qwen3-Next runs it: a short convolution before the heads, one beta per value head, a gated norm behind them. The twin
-is `jax_attn.gated_delta_net`. Letters: b batch, t position, h head, c channel of a head.
+As Qwen3-Next runs it: a short convolution before the heads, one beta per value head, a gated norm behind them. Twins:
+`jax_attn.gated_delta_net`, `torch_attn.gated_delta_net`. Letters: b batch, t position, h head, c channel of a head.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class GatedDeltaNet(nn.Module):
 
     Args:
         config: sizes, see `GatedDeltaNetConfig`.
-        rngs: JAX's random numbers, for initial weights (stream ``params``); None takes torch's global generator.
+        rngs: source of the initial weights (stream ``params``).
+            Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
@@ -40,18 +41,19 @@ class GatedDeltaNet(nn.Module):
     ):
         super().__init__()
         self.config = config
-        d_in, heads, own = config.d_in, config.num_value_heads, {"rngs": rngs, "device": device, "dtype": dtype}
-        self.W_query = linear(d_in, config.key_width, bias=False, **own)
-        self.W_key = linear(d_in, config.key_width, bias=False, **own)
-        self.W_value = linear(d_in, config.value_width, bias=False, **own)
-        self.W_gate = linear(d_in, config.value_width, bias=False, **own)
-        self.W_beta = linear(d_in, heads, bias=False, **own)
-        self.W_alpha = linear(d_in, heads, bias=False, **own)
-        self.conv1d = ShortConvolution(config.conv_width, config.conv_size, **own)
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
+        d_in, heads = config.d_in, config.num_value_heads
+        self.W_query = linear(d_in, config.key_width, bias=False, **options)
+        self.W_key = linear(d_in, config.key_width, bias=False, **options)
+        self.W_value = linear(d_in, config.value_width, bias=False, **options)
+        self.W_gate = linear(d_in, config.value_width, bias=False, **options)
+        self.W_beta = linear(d_in, heads, bias=False, **options)
+        self.W_alpha = linear(d_in, heads, bias=False, **options)
+        self.conv1d = ShortConvolution(config.conv_width, config.conv_size, **options)
         self.dt_bias = nn.Parameter(torch.ones(heads, device=device, dtype=dtype))
-        self.A_log = nn.Parameter(torch.log(0.01 + 15.99 * uniform((heads,), **own)))
-        self.norm = RMSNorm(config.value_head_dim, config.eps, **own)
-        self.out_proj = linear(config.value_width, config.d_out, bias=False, **own)
+        self.A_log = nn.Parameter(torch.log(0.01 + 15.99 * uniform((heads,), **options)))
+        self.norm = RMSNorm(config.value_head_dim, config.eps, **options)
+        self.out_proj = linear(config.value_width, config.d_out, bias=False, **options)
 
     def forward(
         self,
@@ -80,8 +82,9 @@ class GatedDeltaNet(nn.Module):
             ValueError: shapes that do not fit, more tokens than the cache takes, or a name that is no form.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
-        batch = functional.as_batch(x, self.W_query.weight, d_in=self.config.d_in, cache=cache)
-        cache = cache if cache is None else cache.admit(*batch.shape[:2], recurrence.mask_shape(attention_mask))
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache)
+        if cache is not None:
+            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
         batch = recurrence.without(batch, recurrence.visible_tokens(attention_mask, batch, cache))
         mixed = torch.cat([self.W_query(batch), self.W_key(batch), self.W_value(batch)], -1)
         mixed, conv_state = self.conv1d(mixed, None if cache is None else cache.conv_state)
@@ -114,12 +117,11 @@ class GatedDeltaNet(nn.Module):
         Raises:
             ValueError: a size below 1.
         """
-        config, weight = self.config, self.W_query.weight
+        config = self.config
         return RecurrentCache.empty(
             batch_size,
             capacity,
             (config.num_value_heads, config.head_dim, config.value_head_dim),
             (config.conv_size - 1, config.conv_width),
-            device=weight.device,
-            dtype=weight.dtype,
+            **functional.cache_options(self.W_query),
         )

@@ -1,6 +1,7 @@
 """GPT-2 as the book builds it (section 4.6; Radford et al. 2019): pre-norm blocks of causal attention.
 
-The twin is `jax_attn.gpt_model`. Shapes: B batch, T position, D model width, V size of the vocabulary.
+Twins: `jax_attn.gpt_model`, `torch_attn.gpt_model`. Shapes: B batch, T position, D model width, V size of the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class GPTModel(Pretrained, nn.Module):
     Args:
         config: the book's dict, ``vocab_size context_length emb_dim n_heads n_layers drop_rate qkv_bias``, or a
             `GPTModelConfig`; ``train()`` and ``eval()`` switch the dropout.
-        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
-            torch's global generator.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+            Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
@@ -51,15 +52,14 @@ class GPTModel(Pretrained, nn.Module):
     ):
         super().__init__()
         self.config = GPTModelConfig.read(config)
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
         vocab_size, emb_dim = self.config.vocab_size, self.config.emb_dim
-        self.tok_emb = Embedding(vocab_size, emb_dim, rngs=rngs, device=device, dtype=dtype)
-        self.pos_emb = Embedding(self.config.context_length, emb_dim, rngs=rngs, device=device, dtype=dtype)
+        self.tok_emb = Embedding(vocab_size, emb_dim, **options)
+        self.pos_emb = Embedding(self.config.context_length, emb_dim, **options)
         self.drop_emb = Dropout(self.config.drop_rate, rngs=rngs)
-        self.trf_blocks = nn.ModuleList(
-            TransformerBlock(self.config, rngs=rngs, device=device, dtype=dtype) for _ in range(self.config.n_layers)
-        )
-        self.final_norm = LayerNorm(emb_dim, rngs=rngs, device=device, dtype=dtype)
-        self.out_head = linear(emb_dim, vocab_size, bias=False, rngs=rngs, device=device, dtype=dtype)
+        self.trf_blocks = nn.ModuleList(TransformerBlock(self.config, **options) for _ in range(self.config.n_layers))
+        self.final_norm = LayerNorm(emb_dim, **options)
+        self.out_head = linear(emb_dim, vocab_size, bias=False, **options)
 
     def forward(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
         """Return the logits ``(B, T, V)`` of the token that follows each position.
@@ -71,7 +71,7 @@ class GPTModel(Pretrained, nn.Module):
             ValueError: a shape that does not fit, more tokens than `context_length`, or an id that is none.
             TypeError: ids that are not integers.
         """
-        check_ids(functional.dtype_name(ids), tuple(ids.shape), longest=self.config.context_length)
+        check_ids(functional.dtype_name(ids), functional.shape_of(ids), longest=self.config.context_length)
         x = self.tok_emb(ids) + self.pos_emb(torch.arange(ids.shape[1], device=ids.device))
         x = self.drop_emb(x)
         for block in self.trf_blocks:
@@ -95,7 +95,7 @@ class GPTModel(Pretrained, nn.Module):
             ValueError: a shape that does not fit, an id that is none, or `max_new_tokens` below 1.
             TypeError: ids, or a number of tokens, that are not integers.
         """
-        check_ids(functional.dtype_name(ids), tuple(ids.shape))
+        check_ids(functional.dtype_name(ids), functional.shape_of(ids))
         check_max_new_tokens(max_new_tokens)
         check_range("ids", int(ids.min()), int(ids.max()), self.config.vocab_size)
         tokens = ids.long()
@@ -110,14 +110,15 @@ class TransformerBlock(nn.Module):
 
     Args:
         config: of the model.
-        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
-            torch's global generator.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+            Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
 
     def __init__(self, config: GPTModelConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None):
         super().__init__()
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
         emb_dim, rate = config.emb_dim, config.drop_rate
         self.att = MultiHeadAttention(
             emb_dim,
@@ -126,13 +127,11 @@ class TransformerBlock(nn.Module):
             rate,
             config.n_heads,
             config.qkv_bias,
-            rngs=rngs,
-            device=device,
-            dtype=dtype,
+            **options,
         )
-        self.ff = FeedForward(emb_dim, config.hidden_dim, approximate=True, rngs=rngs, device=device, dtype=dtype)
-        self.norm1 = LayerNorm(emb_dim, rngs=rngs, device=device, dtype=dtype)
-        self.norm2 = LayerNorm(emb_dim, rngs=rngs, device=device, dtype=dtype)
+        self.ff = FeedForward(emb_dim, config.hidden_dim, approximate=True, **options)
+        self.norm1 = LayerNorm(emb_dim, **options)
+        self.norm2 = LayerNorm(emb_dim, **options)
         self.drop_shortcut = Dropout(rate, rngs=rngs)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
@@ -148,8 +147,8 @@ class FeedForward(nn.Module):
         emb_dim: width of input and output.
         hidden_dim: width between the two.
         approximate: which GELU.
-        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
-            torch's global generator.
+        rngs: source of the initial weights (stream ``params``).
+            Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
@@ -165,11 +164,12 @@ class FeedForward(nn.Module):
         dtype: Any = None,
     ):
         super().__init__()
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
         self.layers = nn.ModuleList(
             [
-                linear(emb_dim, hidden_dim, rngs=rngs, device=device, dtype=dtype),
+                linear(emb_dim, hidden_dim, **options),
                 GELU(approximate),
-                linear(hidden_dim, emb_dim, rngs=rngs, device=device, dtype=dtype),
+                linear(hidden_dim, emb_dim, **options),
             ]
         )
 

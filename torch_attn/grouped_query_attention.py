@@ -1,6 +1,7 @@
 """Attention whose query heads share key/value heads in groups (arXiv 2305.13245), with what models add to it.
 
-The twin is `jax_attn.grouped_query_attention`. Letters: b batch, t query position, h head, c channel of a head.
+Twins: `jax_attn.grouped_query_attention`, `torch_attn.grouped_query_attention`. Letters: b batch, t query position, h
+head, c channel of a head.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class GroupedQueryAttention(nn.Module):
 
     Args:
         config: sizes, and the pieces that a model adds: position, norms, mask, softcap, sinks, gate, biases.
-        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
-            torch's global generator.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+            Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
@@ -89,7 +90,7 @@ class GroupedQueryAttention(nn.Module):
             TypeError: an input that is not floating point, a mask that is not bool, positions that are not integers.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_query.weight, d_in=config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=config.d_in, cache=cache)
         at = positions_of(batch, positions, cache)
         query, key, value = self._heads(batch, at)
         if cache is None:
@@ -150,6 +151,6 @@ class GroupedQueryAttention(nn.Module):
         Raises:
             ValueError: a size below 1, or `rolling` with a mask that shows all tokens.
         """
-        config, weight = self.config, self.W_key.weight
-        options = {"rolling": config.window(rolling), "device": weight.device, "dtype": weight.dtype}
+        config = self.config
+        options = {"rolling": config.window(rolling), **functional.cache_options(self.W_key)}
         return KeyValueCache.empty(batch_size, capacity, config.num_kv_heads, config.head_dim, **options)

@@ -1,6 +1,6 @@
 """Layer normalisation: every feature vector to mean 0 and variance 1, then scaled and shifted (arXiv 1607.06450).
 
-The twin is `jax_attn.layer_norm`. The book builds it in section 4.2, with the biased variance.
+Twins: `jax_attn.layer_norm`, `torch_attn.layer_norm`. The book builds it in section 4.2, with the biased variance.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attn_bridge import validation
 from attn_bridge.specs import LayerNormConfig
 
 from . import functional
+from .random import JaxRngs
 
 
 class LayerNorm(nn.Module):
@@ -46,9 +46,8 @@ class LayerNorm(nn.Module):
             ValueError: a last dimension other than `emb_dim`.
             TypeError: an input that is not floating point.
         """
-        validation.check_features(tuple(x.shape), functional.dtype_name(x), self.config.emb_dim)
-        functional.check_dtype(x, self.scale)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        x = functional.as_features(x, self.scale, self.config.emb_dim)
+        wide = x.to(functional.wide_dtype(x))
         centred = wide - wide.mean(-1, keepdim=True)
         variance = (centred * centred).mean(-1, keepdim=True)
         normalised = centred / torch.sqrt(variance + self.config.eps)

@@ -1,7 +1,7 @@
 """Linear attention: products of positive features in place of the softmax, so that a state replaces the keys.
 
-Katharopoulos et al., arXiv 2006.16236, with their features ``elu(x) + 1``. The twin is `jax_attn.linear_attention`.
-Letters: b batch, t position, h head, c channel of a head.
+Katharopoulos et al., arXiv 2006.16236, with their features ``elu(x) + 1``. Twins: `jax_attn.linear_attention`,
+`torch_attn.linear_attention`. Letters: b batch, t position, h head, c channel of a head.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class LinearAttention(nn.Module):
 
     Args:
         config: sizes and biases, see `LinearAttentionConfig`.
-        rngs: JAX's random numbers, for initial weights (stream ``params``); None takes torch's global generator.
+        rngs: source of the initial weights (stream ``params``).
+            Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
@@ -37,11 +38,12 @@ class LinearAttention(nn.Module):
     ):
         super().__init__()
         self.config = config
-        d_in, bias, own = config.d_in, config.qkv_bias, {"rngs": rngs, "device": device, "dtype": dtype}
-        self.W_query = linear(d_in, config.key_width, bias=bias, **own)
-        self.W_key = linear(d_in, config.key_width, bias=bias, **own)
-        self.W_value = linear(d_in, config.value_width, bias=bias, **own)
-        self.out_proj = linear(config.value_width, config.d_out, bias=config.out_bias, **own)
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
+        d_in, bias = config.d_in, config.qkv_bias
+        self.W_query = linear(d_in, config.key_width, bias=bias, **options)
+        self.W_key = linear(d_in, config.key_width, bias=bias, **options)
+        self.W_value = linear(d_in, config.value_width, bias=bias, **options)
+        self.out_proj = linear(config.value_width, config.d_out, bias=config.out_bias, **options)
 
     def forward(
         self,
@@ -74,9 +76,9 @@ class LinearAttention(nn.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
             NotImplementedError: weights of tokens in a cache.
         """
-        batch = functional.as_batch(x, self.W_query.weight, d_in=self.config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache)
         if cache is not None:
-            cache = cache.admit(*batch.shape[:2], recurrence.mask_shape(attention_mask))
+            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
         query, key, value = (
             rearrange(project(batch), "b t (h c) -> b t h c", h=self.config.num_heads)
             for project in (self.W_query, self.W_key, self.W_value)
@@ -104,7 +106,7 @@ class LinearAttention(nn.Module):
         Raises:
             ValueError: a size below 1.
         """
-        config, weight = self.config, self.W_query.weight
+        config = self.config
         # A channel of ones beside those of the values sums up the weights.
         shape = (config.num_heads, config.head_dim, config.value_head_dim + 1)
-        return RecurrentCache.empty(batch_size, capacity, shape, device=weight.device, dtype=weight.dtype)
+        return RecurrentCache.empty(batch_size, capacity, shape, **functional.cache_options(self.W_query))

@@ -1,6 +1,7 @@
 """Causal multi-head attention with split projections and an output projection (book section 3.6.2, arXiv 1706.03762).
 
-The twin is `jax_attn.multi_head_attention`. Letters: b batch, t position, h head, c channel of a head.
+Twins: `jax_attn.multi_head_attention`, `torch_attn.multi_head_attention`. Letters: b batch, t position, h head, c
+channel of a head.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class MultiHeadAttention(nn.Module):
         dropout: rate at which attention weights are dropped in training; ``train()`` and ``eval()`` switch it.
         num_heads: number of heads; divides `d_out`.
         qkv_bias: whether query, key and value have biases; the output projection always has one.
-        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
-            torch's global generator.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+            Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
@@ -55,10 +56,11 @@ class MultiHeadAttention(nn.Module):
     ):
         super().__init__()
         self.config = MultiHeadAttentionConfig(d_in, d_out, context_length, dropout, num_heads, qkv_bias)
-        self.W_query = linear(d_in, d_out, bias=qkv_bias, rngs=rngs, device=device, dtype=dtype)
-        self.W_key = linear(d_in, d_out, bias=qkv_bias, rngs=rngs, device=device, dtype=dtype)
-        self.W_value = linear(d_in, d_out, bias=qkv_bias, rngs=rngs, device=device, dtype=dtype)
-        self.out_proj = linear(d_out, d_out, rngs=rngs, device=device, dtype=dtype)
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
+        self.W_query = linear(d_in, d_out, bias=qkv_bias, **options)
+        self.W_key = linear(d_in, d_out, bias=qkv_bias, **options)
+        self.W_value = linear(d_in, d_out, bias=qkv_bias, **options)
+        self.out_proj = linear(d_out, d_out, **options)
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
         accept_book_mask(self)
 
@@ -85,9 +87,7 @@ class MultiHeadAttention(nn.Module):
             ValueError: shapes that do not fit, or more tokens than `context_length`.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
-        batch = functional.as_batch(
-            x, self.W_query.weight, d_in=self.config.d_in, context_length=self.config.context_length
-        )
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, context_length=self.config.context_length)
         query, key, value = (
             rearrange(project(batch), "b t (h c) -> b t h c", h=self.config.num_heads)
             for project in (self.W_query, self.W_key, self.W_value)

@@ -1,6 +1,7 @@
 """Several causal heads side by side, concatenated (book section 3.6.1).
 
-The twin is `jax_attn.multi_head_attention_wrapper`. Letters: b batch, t position, h head, c channel of a head.
+Twins: `jax_attn.multi_head_attention_wrapper`, `torch_attn.multi_head_attention_wrapper`. Letters: b batch, t position,
+h head, c channel of a head.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class MultiHeadAttentionWrapper(nn.Module):
         dropout: rate at which attention weights are dropped in training; ``train()`` and ``eval()`` switch it.
         num_heads: number of heads.
         qkv_bias: whether query, key and value have biases.
-        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
-            torch's global generator.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+            Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
@@ -56,8 +57,9 @@ class MultiHeadAttentionWrapper(nn.Module):
     ):
         super().__init__()
         self.config = MultiHeadAttentionWrapperConfig(d_in, d_out, context_length, dropout, num_heads, qkv_bias)
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
         self.heads = nn.ModuleList(
-            CausalAttention(d_in, d_out, context_length, dropout, qkv_bias, rngs=rngs, device=device, dtype=dtype)
+            CausalAttention(d_in, d_out, context_length, dropout, qkv_bias, **options)
             for _ in range(self.config.num_heads)
         )
         self.dropout = Dropout(self.config.dropout, rngs=rngs)
@@ -86,7 +88,7 @@ class MultiHeadAttentionWrapper(nn.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
         batch = functional.as_batch(
-            x, self.heads[0].W_query.weight, d_in=self.config.d_in, context_length=self.config.context_length
+            x, self.heads[0].W_query, d_in=self.config.d_in, context_length=self.config.context_length
         )
         query, key, value = functional.project_heads(batch, self.heads)
         result = functional.dot_product_attention(

@@ -1,7 +1,7 @@
 """Attention whose keys and values are made of one small latent per token (DeepSeek-V2, arXiv 2405.04434).
 
-The twin is `jax_attn.multi_head_latent_attention`. Letters: b batch, t query position, s key position, h head,
-c channel of a head, l channel of the latent.
+Twins: `jax_attn.multi_head_latent_attention`, `torch_attn.multi_head_latent_attention`. Letters: b batch, t query
+position, s key position, h head, c channel of a head, l channel of the latent.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class MultiHeadLatentAttention(nn.Module):
 
     Args:
         config: sizes, position, mask and biases.
-        rngs: JAX's random numbers, for initial weights (stream ``params``) and dropout (``dropout``); None takes
-            torch's global generator.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+            Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
@@ -46,7 +46,8 @@ class MultiHeadLatentAttention(nn.Module):
     ):
         super().__init__()
         self.config = config
-        heads, bias, options = config.num_heads, config.bias, {"rngs": rngs, "device": device, "dtype": dtype}
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
+        heads, bias = config.num_heads, config.bias
         asking = config.d_in
         if config.query_dim is not None:
             self.W_query_latent = linear(config.d_in, config.query_dim, bias, **options)
@@ -92,7 +93,7 @@ class MultiHeadLatentAttention(nn.Module):
             TypeError: an input that is not floating point, a mask that is not bool, positions that are no integers.
         """
         config = self.config
-        batch = functional.as_batch(x, self.W_latent.weight, d_in=config.d_in, cache=cache)
+        batch = functional.as_batch(x, self.W_latent, d_in=config.d_in, cache=cache)
         asking = batch if config.query_dim is None else self.query_norm(self.W_query_latent(batch))
         query = rearrange(self.W_query(asking), "b t (h c) -> b t h c", h=config.num_heads)
         latent = rearrange(self.latent_norm(self.W_latent(batch)), "b t l -> b t 1 l")
@@ -161,7 +162,5 @@ class MultiHeadLatentAttention(nn.Module):
         Raises:
             ValueError: a size below 1.
         """
-        config, weight = self.config, self.W_latent.weight
-        width = config.latent_dim + config.rope_dim
-        options = {"device": weight.device, "dtype": weight.dtype}
-        return KeyValueCache.empty(batch_size, capacity, 1, width, 0, **options)
+        width = self.config.latent_dim + self.config.rope_dim
+        return KeyValueCache.empty(batch_size, capacity, 1, width, 0, **functional.cache_options(self.W_latent))

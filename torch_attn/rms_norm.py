@@ -1,6 +1,6 @@
 """Root mean square normalisation: every feature vector to mean square 1, then scaled (arXiv 1910.07467).
 
-The twin is `jax_attn.rms_norm`.
+Twins: `jax_attn.rms_norm`, `torch_attn.rms_norm`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attn_bridge import validation
 from attn_bridge.specs import RMSNormConfig
 
 from . import functional
@@ -56,9 +55,8 @@ class RMSNorm(nn.Module):
             ValueError: a last dimension other than `emb_dim`.
             TypeError: an input that is not floating point.
         """
-        validation.check_features(tuple(x.shape), functional.dtype_name(x), self.config.emb_dim)
-        functional.check_dtype(x, self.scale)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        x = functional.as_features(x, self.scale, self.config.emb_dim)
+        wide = x.to(functional.wide_dtype(x))
         normalised = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.config.eps)
         scale = self.scale.to(wide.dtype)
         return (normalised * (1.0 + scale if self.config.unit_offset else scale)).to(x.dtype)

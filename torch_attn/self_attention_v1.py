@@ -1,6 +1,6 @@
 """Self-attention with bare weight matrices drawn from U[0, 1) (book section 3.4.2).
 
-The twin is `jax_attn.self_attention_v1`. Letters: b batch, t position, c channel.
+Twins: `jax_attn.self_attention_v1`, `torch_attn.self_attention_v1`. Letters: b batch, t position, c channel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class SelfAttention_v1(nn.Module):
     Args:
         d_in: width of the input.
         d_out: width of query, key, value and output.
-        rngs: JAX's random numbers, for the initial weights (stream ``params``); None takes torch's global generator.
+        rngs: source of the initial weights (stream ``params``).
+            Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
@@ -37,10 +38,11 @@ class SelfAttention_v1(nn.Module):
         super().__init__()
         check_rngs(rngs)
         self.config = SelfAttentionV1Config(d_in, d_out)
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
         shape = (self.config.d_in, self.config.d_out)
-        self.W_query = nn.Parameter(uniform(shape, rngs=rngs, device=device, dtype=dtype))
-        self.W_key = nn.Parameter(uniform(shape, rngs=rngs, device=device, dtype=dtype))
-        self.W_value = nn.Parameter(uniform(shape, rngs=rngs, device=device, dtype=dtype))
+        self.W_query = nn.Parameter(uniform(shape, **options))
+        self.W_key = nn.Parameter(uniform(shape, **options))
+        self.W_value = nn.Parameter(uniform(shape, **options))
 
     def forward(
         self,
@@ -65,9 +67,8 @@ class SelfAttention_v1(nn.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
         batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in)
-        query, key, value = (
-            rearrange(batch @ weight, "b t c -> b t 1 c") for weight in (self.W_query, self.W_key, self.W_value)
-        )
+        matrices = self.W_query, self.W_key, self.W_value
+        query, key, value = (rearrange(batch @ weight, "b t c -> b t 1 c") for weight in matrices)
         result = functional.dot_product_attention(query, key, value, mask=attention_mask, return_weights=return_weights)
         context, weights = functional.as_pair(result)
         context = rearrange(context, "b t 1 c -> b t c")

@@ -1,6 +1,6 @@
 """Self-attention with linear layers (book section 3.4.2).
 
-The twin is `jax_attn.self_attention_v2`. Letters: b batch, t position, c channel.
+Twins: `jax_attn.self_attention_v2`, `torch_attn.self_attention_v2`. Letters: b batch, t position, c channel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class SelfAttention_v2(nn.Module):
         d_in: width of the input.
         d_out: width of query, key, value and output.
         qkv_bias: whether query, key and value have biases.
-        rngs: JAX's random numbers, for the initial weights (stream ``params``); None takes torch's global generator.
+        rngs: source of the initial weights (stream ``params``).
+            Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
@@ -46,9 +47,10 @@ class SelfAttention_v2(nn.Module):
     ):
         super().__init__()
         self.config = SelfAttentionV2Config(d_in, d_out, qkv_bias)
-        self.W_query = linear(d_in, d_out, bias=qkv_bias, rngs=rngs, device=device, dtype=dtype)
-        self.W_key = linear(d_in, d_out, bias=qkv_bias, rngs=rngs, device=device, dtype=dtype)
-        self.W_value = linear(d_in, d_out, bias=qkv_bias, rngs=rngs, device=device, dtype=dtype)
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
+        self.W_query = linear(d_in, d_out, bias=qkv_bias, **options)
+        self.W_key = linear(d_in, d_out, bias=qkv_bias, **options)
+        self.W_value = linear(d_in, d_out, bias=qkv_bias, **options)
 
     def forward(
         self,
@@ -72,7 +74,7 @@ class SelfAttention_v2(nn.Module):
             ValueError: shapes that do not fit.
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
-        batch = functional.as_batch(x, self.W_query.weight, d_in=self.config.d_in)
+        batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in)
         query, key, value = (
             rearrange(project(batch), "b t c -> b t 1 c") for project in (self.W_query, self.W_key, self.W_value)
         )

@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[2]
 JAX, TORCH = ROOT / "jax_attn", ROOT / "torch_attn"
 
 ONLY_JAX = {"linear.py", "decoding/running.py"}
-ONLY_TORCH = {"checkpoints/book.py", "initial_weights.py", "threefry.py"}
+ONLY_TORCH = {"checkpoints/book.py", "threefry.py"}
 """Files without a twin: torch's initial weights for Flax, checks that wait for a jit to
-run; the mask buffers in the book's checkpoints, Flax's initial weights and random bits for torch."""
+run; the mask buffers in the book's checkpoints, and Flax's random bits for torch."""
 
 JAX_ARGUMENTS, TORCH_ARGUMENTS = {"rngs", "param_dtype", "dtype", "device"}, {"rngs", "device", "dtype"}
 """Arguments that may stand on one side alone."""
@@ -167,6 +167,28 @@ def test_every_file_has_its_twin():
 @pytest.mark.parametrize("file", TWINS)
 def test_twins_have_the_same_outline(file):
     assert compare_outlines((JAX / file).read_text(), (TORCH / file).read_text()) == []
+
+
+def equal_lines(jax_source: str, torch_source: str) -> tuple[int, int]:
+    """Return how many lines of two twins are the same, counted in both, and how many there are."""
+    ours, theirs = jax_source.splitlines(), torch_source.splitlines()
+    blocks = difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks()
+    return 2 * sum(block.size for block in blocks), len(ours) + len(theirs)
+
+
+def test_variants_and_models_share_four_lines_in_five():
+    names = sorted({f"{variant.file}.py" for variant in specs.VARIANTS} | {"bert_encoder.py", "gpt_model.py"})
+    counts = {name: equal_lines((JAX / name).read_text(), (TORCH / name).read_text()) for name in names}
+    equal, lines = (sum(column) for column in zip(*counts.values(), strict=True))
+    assert equal / lines >= 0.80, {name: round(same / total, 2) for name, (same, total) in counts.items()}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [("a\nb", "a\nb", (4, 4)), ("a\nb\nc", "a\nx\nc", (4, 6)), ("a\nb", "b\na", (2, 4)), ("a\n" * 300, "a", (2, 301))],
+)
+def test_equal_lines_are_counted_in_both_twins(ours, theirs, expected):
+    assert equal_lines(ours, theirs) == expected
 
 
 @pytest.mark.parametrize("variant", specs.VARIANTS, ids=lambda variant: variant.name)

@@ -1,0 +1,42 @@
+"""Layers and arrays that start alike in both frameworks from the same numbers: those of JAX, or torch's by `TorchRngs`.
+
+The twin is `torch_attn.initial_weights`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from .linear import Linear, draw_normal, draw_uniform
+from .random import Rngs, check_rngs
+
+
+def linear(
+    d_in: int, d_out: int, bias: bool = True, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None
+) -> Linear:
+    """Return a `Linear`, which starts from the distribution of `torch.nn.Linear`.
+
+    Args:
+        d_in: width of the input.
+        d_out: width of the output.
+        bias: whether there is a bias.
+        rngs: source of the initial weights (stream ``params``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+    """
+    return Linear(d_in, d_out, bias, rngs=rngs, param_dtype=param_dtype, dtype=dtype)
+
+
+def uniform(shape: tuple[int, ...], *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None) -> Array:
+    """Return an array of `shape` and `param_dtype` drawn from U[0, 1), from the stream ``params``."""
+    check_rngs(rngs)
+    return draw_uniform(rngs.params(), shape, param_dtype)
+
+
+def normal(shape: tuple[int, ...], *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None) -> Array:
+    """Return an array of `shape` and `param_dtype` drawn from N(0, 1), from the stream ``params``."""
+    check_rngs(rngs)
+    return draw_normal(rngs.params(), shape, param_dtype)
