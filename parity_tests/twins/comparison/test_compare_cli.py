@@ -501,6 +501,21 @@ def test_an_allowed_difference_is_equal_and_every_report_says_so(here, capfd):
     assert "allowed: out: something else (nothing there differs)" not in capfd.readouterr().out  # its gradients do
 
 
+def test_an_allowance_that_names_nothing_is_a_warning(here, capfd):
+    """A report that is equal is not read to its end; a misspelt path may have let nothing pass."""
+    arguments = ["compare", "ours.py:make", "--inputs", "x.npz", "--seeds", "1"]
+    assert run([*arguments, "theirs.py:make", "--allow", "norn=eps", "--allow", "out=x", "--allow", "zz=x"]) == 0
+    assert capfd.readouterr().err.splitlines() == [
+        "warning: --allow norn: no tensor and no submodule with parameters has that name; the nearest: norm",
+        "warning: --allow zz: no tensor and no submodule with parameters has that name",
+    ]
+    assert run([*arguments, "theirs.py:wrong", "--allow", "norm.weigth=eps", "--json"]) == 1
+    out, err = capfd.readouterr()
+    near = "norm.weight, grad norm.weight, out.weight"
+    assert err == f"warning: --allow norm.weigth: nothing has that name; the nearest: {near}\n"
+    assert json.loads(out)["allowed"][0]["known"] is False
+
+
 def test_a_baseline_shows_what_has_changed(here, capfd):
     arguments = ["compare", "ours.py:make", "--inputs", "x.npz", "--seeds", "1"]
     assert run([*arguments, "theirs.py:make", "--json", "before.json"]) == 0
