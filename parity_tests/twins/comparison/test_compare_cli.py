@@ -450,6 +450,47 @@ def test_what_is_bad_is_one_line_and_status_2(label, here, capfd):
     assert sorted(path.name for path in here.iterdir() if path.name != "__pycache__") == before
 
 
+IDS = """
+import torch
+from flax import nnx
+
+def first():
+    return torch.nn.Embedding(9, 3)
+
+def second():
+    return nnx.Embed(9, 3, rngs=nnx.Rngs(0))
+
+class Indexed(nnx.Module):
+    def __init__(self):
+        self.table = nnx.Param(nnx.Rngs(0).normal((9, 3)))
+    def __call__(self, ids):
+        return self.table[...][ids]
+
+class Gathered(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.ones(9, 3))
+    def forward(self, ids):
+        return self.table[ids]
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["compare ids.py:first ids.py:second", "compare ids.py:second ids.py:first", "dump ids.py:Gathered d",
+     "dump ids.py:Indexed d", "compare ids.py:first ids.py:second --separate"],
+)  # fmt: skip
+def test_floats_that_shape_draws_for_token_ids_are_named(command, here, capfd):
+    (here / "ids.py").write_text(IDS)
+    assert run([*command.split(), *SHAPE]) == 2
+    error = capfd.readouterr().err
+    advice = "--shape draws floats; give whole numbers, such as token ids, by --inputs FILE.npz, or by a function "
+    assert error.count(advice) == 1
+    assert error.count("\n") == 1
+    assert run(["compare", "bad.py:Broken", "bad.py:One", *SHAPE]) == 2
+    assert "--shape" not in capfd.readouterr().err
+
+
 def test_the_report_is_written_when_it_is_inconclusive(here, capfd):
     assert run(["compare", "bad.py:Random", "bad.py:One", *SHAPE, "--json", "--html", "a.html"]) == 2
     printed = capfd.readouterr()
