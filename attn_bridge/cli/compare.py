@@ -45,7 +45,9 @@ Inputs = Annotated[
 ]
 Shapes = Annotated[
     list[str] | None,
-    typer.Option("--shape", metavar="2,8,16", help="Draw a positional input of this shape (may be repeated)."),
+    typer.Option(
+        "--shape", metavar="2,8,16", help="Draw a positional input of this shape, of floats (may be repeated)."
+    ),
 ]
 Fixed = Annotated[
     list[str] | None,
@@ -166,7 +168,8 @@ def compare(
 
         report = after.apply(run_separately(first, second, chosen["device"], options, run.command))
         return outputs.write(report)
-    report, bundle = run.judged({"transfer": not no_transfer, "train": train, **chosen}, after, save_repro)
+    with arrays.explained(shapes):
+        report, bundle = run.judged({"transfer": not no_transfer, "train": train, **chosen}, after, save_repro)
     if bundle is None or save_repro is None:
         return outputs.write(report)
     from ..parity import repro

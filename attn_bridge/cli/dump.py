@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..parity import input_files as arrays
 from ..parity.command import command_line
 from .compare import (
     Aftermath,
@@ -90,7 +91,7 @@ def dump(
         raise ValueError("--rules and --no-transfer go with --like")
     call = read_inputs(inputs, shapes)
     found = None if rules is None else Rules.from_toml(rules)
-    with watched(timeout) as dog, progress() as advance, running("dumping"):
+    with arrays.explained(shapes), watched(timeout) as dog, progress() as advance, running("dumping"):
         with watch.phase("", "importing"), factories.seeded(build_seed):
             made = factories.load(factory, "FACTORY")
         file = getattr(made.module, "__file__", None)

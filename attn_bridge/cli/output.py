@@ -112,7 +112,9 @@ class Outputs:
         """
         from rich.console import Console
 
+        from ..parity.compare.results import allowances
         from ..parity.rendering import terminal
+        from ..parity.rendering.text import one_line
 
         writes = {self.html: report.to_html, self.junit: report.to_junit, self.json: report.to_json}
         with written(*(functools.partial(write, file) for file, write in writes.items() if file not in (None, "-"))):
@@ -127,4 +129,6 @@ class Outputs:
         if report.verdict == "inconclusive":
             sys.stdout.flush()
             raise ValueError(f"inconclusive: {report.message}")
+        for line in allowances.unknown(report):
+            print(f"warning: --allow {one_line(line)}", file=sys.stderr)
         return 0 if report.passed else 1

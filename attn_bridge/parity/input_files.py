@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .compare.sides.subject import Arguments
+from .compare.sides.subject import Arguments, CannotPromoteError, ModuleFailedError
 
 HOW = "give --inputs FILE.npz or --shape 2,8,16 (once per positional input)"
+
+_WANTS_WHOLE_NUMBERS = re.compile(r"\bintegers?\b|\bLong\b|\bindices\b|\bmust be long\b", re.IGNORECASE)
+"""What frameworks say where they are given floats to look rows up by."""
 
 _POSITIONAL = re.compile(r"arr_(0|[1-9][0-9]*)")
 
@@ -90,3 +94,15 @@ def draw(shapes: Sequence[str]) -> Arguments:
         except (MemoryError, ValueError, OverflowError) as error:
             raise ValueError(f"--shape ({text}) is more than fits into memory") from error
     return Arguments(tuple(drawn))
+
+
+@contextlib.contextmanager
+def explained(shapes: Sequence[str] | None) -> Iterator[None]:
+    """Have an error of a side that was given floats in place of whole numbers say why, and what to give instead."""
+    try:
+        yield
+    except (ModuleFailedError, CannotPromoteError) as error:
+        if not shapes or not _WANTS_WHOLE_NUMBERS.search(str(error)):
+            raise
+        how = "give whole numbers, such as token ids, by --inputs FILE.npz, or by a function example_inputs() beside a "
+        raise ModuleFailedError(f"{error}; --shape draws floats; {how}factory") from error

@@ -18,8 +18,8 @@ from .settings import PASSED_ON, SETTINGS, WHOLE, Device, read_markers
 if TYPE_CHECKING:
     from ..compare.results.report import Report
 
-VERDICTS = pytest.StashKey[list[str]]()
-"""Where a test keeps the verdicts of its comparisons until its report takes them over."""
+FOUND = pytest.StashKey[list[dict[str, Any]]]()
+"""Where a test keeps what its comparisons found, as `_told` has it, until its report takes it over."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +92,11 @@ class Parity:
     def _record(self, report: Report) -> None:
         """Write down what came out: for the summary, for JUnit, and, on a mismatch, for whoever reads about it."""
         node = self._node
-        node.stash.setdefault(VERDICTS, []).append(report.verdict)
+        node.stash.setdefault(FOUND, []).append(_told(report))
         node.user_properties.append(("parity_verdict", report.verdict))
+        for one in report.allowed:
+            if one.covers:
+                node.user_properties.append(("parity_allowed", f"{one.path}: {one.reason}"))
         if report.first_divergence is not None:
             node.user_properties.append(("parity_first_divergence", str(report.first_divergence)))
         if report.passed:
@@ -112,6 +115,17 @@ class Parity:
             lines.append(", ".join(f"{name} {value}" for name, value in report.environment.items()))
         if lines:
             node.add_report_section("call", "parity", "\n".join(lines))
+
+
+def _told(report: Report) -> dict[str, Any]:
+    """Return what the summary says of a comparison: plain data, which a worker of xdist can send."""
+    paths = [re.escape(one.path) for one in report.allowed if one.covers]
+    named = re.compile(rf"(?<![\w.])(?:{'|'.join(paths)})(?![\w])")
+    return {
+        "verdict": report.verdict,
+        "allowed": [(one.path, one.reason, bool(one.covers), one.known) for one in report.allowed],
+        "notes": [note for note in report.notes if paths and named.search(note)],
+    }
 
 
 def _file_name(nodeid: str, call: int) -> str:

@@ -1,16 +1,17 @@
-"""What is printed after the tests: a line on all comparisons and, on GitHub, an annotation per failed one."""
+"""What is printed after the tests: a line on all comparisons, what was allowed to differ, annotations for GitHub."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .comparing import VERDICTS, shown
+from .comparing import FOUND, shown
 
 if TYPE_CHECKING:
     from ..compare.results.report import ParityError
@@ -22,12 +23,12 @@ REPORT_ATTRIBUTE = "attn_bridge_parity"
 
 
 def hand_over(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-    """Hand the verdicts of a test over to its report."""
-    if VERDICTS not in item.stash:
+    """Hand what the comparisons of a test found over to its report."""
+    if FOUND not in item.stash:
         return
-    verdicts = item.stash[VERDICTS]
-    handed: dict[str, Any] = {"verdicts": list(verdicts)}
-    verdicts.clear()
+    found = item.stash[FOUND]
+    handed: dict[str, Any] = {"found": list(found)}
+    found.clear()
     error = _mismatch(call)
     if error is not None and call.excinfo is not None:
         own = Path(__file__).parents[1]
@@ -52,6 +53,8 @@ class Summary:
 
     def __init__(self, config: pytest.Config):
         self.verdicts: Counter[str] = Counter()
+        self.allowing = 0
+        self.allowances: dict[tuple[str, str], _Allowed] = {}
         self.annotations: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -59,19 +62,58 @@ class Summary:
         handed = getattr(report, REPORT_ATTRIBUTE, None)
         if handed is None:
             return
-        self.verdicts.update(handed["verdicts"])
+        for one in handed["found"]:
+            self.verdicts[one["verdict"]] += 1
+            self.allowing += one["verdict"] == "equal" and any(covers for _, _, covers, _ in one["allowed"])
+            for path, reason, covers, known in one["allowed"]:
+                self.allowances.setdefault((path, reason), _Allowed()).add(report.nodeid, covers, known, one["notes"])
         if report.failed and "message" in handed:
             self.annotations.append(_annotation(handed))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print one line on all comparisons and, on GitHub, an annotation per failed test."""
+        """Print what all comparisons found and, on GitHub, an annotation per failed test."""
         if self.verdicts:
             total = self.verdicts.total()
             counts = [f"{self.verdicts[verdict]} {verdict}" for verdict in WORST_FIRST if self.verdicts[verdict]]
+            if self.allowing:  # "equal" is the last one
+                counts[-1] += f" ({self.allowing} with differences that are allowed)"
             terminalreporter.write_line(", ".join([f"parity: {total} comparison{'s' if total > 1 else ''}", *counts]))
+        for (path, reason), allowed in self.allowances.items():
+            terminalreporter.write_line(f"  allowed: {path}: {reason} ({allowed.where})")
+        for note in dict.fromkeys(note for one in self.allowances.values() for note in one.notes):
+            terminalreporter.write_line(f"  note: {note}")
         if os.environ.get("GITHUB_ACTIONS") == "true":
             for annotation in self.annotations:
                 terminalreporter.write_line(annotation)
+
+
+@dataclasses.dataclass
+class _Allowed:
+    """What one allowance did in all comparisons that had it.
+
+    Attributes:
+        tests: the tests in which something that it covers differs.
+        known: whether any comparison has something of its name.
+        notes: what the reports say about it.
+    """
+
+    tests: dict[str, None] = dataclasses.field(default_factory=dict)
+    known: bool = False
+    notes: dict[str, None] = dataclasses.field(default_factory=dict)
+
+    def add(self, test: str, covers: bool, known: bool, notes: Iterable[str]) -> None:
+        """Take over what one comparison says."""
+        self.known |= known
+        if covers:
+            self.tests[test] = None
+            self.notes |= dict.fromkeys(notes)
+
+    @property
+    def where(self) -> str:
+        """The test that needs it, or how many; why it allows nothing."""
+        if self.tests:
+            return next(iter(self.tests)) if len(self.tests) == 1 else f"{len(self.tests)} tests"
+        return "nothing there differs" if self.known else "nothing has that name"
 
 
 def _annotation(handed: Mapping[str, Any]) -> str:

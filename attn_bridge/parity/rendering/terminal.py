@@ -12,7 +12,7 @@ import rich.tree
 from rich.console import Console
 from rich.text import Text
 
-from ..compare.results.findings import Verdict, shown
+from ..compare.results.findings import TensorVerdict, Verdict, shown
 from . import outline
 from .branch import STYLES, branch, tree
 from .text import folded, memory, one_line, relative, share, shortened, ulps, visible
@@ -32,6 +32,15 @@ CLOSEST = 3
 
 FEWEST, MAX = 2, 8
 """How many tensors that are not equal are shown, if that many are not."""
+
+BESIDE = 40
+"""Most characters that stand beside the name of a tensor; what is longer stands below it."""
+
+MORE = 2
+"""How many lines more than it has to a text may take where there is room."""
+
+ENOUGH: dict[bool, int] = {True: 10, False: 20}
+"""Passed -> lines for tensors and notes, which other texts take no more than they have to of."""
 
 ALLOWED = 4
 """How many allowances have a line of their own."""
@@ -73,9 +82,15 @@ class _Page:
 
     def lines(self) -> Lines:
         report = self.report
-        top, below = self._top(), [*self._coverage(), *self._allowed(), *self._changes()]
+        top = self._top()
         way = branch(report, self.width) if report.first_divergence is not None and report.tree is not None else []
-        room = MAX_LINES[report.passed] - len(top) - len(below) - len(way) - bool(way) - 2
+        whole = MAX_LINES[report.passed] - len(top) - len(way) - bool(way) - 2
+        below, room = Lines(), whole
+        for more in range(MORE, -1, -1):
+            below = [*self._coverage(1 + more), *self._allowed(1 + more), *self._changes(2 + more)]
+            room = whole - len(below)
+            if room >= ENOUGH[report.passed]:
+                break
         notes, left = self._notes(most=max(2, min(6, room - 2 * FEWEST - 3)))
         tensors = self._tensors(room - len(notes))
         return [*top, *tensors, *([Text()] if way else []), *way, *below, *notes, *self._more(left)]
@@ -96,24 +111,44 @@ class _Page:
         failures = report.failures
         if not failures:
             return self._closest()
-        rows = failures[: max(FEWEST, min(MAX, (room - 3) // 2))]
-        left = len(report.tensors) - len(rows)
-        numbers = [measured(one, report) for one in rows]
-        space = max(map(len, numbers))
-        verdict = max(len(one.verdict) for one in rows)
-        name = max(12, min(self.width - space - verdict - 4, max(len(visible(one.name)) for one in rows)))
         found = [Text(), Text(f"{len(failures)} of {len(report.tensors)} tensors are not equal:", "bold")]
-        for one, value in zip(rows, numbers, strict=True):
-            head = f"{shortened(visible(one.name), name):<{name}}  "
-            line = Text.assemble(head, (f"{one.verdict:<{verdict}}", STYLES[one.verdict]), f"  {value}")
-            line.truncate(self.width, overflow="ellipsis")
-            found.append(line)
-            found += self._wrapped(Text(f"  {where(one, report)}", "dim"), 1) if where(one, report) else []
+        rows = 0
+        for lines in self._rows(failures[:MAX]):
+            spare = room - len(found) - 1 - 2 * max(FEWEST - rows - 1, 0)
+            if len(lines) > spare and rows >= FEWEST:
+                break
+            if len(lines) > spare:
+                lines = [lines[0], self._ended(lines[1])]
+            found += lines
+            rows += 1
+        left = len(report.tensors) - rows
         if left:
-            more, equal = len(failures) - len(rows), sum(one.verdict == "equal" for one in report.tensors)
+            more, equal = len(failures) - rows, sum(one.verdict == "equal" for one in report.tensors)
             parts = [f"{more} more not equal"] * bool(more) + [f"{equal} equal"] * bool(equal)
             found.append(Text(f"... and {', '.join(parts)}", "dim"))
         return found
+
+    def _rows(self, tensors: list[TensorVerdict]) -> Iterator[Lines]:
+        """Yield the lines of each tensor: its name, verdict and number, then what is longer, and the worst element."""
+        values = [visible(measured(one, self.report)) for one in tensors]
+        space = max(len(value) if len(value) <= BESIDE else 0 for value in values)
+        verdict = max(len(one.verdict) for one in tensors)
+        name = max(12, min(self.width - space - verdict - 4, max(len(visible(one.name)) for one in tensors)))
+        for one, value in zip(tensors, values, strict=True):
+            head = f"{shortened(visible(one.name), name):<{name}}  "
+            beside = f"  {value}" if len(value) <= BESIDE else ""
+            line = Text.assemble(head, (f"{one.verdict:<{verdict}}" if beside else one.verdict, STYLES[one.verdict]))
+            line.append(beside)
+            line.truncate(self.width, overflow="ellipsis")
+            below = [] if beside else self._wrapped(Text(f"  {value}"), 2)
+            yield [line, *below, *self._place(where(one, self.report))]
+
+    def _place(self, text: str) -> Lines:
+        """Return the worst element in one line, or the sample that it is of in another."""
+        if len(text) + 2 <= self.width or ", on " not in text:
+            return self._wrapped(Text(f"  {text}", "dim"), 1) if text else []
+        values, _, sample = text.rpartition(", on ")
+        return [*self._wrapped(Text(f"  {values},", "dim"), 1), *self._wrapped(Text(f"    on {sample}", "dim"), 1)]
 
     def _closest(self) -> Lines:
         """Show what came closest to its limit; a reader sees how much room there was."""
@@ -128,34 +163,47 @@ class _Page:
             found[-1].truncate(self.width, overflow="ellipsis")
         return found
 
-    def _coverage(self) -> Lines:
+    def _coverage(self, most: int) -> Lines:
         report, found = self.report, []
         for title, names in (
             ("reached by no comparison", report.unexercised),
             ("the outputs do not depend on", report.invariances),
             ("not run", report.unreached),
         ):
-            found += self._wrapped(Text(f"{title}: {'; '.join(folded(names))}"), 1) if names else []
+            found += self._listed(title, folded(names), most) if names else []
         return found
 
-    def _allowed(self) -> Lines:
+    def _listed(self, title: str, items: list[str], most: int) -> Lines:
+        """Return as many items as fit into so many lines, and how many others there are."""
+        found: Lines = []
+        for count in range(1, len(items) + 1):
+            left = len(items) - count
+            text = f"{title}: {'; '.join(items[:count])}{f'; and {left} more' if left else ''}"
+            lines = self._wrapped(Text(text), most + 1)
+            if len(lines) <= most:
+                found = lines
+            elif left != 1:  # the last item may be shorter than the words for it
+                break
+        return found or self._wrapped(Text(f"{title}: {'; '.join(items)}"), most)
+
+    def _allowed(self, most: int) -> Lines:
         allowed = self.report.allowed
-        found = [line for one in allowed[:ALLOWED] for line in self._wrapped(Text(str(one), "bold"), 1)]
+        found = [line for one in allowed[:ALLOWED] for line in self._wrapped(Text(str(one), "bold"), most)]
         if len(allowed) > ALLOWED:
             rest = "; ".join(f"{one.path}: {one.reason}" for one in allowed[ALLOWED:])
             found += self._wrapped(Text(f"allowed, {len(allowed) - ALLOWED} more: {rest}", "bold"), 2)
         return found
 
-    def _changes(self) -> Lines:
+    def _changes(self, most: int) -> Lines:
         changes = self.report.changes
-        return [] if changes is None else [one for line in changes.lines() for one in self._wrapped(Text(line), 2)]
+        return [] if changes is None else [one for line in changes.lines() for one in self._wrapped(Text(line), most)]
 
     def _notes(self, most: int) -> tuple[Lines, int]:
-        """Return the notes that say nothing twice, in two lines each, and how many are left out."""
+        """Return the notes that say nothing twice, as many as fit in whole, and how many are left out."""
         found: Lines = []
         notes = telling_notes(self.report)
         for place, note in enumerate(notes):
-            lines = self._wrapped(Text(f"note: {one_line(note)}"), 2)
+            lines = self._wrapped(Text(f"note: {one_line(note)}"), most)
             if len(found) + len(lines) > most:
                 return found, len(notes) - place
             found += lines
@@ -176,11 +224,22 @@ class _Page:
         text = Text(" " * spaces + visible(plain), text.style, spans=list(text.spans))
         lines = list(text.wrap(self.console, self.width, overflow="fold"))
         if len(lines) > most:
-            last = lines[most - 1]
-            last.truncate(self.width - 2)
-            last.rstrip()
-            last.append(" …")
+            lines[most - 1] = self._ended(lines[most - 1])
+        for line in lines[:most]:
+            line.rstrip()
         return lines[:most]
+
+    def _ended(self, line: Text) -> Text:
+        """Return a line with an ellipsis behind its last whole word."""
+        line = line.copy()
+        line.rstrip()
+        at = line.plain.rfind(" ", self.width // 2)
+        if line.cell_len > self.width - 2 and at > 0:
+            line = line[:at]
+        line.truncate(self.width - 2)
+        line = line[: len(line.plain.rstrip(" ,;:("))]
+        line.append(" …")
+        return line
 
 
 def coloured(line: str, verdict: Verdict, start: int = 0) -> Text:

@@ -107,3 +107,11 @@ def count(number_of: int, what: str) -> str:
 def memory(size: int) -> str:
     """Write a number of bytes: ``1.3 GB``."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def cut(value: str, room: int) -> str:
+    """Return a text in at most `room` characters: of a longer one its first words, and an ellipsis."""
+    if len(value) <= room:
+        return value
+    at = value.rfind(" ", room // 2, room - 1)
+    return f"{value[: at if at >= 0 else max(room - 2, 0)].rstrip(' ,;:(')} …"

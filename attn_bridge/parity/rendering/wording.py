@@ -6,12 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 from ..compare.results.findings import TensorVerdict, shown
-from .text import index, number, one_line, relative, shortened, times
+from .text import cut, index, number, one_line, relative, times
 
 if TYPE_CHECKING:
     from ..compare.results.report import Report
 
-MAX_TEXT = 40
+MAX_TEXT = 150
 """Most characters of a message that stands in place of a number."""
 
 
@@ -25,7 +25,7 @@ def measured(tensor: TensorVerdict, report: Report) -> str:
     if tensor.verdict == "different" and tensor.relative and math.isfinite(tensor.relative):
         return f"{relative(tensor.relative)} of the largest value"
     if tensor.verdict in ("different", "inconclusive", "precision") and clause:
-        return shortened(clause, MAX_TEXT)
+        return cut(clause, MAX_TEXT)
     return times(tensor.used)
 
 

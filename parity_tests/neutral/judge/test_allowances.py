@@ -171,6 +171,23 @@ def test_a_tensor_in_two_precisions_is_two():
     assert now.changes_since(before).failing == ("output (bfloat16)",)
 
 
+def test_what_is_allowed_now_or_no_longer_is_not_called_mended_or_failing():
+    """A difference that is accepted is still there."""
+    before, now = different_report(), accept(different_report(), {"output": "known", "head": "known"})
+    found = now.changes_since(before)
+    assert (found.mended, found.failing) == ((), ())
+    assert found.now_allowed == ("output", "grad head.weight")
+    assert not found.is_empty
+    assert "; 2 now allowed (output, grad head.weight)" in found.lines()[0]
+    back = before.changes_since(now)
+    assert (back.mended, back.failing) == ((), ())
+    assert back.no_longer_allowed == ("output", "grad head.weight")
+    assert "; 2 no longer allowed (output, grad head.weight)" in back.lines()[0]
+    gone = equal_report().changes_since(now)
+    assert gone.mended == ("output", "grad x", "grad head.weight", "weight probe")
+    assert now.changes_since(equal_report()).now_allowed == ("output", "grad head.weight")
+
+
 def test_an_allowed_difference_does_not_fail():
     before, now = equal_report(), different_report()
     now.tensors[0] = dataclasses.replace(now.tensors[0], allowed="output")

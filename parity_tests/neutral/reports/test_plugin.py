@@ -36,7 +36,8 @@ import json
 from pathlib import Path
 
 import attn_bridge.parity
-from attn_bridge.parity.compare.results.findings import Divergence
+from attn_bridge.parity.compare.results.allowances import accept
+from attn_bridge.parity.compare.results.findings import Divergence, ModuleNode, TensorVerdict
 from attn_bridge.parity.compare.results.report import Report
 
 class Stub(Report):
@@ -58,7 +59,12 @@ def compare(torch_module, flax_module, inputs, *, rules=None, transfer=True, see
     if flax_module == "broken":
         raise ValueError("inputs is not an array")
     if torch_module == flax_module:
-        return Stub("equal", [], seeds=seeds)
+        return accept(Stub("equal", [], seeds=seeds), more.get("allow", {}))
+    if flax_module == "eps":
+        tensors = [TensorVerdict(name, name, "output", (), "float32", "different") for name in ("output", "grad ln2.w")]
+        place = Divergence("ln2", "ln2", "forward")
+        tree = ModuleNode("", "", children=(ModuleNode("ln2", "ln2", verdict="different", first=True),))
+        return accept(Stub("different", tensors, place, tree, first_name="T", notes=["mind the gap"]), more["allow"])
     return Stub(flax_module, [], Divergence("blocks.0", "layers.0", "forward", "100%, a:b,c"), notes=["mind the gap"],
                 environment={"torch": "2"}, command=command, first_name="T", second_name="F")
 
@@ -225,6 +231,34 @@ def test_a_mismatch_fails_with_the_explanation_and_without_our_frames(run):
     assert "\n---- Captured parity call ----\nnote: mind the gap\ntorch 2\n" in re.sub("-{5,}", "----", done.out)
     assert "\nparity: 3 comparisons, 1 different, 1 precision, 1 equal\n" in done.out
     assert "::error" not in done.out
+
+
+def test_what_an_allowance_lets_pass_is_said_after_the_tests(run, tmp_path):
+    """Of a test that passes there is no other report."""
+    source = """
+EPS = {"ln2": "eps of flax"}
+
+def test_one(parity):
+    parity("a", "eps", [1], allow=EPS)
+    parity("a", "eps", [1], allow=EPS | {"drop": "off"})
+    parity("a", "a", [1], allow=EPS)
+
+def test_two(parity):
+    parity("a", "eps", [1], allow={"output": "rounded", "nosuch": "x"})
+"""
+    done = run(source, "-q", "--junit-xml=junit.xml")
+    summary = done.out[done.out.index("\nparity: ") :].splitlines()[1:6]
+    assert summary == [
+        "parity: 4 comparisons, 1 different, 3 equal (2 with differences that are allowed)",
+        "  allowed: ln2: eps of flax (test_it.py::test_one)",
+        "  allowed: drop: off (nothing has that name)",
+        "  allowed: output: rounded (test_it.py::test_two)",
+        "  allowed: nosuch: x (nothing has that name)",
+    ]
+    assert "\n  note: every difference follows from ln2, which may differ; code of T around it was not " in done.out
+    assert "  note: mind the gap" not in done.out
+    found = (tmp_path / "junit.xml").read_text()
+    assert found.count('<property name="parity_allowed" value="ln2: eps of flax"') == 2
 
 
 def test_the_command_that_runs_it_again_holds_where_pytest_was_called(run, tmp_path):

@@ -317,6 +317,54 @@ def test_a_report_is_short_whatever_the_size_of_the_model(change, make):
     assert all(str(one)[:40] in str(report) for one in report.allowed[:4])
 
 
+def test_what_is_said_of_a_tensor_is_said_whole():
+    held = "992 of 1024 elements that the two sides hold are not the same"
+    worst = Worst(2, (12, 7, 12), -0.731058578, -0.727935218, 0.7310585786300049)
+    on = "random weights, hard inputs, seed 3"
+    tensors = [
+        equal_tensor("weight proj.weight", verdict="different", relative=None, message=held, worst=None),
+        equal_tensor("output", verdict="different", relative=0.5, worst=worst, sample=on),
+    ]
+    lines = str(dataclasses.replace(EMPTY, verdict="different", tensors=tensors)).splitlines()
+    assert lines[lines.index("2 of 2 tensors are not equal:") + 1 :][:5] == [
+        "weight proj.weight  different",
+        f"  {held}",
+        "output              different  5.0e-01 of the largest value",
+        "  at (12, 7, 12): torch -0.731058578, Flax -0.727935218,",
+        f"    on {on}",
+    ]
+
+
+def test_what_was_not_run_is_listed_item_by_item():
+    rows = "34 of 50 rows of tok.weight: no gradient reached 0-2, 5, 8-11, 17, ..."
+    few = dataclasses.replace(EMPTY, unreached=["7 of 16 rows of pos: no gradient reached 9-15", rows])
+    assert f"not run: {'; '.join(few.unreached)}" in " ".join(str(few).split())
+    many = dataclasses.replace(
+        EMPTY, unreached=[f"argument {name} of the Flax module: not given" for name in "abcdefgh"]
+    )
+    assert re.search(r"argument e of the Flax module: not given; and 3 more$", str(many))
+    assert "…" not in str(few) + str(many)
+
+
+def test_a_note_is_shown_whole_or_left_to_the_full_report():
+    note = f"{'what it says of a fault, ' * 8}and its last word"
+    notes = [f"{number} {note}" for number in (1, 2)]
+    for report in (equal_report(), different_report()):
+        shown = " ".join(str(dataclasses.replace(report, notes=notes)).split())
+        assert f"note: 1 {note}" in shown
+        assert f"note: 2 {note}" in shown or "--full shows 1 more note" in shown
+        assert "…" not in shown
+
+
+def test_what_is_too_long_is_cut_between_words():
+    words = grown(different_report()).first_divergence.message.split()
+    cut = [line for line in str(grown(different_report())).splitlines() if line.endswith(" …")]
+    cut = [line for line in cut if "x" * 60 not in line and "ModelModel" not in line]
+    assert cut
+    for line in cut:
+        assert line.split()[-2] in words
+
+
 def test_the_whole_tree_marks_one_module_and_folds_equal_neighbours():
     out = io.StringIO()
     Console(file=out, width=110).print(branch.tree(different_report()))

@@ -450,6 +450,47 @@ def test_what_is_bad_is_one_line_and_status_2(label, here, capfd):
     assert sorted(path.name for path in here.iterdir() if path.name != "__pycache__") == before
 
 
+IDS = """
+import torch
+from flax import nnx
+
+def first():
+    return torch.nn.Embedding(9, 3)
+
+def second():
+    return nnx.Embed(9, 3, rngs=nnx.Rngs(0))
+
+class Indexed(nnx.Module):
+    def __init__(self):
+        self.table = nnx.Param(nnx.Rngs(0).normal((9, 3)))
+    def __call__(self, ids):
+        return self.table[...][ids]
+
+class Gathered(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.ones(9, 3))
+    def forward(self, ids):
+        return self.table[ids]
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["compare ids.py:first ids.py:second", "compare ids.py:second ids.py:first", "dump ids.py:Gathered d",
+     "dump ids.py:Indexed d", "compare ids.py:first ids.py:second --separate"],
+)  # fmt: skip
+def test_floats_that_shape_draws_for_token_ids_are_named(command, here, capfd):
+    (here / "ids.py").write_text(IDS)
+    assert run([*command.split(), *SHAPE]) == 2
+    error = capfd.readouterr().err
+    advice = "--shape draws floats; give whole numbers, such as token ids, by --inputs FILE.npz, or by a function "
+    assert error.count(advice) == 1
+    assert error.count("\n") == 1
+    assert run(["compare", "bad.py:Broken", "bad.py:One", *SHAPE]) == 2
+    assert "--shape" not in capfd.readouterr().err
+
+
 def test_the_report_is_written_when_it_is_inconclusive(here, capfd):
     assert run(["compare", "bad.py:Random", "bad.py:One", *SHAPE, "--json", "--html", "a.html"]) == 2
     printed = capfd.readouterr()
@@ -499,6 +540,21 @@ def test_an_allowed_difference_is_equal_and_every_report_says_so(here, capfd):
     assert "--allow 'norm=eps differs on purpose'" in data["command"]
     assert run([*arguments, "--allow", "out=something else"]) == 1
     assert "allowed: out: something else (nothing there differs)" not in capfd.readouterr().out  # its gradients do
+
+
+def test_an_allowance_that_names_nothing_is_a_warning(here, capfd):
+    """A report that is equal is not read to its end; a misspelt path may have let nothing pass."""
+    arguments = ["compare", "ours.py:make", "--inputs", "x.npz", "--seeds", "1"]
+    assert run([*arguments, "theirs.py:make", "--allow", "norn=eps", "--allow", "out=x", "--allow", "zz=x"]) == 0
+    assert capfd.readouterr().err.splitlines() == [
+        "warning: --allow norn: no tensor and no submodule with parameters has that name; the nearest: norm",
+        "warning: --allow zz: no tensor and no submodule with parameters has that name",
+    ]
+    assert run([*arguments, "theirs.py:wrong", "--allow", "norm.weigth=eps", "--json"]) == 1
+    out, err = capfd.readouterr()
+    near = "norm.weight, grad norm.weight, out.weight"
+    assert err == f"warning: --allow norm.weigth: nothing has that name; the nearest: {near}\n"
+    assert json.loads(out)["allowed"][0]["known"] is False
 
 
 def test_a_baseline_shows_what_has_changed(here, capfd):

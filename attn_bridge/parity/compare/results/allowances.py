@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -104,6 +105,17 @@ def _known(report: Report) -> set[str]:
         words = bare.split(".")
         names |= {".".join(words[:count]) for count in range(1, len(words) + 1)}
     return names
+
+
+def unknown(report: Report) -> Iterator[str]:
+    """Yield a line on each allowance that names nothing in the report, with the names that are nearest to it."""
+    names = _known(report)
+    # Only a tree knows submodules that hold no parameter, and there is none where nothing differs.
+    what = "nothing" if report.tree is not None else "no tensor and no submodule with parameters"
+    for one in report.allowed:
+        if not one.known:
+            near = difflib.get_close_matches(one.path, names)
+            yield f"{one.path}: {what} has that name" + (f"; the nearest: {', '.join(near)}" if near else "")
 
 
 def _noted(report: Report, follows: str, *, is_sure: bool) -> list[str]:

@@ -29,10 +29,12 @@ class Changes:
         verdict: before and now.
         place: where the two sides first diverged, before and now; "" is nowhere.
         failing: tensors that were equal and are not any more.
-        mended: tensors that were not equal and are now.
+        mended: tensors that were not equal, accepted or not, and are now.
         added: tensors that the baseline does not have.
         removed: tensors that only the baseline has.
         share: the tensor whose largest share of the allowed error changed most, before and now; None if none did.
+        now_allowed: tensors whose difference is accepted, and was not, or was not there.
+        no_longer_allowed: tensors whose difference was accepted, is still there, and is not accepted any more.
     """
 
     verdict: tuple[str, str]
@@ -42,19 +44,32 @@ class Changes:
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     share: tuple[str, float, float] | None = None
+    now_allowed: tuple[str, ...] = ()
+    no_longer_allowed: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether verdict, place and the verdict of every tensor are as they were."""
         same = self.verdict[0] == self.verdict[1] and self.place[0] == self.place[1]
-        return same and not (self.failing or self.mended or self.added or self.removed)
+        return same and not any(names for _, names in self._named)
+
+    @property
+    def _named(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """What is said of tensors, and which they are."""
+        return (
+            ("newly failing", self.failing),
+            ("mended", self.mended),
+            ("now allowed", self.now_allowed),
+            ("no longer allowed", self.no_longer_allowed),
+            ("new", self.added),
+            ("gone", self.removed),
+        )
 
     def lines(self) -> list[str]:
         """Return what a reader is told, at most three lines."""
         before, now = self.verdict
         parts = [f"verdict {before} -> {now}" if before != now else f"verdict {now} as before"]
-        named = (("newly failing", self.failing), ("mended", self.mended), ("new", self.added), ("gone", self.removed))
-        parts += [f"{len(names)} {what} ({_some(names)})" for what, names in named if names]
+        parts += [f"{len(names)} {what} ({_some(names)})" for what, names in self._named if names]
         found = [f"since the baseline: {'; '.join(parts) if not self.is_empty else 'nothing has changed'}"]
         if self.place[0] != self.place[1]:
             found.append(f"  first divergence: {self.place[0] or 'none'} -> {self.place[1] or 'none'}")
@@ -94,7 +109,11 @@ def changes(before: Data, now: Data) -> Changes:
         raise ValueError("the baseline is not the data of a report of compare, as to_json() gives it")
     old, new = _tensors(before), _tensors(now)
     both = [name for name in new if name in old]
-    failed = {name: (_fails(old[name]), _fails(new[name])) for name in both}
+    states = {name: (_state(old[name]), _state(new[name])) for name in both}
+
+    def which(*moves: tuple[str, str]) -> tuple[str, ...]:
+        return tuple(name for name in both if states[name] in moves)
+
     moved = [
         (name, one, two)
         for name in both
@@ -104,11 +123,13 @@ def changes(before: Data, now: Data) -> Changes:
     return Changes(
         (str(before["verdict"]), str(now["verdict"])),
         (_place(before), _place(now)),
-        tuple(name for name, (was, is_) in failed.items() if is_ and not was),
-        tuple(name for name, (was, is_) in failed.items() if was and not is_),
+        which(("equal", "fails")),
+        which(("fails", "equal"), ("allowed", "equal")),
         tuple(name for name in new if name not in old),
         tuple(name for name in old if name not in new),
         None if largest is None or largest[1] == largest[2] else largest,
+        which(("fails", "allowed"), ("equal", "allowed")),
+        which(("allowed", "fails")),
     )
 
 
@@ -148,8 +169,11 @@ def _tensors(data: Data) -> dict[str, Data]:
     }
 
 
-def _fails(tensor: Data) -> bool:
-    return bool(tensor["verdict"] != "equal" and not tensor.get("allowed"))
+def _state(tensor: Data) -> str:
+    """Return ``equal``, ``allowed``, or ``fails``."""
+    if tensor["verdict"] == "equal":
+        return "equal"
+    return "allowed" if tensor.get("allowed") else "fails"
 
 
 def _used(tensor: Data) -> float | None:
