@@ -310,13 +310,12 @@ class JaxSubject:
                 tape.clear()
                 results = function(*jax.tree.map(jnp.asarray, operands))
         outputs, of_weights, of_inputs = results
-        found = Run(
+        return Run(
             [to_numpy(one) for one in outputs],
             list(probe.structure),
             [to_numpy(of_inputs[str(i)]) if str(i) in of_inputs else None for i in range(len(arguments.leaves))],
             {name: to_numpy(one) for name, one in of_weights.items()},
-        )
-        return found, tape.calls()
+        ), tape.calls()
 
     @contextlib.contextmanager
     def _reported(self, dtype: str | None, arguments: Arguments) -> Any:

@@ -89,7 +89,7 @@ class _Added(torch.autograd.Function):
 def _with_gradient(leaf: Tensor, added: Array | None) -> Tensor:
     if added is None or not leaf.requires_grad:
         return leaf
-    found: Tensor = _Added.apply(leaf, from_numpy(added).to(leaf))  # type: ignore[no-untyped-call]
+    found: Tensor = _Added.apply(leaf, from_numpy(added).to(leaf))
     return found
 
 
