@@ -147,7 +147,8 @@ class Runner:
         self._differentiate = jax.jit(self._run, compiler_options=options) if self._is_jit else self._run
         self._graphdef, state = nnx.split(module)
         self._leaves = dict(nnx.to_flat_state(state))
-        self._parameters, self._others = {}, {}
+        self._parameters: dict[str, Any] = {}
+        self._others: dict[str, Any] = {}
         for path, leaf in self._leaves.items():
             held = self._parameters if isinstance(leaf, nnx.Param) else self._others
             held[_name(path)] = _value(leaf)

@@ -77,7 +77,7 @@ class LinearAttention(nnx.Module):
         """
         batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache)
         if cache is not None:
-            cache = cache.admit(*batch.shape[:2], recurrence.mask_shape(attention_mask))
+            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
         query, key, value = (
             rearrange(project(batch), "b t (h c) -> b t h c", h=self.config.num_heads)
             for project in (self.W_query, self.W_key, self.W_value)

@@ -83,7 +83,8 @@ class GatedDeltaNet(nn.Module):
             TypeError: an input that is not floating point, or a mask that is not bool.
         """
         batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=cache)
-        cache = cache if cache is None else cache.admit(*batch.shape[:2], recurrence.mask_shape(attention_mask))
+        if cache is not None:
+            cache = cache.admit(batch.shape[0], batch.shape[1], recurrence.mask_shape(attention_mask))
         batch = recurrence.without(batch, recurrence.visible_tokens(attention_mask, batch, cache))
         mixed = torch.cat([self.W_query(batch), self.W_key(batch), self.W_value(batch)], -1)
         mixed, conv_state = self.conv1d(mixed, None if cache is None else cache.conv_state)

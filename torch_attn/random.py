@@ -323,8 +323,8 @@ class JaxRngs:
 
     def split(self, k: Shape | Mapping[str | EllipsisType, Shape | None]) -> JaxRngs:
         """Return streams of `k` keys each; a mapping says how many by name, ``...`` for the others, None for none."""
-        sizes = k if isinstance(k, Mapping) else {...: k}
-        found = {name: sizes.get(name, sizes.get(...)) for name, _ in self.items()}
+        sizes: Mapping[str | EllipsisType, Shape | None] = k if isinstance(k, Mapping) else {...: k}
+        found: dict[str, Any] = {name: sizes.get(name, sizes.get(...)) for name, _ in self.items()}
         return self._with({n: stream if found[n] is None else stream.split(found[n]) for n, stream in self.items()})
 
     def fold_in(self, data: int) -> Key:
@@ -351,7 +351,7 @@ class JaxRngs:
         streams = vars(self)
         if name not in streams and "default" not in streams:
             raise error(f"No RngStream named '{name}' found in Rngs.")
-        stream: RngStream = streams.get(name, streams.get("default"))
+        stream: RngStream = streams[name if name in streams else "default"]
         return stream
 
     def _with(self, streams: Mapping[str, RngStream]) -> JaxRngs:

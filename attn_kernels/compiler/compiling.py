@@ -40,7 +40,8 @@ def address_of(written: ir.Module, name: str) -> int:
     engine = llvm.create_mcjit_compiler(parsed, machine)
     engine.finalize_object()
     _ALIVE.append(engine)
-    return engine.get_function_address(name)
+    address: int = engine.get_function_address(name)
+    return address
 
 
 _ALIVE: list[Any] = []

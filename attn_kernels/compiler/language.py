@@ -50,7 +50,7 @@ class Value:
     """
 
     __slots__ = ("code", "ir")
-    __hash__ = None  # == is one of the operators
+    __hash__ = None  # type: ignore[assignment]  # == is one of the operators
 
     def __init__(self, code: Code, value: ir.Value):
         self.code, self.ir = code, value
@@ -134,10 +134,10 @@ class Value:
     def __ge__(self, other: Any) -> Value:
         return self._compare(">=", other)
 
-    def __eq__(self, other: Any) -> Value:
+    def __eq__(self, other: Any) -> Value:  # type: ignore[override]  # as of NumPy's arrays
         return self._compare("==", other)
 
-    def __ne__(self, other: Any) -> Value:
+    def __ne__(self, other: Any) -> Value:  # type: ignore[override]
         return self._compare("!=", other)
 
     def as_float(self) -> Value:
@@ -197,7 +197,8 @@ class Array:
 
     def at(self, index: Any) -> Value:
         """Return the address of one of them."""
-        return self.address + self._bytes * index
+        place: Value = self.address + self._bytes * index
+        return place
 
     def _place(self, index: Any) -> ir.Value:
         # As an element of an array, not by its address: LLVM sees then that neighbours are.

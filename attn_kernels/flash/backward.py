@@ -121,15 +121,15 @@ def _differentiate_key_head(code: Code, job: Array, batch: Value, key_head: Valu
             held = code.least(high - start, KEYS)
             with code.when(may_see(job, batch, first, count, start, held)):
                 at, step = QUERIES * (start - low), QUERIES // LANES
-                left, right, out = keys.at(start * width), queries, weights.at(at)
-                product(code, left, width, 1, right, QUERIES, out, QUERIES, held, step, depth, adds=False)
-                complete(job, of_head, out, first, count, start, held, bounds, caps.at(at))
+                left, right, scores = keys.at(start * width), queries, weights.at(at)
+                product(code, left, width, 1, right, QUERIES, scores, QUERIES, held, step, depth, adds=False)
+                complete(job, of_head, scores, first, count, start, held, bounds, caps.at(at))
                 left, right, d_out = values.at(start * value_width), d_contexts, d_weights.at(at)
                 product(code, left, value_width, 1, right, QUERIES, d_out, QUERIES, held, step, value_depth, adds=False)
                 with code.when(job[words.DROPPED] != 0):
                     draw(code, job, of_head, factors.at(at), first, start, held)
                     multiply(code, factors.at(at), d_out, held)
-                weigh_again(code, out, d_out, tops, slopes, held)
+                weigh_again(code, scores, d_out, tops, slopes, held)
         # Keys that only fill the last tile up have no weights.
         fill(code, weights.at(QUERIES * (high - low)), QUERIES * ROWS, 0.0)
         fill(code, d_weights.at(QUERIES * (high - low)), QUERIES * ROWS, 0.0)
@@ -152,20 +152,20 @@ def _differentiate_key_head(code: Code, job: Array, batch: Value, key_head: Valu
                     multiply(code, caps.at(at), of_scores, held)
                 with code.when(job[words.DROPPED] != 0):
                     multiply(code, factors.at(at), of_weights, held)
-                right, out = keys.at(start * width), d_queries
-                product(code, of_scores, 1, QUERIES, right, width, out, width, QUERIES, registers, held, adds=True)
-                right, out = rows, d_keys.at(start * width)
-                product(code, of_scores, QUERIES, 1, right, width, out, width, held, registers, count, adds=True)
-                right, out, line = d_rows, d_values.at(start * value_width), value_width
-                product(code, of_weights, QUERIES, 1, right, line, out, line, held, value_registers, count, adds=True)
+                row, out = keys.at(start * width), d_queries
+                product(code, of_scores, 1, QUERIES, row, width, out, width, QUERIES, registers, held, adds=True)
+                right, row = rows, d_keys.at(start * width)
+                product(code, of_scores, QUERIES, 1, right, width, row, width, held, registers, count, adds=True)
+                right, row, line = d_rows, d_values.at(start * value_width), value_width
+                product(code, of_weights, QUERIES, 1, right, line, row, line, held, value_registers, count, adds=True)
         with code.loop(0, count) as i:
-            target = job[words.D_QUERY] + size * depth * (place + i * heads)
-            write_row(code, d_queries.at(i * width), depth, scale, target, kind)
+            to = job[words.D_QUERY] + size * depth * (place + i * heads)
+            write_row(code, d_queries.at(i * width), depth, scale, to, kind)
 
     with code.loop(0, n_keys) as j:
-        for word, channels, source, line in (
+        for word, channels, sums, line in (
             (words.D_KEY, depth, d_keys, width),
             (words.D_VALUE, value_depth, d_values, value_width),
         ):
-            target = job[word] + size * channels * (key_place + j * key_heads)
-            write_row(code, source.at(j * line), channels, 1.0, target, kind)
+            to = job[word] + size * channels * (key_place + j * key_heads)
+            write_row(code, sums.at(j * line), channels, 1.0, to, kind)

@@ -40,9 +40,10 @@ class Sizes(NamedTuple):
 def sizes_of(job: Array) -> Sizes:
     """Return the sizes of a call."""
     names = (words.HEADS, words.KEY_HEADS, words.QUERIES, words.KEYS, words.DEPTH, words.VALUE_DEPTH)
-    *others, depth, value_depth = (job[name] for name in names)
+    heads, key_heads, queries, keys, depth, value_depth = (job[name] for name in names)
     registers, value_registers = ((channels + (LANES - 1)) // LANES for channels in (depth, value_depth))
-    return Sizes(*others, depth, value_depth, registers, value_registers, registers * LANES, value_registers * LANES)
+    widths = registers * LANES, value_registers * LANES
+    return Sizes(heads, key_heads, queries, keys, depth, value_depth, registers, value_registers, *widths)
 
 
 class Numbers(NamedTuple):

@@ -20,7 +20,7 @@ _TURNS = ((13, 15, 26, 6), (17, 29, 16, 24))
 """Bits that a word is turned by in each round, for even and odd groups of four."""
 
 
-def threefry(keys: tuple[Value, Value], high: Value, low: Value) -> Value:
+def threefry(keys: tuple[Value, ...], high: Value, low: Value) -> Value:
     """Return 32 random bits of each place: both words of Threefry 2x32 with 20 rounds, one exclusive or the other."""
     schedule = (*keys, keys[0] ^ keys[1] ^ 0x1BD11BDA)
     one, two = high + schedule[0], low + schedule[1]

@@ -115,8 +115,8 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
                     total.set(total.get() * shrunk.get() + exp(sink - largest))
                     top.set(largest)
             share = code.choose(total.get() != 0.0, shrunk.get() / total.get(), 0.0)
-            target = job[words.CONTEXT] + size * sizes.value_depth * (place + i * sizes.heads)
-            write_row(code, context.at(i * width), sizes.value_depth, share, target, numbers.kind)
+            to = job[words.CONTEXT] + size * sizes.value_depth * (place + i * sizes.heads)
+            write_row(code, context.at(i * width), sizes.value_depth, share, to, numbers.kind)
             of_row = of_head * sizes.queries + first + i
             Array(code, job[words.TOP])[of_row] = top.get()
             Array(code, job[words.TOTAL])[of_row] = total.get()

@@ -42,7 +42,7 @@ def _place_in(job: Array, head: Value, array: int, span: int) -> _Place:
 def complete(
     job: Array,
     head: Value,
-    scores: Array,
+    scores: Array | Value,
     first: Value,
     count: Value,
     start: Value,

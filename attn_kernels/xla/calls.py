@@ -120,11 +120,11 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
 def _begin(frame: Value, job: Array, arrays: tuple[int, ...]) -> Value:
     """Fill in the job of a call, its shape and where its arrays are, and return how many sequences there are."""
     code = frame.code
-    with code.loop(0, words.END) as word:
-        job[word] = 0
+    with code.loop(0, words.END) as i:
+        job[i] = 0
     shape = Array(code, word_at(word_at(word_at(frame + ATTRIBUTES)) + ARRAY_DATA), WORD)
-    with code.loop(0, words.SHAPE_END) as word:
-        job[word] = shape[word]
+    with code.loop(0, words.SHAPE_END) as i:
+        job[i] = shape[i]
     job[words.BOUNDS] = code.choose(job[words.BOUNDED] != 0, shape.at(words.SHAPE_END), 0)
     arguments, results = (Array(code, word_at(frame + place), WORD) for place in (ARGUMENTS, RESULTS))
     given = word_at(frame + COUNT_OF_ARGUMENTS)

@@ -83,8 +83,13 @@ def drawn_from(
         patches += [(space, name, _bernoulli) for name in names if space is not jax.random]
     with contextlib.ExitStack() as stack:
         for home, name, replacement in patches:
-            stack.enter_context(replaced(home, name, lambda _, replacement=replacement: replacement))
+            stack.enter_context(replaced(home, name, _always(replacement)))
         yield
+
+
+def _always(replacement: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+    """Return what replaces any function by `replacement`."""
+    return lambda _: replacement
 
 
 def _prepare(module: nnx.Module) -> None:

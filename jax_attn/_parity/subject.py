@@ -157,7 +157,7 @@ class JaxSubject:
         """Return the submodules, the module itself first; those of Linen are known after `describe_outputs`."""
         return self._adapter.modules()
 
-    def settings(self) -> dict[str, dict[str, float]]:
+    def settings(self) -> dict[str, dict[str, Any]]:
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
         return self._adapter.settings()
 

@@ -200,7 +200,7 @@ def _is_record(node: Any) -> bool:
 def _filled(node: Any, state: State, names: set[str]) -> Any:
     """Return an optimizer state with other moments and another count of steps."""
     if _is_record(node):
-        changed = {}
+        changed: dict[str, Any] = {}
         for field in node._fields:
             value = getattr(node, field)
             if field == "count":

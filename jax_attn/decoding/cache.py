@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -234,7 +235,7 @@ class KeyValueCache:
             start = jnp.clip(self.length - span, 0, slots - span)
             held = [lax.dynamic_slice_in_dim(one, start, span, 1) for one in held]
         numbers = start + jnp.arange(held[0].shape[1])
-        return _masked_view(*held, self, tokens, numbers, mask)
+        return _masked_view(held, self, tokens, numbers, mask)
 
     def _split(self, mask: Mask, attention_mask: Any, tokens: int) -> tuple[Array | None, Mask]:
         """Return the ``(B, S)`` array that hides padding, if there is one, and the mask of this call."""
@@ -268,12 +269,13 @@ class KeyValueCache:
         new = (key, value, positions, visible)
         at = new_numbers[-slots:] % slots
         written = [one.at[:, at].set(part[:, -slots:]) for one, part in zip(held, new, strict=True)]
-        cache = KeyValueCache(*written, length, self.capacity, self.rolling)
+        key, value, positions, visible = written
+        cache = KeyValueCache(key, value, positions, visible, length, self.capacity, self.rolling)
         if tokens == 1:
-            return cache, _masked_view(*written, cache, tokens, _numbers(length, slots), mask)
+            return cache, _masked_view(written, cache, tokens, _numbers(length, slots), mask)
         # Several new tokens may need what they write over.
         seen = [jnp.concatenate([one, part], 1) for one, part in zip(held, new, strict=True)]
-        return cache, _masked_view(*seen, cache, tokens, jnp.concatenate([old_numbers, new_numbers]), mask)
+        return cache, _masked_view(seen, cache, tokens, jnp.concatenate([old_numbers, new_numbers]), mask)
 
     def look(self, *, attention_mask: Mask | Bool[Array, "..."] | None = None) -> tuple[KeyValueCache, View]:
         """Return the cache, and what queries attend to that are no tokens of it, as in cross attention: all of it.
@@ -297,7 +299,7 @@ class KeyValueCache:
         if hidden is not None:
             hidden = jnp.broadcast_to(hidden, (self.visible.shape[0], hidden.shape[1]))
             cache = dataclasses.replace(cache, visible=lax.dynamic_update_slice_in_dim(self.visible, hidden, 0, 1))
-        held = (cache.key, cache.value, cache.positions)
+        held = [cache.key, cache.value, cache.positions]
         visible = (cache.visible & (jnp.arange(self.visible.shape[1]) < self.length)) | ~has_context
         if running.is_known(self.length):
             *held, visible = (one[:, : int(self.length)] for one in (*held, visible))
@@ -347,17 +349,12 @@ def _numbers(length: Array, slots: int) -> Array:
     return last - (last - jnp.arange(slots)) % slots
 
 
-def _masked_view(
-    key: Array,
-    value: Array,
-    positions: Array,
-    visible: Array,
-    cache: KeyValueCache,
-    tokens: int,
-    numbers: Array,
-    mask: Mask,
-) -> View:
-    """Return the view that the last `tokens` of a cache have of keys of these `numbers`; empty slots are hidden."""
+def _masked_view(held: Sequence[Array], cache: KeyValueCache, tokens: int, numbers: Array, mask: Mask) -> View:
+    """Return the view that the last `tokens` of a cache have of keys of these `numbers`; empty slots are hidden.
+
+    `held` are those keys, their values and positions, and whether they are visible.
+    """
+    key, value, positions, visible = held
     queries = cache.length - tokens + jnp.arange(tokens)
     allowed = mask.picked(numbers).allowed(queries[:, None], numbers[None, :])
     allowed = allowed & (numbers >= 0) & (numbers < cache.length)

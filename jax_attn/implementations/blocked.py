@@ -160,8 +160,11 @@ def forward(
                 return context, top, total
 
             shape = (plan.together, plan.rows)
-            nothing = sides.filled((*shape, v.shape[-1]), 0.0), sides.filled((*shape, 1), -jnp.inf)
-            nothing = (*nothing, sides.filled((*shape, 1), 0.0))
+            nothing = (
+                sides.filled((*shape, v.shape[-1]), 0.0),
+                sides.filled((*shape, 1), -jnp.inf),
+                sides.filled((*shape, 1), 0.0),
+            )
             results = sides.over_columns(i, step, None if plan.unrolled else nothing)
             context, top, total = nothing if results is None else results
             sees = total != 0.0  # also where all scores are NaN, which XLA's maximum may pass over
@@ -286,7 +289,7 @@ def backward(
         return (sides.add_keys(d_key, first, d_k), sides.add_keys(d_value, first, d_v), d_bias), d_q
 
     zeros = (sides.filled(sides.key.shape, 0.0), sides.filled(sides.value.shape, 0.0))
-    d_bias = sides.filled(sides.bias.shape, 0.0) if bias is not None and plan.differentiates_bias else None
+    d_bias = sides.filled(sides.bias.shape, 0.0) if sides.bias is not None and plan.differentiates_bias else None
     (d_key, d_value, d_bias), d_query = lax.scan(heads, (*zeros, d_bias), sides.firsts)
     shape = plan.shape
     d_query = rearrange(d_query, "m n t c -> (m n) t c")[:, : shape.queries]

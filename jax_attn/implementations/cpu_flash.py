@@ -362,6 +362,7 @@ def _words(kind: str, operands: Sequence[Any], plan: Plan, names: tuple[str, ...
         told |= {words.CAPPED: 1, words.SOFTCAP: _bits(plan.softcap)}
     pieces = None if plan.mask is None else as_pieces(plan.mask)
     intervals = _intervals(pieces and pieces.plain, plan.shape.queries)
+    assert intervals is not None, "`unsupported` saw to it"
     told |= {words.BOUNDED: intervals.size > 0}
     for name, word in (("query_ids", words.QUERY_IDS_SPAN), ("key_ids", words.KEY_IDS_SPAN)):
         if name in given:

@@ -205,14 +205,15 @@ def visible_tokens(
     if attention_mask is None:
         return None
     longest = x.shape[1] if cache is None else cache.capacity
+    array: Any = attention_mask
     if isinstance(attention_mask, Mask):
-        mask = attention_mask.with_arrays(lambda array: jnp.asarray(array)).placed(x.shape[1], longest)
-        attention_mask = mask.allowed(jnp.arange(x.shape[1])[:, None], jnp.arange(longest)[None, :])
-        attention_mask = attention_mask[(None,) * (4 - attention_mask.ndim)]
-    attention_mask = jnp.asarray(attention_mask)
-    shape = tuple(attention_mask.shape)
-    check_token_mask(shape, functional.dtype_name(attention_mask), x.shape[0], x.shape[1], longest)
-    bare = attention_mask.reshape(shape[0], shape[-1])
+        mask = attention_mask.with_arrays(jnp.asarray).placed(x.shape[1], longest)
+        array = mask.allowed(jnp.arange(x.shape[1])[:, None], jnp.arange(longest)[None, :])
+        array = array[(None,) * (4 - array.ndim)]
+    array = jnp.asarray(array)
+    shape = tuple(array.shape)
+    check_token_mask(shape, functional.dtype_name(array), x.shape[0], x.shape[1], longest)
+    bare = array.reshape(shape[0], shape[-1])
     start = 0 if cache is None else cache.length
     now = jax.lax.dynamic_slice_in_dim(bare, start, x.shape[1], axis=1)
     return jnp.broadcast_to(now, x.shape[:2])

@@ -26,34 +26,34 @@ Of 64, 128, 256 and 512, forward and backward are fastest at 128 (windows of 256
 
 def unsupported(call: Call) -> str | None:
     """Return why it can't serve a call; None if it can."""
-    found = None if call.mask is None else as_band(call.mask)
-    if found is None or found[0].size is None:
+    found = _window_of(call)
+    if found is None:
         return "the mask is no window"
     if call.bias is not None:
         return "it takes no bias"
     if call.dropout:
         return "it has no dropout"
-    band, arrays = found
+    offset, size, arrays = found
     if any(_per_query_or_head(one) for one in arrays):
         return "it takes no mask array of queries or heads"
     _, _, queries, keys = call.scores_shape
-    if queries == 0 or keys <= band.size + _block(queries, band.size):
+    if queries == 0 or keys <= size + _block(queries, size):
         return "the window is not smaller than the keys"
-    if not -queries < band.offset < keys + band.size - 1:
+    if not -queries < offset < keys + size - 1:
         return "no query sees a key"
     return sdpa.unsupported(call)
 
 
 def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
     """Return the context ``(B, T, H, Dv)``."""
-    found = None if call.mask is None else as_band(call.mask)
+    found = _window_of(call)
     assert found is not None, "`unsupported` saw to it"
-    band, arrays = found
+    offset, size, arrays = found
     batch, heads, queries, keys = call.scores_shape
-    block = _block(queries, band.size)
+    block = _block(queries, size)
     blocks = -(-queries // block)
-    first = band.offset - band.size + 1
-    span = block + band.size - 1
+    first = offset - size + 1
+    span = block + size - 1
 
     def cut(array: Tensor, value: Any = 0) -> Tensor:
         """Return ``(B, S, ...)`` as ``(B, m, ..., s)``: the keys of every block, those beyond the ends made up."""
@@ -61,7 +61,7 @@ def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
         return pad(array, (0, 0) * (array.ndim - 2) + ends, value=value).unfold(1, span, block)
 
     inside = cut(torch.ones(1, keys, dtype=torch.bool, device=call.query.device), False)[0]
-    allowed = rearrange(inside, "m s -> m 1 1 s") & _diagonal(block, span, band.size, inside.device)
+    allowed = rearrange(inside, "m s -> m 1 1 s") & _diagonal(block, span, size, inside.device)
     folded = "m (b {h})"
     if arrays:
         # Sequences that hide keys of their own have masks of their own.
@@ -77,6 +77,14 @@ def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
     context = sdpa.fused(query, key, value, allowed, scale=call.scale)
     context = rearrange(context, f"{folded.format(h='h')} i c -> b (m i) h c", b=batch, h=heads)
     return context[:, :queries]
+
+
+def _window_of(call: Call) -> tuple[int, int, tuple[ArrayMask, ...]] | None:
+    """Return the offset and the size of the window of a call, and the arrays joined with it; None if there is none."""
+    found = None if call.mask is None else as_band(call.mask)
+    if found is None or found[0].size is None:
+        return None
+    return found[0].offset, found[0].size, found[1]
 
 
 def _block(queries: int, size: int) -> int:

@@ -203,18 +203,19 @@ def visible_tokens(
     if attention_mask is None:
         return None
     longest = x.shape[1] if cache is None else cache.capacity
+    array: Any = attention_mask
     if isinstance(attention_mask, Mask):
         mask = attention_mask.with_arrays(lambda array: torch.as_tensor(array, device=x.device)).placed(
             x.shape[1], longest
         )
-        attention_mask = mask.allowed(
+        array = mask.allowed(
             torch.arange(x.shape[1], device=x.device)[:, None], torch.arange(longest, device=x.device)[None, :]
         )
-        attention_mask = attention_mask[(None,) * (4 - attention_mask.ndim)]
-    attention_mask = torch.as_tensor(attention_mask, device=x.device)
-    shape = tuple(attention_mask.shape)
-    check_token_mask(shape, functional.dtype_name(attention_mask), x.shape[0], x.shape[1], longest)
-    bare = attention_mask.reshape(shape[0], shape[-1])
+        array = array[(None,) * (4 - array.ndim)]
+    array = torch.as_tensor(array, device=x.device)
+    shape = tuple(array.shape)
+    check_token_mask(shape, functional.dtype_name(array), x.shape[0], x.shape[1], longest)
+    bare = array.reshape(shape[0], shape[-1])
     start = 0 if cache is None else int(cache.length)
     return bare[:, start : start + x.shape[1]].expand(x.shape[0], x.shape[1])
 

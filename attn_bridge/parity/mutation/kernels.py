@@ -8,7 +8,7 @@ thus follows from the seed and from what the machine has. The numbers of a trial
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,8 +22,11 @@ OWN_FORMULA = "formula"
 class Kernel(Protocol):
     """An implementation of attention, as the modules of ``implementations`` are."""
 
-    unsupported: Callable[[Any], str | None]
-    attend: Callable[[Any], Any]
+    def unsupported(self, call: Any) -> str | None:
+        """Return why it can't serve a call; None if it can."""
+
+    def attend(self, call: Any) -> Any:
+        """Return the context ``(B, T, H, Dv)``."""
 
 
 class Order:

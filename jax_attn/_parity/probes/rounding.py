@@ -45,7 +45,7 @@ class Jitter:
     def _moved(self, value: Any) -> Any:
         if not isinstance(value, jax.Array) or not jnp.issubdtype(value.dtype, jnp.floating):
             return value
-        own = np.float32 if value.size > MANY and value.dtype != np.float64 else np.float64
+        own: Any = np.float32 if value.size > MANY and value.dtype != np.float64 else np.float64
         kind = value.dtype if self._double or value.dtype != np.float64 else np.float32
         wide, eps = np.asarray(value).astype(own), own(jnp.finfo(kind).eps)
         noise = own(2.0) * self._random.random(value.shape, own) - own(1.0)

@@ -63,7 +63,8 @@ class Differentiated:
 
             run = with_logsumexp(forward, self.replaced) if self._mode == "logsumexp" else forward
             if cotangents is None:
-                return _joined(*run(mine, floats), kinds), {}, {}
+                outputs, rest = run(mine, floats)
+                return _joined(outputs, rest, kinds), {}, {}
             outputs, pull, rest = jax.vjp(run, mine, floats, has_aux=True)
             return _joined(outputs, rest, kinds), *pull(_cotangents(cotangents, outputs, kinds))
 

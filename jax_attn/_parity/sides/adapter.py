@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +83,7 @@ class Adapter(Protocol):
     def modules(self) -> list[Submodule]:
         """Return the submodules, the whole first."""
 
-    def settings(self) -> dict[str, dict[str, float]]:
+    def settings(self) -> dict[str, dict[str, Any]]:
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
 
     def switched_off(self) -> list[str]:
@@ -114,7 +114,7 @@ def constant(value: Any, dtype: str | None, seed: int) -> Any:
     return value
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Tell whether a setting is a number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 

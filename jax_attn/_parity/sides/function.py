@@ -79,7 +79,7 @@ class FunctionSide:
         """Return the function itself."""
         return [Submodule("", self.name)]
 
-    def settings(self) -> dict[str, dict[str, float]]:
+    def settings(self) -> dict[str, dict[str, Any]]:
         """Return none, as a function shows none."""
         return {"": {}}
 

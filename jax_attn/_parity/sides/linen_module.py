@@ -42,7 +42,7 @@ class _Known:
 
     type: str
     stock: str
-    settings: dict[str, float]
+    settings: dict[str, Any]
     off: list[str]
     caches: list[str]
     template: Template | None
@@ -137,7 +137,7 @@ class LinenModule:
         rest = [Submodule(name, kind) for name, kind in found.items()]
         return [Submodule("", self.name), *sorted(rest, key=lambda one: one.path.count("."))]
 
-    def settings(self) -> dict[str, dict[str, float]]:
+    def settings(self) -> dict[str, dict[str, Any]]:
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
         return {"": read_settings(self.module), **{dotted(path): one.settings for path, one in self.known.items()}}
 
@@ -314,7 +314,7 @@ class _Interceptor:
 
 def _method(module: linen.Module, method: Any) -> Callable[..., Any]:
     if method is None:
-        return module.__call__  # type: ignore[no-any-return, operator]
+        return module.__call__
     if isinstance(method, str):
         found: Callable[..., Any] = getattr(module, method)
         return found

@@ -95,7 +95,7 @@ class NNXModule:
         found = [Submodule(dotted(path), type(child).__name__) for path, child in nnx.iter_modules(self.module)]
         return sorted(found, key=lambda one: one.path.count(".") + bool(one.path))
 
-    def settings(self) -> dict[str, dict[str, float]]:
+    def settings(self) -> dict[str, dict[str, Any]]:
         """Return path -> the numbers that a submodule's meaning depends on and its weights don't show."""
         return {dotted(path): read_settings(child) for path, child in nnx.iter_modules(self.module)}
 
@@ -180,7 +180,7 @@ class Part:
                 stack.enter_context(_tapped(module, setting.tape))
             before = _values(module)
             try:
-                result = called(*arguments.args, **kwargs)  # type: ignore[operator]
+                result = called(*arguments.args, **kwargs)
             except Exception:
                 self._failed.clear()
                 self._failed.update({id(child): dotted(path) for path, child in nnx.iter_modules(module)})

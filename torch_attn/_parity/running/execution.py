@@ -84,10 +84,10 @@ class Execution:
                 raise
             except Exception as error:
                 names = arguments.named(self.subject.argument_names)
-                given = [
+                shown = [
                     f"{name} {leaf.dtype.name} {leaf.shape}" for name, leaf in zip(names, arguments.leaves, strict=True)
                 ]
-                raise failure(error, self.dtype, self.label, self.subject.side.modules(), given) from error
+                raise failure(error, self.dtype, self.label, self.subject.side.modules(), shown) from error
             named = dict(zip(tensors, gradients[len(leaves) :], strict=False))
             return Run(
                 results,

@@ -51,7 +51,7 @@ _IN_FLOAT64 = {getattr(torch, "_grouped_mm", None): _grouped_mm}
 _LEGACY = re.compile(r"torch\.(cuda\.)?(Float|Half|BFloat16)Tensor")
 _INTO_NUMPY = {Tensor.numpy, Tensor.__array__}
 _WRITES = re.compile(r"__setitem__|__i(?!nvert|nt|ndex)[a-z]+__|[a-z].*[a-z0-9]_")
-_GRAD = Tensor.grad.__get__  # type: ignore[attr-defined]
+_GRAD = Tensor.grad.__get__
 _WRITES_NO_DATA = {Tensor.requires_grad_, Tensor.detach_}
 _MAX_DEPTH = 4
 
@@ -84,7 +84,7 @@ def backward_inside(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) 
     args = tuple(args)
     if func is Tensor.backward:
         func, kwargs = torch.autograd.backward, dict(kwargs)
-        names = ("grad_tensors", "retain_graph", "create_graph", "inputs")
+        names: tuple[str, ...] = ("grad_tensors", "retain_graph", "create_graph", "inputs")
         kwargs.update(zip(names, args[1:], strict=False))
         if "gradient" in kwargs:
             kwargs["grad_tensors"] = kwargs.pop("gradient")
