@@ -271,7 +271,7 @@ def test_what_only_the_second_look_finds_is_not_dropped(monkeypatch):
     report = check(["LayerNorm"], cases=["odd-sizes"], seeds=1)
     assert [cell.verdict for cell in report.cells] == ["different"]
     assert report.notes == (
-        "LayerNorm, odd-sizes, float64: beyond the allowance on 1 seeds, judged again on 4 new ones",
+        "LayerNorm, odd-sizes, float64: beyond the allowance on 1 seed, judged again on 4 new ones",
     )
 
 

@@ -160,7 +160,8 @@ def check(
 def _with_note(cell: Cell, subject: Subject, seeds: int) -> Cell:
     """Say that a verdict is that of a second look."""
     where = f"{subject.variant.name}, {subject.case.name}, {cell.dtype}"
-    note = f"{where}: beyond the allowance on {seeds} seeds, judged again on {seeds * AGAIN} new ones"
+    before = f"{seeds} seed{'s' if seeds > 1 else ''}"
+    note = f"{where}: beyond the allowance on {before}, judged again on {seeds * AGAIN} new ones"
     return dataclasses.replace(cell, notes=(*cell.notes, note))
 
 

@@ -317,6 +317,12 @@ def test_a_report_is_short_whatever_the_size_of_the_model(change, make):
     assert all(str(one)[:40] in str(report) for one in report.allowed[:4])
 
 
+def test_one_of_something_is_singular():
+    report = dataclasses.replace(EMPTY, tensors=[equal_tensor("output")], seeds=1, samples=1)
+    assert ", 1 tensor, 1 seed, 1 sample, " in report.summary()
+    assert ", 54 tensors, 3 seeds, 9 samples, " in equal_report().summary()
+
+
 def test_what_is_said_of_a_tensor_is_said_whole():
     held = "992 of 1024 elements that the two sides hold are not the same"
     worst = Worst(2, (12, 7, 12), -0.731058578, -0.727935218, 0.7310585786300049)

@@ -110,7 +110,9 @@ class Report:
 
     def summary(self) -> str:
         """Return the verdict and its extent in one line."""
-        effort = f"{len(self.tensors)} tensors, {self.seeds} seeds, {self.samples} samples, {self.seconds:.1f} s"
+        extent = {"tensor": len(self.tensors), "seed": self.seeds, "sample": self.samples}
+        counts = [f"{number} {what}{'' if number == 1 else 's'}" for what, number in extent.items()]
+        effort = f"{', '.join(counts)}, {self.seconds:.1f} s"
         line = f"{self.verdict}: {self.sides}, {effort}"
         accepted = sum(bool(tensor.allowed) for tensor in self.tensors)
         line += f", {accepted} allowed to differ" if accepted else ""
