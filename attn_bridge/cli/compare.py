@@ -272,8 +272,7 @@ class Comparison:
             call = example_inputs(ours, theirs) if self.call is None else self.call
             pair = _built(ours, "first", self.build_seed), _built(theirs, "second", self.build_seed)
             if dog is not None:
-                labels = factories.labels(pair)
-                dog.sources = {labels.get(one, one): path for one, path in dog.sources.items()}
+                dog.names |= _names(factories.labels(pair))
             more = dict(chosen) if second_call is None else {**chosen, "flax_inputs": second_call}
             more |= {"allow": after.allow}  # what is left of a difference then takes another run
             report = judge(pair[0], pair[1], call, rules=found, command=self.command, progress=advance, **more)
@@ -295,6 +294,14 @@ def _built(factory: Factory, side: str, seed: int) -> Any:
 
     with watch.phase(side, "building"):
         return factory.build(seed)
+
+
+def _names(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return what a message calls each side, by the place and by the framework that tells it from the other."""
+    from ..parity.compare.results.findings import shown
+
+    names = {place: f"{place} side ({shown(label)})" for place, label in labels.items() if label != place}
+    return names | {labels[place]: name for place, name in names.items()}
 
 
 def _sources(*found: Factory) -> dict[str, Path]:

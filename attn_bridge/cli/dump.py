@@ -98,6 +98,7 @@ def dump(
         if dog is not None:
             dog.leave_nothing_beside(out)
             dog.sources |= {} if file is None else {"": Path(file)}
+            dog.names |= dict.fromkeys(("torch", "flax"), "side")  # there is no other
         if call is None and like is None:
             call = example_inputs(made)
         with watch.phase("", "building"):

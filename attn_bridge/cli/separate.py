@@ -81,7 +81,9 @@ def _dump(side: str, python: str | None, factory: str, out: Path, options: Mappi
         process.wait()
     if process.returncode:
         last = (errors.strip().splitlines() or [f"its process ended with status {process.returncode}"])[-1]
-        raise ValueError(f"{side} side: {last.removeprefix('error: ')}")
+        last = last.removeprefix("error: ")
+        about = last.removeprefix("the side ")
+        raise ValueError(f"the {side} side {about}" if about != last else f"{side} side: {last}")
 
 
 @contextlib.contextmanager

@@ -69,6 +69,8 @@ class Watchdog:
     def __init__(self, seconds: float, sources: Mapping[str, Path] | None = None, option: str = "--timeout"):
         self.seconds, self.option = seconds, option
         self.sources = dict(sources or {})
+        self.names: dict[str, str] = {}
+        """Label of a side -> what the message calls it; any other is called by its label."""
         self._beside: Path | None = None
         self._there: set[Path] = set()
         self.end: Callable[[str], None] = self._end
@@ -127,7 +129,7 @@ class Watchdog:
         line = _user_frame(frames, self.sources)
         side = side or self._side(call, line)
         what = _what(frames) if what == "running" else what
-        name = f"the {side} side" if side else "the side"
+        name = f"the {self.names.get(side) or f'{side} side'}" if side else "the side"
         where = f": {_place(line or frames[0])}"
         return f"{name} has been {_doing(what)} for more than {limit:g} s ({self.option}){where}"
 

@@ -15,10 +15,11 @@ from attn_bridge.parity import factories, watch
 from attn_bridge.parity.watch import Watchdog
 
 
-def watched(seconds: float, work, **sources: Path) -> list[str]:
+def watched(seconds: float, work, names=None, **sources: Path) -> list[str]:
     """Return what a watchdog says while some work is done."""
     said: list[str] = []
     dog = Watchdog(seconds, sources)
+    dog.names |= names or {}
     dog.end = said.append
     with dog:
         work()
@@ -65,6 +66,8 @@ def test_a_side_is_known_by_the_backend_that_runs_it_where_nobody_said(tmp_path,
     assert said.startswith(
         f"the {label} side has been running for more than 0.3 s (--timeout): {tmp_path / 'user.py'}:4 "
     )
+    (said,) = watched(0.3, lambda: runner.run(user.forward), {label: "one side"}, **{"": tmp_path / "user.py"})
+    assert said.startswith("the one side has been running")
     (said,) = watched(0.3, lambda: runner.run(user.forward), second=tmp_path / "user.py")
     assert said.startswith("the second side has been running")
 

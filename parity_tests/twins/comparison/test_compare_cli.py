@@ -633,9 +633,24 @@ class Same(nnx.Module):
     ("first", "second", "separate", "message"),
     [
         ("building", "Child", False, "the first side has been building for more than 3 s (--timeout): hang.py:7 in "),
-        ("Gradient", "Same", False, "the torch side has been computing its gradient for more than 3 s (--timeout): "),
-        ("Identity", "Child", False, "the flax side has been running for more than 3 s (--timeout): hang.py:28 in __c"),
-        ("Identity", "Child", True, "second side: the flax side has been running for more than 3 s (--timeout): hang."),
+        (
+            "Gradient",
+            "Same",
+            False,
+            "the first side (torch) has been computing its gradient for more than 3 s (--timeo",
+        ),
+        (
+            "Identity",
+            "Child",
+            False,
+            "the second side (Flax) has been running for more than 3 s (--timeout): hang.py:28",
+        ),
+        (
+            "Identity",
+            "Child",
+            True,
+            "the second side has been running for more than 3 s (--timeout): hang.py:28 in __c",
+        ),
     ],
 )
 def test_a_hang_is_named_and_leaves_nothing_behind(first, second, separate, message, here):
