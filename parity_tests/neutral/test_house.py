@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -353,3 +354,9 @@ except MissingBackendError as error:
 def test_an_unknown_name_of_the_base_is_an_attribute_error():
     done = run_python("-c", "import attn_bridge\ntry: attn_bridge.nonsense\nexcept AttributeError as e: print(e)")
     assert done.stdout == "module 'attn_bridge' has no attribute 'nonsense'\n[]\n"
+
+
+def test_what_the_commands_of_the_readme_write_is_ignored():
+    written = re.findall(r"^wrote ([^:\s]+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert written == ["demo", "gpt2-flax", "gpt2-again"]
+    assert {f"/{name}/" for name in written} <= set((ROOT / ".gitignore").read_text(encoding="utf-8").splitlines())
