@@ -50,6 +50,9 @@ _LAYOUTS = {
 _ALIASES = {f"hf-{kind.replace('_', '-')}": one for one in _LAYOUTS.values() for kind in one.model_types} | _LAYOUTS
 """Also by what a config.json calls a model."""
 
+_RULES = "rules of your own (--rules, docs/checkpoints.md) take any names"
+"""What errors point to where no layout fits."""
+
 
 def find(name: str) -> Layout:
     """Return the layout of that name, or of the ``model_type`` of a config.json after ``hf-``.
@@ -100,7 +103,7 @@ def detect(names: Iterable[str], model_type: Any = None) -> Layout:
         raise LayoutError("it holds no tensor")
     if not covered:
         raise LayoutError(
-            f"no tensor has a name that a layout knows ({', '.join(_LAYOUTS)}), such as {printable(names[0])}"
+            f"no tensor has a name that a layout knows ({', '.join(_LAYOUTS)}), such as {printable(names[0])}; {_RULES}"
         )
     closest = max(covered, key=lambda name: len(covered[name][1]))
     rest = [name for name in names if name not in covered[closest][1]]
@@ -108,7 +111,7 @@ def detect(names: Iterable[str], model_type: Any = None) -> Layout:
     if refused:
         raise LayoutError(refused)
     shown = ", ".join(map(printable, rest[:3])) + (f" and {len(rest) - 3} more" if len(rest) > 3 else "")
-    raise LayoutError(f"the names fit no layout; {closest} comes closest, but does not know {shown}")
+    raise LayoutError(f"the names fit no layout; {closest} comes closest, but does not know {shown}; {_RULES}")
 
 
 def _checked(layout: Layout, model_type: Any) -> Layout:
