@@ -343,7 +343,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert run([*given, "--train"]) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert "dropout 1 different masks of shap… 0.5 in torch, 0.4 in Flax" in shown
+    assert "dropout 1 different masks of shape (3, 4): rate 0.5 in torch, 0.4 in Flax" in shown
     assert "attn-bridge compare pair_to_train.py:make pair_to_train.py:make_flax --shape 3,4 --train" in shown
     for more, message in (
         (["--mode", "jit"], "--train goes with --mode eager only"),
