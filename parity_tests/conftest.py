@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.abc
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -41,6 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for framework in config.getoption("--without"):
         loaded = [package for package in BLOCKED[framework] if package in sys.modules]
         assert not loaded, f"{loaded} were imported before they could be blocked"
