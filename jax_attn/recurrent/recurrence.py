@@ -107,8 +107,7 @@ def linear_attention(
     chunked = choose_form(form, value.shape[1], chunk_size) == "chunked"
     context, state = (_linear_chunks if chunked else _linear_tokens)(query, key, value, state, chunk_size)
     total = context[..., -1:]
-    # A query without any key divides nothing by nothing.
-    return _share(context[..., :-1], jnp.where(total == 0, 1.0, total)), state
+    return _share(context[..., :-1], _divisor(total)), state
 
 
 def unit_length(x: Float[Array, "... c"], eps: float = 1e-6) -> Float[Array, "... c"]:
@@ -144,6 +143,14 @@ def relative_features(x: Float[Array, "... c"]) -> Float[Array, "... c"]:
     return jnp.where(wide > 0, wide + 1.0, low) / (jnp.maximum(top, 0.0) + 1.0)
 
 
+def _divisor(total: Array) -> Array:
+    """Return what to divide by: 1 for a query that has met no key, and so would divide nothing by nothing.
+
+    Below the smallest normal number it has met none that counts: XLA takes that for 0, and 1 over it overflows.
+    """
+    return jnp.where(total < jnp.finfo(total.dtype).tiny, 1.0, total)
+
+
 @jax.custom_jvp
 def _share(part: Array, total: Array) -> Array:
     """Divide; JAX's own derivative has ``total**-2``, which overflows where `total` is below 1e-19."""
@@ -170,7 +177,7 @@ def linear_weights(query: Float[Array, "B T H D"], key: Float[Array, "B S H D"],
     allowed = mask.placed(*shape[2:]).allowed(queries[:, None], keys[None, :])
     products = jnp.where(allowed, einsum(query, key, "b t h c, b s h c -> b h t s"), 0.0)
     total = products.sum(-1, keepdims=True)
-    return _share(products, jnp.where(total == 0, 1.0, total))
+    return _share(products, _divisor(total))
 
 
 def average(weights: Float[Array, "B H T S"], value: Float[Array, "B S H Dv"]) -> Float[Array, "B T H Dv"]:

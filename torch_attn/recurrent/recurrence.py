@@ -109,8 +109,7 @@ def linear_attention(
     with _without_autocast(value):
         context, state = (_linear_chunks if chunked else _linear_tokens)(query, key, value, state, chunk_size)
     total = context[..., -1:]
-    # A query without any key divides nothing by nothing.
-    return _share(context[..., :-1], torch.where(total == 0, 1.0, total)), state
+    return _share(context[..., :-1], _divisor(total)), state
 
 
 def unit_length(x: Float[Tensor, "... c"], eps: float = 1e-6) -> Float[Tensor, "... c"]:
@@ -147,6 +146,14 @@ def relative_features(x: Float[Tensor, "... c"]) -> Float[Tensor, "... c"]:
     return torch.where(wide > 0, wide + 1.0, low) / (top.clamp(min=0.0) + 1.0)
 
 
+def _divisor(total: Tensor) -> Tensor:
+    """Return what to divide by: 1 for a query that has met no key, and so would divide nothing by nothing.
+
+    Below the smallest normal number it has met none that counts: XLA takes that for 0, and 1 over it overflows.
+    """
+    return torch.where(total < torch.finfo(total.dtype).tiny, 1.0, total)
+
+
 def _share(part: Tensor, total: Tensor) -> Tensor:
     """Divide; torch's own derivative divides twice, and so overflows late."""
     return part / total
@@ -168,7 +175,7 @@ def linear_weights(
     allowed = mask.placed(*shape[2:]).allowed(queries[:, None], keys[None, :])
     products = torch.where(allowed, einsum(query, key, "b t h c, b s h c -> b h t s"), 0.0)
     total = products.sum(-1, keepdim=True)
-    return _share(products, torch.where(total == 0, 1.0, total))
+    return _share(products, _divisor(total))
 
 
 def average(weights: Float[Tensor, "B H T S"], value: Float[Tensor, "B S H Dv"]) -> Float[Tensor, "B T H Dv"]:

@@ -198,3 +198,22 @@ def test_a_token_of_nothing_but_zeros_has_the_gradient_of_the_formula_in_both():
     for features in (jax_recurrence.positive_features, jax_recurrence.relative_features):
         gradient = jax.grad(lambda x, features=features: (features(x) * weights).sum())(jnp.asarray(x))
         np.testing.assert_array_equal(gradient, weights[None])
+
+
+@pytest.mark.parametrize("below", [90.0, 95.0, 101.0])
+def test_keys_whose_features_are_no_normal_numbers_count_for_none_in_both(below):
+    """XLA takes such numbers for 0; elsewhere 1 over them overflows, and the gradient would be NaN."""
+    random = np.random.default_rng(0)
+    query, key, value = (random.normal(size=(1, 4, 1, 2)).astype(np.float32) for _ in range(3))
+    leaf = torch.from_numpy(key - np.float32(below)).requires_grad_()
+    features = torch_recurrence.relative_features(torch.from_numpy(query)), torch_recurrence.positive_features(leaf)
+    ours, _ = torch_recurrence.linear_attention(*features, torch.from_numpy(value))
+    ours.sum().backward()
+
+    def theirs(key):
+        features = jax_recurrence.relative_features(jnp.asarray(query)), jax_recurrence.positive_features(key)
+        return jax_recurrence.linear_attention(*features, jnp.asarray(value))[0]
+
+    gradient = jax.grad(lambda key: theirs(key).sum())(jnp.asarray(leaf.detach().numpy()))
+    np.testing.assert_allclose(ours.detach().numpy(), theirs(jnp.asarray(leaf.detach().numpy())), rtol=0, atol=1e-37)
+    np.testing.assert_allclose(leaf.grad.numpy(), gradient, rtol=0, atol=1e-37)
