@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("attn_bridge", "attn_kernels", "torch_attn", "jax_attn", "parity_tests")
+BESIDE = ("README.md", ".gitignore")  # the tests of the house read them
 PAGE = (ROOT / "docs" / "adding-a-variant.md").read_text()
 
 
@@ -23,6 +24,8 @@ def tree(tmp_path_factory) -> Path:
     for package in PACKAGES:
         leave = shutil.ignore_patterns("__pycache__", "goldens")
         shutil.copytree(ROOT / package, target / package, ignore=leave)
+    for name in BESIDE:
+        shutil.copy(ROOT / name, target)
     files = re.findall(r"^`(\S+\.py)`\n```python\n(.*?)^```", PAGE, re.M | re.S)
     assert {Path(name).parent.as_posix() for name, _ in files} == {
         "attn_bridge/specs",
