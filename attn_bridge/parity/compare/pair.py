@@ -24,6 +24,9 @@ from .sides.subject import Arguments, Array, Arrays, ModuleFailedError, Run
 
 SIDES: tuple[Side, Side] = ("first", "second")
 
+MIN_ROWS = 128
+"""Rows of input that a parameter's share of a comparison is counted with at least."""
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -189,9 +192,12 @@ def few_threads(pair: Pair) -> Iterator[None]:
 
 
 def work_of(weights: Mapping[str, Array], arguments: Arguments) -> float:
-    """Return about how many operations forward and backward of one side take."""
+    """Return about how many operations forward and backward of one side take, or what is done to weights beside them.
+
+    A parameter is drawn, converted and measured as well, which takes as long as a run on `MIN_ROWS` rows.
+    """
     size = sum(array.size for array in weights.values())
-    return 6.0 * size * max((_rows(leaf) for leaf in arguments.leaves), default=1)
+    return 6.0 * size * max(MIN_ROWS, *(_rows(leaf) for leaf in arguments.leaves))
 
 
 def _rows(leaf: Array) -> int:

@@ -83,11 +83,12 @@ def test_another_first_seed_shifts_every_drawn_sample_and_nothing_else(effort, s
 def test_work_is_six_times_parameters_times_rows():
     weights = {"w": np.zeros((3, 5), np.float32), "b": np.zeros(5, np.float32)}
     cases = [
-        ((np.zeros((2, 7, 3), np.float32),), 14),
-        ((np.arange(8).reshape(2, 4),), 8),  # every token is a row
-        ((np.zeros((2, 7, 3), np.float32), np.ones((50, 50), bool)), 14),
-        ((np.zeros((2, 7, 3), np.float32), np.ones((50, 50), np.int64)), 14),  # zeros and ones are a mask
-        ((np.zeros((), np.float32),), 1),
+        ((np.zeros((2, 70, 3), np.float32),), 140),
+        ((np.arange(800).reshape(2, 400),), 800),  # every token is a row
+        ((np.zeros((2, 70, 3), np.float32), np.ones((500, 500), bool)), 140),
+        ((np.zeros((2, 70, 3), np.float32), np.ones((500, 500), np.int64)), 140),  # zeros and ones are a mask
+        ((np.zeros((2, 7, 3), np.float32),), 128),  # what is done to weights beside the run
+        ((np.zeros((), np.float32),), 128),
     ]
     for args, rows in cases:
         assert work_of(weights, Arguments(args)) == 6 * 20 * rows

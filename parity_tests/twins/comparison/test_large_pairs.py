@@ -14,6 +14,7 @@ from torch import nn
 import torch_attn._parity.subject
 from attn_bridge import Rule, transfer
 from attn_bridge.parity import compare
+from attn_bridge.parity.compare import pair
 from attn_bridge.parity.compare.prepare import prepare
 from attn_bridge.parity.compare.samples import sampling
 from attn_bridge.parity.compare.verdict import criterion, judging, limits
@@ -197,7 +198,8 @@ class FlaxLookup(nnx.Module):
         return self.embed(ids) * mask[..., None]
 
 
-def test_work_counts_every_token_of_a_batch_but_no_mask():
+def test_work_counts_every_token_of_a_batch_but_no_mask(monkeypatch):
+    monkeypatch.setattr(pair, "MIN_ROWS", 1)
     ids = np.random.default_rng(0).integers(0, 11, (2, 5))
     pairs = [
         (TorchModel(), FlaxModel(), X, (16 * 24 + 24) * 4 * 9),

@@ -30,7 +30,7 @@ COPIES = 3
 AGAIN = 4
 """A loss of precision is confirmed on this many times as many fresh seeds before it is called one."""
 
-QUICK, LARGE = 5e9, 2e11
+QUICK, LARGE = 5e9, 5e10
 """Work of one run (6 x parameters x rows, the operations of forward and backward) up to which every sample is run, and
 beyond which only one of held and one of own weights is."""
 
