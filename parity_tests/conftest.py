@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if config.option.markexpr == "optimized" and collection_path.is_file():  # most need not even be imported
+    if config.option.markexpr == "optimized" and collection_path.suffix == ".py":  # most need not even be imported
         return None if "mark.optimized" in collection_path.read_text(encoding="utf-8") else True
     parts = collection_path.relative_to(ROOT).parts if collection_path.is_relative_to(ROOT) else ()
     needs = NEEDS.get(parts[0]) if parts else None
