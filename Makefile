@@ -1,6 +1,7 @@
 #: make check   prove the twins equal on this machine
-#: make test    run the whole test suite, on all cores; make test JOBS=0 in one process
-#: make lanes   the tests with one framework alone, with none, and with NNX's coming defaults
+#: make test    run the whole test suite, on all cores; make test JOBS=0 in one process. Its parts, a target each:
+#:              test-neutral test-torch test-jax test-both test-optimized
+#: make lanes   the tests of Flax modules again, with NNX's coming defaults
 #: make lint    format, lint and who imports whom
 #: make types   strict type check
 #: make bench   measure attention next to its peers, options in BENCH='...'; for the docs:
@@ -17,19 +18,26 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 JOBS ?= auto
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --maxprocesses 8
 
+# Each test runs once, with no more frameworks than it needs: what passes without the other needs no other.
+PARTS := test-neutral test-torch test-jax test-both test-optimized
+TESTS := test $(PARTS) lanes
+
 # What XLA compiled is kept beside the packages: the workers of a run share it, and the next run starts with it.
-check test lanes: export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/xla
-check test lanes: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
-check test lanes: export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
+check $(TESTS): export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/xla
+check $(TESTS): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
+check $(TESTS): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
+
+# Workers share the cores: threads of torch that wait for work must not keep a core busy meanwhile.
+$(TESTS): export OMP_WAIT_POLICY ?= PASSIVE
 
 # Compiling takes most of the suite's time, and what it compiles runs once: without LLVM's optimizations it takes a third.
 # `make check` proves the twins equal with them; tests that depend on them are marked, and run in a process with them.
 # The flags are those of the XLA that constraints.txt installs.
-test lanes: export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
+$(TESTS): export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
 	--xla_cpu_parallel_codegen_split_count=1
 
 .DEFAULT_GOAL := help
-.PHONY: help check test lanes lint types docs bench clean
+.PHONY: help check $(TESTS) lint types docs bench clean
 
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
@@ -37,16 +45,30 @@ help:
 check: $(VENV)/.installed
 	$(BIN)/attn-bridge check
 
+# A part that fails does not stop the others.
 test: $(VENV)/.installed-test
-	$(PYTEST) -m "not optimized" --durations 25
-	XLA_FLAGS= $(PYTEST) -q -m optimized
+	@$(MAKE) --no-print-directory --keep-going -j1 $(PARTS)
 
+test-neutral: $(VENV)/.installed-test
+	$(PYTEST) -q parity_tests --exact --without torch --without jax
+
+test-torch: $(VENV)/.installed-test
+	$(PYTEST) -q parity_tests --exact --without jax
+
+test-jax: $(VENV)/.installed-test
+	$(PYTEST) -q parity_tests --exact --without torch -m "not optimized"
+
+test-both: $(VENV)/.installed-test
+	$(PYTEST) -q parity_tests --exact -m "not optimized" --durations 25
+
+test-optimized: $(VENV)/.installed-test
+	XLA_FLAGS= $(PYTEST) -q parity_tests -m optimized
+
+# The tests that go through functions of NNX which the flags change.
 lanes: $(VENV)/.installed-test
-	$(PYTEST) -q parity_tests/torch_side parity_tests/neutral/test_cli.py parity_tests/neutral/reports/test_plugin.py --without jax
-	$(PYTEST) -q parity_tests/jax_side parity_tests/neutral/test_cli.py parity_tests/neutral/reports/test_plugin.py --without torch
-	$(PYTEST) -q parity_tests --without torch --without jax
-	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q parity_tests/jax_side parity_tests/twins/test_transfer.py \
-		--ignore parity_tests/jax_side/kernels/test_implementations.py
+	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q parity_tests/twins/test_transfer.py \
+		$(addprefix parity_tests/jax_side/,test_modules.py test_backend.py test_random.py \
+		judge/test_subject.py judge/test_promotion.py judge/test_dump.py)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

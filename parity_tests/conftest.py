@@ -1,4 +1,9 @@
-"""Lanes of the suite: ``--without torch`` and ``--without jax`` make a framework unimportable, as if not installed."""
+"""Runs parts of the suite as if a framework were not installed.
+
+``--without torch`` and ``--without jax`` make a framework unimportable, and leave out the tests that need it. With
+``--exact``, tests that need fewer frameworks than there are stay out too: ``make test`` runs each folder once, where it
+proves most, with nothing but the frameworks that it needs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-LANES = {
+ROOT = Path(__file__).parent
+
+NEEDS: dict[str, set[str]] = {
     "torch_side": {"torch"},
     "jax_side": {"jax"},
     "twins": {"torch", "jax"},
@@ -18,6 +25,9 @@ LANES = {
     "neutral": set(),
 }
 """Folder -> frameworks that its tests import."""
+
+EVERYWHERE = {"test_cli.py", "test_doctor.py"}
+"""Files whose tests ask what is installed: they run with any frameworks, ``--exact`` or not."""
 
 BLOCKED = {"torch": ("torch",), "jax": ("jax", "jaxlib", "flax", "optax", "orbax")}
 
@@ -39,6 +49,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=sorted(BLOCKED),
         help="make a framework unimportable and leave out the tests that need it",
     )
+    parser.addoption(
+        "--exact", action="store_true", help="leave out the tests that need fewer frameworks than there are"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,6 +72,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    blocked = set(config.getoption("--without"))
-    needs = LANES.get(collection_path.name)
-    return True if needs and needs & blocked else None
+    if config.option.markexpr == "optimized" and collection_path.suffix == ".py":  # most need not even be imported
+        return None if "mark.optimized" in collection_path.read_text(encoding="utf-8") else True
+    parts = collection_path.relative_to(ROOT).parts if collection_path.is_relative_to(ROOT) else ()
+    needs = NEEDS.get(parts[0]) if parts else None
+    if needs is None:
+        return None
+    there = BLOCKED.keys() - set(config.getoption("--without"))
+    too_few = config.getoption("--exact") and needs < there and collection_path.is_file()
+    return True if needs - there or (too_few and collection_path.name not in EVERYWHERE) else None

@@ -41,7 +41,7 @@ from .recording import Tape, recording
 from .running.differentiation import Differentiated, outputs_of
 from .running.execution import UNTRACEABLE, op_by_op, trace, walk
 from .running.promotion import promoted
-from .running.ways import Moved, counted, directly, is_double, is_moved_by_seed, moving_tables, precise
+from .running.ways import Moved, counted, directly, is_double, is_probe, moving_tables, precise
 from .sides.adapter import Adapter, Part, Setting, is_jax_float
 from .sides.function import FunctionSide
 from .sides.linen_module import LinenModule, of_bridge
@@ -213,7 +213,7 @@ class JaxSubject:
         given = None if cotangents is None else [None if one is None else _as(one, dtype) for one in cotangents]
         plan, probe = (
             Plan(),
-            Differentiated(self.name, self.train, part, arguments, dtype, 0 if is_moved_by_seed(mode) else seed, mode),
+            Differentiated(self.name, self.train, part, arguments, dtype, 0 if is_probe(mode) else seed, mode),
         )
         function = probe.function(plan)
         key = (
@@ -221,7 +221,7 @@ class JaxSubject:
             dtype,
             mode,
             tuple(sorted(tables)),
-            0 if is_moved_by_seed(mode) else seed,
+            0 if is_probe(mode) else seed,
             _layout(weights),
             _layout(leaves),
             _layout(given),

@@ -18,9 +18,9 @@ from ..sides.adapter import is_jax_float
 from .promotion import promoted
 
 
-def is_moved_by_seed(mode: str) -> bool:
-    """Tell whether the seed of a run moves values, so that one program serves all seeds."""
-    return mode in ("jitter", "tables")
+def is_probe(mode: str) -> bool:
+    """Tell whether a run is compared with the plain one, and draws what that draws: one program serves all seeds."""
+    return mode in ("jitter", "logsumexp", "tables")
 
 
 def counted(run: Callable[..., Any], replaced: Mapping[int, Any]) -> Callable[..., Moved]:

@@ -7,6 +7,8 @@ and every fused attention as ``exp(score - logsumexp(score))``, forward and back
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -145,26 +147,25 @@ class _Dataflow(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = func.overloadpacket.__name__
+        operation = _operation(func)
         with torch._C.DisableTorchFunction():  # what is done here is not the module's
-            asked = [] if name in _SHAPE_ONLY else list(_tensors((args, kwargs)))
+            asked = [] if operation.asks_shapes else _tensors((args, kwargs))
             constants = list(map(self._is_constant, asked))
             constant = all(constants)
             if not constant:
                 for one in itertools.compress(asked, constants):
                     self._meet(one)
         result = func(*args, **kwargs)
-        fresh = constant and (name not in EXACT or not asked or name == "fill_")
-        fresh &= "empty" not in name and (not func.is_view or name == "lift_fresh")
+        if operation.is_view:
+            return result
+        fresh = constant and operation.makes and (not asked or not operation.is_exact)
         with torch._C.DisableTorchFunction():
-            if fresh and name.startswith("lift_fresh"):
+            if fresh and operation.lifts:
                 result = result.clone()  # its memory may be an array of the user's
-            written = [one for place, one in zip(func._schema.arguments, args, strict=False) if _is_written(place)]
-            for one in _tensors((result, written)):
+            for one in _tensors((result, [args[place] for place in operation.written if place < len(args)])):
                 if fresh:
                     self.shift(one)
-                if not func.is_view or name == "lift_fresh":
-                    self.mark(one, constant)
+                self.mark(one, constant)
         return result
 
     def _meet(self, tensor: Tensor) -> None:
@@ -208,18 +209,57 @@ def _moves(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Operation:
+    """What `_Dataflow` has to know of an operation of torch.
+
+    Attributes:
+        makes: whether it fills what it returns with numbers.
+        is_exact: whether it rounds nothing, if it gets tensors.
+        is_view: whether what it returns has the memory of what it gets.
+        lifts: whether it makes a tensor of an array's memory.
+        asks_shapes: whether it looks at no number.
+        written: positions of the arguments that it writes to.
+    """
+
+    makes: bool
+    is_exact: bool
+    is_view: bool
+    lifts: bool
+    asks_shapes: bool
+    written: tuple[int, ...]
+
+
+@functools.cache
+def _operation(func: Any) -> _Operation:
+    name = func.overloadpacket.__name__
+    is_view = func.is_view and name != "lift_fresh"
+    written = [place for place, one in enumerate(func._schema.arguments) if _is_written(one)]
+    return _Operation(
+        makes="empty" not in name,
+        is_exact=name in EXACT and name != "fill_",
+        is_view=is_view,
+        lifts=name.startswith("lift_fresh"),
+        asks_shapes=name in _SHAPE_ONLY,
+        written=tuple(written),
+    )
+
+
 def _is_written(place: Any) -> bool:
     return place.alias_info is not None and place.alias_info.is_write
 
 
-def _tensors(value: Any) -> Iterable[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """Return the tensors in lists, tuples and dicts of any depth."""
+    found: list[Tensor] = []
+    for one in values:
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, (list, tuple)):
+            found += _tensors(one)
+        elif isinstance(one, dict):
+            found += _tensors(one.values())
+    return found
 
 
 # ---- the formula of FlashAttention

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -140,7 +141,12 @@ class _Promotion(TorchFunctionMode):
 
 
 def _writes(func: Any) -> bool:
-    return func not in _WRITES_NO_DATA and bool(_WRITES.fullmatch(getattr(func, "__name__", "")))
+    return func not in _WRITES_NO_DATA and _is_name_of_write(getattr(func, "__name__", ""))
+
+
+@functools.cache
+def _is_name_of_write(name: str) -> bool:
+    return bool(_WRITES.fullmatch(name))
 
 
 def _promoted_name(wanted: Any) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 import functools
 import random
 import sys
@@ -172,7 +171,7 @@ def _content(value: Any, depth: int = 0) -> Any:
 
 def _remember(value: Any, contents: list[Any], tensors: dict[int, Any], depth: int) -> None:
     if type(value) in _CONTAINERS and depth < _MAX_DEPTH:
-        contents.append((value, copy.copy(value)))
+        contents.append((value, value.copy()))
         if depth:  # what is registered is swapped, and never written to
             for one in value.values() if isinstance(value, dict) else value:
                 _remember(one, contents, tensors, depth + 1)

@@ -54,6 +54,9 @@ class Runs(Protocol):
     def exact(self, side: Side, sample: Sample, dtype: str, mode: str = "eager", seed: int = 0) -> Run:
         """Run one side in float64."""
 
+    def plain(self, side: Side, sample: Sample, dtype: str, *, exact: bool) -> Run:
+        """Run one side in a precision or in float64, or return what that gave before."""
+
 
 def probed(runner: Runs, kind: Kind, side: Side, sample: Sample, dtype: str, seed: int) -> dict[str, Moved]:
     """Run one side of a live pair with other roundings.
@@ -71,7 +74,8 @@ def probed(runner: Runs, kind: Kind, side: Side, sample: Sample, dtype: str, see
     moved = run(side, sample, dtype, kind, seed)
     if kind != "jitter" and not moved.moved:
         return {}
-    plain, other = pair.named(side, run(side, sample, dtype)), pair.named(side, moved)
+    plain = pair.named(side, runner.plain(side, sample, dtype, exact=kind == "tables"))
+    other = pair.named(side, moved)
     return {
         name: moved_by(array, other[name][1])
         for name, (what, array) in plain.items()
