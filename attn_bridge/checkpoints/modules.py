@@ -173,6 +173,6 @@ def find_folder(name: str | Path) -> Path:
         return Path(
             snapshot_download(str(name), allow_patterns=["*.safetensors", "*.safetensors.index.json", configs.CONFIG])
         )
-    except Exception as error:
+    except Exception as error:  # of the hub, its network or its disk; each has classes of its own
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"{name} is no folder, and the hub does not give it: {reason}") from None

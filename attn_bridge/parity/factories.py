@@ -207,7 +207,7 @@ def text_of(error: BaseException) -> str:
     """Return the message of an exception in one bounded line."""
     try:
         text = " ".join(str(error).split())
-    except Exception:
+    except Exception:  # a user's exception whose own text raises
         text = ""
     text = text or "no message"
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} ..."

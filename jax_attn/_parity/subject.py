@@ -324,7 +324,7 @@ class JaxSubject:
             yield
         except (CannotPromoteError, ModuleFailedError):
             raise
-        except Exception as error:
+        except Exception as error:  # whatever the side raises is told as its own
             raise _failure(error, dtype, self._adapter.label, self._details(error, arguments)) from error
 
     def _details(self, error: Exception, arguments: Arguments) -> str:

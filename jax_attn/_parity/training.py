@@ -124,7 +124,7 @@ class Trainer:
             loss, gradients, statistics = program((mine, rest, leaves, targets, drawn))
         except ModuleFailedError:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever a step raises is told as its own
             raise _failure(error, self.precision, f"Flax module {self._name}") from error
         return Step(to_numpy(loss), _arrays(gradients), _arrays(statistics), foreign)
 

@@ -150,7 +150,7 @@ class Trainer:
                 found = gradients_of([loss], [torch.ones_like(loss)], sources, accumulate)
         except (ModuleFailedError, NeedsBackwardError):
             raise
-        except Exception as error:
+        except Exception as error:  # whatever a step raises is told as its own
             raise failure(error, self.precision, f"torch module {type(self._module).__name__}") from error
         foreign = not all(map(torch.equal, before, random_state()))
         gradients = {name: one for (name, _), one in zip(self._named, found, strict=True) if one is not None}

@@ -189,7 +189,7 @@ def _judge(subject: _Subject) -> tuple[str, Report | None, str]:
         )
     except (ValueError, TypeError) as error:  # the judge refuses to compare them, and says why
         return "refused", None, str(error)
-    except Exception as error:
+    except Exception as error:  # a fault may make a module raise anything; the run goes on and reports it
         return "crashed", None, f"{type(error).__name__}: {error}"
     failures = report.failures
     return report.verdict, report, report.message or (str(failures[0]) if failures else "")

@@ -265,7 +265,7 @@ def judge_entry(entry: Entry, trial: GalleryTrial) -> Finding:
         report = compare(case.first, case.second, case.inputs, **case.options)
     except (ValueError, TypeError) as error:  # the judge refuses to compare them, and says why
         verdict, message = "refused", factories.text_of(error)
-    except Exception as error:
+    except Exception as error:  # a fault may make a module raise anything; the run goes on and reports it
         verdict, message = "crashed", f"{type(error).__name__}: {factories.text_of(error)}"
     divergence = None
     if report is not None:

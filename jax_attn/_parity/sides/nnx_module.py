@@ -181,7 +181,7 @@ class Part:
             before = _values(module)
             try:
                 result = called(*arguments.args, **kwargs)
-            except Exception:
+            except Exception:  # it is raised again; the message names the submodule by what is noted here
                 self._failed.clear()
                 self._failed.update({id(child): dotted(path) for path, child in nnx.iter_modules(module)})
                 raise

@@ -82,7 +82,7 @@ class Execution:
                     gradients = gradients_of(outputs, given, sources, accumulate)
             except (CannotPromoteError, ModuleFailedError, NeedsBackwardError):
                 raise
-            except Exception as error:
+            except Exception as error:  # whatever the module raises is told as its own
                 names = arguments.named(self.subject.argument_names)
                 shown = [
                     f"{name} {leaf.dtype.name} {leaf.shape}" for name, leaf in zip(names, arguments.leaves, strict=True)
@@ -168,7 +168,7 @@ def as_written(run: Callable[[], Run]) -> Run:
     known = "torch._dynamo" in sys.modules
     try:
         found = run()
-    except Exception:
+    except Exception:  # perhaps only for the compiler that was not told to stand back
         if known or "torch._dynamo" not in sys.modules:
             raise
     else:
