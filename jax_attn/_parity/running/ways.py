@@ -20,7 +20,7 @@ from .promotion import promoted
 
 def is_moved_by_seed(mode: str) -> bool:
     """Tell whether the seed of a run moves values, so that one program serves all seeds."""
-    return mode in ("jitter", "tables")
+    return mode in ("jitter", "tables", "flash")
 
 
 def counted(run: Callable[..., Any], replaced: Mapping[int, Any]) -> Callable[..., Moved]:
