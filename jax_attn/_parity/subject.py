@@ -47,7 +47,7 @@ from .sides.function import FunctionSide
 from .sides.linen_module import LinenModule, of_bridge
 from .sides.nnx_module import NNXModule
 
-MODES = ("eager", "jit", "jitter", "tables", "logsumexp")
+MODES = ("eager", "jit", "jitter", "tables", "logsumexp", "flash")
 """Ways to run; `JaxSubject.run` says what each is."""
 
 MAX_TEXT = 300
@@ -196,7 +196,8 @@ class JaxSubject:
             dtype: precision of the whole run; None leaves every dtype as given.
             mode: ``eager``, ``jit`` (jax.jit of the whole), ``jitter`` (every operation rounds at random), ``tables``
                 (in float64, what depends on neither weights nor floating-point inputs is moved by a unit of float32)
-                or ``logsumexp`` (every softmax is computed from its log-sum-exp).
+                ``logsumexp`` (every softmax is computed from its log-sum-exp), or ``flash`` (in float64, as it is: JAX
+                has no fused attention that computes in it).
             seed: of the random numbers that the side may draw, and of those that move values.
             path: the submodule to run instead of the whole.
             masks: which dropout masks, in train mode.
@@ -206,7 +207,7 @@ class JaxSubject:
             ModuleFailedError: the side raised, or returned no array.
             CannotPromoteError: it can't be run in float64.
         """
-        dtype = "float64" if mode == "tables" else dtype
+        dtype = "float64" if mode in ("tables", "flash") else dtype
         part = self._part(path)
         weights = {name: _as(weights[name], dtype) for name in part.names if name in weights}
         leaves = [_as(leaf, dtype) for leaf in arguments.leaves]

@@ -173,8 +173,9 @@ class TorchSubject:
             cotangents: one array per output (None for none).
             dtype: precision of the whole run; None leaves every dtype as given.
             mode: ``eager``, ``jit`` (torch.compile), ``jitter`` (every operation rounds at random), ``tables`` (in
-                float64, with what depends on no weight and no input moved by a float32 unit), or ``logsumexp``
-                (softmax by the formula of FlashAttention's backward pass).
+                float64, with what depends on no weight and no input moved by a float32 unit), ``logsumexp``
+                (softmax by the formula of FlashAttention's backward pass), or ``flash`` (in float64, fused attention
+                alone by that formula, rounded at random; with the seed `STILL` by softmax itself).
             seed: of the random numbers that the code may draw, and of the moves.
             path: the submodule to run instead of the whole.
             masks: which dropout masks, in train mode.
@@ -184,7 +185,7 @@ class TorchSubject:
             ModuleFailedError: the code raised, or returned no array.
             CannotPromoteError: it can't be run in float64.
         """
-        dtype = "float64" if mode == "tables" else dtype
+        dtype = "float64" if mode in ("tables", "flash") else dtype
         with ONE_AT_A_TIME:
             one = Execution(self, self.side.part(path), path, dtype, mode, seed, masks, frozenset(tables))
             try:

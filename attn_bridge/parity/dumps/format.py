@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -27,6 +28,9 @@ MANIFEST = "dump.json"
 WEIGHTS = "weights.safetensors"
 ORACLE = "oracle"
 """Where the float64 results of a sample stand, beside the modes."""
+
+FLASH: Literal["flash"] = "flash"
+"""Where those with softmax in place of fused attention stand, if such ran."""
 
 MAX_JSON = 1 << 26
 """Most bytes of a manifest."""

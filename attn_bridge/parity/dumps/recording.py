@@ -26,18 +26,18 @@ from ..compare.samples import sampling
 from ..compare.samples.sampling import FIRST, Planned, Sample
 from ..compare.sides.dtypes import wide
 from ..compare.sides.subject import Array, CannotPromoteError, ModuleFailedError, Run, is_array
-from ..compare.sides.tables import Tables
+from ..compare.sides.tables import STILL, Tables
 from ..compare.verdict import noise
 from ..compare.verdict.coverage import MAX_PROBES
 from ..compare.verdict.limits import ZERO
 from ..compare.verdict.measures import scale_of
-from ..compare.verdict.probes import KINDS
+from ..compare.verdict.probes import KINDS, Kind
 from ..compare.verdict.runner import Live
 from ..interrupts import orderly_interrupts
 from ..settings.environment import environment
 from . import folders
 from . import format as dumps
-from .format import ORACLE, Dump, Writer, key_of, stored_as
+from .format import FLASH, ORACLE, Dump, Writer, key_of, stored_as
 from .manifest import Manifest, Recorded
 from .pairs import alone, beside
 
@@ -169,6 +169,7 @@ class Recorder:
         self.found = _Found()
         self.limit = 0.0
         self.taken: set[str] = set()
+        self.fuses = True
 
     def _paired(self, like: Dump, rules: Any) -> Pairing:
         """Pair the parameters; what is ambiguous is settled by the other side's stored float64 results."""
@@ -242,6 +243,9 @@ class Recorder:
                 arrays |= dumps.run_arrays(which, run)
                 found = found or run
         assert found is not None, "there is a mode"
+        unfused = self._unfused(sample, dtype)
+        if unfused is not None:
+            arrays |= dumps.run_arrays(FLASH, unfused)
         self._note_zeros(found)
         number, is_new = self.writer.number(planned)
         if is_new:
@@ -263,13 +267,21 @@ class Recorder:
             self.pair.lacks[self.side] = str(error)
             return None
 
+    def _unfused(self, sample: Sample, dtype: str) -> Run | None:
+        """Return the float64 results with softmax in place of fused attention; None where none runs."""
+        if self.pair.effort.large or self.side in self.pair.lacks or not self.fuses:
+            return None
+        run: Run = self.runner.exact(self.side, sample, dtype, FLASH, STILL)
+        self.fuses = run.moved > 0
+        return run if self.fuses else None
+
     def _note_probes(self, number: int, sample: Sample, dtype: str) -> None:
         """Keep what other roundings cost, for a judge that can't ask any more; nothing of a large module."""
         if self.pair.effort.large:
             return
         found: dict[str, dict[str, tuple[float, float]]] = {}
         for kind in KINDS:
-            if not (kind == "tables" and self.side in self.pair.lacks):
+            if self._is_asked(kind):
                 moved = self.runner.probe(kind, self.side, sample, dtype, number)
                 found[kind] = {name: (one.rms, one.largest) for name, one in moved.items() if one.largest}
         self.found.probes.setdefault(dtype, {})[str(number)] = {kind: some for kind, some in found.items() if some}
@@ -277,6 +289,11 @@ class Recorder:
             tables = self.runner.tables(self.side, sample, dtype)
             if tables is not None:
                 self.found.tables[dtype] = tables
+
+    def _is_asked(self, kind: Kind) -> bool:
+        if kind == FLASH and not self.fuses:
+            return False
+        return kind not in (FLASH, "tables") or self.side not in self.pair.lacks
 
     def _record_calls(self, planned: Planned, sample: Sample, gradients: list[Array]) -> None:
         """Write the activations of all submodules on the first given and the first drawn sample."""

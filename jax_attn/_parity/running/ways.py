@@ -20,7 +20,7 @@ from .promotion import promoted
 
 def is_probe(mode: str) -> bool:
     """Tell whether a run is compared with the plain one, and draws what that draws: one program serves all seeds."""
-    return mode in ("jitter", "logsumexp", "tables")
+    return mode in ("jitter", "logsumexp", "tables", "flash")
 
 
 def counted(run: Callable[..., Any], replaced: Mapping[int, Any]) -> Callable[..., Moved]:

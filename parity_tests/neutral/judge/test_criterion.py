@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from attn_bridge.parity.compare.verdict.criterion import agree, decide
-from attn_bridge.parity.compare.verdict.limits import FLOOR_ULPS, GROUP_FACTOR, sum_floor
-from attn_bridge.parity.compare.verdict.measures import measure
+from attn_bridge.parity.compare.verdict.limits import FLASH_LIMIT, FLOOR_ULPS, GROUP_FACTOR, sum_floor
+from attn_bridge.parity.compare.verdict.measures import measure, with_flash_loss
 
 SIDE_OF = {"torch": "first", "flax": "second"}
 
@@ -72,6 +72,27 @@ def test_precision_is_relative_to_the_other_sides_own_error(dtype, ratio, verdic
     assert result.side == (side if verdict == "precision" else None)
     other = "flax" if side == "torch" else "torch"
     assert judge(samples, dtype, sides=(SIDE_OF[other],)).verdict == "equal", "only the sides that are asked about"
+
+
+def of_one(first, second):
+    """Return the measure of one number in float64."""
+    one, two = np.array([first]), np.array([second])
+    given = {"kind_scale": 0.0, "dtype": "float64", "group": 0, "weights": "own", "sample": 0}
+    return measure(one, two, one, two, **given)
+
+
+@pytest.mark.parametrize("scale", [1.0, 50.0])
+@pytest.mark.parametrize(("apart", "verdict"), [(1e-11, "equal"), (2e-11, "different")])
+def test_fused_attention_is_allowed_four_times_what_its_formula_loses(apart, verdict, scale):
+    one = of_one(scale, scale * (1.0 + apart))
+    for given, expected in ((one, "different"), (with_flash_loss(one, scale * 3e-12), verdict)):
+        assert decide("x", "x", "input gradient", (1,), "float64", [given]).verdict == expected
+
+
+def test_what_fused_attention_explains_is_bounded_and_comes_on_top_of_tables():
+    one = dataclasses.replace(of_one(1.0, 1.0), given=1e-4)
+    assert with_flash_loss(one, 1.0).given == 1e-4 + FLASH_LIMIT
+    assert with_flash_loss(one, 0.0).given == 1e-4
 
 
 def test_one_wild_element_fails_although_the_rms_is_fine():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from attn_bridge.parity.compare.sides.function import function
 from attn_bridge.parity.compare.sides.subject import Arguments, CannotPromoteError, ModuleFailedError
+from attn_bridge.parity.compare.sides.tables import STILL
 from torch_attn._parity.running import probes
 from torch_attn._parity.subject import subject_of
 
@@ -658,6 +660,75 @@ def test_the_formula_computes_what_the_kernel_computes(name, dtype):
         np.testing.assert_allclose(one.astype(np.float32), two, rtol=close, atol=close * np.abs(two).max())
 
 
+@pytest.mark.parametrize("seed", [STILL, 0, 1])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_fused_attention_by_plain_operations_computes_what_the_kernel_computes(name, seed):
+    query, key, value = draw_attention(7, 1, 2.0, 8)
+    if name == "grouped":
+        key, value = key[:, :1], value[:, :1]
+    subject = subject_of(Attends(F.scaled_dot_product_attention, **OPTIONS[name]))
+    arguments, cotangents = Arguments((query, key, value)), [np.random.default_rng(1).normal(size=query.shape)]
+    wanted = subject.run({}, arguments, cotangents, dtype="float64")
+    found = subject.run({}, arguments, cotangents, mode="flash", seed=seed)
+    assert found.moved == 2  # forward and backward
+    for one, two in zip(everything(found), everything(wanted), strict=True):
+        assert one.dtype.name == "float64"
+        np.testing.assert_allclose(one, two, rtol=1e-12, atol=1e-13)
+
+
+def test_no_other_attention_is_taken_for_a_fused_one():
+    arrays = draw_attention(7, 1, 2.0, 8)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        by_math = run(subject_of(Attends(F.scaled_dot_product_attention)), *arrays, mode="flash")
+    subject = subject_of(Attends(plainly))
+    plain = run(subject, *arrays, mode="flash", seed=1)
+    assert (by_math.moved, plain.moved) == (0, 0)
+    assert_same(plain, run(subject, *arrays, dtype="float64"))
+
+
+def lost_in_float64(*arrays):
+    """Return per gradient of fused attention what its kernel loses in float64, and what the formula does."""
+    subject = subject_of(Attends(F.scaled_dot_product_attention))
+    kernel = run(subject, *arrays, dtype="float64").input_gradients
+    still, *drawn = (run(subject, *arrays, mode="flash", seed=seed).input_gradients for seed in (STILL, 0, 1))
+    by_kernel = [np.abs(one - two).max() for one, two in zip(kernel, still, strict=True)]
+    by_formula = [max(np.abs(one[i] - two).max() for one in drawn) for i, two in enumerate(still)]
+    return np.array(by_kernel), np.array(by_formula)
+
+
+@pytest.mark.parametrize("width", [3, 32])
+@pytest.mark.parametrize("size", [1.0, 30.0, 1000.0])
+def test_the_formula_loses_as_much_as_the_kernel_in_float64(size, width):
+    """It grows with the scores, and is measured, not bounded: far above it a fault is seen."""
+    by_kernel, by_formula = lost_in_float64(*draw_attention(48, 0, size, width))
+    assert (by_kernel < 4.0 * by_formula).all()
+    assert (by_formula < 30.0 * by_kernel).all()
+    assert (by_formula < 4e-15 * (size + 10.0) ** 2).all()
+
+
+def test_what_keys_have_in_common_multiplies_the_rounding_of_the_outputs_dot_product():
+    """Softmax does not see it, and a row's gradients of scores add up to zero but for that rounding."""
+    query, key, value = draw_attention(48, 0, 0.01)
+    by_kernel, by_formula = lost_in_float64(query, key + np.float32(1e4), value)
+    alone = lost_in_float64(query, key, value)[1]
+    assert by_formula[0] > 100.0 * alone[0]
+    assert (by_kernel < 4.0 * by_formula).all()
+
+
+def test_what_a_kernel_does_wrong_is_no_part_of_what_its_formula_loses():
+    def wrong(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None):
+        return 2.0 * query, 2.0 * key, 2.0 * value
+
+    arrays = draw_attention(12, 0, 5.0)
+    right = lost_in_float64(*arrays)
+    with torch.library._scoped_library("aten", "IMPL") as library, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is replaced
+        library.impl("_scaled_dot_product_flash_attention_for_cpu_backward", wrong, "CPU")
+        found = lost_in_float64(*arrays)
+    np.testing.assert_array_equal(found[1], right[1])
+    assert (found[0] > 1e10 * right[0]).all()
+
+
 def test_float64_inside_a_float32_module_moves_by_a_float32_unit():
     def call(self, x):
         return self.linear(x).double().tanh().float()
@@ -748,7 +819,7 @@ def state_of(module):
 
 
 @pytest.mark.parametrize("then", [lambda x: None, fail, interrupt, interrupt_later], ids=lambda one: one.__name__)
-@pytest.mark.parametrize("mode", ["eager", "float64", "jitter", "tables", "logsumexp", "record", "train"])
+@pytest.mark.parametrize("mode", ["eager", "float64", "jitter", "tables", "logsumexp", "flash", "record", "train"])
 def test_everything_is_as_before(then, mode):
     module = Trouble(then)
     subject = subject_of(module, train=mode == "train")

@@ -14,7 +14,8 @@ from torch import nn
 
 from attn_bridge import parity
 from attn_bridge.parity import compare
-from torch_attn._parity.running.probes import LogSumExp, _Dataflow
+from torch_attn._parity.running.flash import Flash, LogSumExp
+from torch_attn._parity.running.probes import _Dataflow
 from torch_attn._parity.running.rounding import Rounding
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
@@ -421,5 +422,5 @@ def test_whole_numbers_in_a_functions_weights_are_passed_on_or_its_own(alone):
 
 def test_probes_do_not_bring_torchs_compiler_along():
     """It takes seconds to import, and changes the process."""
-    for kind in (Rounding, _Dataflow, LogSumExp):
+    for kind in (Rounding, _Dataflow, LogSumExp, Flash):
         assert not hasattr(vars(kind)["__torch_dispatch__"], "_torchdynamo_disable")

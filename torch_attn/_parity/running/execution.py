@@ -27,8 +27,9 @@ from attn_bridge.parity.compare.sides.tables import STILL
 
 from ...backend import to_numpy
 from ..weights import Part, outputs_of
+from .flash import Flash, LogSumExp
 from .gradients import NeedsBackwardError, differentiable, gradients_of
-from .probes import LogSumExp, Tables
+from .probes import Tables
 from .promotion import promoted
 from .rounding import Rounding
 from .state import Changes, Watching, eager, undisturbed, unregistered
@@ -148,6 +149,9 @@ class Execution:
         elif self.mode == "logsumexp":
             with LogSumExp() as formula:
                 yield formula
+        elif self.mode == "flash":
+            with Flash(self.seed) as attention:
+                yield attention
         else:
             yield None
 

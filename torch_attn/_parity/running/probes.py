@@ -1,7 +1,6 @@
-"""Two questions to any torch module: what one float32 unit on its tables does, and what FlashAttention's formula loses.
+"""A question to any torch module: what one float32 unit on its tables does.
 
-`Tables` moves every value that depends on no weight and on no floating-point input; `LogSumExp` computes every softmax
-and every fused attention as ``exp(score - logsumexp(score))``, forward and backward.
+`Tables` moves every value that depends on no weight and on no floating-point input.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,16 +25,11 @@ from attn_bridge.parity.compare.sides.tables import Tables as Found
 from .promotion import _WRITES_NO_DATA, BACKWARD, _writes, backward_inside
 from .rounding import EXACT
 
-aten = torch.ops.aten
-
 UNIT = 2.0**-23
 """One unit in the last place of float32, relative."""
 
 LARGEST_INTEGER = 2.0**24
 """Whole numbers up to here are exact in float32, on either side."""
-
-TWICE = 2.0
-"""Units in the last place by which the two computations of a score differ: a unit each, as measured with MKL."""
 
 _SHAPES = """
 empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones new_full
@@ -260,143 +254,3 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
         elif isinstance(one, dict):
             found += _tensors(one.values())
     return found
-
-
-# ---- the formula of FlashAttention
-
-
-class LogSumExp(TorchDispatchMode):
-    """While it is entered, softmax and fused attention recompute their weights as ``exp(score - logsumexp(score))``.
-
-    The logarithm of the sum is rounded to the precision that scores are computed in: float32 for 16-bit inputs. Scores
-    are computed twice, once for their sum and once for the weights, and nothing makes the two round alike: the second
-    ones are moved by up to `TWICE` units in the last place. The backward pass subtracts the row's dot product of output
-    and gradient as the fused kernels have it: of an output that is normalised by its sum.
-    """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler, which takes seconds; nothing is compiled in here
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.moved = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunction():
-            return self._replaced(func, args, kwargs or {})
-
-    def _replaced(self, func: Any, args: Any, kwargs: Any) -> Any:
-        packet = func.overloadpacket
-        given = _named(func, args, kwargs)
-        if packet in (aten._softmax, aten._safe_softmax) and _moves(args[0]):
-            self.moved += 1
-            return self._softmax(given, safe=packet is aten._safe_softmax)
-        if packet is aten._softmax_backward_data:
-            self.moved += 1
-            return _backward_of_softmax(given["grad_output"], given["output"], given["dim"], given["input_dtype"])
-        if packet.__name__.startswith("_scaled_dot_product") and not given.get("dropout_p"):
-            if packet.__name__.endswith("_backward"):
-                self.moved += 1
-                return _backward_of_attention(func, given)
-            if packet.__name__.endswith(("attention", "for_cpu")):
-                self.moved += 1
-                whole = func(*args, **kwargs)
-                weights = _weights(given)[0]
-                output = weights @ _repeated(given["value"].to(weights.dtype), given["query"])
-                return _first_replaced(whole, output.to(given["query"].dtype))
-        return func(*args, **kwargs)
-
-    def _softmax(self, given: dict[str, Any], safe: bool) -> Tensor:
-        scores, dim = given["self"], given["dim"]
-        wanted = given.get("dtype") or (torch.float32 if given.get("half_to_float") else scores.dtype)
-        return _formula(scores.to(_wide(wanted)), dim, safe).to(wanted)
-
-
-def _formula(scores: Tensor, dim: int, safe: bool) -> Tensor:
-    total = torch.logsumexp(scores, dim, keepdim=True)
-    weights = torch.exp(_recomputed(scores) - total)
-    return torch.where(total == -torch.inf, torch.zeros_like(weights), weights) if safe else weights
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
-def _recomputed(scores: Tensor) -> Tensor:
-    """Return scores with other roundings; those of the kernels' second computation are not those of the first."""
-    moves = torch.from_numpy(uniform(scores.detach().cpu().double().numpy(), 0)).to(scores.device)
-    wide = scores.double()
-    moved = wide * (1.0 + TWICE * torch.finfo(scores.dtype).eps * moves)
-    return torch.where(wide.isinf(), wide, moved).to(scores.dtype)
-
-
-def _backward_of_softmax(gradient: Tensor, weights: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    wide, scale = _wide(weights.dtype), weights.to(_wide(weights.dtype))
-    inner = (gradient.to(wide) * scale).sum(dim, keepdim=True) / _not_zero(scale.sum(dim, keepdim=True))
-    return (scale * (gradient.to(wide) - inner)).to(dtype)
-
-
-def _not_zero(sums: Tensor) -> Tensor:
-    return torch.where(sums == 0.0, torch.ones_like(sums), sums)
-
-
-def _named(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    places = func._schema.arguments
-    defaults = {one.name: one.default_value for one in places if one.has_default_value()}
-    return {**defaults, **{one.name: value for one, value in zip(places, args, strict=False)}, **kwargs}
-
-
-def _weights(given: dict[str, Any]) -> tuple[Tensor, float]:
-    """Return the weights of a fused attention by the formula, and the factor of its scores."""
-    query, key = given["query"], given["key"]
-    scale = given.get("scale")
-    factor = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    wide = _wide(query.dtype)
-    scores = (query.to(wide) @ _repeated(key.to(wide), query).transpose(-2, -1)) * factor
-    added = given.get("attn_mask", given.get("attn_bias"))
-    if added is not None:
-        scores = torch.where(added, scores, -torch.inf) if added.dtype == torch.bool else scores + added.to(wide)
-    if given.get("is_causal"):
-        shown = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores = torch.where(shown, scores, -torch.inf)
-    return _formula(scores, -1, safe=True), factor
-
-
-def _repeated(tensor: Tensor, query: Tensor) -> Tensor:
-    repeats = query.shape[1] // tensor.shape[1]
-    return tensor if repeats == 1 else tensor.repeat_interleave(repeats, 1)
-
-
-def _summed(gradient: Tensor, like: Tensor) -> Tensor:
-    """Add up the gradients of heads that share a key, and give them their tensor's type."""
-    if gradient.shape[1] != like.shape[1]:
-        gradient = gradient.unflatten(1, (like.shape[1], -1)).sum(2)
-    return gradient.to(like.dtype)
-
-
-def _backward_of_attention(func: Any, given: dict[str, Any]) -> Any:
-    query, key, value = given["query"], given["key"], given["value"]
-    weights, factor = _weights(given)
-    wide = weights.dtype
-    gradient = next(given[name] for name in ("grad_out", "grad_out_", "grad_output") if name in given).to(wide)
-    of_weights = gradient @ _repeated(value.to(wide), query).transpose(-2, -1)
-    of_scores = _backward_of_softmax(of_weights, weights, -1, wide)
-    found = [
-        (of_scores @ _repeated(key.to(wide), query) * factor).to(query.dtype),
-        _summed(of_scores.transpose(-2, -1) @ query.to(wide) * factor, key),
-        _summed(weights.transpose(-2, -1) @ gradient, value),
-    ]
-    bias = given.get("attn_bias")
-    for _ in func._schema.returns[3:]:
-        found.append(_reduced(of_scores, bias) if bias is not None else None)
-    return tuple(found)
-
-
-def _reduced(gradient: Tensor, like: Tensor) -> Tensor:
-    return gradient.sum_to_size(like.shape).to(like.dtype)
-
-
-def _first_replaced(whole: Any, output: Tensor) -> Any:
-    kept = whole[0].copy_(output) if isinstance(whole, tuple) else whole.copy_(output)
-    return (kept, *whole[1:]) if isinstance(whole, tuple) else kept

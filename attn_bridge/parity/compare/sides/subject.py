@@ -220,7 +220,7 @@ class Run:
         parameter_gradients: name -> gradient.
         draws: the dropout masks that were asked for, in train mode.
         foreign: whether other random numbers were drawn, in train mode.
-        moved: how many values the mode ``tables`` moved, or how many operations ``logsumexp`` replaced.
+        moved: how many values the mode ``tables`` moved, or how many operations ``logsumexp`` or ``flash`` replaced.
         tables: the tables that the mode ``tables`` met; None where that is not known.
     """
 

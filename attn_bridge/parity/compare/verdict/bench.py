@@ -15,9 +15,10 @@ from ..sides.dtypes import is_float, wide
 from ..sides.subject import Array, CannotPromoteError, Run
 from . import notes
 from .criterion import agree, allowed_meaning, decide, precision_used
-from .limits import sum_floor
-from .measures import Key, Measure, measure, scale_of, with_error, with_table_error
+from .limits import FLASH_LIMIT, sum_floor
+from .measures import Key, Measure, measure, scale_of, with_error, with_flash_loss, with_table_error
 from .noise import Noise
+from .probes import moved_by
 from .probing import Probing
 from .reached import Reached
 from .runner import Runner
@@ -95,6 +96,7 @@ class Bench:
         self.count = 0
         self.drawn: set[int] = set()
         self.tables = 0.0
+        self.flash = 0.0
         self.reached = Reached()
         self._probing = Probing(runner, dtype)
         self.notes: list[str] = []
@@ -106,6 +108,8 @@ class Bench:
                 "tables in float32 (constants, buffers, positions): what a few units of their last place do to the "
                 f"float64 results is allowed, here up to {self.tables:.1g} of the largest value"
             )
+        if self.flash:
+            self.notes.append(notes.on_flash(self.flash))
         return Findings(
             verdicts,
             max(len(self.drawn), 1),
@@ -152,6 +156,7 @@ class Bench:
             self._measure(taken, mode)
         self.planned.append(planned)
         self._allow_tables(taken)
+        self._allow_flash(taken)
         self._remember(sample)
         self.count += 1
         if planned.seed >= 0 and "stress" not in planned.kind:
@@ -244,13 +249,7 @@ class Bench:
 
     def _allow_tables(self, taken: Taken) -> None:
         """Measure what tables in float32 explain of a difference in meaning that only they might explain."""
-        doubted = [
-            key
-            for key, measures in self.measures.items()
-            if len(measures) == len(self.planned)
-            and (one := measures[-1]).meaning is not None
-            and allowed_meaning(one, self.dtype) < one.meaning
-        ]
+        doubted = self._beyond()
         worst = max((self.measures[key][-1].meaning or 0.0 for key in doubted), default=0.0)
         if not doubted or worst > TABLE_LIMIT or len(taken.exact) < len(SIDES):
             return
@@ -260,6 +259,38 @@ class Bench:
                 measures = self.measures[name, mode]
                 measures[-1] = with_table_error(measures[-1], moved[name])
                 self.tables = max(self.tables, min(measures[-1].given, measures[-1].meaning or 0.0))
+
+    def _beyond(self) -> dict[Key, float]:
+        """Return by how much the float64 results of the last sample differ by more than they may."""
+        last = {key: measures[-1] for key, measures in self.measures.items() if len(measures) == len(self.planned)}
+        excess = {key: (one.meaning or 0.0) - allowed_meaning(one, self.dtype) for key, one in last.items()}
+        return {key: beyond for key, beyond in excess.items() if beyond > 0.0}
+
+    # ---- fused attention
+
+    def _allow_flash(self, taken: Taken) -> None:
+        """Measure what the formula of fused attention explains of gradients that differ in meaning, and of no output.
+
+        With softmax itself in place of the fused attention they have to agree as any others: what is allowed is allowed
+        to the kernel alone.
+        """
+        doubted = self._beyond()
+        if not doubted or max(doubted.values()) > FLASH_LIMIT or len(taken.exact) < len(SIDES):
+            return
+        if any(self.about[name][0] == "output" for name, _ in doubted):
+            return
+        unfused = self._probing.unfused(taken.sample)
+        if not unfused:
+            return
+        plain = {side: self.pair.named(side, unfused.get(side, taken.exact[side])) for side in SIDES}
+        lost = self._probing.flash_losses(taken.sample, unfused)
+        for key in [key for key in doubted if key[0] in lost]:
+            one = self.measures[key][-1]
+            apart = moved_by(*(plain[side][key[0]][1] for side in SIDES)).largest
+            if apart <= allowed_meaning(one, self.dtype) * one.meaning_scale:
+                one = self.measures[key][-1] = with_flash_loss(one, lost[key[0]])
+                if (one.meaning or 0.0) <= allowed_meaning(one, self.dtype):
+                    self.flash = max(self.flash, one.meaning or 0.0)
 
     # ---- verdicts
 

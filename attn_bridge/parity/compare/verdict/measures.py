@@ -14,7 +14,7 @@ import numpy as np
 
 from ..results.findings import Side, Worst
 from ..sides.dtypes import unit_of
-from .limits import MEANING_LIMIT, TABLE_FACTOR, ZERO, flushed_below, meaning_limit
+from .limits import FLASH_FACTOR, FLASH_LIMIT, MEANING_LIMIT, TABLE_FACTOR, ZERO, flushed_below, meaning_limit
 
 Array = np.ndarray[Any, Any]
 
@@ -47,8 +47,8 @@ class Measure:
         is_zero: whether both float64 results are zero but for rounding.
         stress: whether the inputs were drawn to be hard; such a sample speaks about the meaning alone.
         title: the sample as a reader knows it.
-        given: what one unit of float32 in tables without parameters does to the float64 results, as a part of
-            `meaning_scale`; it is allowed.
+        given: what one unit of float32 in tables without parameters does to the float64 results, and what the formula
+            of fused attention costs them, as a part of `meaning_scale`; it is allowed.
         part: largest absolute value of the tensor, as a part of `meaning_scale`.
         is_flushed: whether it is too small for its precision to be judged; see `flushed_below`.
     """
@@ -154,6 +154,12 @@ def measure(
 def with_table_error(one: Measure, moved: float) -> Measure:
     """Return the measure allowed what tables in float32 explain: how far moving them by one unit moves the result."""
     return dataclasses.replace(one, given=TABLE_FACTOR * _part(moved, one.meaning_scale))
+
+
+def with_flash_loss(one: Measure, lost: float) -> Measure:
+    """Return the measure also allowed what the formula of fused attention costs its float64 result."""
+    allowed = min(FLASH_FACTOR * _part(lost, one.meaning_scale), FLASH_LIMIT)
+    return dataclasses.replace(one, given=one.given + allowed)
 
 
 def with_error(one: Measure, side: Side, rms: float, largest: float, dtype: str) -> Measure:

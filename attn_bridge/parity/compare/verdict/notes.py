@@ -58,6 +58,14 @@ def on_small(measures: Measures, mode: str, kinds: Mapping[str, str]) -> Iterato
         )
 
 
+def on_flash(allowed: float) -> str:
+    """Tell what was allowed to gradients in float64 because fused attention ran."""
+    return (
+        "fused attention recomputes the weights from their log-sum-exp in its backward pass: what that formula loses "
+        f"in float64 is allowed to gradients, here up to {allowed:.1g} of the largest value"
+    )
+
+
 def on_nonfinite(measures: Measures, mode: str) -> Iterator[str]:
     """Tell of numbers that are not finite on both sides alike, which nothing was compared of."""
     for (name, ran), found in measures.items():

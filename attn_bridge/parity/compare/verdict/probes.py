@@ -3,6 +3,8 @@
 - ``jitter``: every operation rounds at random, by up to one unit in the last place of its result.
 - ``logsumexp``: softmax is computed as exp(score - logsumexp(score)), as fused attention kernels recompute it in their
   backward pass (FlashAttention). It says what gradients may lose, and nothing about outputs.
+- ``flash``: the same in float64, of fused attention alone: how far apart its formula and softmax itself are. No kernel
+  runs, so that what a kernel does wrong is no part of it.
 - ``tables``: in float64, constants and all that is computed from them alone (rotary tables, positions) are moved by up
   to one unit of float32.
 """
@@ -21,10 +23,14 @@ from ..results.findings import Side
 from ..samples.sampling import Sample
 from ..sides.dtypes import is_float, wide
 from ..sides.subject import Array, Run
+from ..sides.tables import STILL
 
-Kind = Literal["jitter", "logsumexp", "tables"]
+Kind = Literal["jitter", "logsumexp", "flash", "tables"]
 
-KINDS: tuple[Kind, ...] = ("jitter", "logsumexp", "tables")
+KINDS: tuple[Kind, ...] = ("jitter", "logsumexp", "flash", "tables")
+
+FLASH_SEEDS = 2
+"""How many times the roundings of fused attention are drawn in float64."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +73,10 @@ def probed(runner: Runs, kind: Kind, side: Side, sample: Sample, dtype: str, see
         side: the side.
         sample: the sample.
         dtype: the precision that is judged.
-        seed: of the random roundings.
+        seed: of the random roundings; those of ``flash`` are always the same.
     """
+    if kind == "flash":
+        return _lost_by_flash(runner, side, sample, dtype)
     pair = runner.pair
     run = runner.exact if kind == "tables" else runner.run
     moved = run(side, sample, dtype, kind, seed)
@@ -81,6 +89,22 @@ def probed(runner: Runs, kind: Kind, side: Side, sample: Sample, dtype: str, see
         for name, (what, array) in plain.items()
         if is_float(array) and not (kind == "logsumexp" and what == "output")
     }
+
+
+def _lost_by_flash(runner: Runs, side: Side, sample: Sample, dtype: str) -> dict[str, Moved]:
+    """Return how far the gradients of one side move in float64 when fused attention rounds as its formula does."""
+    still = runner.exact(side, sample, dtype, "flash", STILL)
+    if not still.moved:
+        return {}
+    plain = runner.pair.named(side, still)
+    found: dict[str, Moved] = {}
+    for seed in range(FLASH_SEEDS):
+        other = runner.pair.named(side, runner.exact(side, sample, dtype, "flash", seed))
+        for name, (what, array) in plain.items():
+            if what != "output" and is_float(array):
+                moved = moved_by(array, other[name][1])
+                found[name] = moved.joined(found.get(name, moved))
+    return found
 
 
 def moved_by(plain: Array, other: Array) -> Moved:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from ..pair import SIDES, Pair
 from ..results.findings import Side
 from ..samples.sampling import Sample
+from ..sides.subject import Run
+from ..sides.tables import STILL
 from .probes import Probe
 from .runner import Runner
 
@@ -23,6 +25,7 @@ class Probing:
         self._has_tables: dict[Side, bool] = {}
         self._has_same_tables: bool | None = None
         self._has_softmax: dict[Side, bool] = {}
+        self._has_flash: dict[Side, bool] = {}
 
     def table_moves(self, sample: Sample) -> dict[str, float]:
         """Return how far the float64 results of both sides together move with tables that move by one unit.
@@ -49,6 +52,25 @@ class Probing:
             return {}
         found = self.runner.probe("tables", side, sample, self.dtype, seed)
         self._has_tables[side] = bool(found)
+        return found
+
+    def unfused(self, sample: Sample) -> dict[Side, Run]:
+        """Return the float64 results of the sides that run fused attention, by softmax itself in place of it."""
+        found: dict[Side, Run] = {}
+        for side in SIDES:
+            if side not in self.pair.lacks and self._has_flash.get(side, True):
+                run = self.runner.exact(side, sample, self.dtype, "flash", STILL)
+                self._has_flash[side] = run.moved > 0
+                if run.moved:
+                    found[side] = run
+        return found
+
+    def flash_losses(self, sample: Sample, sides: Iterable[Side]) -> dict[str, float]:
+        """Return what the formula of fused attention costs the float64 gradients of some sides together."""
+        found: dict[str, float] = {}
+        for side in sides:
+            for name, moved in self.runner.probe("flash", side, sample, self.dtype, 0).items():
+                found[name] = found.get(name, 0.0) + moved.largest
         return found
 
     def roundings(self, side: Side, sample: Sample, seed: int) -> Iterable[Probe]:
