@@ -665,6 +665,26 @@ def test_stock_attention_is_found(layer):
     assert found.moved == 1
 
 
+@pytest.mark.parametrize("mode", ["jitter", "logsumexp", "tables"])
+def test_a_probe_is_traced_once_for_all_seeds(mode):
+    traces = []
+
+    def inner(weights, x):
+        traces.append(mode)
+        return jax.nn.softmax(weights * x)
+
+    subject = subject_of(Function(inner, jnp.ones(4)))
+
+    def run(seed):
+        subject.run(subject.weights(), Arguments((X,)), [normal(*X.shape)], mode=mode, seed=seed)
+
+    run(1)
+    once = len(traces)
+    run(2)
+    assert once > 0
+    assert len(traces) == once
+
+
 def test_float64_inside_a_low_precision_module_moves_by_a_unit_of_float32():
     def inner(weights, x):
         with jax.enable_x64(True):
