@@ -11,6 +11,7 @@ import pytest
 from attn_bridge.parity.compare.verdict.criterion import agree, decide
 from attn_bridge.parity.compare.verdict.limits import FLASH_LIMIT, FLOOR_ULPS, GROUP_FACTOR, sum_floor
 from attn_bridge.parity.compare.verdict.measures import measure, with_flash_loss
+from attn_bridge.parity.compare.verdict.noise import _units
 
 SIDE_OF = {"torch": "first", "flax": "second"}
 
@@ -101,6 +102,17 @@ def test_one_wild_element_fails_although_the_rms_is_fine():
     candidate[5] += 200 * np.finfo(np.float32).eps * np.abs(truth).max()
     result = judge([(candidate, noisy(truth, 1, 1), truth, truth)])
     assert (result.verdict, result.side, result.worst.index) == ("precision", "torch", (5,))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_noise_of_numbers_below_the_smallest_is_none(dtype):
+    """Gradients of saturated rows are; a unit in their last place is zero."""
+    tiny = {"t": ("vector gradient", np.array([1e-310, 3e-310]))}
+    other = {"t": ("vector gradient", np.array([1e-310, 2e-310]))}
+    assert np.isfinite(_units(tiny, other, dtype)["t"])
+    assert _units(tiny, other, "float64") == {"t": 0.0}
+    twice = {"t": ("vector gradient", np.array([2.0, 1.0]))}
+    assert _units(twice, {"t": ("vector gradient", np.array([2.0, 1.5]))}, "float64")["t"] == 0.25 / 2.0**-52
 
 
 def test_one_seed_whose_row_carries_all_of_the_error_does_not_decide_but_all_of_them_do():

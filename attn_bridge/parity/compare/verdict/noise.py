@@ -129,7 +129,10 @@ def _units(one: Named, two: Named, dtype: str) -> dict[str, float]:
     for name, (_, first) in one.items():
         if is_float(first):
             apart = float(np.nanmax(np.abs(wide(first) - wide(two[name][1])), initial=0.0))
-            units = apart / (unit_of(dtype) * (scale_of([wide(first)]) or 1.0))
+            atom = unit_of(dtype) * (scale_of([wide(first)]) or 1.0)
+            units = (
+                apart / atom if atom else 0.0
+            )  # float64 itself has no unit for numbers below its smallest normal one
             found[name] = units if np.isfinite(units) else 0.0
     return found
 
