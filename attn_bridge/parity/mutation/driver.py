@@ -7,20 +7,17 @@ changes nothing is told apart from one that was missed.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context, parent_process
-from multiprocessing.connection import wait
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ... import backends
 from ...backends import Framework
+from .. import workers
 from ..compare.results.findings import Picture, Side
 from ..compare.results.report import Report
 from ..compare.samples import inputs as calls
@@ -103,12 +100,11 @@ def mutate(
     for one in galleries:
         trials += plan_gallery(one)
     results = []
-    for done, result in enumerate(run_trials(trials, jobs)):
-        if progress is not None:
-            progress(result.trial.fault or "right pairs", done + 1, len(trials))
-        results.append(result)
-    order = {trial: position for position, trial in enumerate(trials)}
-    results.sort(key=lambda result: order[result.trial])
+    with contextlib.closing(run_trials(trials, jobs)) as found:
+        for done, result in enumerate(found):
+            if progress is not None:
+                progress(result.trial.fault or "right pairs", done + 1, len(trials))
+            results.append(result)
     return MutationReport(
         tuple(one for one in results if isinstance(one, Result)),
         configs=configs,
@@ -342,18 +338,12 @@ def _find_seed(fault: Fault, start: int, *, is_hidden: bool) -> int:
     return mutants.find_seed(start, fits)
 
 
-def run_trials(trials: Sequence[Trial | GalleryTrial], jobs: int) -> Iterator[Result | Finding]:
-    """Run trials, in any order if there are several processes."""
+def run_trials(trials: Sequence[Trial | GalleryTrial], jobs: int) -> Generator[Result | Finding]:
+    """Run trials, in worker processes if there are to be several; the results come in the order of the trials."""
     if jobs == 1:
         yield from map(_run_in_turn, trials)
-        return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_worker) as pool:
-        futures = [pool.submit(_run_in_turn, trial) for trial in trials]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    else:
+        yield from workers.run(_run_in_turn, trials, jobs)
 
 
 def _run_in_turn(trial: Trial | GalleryTrial) -> Result | Finding:
@@ -362,19 +352,6 @@ def _run_in_turn(trial: Trial | GalleryTrial) -> Result | Finding:
     if next(_turns) % PROGRAMS_OF == 0:
         backends.load("flax", "_parity.mutants").forget_programs()
     return result
-
-
-def _begin_worker() -> None:
-    """Keep the processes out of each other's way (torch is imported after this), and end them with their parent."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)  # killed, the parent tells nobody: a worker would wait for work for ever
 
 
 def _check_number(name: str, value: int, least: int) -> None:
