@@ -20,6 +20,7 @@ from .demo import demo
 from .doctor import doctor
 from .dump import compare_dumps, dump
 from .mutate import mutate
+from .processes import Process
 
 
 class _InterruptedError(Exception):
@@ -72,18 +73,30 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with its status."""
+    """Run the command line and exit with its status.
+
+    Without `arguments` the process is the command's own, and commands that can share their work among processes do;
+    with `arguments` everything runs in this process unless they ask for more.
+    """
     from .user_code import hush
 
-    status = run(list(sys.argv[1:] if arguments is None else arguments))
+    status = run(list(sys.argv[1:] if arguments is None else arguments), is_own=arguments is None)
     hush()
     sys.exit(status)
 
 
-def run(arguments: list[str]) -> int:
-    """Run the command line and return its exit status; expected errors become one line on stderr."""
+def run(arguments: list[str], *, is_own: bool = False) -> int:
+    """Run the command line and return its exit status; expected errors become one line on stderr.
+
+    Args:
+        arguments: what follows the name of the command.
+        is_own: whether nothing but the command runs in this process, so that it may start others like it.
+    """
+    process = Process(is_own)
     try:
-        status = get_command(app).main(_complete_json(arguments), prog_name="attn-bridge", standalone_mode=False)
+        status = get_command(app).main(
+            _complete_json(arguments), prog_name="attn-bridge", standalone_mode=False, obj=process
+        )
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:

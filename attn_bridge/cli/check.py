@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +11,7 @@ import typer
 
 from ..specs import VARIANTS
 from .output import check_writable, progress, write_json, written
+from .processes import AUTO, Jobs, Process, parse_jobs
 
 NAMES = ", ".join([*(variant.name for variant in VARIANTS), "dot_product_attention"])
 EXAMPLES = ", ".join(dict.fromkeys(example.name for variant in VARIANTS for example in variant.examples))
@@ -24,6 +22,7 @@ CASE_NAMES = (
 
 
 def check(
+    context: typer.Context,
     variants: Annotated[
         list[str] | None, typer.Argument(metavar="[VARIANT ...]", help=f"Default: all of {NAMES}.")
     ] = None,
@@ -51,6 +50,7 @@ def check(
             help="What that layout's names can't say, such as num_heads=12; else read from config.json beside it.",
         ),
     ] = None,
+    jobs: Jobs = AUTO,
     json_file: Annotated[
         str | None,
         typer.Option(
@@ -62,6 +62,9 @@ def check(
 ) -> int:
     """Prove the torch and Flax twins equal on this machine: outputs and every gradient, in four precisions.
 
+    Processes of their own judge some variants each; the report does not depend on their number. Called from Python code
+    with arguments, the command stays in the process of its caller unless --jobs asks for more.
+
     Example: attn-bridge check MultiHeadAttention --dtype bfloat16 --seeds 20
 
     Exit status: 0 = all equal, 1 = a mismatch, 2 = bad usage.
@@ -70,7 +73,11 @@ def check(
 
     from ..models import layouts
     from ..parity.check.matrix import check as run_check
+    from ..parity.check.matrix import seldom_collecting
 
+    processes = parse_jobs(jobs)
+    if processes is None and not Process.of(context).may_have_helpers():
+        processes = 1
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
     if (weights is None) != (layout is None):
         raise ValueError(f"--weights and --layout go together; layouts: {', '.join(layouts.names())}")
@@ -85,7 +92,7 @@ def check(
         raise ValueError("--set says what the layout of --weights can't; it goes with --weights and --layout")
     if json_file is not None:
         check_writable(json_file)
-    with progress() as advance, _seldom_collecting():
+    with progress() as advance, seldom_collecting():
         report = run_check(
             variants or (),
             cases=case or (),
@@ -93,6 +100,7 @@ def check(
             seeds=seeds,
             full=full,
             subjects=subjects,
+            jobs=processes,
             progress=advance,
         )
     writes = (
@@ -111,17 +119,6 @@ def check(
             console.print(facts, markup=False, soft_wrap=True)
             console.print(report.summary(), markup=False, soft_wrap=True)
     return 0 if report.passed else 1
-
-
-@contextlib.contextmanager
-def _seldom_collecting() -> Iterator[None]:
-    """Hold the context in which Python seldom looks for cycles: tracing makes small objects by the million."""
-    former = gc.get_threshold()
-    gc.set_threshold(20_000, 20, 20)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*former)
 
 
 def _parse_settings(settings: list[str]) -> dict[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -11,9 +10,7 @@ from typing import Annotated
 import typer
 
 from .output import check_writable, progress, write_json, written
-
-MAX_JOBS = 4
-"""Most processes by default; each holds both frameworks."""
+from .processes import AUTO, Jobs, parse_jobs
 
 
 def mutate(
@@ -21,7 +18,7 @@ def mutate(
     faults: Annotated[int | None, typer.Option(help="Plant only the first N faults of the list.")] = None,
     plants: Annotated[int, typer.Option(help="How many times each fault is planted on each side.")] = 1,
     seed: Annotated[int, typer.Option(help="Where seeds begin.")] = 5000,
-    jobs: Annotated[int | None, typer.Option(help=f"Processes; default: one per core, at most {MAX_JOBS}.")] = None,
+    jobs: Jobs = AUTO,
     gallery: Annotated[
         list[str] | None,
         typer.Option(
@@ -61,7 +58,9 @@ def mutate(
     from ..parity.mutation.driver import find_trial, run_trial
     from ..parity.mutation.driver import mutate as run_mutate
     from ..parity.mutation.gallery import table_of
+    from ..parity.workers import MAX_JOBS, usable_cores
 
+    processes = parse_jobs(jobs)
     galleries = gallery or ()
     for option, target in (("--json", json_file), ("--markdown", markdown)):
         if target is not None:
@@ -81,7 +80,7 @@ def mutate(
             faults,
             seed,
             plants=plants,
-            jobs=min(os.cpu_count() or 1, MAX_JOBS) if jobs is None else jobs,
+            jobs=min(usable_cores(), MAX_JOBS) if processes is None else processes,
             gallery=galleries,
             progress=advance,
         )

@@ -6,12 +6,15 @@ import os
 import resource
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
+from attn_bridge.cli import app, main
 from attn_bridge.cli.app import run
 from attn_bridge.cli.output import Outputs, written
+from attn_bridge.parity.check import matrix
 
 from ..support.reports import different_report
 
@@ -25,6 +28,8 @@ USAGE_ERRORS = [
     (["check", "--case", "x"], "error: case (x) must be one of odd-sizes, "),
     (["check", "--dtype", "int8"], "error: dtype (int8) must be one of float64, float32, bfloat16, float16\n"),
     (["check", "--seeds", "0"], "error: seeds (0) must be at least 1\n"),
+    (["check", "--jobs", "0"], "error: jobs (0) must be at least 1\n"),
+    (["check", "--jobs", "many"], "error: --jobs takes auto or a whole number, got many\n"),
     (["check", "--seeds", "many"], "error: Invalid value for '--seeds': "),
     (["check", "--weights", "x.safetensors"], "error: --weights and --layout go together; layouts: torch, flax, "),
     (["check", "--weights", "x", "--layout", "y"], "error: layout (y) must be one of torch, flax, book, "),
@@ -196,3 +201,41 @@ def test_the_shell_completes_commands_and_options():
 
     assert completed("attn-bridge con") == ["convert"]
     assert completed("attn-bridge convert --dr") == ["--dry-run"]
+
+
+@pytest.mark.parametrize(
+    ("is_own", "loaded", "options", "jobs"),
+    [
+        (True, (), [], None),
+        (True, (), ["--jobs", "auto"], None),
+        (False, (), [], 1),
+        (False, (), ["--jobs", "auto"], 1),
+        (True, ("torch",), [], 1),
+        (True, ("jax",), [], 1),
+        (False, ("torch", "jax"), ["--jobs", "3"], 3),
+        (True, (), ["--jobs", "1"], 1),
+    ],
+)
+def test_check_leaves_a_process_that_is_not_its_own_for_others_only_if_told(
+    is_own, loaded, options, jobs, capsys, monkeypatch
+):
+    def tell(*arguments, jobs, **keywords):
+        raise ValueError(f"{jobs} processes")
+
+    monkeypatch.setattr(matrix, "check", tell)
+    for name in ("torch", "jax"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in loaded:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    assert run(["check", *options], is_own=is_own) == 2
+    assert capsys.readouterr().err == f"error: {jobs} processes\n"
+
+
+@pytest.mark.parametrize(("arguments", "is_own"), [(None, True), ([], False)])
+def test_a_process_is_the_commands_own_where_the_arguments_are_the_process_s(arguments, is_own, monkeypatch):
+    asked = []
+    monkeypatch.setattr(app, "run", lambda arguments, is_own: asked.append(is_own) or 0)
+    monkeypatch.setattr(sys, "argv", ["attn-bridge"])
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert asked == [is_own]

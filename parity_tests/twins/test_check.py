@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -15,9 +17,10 @@ import torch
 import jax_attn
 import torch_attn
 from attn_bridge.cli.app import run
-from attn_bridge.parity import check
-from attn_bridge.parity.check import kernels
+from attn_bridge.parity import check, workers
+from attn_bridge.parity.check import cases, kernels, matrix
 from attn_bridge.parity.check.cases import CASES
+from attn_bridge.parity.check.twin_runs import Subject
 from attn_bridge.specs import VARIANTS
 
 from .mutation.faults import FAULTS
@@ -296,3 +299,86 @@ def test_an_interrupted_check_starts_nothing_more(monkeypatch):
     blocked = [framework for framework, case in started if case != "odd-sizes"]
     assert blocked.count("torch") <= 1, "one thread"
     assert blocked.count("flax") <= 2, "two threads"
+
+
+def _without_times(report: Any) -> dict[str, Any]:
+    found = dict(report if isinstance(report, dict) else report.to_json())
+    seconds = found.pop("seconds")
+    found["summary"] = found["summary"].replace(f"in {seconds:.0f} s", "")
+    return found
+
+
+FEW = ("LayerNorm", "RMSNorm", "dot_product_attention"), ("one-head", "one-token", "windowed")
+
+
+def test_the_report_is_the_same_from_one_process_and_from_several():
+    found = []
+    for jobs in (1, 2):
+        told: list[tuple[str, int, int]] = []
+        report = check(FEW[0], cases=FEW[1], seeds=1, jobs=jobs, progress=lambda *said, told=told: told.append(said))
+        found.append((_without_times(report), told))
+    assert found[0] == found[1]
+    assert [row for row, _, _ in found[0][1]] == [
+        "LayerNorm one-head",
+        "LayerNorm one-token",
+        "RMSNorm one-head",
+        "RMSNorm one-token",
+        "dot_product_attention windowed",
+    ]
+
+
+def test_the_command_says_the_same_with_several_processes(capsys):
+    command = ["check", *FEW[0][:2], "--case", "one-head", "--seeds", "1", "--json"]
+    assert run(command) == 0
+    here = json.loads(capsys.readouterr().out)
+    done = subprocess.run(
+        [sys.executable, "-m", "attn_bridge", *command, "--jobs", "2"], capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert _without_times(json.loads(done.stdout)) == _without_times(here)
+
+
+def test_real_weights_are_the_same_from_several_processes():
+    (variant,) = (one for one in VARIANTS if one.name == "MultiHeadAttention")
+    case = dataclasses.replace(CASES[0], dtypes=("float64",))
+    numbers = [cases.draw(case, variant, seed).weights for seed in (1, 2)]
+    subjects = [
+        Subject(variant, dataclasses.replace(case, name=f"layer-{index}"), weights, ("--weights", "x"))
+        for index, weights in enumerate(numbers)
+    ]
+    one, two = (check(subjects=subjects, seeds=1, jobs=jobs) for jobs in (1, 2))
+    assert one.passed
+    assert len(one.cells) == 6
+    assert _without_times(one) == _without_times(two)
+
+
+def test_a_fault_in_one_process_is_reported_by_the_others(monkeypatch):
+    """A worker sees what the environment says, and nothing else of this process."""
+    monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "no such value")
+    with pytest.raises(ValueError, match="JAX_ENABLE_COMPILATION_CACHE") as caught:
+        check(FEW[0], cases=FEW[1], seeds=1, jobs=2)
+    assert "_judge_part" in str(caught.value.__cause__)
+
+
+def test_a_worker_that_dies_is_one_line(capsys, monkeypatch):
+    def run_none(*arguments):
+        raise workers.WorkerDiedError("a worker process was ended by SIGKILL while it ran LayerNorm")
+
+    monkeypatch.setattr(workers, "run", run_none)
+    assert run(["check", "LayerNorm", "RMSNorm", "--jobs", "2"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err == "error: a worker process was ended by SIGKILL while it ran LayerNorm\n"
+    assert printed.out == ""
+
+
+def test_what_python_code_asks_for_stays_in_its_process(monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(workers, "run", refuse)
+    monkeypatch.setattr(matrix, "_judge_rows", lambda work: iter([[]] * len(work.rows)))
+    run(["check", "--json"])
+    run(["check", "--json"], is_own=True)  # it holds frameworks, which someone may have changed
+    check()
+    with pytest.raises(AssertionError, match="a process was started"):
+        run(["check", "--jobs", "2"])

@@ -27,6 +27,9 @@ NAME = "dot_product_attention"
 
 REFERENCE = "reference"
 
+RUNS = 16
+"""Programs that a case takes, roughly: four or five implementations, each in two precisions, in both frameworks."""
+
 SIDE_OF: dict[backends.Framework, Side] = {"torch": "first", "flax": "second"}
 OTHER: dict[backends.Framework, backends.Framework] = {"torch": "flax", "flax": "torch"}
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import importlib
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
 from ... import backends
 from ...specs import VARIANTS, find_variant
+from .. import workers
 from ..compare.results.findings import Side as SideName
 from ..compare.results.findings import TensorVerdict, worst
 from ..compare.sides.dtypes import DTYPES
@@ -29,6 +33,9 @@ from .twin_runs import COPIES, Run, Side, Subject, Tensors, TwinDiffersError, fu
 
 AGAIN = 4
 """A run that looks imprecise is judged again, on this many times as many new seeds, before that is said of it."""
+
+WORTH = 40
+"""Programs that a process is worth: to start it and to import both frameworks takes as long as half of them."""
 
 MAX_REFERENCES = 3
 """Samples that are compared with the NumPy reference, which is written for reading, not for speed."""
@@ -48,6 +55,7 @@ def check(
     seeds: int = 3,
     full: bool = False,
     subjects: Sequence[Subject] | None = None,
+    jobs: int | None = 1,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> CheckReport:
     """Run the parity matrix on this machine.
@@ -61,62 +69,145 @@ def check(
         seeds: how many times numbers are drawn, each with a few slightly moved copies; statistics are pooled over all.
         full: run every case in every precision, and every variant in every mode; takes minutes.
         subjects: what to check instead of variants times cases (real weights).
-        progress: called as ``progress(what was done, done, total)``.
+        jobs: number of processes; None: as many as there are cores and work for, at most `workers.MAX_JOBS`. With 1
+            everything runs in this process. More of them are fresh interpreters that know nothing of what was changed
+            in this one: a function replaced here, a flag set by a call. The report is the same but for the seconds.
+        progress: called as ``progress(what was done, done, total)``, in the order of the rows.
 
     Returns:
         The report; ``report.passed`` says whether everything held.
 
     Raises:
-        ValueError: a name that is not known, or fewer than one seed.
+        ValueError: a name that is not known, or fewer than one seed or process.
         MissingBackendError: a framework is not installed.
+        WorkerDiedError: a process was killed.
     """
     start = time.perf_counter()
     dtypes = tuple(dtypes)
     everywhere = full or bool(dtypes)
     wanted = _choose("dtype", dtypes, DTYPES)
     wanted = tuple(dtype for dtype in DTYPES if dtype == "float64" or dtype in wanted)
-    if seeds < 1:
-        raise ValueError(f"seeds ({seeds}) must be at least 1")
-    variants, cases = tuple(variants), tuple(cases)
-    kernel_cases: tuple[str, ...] = ()
+    for name, value in (("seeds", seeds), ("jobs", 1 if jobs is None else jobs)):
+        if value < 1:
+            raise ValueError(f"{name} ({value}) must be at least 1")
+    chosen, kernel_cases = _choose_rows(tuple(variants), tuple(cases), subjects, everywhere)
+    work = _Work(chosen, kernel_cases, wanted, everywhere, full, seeds)
+    cells: list[Cell] = []
+    rows = work.rows
+    with contextlib.closing(_judge_in_processes(work, _count_jobs(work, jobs))) as found:
+        for done, (row, judged) in enumerate(zip(rows, found, strict=True)):
+            cells.extend(judged)
+            if progress:
+                progress(row, done + 1, len(rows))
+    return CheckReport(tuple(cells), environment(), seeds, time.perf_counter() - start)
+
+
+def _choose_rows(
+    variants: tuple[str, ...], cases: tuple[str, ...], subjects: Sequence[Subject] | None, everywhere: bool
+) -> tuple[tuple[Subject, ...], tuple[str, ...]]:
+    """Return the subjects, and the cases of the implementations of attention."""
     if subjects is not None:
         chosen = _choose("case", cases, tuple(subject.case.name for subject in subjects))
-        subjects = [subject for subject in subjects if subject.case.name in chosen]
-    else:
-        names = [find_variant(name, (kernels.NAME,)).name for name in variants if name != kernels.NAME]
-        names = names if variants else [variant.name for variant in VARIANTS]
-        is_brief = not (variants or everywhere or cases)
-        of_variants = [(one, case) for one in VARIANTS if one.name in names for case in cases_of(one, is_brief)]
-        of_kernels = tuple(case.name for case in kernels.CASES)
-        known = dict.fromkeys(case.name for variant in VARIANTS for case in cases_of(variant))
-        chosen = _choose("case", cases, (*known, *of_kernels))
-        if not variants or kernels.NAME in variants:
-            kernel_cases = tuple(name for name in chosen if name in of_kernels)
-        subjects = [Subject(variant, case) for variant, case in of_variants if case.name in chosen]
-        if not subjects and not kernel_cases:
-            raise ValueError(f"none of the cases ({', '.join(cases)}) is one of {', '.join(variants)}")
+        return tuple(subject for subject in subjects if subject.case.name in chosen), ()
+    names = [find_variant(name, (kernels.NAME,)).name for name in variants if name != kernels.NAME]
+    names = names if variants else [variant.name for variant in VARIANTS]
+    is_brief = not (variants or everywhere or cases)
+    of_variants = [(one, case) for one in VARIANTS if one.name in names for case in cases_of(one, is_brief)]
+    of_kernels = tuple(case.name for case in kernels.CASES)
+    known = dict.fromkeys(case.name for variant in VARIANTS for case in cases_of(variant))
+    chosen = _choose("case", cases, (*known, *of_kernels))
+    kernel_cases: tuple[str, ...] = ()
+    if not variants or kernels.NAME in variants:
+        kernel_cases = tuple(name for name in chosen if name in of_kernels)
+    found = tuple(Subject(variant, case) for variant, case in of_variants if case.name in chosen)
+    if not found and not kernel_cases:
+        raise ValueError(f"none of the cases ({', '.join(cases)}) is one of {', '.join(variants)}")
+    return found, kernel_cases
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """Rows of the matrix, and how they are run; see `check`."""
+
+    subjects: tuple[Subject, ...]
+    kernel_cases: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    everywhere: bool
+    full: bool
+    seeds: int
+
+    @property
+    def rows(self) -> list[str]:
+        """What the rows are called."""
+        names = [f"{subject.variant.name} {subject.case.name}" for subject in self.subjects]
+        return names + [f"{kernels.NAME} {case}" for case in self.kernel_cases]
+
+    @property
+    def runs(self) -> int:
+        """How many programs the rows take, roughly."""
+        of_subjects = sum(subject.runs(self.dtypes, self.everywhere) for subject in self.subjects)
+        return of_subjects + kernels.RUNS * len(self.kernel_cases)
+
+    def __str__(self) -> str:
+        return self.rows[0] if len(self.rows) == 1 else self.rows[0].split()[0]
+
+    def parts(self) -> list[_Work]:
+        """Return the work in parts for processes, in order: cases of a variant share what is compiled.
+
+        Handed out in this order they end together: what takes long is in front, the last ones take a second or two.
+        """
+        grouped = itertools.groupby(
+            self.subjects, lambda one: (one.variant.name, None if one.weights is None else one.case.name)
+        )
+        parts = [dataclasses.replace(self, subjects=tuple(group), kernel_cases=()) for _, group in grouped]
+        return parts + [dataclasses.replace(self, subjects=(), kernel_cases=(case,)) for case in self.kernel_cases]
+
+
+def _count_jobs(work: _Work, jobs: int | None) -> int:
+    """Return the number of processes: those that are asked for, or that pay, as far as there are parts for them."""
+    if jobs is None:
+        jobs = min(workers.usable_cores(), workers.MAX_JOBS, work.runs // WORTH)
+    return max(1, min(jobs, len(work.parts())))
+
+
+def _judge_in_processes(work: _Work, jobs: int) -> Generator[list[Cell]]:
+    """Judge the rows in order, in this process if one is enough."""
+    if jobs == 1:
+        yield from _judge_rows(work)
+        return
+    with contextlib.closing(workers.run(_judge_part, work.parts(), jobs)) as found:
+        for judged in found:
+            yield from judged
+
+
+def _judge_part(part: _Work) -> list[list[Cell]]:
+    """Judge some rows in a process of their own."""
+    with seldom_collecting():
+        return list(_judge_rows(part))
+
+
+def _judge_rows(work: _Work) -> Generator[list[Cell]]:
+    """Run both twins in threads, and judge one row after the other."""
     for framework in FRAMEWORKS:
         backends.load(framework)
     importlib.import_module("attn_bridge.reference")
-    cells: list[Cell] = []
-    done = 0
-    total = len(subjects) + len(kernel_cases)
+    seeds = work.seeds
     stop = threading.Event()
     with ThreadPoolExecutor(1) as torch_pool, ThreadPoolExecutor(2) as flax_pool:
         pools: dict[backends.Framework, ThreadPoolExecutor] = {"torch": torch_pool, "flax": flax_pool}
 
         def submit(subject: Subject, numbers: list[Numbers], dtypes: tuple[str, ...], everywhere: bool) -> _Futures:
-            arguments = (subject, numbers, dtypes, everywhere, full, stop)
+            arguments = (subject, numbers, dtypes, everywhere, work.full, stop)
             return {name: pools[name].submit(run_side, name, *arguments) for name in FRAMEWORKS}
 
         pending: list[tuple[Subject, list[Numbers], _Futures]] = []
         try:
-            for subject in subjects:
-                numbers = subject.numbers(range(seeds), subject.copies(wanted, everywhere))
-                pending.append((subject, numbers, submit(subject, numbers, wanted, everywhere)))
+            for subject in work.subjects:
+                numbers = subject.numbers(range(seeds), subject.copies(work.dtypes, work.everywhere))
+                pending.append((subject, numbers, submit(subject, numbers, work.dtypes, work.everywhere)))
             kernels_pending = [
-                (name, kernels.check_kernels(name, dtypes=wanted, everywhere=everywhere, seeds=seeds, pools=pools))
-                for name in kernel_cases
+                kernels.check_kernels(name, dtypes=work.dtypes, everywhere=work.everywhere, seeds=seeds, pools=pools)
+                for name in work.kernel_cases
             ]
             for subject, numbers, futures in pending:
                 judged = _judge_subject(subject, numbers, futures, seeds)
@@ -141,20 +232,24 @@ def check(
                     # The new seeds decide about the suspected precisions, and whatever else they bring to light stays.
                     kept = [cell for cell in again if cell.dtype in suspects or cell.verdict != "equal"]
                     judged += [_with_note(cell, subject, seeds) for cell in kept]
-                cells.extend(judged)
-                done += 1
-                if progress:
-                    progress(f"{subject.variant.name} {subject.case.name}", done, total)
-            for kernel_case, judged_kernels in kernels_pending:
-                cells.extend(judged_kernels())
-                done += 1
-                if progress:
-                    progress(f"{kernels.NAME} {kernel_case}", done, total)
+                yield judged
+            for judge_kernels in kernels_pending:
+                yield judge_kernels()
         finally:
             stop.set()
             for pool in pools.values():
                 pool.shutdown(wait=False, cancel_futures=True)
-    return CheckReport(tuple(cells), environment(), seeds, time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def seldom_collecting() -> Iterator[None]:
+    """Hold the context in which Python seldom looks for cycles: tracing makes small objects by the million."""
+    former = gc.get_threshold()
+    gc.set_threshold(20_000, 20, 20)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*former)
 
 
 def _with_note(cell: Cell, subject: Subject, seeds: int) -> Cell:

@@ -86,6 +86,10 @@ class Subject:
         """Return those of `dtypes` that the case runs in, by default or because they were asked for."""
         return tuple(dtype for dtype in dtypes if everywhere or dtype in self.case.dtypes)
 
+    def runs(self, dtypes: tuple[str, ...], everywhere: bool) -> int:
+        """Return how many programs it takes, roughly: one per side and precision."""
+        return 2 * len(self.precisions(dtypes, everywhere))
+
     @property
     def is_first(self) -> bool:
         """Whether it is the first case of its variant, the one that is run in every way."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+from typing import Any
+
 import pytest
 
-from attn_bridge.parity.check import kernels
+from attn_bridge.parity import workers
+from attn_bridge.parity.check import kernels, matrix
 from attn_bridge.parity.check.cases import MODES, cases_of
 from attn_bridge.parity.check.twin_runs import Subject
 from attn_bridge.parity.compare.sides.dtypes import DTYPES
@@ -35,3 +39,33 @@ def test_one_case_of_the_implementations_is_compiled_as_users_compile_it():
     assert not full.options
     assert {"float64", "float32"} == set(full.dtypes)
     assert {name for modes in MODES.values() for name in modes} == {"eager", "aot", "inductor", "jit"}
+
+
+def count(variants: str, cores: int, jobs: int | None = None, **options: Any) -> int:
+    """Return the processes of a check on a machine with so many cores."""
+    everywhere = options.get("everywhere", False)
+    chosen = matrix._choose_rows(tuple(variants.split()), (), None, everywhere)
+    work = matrix._Work(*chosen, DTYPES, everywhere, False, seeds=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "usable_cores", lambda: cores)
+        return matrix._count_jobs(work, jobs)
+
+
+def test_there_are_as_many_processes_as_cores_and_work_for_them():
+    assert [count("", cores) for cores in (1, 2, 3, 4, 64)] == [1, 2, 3, 4, 4]
+    assert count("LayerNorm", 64) == 1
+    assert count("MultiHeadAttention", 64, everywhere=True) == 1, "its cases share what is compiled"
+    assert count("LayerNorm RMSNorm", 64) == 1, "done before another process has its imports"
+    assert count("LayerNorm RMSNorm dot_product_attention", 64) == 3
+    assert [count("", 2, jobs) for jobs in (1, 3, 100)] == [1, 3, 20]
+    assert count("LayerNorm RMSNorm", 1, jobs=7) == 2
+
+
+def test_the_parts_of_the_work_are_its_rows_in_order():
+    work = matrix._Work(*matrix._choose_rows((), (), None, False), DTYPES, False, False, seeds=3)
+    parts = work.parts()
+    assert [row for part in parts for row in part.rows] == work.rows
+    assert sum(part.runs for part in parts) == work.runs
+    assert [str(part) for part in parts[:2]] == ["simple_self_attention", "SelfAttention_v1"]
+    assert str(parts[-1]) == "dot_product_attention capped"
+    assert pickle.loads(pickle.dumps(parts)) == parts
