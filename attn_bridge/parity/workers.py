@@ -117,7 +117,7 @@ class _Worker:
         self._function = function
         self._connection, theirs = Pipe()
         descriptor = theirs.fileno()
-        program = f"import sys; sys.path[:] = {sys.path!r}; from attn_bridge.parity import workers; "
+        program = f"import sys; sys.path[:] = {[*map(str, sys.path)]!r}; from attn_bridge.parity import workers; "
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", f"{program}workers.work({descriptor}, {threads})"],
