@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,9 @@ beyond which only one of held and one of own weights is."""
 
 MEDIUM_SEEDS = 3
 """Most seeds between the two."""
+
+MANY = 10_000_000
+"""Numbers from which on weights are drawn in threads."""
 
 
 class Planned(NamedTuple):
@@ -200,12 +204,17 @@ def _draw_like(leaf: Array, random: np.random.Generator, stress: bool) -> Array:
 
 def draw_weights(parameters: Mapping[str, Parameter], held: Mapping[str, Array], seed: tuple[int, ...]) -> Arrays:
     """Draw weights that are not degenerate: biases and scales are neither 0 nor 1, no two tensors are alike."""
-    drawn = {}
-    for name, parameter in parameters.items():
+
+    def draw(name: str) -> Array:
+        if not is_float(held[name]):
+            return held[name]
         random = np.random.default_rng([*seed, zlib.crc32(name.encode())])
-        array = held[name]
-        drawn[name] = _draw_weight(random, name, parameter).astype(array.dtype) if is_float(array) else array
-    return drawn
+        return _draw_weight(random, name, parameters[name]).astype(held[name].dtype, copy=False)
+
+    if sum(array.size for array in held.values()) < MANY:
+        return {name: draw(name) for name in parameters}
+    with ThreadPoolExecutor() as pool:  # each tensor has a generator of its own, which draws without the lock
+        return dict(zip(parameters, pool.map(draw, parameters), strict=True))
 
 
 def _draw_weight(random: np.random.Generator, name: str, parameter: Parameter) -> Array:

@@ -21,9 +21,10 @@ import numpy as np
 from ..pair import Pair
 from ..results.findings import Side
 from ..samples.sampling import Sample
-from ..sides.dtypes import is_float, wide
+from ..sides.dtypes import is_float
 from ..sides.subject import Array, Run
 from ..sides.tables import STILL
+from .measures import CHUNK, chunk
 
 Kind = Literal["jitter", "logsumexp", "flash", "tables"]
 
@@ -109,9 +110,15 @@ def _lost_by_flash(runner: Runs, side: Side, sample: Sample, dtype: str) -> dict
 
 def moved_by(plain: Array, other: Array) -> Moved:
     """Return how far a result is from the plain one, where both are finite."""
-    one, two = wide(plain), wide(other)
-    both = np.isfinite(one) & np.isfinite(two)
-    error = np.abs(np.where(both, two, 0.0) - np.where(both, one, 0.0))
-    if not error.size:
-        return Moved(0.0, 0.0)
-    return Moved(math.sqrt(float(np.square(error).mean())), float(error.max()))
+    one, two = plain.reshape(-1), other.reshape(-1)
+    square = largest = 0.0
+    for start in range(0, one.size, CHUNK):
+        with np.errstate(invalid="ignore"):
+            error = np.abs(chunk(two, start) - chunk(one, start))
+        if not math.isfinite(top := float(error.max())):
+            both = np.isfinite(chunk(one, start)) & np.isfinite(chunk(two, start))
+            error = np.where(both, error, 0.0)
+            top = float(error.max())
+        square += float(error @ error)
+        largest = max(largest, top)
+    return Moved(math.sqrt(square / max(one.size, 1)), largest)
