@@ -14,7 +14,8 @@ import numpy as np
 
 from ..printable import printable
 from ..weights import WeightsMismatchError
-from ..weights.rows import Check, LayoutError, Placement, Row, Shape, fill, placeholders
+from ..weights.rows import Check, LayoutError, Placement, Row, Shape
+from ..weights.templates import fill, placeholders
 from .ours import KEY_BIAS, QUERY_BIAS, TOGETHER
 
 FLAGS = ("tie", "fused")

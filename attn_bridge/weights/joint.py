@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .rows import Placement, Row, fill, placeholders
+from .rows import Placement, Row
+from .templates import fill, placeholders
 
 if TYPE_CHECKING:
     from .rule import Rule, Side

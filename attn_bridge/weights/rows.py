@@ -14,19 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from .templates import KINDS, fill, match, placeholders
+
 Shape = tuple[int, ...]
 Axes = tuple[tuple[int, int], ...]
 """(size, stride in elements of the outside tensor), outermost first."""
 
-_INTEGER = r"(0|[1-9][0-9]*)"
-PLACEHOLDERS = {"i": _INTEGER, "j": _INTEGER, "path": r"((?:[^.]+\.)*?)", "rest": r"(.+)"}
-"""``{i}`` is an integer, ``{j}`` one below it; ``{path}`` any prefix, none included, with its dot; ``{rest}`` whatever
-follows."""
-
 Check = Callable[[Shape, int, np.ndarray[Any, Any]], bool]
 """Whether elements of a tensor of that shape, from a place on in C order, are what it is dropped as."""
 
-_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _AXIS = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 _SIDE = re.compile(r"\s*(?:(?:[a-zA-Z]\w*|\((?:\s*[a-zA-Z]\w*)+\s*\)|\.\.\.)\s*)*")
 
@@ -99,8 +95,8 @@ class Row:
         if bool(self.ours) == bool(self.reason):
             raise LayoutError(f"{self.theirs}: a row names either tensors of ours or a reason to drop theirs")
         for name in (self.theirs, *self.ours, *self.tied):
-            for known in _PLACEHOLDER.findall(name):
-                if known not in ("prefix", *PLACEHOLDERS):
+            for known in sorted(placeholders(name)):
+                if known not in ("prefix", *KINDS):
                     raise LayoutError(f"{name}: a placeholder is {{i}}, {{j}}, {{path}} or {{rest}}, not {{{known}}}")
         counted = {self.counter} if self.stack else set()
         wanted = placeholders(self.theirs) - {"prefix"}
@@ -155,12 +151,12 @@ class Row:
 
     def match_theirs(self, name: str, prefixes: Sequence[str]) -> dict[str, str] | None:
         """Return what the placeholders stand for in an outside name, or None if it is another one."""
-        return _match(self.theirs, name, prefixes)
+        return match(self.theirs, name, tuple(prefixes))
 
     def match_ours(self, name: str) -> tuple[int, dict[str, str]] | None:
         """Return which part a name of ours is, and what the placeholders stand for, or None."""
         for number, template in enumerate((*self.ours, *self.tied)):
-            values = _match(template, name, ("",))
+            values = match(template, name, ("",))
             if values is not None:
                 return number, values
         return None
@@ -296,46 +292,6 @@ class Row:
             free = 0
         rest = " ".join(f"rest{number}" for number in range(max(free, 0)))
         return _groups(left.replace("...", rest)), _groups(right.replace("...", rest))
-
-
-def fill(template: str, values: Mapping[str, str]) -> str:
-    """Return a name with its placeholders filled in."""
-    return _PLACEHOLDER.sub(lambda found: values[found.group(1)], template)
-
-
-def placeholders(template: str) -> set[str]:
-    """Return the placeholders of a name."""
-    return set(_PLACEHOLDER.findall(template))
-
-
-def _match(template: str, name: str, prefixes: Iterable[str]) -> dict[str, str] | None:
-    if "{" not in template:
-        return {} if name == template else None
-    expression, keys = _compile(template, tuple(prefixes))
-    hit = expression.fullmatch(name)
-    return None if hit is None else dict(zip(keys, hit.groups(), strict=True))
-
-
-_COMPILED: dict[tuple[str, tuple[str, ...]], tuple[re.Pattern[str], list[str]]] = {}
-
-
-def _compile(template: str, prefixes: tuple[str, ...]) -> tuple[re.Pattern[str], list[str]]:
-    key = template, prefixes
-    if key not in _COMPILED:
-        pieces: list[str] = []
-        keys: list[str] = []
-        end = 0
-        for found in _PLACEHOLDER.finditer(template):
-            name = found.group(1)
-            pieces.append(re.escape(template[end : found.start()]))
-            known = "(" + "|".join(map(re.escape, prefixes)) + ")" if name == "prefix" else PLACEHOLDERS[name]
-            pieces.append(known if name not in keys else f"\\{keys.index(name) + 1}")
-            if name not in keys:
-                keys.append(name)
-            end = found.end()
-        pieces.append(re.escape(template[end:]))
-        _COMPILED[key] = re.compile("".join(pieces)), keys
-    return _COMPILED[key]
 
 
 def _groups(side: str) -> list[list[str]]:

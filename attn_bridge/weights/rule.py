@@ -11,11 +11,11 @@ import einops
 import numpy as np
 
 from . import joint
+from .templates import PLACEHOLDER, placeholders
 
 Side = Literal["torch", "flax"]
 AnySide = Literal["torch", "flax", "first", "second"]
 
-PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _AXIS = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 _MAX_AXES = 12
 
@@ -109,6 +109,10 @@ class Rule:
             self._check_plain()
 
     def _check_plain(self) -> None:
+        for name in (self.torch, self.flax):
+            found = PLACEHOLDER.findall(name)
+            if len(set(found)) != len(found) or not all(re.fullmatch(r"[a-z][a-z0-9_]*", one) for one in found):
+                raise ValueError(f"{name!r}: placeholders are distinct lower-case names such as {{i}}")
         if placeholders(self.torch) != placeholders(self.flax):
             raise ValueError(f"{self}: both names must hold the same placeholders")
         for name in (self.torch, self.flax):
@@ -282,11 +286,3 @@ def _reversed(pattern: str) -> str:
 
 def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
-
-
-def placeholders(template: str) -> tuple[str, ...]:
-    """Names of the placeholders, sorted; a name may stand once."""
-    names = PLACEHOLDER.findall(template)
-    if len(set(names)) != len(names) or not all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names):
-        raise ValueError(f"{template!r}: placeholders are distinct lower-case names such as {{i}}")
-    return tuple(sorted(names))

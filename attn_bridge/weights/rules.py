@@ -16,12 +16,12 @@ import numpy as np
 
 from ..printable import printable
 from . import joint
-from .rule import PLACEHOLDER, Rule, Side, placeholders, rule_from
+from .rule import Rule, Side, rule_from
+from .templates import PLACEHOLDER, fill, match, placeholders
 from .toml import read_tables
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
-_INDEX = r"(0|[1-9][0-9]*)"
 _NUMBER = re.compile(r"\{[^{}]*\}|[0-9]+")
 
 
@@ -151,30 +151,29 @@ class Rules:
         if joint is not None:
             raise ValueError(f"{joint.where}{joint}: is between several tensors, which have no pairs of names")
         target: Side = "flax" if source == "torch" else "torch"
-        compiled = [(rule, *_compile(rule.name(source))) for rule in self._rules]
+        templates = [(rule, rule.name(source)) for rule in self._rules]
         pairs: dict[str, tuple[Rule, str]] = {}
         unexpected: list[str] = []
         seen: dict[Rule, set[str]] = {rule: set() for rule in self._rules}
         blocks: dict[str, set[str]] = {}
         taken: dict[str, str] = {}
         for name in names:
-            hits = [(rule, keys, hit) for rule, keys, expression in compiled if (hit := expression.fullmatch(name))]
+            hits = [(rule, values) for rule, template in templates if (values := match(template, name)) is not None]
             if not hits:
                 unexpected.append(name)
                 continue
             if len(hits) > 1:
                 claims = ", ".join(str(hit[0]) for hit in hits)
                 raise ValueError(f"{printable(name)} must be covered by exactly one rule, got {claims}")
-            rule, keys, hit = hits[0]
-            values = dict(zip(keys, hit.groups(), strict=True))
-            other = _fill(rule.name(target), values)
+            rule, values = hits[0]
+            other = fill(rule.name(target), values)
             if other in taken:
                 raise ValueError(f"{taken[other]} and {name} both map to {other}")
             taken[other] = name
             pairs[name] = (rule, other)
             for scope in _scopes(rule.torch):
-                blocks.setdefault(scope, set()).add(_fill(scope, values))
-            seen[rule].add(_fill(_scopes(rule.torch)[-1], values))
+                blocks.setdefault(scope, set()).add(fill(scope, values))
+            seen[rule].add(fill(_scopes(rule.torch)[-1], values))
         return pairs, self._missing(seen, blocks, source), unexpected
 
     def _missing(self, seen: dict[Rule, set[str]], blocks: dict[str, set[str]], source: Side) -> list[str]:
@@ -183,9 +182,9 @@ class Rules:
         for rule, found in seen.items():
             scope = _scopes(rule.torch)[-1]
             for block in blocks.get(scope, set()) - found:
-                values = _compile(scope)[1].fullmatch(block)
+                values = match(scope, block)
                 assert values is not None, "a block is its own scope, filled in"
-                missing.append(_fill(rule.name(source), dict(zip(_compile(scope)[0], values.groups(), strict=True))))
+                missing.append(fill(rule.name(source), values))
             if not found and not blocks.get(scope):
                 missing.append(rule.name(source))
         return missing
@@ -290,18 +289,3 @@ def _overlap(one: str, two: str) -> bool:
     """Tell whether some name falls under both templates, which differ in numbers and placeholders alone."""
     pairs = zip(_NUMBER.findall(one), _NUMBER.findall(two), strict=True)
     return all(a == b or (a[0] == "{" and b[0] == "{") or (a + b).count("{") == 1 for a, b in pairs)
-
-
-def _fill(template: str, values: Mapping[str, str]) -> str:
-    return PLACEHOLDER.sub(lambda match: values[match[1]], template)
-
-
-def _compile(template: str) -> tuple[list[str], re.Pattern[str]]:
-    keys: list[str] = []
-    expression = ""
-    position = 0
-    for match in PLACEHOLDER.finditer(template):
-        expression += re.escape(template[position : match.start()]) + _INDEX
-        keys.append(match[1])
-        position = match.end()
-    return keys, re.compile(expression + re.escape(template[position:]))

@@ -1,0 +1,55 @@
+"""Templates of tensor names, such as ``h.{i}.attn.weight``: their placeholders, and the names that fall under them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+
+PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+
+INTEGER = r"(0|[1-9][0-9]*)"
+
+KINDS: Mapping[str, str] = {"i": INTEGER, "j": INTEGER, "path": r"((?:[^.]+\.)*?)", "rest": r"(.+)"}
+"""What placeholders of a layout stand for: ``{i}`` an integer, ``{j}`` one below it; ``{path}`` any prefix, none
+included, with its dot; ``{rest}`` whatever follows. All placeholders of a plain rule are integers."""
+
+
+def placeholders(template: str) -> set[str]:
+    """Return the placeholders of a template."""
+    return set(PLACEHOLDER.findall(template))
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """Return a template with its placeholders filled in."""
+    return PLACEHOLDER.sub(lambda found: values[found[1]], template)
+
+
+def match(template: str, name: str, prefixes: tuple[str, ...] | None = None) -> dict[str, str] | None:
+    """Return what the placeholders stand for in a name, or None if it falls under another template.
+
+    Args:
+        template: the template.
+        name: the name.
+        prefixes: what ``{prefix}`` may stand for in a layout; None: every placeholder is an integer.
+    """
+    if "{" not in template:
+        return {} if name == template else None
+    hit = _expression(template, prefixes).fullmatch(name)
+    return None if hit is None else hit.groupdict()
+
+
+@functools.cache
+def _expression(template: str, prefixes: tuple[str, ...] | None) -> re.Pattern[str]:
+    """Return the regular expression of a template, whose groups are its placeholders."""
+    kinds = {} if prefixes is None else {**KINDS, "prefix": f"({'|'.join(map(re.escape, prefixes))})"}
+    pieces: list[str] = []
+    known: set[str] = set()
+    end = 0
+    for found in PLACEHOLDER.finditer(template):
+        name = found[1]
+        pieces.append(re.escape(template[end : found.start()]))
+        pieces.append(f"(?P={name})" if name in known else kinds.get(name, INTEGER).replace("(", f"(?P<{name}>", 1))
+        known.add(name)
+        end = found.end()
+    return re.compile("".join([*pieces, re.escape(template[end:])]))
