@@ -28,7 +28,7 @@ def each(found: Adapters, argument: str, table: str) -> pytest.MarkDecorator:
     rows = [
         pytest.param(adapter, entry, id=f"{framework}-{entry}")
         for framework, adapter in found.items()
-        for entry in getattr(adapter, table)
+        for entry in sorted(getattr(adapter, table))
     ]
     return pytest.mark.parametrize(("backend", argument), rows)
 
