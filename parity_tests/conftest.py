@@ -2,7 +2,7 @@
 
 ``--without torch`` and ``--without jax`` make a framework unimportable, and leave out the tests that need it. With
 ``--exact``, tests that need fewer frameworks than there are stay out too: ``make test`` runs each folder once, where it
-proves most, with nothing but the frameworks that it needs.
+proves most, with nothing but the frameworks that it needs; and ``contract`` once for each framework, alone.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def call(backend: ModuleType, function: Any, **inputs: Any) -> Any:
 
 RATES = [
     (GPT, {"drop_rate": 0.1}),
-    (BERT, {"hidden_dropout_prob": 0.5}),
-    (BERT, {"attention_probs_dropout_prob": 0.5}),
+    (BERT, {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.0}),
+    (BERT, {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.5}),
 ]
 
 
