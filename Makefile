@@ -67,8 +67,9 @@ test-optimized: $(VENV)/.installed-test
 # The tests that go through functions of NNX which the flags change.
 lanes: $(VENV)/.installed-test
 	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q parity_tests/twins/test_transfer.py \
-		$(addprefix parity_tests/jax_side/,test_modules.py test_backend.py test_random.py \
+		$(addprefix parity_tests/jax_side/,test_nnx_modules.py test_backend.py test_random.py \
 		judge/test_subject.py judge/test_promotion.py judge/test_dump.py)
+	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q parity_tests/contract --without torch
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

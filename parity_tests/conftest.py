@@ -2,7 +2,7 @@
 
 ``--without torch`` and ``--without jax`` make a framework unimportable, and leave out the tests that need it. With
 ``--exact``, tests that need fewer frameworks than there are stay out too: ``make test`` runs each folder once, where it
-proves most, with nothing but the frameworks that it needs.
+proves most, with nothing but the frameworks that it needs; and ``contract`` once for each framework, alone.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import pytest
 
 ROOT = Path(__file__).parent
 
-NEEDS: dict[str, set[str]] = {
-    "torch_side": {"torch"},
-    "jax_side": {"jax"},
-    "twins": {"torch", "jax"},
-    "wild": {"torch", "jax"},
-    "neutral": set(),
+NEEDS: dict[str, list[set[str]]] = {
+    "contract": [{"torch"}, {"jax"}],
+    "torch_side": [{"torch"}],
+    "jax_side": [{"jax"}],
+    "twins": [{"torch", "jax"}],
+    "wild": [{"torch", "jax"}],
+    "neutral": [set()],
 }
-"""Folder -> frameworks that its tests import."""
+"""Folder -> frameworks that its tests import; `contract` runs with each, its tests once per framework that is there."""
 
 EVERYWHERE = {"test_cli.py", "test_doctor.py"}
 """Files whose tests ask what is installed: they run with any frameworks, ``--exact`` or not."""
@@ -79,5 +80,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if needs is None:
         return None
     there = BLOCKED.keys() - set(config.getoption("--without"))
-    too_few = config.getoption("--exact") and needs < there and collection_path.is_file()
-    return True if needs - there or (too_few and collection_path.name not in EVERYWHERE) else None
+    exactly = config.getoption("--exact") and collection_path.is_file() and collection_path.name not in EVERYWHERE
+    runs = any(one == there if exactly else one <= there for one in needs)
+    return None if runs else True

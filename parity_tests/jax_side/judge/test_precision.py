@@ -1,4 +1,4 @@
-"""Every setting of JAX: seen when unsafe, safe inside `strict`, and back afterwards as it was."""
+"""Settings of JAX that need a word of their own: those of a thread, flags of XLA, what a GPU reads, effects."""
 
 from __future__ import annotations
 
@@ -9,33 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_bridge.parity import strict as strict_for_both
-from attn_bridge.parity.settings import precision as joint
-from attn_bridge.parity.settings.doctor import examine
 from jax_attn._parity import precision
 
-UNSAFE = {
-    "default_matmul_precision": "bfloat16",
-    "threefry_partitionable": False,
-    "default_prng_impl": "rbg",
-    "random_seed_offset": 7,
-}
-SWITCHES = {switch.name: switch for switch in precision.SWITCHES}
-ON_CPU = set(UNSAFE) - {"default_matmul_precision"}
+from ...contract.judge.jax_precision import ON_CPU, SWITCHES, UNSAFE, assert_safe, row_of, values
 
 
 class PlannedError(Exception):
     """Raised by a test itself."""
-
-
-def values():
-    """Return every value in force, for this thread and for others."""
-    here = {name: switch.read() for name, switch in SWITCHES.items()}
-    others = {}
-    thread = threading.Thread(target=lambda: others.update({f"other {name}": SWITCHES[name].read() for name in here}))
-    thread.start()
-    thread.join()
-    return here | others
 
 
 @pytest.fixture(autouse=True)
@@ -45,60 +25,9 @@ def _leave_no_trace():
     assert values() == before
 
 
-def row_of(name):
-    (row,) = (row for row in precision.switches() if row.name == name)
-    return row
-
-
-def assert_safe():
-    found = values()
-    for name, switch in SWITCHES.items():
-        if switch.hold:
-            assert found[name] == found[f"other {name}"] == switch.safe
-
-
 def in_a_context(name, value):
     """Return a context of this thread alone, as a user writes it."""
     return getattr(jax, name)(value)
-
-
-def test_every_setting_exists_and_has_a_name_of_its_own():
-    assert all(switch.exists for switch in precision.SWITCHES)
-    assert len(SWITCHES) == len(precision.SWITCHES) == len(precision.switches())
-    assert {name for name, switch in SWITCHES.items() if switch.hold} == set(UNSAFE)
-
-
-def test_a_setting_that_this_version_lacks_is_not_listed(monkeypatch):
-    lacking = precision._config("no_such_thing", "meaning", True)
-    monkeypatch.setattr(precision, "SWITCHES", (lacking, *precision.SWITCHES))
-    assert "no_such_thing" not in {row.name for row in precision.switches()}
-    with precision.strict():
-        pass
-
-
-@pytest.mark.parametrize("strict", [precision.strict, strict_for_both], ids=["jax", "both"])
-@pytest.mark.parametrize("name", UNSAFE)
-def test_an_unsafe_value_is_seen_held_safe_and_restored(name, strict):
-    former = getattr(jax.config, f"jax_{name}")
-    jax.config.update(f"jax_{name}", UNSAFE[name])
-    try:
-        row = row_of(name)
-        seen = "unsafe" if name in ON_CPU or precision.kinds() != {"cpu"} else "no effect here"
-        assert (row.value, row.state) == (str(UNSAFE[name]), seen)
-        assert "attn_bridge.parity.strict()" in row.advice
-        before = values()
-        with strict():
-            assert row_of(name).state == "safe"
-            assert_safe()
-            with strict():
-                assert_safe()
-            assert_safe()
-        assert values() == before
-        with pytest.raises(PlannedError), strict():
-            raise PlannedError
-        assert values() == before
-    finally:
-        jax.config.update(f"jax_{name}", former)
 
 
 @pytest.mark.parametrize("name", ["default_matmul_precision", "threefry_partitionable", "default_prng_impl"])
@@ -121,22 +50,6 @@ def test_strict_takes_back_what_is_changed_inside():
         with precision.strict():
             assert_safe()
         assert values()["other default_prng_impl"] == "rbg"
-
-
-def test_strict_alone_changes_nothing_for_good():
-    before = values()
-    with precision.strict():
-        assert_safe()
-    assert values() == before
-
-
-@pytest.mark.parametrize("name", sorted(ON_CPU))
-def test_what_is_unsafe_on_a_cpu_fails_the_doctor(name):
-    with SWITCHES[name].hold(UNSAFE[name]):
-        diagnosis = examine()
-        assert not diagnosis.passed
-        assert any(line.startswith(f"unsafe: jax {name} is {UNSAFE[name]}: ") for line in diagnosis.unsafe)
-        assert joint.record()[f"jax {name}"] == str(UNSAFE[name])
 
 
 @pytest.mark.parametrize("name", ["default_matmul_precision"])

@@ -1,4 +1,4 @@
-"""Every setting of torch: seen when unsafe, safe inside `strict`, and back afterwards as it was."""
+"""Settings of torch that need a word of their own: its two APIs, inheritance, oneDNN, what a GPU reads, effects."""
 
 from __future__ import annotations
 
@@ -9,53 +9,10 @@ import sys
 import pytest
 import torch
 
-from attn_bridge.parity import strict as strict_for_both
-from attn_bridge.parity.settings import precision as joint
 from attn_bridge.parity.settings.doctor import examine
 from torch_attn._parity import precision
 
-UNSAFE = {
-    "fp32_precision": "bf16",
-    "cudnn.fp32_precision": "tf32",
-    "mkldnn.fp32_precision": "bf16",
-    "cuda.matmul.fp32_precision": "tf32",
-    "cudnn.conv.fp32_precision": "tf32",
-    "cudnn.rnn.fp32_precision": "tf32",
-    "mkldnn.matmul.fp32_precision": "bf16",
-    "mkldnn.conv.fp32_precision": "tf32",
-    "mkldnn.rnn.fp32_precision": "bf16",
-    "float32_matmul_precision": "medium",
-    "cuda.matmul.allow_bf16_reduced_precision_reduction": True,
-    "cuda.matmul.allow_fp16_reduced_precision_reduction": True,
-    "cuda.matmul.allow_fp16_accumulation": True,
-    "cuda.fp16_bf16_reduction_math_sdp": True,
-    "sdpa_kernel": "flash, math",
-    "cudnn.benchmark": True,
-    "cudnn.deterministic": False,
-    "autocast('cpu')": True,
-    "autocast('cuda')": True,
-    "flush_denormal": True,
-}
-SWITCHES = {switch.name: switch for switch in precision.SWITCHES}
-ON_CPU = {"fp32_precision", "float32_matmul_precision", "cuda.fp16_bf16_reduction_math_sdp", "flush_denormal"} | {
-    name for name in UNSAFE if "mkldnn" in name or "cpu" in name
-}
-
-
-class PlannedError(Exception):
-    """Raised by a test itself."""
-
-
-def values():
-    """Return every value in force, and what the inherited settings were set to themselves."""
-    keys = [("generic", "all"), ("cuda", "all"), ("mkldnn", "all")]
-    keys += [(backend, operation) for backend in ("cuda", "mkldnn") for operation in ("matmul", "conv", "rnn")]
-    found = {name: switch.read() for name, switch in SWITCHES.items()}
-    found |= {f"own {backend} {operation}": precision._own_fp32(backend, operation) for backend, operation in keys}
-    for dtype in ("bf16", "fp16"):
-        name = f"allow_{dtype}_reduced_precision_reduction_split_k"
-        found[name] = getattr(torch.backends.cuda.matmul, name)
-    return found
+from ...contract.judge.torch_precision import ON_CPU, SWITCHES, UNSAFE, assert_safe, row_of, values
 
 
 @pytest.fixture(autouse=True)
@@ -63,59 +20,6 @@ def _leave_no_trace():
     before = values()
     yield
     assert values() == before
-
-
-def row_of(name):
-    (row,) = (row for row in precision.switches() if row.name == name)
-    return row
-
-
-def assert_safe():
-    unsafe = [row for row in precision.switches() if row.held and row.state != "safe"]
-    assert unsafe == []
-
-
-def test_every_setting_exists_and_has_a_name_of_its_own():
-    assert all(switch.exists for switch in precision.SWITCHES)
-    assert len(SWITCHES) == len(precision.SWITCHES) == len(precision.switches())
-    assert {name for name, switch in SWITCHES.items() if switch.hold} == set(UNSAFE)
-
-
-def test_a_setting_that_this_version_lacks_is_not_listed(monkeypatch):
-    lacking = joint.Switch("new", "meaning", True, lambda: torch.backends.cuda.matmul.no_such_thing, hold=None)
-    monkeypatch.setattr(precision, "SWITCHES", (lacking, *precision.SWITCHES))
-    assert "new" not in {row.name for row in precision.switches()}
-    with precision.strict():
-        pass
-
-
-@pytest.mark.parametrize("strict", [precision.strict, strict_for_both], ids=["torch", "both"])
-@pytest.mark.parametrize("name", UNSAFE)
-def test_an_unsafe_value_is_seen_held_safe_and_restored(name, strict):
-    with SWITCHES[name].hold(UNSAFE[name]):
-        row = row_of(name)
-        assert (row.value, row.state) in {(str(UNSAFE[name]), state) for state in ("unsafe", "note", "no effect here")}
-        assert "attn_bridge.parity.strict()" in row.advice
-        before = values()
-        with strict():
-            assert row_of(name).state == "safe"
-            assert_safe()
-            with strict():
-                assert_safe()
-            assert_safe()
-        assert values() == before
-        with pytest.raises(PlannedError), strict():
-            raise PlannedError
-        assert values() == before
-
-
-@pytest.mark.parametrize("name", sorted(ON_CPU))
-def test_what_is_unsafe_on_a_cpu_fails_the_doctor(name):
-    with SWITCHES[name].hold(UNSAFE[name]):
-        diagnosis = examine()
-        assert not diagnosis.passed
-        assert any(line.startswith(f"unsafe: torch {name} is {UNSAFE[name]}: ") for line in diagnosis.unsafe)
-        assert joint.record()[f"torch {name}"] == str(UNSAFE[name])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
