@@ -8,6 +8,7 @@ proves most, with nothing but the frameworks that it needs; and ``contract`` onc
 from __future__ import annotations
 
 import importlib.abc
+import itertools
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ NEEDS: dict[str, list[set[str]]] = {
     "torch_side": [{"torch"}],
     "jax_side": [{"jax"}],
     "twins": [{"torch", "jax"}],
+    "tours": [{"torch", "jax"}],
     "wild": [{"torch", "jax"}],
     "neutral": [set()],
 }
@@ -31,6 +33,11 @@ EVERYWHERE = {"test_cli.py", "test_doctor.py"}
 """Files whose tests ask what is installed: they run with any frameworks, ``--exact`` or not."""
 
 BLOCKED = {"torch": ("torch",), "jax": ("jax", "jaxlib", "flax", "optax", "orbax")}
+
+KEPT = 100
+"""Tests after which a process drops what JAX compiled: all of it together takes more than 4 GiB."""
+
+_ran = itertools.count(1)
 
 
 class _Blocker(importlib.abc.MetaPathFinder):
@@ -70,6 +77,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("optimized"):
                 item.add_marker(skipped)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    if next(_ran) % KEPT == 0 and "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -23,7 +23,7 @@ from attn_bridge.parity.check.cases import CASES
 from attn_bridge.parity.check.twin_runs import Subject
 from attn_bridge.specs import VARIANTS
 
-from .mutation.faults import FAULTS
+from ..twins.mutation.faults import FAULTS
 
 
 def test_all_variants_are_equal_in_float64_in_every_case():
