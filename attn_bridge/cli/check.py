@@ -111,6 +111,8 @@ def check(
             write_json(report.to_json(), "-")
         else:
             console.print(report.table())
+            for row, reason in report.missing_rows.items():
+                console.print(f"not run: {row}: {reason}", markup=False, soft_wrap=True)
             for note in report.notes:
                 console.print(f"note: {note}", markup=False, soft_wrap=True)
             for cell in report.failures:

@@ -84,7 +84,7 @@ class NTKScaling(Scaling):
 
     def exponents(self, dim: int) -> Floats:
         """Return the powers ``(dim // 2,)`` of the growth by which the frequencies are divided: 0 first, 1 last."""
-        return np.asarray(np.arange(dim // 2) / max(dim // 2 - 1, 1), np.float64)
+        return _indices(dim) / max(dim // 2 - 1, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +175,7 @@ class YaRNScaling(Scaling):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
         high = high + 0.001 if low == high else high
-        stretched = np.clip((np.arange(dim // 2) - low) / (high - low), 0.0, 1.0)
+        stretched = np.clip((_indices(dim) - low) / (high - low), 0.0, 1.0)
         return np.asarray(plain / self.factor * stretched + plain * (1 - stretched), np.float64)
 
 
@@ -249,8 +249,16 @@ class Alibi:
         return np.array(slopes)
 
 
+def _indices(dim: int) -> Floats:
+    """Return the indices ``(dim // 2,)`` of the pairs of channels, as float64 from the start.
+
+    torch.compile traces NumPy as torch, where a quotient of whole numbers is float32.
+    """
+    return np.arange(dim // 2, dtype=np.float64)
+
+
 def _plain(base: float, dim: int) -> Floats:
-    return np.asarray(base ** (-np.arange(0, dim, 2, dtype=np.float64) / dim))
+    return np.asarray(base ** (-2 * _indices(dim) / dim))
 
 
 def _require_positive(scaling: Scaling, *names: str) -> None:

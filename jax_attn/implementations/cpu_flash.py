@@ -32,9 +32,14 @@ from .call import Call
 from .differentiation import Passes, attention, gradient_of_sinks
 
 
-@functools.cache
 def unavailable() -> str | None:
-    """Return why this machine can't run it, None if it can."""
+    """Return why this machine can't run it, None if it can; loads the kernels, which takes a second or two."""
+    return _lacks() or _fails_to_load()
+
+
+@functools.cache
+def _lacks() -> str | None:
+    """Return what this machine lacks to load the kernels, None if nothing is known to be missing."""
     if jax.default_backend() != "cpu":
         return f"it is for processors, and JAX runs on {jax.default_backend()}"
     if sys.platform == "win32":
@@ -48,7 +53,7 @@ def unavailable() -> str | None:
 
 def unsupported(call: Call) -> str | None:
     """Return why it can't serve a call, None if it can."""
-    reason = unavailable()
+    reason = _lacks()
     if reason is not None:
         return reason
     dtypes = [array.dtype.name for array in (call.query, call.key, call.value)]

@@ -206,6 +206,33 @@ def test_command_line_exits_0_and_prints_a_table_and_json(capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)["passed"] is True
 
 
+def test_rows_that_cannot_be_run_here_are_named_with_the_reason(capsys, monkeypatch):
+    fails = "its kernels do not load: they know another version of XLA's interface"
+    monkeypatch.setattr(jax_attn.implementations.cpu_flash, "_fails_to_load", lambda: fails)
+    found = jax_attn.implementations.unavailable() | torch_attn.implementations.unavailable()
+    expected = {f"{kernels.NAME}: {name}": reason for name, reason in found.items() if reason is not None}
+    assert expected[f"{kernels.NAME}: cpu_flash"] == fails
+    expected[f"{kernels.NAME}: windowed"] = "the mask is no window"
+    assert run(["check", kernels.NAME, "--case", "grouped", "--seeds", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(line for line in lines if line.startswith("not run: ")) == sorted(
+        f"not run: {row}: {reason}" for row, reason in expected.items()
+    )
+    assert not any(line.startswith(f" {row} ") for line in lines for row in expected)
+
+
+def test_a_case_that_an_implementation_does_not_serve_is_in_the_json(capsys):
+    assert run(["check", kernels.NAME, "--case", "capped", "--case", "grouped", "--seeds", "1", "--json"]) == 0
+    left_out = json.loads(capsys.readouterr().out)["left_out"]
+    name = f"{kernels.NAME}: sdpa"
+    refused = [one for one in left_out if one["variant"] == name]
+    assert refused == [{"variant": name, "case": "capped", "reason": "it has no softcap"}]
+
+
+def test_nothing_is_left_out_of_a_variant():
+    assert check(["LayerNorm"], cases=["one-token"], seeds=1).left_out == ()
+
+
 def test_command_line_exits_1_with_a_message_to_start_from(capsys, tmp_path, monkeypatch):
     FAULTS["norm-eps"][2](monkeypatch, "flax")
     target = tmp_path / "report.json"

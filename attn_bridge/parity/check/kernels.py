@@ -20,7 +20,7 @@ from ..compare.sides.subject import Array
 from ..compare.verdict.criterion import decide
 from ..compare.verdict.measures import measure, scale_of
 from .cases import MODES, QUICK, Arrays, Numbers
-from .report import Cell
+from .report import Cell, LeftOut
 
 NAME = "dot_product_attention"
 """What the command line and the rows call it."""
@@ -89,8 +89,10 @@ CASES = (
 
 def check_kernels(
     case: str, *, dtypes: tuple[str, ...], everywhere: bool, seeds: int, pools: Mapping[backends.Framework, Executor]
-) -> Callable[[], list[Cell]]:
-    """Begin to run every implementation of both frameworks in one of `CASES`; return what waits for it and judges.
+) -> Callable[[], tuple[list[Cell], list[LeftOut]]]:
+    """Begin to run every implementation of both frameworks in one of `CASES`.
+
+    The result waits for them and returns what was judged and what was left out.
 
     Args:
         case: its name.
@@ -106,7 +108,18 @@ def check_kernels(
         framework: pools[framework].submit(_run_all, framework, chosen, numbers, dtypes, everywhere or chosen.in_full)
         for framework in OTHER
     }
-    return lambda: _judge_all(chosen, {framework: one.result() for framework, one in futures.items()}, dtypes, seeds)
+
+    def judge() -> tuple[list[Cell], list[LeftOut]]:
+        found = {framework: one.result() for framework, one in futures.items()}
+        runs = {framework: served for framework, (served, _) in found.items()}
+        left_out = [
+            LeftOut(f"{NAME}: {name}", case, reason)
+            for _, refused in found.values()
+            for name, reason in refused.items()
+        ]
+        return _judge_all(chosen, runs, dtypes, seeds), left_out
+
+    return judge
 
 
 Runs = dict[tuple[str, str], list[Arrays]]
@@ -142,19 +155,22 @@ def _judge_all(
 
 def _run_all(
     framework: backends.Framework, case: KernelCase, numbers: list[Numbers], dtypes: tuple[str, ...], in_full: bool
-) -> dict[str, Runs | str]:
-    """Return the results of every implementation that supports the case, or why it broke."""
+) -> tuple[dict[str, Runs | str], dict[str, str]]:
+    """Return the results of every implementation that supports the case, or why it broke; and why others don't."""
     backend = backends.load(framework)
     found: dict[str, Runs | str] = {}
+    refused: dict[str, str] = {}
     for name, missing in backends.load(framework, "implementations").unavailable().items():
-        if missing is None:
-            try:
-                found[name] = _run(backend, name, case, numbers, dtypes, in_full)
-            except NotImplementedError:  # it says that this call is not for it
-                continue
-            except Exception as error:  # whatever a framework raises, the other rows still deserve their verdict
-                found[name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return found
+        if missing is not None:
+            refused[name] = missing
+            continue
+        try:
+            found[name] = _run(backend, name, case, numbers, dtypes, in_full)
+        except NotImplementedError as refusal:  # this call is not for it
+            refused[name] = str(refusal).removeprefix(f"implementation {name!r} does not support this call: ")
+        except Exception as error:  # whatever a framework raises, the other rows still deserve their verdict
+            found[name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return found, refused
 
 
 def _run(

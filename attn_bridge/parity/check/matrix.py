@@ -28,7 +28,7 @@ from ..compare.verdict.probes import Moved
 from ..settings.environment import environment
 from . import kernels
 from .cases import MODES, Numbers, cases_of
-from .report import Cell, CheckReport
+from .report import Cell, CheckReport, LeftOut
 from .twin_runs import COPIES, Run, Side, Subject, Tensors, TwinDiffersError, fused_losses, run_side
 
 AGAIN = 4
@@ -41,6 +41,9 @@ MAX_REFERENCES = 3
 """Samples that are compared with the NumPy reference, which is written for reading, not for speed."""
 
 FRAMEWORKS: tuple[backends.Framework, ...] = ("torch", "flax")
+
+_Judged = tuple[list[Cell], list[LeftOut]]
+"""A row: its cells, and what was left out of it."""
 
 _Futures = dict[backends.Framework, "Future[Side]"]
 Losses = Mapping[tuple[backends.Framework, str], list[dict[str, Moved]]]
@@ -93,13 +96,15 @@ def check(
     chosen, kernel_cases = _choose_rows(tuple(variants), tuple(cases), subjects, everywhere)
     work = _Work(chosen, kernel_cases, wanted, everywhere, full, seeds)
     cells: list[Cell] = []
+    left_out: list[LeftOut] = []
     rows = work.rows
     with contextlib.closing(_judge_in_processes(work, _count_jobs(work, jobs))) as found:
-        for done, (row, judged) in enumerate(zip(rows, found, strict=True)):
+        for done, (row, (judged, refused)) in enumerate(zip(rows, found, strict=True)):
             cells.extend(judged)
+            left_out.extend(refused)
             if progress:
                 progress(row, done + 1, len(rows))
-    return CheckReport(tuple(cells), environment(), seeds, time.perf_counter() - start)
+    return CheckReport(tuple(cells), environment(), seeds, time.perf_counter() - start, tuple(left_out))
 
 
 def _choose_rows(
@@ -170,7 +175,7 @@ def _count_jobs(work: _Work, jobs: int | None) -> int:
     return max(1, min(jobs, len(work.parts())))
 
 
-def _judge_in_processes(work: _Work, jobs: int) -> Generator[list[Cell]]:
+def _judge_in_processes(work: _Work, jobs: int) -> Generator[_Judged]:
     """Judge the rows in order, in this process if one is enough."""
     if jobs == 1:
         yield from _judge_rows(work)
@@ -180,13 +185,13 @@ def _judge_in_processes(work: _Work, jobs: int) -> Generator[list[Cell]]:
             yield from judged
 
 
-def _judge_part(part: _Work) -> list[list[Cell]]:
+def _judge_part(part: _Work) -> list[_Judged]:
     """Judge some rows in a process of their own."""
     with seldom_collecting():
         return list(_judge_rows(part))
 
 
-def _judge_rows(work: _Work) -> Generator[list[Cell]]:
+def _judge_rows(work: _Work) -> Generator[_Judged]:
     """Run both twins in threads, and judge one row after the other."""
     for framework in FRAMEWORKS:
         backends.load(framework)
@@ -232,7 +237,7 @@ def _judge_rows(work: _Work) -> Generator[list[Cell]]:
                     # The new seeds decide about the suspected precisions, and whatever else they bring to light stays.
                     kept = [cell for cell in again if cell.dtype in suspects or cell.verdict != "equal"]
                     judged += [_with_note(cell, subject, seeds) for cell in kept]
-                yield judged
+                yield judged, []
             for judge_kernels in kernels_pending:
                 yield judge_kernels()
         finally:

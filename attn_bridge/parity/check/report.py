@@ -54,13 +54,47 @@ class Cell:
 
 
 @dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """Cells that were not run: an implementation of attention in a case that it does not serve here.
+
+    Attributes:
+        variant: what the row is called.
+        case: name of the case.
+        reason: why it can't run it: this machine, this installation, or what the case asks for.
+    """
+
+    variant: str
+    case: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
 class CheckReport:
-    """Result of `attn_bridge.parity.check`: the judged cells, versions, number of seeds, and seconds it took."""
+    """Result of `attn_bridge.parity.check`.
+
+    Attributes:
+        cells: what was judged.
+        environment: versions of Python and of the packages, and the machine.
+        seeds: how many times numbers were drawn.
+        seconds: how long it took.
+        left_out: what was not run, and why.
+    """
 
     cells: tuple[Cell, ...]
     environment: dict[str, str]
     seeds: int
     seconds: float
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def missing_rows(self) -> dict[str, str]:
+        """Row -> why the table has none for it: no case that was chosen can run it here."""
+        rows = {cell.variant for cell in self.cells}
+        reasons: dict[str, list[str]] = {}
+        for one in self.left_out:
+            if one.variant not in rows:
+                reasons.setdefault(one.variant, []).append(one.reason)
+        return {row: "; ".join(dict.fromkeys(found)) for row, found in reasons.items()}
 
     @property
     def passed(self) -> bool:
@@ -113,6 +147,7 @@ class CheckReport:
             "seconds": round(self.seconds, 3),
             "environment": self.environment,
             "notes": list(self.notes),
+            "left_out": [dataclasses.asdict(one) for one in self.left_out],
             "cells": [
                 {
                     "variant": cell.variant,

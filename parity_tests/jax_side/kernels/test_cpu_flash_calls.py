@@ -24,7 +24,7 @@ from attn_bridge import masks
 from attn_kernels.xla import calls as xla
 from jax_attn import functional
 from jax_attn._parity.running.promotion import promoted
-from jax_attn.implementations import block_plan, cpu_flash
+from jax_attn.implementations import block_plan, cpu_flash, unavailable
 
 from .attention_calls import arrays, attend, draw, some, squared
 
@@ -171,10 +171,11 @@ def test_one_core_is_enough():
 
 def test_without_llvmlite_blocks_do_it(monkeypatch):
     inputs = arrays(queries=140, keys=140)
-    monkeypatch.setattr(cpu_flash, "unavailable", cpu_flash.unavailable.__wrapped__)
+    monkeypatch.setattr(cpu_flash, "_lacks", cpu_flash._lacks.__wrapped__)
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "llvmlite" else find(name))
     assert "llvmlite" in functional.explain(*inputs)["cpu_flash"]
+    assert "llvmlite" in unavailable()["cpu_flash"]
     assert functional.explain(*inputs)["blocked"] is None
     with pytest.raises(NotImplementedError, match="llvmlite, which compiles it, is not installed"):
         attend(*inputs)
@@ -192,14 +193,33 @@ def test_where_the_kernels_do_not_load_blocks_do_it(monkeypatch):
         attend(*inputs)
 
 
-def test_they_are_made_for_one_version_of_the_interface(monkeypatch, tmp_path):
+@pytest.mark.parametrize("version", ["0.2", "0.6", "1.3"])
+def test_they_are_made_for_some_versions_of_the_interface(version, monkeypatch, tmp_path):
     """Another one would lay out in memory what they read."""
     header = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
     header.parent.mkdir(parents=True)
-    header.write_text("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 5\n")
+    major, minor = version.split(".")
+    header.write_text(f"#define XLA_FFI_API_MAJOR {major}\n#define XLA_FFI_API_MINOR {minor}\n")
+    interface = importlib.import_module("attn_kernels.xla.interface")
+    before = vars(interface).copy()
     monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
-    with pytest.raises(ImportError, match=r"version 0\.3 of XLA's interface, and this one is 0\.5"):
-        importlib.reload(importlib.import_module("attn_kernels.xla.interface"))
+    try:
+        with pytest.raises(ImportError, match=rf"versions 0\.3 to 0\.5 of XLA's interface, and this one is {version}"):
+            importlib.reload(interface)
+    finally:
+        vars(interface).update(before)
+
+
+def test_the_machine_is_said_to_lack_them_where_they_do_not_load(monkeypatch):
+    """`doctor` and `check` ask: what they call available runs."""
+
+    def refuse() -> None:
+        raise ImportError("they know versions 0.3 to 0.5 of XLA's interface, and this one is 0.6")
+
+    assert unavailable()["cpu_flash"] is None
+    monkeypatch.setattr(xla, "forward", refuse)
+    monkeypatch.setattr(cpu_flash, "_fails_to_load", cpu_flash._fails_to_load.__wrapped__)
+    assert "this one is 0.6" in unavailable()["cpu_flash"]
 
 
 def test_few_heads_for_many_cores_are_left_to_blocks(monkeypatch):

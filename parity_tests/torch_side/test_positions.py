@@ -1,0 +1,48 @@
+"""Tables of positions under torch.compile: it traces NumPy as torch, whose quotient of whole numbers is float32."""
+
+import pytest
+import torch
+
+from attn_bridge.specs import LinearScaling, Llama3Scaling, NTKScaling, Rotary, YaRNScaling
+from torch_attn.positions import alibi_bias, rotary_tables
+
+SCALINGS = {
+    "none": None,
+    "linear": LinearScaling(3.0),
+    "llama3": Llama3Scaling(8.0, 1.0, 4.0, 64),
+    "ntk": NTKScaling(3.3),
+    "dynamic ntk": NTKScaling(3.3, 8),
+    "yarn": YaRNScaling(4.0, 64),
+    "yarn, not truncated": YaRNScaling(4.0, 64, truncate=False, mscale=0.7, mscale_all_dim=0.5),
+}
+
+
+@pytest.fixture(autouse=True)
+def _compile_anew():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [*(("aot_eager", name) for name in SCALINGS), ("inductor", "ntk"), ("inductor", "dynamic ntk")],
+)
+def test_compiled_rotary_tables_are_the_eager_ones_in_float64(backend, name):
+    def tables(positions):
+        return rotary_tables(Rotary(scaling=SCALINGS[name]), positions, 16, torch.float64)
+
+    positions = torch.arange(13)  # beyond the original context of the dynamic one
+    compiled = torch.compile(tables, fullgraph=True, backend=backend)
+    for found, want in zip(compiled(positions), tables(positions), strict=True):
+        torch.testing.assert_close(found, want, rtol=0, atol=1e-14)  # torch's powers are not NumPy's to the last bit
+
+
+@pytest.mark.parametrize("num_heads", [4, 6])
+def test_compiled_alibi_is_the_eager_one_in_float64(num_heads):
+    def bias(positions):
+        return alibi_bias(num_heads, positions, positions, torch.float64)
+
+    positions = torch.arange(13)
+    found = torch.compile(bias, fullgraph=True, backend="aot_eager")(positions)
+    torch.testing.assert_close(found, bias(positions), rtol=0, atol=0)
