@@ -403,7 +403,7 @@ def test_what_python_code_asks_for_stays_in_its_process(monkeypatch):
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(workers, "run", refuse)
-    monkeypatch.setattr(matrix, "_judge_rows", lambda work: iter([[]] * len(work.rows)))
+    monkeypatch.setattr(matrix, "_judge_rows", lambda work: iter([([], [])] * len(work.rows)))
     run(["check", "--json"])
     run(["check", "--json"], is_own=True)  # it holds frameworks, which someone may have changed
     check()
