@@ -23,7 +23,7 @@ from . import functional
 from .checkpoints import Pretrained
 from .dropout import Dropout
 from .embedding import Embedding
-from .gpt_model import FeedForward
+from .feed_forward import FeedForward
 from .initial_weights import linear
 from .layer_norm import LayerNorm
 from .random import Rngs
@@ -117,7 +117,7 @@ class BertLayer(nnx.Module):
         width, eps, rate = config.hidden_size, config.layer_norm_eps, config.hidden_dropout_prob
         self.att = BertAttention(config, **options)
         self.norm1 = LayerNorm(width, eps, **options)
-        self.ff = FeedForward(width, config.intermediate_size, approximate=False, **options)
+        self.ff = FeedForward(config.feed_forward, **options)
         self.norm2 = LayerNorm(width, eps, **options)
         self.drop_shortcut = Dropout(rate, rngs=rngs)
 

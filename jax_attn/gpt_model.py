@@ -23,6 +23,7 @@ from . import functional
 from .checkpoints import Pretrained
 from .dropout import Dropout
 from .embedding import Embedding
+from .feed_forward import FeedForward
 from .initial_weights import linear
 from .layer_norm import LayerNorm
 from .multi_head_attention import MultiHeadAttention
@@ -131,7 +132,7 @@ class TransformerBlock(nnx.Module):
             config.qkv_bias,
             **options,
         )
-        self.ff = FeedForward(emb_dim, config.hidden_dim, approximate=True, **options)
+        self.ff = FeedForward(config.feed_forward, **options)
         self.norm1 = LayerNorm(emb_dim, **options)
         self.norm2 = LayerNorm(emb_dim, **options)
         self.drop_shortcut = Dropout(rate, rngs=rngs)
@@ -140,60 +141,6 @@ class TransformerBlock(nnx.Module):
         """Return ``x`` of shape ``(B, T, D)`` with what attention and feed-forward layers add to it."""
         x = x + self.drop_shortcut(self.att(self.norm1(x)))
         return x + self.drop_shortcut(self.ff(self.norm2(x)))
-
-
-class FeedForward(nnx.Module):
-    """Two linear layers with a GELU between them.
-
-    Args:
-        emb_dim: width of input and output.
-        hidden_dim: width between the two.
-        approximate: which GELU.
-        rngs: source of the initial weights (stream ``params``).
-        param_dtype: dtype of the parameters.
-        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
-    """
-
-    def __init__(
-        self,
-        emb_dim: int,
-        hidden_dim: int,
-        *,
-        approximate: bool,
-        rngs: Rngs,
-        param_dtype: Any = jnp.float32,
-        dtype: Any = None,
-    ):
-        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
-        self.layers = nnx.List(
-            [
-                linear(emb_dim, hidden_dim, **options),
-                GELU(approximate),
-                linear(hidden_dim, emb_dim, **options),
-            ]
-        )
-
-    def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
-        """Apply the layers to ``x`` of shape ``(..., emb_dim)``, each token on its own."""
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-class GELU(nnx.Module):
-    """``x * Phi(x)``, with Phi the normal distribution function, or its approximation by tanh (arXiv 1606.08415).
-
-    Args:
-        approximate: whether to take the approximation, which is GPT-2's and the book's.
-    """
-
-    def __init__(self, approximate: bool):
-        self.approximate = approximate
-
-    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Apply it to every element; inside in float32, in float64 for float64 input."""
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        return jax.nn.gelu(wide, approximate=self.approximate).astype(x.dtype)
 
 
 @jax.jit

@@ -24,20 +24,30 @@ class LayerNorm(nnx.Module):
     Args:
         emb_dim: width of the features.
         eps: constant added to the variance.
+        affine: whether features are scaled and shifted at the end; OLMo's are not.
         rngs: taken like in every module; a norm draws nothing.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
 
     Raises:
         ValueError: `emb_dim` below 1, or `eps` not positive and finite.
+        TypeError: `affine` is not a bool.
     """
 
     def __init__(
-        self, emb_dim: int, eps: float = 1e-5, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None
+        self,
+        emb_dim: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        *,
+        rngs: Rngs,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
     ):
-        self.config = LayerNormConfig(emb_dim, eps)
-        self.scale = nnx.Param(jnp.ones(emb_dim, param_dtype))
-        self.shift = nnx.Param(jnp.zeros(emb_dim, param_dtype))
+        self.config = LayerNormConfig(emb_dim, eps, affine)
+        if affine:
+            self.scale = nnx.Param(jnp.ones(emb_dim, param_dtype))
+            self.shift = nnx.Param(jnp.zeros(emb_dim, param_dtype))
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
@@ -47,10 +57,13 @@ class LayerNorm(nnx.Module):
             ValueError: a last dimension other than `emb_dim`.
             TypeError: an input that is not floating point.
         """
-        x = functional.as_features(x, self.scale, self.config.emb_dim)
-        out_dtype = self.dtype or jnp.promote_types(x.dtype, self.scale.dtype)
+        config = self.config
+        x = functional.as_features(x, self.scale if config.affine else x, config.emb_dim)
+        out_dtype = self.dtype or (jnp.promote_types(x.dtype, self.scale.dtype) if config.affine else x.dtype)
         wide = x.astype(functional.wide_dtype(x))
         centred = wide - wide.mean(-1, keepdims=True)
         variance = (centred * centred).mean(-1, keepdims=True)
-        normalised = centred / jnp.sqrt(variance + self.config.eps)
+        normalised = centred / jnp.sqrt(variance + config.eps)
+        if not config.affine:
+            return normalised.astype(out_dtype)
         return (self.scale * normalised + self.shift).astype(out_dtype)

@@ -20,6 +20,7 @@ from . import functional
 from .checkpoints import Pretrained
 from .dropout import Dropout
 from .embedding import Embedding
+from .feed_forward import FeedForward
 from .initial_weights import linear
 from .layer_norm import LayerNorm
 from .multi_head_attention import MultiHeadAttention
@@ -129,7 +130,7 @@ class TransformerBlock(nn.Module):
             config.qkv_bias,
             **options,
         )
-        self.ff = FeedForward(emb_dim, config.hidden_dim, approximate=True, **options)
+        self.ff = FeedForward(config.feed_forward, **options)
         self.norm1 = LayerNorm(emb_dim, **options)
         self.norm2 = LayerNorm(emb_dim, **options)
         self.drop_shortcut = Dropout(rate, rngs=rngs)
@@ -138,59 +139,3 @@ class TransformerBlock(nn.Module):
         """Return ``x`` of shape ``(B, T, D)`` with what attention and feed-forward layers add to it."""
         x = x + self.drop_shortcut(self.att(self.norm1(x)))
         return x + self.drop_shortcut(self.ff(self.norm2(x)))
-
-
-class FeedForward(nn.Module):
-    """Two linear layers with a GELU between them.
-
-    Args:
-        emb_dim: width of input and output.
-        hidden_dim: width between the two.
-        approximate: which GELU.
-        rngs: source of the initial weights (stream ``params``).
-            Its numbers are JAX's; None takes torch's global generator.
-        device: device of the parameters.
-        dtype: dtype of the parameters and of the computation.
-    """
-
-    def __init__(
-        self,
-        emb_dim: int,
-        hidden_dim: int,
-        *,
-        approximate: bool,
-        rngs: JaxRngs | None = None,
-        device: Any = None,
-        dtype: Any = None,
-    ):
-        super().__init__()
-        options = {"rngs": rngs, "device": device, "dtype": dtype}
-        self.layers = nn.ModuleList(
-            [
-                linear(emb_dim, hidden_dim, **options),
-                GELU(approximate),
-                linear(hidden_dim, emb_dim, **options),
-            ]
-        )
-
-    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        """Apply the layers to ``x`` of shape ``(..., emb_dim)``, each token on its own."""
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-class GELU(nn.Module):
-    """``x * Phi(x)``, with Phi the normal distribution function, or its approximation by tanh (arXiv 1606.08415).
-
-    Args:
-        approximate: whether to take the approximation, which is GPT-2's and the book's.
-    """
-
-    def __init__(self, approximate: bool):
-        super().__init__()
-        self.approximate = approximate
-
-    def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Apply it to every element; inside in float32, in float64 for float64 input."""
-        return nn.functional.gelu(x, approximate="tanh" if self.approximate else "none")

@@ -23,21 +23,31 @@ class LayerNorm(nn.Module):
     Args:
         emb_dim: width of the features.
         eps: constant added to the variance.
+        affine: whether features are scaled and shifted at the end; OLMo's are not.
         rngs: taken like in every module; a norm draws nothing.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
     Raises:
         ValueError: `emb_dim` below 1, or `eps` not positive and finite.
+        TypeError: `affine` is not a bool.
     """
 
     def __init__(
-        self, emb_dim: int, eps: float = 1e-5, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+        self,
+        emb_dim: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Any = None,
+        dtype: Any = None,
     ):
         super().__init__()
-        self.config = LayerNormConfig(emb_dim, eps)
-        self.scale = nn.Parameter(torch.ones(emb_dim, device=device, dtype=dtype))
-        self.shift = nn.Parameter(torch.zeros(emb_dim, device=device, dtype=dtype))
+        self.config = LayerNormConfig(emb_dim, eps, affine)
+        if affine:
+            self.scale = nn.Parameter(torch.ones(emb_dim, device=device, dtype=dtype))
+            self.shift = nn.Parameter(torch.zeros(emb_dim, device=device, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Normalise ``x`` of shape ``(..., emb_dim)``; mean and variance are float32, float64 for float64 input.
@@ -46,9 +56,12 @@ class LayerNorm(nn.Module):
             ValueError: a last dimension other than `emb_dim`.
             TypeError: an input that is not floating point.
         """
-        x = functional.as_features(x, self.scale, self.config.emb_dim)
+        config = self.config
+        x = functional.as_features(x, self.scale if config.affine else x, config.emb_dim)
         wide = x.to(functional.wide_dtype(x))
         centred = wide - wide.mean(-1, keepdim=True)
         variance = (centred * centred).mean(-1, keepdim=True)
-        normalised = centred / torch.sqrt(variance + self.config.eps)
+        normalised = centred / torch.sqrt(variance + config.eps)
+        if not config.affine:
+            return normalised.to(x.dtype)
         return (self.scale * normalised + self.shift).to(x.dtype)

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import specs
+from ..models import families
 from ..printable import printable
+from ..specs import as_json
 from ..specs.model import ModelConfig
 from . import containers
 from .containers.base import CheckpointError
@@ -62,7 +64,7 @@ def is_tied(plan: Plan) -> bool:
     return not any(one.info.name == "lm_head.weight" for one in plan.targets)
 
 
-def read_config(model: str, folder: Path) -> dict[str, Any]:
+def read_config(model: str, folder: Path) -> Any:
     """Return the config that a model of that class takes, from a folder's config.json: ours, or Hugging Face's.
 
     Raises:
@@ -76,10 +78,17 @@ def read_config(model: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def _config_for(model: str, path: Path, config: dict[str, Any]) -> dict[str, Any]:
+def _config_for(model: str, path: Path, config: dict[str, Any]) -> Any:
     kind = config.get("model_type")
+    if kind == OWN + model and model == "DecoderModel":
+        return _own_decoder(path, config)
     if kind == OWN + model:
         return {key: value for key, value in config.items() if key != "model_type"}
+    if model == "DecoderModel":
+        try:
+            return families.find_decoder(config)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{path}: {error}") from None
     if (model, kind) == ("GPTModel", "gpt2"):
         return _of_gpt2(path, config)
     if (model, kind) == ("BertEncoder", "bert"):
@@ -90,9 +99,9 @@ def _config_for(model: str, path: Path, config: dict[str, Any]) -> dict[str, Any
     raise CheckpointError(f"{path}: model_type must be {known} for {model}, got {kind!r}")
 
 
-def _check_size(model: str, path: Path, found: Mapping[str, Any]) -> None:
+def _check_size(model: str, path: Path, found: Any) -> None:
     """Refuse sizes far beyond those of the weights beside a config: the model is made before they are read."""
-    kind: type[ModelConfig] = getattr(specs, f"{model}Config")
+    kind: type[ModelConfig] = type(found) if isinstance(found, ModelConfig) else getattr(specs, f"{model}Config")
     try:
         config = kind.read(found)
     except (TypeError, ValueError) as error:
@@ -108,6 +117,13 @@ def _check_size(model: str, path: Path, found: Mapping[str, Any]) -> None:
     made = sum(math.prod(row.shape) for row in config.parameters)
     if made > 2 * held + SPARE:  # tied weights are held once
         raise CheckpointError(f"{path}: its sizes make a model of {made} numbers; the weights beside it have {held}")
+
+
+def _own_decoder(path: Path, config: Mapping[str, Any]) -> Any:
+    try:
+        return as_json.from_json(config.get("config"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
 
 
 def _of_gpt2(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,6 +179,8 @@ def config_of_layout(config: Mapping[str, Any], layout: str, *, tied: bool) -> d
     }
 
 
-def own_config(model: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def own_config(model: str, config: Any) -> dict[str, Any]:
     """Return what `save_pretrained` writes as config.json."""
-    return {"model_type": OWN + model, **config}
+    if isinstance(config, specs.DecoderConfig):
+        return {"model_type": OWN + model, "config": as_json.as_json(config)}
+    return {"model_type": OWN + model, **dataclasses.asdict(config)}

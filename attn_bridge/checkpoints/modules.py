@@ -86,13 +86,31 @@ def load(side: Side, path: Path, module: Any, from_layout: str | None, settings:
             for name in wanted.keys() & found.keys()
             if wanted[name][0] != found[name].info.shape
         ]
+        elements = Elements(reader, None, max((one.info.nbytes for one in plan.targets), default=0))
+        config = getattr(module, "config", None)
+        tied = config.tied_weights(side) if isinstance(config, specs.DecoderConfig) else {}
+        for name, other in tied.items():
+            if {name, other} <= found.keys():
+                _check_tied(elements, found.pop(name), found[other])
         missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys()
         if missing or unexpected or misshapen:
             raise WeightsMismatchError(missing, unexpected, misshapen)
         execution.check_dropped(plan, reader)
-        elements = Elements(reader, None, max(one.info.nbytes for one in plan.targets))
         arrays = {name: elements.read(one)[0].reshape(one.info.shape) for name, one in found.items()}
         backend.set_weights(module, arrays)
+
+
+def _check_tied(elements: Elements, one: planning.Target, other: planning.Target) -> None:
+    """Refuse a matrix that a config ties to another and that holds other numbers in the checkpoint."""
+    if one.sources == other.sources:
+        return
+    values = elements.read(one)[0].reshape(one.info.shape), elements.read(other)[0].reshape(other.info.shape)
+    same = values[0].shape == values[1].shape and np.array_equal(values[0], values[1])
+    if not same and not (values[0].shape == values[1].T.shape and np.array_equal(values[0], values[1].T)):
+        raise CheckpointError(
+            f"{one.sources[0]} must hold the numbers of {other.sources[0]}, to which config.json ties it "
+            "(tie_word_embeddings); set that to false where the head was trained apart"
+        )
 
 
 def save(
@@ -126,7 +144,7 @@ def save(
         before = manifest.Manifest(side, "", {}, {}, {}, kept)
     own = getattr(module, "config", None)
     if config is None and is_folder and to_layout != "same" and dataclasses.is_dataclass(own):
-        ours = configs.own_config(type(module).__name__, dataclasses.asdict(own))  # type: ignore[arg-type]
+        ours = configs.own_config(type(module).__name__, own)
         config = configs.config_of_layout(ours, to_layout, tied=configs.is_tied(plan))
     execution.carry_out(
         plan, reader, path, kind, before=before, is_folder=is_folder, overwrite=overwrite, config=config

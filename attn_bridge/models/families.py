@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..specs.decoder_model import DecoderConfig
 from . import bloom, deepseek, diffllama, encoder_decoder, gemma, gpt_oss, llama, olmo, qwen3_next
+from .decoders import make_decoder
 from .family import AttentionLayer, Family
 from .model_config import ModelConfig
 
-__all__ = ["AttentionLayer", "Family", "ModelConfig", "find_layer", "known_model_types"]
+__all__ = ["AttentionLayer", "Family", "ModelConfig", "find_decoder", "find_layer", "known_model_types"]
 
 _FILES: tuple[Any, ...] = (
     llama,
@@ -51,6 +53,37 @@ def find_layer(config: Mapping[str, Any], layer: int) -> AttentionLayer:
         TypeError: `config` is no mapping, or a value of it or `layer` has the wrong type.
         ValueError: a ``model_type`` without a family, a layer that the model lacks, or a value that does not fit.
     """
+    family, read = _read(config)
+    if isinstance(layer, bool) or not hasattr(layer, "__index__"):
+        raise TypeError(f"layer must be an integer, got {type(layer).__name__}")
+    layer = layer.__index__()
+    layers = read.integer(family.depth)
+    if not 0 <= layer < layers:
+        raise ValueError(f"layer ({layer}) must be at least 0 and below {family.depth} ({layers})")
+    return family.read(read, layer)
+
+
+def find_decoder(config: Mapping[str, Any]) -> DecoderConfig:
+    """Return the config of a whole decoder in ours.
+
+    Args:
+        config: the model's ``config.json`` as a dict; of a multimodal model, the one with ``text_config``.
+
+    Raises:
+        TypeError: `config` is no mapping, or a value of it has the wrong type.
+        ValueError: a ``model_type`` without a decoder of ours, or a value that we do not compute.
+    """
+    family, read = _read(config)
+    if family.block is None:
+        known = sorted(name for name, one in FAMILIES.items() if one.block is not None)
+        raise ValueError(f"model_type ({read.model_type}) is no decoder of ours, which are {', '.join(known)}")
+    return make_decoder(
+        read, family.depth, lambda one, layer: family.read(one, layer).config, family.block, family.model
+    )
+
+
+def _read(config: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
+    """Return the family of a config, and the config with its defaults."""
     if not isinstance(config, Mapping):
         raise TypeError(f"config must be a config.json as a dict, got {type(config).__name__}")
     outer = config.get("model_type")
@@ -62,11 +95,4 @@ def find_layer(config: Mapping[str, Any], layer: int) -> AttentionLayer:
     if not isinstance(name, str) or name not in FAMILIES:
         raise ValueError(f"model_type ({name}) must be one of {', '.join(known_model_types())}")
     family = FAMILIES[name]
-    read = ModelConfig(given, name, family.defaults, family.aliases)
-    if isinstance(layer, bool) or not hasattr(layer, "__index__"):
-        raise TypeError(f"layer must be an integer, got {type(layer).__name__}")
-    layer = layer.__index__()
-    layers = read.integer(family.depth)
-    if not 0 <= layer < layers:
-        raise ValueError(f"layer ({layer}) must be at least 0 and below {family.depth} ({layers})")
-    return family.read(read, layer)
+    return family, ModelConfig(given, name, family.defaults, family.aliases)

@@ -14,6 +14,7 @@ from .. import backends
 from ..specs import Config
 from ..weights import WeightsMismatchError
 from .attention_rows import Table
+from .decoders import Block, Model, read_llama_model
 from .layout import Layout
 from .model_config import ModelConfig
 
@@ -181,6 +182,8 @@ class Family:
         defaults: key -> what `transformers` takes where a config leaves it out.
         aliases: other names of a key that files have.
         depth: key of the number of layers.
+        block: from a config, a layer's index and its attention to the whole block; None where none of ours is alike.
+        model: from a config to what stands before and behind the blocks.
     """
 
     model_types: tuple[str, ...]
@@ -188,3 +191,5 @@ class Family:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     aliases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     depth: str = "num_hidden_layers"
+    block: Block | None = None
+    model: Model = read_llama_model

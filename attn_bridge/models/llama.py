@@ -13,6 +13,7 @@ from ..weights.rows import Row
 from .attention_rows import SPLIT, Table, below, interleaved_rotary
 from .common_rows import is_frequencies
 from .decoder_rows import FINAL_NORM, attention, decoder, feed_forward, norms
+from .decoders import read_llama_block
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
 from .layout import Layout
@@ -66,7 +67,20 @@ def read_qwen(config: ModelConfig, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": SPLIT})
 
 
+_FEED_FORWARD: dict[str, Any] = {
+    "vocab_size": 32000,
+    "intermediate_size": 11008,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+}
+
 _QWEN: dict[str, Any] = {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
     "hidden_size": 4096,
     "num_attention_heads": 32,
     "num_key_value_heads": 32,
@@ -81,16 +95,20 @@ FAMILIES = (
         ("llama",),
         read_llama,
         {
+            **_FEED_FORWARD,
             "hidden_size": 4096,
             "num_attention_heads": 32,
             "num_hidden_layers": 32,
             "max_position_embeddings": 2048,
         },
+        block=read_llama_block,
     ),
     Family(
         ("mistral",),
         read_mistral,
         {
+            **_FEED_FORWARD,
+            "intermediate_size": 14336,
             "hidden_size": 4096,
             "num_attention_heads": 32,
             "num_key_value_heads": 8,
@@ -98,9 +116,10 @@ FAMILIES = (
             "max_position_embeddings": 131072,
             "sliding_window": 4096,
         },
+        block=read_llama_block,
     ),
-    Family(("qwen2",), read_qwen, _QWEN),
-    Family(("qwen3",), read_qwen, {**_QWEN, "head_dim": 128, "rms_norm_eps": 1e-6}),
+    Family(("qwen2",), read_qwen, _QWEN, block=read_llama_block),
+    Family(("qwen3",), read_qwen, {**_QWEN, "head_dim": 128, "rms_norm_eps": 1e-6}, block=read_llama_block),
 )
 
 

@@ -30,4 +30,6 @@ def reference(
     centred = x - np.sum(x, axis=-1, keepdims=True) / width
     variance = np.sum(centred * centred, axis=-1, keepdims=True) / width
     normalised = centred / np.sqrt(variance + config.eps)
+    if not config.affine:
+        return normalised, None
     return as_double(parameters["scale"]) * normalised + as_double(parameters["shift"]), None

@@ -26,12 +26,15 @@ from .base import Config, Parameter, Variant
 from .bert_encoder import BertEncoderConfig
 from .causal_attention import CausalAttentionConfig
 from .cross_attention import CrossAttentionConfig
+from .decoder_model import DecoderBlockConfig, DecoderConfig
 from .differential_attention import DifferentialAttentionConfig
+from .feed_forward import ClampedGate, FeedForwardConfig
 from .gated_delta_net import GatedDeltaNetConfig
 from .gpt_model import GPTModelConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from .layer_norm import LayerNormConfig
 from .linear_attention import LinearAttentionConfig
+from .mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from .multi_head_attention import MultiHeadAttentionConfig
 from .multi_head_attention_wrapper import MultiHeadAttentionWrapperConfig
 from .multi_head_latent_attention import MultiHeadLatentAttentionConfig
@@ -46,9 +49,14 @@ __all__ = [
     "Alibi",
     "BertEncoderConfig",
     "CausalAttentionConfig",
+    "ClampedGate",
     "Config",
     "CrossAttentionConfig",
+    "DecoderBlockConfig",
+    "DecoderConfig",
     "DifferentialAttentionConfig",
+    "ExpertGroups",
+    "FeedForwardConfig",
     "GPTModelConfig",
     "GatedDeltaNetConfig",
     "GroupedQueryAttentionConfig",
@@ -56,6 +64,7 @@ __all__ = [
     "LinearAttentionConfig",
     "LinearScaling",
     "Llama3Scaling",
+    "MixtureOfExpertsConfig",
     "MultiHeadAttentionConfig",
     "MultiHeadAttentionWrapperConfig",
     "MultiHeadLatentAttentionConfig",
@@ -64,6 +73,7 @@ __all__ = [
     "QKNorm",
     "RMSNormConfig",
     "Rotary",
+    "Router",
     "Scaling",
     "SelfAttentionV1Config",
     "SelfAttentionV2Config",
@@ -71,6 +81,7 @@ __all__ = [
     "Variant",
     "YaRNScaling",
     "find_variant",
+    "variant_of",
 ]
 
 VARIANTS: tuple[Variant, ...] = (
@@ -106,3 +117,15 @@ def find_variant(name: str, others: tuple[str, ...] = ()) -> Variant:
             return variant
     known = [*(variant.name for variant in VARIANTS), *others]
     raise ValueError(f"variant ({name}) must be one of {', '.join(known)}")
+
+
+def variant_of(config: Config) -> Variant:
+    """Return the variant whose config it is.
+
+    Raises:
+        ValueError: it is that of no variant.
+    """
+    for variant in VARIANTS:
+        if type(config) is variant.config:
+            return variant
+    raise ValueError(f"{type(config).__name__} is the config of no variant")

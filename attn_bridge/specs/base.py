@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
-from ..validation import check_rate
+from ..validation import check_number, check_rate
 from ..weights import Rule, Rules
 
 
@@ -74,6 +75,24 @@ class Config:
         for name in names:
             check_rate(name, getattr(self, name))
             object.__setattr__(self, name, float(getattr(self, name)))
+
+    def _require_positive_number(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            check_number(name, value)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} ({value}) must be positive and finite")
+            object.__setattr__(self, name, float(value))
+
+    def _require_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        if getattr(self, name) not in choices:
+            raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(map(repr, choices))}")
+
+    def _require_kind(self, name: str, kinds: Any) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, kinds):
+            wanted = " or ".join(kind.__name__ for kind in get_args(kinds) or (kinds,))
+            raise TypeError(f"{name} must be a {wanted}, got {type(value).__name__}")
 
     def _require_multiple(self, name: str, of: str) -> None:
         value, divisor = getattr(self, name), getattr(self, of)

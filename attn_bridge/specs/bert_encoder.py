@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from ..validation import check_number
-from .base import Parameter, linear
+from .base import Parameter
+from .feed_forward import FeedForwardConfig
 from .layer_norm import LayerNormConfig
 from .model import ModelConfig, below, table
 from .multi_head_attention import MultiHeadAttentionConfig
@@ -68,6 +69,11 @@ class BertEncoderConfig(ModelConfig):
         return MultiHeadAttentionConfig(width, width, longest, rate, self.num_attention_heads, qkv_bias=True)
 
     @property
+    def feed_forward(self) -> FeedForwardConfig:
+        """Config of the feed-forward layers of a layer."""
+        return FeedForwardConfig(self.hidden_size, self.intermediate_size, "gelu", gated=False, bias=True)
+
+    @property
     def norm(self) -> LayerNormConfig:
         """Config of every norm."""
         return LayerNormConfig(self.hidden_size, self.layer_norm_eps)
@@ -78,8 +84,7 @@ class BertEncoderConfig(ModelConfig):
         layer = (
             *below("att", self.attention.parameters),
             *below("norm1", self.norm.parameters),
-            *linear("ff.layers.0", self.hidden_size, self.intermediate_size, bias=True),
-            *linear("ff.layers.2", self.intermediate_size, self.hidden_size, bias=True),
+            *below("ff", self.feed_forward.parameters),
             *below("norm2", self.norm.parameters),
         )
         return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from .base import Parameter, linear
+from .feed_forward import FeedForwardConfig
 from .layer_norm import LayerNormConfig
 from .model import ModelConfig, below, table
 from .multi_head_attention import MultiHeadAttentionConfig
@@ -29,9 +30,9 @@ class GPTModelConfig(ModelConfig):
         self._require_multiple("emb_dim", "n_heads")
 
     @property
-    def hidden_dim(self) -> int:
-        """Width of the feed-forward layers between their two matrices."""
-        return 4 * self.emb_dim
+    def feed_forward(self) -> FeedForwardConfig:
+        """Config of the feed-forward layers of a block."""
+        return FeedForwardConfig(self.emb_dim, 4 * self.emb_dim, "gelu_tanh", gated=False, bias=True)
 
     @property
     def attention(self) -> MultiHeadAttentionConfig:
@@ -50,8 +51,7 @@ class GPTModelConfig(ModelConfig):
         """Two embedding tables, the blocks one by one, the last norm, and the output head, which has no bias."""
         block = (
             *below("att", self.attention.parameters),
-            *linear("ff.layers.0", self.emb_dim, self.hidden_dim, bias=True),
-            *linear("ff.layers.2", self.hidden_dim, self.emb_dim, bias=True),
+            *below("ff", self.feed_forward.parameters),
             *below("norm1", self.norm.parameters),
             *below("norm2", self.norm.parameters),
         )

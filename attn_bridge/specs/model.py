@@ -51,7 +51,9 @@ def below(prefix: str, rows: Iterable[Parameter]) -> tuple[Parameter, ...]:
     return tuple(Parameter(row.rule.prefixed(prefix, prefix), row.shape) for row in rows)
 
 
-def check_ids(dtype: str, shape: Shape, *, longest: int | None = None, longest_name: str = "context_length") -> None:
+def check_ids(
+    dtype: str, shape: Shape, *, longest: int | None = None, longest_name: str = "context_length", name: str = "ids"
+) -> None:
     """Check token ids: integers of shape ``(B, T)``.
 
     Raises:
@@ -59,11 +61,11 @@ def check_ids(dtype: str, shape: Shape, *, longest: int | None = None, longest_n
         ValueError: `shape` is not ``(B, T)``, holds no token, or T exceeds `longest`.
     """
     if not is_integer(dtype):
-        raise TypeError(f"ids must have an integer dtype, got {dtype}")
+        raise TypeError(f"{name} must have an integer dtype, got {dtype}")
     if len(shape) != 2:
-        raise ValueError(f"ids must have shape (B, T), got {_show(shape)}")
+        raise ValueError(f"{name} must have shape (B, T), got {_show(shape)}")
     if shape[0] < 1 or shape[1] < 1:
-        raise ValueError(f"ids must hold at least 1 token, got shape {_show(shape)}")
+        raise ValueError(f"{name} must hold at least 1 token, got shape {_show(shape)}")
     if longest is not None and shape[1] > longest:
         raise ValueError(f"number of tokens ({shape[1]}) must be at most {longest_name} ({longest})")
 

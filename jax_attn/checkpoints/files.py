@@ -5,7 +5,6 @@ The twin is `torch_attn.checkpoints.files`.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -100,5 +99,5 @@ class Pretrained:
             CheckpointError: (a ValueError) the folder exists or can't be written.
         """
         module: Any = self
-        config = configs.own_config(type(self).__name__, dataclasses.asdict(self.config))
+        config = configs.own_config(type(self).__name__, self.config)
         modules.save("flax", module, Path(folder), "torch", "safetensors", None, overwrite, config)

@@ -1,0 +1,76 @@
+"""Configs as JSON and back: every object a mapping with the name of its class beside its fields."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from .. import masks
+from ..masks import description, positions
+from . import (
+    cross_attention,
+    decoder_model,
+    feed_forward,
+    grouped_query_attention,
+    mixture_of_experts,
+    position,
+)
+
+CLASS = "class"
+
+_CLASSES: dict[str, type] = {
+    one.__name__: one
+    for room in (cross_attention, decoder_model, feed_forward, grouped_query_attention, mixture_of_experts, position)
+    for one in vars(room).values()
+    if isinstance(one, type) and dataclasses.is_dataclass(one) and one.__module__.startswith(__package__)
+} | {
+    one.__name__: one
+    for room in (description, positions)
+    for one in vars(room).values()
+    if isinstance(one, type) and issubclass(one, masks.Mask) and dataclasses.is_dataclass(one)
+}
+
+
+def as_json(value: Any) -> Any:
+    """Return a config, or a part of one, as JSON has it.
+
+    Raises:
+        TypeError: it holds what JSON can't say, such as a mask with an array.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return [as_json(one) for one in value]
+    if type(value).__name__ not in _CLASSES:
+        raise TypeError(f"{type(value).__name__} in a config can't be written to a file")
+    fields = {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
+    return {CLASS: type(value).__name__, **fields}
+
+
+def from_json(document: Any) -> Any:
+    """Return the config that `as_json` wrote.
+
+    Raises:
+        TypeError: a value of the wrong type.
+        ValueError: a class that is not known, or fields that are none of its, missing, or do not fit.
+    """
+    if isinstance(document, list):
+        return tuple(from_json(one) for one in document)
+    if not isinstance(document, Mapping):
+        return document
+    name = document.get(CLASS)
+    if not isinstance(name, str) or name not in _CLASSES:
+        raise ValueError(f"class ({name!r}) of a config must be one of {', '.join(sorted(_CLASSES))}")
+    kind = _CLASSES[name]
+    known = {field.name for field in dataclasses.fields(kind) if field.init}
+    needed = {
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
+    given = {key: value for key, value in document.items() if key != CLASS}
+    for what, names in (("unknown", given.keys() - known), ("missing", needed - given.keys())):
+        if names:
+            raise ValueError(f"{name} has {what} fields: {', '.join(sorted(map(str, names)))}")
+    return kind(**{key: from_json(value) for key, value in given.items()})

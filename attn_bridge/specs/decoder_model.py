@@ -1,0 +1,181 @@
+"""Decoders as they are published since GPT-2: a config made of those of attention, feed-forward, norms and head."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, get_args
+
+from .base import Config, Parameter, linear
+from .differential_attention import DifferentialAttentionConfig
+from .feed_forward import FeedForwardConfig
+from .gated_delta_net import GatedDeltaNetConfig
+from .grouped_query_attention import GroupedQueryAttentionConfig
+from .layer_norm import LayerNormConfig
+from .linear_attention import LinearAttentionConfig
+from .mixture_of_experts import MixtureOfExpertsConfig
+from .model import ModelConfig, below, table
+from .multi_head_latent_attention import MultiHeadLatentAttentionConfig
+from .rms_norm import RMSNormConfig
+
+Norm = RMSNormConfig | LayerNormConfig
+FeedForward = FeedForwardConfig | MixtureOfExpertsConfig
+Attention = (
+    GroupedQueryAttentionConfig
+    | MultiHeadLatentAttentionConfig
+    | GatedDeltaNetConfig
+    | LinearAttentionConfig
+    | DifferentialAttentionConfig
+)
+Norms = Literal["pre", "post", "sandwich", "parallel"]
+
+_NORMS = {
+    "pre": ("norm1", "norm2"),
+    "post": ("post_norm1", "post_norm2"),
+    "sandwich": ("norm1", "post_norm1", "norm2", "post_norm2"),
+    "parallel": ("norm1",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderBlockConfig(Config):
+    """Attention and feed-forward layers, each added to what it was given.
+
+    Attributes:
+        attention: config of the attention.
+        feed_forward: config of the feed-forward layers, or of a mixture of experts.
+        norm: config of every norm of the block.
+        norms: where they stand: before attention and feed-forward (``pre``), after them (``post``, OLMo 2), both
+            (``sandwich``, Gemma), or one before the two of them, which run side by side (``parallel``, GPT-J).
+        residual_scale: factor of what is added (Granite).
+        dropout: rate at which it is dropped in training.
+    """
+
+    attention: Attention
+    feed_forward: FeedForward
+    norm: Norm
+    norms: Norms = "pre"
+    residual_scale: float = 1.0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._require_kind("attention", Attention)
+        self._require_kind("feed_forward", FeedForward)
+        self._require_kind("norm", Norm)
+        self._require_choice("norms", get_args(Norms))
+        self._require_positive_number("residual_scale")
+        self._require_rates("dropout")
+        width = self.attention.d_in
+        wrong = {"d_out of attention": getattr(self.attention, "d_out", width), "d_in of feed_forward":
+                 self.feed_forward.d_in, "emb_dim of norm": self.norm.emb_dim}  # fmt: skip
+        for name, value in wrong.items():
+            if value != width:
+                raise ValueError(f"{name} ({value}) must be d_in of attention ({width})")
+
+    @property
+    def emb_dim(self) -> int:
+        """Width of input and output."""
+        return self.attention.d_in
+
+    @property
+    def attention_name(self) -> str:
+        """Name of the attention in the block: linear attention has one of its own, as layers of both kinds mix."""
+        return "linear_att" if isinstance(self.attention, GatedDeltaNetConfig | LinearAttentionConfig) else "att"
+
+    @property
+    def norm_names(self) -> tuple[str, ...]:
+        """Names of the norms that there are, in order of execution."""
+        return _NORMS[self.norms]
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Attention, feed-forward and norms."""
+        return (
+            *below(self.attention_name, self.attention.parameters),
+            *below("ff", self.feed_forward.parameters),
+            *(row for name in self.norm_names for row in below(name, self.norm.parameters)),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig(ModelConfig):
+    """Token embeddings, blocks one by one, the last norm, and the head.
+
+    Attributes:
+        vocab_size: number of tokens.
+        emb_dim: width of the blocks.
+        blocks: config of every block.
+        norm: config of the norm after the blocks; None is none.
+        tie: whether the head's matrix is that of the embeddings.
+        embedding_scale: factor of the embeddings (Gemma, Granite).
+        embedding_norm: config of a norm of the embeddings (BLOOM).
+        num_positions: rows of a table of positions that is added to the embeddings (GPT-2); None is no table.
+        logit_scale: factor of the logits (Granite).
+        logit_softcap: logits become ``logit_softcap * tanh(logits / logit_softcap)`` (Gemma 2).
+        dropout: rate at which embeddings are dropped in training.
+    """
+
+    vocab_size: int
+    emb_dim: int
+    blocks: tuple[DecoderBlockConfig, ...]
+    norm: Norm | None
+    tie: bool = False
+    embedding_scale: float = 1.0
+    embedding_norm: Norm | None = None
+    num_positions: int | None = None
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._require_positive_ints("vocab_size", "emb_dim", *(["num_positions"] if self.num_positions else []))
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+        if not self.blocks:
+            raise ValueError("blocks must hold at least 1 block")
+        for number, block in enumerate(self.blocks):
+            if not isinstance(block, DecoderBlockConfig):
+                raise TypeError(f"blocks[{number}] must be a DecoderBlockConfig, got {type(block).__name__}")
+            if block.emb_dim != self.emb_dim:
+                raise ValueError(f"width of blocks[{number}] ({block.emb_dim}) must be emb_dim ({self.emb_dim})")
+        self._require_bools("tie")
+        self._require_positive_number("embedding_scale", "logit_scale")
+        if self.logit_softcap is not None:
+            self._require_positive_number("logit_softcap")
+        self._require_rates("dropout")
+        for name in ("norm", "embedding_norm"):
+            norm = getattr(self, name)
+            if norm is not None:
+                self._require_kind(name, Norm)
+                if norm.emb_dim != self.emb_dim:
+                    raise ValueError(f"emb_dim of {name} ({norm.emb_dim}) must be emb_dim ({self.emb_dim})")
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Embeddings, the blocks one by one, the last norm, and the head, unless it is tied."""
+        return (
+            *self.embedding_parameters,
+            *(row for i, block in enumerate(self.blocks) for row in below(f"trf_blocks.{i}", block.parameters)),
+            *self.head_parameters,
+        )
+
+    def tied_weights(self, side: Literal["torch", "flax"]) -> dict[str, str]:
+        """Return the name that a checkpoint may hold beside the one that is tied to it -> that one."""
+        if not self.tie:
+            return {}
+        return {"out_head.weight": "tok_emb.weight"} if side == "torch" else {"out_head.kernel": "tok_emb.embedding"}
+
+    @property
+    def embedding_parameters(self) -> tuple[Parameter, ...]:
+        """What stands before the blocks."""
+        return (
+            table("tok_emb", self.vocab_size, self.emb_dim),
+            *((table("pos_emb", self.num_positions, self.emb_dim),) if self.num_positions else ()),
+            *(below("emb_norm", self.embedding_norm.parameters) if self.embedding_norm is not None else ()),
+        )
+
+    @property
+    def head_parameters(self) -> tuple[Parameter, ...]:
+        """What stands behind them."""
+        return (
+            *(below("final_norm", self.norm.parameters) if self.norm is not None else ()),
+            *(() if self.tie else linear("out_head", self.emb_dim, self.vocab_size, bias=False)),
+        )

@@ -1,0 +1,76 @@
+"""Feed-forward layers: two matrices with an activation between them, or three, one of which gates (2002.05202)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal, get_args
+
+from ..validation import check_number
+from .base import Config, Parameter, linear
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClampedGate:
+    """How gpt-oss gates (arXiv 2508.10925): both halves are clipped, and the one that is gated counts from 1.
+
+    Attributes:
+        limit: the gate is at most this, what it gates between this and its negative.
+        alpha: the gate is multiplied by the sigmoid of `alpha` times itself.
+    """
+
+    limit: float = 7.0
+    alpha: float = 1.702
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "alpha"):
+            check_number(name, getattr(self, name))
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be positive and finite")
+            object.__setattr__(self, name, float(getattr(self, name)))
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedForwardConfig(Config):
+    """Widths, activation and biases.
+
+    Attributes:
+        d_in: width of the input, and of the output.
+        hidden_dim: width between the matrices.
+        activation: ``silu``, ``gelu``, its approximation by tanh ``gelu_tanh``, or ``relu``.
+        gated: whether the activation of one projection multiplies another: ``fc3(activation(fc1(x)) * fc2(x))``.
+        bias: whether the matrices have biases.
+        clamp: how gpt-oss clips the gate and what it gates; for ``silu`` alone.
+    """
+
+    d_in: int
+    hidden_dim: int
+    activation: Activation = "silu"
+    gated: bool = True
+    bias: bool = False
+    clamp: ClampedGate | None = None
+
+    def __post_init__(self) -> None:
+        self._require_positive_ints("d_in", "hidden_dim")
+        self._require_choice("activation", get_args(Activation))
+        self._require_bools("gated", "bias")
+        if self.clamp is not None:
+            self._require_kind("clamp", ClampedGate)
+            if not self.gated or self.activation != "silu":
+                raise ValueError(f"clamp ({self.clamp}) needs a gate with activation 'silu'")
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Two linear layers in a list with the activation, or three with names of their own."""
+        if not self.gated:
+            return (
+                *linear("layers.0", self.d_in, self.hidden_dim, bias=self.bias),
+                *linear("layers.2", self.hidden_dim, self.d_in, bias=self.bias),
+            )
+        return (
+            *linear("fc1", self.d_in, self.hidden_dim, bias=self.bias),
+            *linear("fc2", self.d_in, self.hidden_dim, bias=self.bias),
+            *linear("fc3", self.hidden_dim, self.d_in, bias=self.bias),
+        )

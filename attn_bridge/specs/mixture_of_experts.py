@@ -1,0 +1,140 @@
+"""Mixtures of experts: a router sends every token to a few of many feed-forward layers (arXiv 2101.03961)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal, get_args
+
+from ..validation import check_number
+from .base import Config, Parameter, linear, vector
+from .feed_forward import FeedForwardConfig
+from .model import below
+
+Scores = Literal["softmax", "sigmoid"]
+GroupScore = Literal["max", "top2"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertGroups:
+    """Groups of experts, of which a token takes some before it takes experts (DeepSeek, arXiv 2412.19437).
+
+    Attributes:
+        number: how many groups there are.
+        chosen: how many of them a token takes.
+        score: a group counts as much as its best expert (``max``, DeepSeek V2) or its best two together (``top2``, V3).
+    """
+
+    number: int
+    chosen: int
+    score: GroupScore = "max"
+
+    def __post_init__(self) -> None:
+        for name in ("number", "chosen"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} of groups must be an integer, got {type(value).__name__}")
+        if not 1 <= self.chosen <= self.number:
+            raise ValueError(f"chosen groups ({self.chosen}) must be at least 1 and at most all ({self.number})")
+        if self.score not in get_args(GroupScore):
+            raise ValueError(f"score of groups ({self.score!r}) must be 'max' or 'top2'")
+
+
+@dataclasses.dataclass(frozen=True)
+class Router(Config):
+    """How the experts of a token, and their weights, come from its scores, in float32 or wider.
+
+    Attributes:
+        scores: what the logits become before experts are chosen: ``softmax`` over all of them, or ``sigmoid`` of each.
+        normalise: whether the weights of the chosen experts are divided by their sum; after ``softmax`` that is the
+            softmax over the chosen ones (Mixtral, gpt-oss).
+        scale: factor of the weights at the end.
+        bias: whether the logits have a bias.
+        correction: whether a learned bias joins the scores where experts are chosen, and not in their weights
+            (DeepSeek V3, arXiv 2408.15664).
+        groups: what of the experts a token may choose from; None is all.
+    """
+
+    scores: Scores = "softmax"
+    normalise: bool = True
+    scale: float = 1.0
+    bias: bool = False
+    correction: bool = False
+    groups: ExpertGroups | None = None
+
+    def __post_init__(self) -> None:
+        self._require_choice("scores", get_args(Scores))
+        self._require_bools("normalise", "bias", "correction")
+        check_number("scale", self.scale)
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"scale ({self.scale}) must be positive and finite")
+        object.__setattr__(self, "scale", float(self.scale))
+        if self.groups is not None:
+            self._require_kind("groups", ExpertGroups)
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureOfExpertsConfig(Config):
+    """Experts, the router, and what every token goes to.
+
+    Attributes:
+        expert: config of every expert.
+        num_experts: how many there are.
+        top_k: how many a token goes to.
+        router: how it comes by them.
+        shared: feed-forward layers that every token goes to as well; None is none.
+        shared_gate: whether those are multiplied by the sigmoid of a projection of the token to one number.
+    """
+
+    expert: FeedForwardConfig
+    num_experts: int
+    top_k: int
+    router: Router = dataclasses.field(default_factory=Router)
+    shared: FeedForwardConfig | None = None
+    shared_gate: bool = False
+
+    def __post_init__(self) -> None:
+        self._require_kind("expert", FeedForwardConfig)
+        self._require_positive_ints("num_experts", "top_k")
+        self._require_kind("router", Router)
+        self._require_bools("shared_gate")
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k ({self.top_k}) must be at most num_experts ({self.num_experts})")
+        if not self.expert.gated:
+            raise ValueError(f"expert ({self.expert}) must be gated")
+        if self.shared is not None:
+            self._require_kind("shared", FeedForwardConfig)
+            if self.shared.d_in != self.d_in or not self.shared.gated:
+                raise ValueError(f"shared ({self.shared}) must be gated and of the width of the experts ({self.d_in})")
+        elif self.shared_gate:
+            raise ValueError(f"shared_gate ({self.shared_gate}) needs shared")
+        groups = self.router.groups
+        if groups is not None:
+            if self.num_experts % groups.number:
+                raise ValueError(f"num_experts ({self.num_experts}) must be a multiple of groups ({groups.number})")
+            size = self.num_experts // groups.number
+            if self.top_k > groups.chosen * size:
+                raise ValueError(f"top_k ({self.top_k}) must be at most the experts of the chosen groups")
+            if groups.score == "top2" and size < 2:
+                raise ValueError(f"groups of {size} expert have no best two, which their score needs")
+
+    @property
+    def d_in(self) -> int:
+        """Width of the input, and of the output."""
+        return self.expert.d_in
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The router, the experts one by one, and what every token goes to."""
+        correction = vector("correction_bias", self.num_experts)
+        router = (
+            *linear("router", self.d_in, self.num_experts, bias=self.router.bias),
+            *(below("router", [correction]) if self.router.correction else ()),
+        )
+        experts = (row for j in range(self.num_experts) for row in below(f"experts.{j}", self.expert.parameters))
+        return (
+            *router,
+            *experts,
+            *(below("shared", self.shared.parameters) if self.shared is not None else ()),
+            *(linear("shared_gate", self.d_in, 1, bias=False) if self.shared_gate else ()),
+        )

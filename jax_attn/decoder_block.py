@@ -1,0 +1,115 @@
+"""Blocks of decoders: attention and feed-forward layers, with norms before or after them.
+
+Twins: `jax_attn.decoder_block`, `torch_attn.decoder_block`. Letters: B batch, T query position, S key
+position, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from attn_bridge.specs import DecoderBlockConfig, LayerNormConfig, MixtureOfExpertsConfig, RMSNormConfig, variant_of
+
+from .differential_attention import DifferentialAttention
+from .dropout import Dropout
+from .feed_forward import make_feed_forward
+from .gated_delta_net import GatedDeltaNet
+from .grouped_query_attention import GroupedQueryAttention
+from .layer_norm import LayerNorm
+from .linear_attention import LinearAttention
+from .mixture_of_experts import MixtureOfExperts
+from .multi_head_latent_attention import MultiHeadLatentAttention
+from .random import Rngs
+from .rms_norm import RMSNorm
+
+ATTENTIONS: dict[str, Any] = {
+    one.__name__: one
+    for one in (
+        GroupedQueryAttention,
+        MultiHeadLatentAttention,
+        GatedDeltaNet,
+        LinearAttention,
+        DifferentialAttention,
+    )
+}
+
+
+class DecoderBlock(nnx.Module):
+    """Attention and feed-forward layers, each added to what it was given.
+
+    Args:
+        config: those of attention, feed-forward and norms, and where the norms stand.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+    """
+
+    def __init__(self, config: DecoderBlockConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+        self.config = config
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        attention = ATTENTIONS[variant_of(config.attention).name]
+        setattr(self, config.attention_name, attention(config.attention, **options))
+        if isinstance(config.feed_forward, MixtureOfExpertsConfig):
+            self.ff = MixtureOfExperts(config.feed_forward, **options)
+        else:
+            self.ff = make_feed_forward(config.feed_forward, **options)
+        for name in config.norm_names:
+            setattr(self, name, make_norm(config.norm, **options))
+        self.drop_shortcut = Dropout(config.dropout, rngs=rngs)
+
+    @property
+    def attention(self) -> Any:
+        """The attention, whatever its name."""
+        return getattr(self, self.config.attention_name)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        *,
+        attention_mask: Bool[Array, "..."] | None = None,
+        positions: Int[Array, "... T"] | None = None,
+        cache: Any = None,
+    ) -> Any:
+        """Return ``x`` of shape ``(B, T, D)`` with what attention and feed-forward layers add to it.
+
+        Args:
+            x: ``(B, T, D)``.
+            attention_mask: bool ``(B, S)``, ``False`` where padding stands, or broadcastable to ``(B, H, T, S)``.
+            positions: integers ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
+            cache: of `init_cache`; it is returned behind the output then.
+        """
+        arguments = {"attention_mask": attention_mask, "cache": cache}
+        if positions is not None and hasattr(self.config.attention, "position"):
+            arguments["positions"] = positions
+        norms, scale = self.config.norms, self.config.residual_scale
+        normed = self.norm1(x) if "norm1" in self.config.norm_names else x
+        attended = self.attention(normed, **arguments)
+        if cache is not None:
+            attended, cache = attended
+        if norms == "parallel":
+            x = x + self.drop_shortcut(attended + self.ff(normed)) * scale
+            return x if cache is None else (x, cache)
+        if "post_norm1" in self.config.norm_names:
+            attended = self.post_norm1(attended)
+        x = x + self.drop_shortcut(attended) * scale
+        added = self.ff(self.norm2(x) if "norm2" in self.config.norm_names else x)
+        if "post_norm2" in self.config.norm_names:
+            added = self.post_norm2(added)
+        x = x + self.drop_shortcut(added) * scale
+        return x if cache is None else (x, cache)
+
+    def init_cache(self, batch_size: int, capacity: int) -> Any:
+        """Return the cache of the attention without tokens, for `batch_size` sequences of at most `capacity` tokens."""
+        return self.attention.init_cache(batch_size, capacity)
+
+
+def make_norm(config: RMSNormConfig | LayerNormConfig, **options: Any) -> RMSNorm | LayerNorm:
+    """Return the norm of a config; `options` are those of both classes."""
+    if isinstance(config, RMSNormConfig):
+        return RMSNorm(config.emb_dim, config.eps, config.unit_offset, **options)
+    return LayerNorm(config.emb_dim, config.eps, config.affine, **options)

@@ -1,0 +1,128 @@
+"""Drawing tokens one after another: the prompt at once, then each new token with a cache.
+
+Twins: `jax_attn.decoding.generation`, `torch_attn.decoding.generation`. Letters: B batch, T prompt, N prompt and new
+tokens, V size of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int
+
+from attn_bridge.generation import Options, check_padding
+from attn_bridge.specs.model import check_ids, check_range
+
+from .. import functional
+from ..random import TorchRngs
+
+
+def generate(
+    model: Any,
+    tokens: Int[Array, "B T"],
+    options: Options,
+    rng: Any = None,
+    attention_mask: Bool[Array, "B T"] | None = None,
+) -> Int[Array, "B N"]:
+    """Return prompt and new tokens; see `DecoderModel.generate`.
+
+    One number per row and token is drawn from `rng` beforehand, so that the twins draw alike.
+    """
+    check_ids(functional.dtype_name(tokens), functional.shape_of(tokens), name="tokens")
+    known = np.asarray(tokens).astype(np.int32)
+    check_range("tokens", int(known.min()), int(known.max()), model.config.vocab_size)
+    options.check(model.config.vocab_size)
+    batch, given = known.shape
+    new = options.max_new_tokens
+    numbers = _uniform(rng, (new, batch)) if options.temperature > 0 else jnp.zeros((new, batch))
+    padding = np.zeros((batch, 1), np.int32)
+    if attention_mask is not None:
+        mask = np.asarray(attention_mask)
+        check_padding(mask.shape, functional.dtype_name(attention_mask), mask, given)
+        padding = (given - mask.sum(-1, keepdims=True)).astype(np.int32)
+    model = nnx.view(model, deterministic=True, raise_if_not_found=False)
+    logits, cache = _read(model, known, padding, attention_mask, new)
+    found = np.pad(known, ((0, 0), (0, new)))
+    return _continue(model, jnp.asarray(found), padding, logits, cache, numbers, given, options)
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _read(model: Any, tokens: Array, padding: Array, mask: Array | None, new: int) -> tuple[Array, Any]:
+    """Return the logits of the last token of a prompt, and a cache with room for what follows."""
+    batch, given = tokens.shape
+    cache = model.init_cache(batch, given + new)
+    at = jnp.maximum(jnp.arange(given, dtype=jnp.int32) - padding, 0)
+    logits, cache = model(tokens, attention_mask=mask, positions=at, cache=cache)
+    return logits[:, -1], cache
+
+
+@functools.partial(jax.jit, static_argnums=7)
+def _continue(
+    model: Any,
+    found: Array,
+    padding: Array,
+    logits: Array,
+    cache: Any,
+    numbers: Array,
+    given: Array,
+    options: Options,
+) -> Array:
+    """Return all tokens: each is drawn from the logits, and read for the next ones, in one program."""
+    is_done = jnp.zeros(found.shape[0], bool)
+    new = numbers.shape[0]
+
+    def draw(step: Array, found: Array, logits: Array, is_done: Array) -> tuple[Array, Array, Array]:
+        token = pick(logits, numbers[step], options).astype(found.dtype)
+        if options.eos is not None:
+            token = jnp.where(is_done, options.eos, token)
+            is_done = is_done | (token == options.eos)
+        return lax.dynamic_update_slice_in_dim(found, token[:, None], given + step, 1), token, is_done
+
+    def advance(step: Array, held: Any) -> Any:
+        found, logits, cache, is_done = held
+        found, token, is_done = draw(step, found, logits, is_done)
+        logits, cache = model(token[:, None], positions=given + step - padding, cache=cache)
+        return found, logits[:, -1], cache, is_done
+
+    found, logits, _, is_done = lax.fori_loop(0, new - 1, advance, (found, logits, cache, is_done))
+    return draw(jnp.asarray(new - 1), found, logits, is_done)[0]
+
+
+def pick(logits: Float[Array, "B V"], numbers: Float[Array, "B"], options: Options) -> Int[Array, "B"]:
+    """Return a token of each row: the likeliest, or the one where a number from [0, 1) falls among the likely ones.
+
+    Args:
+        logits: ``(B, V)``.
+        numbers: ``(B,)``, in [0, 1).
+        options: how to draw.
+    """
+    if options.temperature == 0:
+        return logits.argmax(-1)
+    logits = logits.astype(functional.wide_dtype(logits)) / options.temperature
+    if options.top_k is not None and options.top_k < logits.shape[-1]:
+        least = jnp.sort(logits, -1, descending=True)[:, options.top_k - 1, None]
+        logits = jnp.where(logits < least, -jnp.inf, logits)
+    if options.top_p is not None:
+        ordered = jnp.sort(logits, -1, descending=True)
+        likely = jax.nn.softmax(ordered, -1)
+        before = jnp.cumsum(likely, -1) - likely
+        least = jnp.where(before < options.top_p, ordered, jnp.inf).min(-1, keepdims=True)
+        logits = jnp.where(logits < least, -jnp.inf, logits)
+    below = jnp.cumsum(jax.nn.softmax(logits, -1), -1)
+    total = below[:, -1:]
+    return ((below <= numbers[:, None].astype(below.dtype) * total) & (below < total)).sum(-1)
+
+
+def _uniform(rng: Any, shape: tuple[int, int]) -> Float[Array, "N B"]:
+    """Return float32 numbers from [0, 1)."""
+    if rng is None:
+        raise ValueError("rng (None) must be a key, a stream of nnx.Rngs, or a TorchRngs where temperature is above 0")
+    if isinstance(rng, TorchRngs):
+        return rng.uniform(shape)
+    return jax.random.uniform(rng() if callable(rng) else rng, shape, jnp.float32)

@@ -1,0 +1,104 @@
+"""Mixtures of experts: a router sends every token to a few of many feed-forward layers (arXiv 2101.03961).
+
+Twins: `jax_attn.mixture_of_experts`, `torch_attn.mixture_of_experts`. Letters: n token, e expert, k one of its choices.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int
+
+from attn_bridge.specs import MixtureOfExpertsConfig
+
+from . import functional
+from .decoding import running
+from .feed_forward import GatedFeedForward
+from .initial_weights import linear
+from .random import Rngs
+
+
+class MixtureOfExperts(nnx.Module):
+    """The sum of what a token's experts give, each by its weight, and of what shared layers give to every token.
+
+    Args:
+        config: the experts, how many of them a token goes to, the router, and what is shared.
+        rngs: source of the initial weights (stream ``params``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one; scores and weights
+            of the experts are float32 or wider.
+    """
+
+    def __init__(
+        self, config: MixtureOfExpertsConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None
+    ):
+        self.config = config
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        self.router = linear(config.d_in, config.num_experts, config.router.bias, **options)
+        if config.router.correction:
+            self.router.correction_bias = nnx.Param(jnp.zeros(config.num_experts, param_dtype))
+        self.experts = nnx.List(GatedFeedForward(config.expert, **options) for _ in range(config.num_experts))
+        if config.shared is not None:
+            self.shared = GatedFeedForward(config.shared, **options)
+        if config.shared_gate:
+            self.shared_gate = linear(config.d_in, 1, bias=False, **options)
+
+    def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
+        """Apply the layers to ``x`` of shape ``(..., d_in)``, each token on its own."""
+        tokens = x.reshape(-1, self.config.d_in)
+        chosen, weights = self.choose(tokens)
+        weights = weights.astype(x.dtype)
+        out = jnp.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            is_here = chosen == number
+            weight = jnp.where(is_here, weights, 0.0).sum(-1, keepdims=True)
+            if not running.is_known(is_here):  # shapes must not depend on numbers: all tokens or none
+                add = functools.partial(lambda expert, out, weight: out + expert(tokens) * weight, expert)
+                out = jax.lax.cond(is_here.any(), add, lambda out, weight: out, out, weight)
+                continue
+            (rows,) = np.nonzero(np.asarray(is_here).any(-1))
+            if len(rows):
+                out = out.at[rows].add(expert(tokens[rows]) * weight[rows])
+        out = out.reshape(x.shape)
+        if self.config.shared is None:
+            return out
+        shared = self.shared(x)
+        if self.config.shared_gate:
+            shared = shared * jax.nn.sigmoid(self.shared_gate(x))
+        return out + shared
+
+    def choose(self, tokens: Float[Array, "n d"]) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
+        """Return the numbers of each token's experts ``(N, top_k)``, and their weights, float32 or wider."""
+        config, router = self.config, self.config.router
+        wide = functional.wide_dtype(tokens)
+        logits = tokens.astype(wide) @ self.router.kernel.astype(wide)
+        if router.bias:
+            logits = logits + self.router.bias.astype(wide)
+        scores = jax.nn.softmax(logits, -1) if router.scores == "softmax" else jax.nn.sigmoid(logits)
+        preferred = scores
+        if router.correction:
+            preferred = scores + self.router.correction_bias.astype(wide)
+        if router.groups is not None:
+            preferred = self._in_best_groups(preferred)
+        chosen = jax.lax.top_k(preferred, config.top_k)[1]
+        weights = jnp.take_along_axis(scores, chosen, -1)
+        if router.normalise:
+            weights = weights / weights.sum(-1, keepdims=True)
+        return chosen, weights * router.scale
+
+    def _in_best_groups(self, preferred: Float[Array, "n e"]) -> Float[Array, "n e"]:
+        """Return the scores of the experts in each token's best groups; all others are minus infinity."""
+        groups = self.config.router.groups
+        assert groups is not None, "asked for where there are groups"
+        grouped = rearrange(preferred, "n (g e) -> n g e", g=groups.number)
+        best = jax.lax.top_k(grouped, 2 if groups.score == "top2" else 1)[0].sum(-1)
+        taken = jax.lax.top_k(best, groups.chosen)[1]
+        is_taken = (taken[:, :, None] == jnp.arange(groups.number)).any(1)
+        return rearrange(jnp.where(is_taken[:, :, None], grouped, -jnp.inf), "n g e -> n (g e)")

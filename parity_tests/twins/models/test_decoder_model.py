@@ -1,0 +1,191 @@
+"""`DecoderModel` in both backends against `transformers`: logits, hidden states, gradients, caches, tokens."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+import jax_attn
+import torch_attn
+from attn_bridge import torch_to_flax
+from jax_attn.backend import get_weights as get_flax_weights
+from torch_attn._parity.running.promotion import promoted
+from torch_attn.backend import get_weights, to_numpy
+from torch_attn.random import JaxRngs
+
+from ...support.decoder_oracle import DECODERS, TOKENS, VOCABULARY, Oracle, run
+
+PACKAGES = {"torch": torch_attn, "flax": jax_attn}
+NAMES = list(DECODERS)
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@pytest.fixture(scope="module", params=PACKAGES)
+def side(request):
+    return request.param
+
+
+@functools.cache
+def load(side: str, name: str) -> Any:
+    return PACKAGES[side].DecoderModel.from_pretrained(run(name).folder)
+
+
+@nnx.jit
+def _run_flax(model, ids, mask, positions):
+    x, hidden = model.embed(ids, positions), []
+    for block in model.trf_blocks:
+        hidden.append(x)
+        x = block(x, attention_mask=mask, positions=positions)
+    return model(ids, attention_mask=mask, positions=positions), hidden
+
+
+@torch.no_grad()
+def _run_torch(model, ids, mask, positions):
+    hidden = []
+    hooks = [block.register_forward_pre_hook(lambda _, args: hidden.append(args[0])) for block in model.trf_blocks]
+    logits = model(ids, attention_mask=mask, positions=positions)
+    for hook in hooks:
+        hook.remove()
+    return logits, hidden
+
+
+def outputs(side: str, name: str, oracle: Oracle) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the logits, and what goes into each block."""
+    given = oracle.ids, oracle.mask, oracle.positions
+    if side == "torch":
+        logits, hidden = _run_torch(load(side, name), *map(torch.tensor, given))
+        return to_numpy(logits), list(map(to_numpy, hidden))
+    logits, hidden = _run_flax(load(side, name), *map(jnp.asarray, given))
+    return np.asarray(logits), list(map(np.asarray, hidden))
+
+
+def assert_close(found, wanted, rows, limit):
+    assert found.shape == wanted.shape
+    assert found.dtype == wanted.dtype == np.float64
+    assert np.abs(found - wanted)[rows].max() <= limit * np.abs(wanted[rows]).max()
+
+
+@pytest.mark.parametrize("padded", ["none", "left", "right"])
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_hidden_states_are_those_of_transformers(side, name, padded):
+    oracle = run(name, padded)
+    logits, hidden = outputs(side, name, oracle)
+    assert_close(logits, oracle.logits, oracle.mask, 1e-10)
+    assert len(hidden) == len(oracle.hidden) - 1
+    for one, wanted in zip(hidden, oracle.hidden, strict=False):
+        assert_close(one, wanted, oracle.mask, 1e-10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cache_changes_nothing(side, name):
+    model, oracle = load(side, name), run(name, "left")
+    whole, _ = outputs(side, name, oracle)
+    as_array = torch.tensor if side == "torch" else jnp.asarray
+    cache, parts, stop = model.init_cache(3, TOKENS + 2), [], 0
+    with torch.no_grad():
+        for count in (8, 1, 1, TOKENS - 10):
+            begin, stop = stop, stop + count
+            mask, at = as_array(oracle.mask[:, :stop]), as_array(oracle.positions[:, begin:stop])
+            ids = as_array(oracle.ids[:, begin:stop])
+            logits, cache = model(ids, attention_mask=mask, positions=at, cache=cache)
+            parts.append(np.asarray(logits))
+    assert_close(np.concatenate(parts, 1), whole, oracle.mask, 1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_of_all_parameters_are_those_of_transformers(name):
+    oracle = run(name, "left")
+    cotangent = np.random.default_rng(3).standard_normal(oracle.logits.shape) * oracle.mask[:, :, None]
+    mask, positions = torch.tensor(oracle.mask), torch.tensor(oracle.positions)
+    at = {} if DECODERS[name][0] == "bloom" else {"position_ids": positions}
+    theirs, ours = oracle.model, load("torch", name)
+    with promoted():
+        theirs.zero_grad()
+        logits = theirs(torch.tensor(oracle.ids), attention_mask=mask.long(), **at, use_cache=False).logits
+        logits.backward(torch.tensor(cotangent))
+    held = {key: parameter.data for key, parameter in theirs.named_parameters()}
+    for parameter in theirs.parameters():  # read under the names of ours, by the same way as the weights
+        parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    wanted = ours_of(theirs, name)
+    for key, parameter in theirs.named_parameters():
+        parameter.data = held[key]
+    ours.zero_grad()
+    logits = ours(torch.tensor(oracle.ids), attention_mask=mask, positions=positions)
+    logits.backward(torch.tensor(cotangent))
+    found = {
+        key: np.zeros(one.shape) if one.grad is None else to_numpy(one.grad) for key, one in ours.named_parameters()
+    }
+    learned = [key for key in found if not key.endswith("correction_bias")]
+    for key in learned:
+        assert np.abs(found[key] - wanted[key]).max() <= 1e-10 * max(1e-3, np.abs(wanted[key]).max()), key
+    flax = load("flax", name)
+    graph, state = nnx.split(flax)
+
+    @jax.jit
+    def loss(state):
+        given = jnp.asarray(oracle.ids), jnp.asarray(oracle.mask), jnp.asarray(oracle.positions)
+        out = nnx.merge(graph, state)(given[0], attention_mask=given[1], positions=given[2])
+        return (out * cotangent).sum()
+
+    gradients = get_flax_weights(nnx.merge(graph, jax.grad(loss)(state)))
+    wanted = torch_to_flax(found, flax.config.rules())
+    for key, one in gradients.items():
+        assert np.abs(one - wanted[key]).max() <= 1e-10 * max(1e-3, np.abs(wanted[key]).max()), key
+
+
+def ours_of(model: Any, name: str) -> dict[str, np.ndarray]:
+    """Return the arrays of a model of `transformers` under our names."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return get_weights(torch_attn.DecoderModel.from_pretrained(folder))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_64_greedy_tokens_are_those_of_transformers(side, name):
+    oracle = run(name, "left")
+    with promoted(), torch.no_grad():
+        wanted = oracle.model.generate(
+            torch.tensor(oracle.ids),
+            attention_mask=torch.tensor(oracle.mask).long(),
+            max_new_tokens=64,
+            do_sample=False,
+            eos_token_id=None,
+        )
+    model = load(side, name)
+    ids, mask = (torch.tensor if side == "torch" else jnp.asarray)(oracle.ids), oracle.mask
+    mask = torch.tensor(mask) if side == "torch" else jnp.asarray(mask)
+    found = model.generate(ids, 64, attention_mask=mask)
+    np.testing.assert_array_equal(np.asarray(found), wanted.numpy())
+
+
+@pytest.mark.parametrize("name", ["llama"])
+def test_sampled_tokens_are_the_same_from_the_same_stream(name):
+    ids = run(name).ids[:1]
+    options = {"temperature": 1.4, "top_k": 25, "top_p": 0.97}
+    first = load("torch", name).generate(torch.tensor(ids), 1000, rng=JaxRngs(draws=5).draws, **options)
+    second = load("flax", name).generate(jnp.asarray(ids), 1000, rng=nnx.Rngs(draws=5).draws, **options)
+    np.testing.assert_array_equal(first.numpy(), np.asarray(second))
+    assert len(np.unique(first.numpy())) > VOCABULARY // 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_either_backend_reads_what_the_other_saved(name, tmp_path):
+    load("torch", name).save_pretrained(tmp_path / "torch")
+    load("flax", name).save_pretrained(tmp_path / "flax")
+    for other, saved in (("flax", "torch"), ("torch", "flax")):
+        model = PACKAGES[other].DecoderModel.from_pretrained(tmp_path / saved)
+        assert model.config == load(other, name).config
+        weights = (get_weights if other == "torch" else get_flax_weights)(model)
+        known = (get_weights if other == "torch" else get_flax_weights)(load(other, name))
+        for key, array in known.items():
+            np.testing.assert_array_equal(weights[key], array)

@@ -1,0 +1,168 @@
+"""Decoders as they are published since GPT-2: Llama, Qwen, Gemma, DeepSeek and others, each a config.
+
+Twins: `jax_attn.decoder_model`, `torch_attn.decoder_model`. Letters: B batch, T query position, S key position, D
+width, V size of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from attn_bridge.generation import Options
+from attn_bridge.specs import DecoderConfig
+from attn_bridge.specs.model import check_ids
+
+from . import functional
+from .checkpoints import Pretrained
+from .decoder_block import DecoderBlock, make_norm
+from .decoding import generation
+from .decoding.cache import positions_of
+from .dropout import Dropout
+from .embedding import Embedding
+from .initial_weights import linear
+from .random import JaxRngs
+
+
+class DecoderModel(Pretrained, nn.Module):
+    """Token embeddings, blocks of attention and feed-forward layers, a norm, and logits.
+
+    Args:
+        config: a `DecoderConfig`; ``train()`` and ``eval()`` switch the dropout.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+            Its numbers are JAX's; None takes torch's global generator.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation.
+
+    Raises:
+        TypeError: `config` is something else.
+    """
+
+    def __init__(self, config: DecoderConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None):
+        super().__init__()
+        self.config = DecoderConfig.read(config)
+        config = self.config
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
+        self.tok_emb = Embedding(config.vocab_size, config.emb_dim, **options)
+        if config.num_positions is not None:
+            self.pos_emb = Embedding(config.num_positions, config.emb_dim, **options)
+        if config.embedding_norm is not None:
+            self.emb_norm = make_norm(config.embedding_norm, **options)
+        self.drop_emb = Dropout(config.dropout, rngs=rngs)
+        self.trf_blocks = nn.ModuleList(DecoderBlock(block, **options) for block in config.blocks)
+        if config.norm is not None:
+            self.final_norm = make_norm(config.norm, **options)
+        if not config.tie:
+            self.out_head = linear(config.emb_dim, config.vocab_size, bias=False, **options)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B T"],
+        *,
+        attention_mask: Bool[Tensor, "..."] | None = None,
+        positions: Int[Tensor, "... T"] | None = None,
+        cache: Sequence[Any] | None = None,
+    ) -> Any:
+        """Return the logits ``(B, T, V)`` of the token that follows each position.
+
+        Args:
+            tokens: token ids ``(B, T)``.
+            attention_mask: bool ``(B, S)``, ``False`` where padding stands, or broadcastable to ``(B, H, T, S)``; S
+                counts the tokens in the cache, too.
+            positions: integers ``(T,)`` or ``(B, T)``; by default the tokens are numbered, padding included, from 0 or
+                from where the cache ends.
+            cache: of `init_cache`; `tokens` follow those in it.
+
+        Returns:
+            The logits; then the cache, if given.
+
+        Raises:
+            ValueError: a shape that does not fit, an id that is none, or more tokens than the cache has room for.
+            TypeError: ids that are not integers.
+        """
+        check_ids(functional.dtype_name(tokens), functional.shape_of(tokens), name="tokens")
+        x = self.embed(tokens, positions, cache)
+        caches = []
+        for number, block in enumerate(self.trf_blocks):
+            held = None if cache is None else cache[number]
+            x = block(x, attention_mask=attention_mask, positions=positions, cache=held)
+            if cache is not None:
+                x, held = x
+                caches.append(held)
+        logits = self.head(x)
+        return logits if cache is None else (logits, tuple(caches))
+
+    def embed(
+        self, tokens: Int[Tensor, "B T"], positions: Int[Tensor, "... T"] | None = None, cache: Any = None
+    ) -> Float[Tensor, "B T D"]:
+        """Return what goes into the first block, ``(B, T, D)``."""
+        config = self.config
+        x = self.tok_emb(tokens, "tokens")
+        if config.embedding_scale != 1.0:
+            x = x * torch.tensor(config.embedding_scale, dtype=x.dtype, device=x.device)
+        if config.num_positions is not None:
+            at = positions_of(x, positions, None if cache is None else cache[0])
+            x = x + self.pos_emb(at, "positions")
+        if config.embedding_norm is not None:
+            x = self.emb_norm(x)
+        return self.drop_emb(x)
+
+    def head(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        """Return the logits ``(B, T, V)`` of what the last block gives."""
+        config = self.config
+        if config.norm is not None:
+            x = self.final_norm(x)
+        logits = x @ self.tok_emb.weight.T if config.tie else self.out_head(x)
+        if config.logit_scale != 1.0:
+            logits = logits * config.logit_scale
+        if config.logit_softcap is not None:
+            logits = config.logit_softcap * torch.tanh(logits / config.logit_softcap)
+        return logits
+
+    def init_cache(self, batch_size: int, capacity: int) -> tuple[Any, ...]:
+        """Return a cache without tokens: one of every block, for `batch_size` sequences of at most `capacity` tokens.
+
+        Raises:
+            ValueError: a size below 1.
+        """
+        return tuple(block.init_cache(batch_size, capacity) for block in self.trf_blocks)
+
+    def generate(
+        self,
+        tokens: Int[Tensor, "B T"],
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        rng: Any = None,
+        eos: int | None = None,
+        attention_mask: Bool[Tensor, "B T"] | None = None,
+    ) -> Int[Tensor, "B N"]:
+        """Append `max_new_tokens` tokens, each drawn from what the model says follows; dropout is off meanwhile.
+
+        Args:
+            tokens: token ids ``(B, T)``.
+            max_new_tokens: how many to append.
+            temperature: the logits are divided by it; 0 takes the likeliest token.
+            top_k: draw from so many of the likeliest tokens; None is all.
+            top_p: draw from the fewest likeliest tokens whose probabilities add up to this; None is all.
+            rng: source of the numbers: None takes torch's global generator; a `torch.Generator`, or a stream of
+                `JaxRngs`, which gives the tokens that the Flax twin draws from it.
+            eos: a row that has drawn this token holds nothing else from there on; None is no such token.
+            attention_mask: bool ``(B, T)``, ``False`` where padding stands, on the left; rows count their positions
+                from their first token then.
+
+        Returns:
+            Token ids ``(B, T + max_new_tokens)`` in int64, those given first.
+
+        Raises:
+            ValueError: a shape or a number that does not fit, an id that is none, padding on the right.
+            TypeError: ids, or a number of tokens, that are not integers.
+        """
+        options = Options(max_new_tokens, temperature, top_k, top_p, eos)
+        return generation.generate(self, tokens, options, rng, attention_mask)

@@ -1,0 +1,99 @@
+"""Mixtures of experts: a router sends every token to a few of many feed-forward layers (arXiv 2101.03961).
+
+Twins: `jax_attn.mixture_of_experts`, `torch_attn.mixture_of_experts`. Letters: n token, e expert, k one of its choices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from attn_bridge.specs import MixtureOfExpertsConfig
+
+from . import functional
+from .feed_forward import GatedFeedForward
+from .initial_weights import linear
+from .random import JaxRngs
+
+
+class MixtureOfExperts(nn.Module):
+    """The sum of what a token's experts give, each by its weight, and of what shared layers give to every token.
+
+    Args:
+        config: the experts, how many of them a token goes to, the router, and what is shared.
+        rngs: source of the initial weights (stream ``params``).
+            Its numbers are JAX's; None takes torch's global generator.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation; scores and weights of the experts are float32 or wider.
+    """
+
+    def __init__(
+        self, config: MixtureOfExpertsConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+    ):
+        super().__init__()
+        self.config = config
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
+        self.router = linear(config.d_in, config.num_experts, config.router.bias, **options)
+        if config.router.correction:
+            self.router.correction_bias = nn.Parameter(torch.zeros(config.num_experts, device=device, dtype=dtype))
+        self.experts = nn.ModuleList(GatedFeedForward(config.expert, **options) for _ in range(config.num_experts))
+        if config.shared is not None:
+            self.shared = GatedFeedForward(config.shared, **options)
+        if config.shared_gate:
+            self.shared_gate = linear(config.d_in, 1, bias=False, **options)
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Apply the layers to ``x`` of shape ``(..., d_in)``, each token on its own."""
+        tokens = x.reshape(-1, self.config.d_in)
+        chosen, weights = self.choose(tokens)
+        weights = weights.to(x.dtype)
+        out = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            is_here = chosen == number
+            weight = torch.where(is_here, weights, 0.0).sum(-1, keepdim=True)
+            if torch.compiler.is_compiling():  # which knows no numbers, and so takes all tokens to every expert
+                out = out + expert(tokens) * weight
+                continue
+            (rows,) = is_here.any(-1).nonzero(as_tuple=True)
+            if len(rows):
+                out = out.index_add(0, rows, expert(tokens[rows]) * weight[rows])
+        out = out.reshape(x.shape)
+        if self.config.shared is None:
+            return out
+        shared = self.shared(x)
+        if self.config.shared_gate:
+            shared = shared * torch.sigmoid(self.shared_gate(x))
+        return out + shared
+
+    def choose(self, tokens: Float[Tensor, "n d"]) -> tuple[Int[Tensor, "n k"], Float[Tensor, "n k"]]:
+        """Return the numbers of each token's experts ``(N, top_k)``, and their weights, float32 or wider."""
+        config, router = self.config, self.config.router
+        wide = functional.wide_dtype(tokens)
+        logits = tokens.to(wide) @ self.router.weight.to(wide).T
+        if router.bias:
+            logits = logits + self.router.bias.to(wide)
+        scores = torch.softmax(logits, -1) if router.scores == "softmax" else torch.sigmoid(logits)
+        preferred = scores
+        if router.correction:
+            preferred = scores + self.router.correction_bias.to(wide)
+        if router.groups is not None:
+            preferred = self._in_best_groups(preferred)
+        chosen = preferred.topk(config.top_k, -1).indices
+        weights = torch.gather(scores, -1, chosen)
+        if router.normalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return chosen, weights * router.scale
+
+    def _in_best_groups(self, preferred: Float[Tensor, "n e"]) -> Float[Tensor, "n e"]:
+        """Return the scores of the experts in each token's best groups; all others are minus infinity."""
+        groups = self.config.router.groups
+        assert groups is not None, "asked for where there are groups"
+        grouped = rearrange(preferred, "n (g e) -> n g e", g=groups.number)
+        best = grouped.topk(2 if groups.score == "top2" else 1, -1).values.sum(-1)
+        taken = best.topk(groups.chosen, -1).indices
+        is_taken = (taken[:, :, None] == torch.arange(groups.number, device=taken.device)).any(1)
+        return rearrange(torch.where(is_taken[:, :, None], grouped, -torch.inf), "n g e -> n (g e)")
