@@ -9,6 +9,7 @@ from .bert_encoder import BertEncoder
 from .causal_attention import CausalAttention
 from .checkpoints import from_hf, load, save, to_hf
 from .cross_attention import CrossAttention
+from .decoder_block import DecoderBlock
 from .decoder_model import DecoderModel
 from .differential_attention import DifferentialAttention
 from .gated_delta_net import GatedDeltaNet
@@ -28,6 +29,7 @@ __all__ = [
     "BertEncoder",
     "CausalAttention",
     "CrossAttention",
+    "DecoderBlock",
     "DecoderModel",
     "DifferentialAttention",
     "GPTModel",

@@ -115,6 +115,11 @@ def attention_runner(mask: Mask, *, mode: str, **options: Any) -> Runner:
     return Runner(_AttentionModule(mask, **options), mode=mode)
 
 
+def call(function: Any, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return what a module or method of ours makes of one array."""
+    return to_numpy(function(from_numpy(array)))
+
+
 @contextlib.contextmanager
 def precision(dtype: str) -> Iterator[None]:
     """Hold the context in which arrays of `dtype` may be made and used, and float32 products are really float32."""

@@ -161,6 +161,12 @@ def attention_runner(mask: Mask, *, mode: str, **options: Any) -> Runner:
     return Runner(_AttentionModule(mask, **options), mode=mode)
 
 
+def call(function: Any, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return what a module or method of ours makes of one array, without gradients."""
+    with torch.no_grad():
+        return to_numpy(function(from_numpy(array)))
+
+
 def precision(dtype: str) -> contextlib.AbstractContextManager[Any]:
     """Return the context in which arrays of `dtype` may be made and used; torch needs none."""
     del dtype

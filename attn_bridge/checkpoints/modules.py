@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -98,6 +99,77 @@ def load(side: Side, path: Path, module: Any, from_layout: str | None, settings:
         execution.check_dropped(plan, reader)
         arrays = {name: elements.read(one)[0].reshape(one.info.shape) for name, one in found.items()}
         backend.set_weights(module, arrays)
+
+
+def load_part(side: Side, path: Path, module: Any, prefix: str, *, rows: tuple[int, int] | None = None) -> None:
+    """Write a part of a model's tensors into a module of that part.
+
+    Args:
+        side: framework of the module.
+        path: folder of the whole model.
+        module: the part.
+        prefix: what the names of the part have in front of them in the model; "" for what stands around the blocks.
+        rows: the size of the vocabulary, and how many of its tokens the module has; None is all.
+
+    Raises:
+        WeightsMismatchError: (a ValueError) missing and misshapen names, all of them.
+    """
+    backend = backends.load(side)
+    wanted = backend.describe_weights(module)
+    with _planned(side, path) as (reader, plan):
+        found = {one.info.name: one for one in plan.targets if not one.kept}
+        elements = Elements(reader, None, max((one.info.nbytes for one in plan.targets), default=0))
+        missing = [prefix + name for name in wanted if prefix + name not in found]
+        arrays, misshapen = {}, []
+        for name, (shape, _) in wanted.items():
+            if prefix + name not in found:
+                continue
+            one = found[prefix + name]
+            array = elements.read(one)[0].reshape(one.info.shape)
+            if rows is not None:  # of the table, and of the head, whose axes lie either way
+                cut = tuple(slice(0, rows[1]) if size == rows[0] else slice(None) for size in array.shape)
+                array = array[cut]
+            if array.shape != shape:
+                misshapen.append(f"{prefix}{name}: expected {shape}, got {array.shape}")
+            arrays[name] = array
+        if missing or misshapen:
+            raise WeightsMismatchError(missing, (), misshapen)
+    backend.set_weights(module, arrays)
+
+
+def check_names(side: Side, path: Path, config: specs.DecoderConfig) -> None:
+    """Check a folder's names and shapes against a model's, reading no numbers.
+
+    Raises:
+        WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
+    """
+    wanted = {
+        (row.rule.torch if side == "torch" else row.rule.flax): (row.shape if side == "torch" else row.flax_shape)
+        for row in config.parameters
+    }
+    with _planned(side, path) as (_, plan):
+        found = {one.info.name: one.info.shape for one in plan.targets if not one.kept}
+    tied = config.tied_weights(side)
+    misshapen = [
+        f"{name}: expected {wanted[name]}, got {found[name]}"
+        for name in wanted.keys() & found.keys()
+        if wanted[name] != found[name]
+    ]
+    missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys() - tied.keys()
+    if missing or unexpected or misshapen:
+        raise WeightsMismatchError(missing, unexpected, misshapen)
+
+
+@contextlib.contextmanager
+def _planned(side: Side, path: Path) -> Iterator[tuple[Reader, planning.Plan]]:
+    """Open a model folder, and plan how its tensors become a side's."""
+    with containers.open_reader(path) as reader:
+        yield (
+            reader,
+            planning.make(
+                reader, target_layout=side, config=configs.beside(reader.path), manifest=manifest.of(reader, path)
+            ),
+        )
 
 
 def _check_tied(elements: Elements, one: planning.Target, other: planning.Target) -> None:

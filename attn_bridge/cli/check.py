@@ -50,6 +50,13 @@ def check(
             help="What that layout's names can't say, such as num_heads=12; else read from config.json beside it.",
         ),
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Judge the model of this folder block by block, and its logits; takes no VARIANT."),
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="With --model: the folder of the Flax side's weights; the same by default.")
+    ] = None,
     jobs: Jobs = AUTO,
     json_file: Annotated[
         str | None,
@@ -75,6 +82,12 @@ def check(
     from ..parity.check.matrix import check as run_check
     from ..parity.check.matrix import seldom_collecting
 
+    if model is not None:
+        if variants or case or dtype or full or weights is not None or settings:
+            raise ValueError("--model judges a whole model; it goes with --against, --seeds and --json alone")
+        return _check_model(model, against, seeds, json_file)
+    if against is not None:
+        raise ValueError(f"--against ({against}) goes with --model")
     processes = parse_jobs(jobs)
     if processes is None and not Process.of(context).may_have_helpers():
         processes = 1
@@ -120,6 +133,20 @@ def check(
             facts = ", ".join(f"{name} {value}" for name, value in report.environment.items())
             console.print(facts, markup=False, soft_wrap=True)
             console.print(report.summary(), markup=False, soft_wrap=True)
+    return 0 if report.passed else 1
+
+
+def _check_model(model: Path, against: Path | None, seeds: int, json_file: str | None) -> int:
+    from ..parity.check.model_folder import check_model
+
+    if json_file is not None:
+        check_writable(json_file)
+    with progress() as advance:
+        report = check_model(model, against, seeds=seeds, progress=advance)
+    if json_file is not None:
+        write_json(report.to_json(), json_file)
+    if json_file != "-":
+        print("\n".join(report.lines()))
     return 0 if report.passed else 1
 
 

@@ -20,6 +20,7 @@ FILES = {
     "inputs.npz": "an input for them",
     "gpt2/": "a tiny GPT-2, as transformers saves one",
     "bert/": "a tiny BERT",
+    "llama/": "a tiny Llama",
     "own.safetensors": "a checkpoint with names of its own",
     "rules.toml": "the rules that convert it to Flax",
 }
@@ -29,6 +30,7 @@ COMMANDS = (
     "attn-bridge compare {demo}/pairs.py:torch_norm {demo}/pairs.py:flax_norm --inputs {demo}/inputs.npz",
     "attn-bridge convert {demo}/gpt2 gpt2-flax",
     "attn-bridge check --weights {demo}/bert --layout hf-bert",
+    "attn-bridge check --model {demo}/llama",
 )
 """What to try next."""
 
@@ -60,6 +62,22 @@ BERT = {
     "hidden_act": "gelu",
     "layer_norm_eps": 1e-12,
     "pad_token_id": 0,
+}
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 50,
+    "max_position_embeddings": 64,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
 }
 
 
@@ -99,12 +117,11 @@ def write(folder: Path) -> None:
     random = np.random.default_rng(0)
     np.savez(folder / "inputs.npz", random.normal(size=(2, 7, 16)).astype(np.float32))
     for name, config, shapes in (("gpt2", GPT2, _gpt2_shapes()), ("bert", BERT, _bert_shapes())):
-        (folder / name).mkdir()
-        (folder / name / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        _save(_draw(random, shapes), folder / name / "model.safetensors")
+        _save_model(folder / name, config, _draw(random, shapes))
     own = _draw(random, _own_shapes())
     masks = {f"blocks.{i}.mask": np.tri(5, dtype=np.bool_) for i in range(3)}
     _save(own | masks, folder / "own.safetensors")
+    _save_model(folder / "llama", LLAMA, _draw(random, _llama_shapes()))
 
 
 def _draw(random: np.random.Generator, shapes: dict[str, tuple[int, ...]]) -> Arrays:
@@ -115,6 +132,12 @@ def _draw(random: np.random.Generator, shapes: dict[str, tuple[int, ...]]) -> Ar
         return float(len(shapes[name]) == 1 and name.endswith("weight"))
 
     return {name: random.normal(mean(name), 0.5, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def _save_model(folder: Path, config: dict[str, Any], arrays: Arrays) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    _save(arrays, folder / "model.safetensors")
 
 
 def _save(arrays: Arrays, file: Path) -> None:
@@ -157,6 +180,19 @@ def _bert_shapes() -> dict[str, tuple[int, ...]]:
         shapes |= _with_bias(f"{layer}.output.dense", d, hidden, bias=d)
         shapes |= _with_bias(f"{layer}.output.LayerNorm", d, bias=d)
     return shapes | _with_bias("pooler.dense", d, d, bias=d)
+
+
+def _llama_shapes() -> dict[str, tuple[int, ...]]:
+    d, hidden, keys = 16, 24, 8
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (50, d)}
+    for i in range(2):
+        layer = f"model.layers.{i}"
+        sizes = {"q_proj": (d, d), "k_proj": (keys, d), "v_proj": (keys, d), "o_proj": (d, d)}
+        shapes |= {f"{layer}.self_attn.{name}.weight": size for name, size in sizes.items()}
+        sizes = {"gate_proj": (hidden, d), "up_proj": (hidden, d), "down_proj": (d, hidden)}
+        shapes |= {f"{layer}.mlp.{name}.weight": size for name, size in sizes.items()}
+        shapes |= {f"{layer}.{name}_layernorm.weight": (d,) for name in ("input", "post_attention")}
+    return shapes | {"model.norm.weight": (d,), "lm_head.weight": (50, d)}
 
 
 def _own_shapes() -> dict[str, tuple[int, ...]]:

@@ -4,6 +4,7 @@ attn_bridge.parity.compare(first, second, inputs)               judge any two si
 attn_bridge.parity.function(f, weights)                         a pure function of torch or JAX as a side
 attn_bridge.parity.train(torch_module, flax_module, data)       judge whether a pair trains alike
 attn_bridge.parity.check()                                      judge our own variants
+attn_bridge.parity.check_model(folder)                          judge a whole model block by block
 attn_bridge.parity.mutate()                                     measure the judge with planted faults
 attn_bridge.parity.strict()                                     a context in which no framework rounds more than it must
 """
@@ -17,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "CheckReport",
+    "ModelReport",
     "MutationReport",
     "ParityError",
     "Report",
     "TensorVerdict",
     "TrainingReport",
     "check",
+    "check_model",
     "compare",
     "function",
     "mutate",
@@ -32,6 +35,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .check.matrix import check
+    from .check.model_folder import ModelReport, check_model
     from .check.report import CheckReport
     from .compare.driver import compare
     from .compare.results.findings import TensorVerdict
@@ -45,12 +49,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CheckReport": "check.report",
+    "ModelReport": "check.model_folder",
     "MutationReport": "mutation.report",
     "ParityError": "compare.results.report",
     "Report": "compare.results.report",
     "TensorVerdict": "compare.results.findings",
     "TrainingReport": "training.report",
     "check": "check.matrix",
+    "check_model": "check.model_folder",
     "compare": "compare.driver",
     "function": "compare.sides.function",
     "mutate": "mutation.driver",

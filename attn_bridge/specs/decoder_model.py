@@ -103,7 +103,7 @@ class DecoderConfig(ModelConfig):
     Attributes:
         vocab_size: number of tokens.
         emb_dim: width of the blocks.
-        blocks: config of every block.
+        blocks: config of every block; without any, embeddings and head alone.
         norm: config of the norm after the blocks; None is none.
         tie: whether the head's matrix is that of the embeddings.
         embedding_scale: factor of the embeddings (Gemma, Granite).
@@ -129,8 +129,6 @@ class DecoderConfig(ModelConfig):
     def __post_init__(self) -> None:
         self._require_positive_ints("vocab_size", "emb_dim", *(["num_positions"] if self.num_positions else []))
         object.__setattr__(self, "blocks", tuple(self.blocks))
-        if not self.blocks:
-            raise ValueError("blocks must hold at least 1 block")
         for number, block in enumerate(self.blocks):
             if not isinstance(block, DecoderBlockConfig):
                 raise TypeError(f"blocks[{number}] must be a DecoderBlockConfig, got {type(block).__name__}")

@@ -18,6 +18,7 @@ from attn_bridge import flax_to_torch, torch_to_flax
 from attn_bridge.masks import Mask
 from jax_attn import functional, implementations
 from jax_attn.backend import build_blank, get_weights, precision, set_weights
+from jax_attn.decoding import generation
 from jax_attn.implementations import reference
 
 __all__ = ["build_blank", "precision", "reference"]
@@ -61,6 +62,11 @@ def as_argument(value: Any) -> Any:
 def output(module: Any, *inputs: np.ndarray) -> np.ndarray:
     """Return what a plain call gives."""
     return np.asarray(_plain(*_as_arguments(module), *map(jnp.asarray, inputs)))
+
+
+def pick(logits: np.ndarray, numbers: np.ndarray, options: Any) -> np.ndarray:
+    """Return the tokens that numbers from [0, 1) pick."""
+    return np.asarray(generation.pick(jnp.asarray(logits), jnp.asarray(numbers), options))
 
 
 def output_eagerly(module: nnx.Module, *inputs: np.ndarray) -> np.ndarray:

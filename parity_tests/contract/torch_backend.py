@@ -12,6 +12,7 @@ import torch_attn
 from attn_bridge.masks import Mask
 from torch_attn import functional
 from torch_attn.backend import build_blank, from_numpy, precision, set_weights, to_numpy
+from torch_attn.decoding import generation
 from torch_attn.implementations import reference
 
 __all__ = ["build_blank", "precision", "reference"]
@@ -57,6 +58,11 @@ def output(module: Any, *inputs: np.ndarray) -> np.ndarray:
 
 
 output_eagerly = output
+
+
+def pick(logits: np.ndarray, numbers: np.ndarray, options: Any) -> np.ndarray:
+    """Return the tokens that numbers from [0, 1) pick."""
+    return generation.pick(torch.tensor(logits), torch.tensor(numbers), options).numpy()
 
 
 def run(module: Any, x: np.ndarray, mask: np.ndarray | Mask | None = None) -> tuple[np.ndarray, np.ndarray]:

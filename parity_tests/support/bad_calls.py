@@ -129,6 +129,17 @@ def _constructors() -> list[BadCall]:
     ]
     rows += [
         BadCall(
+            f"LayerNorm-affine-{label}",
+            "LayerNorm",
+            {"emb_dim": D_IN, "affine": value},
+            None,
+            TypeError,
+            f"affine must be a bool, got {kind}",
+        )
+        for label, value, kind in BAD_BOOLS
+    ]
+    rows += [
+        BadCall(
             f"MultiHeadAttention-d_out-{d_out}-num_heads-{num_heads}",
             "MultiHeadAttention",
             {**HEADS, "d_out": d_out, "num_heads": num_heads},
