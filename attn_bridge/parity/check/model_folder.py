@@ -170,7 +170,7 @@ def check_model(
         if progress is not None:
             progress(name, len(parts), len(names))
         begin = time.perf_counter()
-        report = compare(*made, inputs, transfer=False, seeds=seeds, first_seed=seed)
+        report = compare(made[0], made[1], inputs, transfer=False, seeds=seeds, first_seed=seed)
         parts.append(_verdict(name, report, time.perf_counter() - begin))
 
     ends = [half.ends(rows) for half in halves]
