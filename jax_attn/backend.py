@@ -37,13 +37,13 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     return np.asarray(array)
 
 
-def from_numpy(array: np.ndarray[Any, Any], name: str = "array") -> Array:
-    """Return a NumPy array's elements as a JAX array with memory of its own, bit for bit.
+def from_numpy(array: np.ndarray[Any, Any], name: str = "array", *, adopt: bool = False) -> Array:
+    """Return a NumPy array as a JAX array, bit for bit, with memory of its own; `adopt` may keep the array's.
 
     Raises:
         TypeError: JAX would narrow the dtype, as it does with 64 bits unless ``jax_enable_x64`` is set.
     """
-    array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True)
+    array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=None if adopt else True)
     narrowed = jax.dtypes.canonicalize_dtype(array.dtype)
     if narrowed != array.dtype:
         raise TypeError(f"{name} of dtype {array.dtype} would narrow to {narrowed} in JAX; enable jax_enable_x64 first")
@@ -60,8 +60,13 @@ def get_weights(module: nnx.Module) -> Arrays:
     return {_name(path): to_numpy(value) for path, value in _values(module).items()}
 
 
-def set_weights(module: nnx.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def set_weights(module: nnx.Module, arrays: Mapping[str, np.ndarray[Any, Any]], *, adopt: bool = False) -> None:
     """Write arrays, of the right names and shapes, into a module; a variable takes its array's dtype.
+
+    Args:
+        module: any module.
+        arrays: by name.
+        adopt: whether the module may keep the arrays themselves, which nobody else holds, so that nothing is copied.
 
     Raises:
         TypeError: JAX would narrow a dtype; then nothing was written.
@@ -70,7 +75,7 @@ def set_weights(module: nnx.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) 
     values = {}
     for path, old in targets.items():
         if _name(path) in arrays:
-            value = from_numpy(arrays[_name(path)], _name(path))
+            value = from_numpy(arrays[_name(path)], _name(path), adopt=adopt)
             # What is bound to no device stays so: a step compiled for the one would be compiled again for the other.
             bound = isinstance(old, Array) and old.committed
             values[path] = jax.device_put(value, old.sharding) if bound else value

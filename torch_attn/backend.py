@@ -23,6 +23,7 @@ import torch_attn
 from attn_bridge.masks import Mask
 from attn_bridge.specs import Config, Variant
 
+from .checkpoints.undrawn import give_memory, undrawn
 from .functional import dtype_name
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -41,13 +42,13 @@ def to_numpy(array: Tensor) -> np.ndarray[Any, Any]:
     return array.view(torch_bits).numpy().view(numpy_bits).view(getattr(ml_dtypes, name))
 
 
-def from_numpy(array: np.ndarray[Any, Any], name: str = "array") -> Tensor:
-    """Return a NumPy array's elements as a tensor with memory of its own, bit for bit.
+def from_numpy(array: np.ndarray[Any, Any], name: str = "array", *, adopt: bool = False) -> Tensor:
+    """Return a NumPy array as a tensor, bit for bit, with memory of its own; `adopt` may keep the array's.
 
     Raises:
         TypeError: torch has no such dtype.
     """
-    array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True)
+    array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=None if adopt else True)
     if not isinstance(getattr(torch, array.dtype.name, None), torch.dtype):
         raise TypeError(f"{name} has dtype {array.dtype}, which torch does not have")
     if not hasattr(ml_dtypes, array.dtype.name):
@@ -84,19 +85,24 @@ def _dense(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def set_weights(module: nn.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def set_weights(module: nn.Module, arrays: Mapping[str, np.ndarray[Any, Any]], *, adopt: bool = False) -> None:
     """Write arrays, of the right names and shapes, into a module; a tensor takes its array's dtype.
+
+    Args:
+        module: any module.
+        arrays: by name.
+        adopt: whether the module may keep the arrays themselves, which nobody else holds, so that nothing is copied.
 
     Raises:
         TypeError: torch lacks a dtype, or a tensor cannot be written; then nothing was.
         ValueError: two names are one tensor in the module, and their arrays differ; then nothing was written.
     """
     targets = _tensors(module)
-    values = {name: from_numpy(array, name).to(targets[name].device) for name, array in arrays.items()}
+    values = {name: from_numpy(array, name, adopt=adopt).to(targets[name].device) for name, array in arrays.items()}
     _check_writable(targets, values)
     with torch.no_grad():
         for name, value in values.items():
-            if targets[name].dtype == value.dtype:
+            if targets[name].dtype == value.dtype and not adopt:
                 targets[name].copy_(value)
             else:
                 targets[name].grad = None
@@ -148,9 +154,10 @@ def build(variant: Variant, arguments: Mapping[str, Any], dtype: str) -> nn.Modu
 
 def build_blank(name: str, config: Config, dtype: str) -> nn.Module:
     """Return a module of ours in eval mode whose parameters have memory, but no numbers yet; nothing is drawn."""
-    with torch.device("meta"):
+    with undrawn():
         module: nn.Module = getattr(torch_attn, name)(config, dtype=getattr(torch, dtype))
-    return module.to_empty(device=torch.get_default_device()).eval()
+    give_memory(module)
+    return module.eval()
 
 
 def attention_runner(mask: Mask, *, mode: str, **options: Any) -> Runner:

@@ -82,6 +82,11 @@ class Elements:
         self.release(found)
         return cast, changed
 
+    def read_plain(self, target: Target, into: Array) -> None:
+        """Read a whole target, whose elements lie in one tensor in order and dtype, into memory that is there."""
+        (move,) = target.moves
+        _read_into(self._reader, move.source, move.source_offset, into)
+
     def _gather(self, reader: Reader, piece: Move, into: Array, base: int) -> None:
         moved = Move(piece.source, 0, piece.target_offset - base, piece.axes)
         first = piece.source_offset

@@ -18,7 +18,7 @@ import numpy as np
 from .. import backends, specs
 from ..weights import WeightsMismatchError
 from . import configs, containers, execution, manifest, planning
-from .containers.base import Array, CheckpointError, Reader, TensorInfo
+from .containers.base import Array, CheckpointError, Reader, TensorInfo, numpy_dtype
 from .elements import Elements
 
 Side = Literal["torch", "flax"]
@@ -65,8 +65,19 @@ def check_arguments(call: str, wanted: str, kind: type, module: Any, path: Any) 
         raise TypeError(f"{call}: path must be a path, got {type(path).__name__}")
 
 
-def load(side: Side, path: Path, module: Any, from_layout: str | None, settings: Mapping[str, Any] | None) -> None:
-    """Write a checkpoint's tensors into a module; see ``torch_attn.checkpoints.load``."""
+def load(
+    side: Side,
+    path: Path,
+    module: Any,
+    from_layout: str | None,
+    settings: Mapping[str, Any] | None,
+    *,
+    adopt: bool = False,
+) -> None:
+    """Write a checkpoint's tensors into a module; see ``torch_attn.checkpoints.load``.
+
+    `adopt` gives the module the memory that they were read into, which must be nobody's that matters.
+    """
     backend = backends.load(side)
     wanted = backend.describe_weights(module)
     with containers.open_reader(path) as reader:
@@ -97,8 +108,36 @@ def load(side: Side, path: Path, module: Any, from_layout: str | None, settings:
         if missing or unexpected or misshapen:
             raise WeightsMismatchError(missing, unexpected, misshapen)
         execution.check_dropped(plan, reader)
-        arrays = {name: elements.read(one)[0].reshape(one.info.shape) for name, one in found.items()}
-        backend.set_weights(module, arrays)
+        backend.set_weights(module, _read(elements, found), adopt=adopt)
+
+
+ARENA, ALIGNED = 1 << 28, 64
+"""Bytes of memory that tensors share, which the system hands out in large pages; and what each begins at."""
+
+
+def _read(elements: Elements, found: Mapping[str, planning.Target]) -> dict[str, Array]:
+    """Return the arrays of targets: those that are read as they lie in memory that they share, others in their own."""
+    arrays: dict[str, Array] = {}
+    room, used = np.empty(0, np.uint8), 0
+    plain = {
+        name: one
+        for name, one in found.items()
+        if len(one.moves) == 1 and one.moves[0].is_plain and one.info.dtype == one.source_dtype
+    }
+    left = sum(one.info.nbytes + ALIGNED for one in plain.values())
+    for name, one in found.items():
+        if name not in plain:
+            arrays[name] = elements.read(one)[0].reshape(one.info.shape)
+            continue
+        size = one.info.nbytes
+        if used + size > room.nbytes:
+            room = np.empty(max(size, min(left, ARENA)) + ALIGNED, np.uint8)
+            used = -room.ctypes.data % ALIGNED
+        array = room[used : used + size].view(numpy_dtype(one.info.dtype))
+        elements.read_plain(one, array)
+        arrays[name] = array.reshape(one.info.shape)
+        used, left = used + size + -size % ALIGNED, left - size
+    return arrays
 
 
 def load_part(side: Side, path: Path, module: Any, prefix: str, *, rows: tuple[int, int] | None = None) -> None:

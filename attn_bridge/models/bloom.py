@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.feed_forward import FeedForwardConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ..specs.layer_norm import LayerNormConfig
 from ..specs.position import Alibi
 from ..weights.rows import Row
 from .attention_rows import below, by_head
@@ -29,16 +34,48 @@ def read_bloom(config: ModelConfig, layer: int) -> AttentionLayer:
     )
 
 
+def _norm(config: ModelConfig) -> LayerNormConfig:
+    return LayerNormConfig(config.integer("hidden_size"), config.number("layer_norm_epsilon"))
+
+
+def _block(config: ModelConfig, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
+    """Return a block of BLOOM: feed-forward layers of four times the width, without a gate."""
+    config.refuse("apply_residual_connection_post_layernorm", False)
+    width = config.integer("hidden_size")
+    feed_forward = FeedForwardConfig(width, 4 * width, "gelu_tanh", gated=False, bias=True)
+    rate = config.number_or_none("hidden_dropout") or 0.0
+    return DecoderBlockConfig(attention, feed_forward, _norm(config), dropout=rate)
+
+
+def _model(config: ModelConfig) -> dict[str, Any]:
+    """Return the rest of a model: norms of the embeddings and behind the blocks, and a head that is usually tied."""
+    return {
+        "norm": _norm(config),
+        "embedding_norm": _norm(config),
+        "tie": config.flag("tie_word_embeddings"),
+    }
+
+
 FAMILIES = (
     Family(
         ("bloom",),
         read_bloom,
-        {"hidden_size": 64, "num_attention_heads": 8, "num_hidden_layers": 2},
+        {
+            "hidden_size": 64,
+            "num_attention_heads": 8,
+            "num_hidden_layers": 2,
+            "vocab_size": 250880,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+            "apply_residual_connection_post_layernorm": False,
+        },
         aliases={
             "num_attention_heads": ("n_head",),
             "num_hidden_layers": ("n_layer",),
             "hidden_size": ("n_embed",),
         },
+        block=_block,
+        model=_model,
     ),
 )
 

@@ -76,8 +76,11 @@ EXPERTS = "feed-forward/experts|fused"
 FUSED = {"fused": ()}
 
 
-def experts(shared: str) -> list[Row]:
-    """Return rows of experts, each by itself or all in one, a router, and what every token goes to; or of none."""
+def experts(shared: str = "") -> list[Row]:
+    """Return rows of experts, each by itself or all in one, a router, and what every token goes to; or of none.
+
+    `shared` is the name of what every token goes to; "" where there is none.
+    """
     expert = f"{OURS}ff.experts.{{j}}."
     both = tuple(f"{expert}{fc}.weight" for fc in ("fc1", "fc2"))
     stacked, fused = f"{LAYER}mlp.experts.", "feed-forward/fused"
@@ -85,7 +88,7 @@ def experts(shared: str) -> list[Row]:
         *feed_forward("mlp.experts.{j}", "ff.experts.{j}", branch="feed-forward/experts"),
         Row(f"{stacked}gate_up_proj", both, "o i -> e (part o) i", part="part", stack="e", branch=fused),
         Row(f"{stacked}down_proj", (f"{expert}fc3.weight",), "o i -> e o i", stack="e", branch=fused),
-        *feed_forward(f"mlp.{shared}", "ff.shared", branch=EXPERTS),
+        *(feed_forward(f"mlp.{shared}", "ff.shared", branch=EXPERTS) if shared else ()),
         Row(f"{LAYER}mlp.gate.weight", (f"{OURS}ff.router.weight",), branch=EXPERTS),
         *feed_forward(branch="feed-forward/dense"),
     ]

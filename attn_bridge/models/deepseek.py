@@ -5,14 +5,18 @@ Layers have experts, but for the first ones.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
+from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ..specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ..specs.position import Scaling
 from ..weights.rows import Row
 from .attention_rows import QUERY, QUERY_LATENT, Table, latent
 from .common_rows import HEADS
 from .decoder_rows import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
+from .decoders import read_feed_forward, read_rms_norm
 from .family import AttentionLayer, Family
 from .model_config import ModelConfig, as_number
 from .rotary import read_rotary
@@ -59,7 +63,43 @@ def _magnitude(config: ModelConfig, scaling: Scaling | None) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
 
 
+def _block(config: ModelConfig, layer: int, attention: MultiHeadLatentAttentionConfig) -> DecoderBlockConfig:
+    """Return a block of DeepSeek: dense feed-forward layers in the first ones, experts behind them."""
+    norm = read_rms_norm(config)
+    dense = read_feed_forward(config, bias="mlp_bias")
+    if layer < config.integer("first_k_dense_replace", 0):
+        return DecoderBlockConfig(attention, dense, norm)
+    expert = read_feed_forward(config, width="moe_intermediate_size")
+    count, shared = config.integer("n_routed_experts"), config.integer_or_none("n_shared_experts")
+    is_3 = config.model_type == "deepseek_v3"
+    grouped = is_3 or config.get("topk_method") == "group_limited_greedy"
+    if not is_3:
+        config.refuse("topk_method", "greedy", "group_limited_greedy")
+    router = Router(
+        "sigmoid" if is_3 else "softmax",
+        normalise=is_3 and config.flag("norm_topk_prob"),
+        scale=config.positive("routed_scaling_factor"),
+        correction=is_3,
+        groups=ExpertGroups(config.integer("n_group"), config.integer("topk_group"), "top2" if is_3 else "max")
+        if grouped
+        else None,
+    )
+    experts = MixtureOfExpertsConfig(
+        expert,
+        count,
+        config.integer("num_experts_per_tok"),
+        router,
+        shared=None if shared is None else dataclasses.replace(expert, hidden_dim=expert.hidden_dim * shared),
+    )
+    return DecoderBlockConfig(attention, experts, norm)
+
+
 _BOTH = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "norm_topk_prob": True,
+    "topk_method": "greedy",
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
     "qk_nope_head_dim": 128,
@@ -77,7 +117,15 @@ FAMILIES = (
             "num_attention_heads": 32,
             "num_hidden_layers": 32,
             "max_position_embeddings": 2048,
+            "vocab_size": 102400,
+            "intermediate_size": 11008,
+            "moe_intermediate_size": 1407,
+            "first_k_dense_replace": 0,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.0,
         },
+        block=_block,
     ),
     Family(
         ("deepseek_v3",),
@@ -89,7 +137,18 @@ FAMILIES = (
             "num_hidden_layers": 61,
             "max_position_embeddings": 4096,
             "rope_interleave": True,
+            "vocab_size": 129280,
+            "intermediate_size": 18432,
+            "moe_intermediate_size": 2048,
+            "first_k_dense_replace": 3,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "n_group": 8,
+            "topk_group": 4,
+            "num_experts_per_tok": 8,
+            "routed_scaling_factor": 2.5,
         },
+        block=_block,
     ),
 )
 

@@ -12,7 +12,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..specs.decoder_model import DecoderConfig
-from . import bloom, deepseek, diffllama, encoder_decoder, gemma, gpt_oss, llama, olmo, qwen3_next
+from . import (
+    bloom,
+    deepseek,
+    diffllama,
+    encoder_decoder,
+    gemma,
+    gpt_oss,
+    granite,
+    llama,
+    mixtral,
+    olmo,
+    qwen3_moe,
+    qwen3_next,
+    smollm3,
+)
 from .decoders import make_decoder
 from .family import AttentionLayer, Family
 from .model_config import ModelConfig
@@ -21,10 +35,14 @@ __all__ = ["AttentionLayer", "Family", "ModelConfig", "find_decoder", "find_laye
 
 _FILES: tuple[Any, ...] = (
     llama,
+    granite,
+    smollm3,
+    mixtral,
     gemma,
     gpt_oss,
     olmo,
     bloom,
+    qwen3_moe,
     qwen3_next,
     deepseek,
     diffllama,

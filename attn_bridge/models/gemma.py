@@ -5,12 +5,15 @@ Norms stand before and after attention and feed-forward; all of them scale by 1 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+from ..specs.decoder_model import DecoderBlockConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ..specs.position import Rotary
 from .attention_rows import SPLIT
 from .decoder_rows import FINAL_NORM, attention, decoder, feed_forward, norms
+from .decoders import activation_of, read_feed_forward, read_rms_norm
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
 from .model_config import ModelConfig
@@ -63,7 +66,29 @@ def _gemma3_rotary(config: ModelConfig, kind: str) -> Rotary:
     return make_rotary(config, head_dim_of(config), own, 10_000.0 if base is None else base)
 
 
+def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+    """Return a block with norms before and after attention and feed-forward layers."""
+    feed_forward = dataclasses.replace(read_feed_forward(config), activation=activation_of(config, "hidden_activation"))
+    return DecoderBlockConfig(attention, feed_forward, read_rms_norm(config, unit_offset=True), norms="sandwich")
+
+
+def _model(config: ModelConfig) -> dict[str, Any]:
+    """Return the rest of a model: scaled embeddings, a norm, a head that is usually tied, and its soft cap."""
+    return {
+        "norm": read_rms_norm(config, unit_offset=True),
+        "tie": config.flag("tie_word_embeddings"),
+        "embedding_scale": config.integer("hidden_size") ** 0.5,
+        "logit_softcap": config.number_or_none("final_logit_softcapping"),
+    }
+
+
 _GEMMA: dict[str, Any] = {
+    "vocab_size": 256000,
+    "intermediate_size": 9216,
+    "hidden_act": "silu",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
     "hidden_size": 2304,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -74,11 +99,24 @@ _GEMMA: dict[str, Any] = {
 }
 
 FAMILIES = (
-    Family(("gemma2",), read_gemma2, {**_GEMMA, "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0}),
+    Family(
+        ("gemma2",),
+        read_gemma2,
+        {
+            **_GEMMA,
+            "max_position_embeddings": 8192,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        block=_block,
+        model=_model,
+    ),
     Family(
         ("gemma3", "gemma3_text"),
         read_gemma3,
-        {**_GEMMA, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window_pattern": 6},
+        {**_GEMMA, "max_position_embeddings": 131072, "vocab_size": 262208, "sliding_window_pattern": 6},
+        block=_block,
+        model=_model,
     ),
 )
 

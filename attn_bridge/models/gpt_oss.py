@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.feed_forward import ClampedGate, FeedForwardConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ..specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ..weights.rows import Row
 from .attention_rows import SINKS, SPLIT, Table, below
 from .common_rows import HEADS
 from .decoder_rows import FINAL_NORM, LAYER, OURS, attention, decoder, norms
+from .decoders import read_rms_norm
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
 from .layout import Layout
@@ -63,6 +67,18 @@ def read_gpt_oss(config: ModelConfig, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": (*SPLIT, SINKS), "openai": OPENAI})
 
 
+def _block(config: ModelConfig, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
+    """Return a block of gpt-oss: experts whose gates are clipped, and a router with a bias."""
+    config.refuse("hidden_act", "silu", "swish")
+    clamp = ClampedGate(config.number("swiglu_limit"), config.number("swiglu_alpha"))
+    width = config.integer("hidden_size")
+    expert = FeedForwardConfig(width, config.integer("intermediate_size"), bias=True, clamp=clamp)
+    experts = MixtureOfExpertsConfig(
+        expert, config.integer("num_local_experts"), config.integer("num_experts_per_tok"), Router(bias=True)
+    )
+    return DecoderBlockConfig(attention, experts, read_rms_norm(config))
+
+
 FAMILIES = (
     Family(
         ("gpt_oss",),
@@ -76,7 +92,17 @@ FAMILIES = (
             "max_position_embeddings": 131072,
             "sliding_window": 128,
             "attention_bias": True,
+            "vocab_size": 201088,
+            "intermediate_size": 2880,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "swiglu_limit": 7.0,
+            "swiglu_alpha": 1.702,
+            "tie_word_embeddings": False,
         },
+        block=_block,
     ),
 )
 

@@ -11,7 +11,21 @@ from typing import Any
 
 from ..printable import printable
 from ..weights.rows import LayoutError, Placement, Row, SettingError
-from . import bert, bloom, chapter3, deepseek, encoder_decoder, gemma, gpt2, gpt_oss, llama, olmo, qwen3_next
+from . import (
+    bert,
+    bloom,
+    chapter3,
+    deepseek,
+    encoder_decoder,
+    gemma,
+    gpt2,
+    gpt_oss,
+    llama,
+    mixtral,
+    olmo,
+    qwen3_moe,
+    qwen3_next,
+)
 from .layout import Decoded, Encoded, Layout
 
 __all__ = [
@@ -35,10 +49,12 @@ _LAYOUTS = {
         gpt2.LAYOUT,
         bert.LAYOUT,
         llama.LAYOUT,
+        mixtral.LAYOUT,
         gemma.LAYOUT,
         gpt_oss.LAYOUT,
         *olmo.LAYOUTS,
         deepseek.LAYOUT,
+        qwen3_moe.LAYOUT,
         qwen3_next.LAYOUT,
         bloom.LAYOUT,
         *encoder_decoder.LAYOUTS,

@@ -125,14 +125,14 @@ FAMILIES = (
 
 LAYOUT = decoder(
     "hf-llama",
-    "transformers Llama, Mistral, Qwen 2 and 3",
+    "transformers Llama, Mistral, Qwen 2 and 3, Granite, SmolLM3",
     [
         *attention(SPLIT),
         *feed_forward(bias=True),
         *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
         FINAL_NORM,
     ],
-    model_types=("llama", "mistral", "qwen2", "qwen3"),
+    model_types=("llama", "mistral", "qwen2", "qwen3", "granite", "smollm3"),
 )
 
 

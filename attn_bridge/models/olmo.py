@@ -8,10 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from ..masks import causal
+from ..specs.decoder_model import DecoderBlockConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from ..specs.layer_norm import LayerNormConfig
 from ..specs.position import Rotary
 from .attention_rows import SPLIT
 from .decoder_rows import FINAL_NORM, attention, decoder, feed_forward, norms
+from .decoders import read_feed_forward, read_rms_norm
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
 from .model_config import ModelConfig
@@ -49,7 +52,26 @@ def _olmo3_rotary(config: ModelConfig, kind: str) -> Rotary:
     return make_rotary(config, head_dim_of(config), values, 500_000.0 if base is None else base)
 
 
+def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+    """Return a block of OLMo 1, whose norms have no weights, or of OLMo 2 and 3, which norm what they add."""
+    if config.model_type == "olmo":
+        return DecoderBlockConfig(attention, read_feed_forward(config), _plain_norm(config))
+    return DecoderBlockConfig(attention, read_feed_forward(config), read_rms_norm(config), norms="post")
+
+
+def _model_of_olmo1(config: ModelConfig) -> dict[str, Any]:
+    return {"norm": _plain_norm(config), "tie": config.flag("tie_word_embeddings")}
+
+
+def _plain_norm(config: ModelConfig) -> LayerNormConfig:
+    return LayerNormConfig(config.integer("hidden_size"), 1e-5, affine=False)
+
+
 _OLMO: dict[str, Any] = {
+    "vocab_size": 100352,
+    "intermediate_size": 11008,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
     "hidden_size": 4096,
     "num_attention_heads": 32,
     "num_hidden_layers": 32,
@@ -57,9 +79,14 @@ _OLMO: dict[str, Any] = {
 }
 
 FAMILIES = (
-    Family(("olmo",), read_olmo, _OLMO),
-    Family(("olmo2",), read_olmo, {**_OLMO, "rms_norm_eps": 1e-5}),
-    Family(("olmo3",), read_olmo, {**_OLMO, "rms_norm_eps": 1e-5, "sliding_window": 4096}),
+    Family(("olmo",), read_olmo, {**_OLMO, "vocab_size": 50304}, block=_block, model=_model_of_olmo1),
+    Family(("olmo2",), read_olmo, {**_OLMO, "rms_norm_eps": 1e-5}, block=_block),
+    Family(
+        ("olmo3",),
+        read_olmo,
+        {**_OLMO, "rms_norm_eps": 1e-5, "sliding_window": 4096},
+        block=_block,
+    ),
 )
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..specs.decoder_model import DecoderBlockConfig
 from ..specs.gated_delta_net import GatedDeltaNetConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from ..specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ..weights.rows import Row
 from .attention_rows import DELTA_NET, Table, below, delta_net_by_head, gated
 from .common_rows import HEADS
 from .decoder_rows import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
+from .decoders import read_feed_forward, read_rms_norm
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
 from .model_config import ModelConfig
@@ -109,6 +112,38 @@ def read_qwen3_5(config: ModelConfig, layer: int) -> AttentionLayer:
     return _read(config, layer, split_table)
 
 
+def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+    """Return a block of Qwen3-Next: experts, and beside them shared layers behind a gate."""
+    config.refuse("mlp_only_layers", None, [])
+    config.refuse("decoder_sparse_step", 1)
+    expert = read_feed_forward(config, width="moe_intermediate_size")
+    experts = MixtureOfExpertsConfig(
+        expert,
+        config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
+        Router(normalise=config.flag("norm_topk_prob")),
+        shared=read_feed_forward(config, width="shared_expert_intermediate_size"),
+        shared_gate=True,
+    )
+    return DecoderBlockConfig(attention, experts, read_rms_norm(config, unit_offset=True))
+
+
+def _model(config: ModelConfig) -> dict[str, Any]:
+    return {"norm": read_rms_norm(config, unit_offset=True), "tie": config.flag("tie_word_embeddings")}
+
+
+_EXPERTS: dict[str, Any] = {
+    "vocab_size": 151936,
+    "intermediate_size": 5632,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "tie_word_embeddings": False,
+}
+
 _ALIKE: dict[str, Any] = {
     "num_attention_heads": 16,
     "num_key_value_heads": 2,
@@ -121,7 +156,13 @@ _ALIKE: dict[str, Any] = {
 }
 
 FAMILIES = (
-    Family(("qwen3_next",), read_qwen3_next, {**_ALIKE, "hidden_size": 2048, "num_hidden_layers": 48}),
+    Family(
+        ("qwen3_next",),
+        read_qwen3_next,
+        {**_ALIKE, **_EXPERTS, "hidden_size": 2048, "num_hidden_layers": 48},
+        block=_block,
+        model=_model,
+    ),
     Family(
         ("qwen3_5_text",),
         read_qwen3_5,

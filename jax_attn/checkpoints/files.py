@@ -5,11 +5,13 @@ The twin is `torch_attn.checkpoints.files`.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import jax
 from flax import nnx
 
 from attn_bridge.checkpoints import configs, modules
@@ -85,9 +87,14 @@ class Pretrained:
             WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
         """
         path = modules.find_folder(folder if isinstance(folder, str) else Path(folder))
-        keywords.setdefault("rngs", nnx.Rngs(0))
-        model: Any = cls(configs.read_config(cls.__name__, path), **keywords)  # type: ignore[call-arg]
-        load(path, model)
+        config, given = configs.read_config(cls.__name__, path), dict(keywords)
+        rngs = given.pop("rngs", None) or nnx.Rngs(0)
+        kind: Any = cls
+        make = functools.partial(kind, config, **given)
+        model = nnx.eval_shape(lambda rngs: make(rngs=rngs), rngs)  # nothing is drawn that would be replaced
+        if jax.tree.leaves(nnx.state(model, nnx.RngState)):  # but where it keeps keys for dropout
+            model = make(rngs=rngs)
+        modules.load("flax", path, model, None, None, adopt=True)
         model.eval()
         found: Self = model
         return found

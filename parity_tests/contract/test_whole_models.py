@@ -175,3 +175,15 @@ def test_bad_inputs_of_bert_give_the_shared_error(backend, changes, error, messa
     with pytest.raises(error) as caught:
         call(backend, made(backend, BERT), **inputs)
     assert (type(caught.value), str(caught.value)) == (error, message)
+
+
+def test_dropout_of_a_loaded_model_acts_in_training(backend, tmp_path):
+    module = make(backend, GPT, drop_rate=0.2, **GPT.one_layer)
+    module.save_pretrained(tmp_path / "model")
+    loaded = backend.package.GPTModel.from_pretrained(tmp_path / "model")
+    ids = GPT.inputs["ids"]
+    np.testing.assert_array_equal(backend.output_eagerly(loaded, ids), backend.output_eagerly(module, ids))
+    loaded.train()
+    first, second = (backend.output_eagerly(loaded, ids) for _ in range(2))
+    assert np.isfinite(first).all()
+    assert np.abs(first - second).max() > 1e-2

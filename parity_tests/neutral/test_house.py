@@ -20,9 +20,9 @@ ROOT = Path(__file__).parents[2]
 JAX, TORCH = ROOT / "jax_attn", ROOT / "torch_attn"
 
 ONLY_JAX = {"linear.py", "decoding/running.py"}
-ONLY_TORCH = {"checkpoints/book.py", "threefry.py"}
-"""Files without a twin: torch's initial weights for Flax, checks that wait for a jit to
-run; the mask buffers in the book's checkpoints, and Flax's random bits for torch."""
+ONLY_TORCH = {"checkpoints/book.py", "checkpoints/undrawn.py", "threefry.py"}
+"""Files without a twin: torch's initial weights for Flax, checks that wait for a jit to run; the mask buffers in the
+book's checkpoints, modules for which nothing is drawn, and Flax's random bits for torch."""
 
 JAX_ARGUMENTS, TORCH_ARGUMENTS = {"rngs", "param_dtype", "dtype", "device"}, {"rngs", "device", "dtype"}
 """Arguments that may stand on one side alone."""

@@ -18,7 +18,8 @@ import transformers
 from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import to_numpy
 
-from .hf_oracle import LLAMA3, SIZES, padding
+from .hf_configs import LATENT_HEADS
+from .hf_oracle import EXPERTS, GATED, LLAMA3, SIZES, YARN, padding
 
 VOCABULARY, TOKENS = 31, 13
 WHOLE = {**SIZES, "vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 3}
@@ -29,6 +30,115 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {**WHOLE, "sliding_window": 4, "hidden_act": "gelu"}),
     "qwen2": ("qwen2", {**WHOLE, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
     "qwen3": ("qwen3", {**WHOLE, "head_dim": 6, "rms_norm_eps": 1e-3}),
+    "gemma2": (
+        "gemma2",
+        {
+            **WHOLE,
+            "head_dim": 8,
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 5,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            **WHOLE,
+            "head_dim": 8,
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 5,
+            "sliding_window_pattern": 2,
+            "rope_local_base_freq": 70.0,
+        },
+    ),
+    "olmo": ("olmo", {**WHOLE, "clip_qkv": 0.7}),
+    "olmo2": ("olmo2", {**WHOLE, "rms_norm_eps": 1e-3, "tie_word_embeddings": True}),
+    "olmo3": ("olmo3", {**WHOLE, "sliding_window": 4, "num_hidden_layers": 4, "rope_theta": 500000.0}),
+    "bloom": ("bloom", {"vocab_size": VOCABULARY, "hidden_size": 24, "n_layer": 2, "n_head": 6, "pad_token_id": 0}),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            **WHOLE,
+            **EXPERTS,
+            "head_dim": 8,
+            "sliding_window": 4,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "rope_scaling": {**YARN, "truncate": False},
+        },
+    ),
+    "deepseek-v2": (
+        "deepseek_v2",
+        {
+            **WHOLE,
+            **LATENT_HEADS,
+            **EXPERTS,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 6,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7,
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    "deepseek-v3": (
+        "deepseek_v3",
+        {
+            **WHOLE,
+            **LATENT_HEADS,
+            **EXPERTS,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 7,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    "qwen3-next": (
+        "qwen3_next",
+        {
+            **WHOLE,
+            **GATED,
+            **EXPERTS,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 6,
+            "shared_expert_intermediate_size": 9,
+            "norm_topk_prob": True,
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            **WHOLE,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.5,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.3,
+        },
+    ),
+    "smollm3": ("smollm3", {**WHOLE, "no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 4}),
+    "mixtral": ("mixtral", {**WHOLE, **EXPERTS, "num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {
+            **WHOLE,
+            **EXPERTS,
+            "head_dim": 8,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 6,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+        },
+    ),
 }
 """Name -> ``model_type`` and keys of a config.json."""
 
@@ -61,6 +171,12 @@ def build(name: str, seed: int = 0) -> Any:
     model_type, sizes = DECODERS[name]
     config = transformers.AutoConfig.for_model(model_type, **sizes, attn_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(config).eval().double()
+    embeddings = model.get_input_embeddings()
+    if hasattr(embeddings, "embed_scale"):  # which transformers rounds to float32, as it does its tables
+        embeddings.embed_scale = torch.tensor(embeddings.scalar_embed_scale, dtype=torch.float64)
+    for module in model.modules():
+        if type(module).__name__ == "BloomGelu":  # which has sqrt(2 / pi) to 8 digits
+            module.forward = functools.partial(torch.nn.functional.gelu, approximate="tanh")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in [*model.parameters(), *_learned_buffers(model)]:

@@ -98,6 +98,12 @@ CASES = {
         "qwen2", {**SIZES, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, layers=(0, 1)
     ),
     "qwen3": Case("qwen3", {**SIZES, "head_dim": 6, "attention_bias": True, "rms_norm_eps": 1e-3}),
+    "granite": Case("granite", {**SIZES, "attention_multiplier": 0.3, "attention_bias": True}),
+    "smollm3": Case(
+        "smollm3", {**SIZES, "no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 4}, layers=(0, 1)
+    ),
+    "mixtral": Case("mixtral", {**SIZES, **EXPERTS, "num_local_experts": 2, "sliding_window": 4}),
+    "qwen3-moe": Case("qwen3_moe", {**SIZES, **EXPERTS, "num_experts": 2, "moe_intermediate_size": 4, "head_dim": 8}),
     "gemma2": Case(
         "gemma2", {**SIZES, **SLIDING, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 3.0}, layers=(0, 1)
     ),

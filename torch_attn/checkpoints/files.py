@@ -14,6 +14,8 @@ from torch import nn
 
 from attn_bridge.checkpoints import configs, modules
 
+from .undrawn import give_memory, undrawn
+
 PathLike = str | os.PathLike[str]
 
 
@@ -84,8 +86,12 @@ class Pretrained:
             WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
         """
         path = modules.find_folder(folder if isinstance(folder, str) else Path(folder))
-        model: Any = cls(configs.read_config(cls.__name__, path), **keywords)  # type: ignore[call-arg]
-        load(path, model)
+        config = configs.read_config(cls.__name__, path)
+        device = keywords.pop("device", None)
+        with undrawn():
+            model: Any = cls(config, **keywords)  # type: ignore[call-arg]
+        give_memory(model, device)
+        modules.load("torch", path, model, None, None, adopt=True)
         model.eval()
         found: Self = model
         return found

@@ -164,7 +164,7 @@ def check_model(
     rows = min(config.vocab_size, max(8, ROWS // config.emb_dim))
     ids = np.random.default_rng(seed).integers(0, rows, (batch, tokens)).astype(np.int32)
     names = ["ends", *(f"trf_blocks.{index}" for index in range(len(config.blocks)))]
-    parts = []
+    parts: list[PartVerdict] = []
 
     def judge(name: str, made: list[Any], inputs: Array) -> None:
         if progress is not None:

@@ -1,0 +1,65 @@
+"""Granite: Llama with factors for embeddings, scores, what blocks add, and logits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
+from .attention_rows import SPLIT
+from .decoders import read_llama_block, read_llama_model
+from .family import AttentionLayer, Family
+from .grouped import attention_layer, head_dim_of, read_sizes
+from .model_config import ModelConfig
+from .rotary import read_rotary
+
+
+def read_granite(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of Granite."""
+    bias = config.flag("attention_bias")
+    spec = GroupedQueryAttentionConfig(
+        **read_sizes(config),
+        qkv_bias=bias,
+        out_bias=bias,
+        position=read_rotary(config, head_dim_of(config)),
+        scale=config.positive("attention_multiplier"),
+    )
+    return attention_layer(layer, spec, {"transformers": SPLIT})
+
+
+def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+    block = read_llama_block(config, layer, attention)
+    return dataclasses.replace(block, residual_scale=config.positive("residual_multiplier"))
+
+
+def _model(config: ModelConfig) -> dict[str, Any]:
+    return {
+        **read_llama_model(config),
+        "embedding_scale": config.positive("embedding_multiplier"),
+        "logit_scale": 1.0 / config.positive("logits_scaling"),
+    }
+
+
+FAMILIES = (
+    Family(
+        ("granite",),
+        read_granite,
+        {
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "hidden_act": "silu",
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+            "embedding_multiplier": 1.0,
+            "logits_scaling": 1.0,
+            "residual_multiplier": 1.0,
+            "attention_multiplier": 1.0,
+        },
+        block=_block,
+        model=_model,
+    ),
+)

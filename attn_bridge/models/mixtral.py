@@ -1,0 +1,66 @@
+"""Mixtral (arXiv 2401.04088): Mistral with experts, each of which is a gated feed-forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.mixture_of_experts import MixtureOfExpertsConfig
+from ..weights.rows import Row
+from .attention_rows import SPLIT
+from .decoder_rows import FINAL_NORM, LAYER, OURS, attention, decoder, norms
+from .decoders import read_feed_forward, read_rms_norm
+from .family import Family
+from .llama import read_mistral
+from .model_config import ModelConfig
+
+
+def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+    """Return a block of Mixtral, whose router takes the softmax over the chosen experts."""
+    experts = MixtureOfExpertsConfig(
+        read_feed_forward(config), config.integer("num_local_experts"), config.integer("num_experts_per_tok")
+    )
+    return DecoderBlockConfig(attention, experts, read_rms_norm(config))
+
+
+FAMILIES = (
+    Family(
+        ("mixtral",),
+        read_mistral,
+        {
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "hidden_act": "silu",
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        block=_block,
+    ),
+)
+
+
+LAYOUT = decoder(
+    "hf-mixtral",
+    "transformers Mixtral",
+    [
+        *attention(SPLIT),
+        *(
+            Row(
+                f"{LAYER}block_sparse_moe.experts.{{j}}.{theirs}.weight",
+                (f"{OURS}ff.experts.{{j}}.{ours}.weight",),
+            )
+            for theirs, ours in (("w1", "fc1"), ("w3", "fc2"), ("w2", "fc3"))
+        ),
+        Row(f"{LAYER}block_sparse_moe.gate.weight", (f"{OURS}ff.router.weight",)),
+        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
+        FINAL_NORM,
+    ],
+    model_types=("mixtral",),
+)

@@ -1,0 +1,89 @@
+"""Qwen3-MoE: Qwen 3 with experts, but for the layers that its config leaves dense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
+from ..specs.mixture_of_experts import MixtureOfExpertsConfig, Router
+from .attention_rows import SPLIT
+from .decoder_rows import FINAL_NORM, FUSED, attention, decoder, experts, norms
+from .decoders import read_feed_forward, read_llama_block, read_rms_norm
+from .family import AttentionLayer, Family
+from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
+from .model_config import ModelConfig
+from .rotary import read_rotary
+
+
+def read_qwen3_moe(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of Qwen3-MoE; all of them have the window, if any."""
+    bias = config.flag("attention_bias")
+    slides = config.flag("use_sliding_window") and config.get("sliding_window") is not None
+    spec = GroupedQueryAttentionConfig(
+        **read_sizes(config),
+        qkv_bias=bias,
+        out_bias=bias,
+        position=read_rotary(config, head_dim_of(config)),
+        qk_norm=QKNorm("head", config.number("rms_norm_eps")),
+        mask=mask_of(config, layer, "sliding_attention" if slides else "full_attention"),
+    )
+    return attention_layer(layer, spec, {"transformers": SPLIT})
+
+
+def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+    """Return a block: dense in the layers that ``mlp_only_layers`` lists and between ``decoder_sparse_step``."""
+    dense = config.get("mlp_only_layers") or ()
+    if not isinstance(dense, list | tuple) or not all(type(one) is int for one in dense):
+        raise TypeError(f"mlp_only_layers of {config.model_type} must be a list of integers, got {dense!r:.60}")
+    if layer in dense or (layer + 1) % config.integer("decoder_sparse_step"):
+        return read_llama_block(config, layer, attention)
+    mixture = MixtureOfExpertsConfig(
+        read_feed_forward(config, width="moe_intermediate_size"),
+        config.integer("num_experts"),
+        config.integer("num_experts_per_tok"),
+        Router(normalise=config.flag("norm_topk_prob")),
+    )
+    return DecoderBlockConfig(attention, mixture, read_rms_norm(config))
+
+
+FAMILIES = (
+    Family(
+        ("qwen3_moe",),
+        read_qwen3_moe,
+        {
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "hidden_act": "silu",
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 4096,
+            "decoder_sparse_step": 1,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+            "num_experts": 128,
+        },
+        aliases={"num_experts": ("num_local_experts",)},
+        block=_block,
+    ),
+)
+
+
+LAYOUT = decoder(
+    "hf-qwen3-moe",
+    "transformers Qwen3-MoE",
+    [
+        *attention(SPLIT, required=("q_norm", "k_norm")),
+        *experts(),
+        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
+        FINAL_NORM,
+    ],
+    settings=FUSED,
+    defaults={"fused": 0},
+    mark="mlp.experts.",
+    model_types=("qwen3_moe",),
+)

@@ -1,0 +1,63 @@
+"""SmolLM3: Llama without rotary positions in every fourth layer (arXiv 2501.18795)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
+from .attention_rows import SPLIT
+from .decoders import read_llama_block
+from .family import AttentionLayer, Family
+from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
+from .model_config import ModelConfig
+from .rotary import read_rotary
+
+
+def read_smollm3(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of SmolLM3."""
+    bias, turns = config.flag("attention_bias"), _turns(config, layer)
+    has_window = config.flag("use_sliding_window") and config.get("sliding_window") is not None
+    kind = config.layer_type(layer, "sliding_attention" if has_window and not turns else "full_attention")
+    spec = GroupedQueryAttentionConfig(
+        **read_sizes(config),
+        qkv_bias=bias,
+        out_bias=bias,
+        position=read_rotary(config, head_dim_of(config)) if turns else None,
+        mask=mask_of(config, layer, kind),
+    )
+    return attention_layer(layer, spec, {"transformers": SPLIT})
+
+
+def _turns(config: ModelConfig, layer: int) -> bool:
+    """Tell whether a layer has rotary positions, which ``no_rope_layers`` says by 1, in spite of its name."""
+    layers = config.get("no_rope_layers")
+    if layers is None:
+        return (layer + 1) % config.integer("no_rope_layer_interval") != 0
+    if isinstance(layers, str) or not isinstance(layers, Sequence) or not all(one in (0, 1) for one in layers):
+        raise TypeError(f"no_rope_layers of {config.model_type} must be a list of 0 and 1, got {layers!r:.60}")
+    if layer >= len(layers):
+        raise ValueError(f"no_rope_layers of {config.model_type} has {len(layers)} entries, none for layer {layer}")
+    return bool(layers[layer])
+
+
+FAMILIES = (
+    Family(
+        ("smollm3",),
+        read_smollm3,
+        {
+            "vocab_size": 128256,
+            "hidden_size": 2048,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "hidden_act": "silu",
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 2000000.0,
+            "no_rope_layer_interval": 4,
+            "tie_word_embeddings": True,
+        },
+        block=read_llama_block,
+    ),
+)

@@ -1,0 +1,83 @@
+"""The configs of whole decoders, as families read them: what is refused, and where it is told which there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attn_bridge.models import families
+from attn_bridge.specs.as_json import as_json, from_json
+
+DECODERS = sorted(name for name, family in families.FAMILIES.items() if family.block is not None)
+SMALL = {
+    "vocab_size": 20,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_routed_experts": 8,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "pad_token_id": 0,
+}
+
+
+def small(name: str) -> dict[str, object]:
+    own = {"num_key_value_heads": 4} if name.startswith("deepseek") else {}
+    return {"model_type": name, **SMALL, **own}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_config_survives_json(name):
+    config = families.find_decoder(small(name))
+    assert len(config.blocks) == 4
+    assert from_json(as_json(config)) == config
+    assert hash(from_json(as_json(config))) == hash(config)
+
+
+def test_the_page_names_every_family():
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+    assert [name for name in DECODERS if f"`{name}`" not in page] == []
+
+
+REFUSED = {
+    "activation": ("llama", {"hidden_act": "mish"}, "hidden_act ('mish') of llama must be one of"),
+    "deep": ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers (1000000000) of llama must be at most 4096"),
+    "residual": (
+        "bloom",
+        {"apply_residual_connection_post_layernorm": True},
+        "apply_residual_connection_post_layernorm (True) of bloom is not supported, only False",
+    ),
+    "router": ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method ('noaux_tc') of deepseek_v2 is not supported"),
+    "dense layers": ("qwen3_next", {"mlp_only_layers": [1]}, "mlp_only_layers ([1]) of qwen3_next is not supported"),
+    "factor": ("granite", {"logits_scaling": 0.0}, "logits_scaling (0.0) of granite must be positive"),
+    "encoder": ("bart", {"d_model": 64}, "model_type (bart) is no decoder of ours, which are bloom,"),
+    "nobody": ("nobody", {}, "model_type (nobody) must be one of"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_computed_is_refused_by_name(case):
+    name, changes, message = REFUSED[case]
+    with pytest.raises(ValueError, match=r"^.*$") as caught:
+        families.find_decoder({**small(name), **changes})
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"class": "Path"}, "class ('Path') of a config must be one of "),
+        ({"class": "Rotary", "spin": 2}, "Rotary has unknown fields: spin"),
+        ({"class": "SlidingWindow"}, "SlidingWindow has missing fields: size"),
+    ],
+)
+def test_a_document_that_is_no_config_is_refused(document, message):
+    with pytest.raises(ValueError, match=r"^.*$") as caught:
+        from_json(document)
+    assert str(caught.value).startswith(message)
