@@ -12,6 +12,7 @@ import pytest
 
 from attn_bridge import Rule, Rules, WeightsMismatchError
 from attn_bridge.parity.compare.pairing import MAX_CANDIDATES, from_rules, partial, propose, read_rules
+from attn_bridge.parity.compare.pairing.patterns import Kind, Options, Way, options
 from attn_bridge.parity.compare.pairing.proposal import MAX_SHOWN
 from attn_bridge.parity.compare.sides.subject import Parameter
 from parity_tests.support.work import count_calls
@@ -779,3 +780,16 @@ def test_rules_that_do_not_fit_are_refused_with_all_that_is_wrong():
     assert caught.value.missing == ["e.kernel", "x"]
     assert caught.value.unexpected == ["c.weight"]
     assert caught.value.misshapen == ["b.kernel: expected (4, 6), the rules give (4, 5)"]
+
+
+# ---- how axes may lie
+
+
+def test_tensors_of_one_class_lie_alike_and_others_may_lie_in_other_ways():
+    mixer = Kind((4, 6), "torch", "Mixer", "mix")
+    assert options(mixer, mixer, False) == Options((Way("... -> ..."),))
+    assert len(options(mixer, dataclasses.replace(mixer, shape=(6, 4)), False).ways) > 0
+    square = dataclasses.replace(mixer, shape=(4, 4))
+    assert options(square, square, False).ways == (Way("... -> ..."),)
+    for change in ({"framework": "flax"}, {"owner": "Other"}, {"last": "other"}):
+        assert len(options(square, dataclasses.replace(square, **change), False).ways) > 1, change

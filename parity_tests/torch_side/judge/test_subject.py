@@ -17,6 +17,7 @@ from attn_bridge.parity.compare.sides.function import function
 from attn_bridge.parity.compare.sides.subject import Arguments, CannotPromoteError, ModuleFailedError
 from attn_bridge.parity.compare.sides.tables import STILL
 from torch_attn._parity.running import probes
+from torch_attn._parity.running.execution import failure
 from torch_attn._parity.subject import subject_of
 
 DRAW = np.random.default_rng(0)
@@ -864,3 +865,11 @@ def test_a_run_seeds_no_device_that_is_not_in_use(monkeypatch):
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("CUDA was seeded"))
     subject = subject_of(nn.Linear(3, 2))
     subject.run(subject.weights(), Arguments((np.ones((1, 3), np.float32),), {}))
+
+
+@pytest.mark.parametrize(("length", "is_cut"), [(300, False), (301, True)])
+def test_a_long_message_of_a_module_is_cut_behind_300_characters(length, is_cut):
+    shown = str(failure(KeyError("x" * (length - 2)), "float32", "your module"))  # and two quotation marks
+    assert shown.startswith("your module raised KeyError: 'xxx")
+    assert shown.count("x") == min(length - 2, 299)
+    assert (" ..." in shown) is is_cut
