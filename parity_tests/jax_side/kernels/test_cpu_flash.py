@@ -372,6 +372,23 @@ def test_a_constant_bias_has_no_gradient_computed(shape):
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
+def test_a_bias_has_second_derivatives():
+    query, key, value = arrays()
+    bias, sinks = jnp.asarray(draw(1, 4, 70, 70, seed=3), "float32"), jnp.asarray(draw(4, seed=5), "float32")
+
+    def second(name: str) -> Any:
+        def of(bias: jax.Array, query: jax.Array) -> jax.Array:
+            return squared(name, bias=bias, sinks=sinks, mask=masks.causal())(query, key, value)
+
+        def energy(*given: jax.Array) -> jax.Array:
+            return sum((one**2).sum() for one in jax.grad(of, (0, 1))(*given))
+
+        return jax.grad(energy, (0, 1))(bias, query)
+
+    for got, wanted in zip(second("cpu_flash"), second("reference"), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
+
+
 def test_sinks_are_vmapped():
     inputs, sinks = arrays(), jnp.asarray(draw(3, 4, seed=5), "float32")
 
