@@ -397,7 +397,9 @@ def test_the_linen_example_runs_and_agrees(capsys):
 # ---- what demo writes
 
 
-@pytest.mark.parametrize(("folder", "model"), [("gpt2", "GPT2LMHeadModel"), ("bert", "BertModel")])
+@pytest.mark.parametrize(
+    ("folder", "model"), [("gpt2", "GPT2LMHeadModel"), ("bert", "BertModel"), ("llama", "LlamaForCausalLM")]
+)
 def test_transformers_loads_the_checkpoints_of_demo(folder, model, tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
