@@ -406,7 +406,8 @@ def test_transformers_loads_the_checkpoints_of_demo(folder, model, tmp_path, mon
     assert run_as_printed("attn-bridge demo")[0] == 0
     loaded, report = getattr(transformers, model).from_pretrained(f"demo/{folder}", output_loading_info=True)
     assert not any(report.values()), report
-    module = {"gpt2": torch_attn.GPTModel, "bert": torch_attn.BertEncoder}[folder].from_pretrained(f"demo/{folder}")
+    kinds = {"gpt2": torch_attn.GPTModel, "bert": torch_attn.BertEncoder, "llama": torch_attn.DecoderModel}
+    module = kinds[folder].from_pretrained(f"demo/{folder}")
     tokens = torch.tensor([[3, 1, 4, 1, 5]])
     with torch.no_grad():
         torch.testing.assert_close(module(tokens), loaded.eval()(tokens)[0], atol=1e-4, rtol=1e-4)
