@@ -1,7 +1,8 @@
 #: make check   prove the twins equal on this machine
 #: make test    run the tests, on all cores; make test JOBS=0 in one process. Its parts, a target each:
 #:              test-neutral test-torch test-jax test-both test-optimized
-#: make tours   what takes longer: commands as users run them, every documented block, the gallery of ports
+#: make tours   what takes longer: commands as users run them, every documented block, the gallery of ports,
+#:              planted faults found, named and placed
 #: make lanes   the tests of Flax modules again, with NNX's coming defaults
 #: make lint    format, lint and who imports whom
 #: make types   strict type check
@@ -21,6 +22,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --maxprocesses 8
 
 # Each test runs once, with no more frameworks than it needs: what passes without the other needs no other.
 PARTS := test-neutral test-torch test-jax test-both test-optimized
+LONG := $(addprefix parity_tests/,tours wild twins/mutation twins/places)
 TESTS := test $(PARTS) tours lanes
 
 # What XLA compiled is kept beside the packages: the workers of a run share it, and the next run starts with it.
@@ -60,14 +62,13 @@ test-jax: $(VENV)/.installed-test
 	$(PYTEST) -q parity_tests --exact --without torch -m "not optimized"
 
 test-both: $(VENV)/.installed-test
-	$(PYTEST) -q parity_tests --exact --ignore parity_tests/tours --ignore parity_tests/wild -m "not optimized" \
-		--durations 25
+	$(PYTEST) -q parity_tests --exact $(addprefix --ignore ,$(LONG)) -m "not optimized" --durations 25
 
 test-optimized: $(VENV)/.installed-test
 	XLA_FLAGS= $(PYTEST) -q parity_tests -m optimized
 
 tours: $(VENV)/.installed-test
-	$(PYTEST) -q parity_tests/tours parity_tests/wild -m "not optimized" --durations 10
+	$(PYTEST) -q $(LONG) -m "not optimized" --durations 10
 
 # The tests that go through functions of NNX which the flags change.
 lanes: $(VENV)/.installed-test

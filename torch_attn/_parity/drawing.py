@@ -193,7 +193,8 @@ class _Drawing(TorchFunctionMode):
 
     def _bernoulli(self, input: Tensor, p: float | None = None, *, generator: Any = None, out: Any = None) -> Tensor:
         if self.source is None:
-            return torch.bernoulli(input, generator=generator) if p is None else torch.bernoulli(input, p)
+            given = {} if out is None else {"out": out}
+            return torch.bernoulli(input, *(() if p is None else (p,)), generator=generator, **given)
         if p is None:
             probabilities = input.detach().unique()
             if probabilities.numel() != 1:

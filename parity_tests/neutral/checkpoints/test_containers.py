@@ -27,7 +27,7 @@ from attn_bridge.checkpoints.containers import (
     open_reader,
 )
 from attn_bridge.checkpoints.containers import orbax as orbax_container
-from attn_bridge.checkpoints.containers.files import boxes
+from attn_bridge.checkpoints.containers.files import File, boxes
 from attn_bridge.checkpoints.containers.msgpack import writer as msgpack_writer
 from parity_tests.fuzz.samples import ENDINGS, HELD, assert_same, infos, random_array, random_arrays, read, write
 from parity_tests.support.work import count_calls
@@ -626,3 +626,22 @@ def test_blocks_of_an_array_are_its_elements_in_order(shape):
             found = [array[box].reshape(-1) for box in boxes(shape, start, stop)]
             assert len(found) <= 2 * len(shape) + 1
             assert np.concatenate([*found, np.empty(0, int)]).tolist() == list(range(start, stop))
+
+
+def test_short_reads_are_read_on_until_all_is_there(tmp_path, monkeypatch):
+    content = np.random.default_rng(3).bytes(100)
+    (tmp_path / "x").write_bytes(content)
+    whole, pieces = (os.pread, os.preadv), []
+
+    def pread(number, count, start):
+        return whole[0](number, min(count, 7), start)
+
+    def preadv(number, buffers, start):
+        pieces.append(start)
+        return whole[1](number, [buffers[0][:7]], start)
+
+    monkeypatch.setattr(os, "pread", pread)
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert bytes(File(tmp_path / "x").read(10, 25)) == content[10:35]
+    assert pieces == [17, 24, 31]
+    assert bytes(File(tmp_path / "x").read(70, 30)) == content[70:]

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from attn_bridge.parity.compare.sides.function import function
 from attn_bridge.parity.compare.sides.subject import Arguments, CannotPromoteError, ModuleFailedError
 from attn_bridge.parity.compare.sides.tables import STILL
+from torch_attn._parity.drawing import drawing
 from torch_attn._parity.running import probes
 from torch_attn._parity.running.execution import failure
 from torch_attn._parity.subject import subject_of
@@ -182,6 +183,18 @@ def test_dropout_in_a_checkpoint_is_driven_as_outside_of_it(how):
     assert_same(found, wanted)
     assert len(found.draws) == len(wanted.draws) == 6
     assert not found.foreign
+
+
+@pytest.mark.parametrize("p", [(), (0.5,)])
+def test_where_no_masks_are_given_bernoulli_draws_as_always(p):
+    def draw():
+        return torch.bernoulli(torch.linspace(0.1, 0.9, 64), *p, generator=torch.Generator().manual_seed(3))
+
+    with drawing(None, nn.Identity()):
+        found = draw()
+        out = torch.bernoulli(torch.full((64,), 0.5), out=torch.empty(64))
+    assert torch.equal(found, draw())
+    assert {0.0, 1.0} == set(out.tolist())
 
 
 def test_given_masks_are_no_way_through_numpy():

@@ -667,6 +667,12 @@ def test_dicts_and_nested_outputs_are_compared_one_by_one():
     assert {one.name for one in report.failures} == {"output['b'][0]"}
 
 
+@pytest.mark.parametrize(("count", "names"), [(1, {"output"}), (2, {"output[0]", "output[1]"})])
+def test_an_output_is_named_by_its_place_where_there_are_several(count, names):
+    report = judge(lambda m, x: (x * m.w,) * count if count > 1 else x * m.w)
+    assert {name for name in verdicts(report) if name.startswith("output")} == names
+
+
 def test_integers_are_compared_exactly():
     def best(m, x):
         return x * m.w, (x * m.w).argmax(-1), x * m.w > 0
