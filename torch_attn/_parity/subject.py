@@ -95,7 +95,8 @@ class TorchSubject:
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the parameters and running statistics by name."""
-        return self.side.parameters()
+        with ONE_AT_A_TIME:
+            return self.side.parameters()
 
     def weights(self) -> Arrays:
         """Return copies of the weights that it holds.
@@ -103,10 +104,11 @@ class TorchSubject:
         Raises:
             ModuleFailedError: one of them is sparse, nested, quantised or on the meta device.
         """
-        held = self.side.tensors()
-        held = {name: held[name] for name in self.parameters()}
-        check_readable(held, f"{self.kind} {self.name}")
-        return {name: np.array(to_numpy(one), copy=True) for name, one in held.items()}
+        with ONE_AT_A_TIME:  # a run in another thread has the module hold its own
+            held = self.side.tensors()
+            held = {name: held[name] for name in self.parameters()}
+            check_readable(held, f"{self.kind} {self.name}")
+            return {name: np.array(to_numpy(one), copy=True) for name, one in held.items()}
 
     def tied(self) -> dict[str, str]:
         """Return further name of a weight -> the name that it has in `parameters`."""
@@ -123,7 +125,8 @@ class TorchSubject:
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return path -> the settings that a submodule's meaning depends on and its weights don't show."""
-        return {path: read_settings(child) for path, child in self.side.modules().items()}
+        with ONE_AT_A_TIME:
+            return {path: read_settings(child) for path, child in self.side.modules().items()}
 
     def unreached(self, arguments: Arguments) -> list[str]:
         """Describe what a call does not reach, or what of it is not looked at."""

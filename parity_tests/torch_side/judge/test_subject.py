@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import warnings
@@ -869,6 +870,28 @@ def test_eight_threads_at_once_get_what_one_gets():
         for job, expected in zip(jobs, wanted, strict=True):
             assert_same(job.result(), expected)
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_weights_read_while_another_thread_runs_are_those_of_the_module():
+    import concurrent.futures
+
+    read = []
+
+    class Reading(nn.Linear):
+        def forward(self, x):
+            read.append(pool.submit(subject.weights))
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                read[0].result(timeout=0.3)  # it waits for the run's end, or reads at once
+            return super().forward(x)
+
+    module = Reading(6, 2)
+    subject = subject_of(module)
+    moved = {name: array + 1.0 for name, array in subject.weights().items()}
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        subject.run(moved, Arguments((X,)), dtype="float64")
+        found = read[0].result()
+    assert {array.dtype.name for array in found.values()} == {"float32"}
+    np.testing.assert_array_equal(found["weight"], module.weight.detach().numpy())
 
 
 def test_a_run_seeds_no_device_that_is_not_in_use(monkeypatch):
