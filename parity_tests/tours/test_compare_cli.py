@@ -590,7 +590,7 @@ def test_what_draws_its_own_weights_is_built_alike_again(here, capfd):
 
 
 HANG = """
-import subprocess, sys, time
+import subprocess, sys, threading, time
 import torch
 from flax import nnx
 
@@ -667,6 +667,18 @@ def test_a_hang_is_named_and_leaves_nothing_behind(first, second, separate, mess
     assert (process.returncode, out) == (2, "")
     assert {path.name for path in here.iterdir()} <= before
     assert not alive("time.sleep(61)")
+
+
+def test_a_hang_of_a_dumped_side_among_installed_packages_is_named_at_its_line(here):
+    """The line is the side's own, although its folder is one that is taken for a library's elsewhere."""
+    folder = here / "site-packages"
+    folder.mkdir()
+    (folder / "hang.py").write_text(HANG.replace("time.sleep(0.01)", "threading.Event().wait(60)"))
+    command = [sys.executable, "-m", "attn_bridge", "dump", "site-packages/hang.py:Running", "d", *SHAPE]
+    done = subprocess.run([*command, "--timeout", "3"], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr.startswith("error: the side has been running for more than 3 s (--timeout): site-packages/hang")
+    assert done.stderr.endswith("in forward: threading.Event().wait(60)\n")
+    assert not (here / "d").exists()
 
 
 def alive(words: str) -> bool:

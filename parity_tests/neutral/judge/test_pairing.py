@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from attn_bridge import Rule, Rules, WeightsMismatchError
-from attn_bridge.parity.compare.pairing import MAX_CANDIDATES, from_rules, partial, propose, read_rules
+from attn_bridge.parity.compare.pairing import MAX_CANDIDATES, from_rules, names, partial, parts, propose, read_rules
 from attn_bridge.parity.compare.pairing.patterns import Kind, Options, Way, options
 from attn_bridge.parity.compare.pairing.proposal import MAX_SHOWN
+from attn_bridge.parity.compare.pairing.tensors import whole
 from attn_bridge.parity.compare.sides.subject import Parameter
 from parity_tests.support.work import count_calls
 
@@ -793,3 +794,16 @@ def test_tensors_of_one_class_lie_alike_and_others_may_lie_in_other_ways():
     assert options(square, square, False).ways == (Way("... -> ..."),)
     for change in ({"framework": "flax"}, {"owner": "Other"}, {"last": "other"}):
         assert len(options(square, dataclasses.replace(square, **change), False).ways) > 1, change
+
+
+def test_a_fused_name_speaks_for_the_parts_of_its_own_word():
+    """Three layers of one size stand in two sets; what is called qkv holds those of attention."""
+
+    fused = names.read([whole("block.qkv.weight", Parameter((12, 4), "float32", "Linear", "block.qkv"))])
+    layers = ("q_proj", "k_proj", "v_proj", "up", "gate", "down")
+    others = names.read(
+        [whole(f"block.{one}.weight", Parameter((4, 4), "float32", "Linear", f"block.{one}")) for one in layers]
+    )
+    attention, rest = parts.Bundle((0, 1, 2), layers[:3], "qkv", False), parts.Bundle((3, 4, 5), layers[3:], "", False)
+    ((own, other),) = parts._speaks(fused, [attention, rest], others)
+    assert own - other > 2.0
