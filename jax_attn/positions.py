@@ -13,7 +13,7 @@ from einops import rearrange
 from jax import Array
 from jaxtyping import Float, Int
 
-from attn_bridge.specs import Alibi, NTKScaling, Rotary
+from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, Rotary
 
 
 def rotary_tables(
@@ -37,6 +37,10 @@ def rotary_tables(
         growth = scaling.factor * tokens / scaling.original_context - (scaling.factor - 1.0)
         exponents = jnp.asarray(scaling.exponents(dim), dtype)
         frequencies = frequencies * jnp.maximum(growth, 1.0) ** -exponents
+    if isinstance(scaling, LongRoPEScaling):
+        is_long = positions.max() >= scaling.original_context
+        stretched = scaling.long_frequencies(rotary.base, dim)
+        frequencies = jnp.where(is_long, jnp.asarray(stretched, dtype), frequencies)
     angles = positions[..., None].astype(dtype) * frequencies
     return jnp.cos(angles) * rotary.table_factor, jnp.sin(angles) * rotary.table_factor
 

@@ -13,7 +13,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attn_bridge.specs import Alibi, NTKScaling, Rotary
+from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, Rotary
 
 
 def rotary_tables(
@@ -37,6 +37,11 @@ def rotary_tables(
         growth = scaling.factor * tokens / scaling.original_context - (scaling.factor - 1.0)
         exponents = torch.as_tensor(scaling.exponents(dim), device=positions.device).to(dtype)
         frequencies = frequencies * torch.clamp(growth, min=1.0) ** -exponents
+    if isinstance(scaling, LongRoPEScaling):
+        is_long = positions.max() >= scaling.original_context
+        stretched = scaling.long_frequencies(rotary.base, dim)
+        stretched = torch.as_tensor(stretched, device=positions.device).to(dtype)
+        frequencies = torch.where(is_long, stretched, frequencies)
     angles = positions[..., None].to(dtype) * frequencies
     return torch.cos(angles) * rotary.table_factor, torch.sin(angles) * rotary.table_factor
 

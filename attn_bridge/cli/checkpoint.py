@@ -81,7 +81,7 @@ def convert(
     """Convert a checkpoint to another layout and container, tensor by tensor, without losing a bit.
 
     Layouts: torch, flax, book, fused-qkv, torch-mha, nnx-mha, linen-mha, hf-gpt2, hf-bert, hf-llama,
-    hf-mixtral, hf-gemma, hf-qwen3-moe,
+    hf-phi3, hf-diffllama, hf-mixtral, hf-gemma, hf-qwen3-moe,
     hf-gpt-oss, hf-olmo, hf-olmo2, hf-deepseek, hf-qwen3-next, hf-bloom, hf-bart, hf-whisper, meta-llama,
     openai-gpt-oss; same leaves it.
     Containers: .safetensors (or a folder of them), .pt .pth .bin, .npz, .msgpack, .orbax.

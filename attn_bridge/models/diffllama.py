@@ -5,6 +5,8 @@ from __future__ import annotations
 from ..specs.differential_attention import LAMBDAS, DifferentialAttentionConfig
 from ..weights.rows import Row
 from .attention_rows import SPLIT, Table
+from .decoder_rows import FINAL_NORM, attention, decoder, feed_forward, norms
+from .decoders import read_llama_block
 from .family import AttentionLayer, Family
 from .grouped import head_dim_of, read_sizes
 from .model_config import ModelConfig
@@ -35,11 +37,31 @@ FAMILIES = (
         ("diffllama",),
         read_diffllama,
         {
+            "vocab_size": 32000,
             "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "hidden_act": "silu",
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
             "num_attention_heads": 32,
             "num_hidden_layers": 16,
             "max_position_embeddings": 2048,
             "rms_norm_eps": 1e-5,
         },
+        block=read_llama_block,
     ),
+)
+
+
+LAYOUT = decoder(
+    "hf-diffllama",
+    "transformers DiffLlama: Llama with differential attention",
+    [
+        *attention(TABLE),
+        *feed_forward(bias=True),
+        *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
+        FINAL_NORM,
+    ],
+    mark="lambda_q1",
+    model_types=("diffllama",),
 )

@@ -2,16 +2,103 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.feed_forward import FeedForwardConfig
+from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ..specs.layer_norm import LayerNormConfig
 from ..weights.rows import Row
+from .attention_rows import Table, below
 from .common_rows import TIE, is_causal_mask, is_hugely_negative, layer_norm, with_bias
+from .decoders import activation_of
+from .family import AttentionLayer, Family
+from .grouped import attention_layer
 from .layout import Layout
+from .model_config import ModelConfig
+
+_PARTS = ("query", "key", "value")
+
+TABLE: Table = (
+    Row("c_attn.weight", tuple(f"W_{one}.weight" for one in _PARTS), "o i -> i (part o)", part="part"),
+    Row("c_attn.bias", tuple(f"W_{one}.bias" for one in _PARTS), "o -> (part o)", part="part"),
+    *with_bias("c_proj", "out_proj", "o i -> i o"),
+    Row("bias", reason="a causal mask, which our modules compute", check=is_causal_mask),
+    Row("masked_bias", reason="the number that masked scores are set to", check=is_hugely_negative),
+)
+
+
+def read_gpt2(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return a layer of GPT-2."""
+    config.refuse("scale_attn_weights", True)
+    config.refuse("scale_attn_by_inverse_layer_idx", False)
+    config.refuse("add_cross_attention", False)
+    spec = GroupedQueryAttentionConfig(
+        d_in=config.integer("hidden_size"),
+        num_heads=config.integer("num_attention_heads"),
+        qkv_bias=True,
+        out_bias=True,
+        dropout=config.number_or_none("attn_pdrop") or 0.0,
+    )
+    return attention_layer(layer, spec, {"transformers": TABLE}, prefix=f"transformer.h.{layer}.attn.")
+
+
+def _norm(config: ModelConfig) -> LayerNormConfig:
+    return LayerNormConfig(config.integer("hidden_size"), config.number("layer_norm_epsilon"))
+
+
+def _block(config: ModelConfig, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
+    """Return a block of GPT-2, whose feed-forward layers have four times the width where nothing is said."""
+    width = config.integer("hidden_size")
+    hidden = config.integer_or_none("n_inner") or 4 * width
+    activation = activation_of(config, "activation_function")
+    feed_forward = FeedForwardConfig(width, hidden, activation, gated=False, bias=True)
+    rate = config.number_or_none("resid_pdrop") or 0.0
+    return DecoderBlockConfig(attention, feed_forward, _norm(config), dropout=rate)
+
+
+def _model(config: ModelConfig) -> dict[str, Any]:
+    """Return the rest of a model: a table of positions, a norm behind the blocks, a head that is usually tied."""
+    return {
+        "norm": _norm(config),
+        "num_positions": config.integer("max_position_embeddings"),
+        "tie": config.flag("tie_word_embeddings"),
+        "dropout": config.number_or_none("embd_pdrop") or 0.0,
+    }
+
+
+FAMILIES = (
+    Family(
+        ("gpt2",),
+        read_gpt2,
+        {
+            "vocab_size": 50257,
+            "max_position_embeddings": 1024,
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "attn_pdrop": 0.1,
+            "resid_pdrop": 0.1,
+            "embd_pdrop": 0.1,
+            "tie_word_embeddings": True,
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        },
+        aliases={
+            "hidden_size": ("n_embd",),
+            "num_attention_heads": ("n_head",),
+            "num_hidden_layers": ("n_layer",),
+            "max_position_embeddings": ("n_positions",),
+        },
+        block=_block,
+        model=_model,
+    ),
+)
 
 BLOCK, OURS = "{prefix}h.{i}.", "trf_blocks.{i}."
-
-
-def _projections(leaf: str) -> tuple[str, ...]:
-    return tuple(f"{OURS}att.W_{name}.{leaf}" for name in ("query", "key", "value"))
-
 
 LAYOUT = Layout(
     "hf-gpt2",
@@ -20,16 +107,12 @@ LAYOUT = Layout(
         Row("{prefix}wte.weight", ("tok_emb.weight",), tied=("out_head.weight",)),
         Row("lm_head.weight", ("out_head.weight",), optional=True),
         Row("{prefix}wpe.weight", ("pos_emb.weight",)),
-        Row(f"{BLOCK}attn.c_attn.weight", _projections("weight"), "o i -> i (part o)", part="part"),
-        Row(f"{BLOCK}attn.c_attn.bias", _projections("bias"), "o -> (part o)", part="part"),
-        *with_bias(f"{BLOCK}attn.c_proj", f"{OURS}att.out_proj", "o i -> i o"),
+        *below(TABLE, f"{BLOCK}attn.", f"{OURS}att."),
         *with_bias(f"{BLOCK}mlp.c_fc", f"{OURS}ff.layers.0", "o i -> i o"),
         *with_bias(f"{BLOCK}mlp.c_proj", f"{OURS}ff.layers.2", "o i -> i o"),
         *layer_norm(f"{BLOCK}ln_1", f"{OURS}norm1"),
         *layer_norm(f"{BLOCK}ln_2", f"{OURS}norm2"),
         *layer_norm("{prefix}ln_f", "final_norm"),
-        Row(f"{BLOCK}attn.bias", reason="a causal mask, which our modules compute", check=is_causal_mask),
-        Row(f"{BLOCK}attn.masked_bias", reason="the number that masked scores are set to", check=is_hugely_negative),
     ],
     prefixes=("transformer.", ""),
     settings=TIE,

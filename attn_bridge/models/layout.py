@@ -123,7 +123,12 @@ class Layout:
     @property
     def sizes(self) -> set[str]:
         """Settings that sizes in its rows are named after."""
-        named = (size for row in self.rows for size in (*row.sizes.values(), *row.split) if isinstance(size, str))
+        named = (
+            size
+            for row in self.rows
+            for size in (*row.sizes.values(), *row.split, *row.shares)
+            if isinstance(size, str)
+        )
         return {size for size in named if size != "..."}
 
     # ---- names

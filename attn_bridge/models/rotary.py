@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..specs.position import LinearScaling, Llama3Scaling, NTKScaling, Pairing, Rotary, Scaling, YaRNScaling
+from ..specs.position import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
+    NTKScaling,
+    Pairing,
+    Rotary,
+    Scaling,
+    YaRNScaling,
+)
 from .model_config import ModelConfig, as_number
 
 Values = Mapping[str, Any]
@@ -19,6 +28,7 @@ def read_rotary(
     theta: float = 10000.0,
     pairing: Pairing = "half",
     partial: bool = False,
+    renamed: Mapping[str, str] | None = None,
 ) -> Rotary:
     """Return the rotary positions of a layer.
 
@@ -32,6 +42,7 @@ def read_rotary(
         theta: base where the config says none.
         pairing: which channels turn together.
         partial: whether the model may turn a part of each head, by ``partial_rotary_factor``; others ignore it.
+        renamed: ``rope_type`` of its files -> the one that is meant.
 
     Raises:
         TypeError: a value of the wrong type.
@@ -40,6 +51,8 @@ def read_rotary(
     values = config.mapping("rope_scaling") or config.mapping("rope_parameters")
     if isinstance(values.get(kind), Mapping):
         values = values[kind]
+    if renamed:
+        values = {**values, "rope_type": renamed.get(rope_type(values), rope_type(values))}
     base = values.get("rope_theta", config.get("rope_theta"))
     part = values.get("partial_rotary_factor", config.get("partial_rotary_factor")) if partial else None
     return make_rotary(config, head_dim, values, theta if base is None else base, part, pairing)
@@ -111,12 +124,27 @@ def _llama3(config: ModelConfig, values: Values) -> Scaling:
     )
 
 
+def _longrope(config: ModelConfig, values: Values) -> Scaling:
+    original = _original_context(config, values)
+    factor = values.get("factor")
+    if factor is None:
+        factor = config.integer("max_position_embeddings") / original
+    return LongRoPEScaling(
+        short_factors=_numbers(config, values, "short_factor"),
+        long_factors=_numbers(config, values, "long_factor"),
+        original_context=original,
+        factor=_number(config, "factor", factor),
+        attention_factor=_optional(config, values, "attention_factor"),
+    )
+
+
 _SCALINGS: dict[str, Callable[[ModelConfig, Values], Scaling | None]] = {
     "default": lambda config, values: None,
     "linear": _linear,
     "dynamic": _dynamic,
     "yarn": _yarn,
     "llama3": _llama3,
+    "longrope": _longrope,
 }
 
 
@@ -130,6 +158,13 @@ def _required(config: ModelConfig, values: Values, key: str) -> float:
     if key not in values:
         raise ValueError(f"rope_parameters of {config.model_type} must hold {key}, got {', '.join(values)}")
     return _number(config, key, values[key])
+
+
+def _numbers(config: ModelConfig, values: Values, key: str) -> tuple[float, ...]:
+    found = values.get(key)
+    if not isinstance(found, Sequence) or isinstance(found, str):
+        raise ValueError(f"{key} of {config.model_type} must be a list of numbers, got {found!r}")
+    return tuple(_number(config, key, one) for one in found)
 
 
 def _optional(config: ModelConfig, values: Values, key: str) -> float | None:

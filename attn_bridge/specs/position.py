@@ -19,6 +19,7 @@ __all__ = [
     "Alibi",
     "LinearScaling",
     "Llama3Scaling",
+    "LongRoPEScaling",
     "NTKScaling",
     "Pairing",
     "Rotary",
@@ -180,6 +181,66 @@ class YaRNScaling(Scaling):
 
 
 @dataclasses.dataclass(frozen=True)
+class LongRoPEScaling(Scaling):
+    """Each frequency divided by a factor of its own, one for short and one for long sequences (arXiv 2402.13753).
+
+    Attributes:
+        short_factors: one per pair of channels, for positions within `original_context`.
+        long_factors: one per pair of channels, for all positions of a call that holds one beyond it. Keys in a cache
+            stay turned by the factors of their time.
+        original_context: tokens of the context before.
+        factor: by how much the context grows.
+        attention_factor: factor of the tables; None computes ``sqrt(1 + log(factor) / log(original_context))``, or 1
+            where nothing grows.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_context: int
+    factor: float = 1.0
+    attention_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "original_context", "factor")
+        if self.attention_factor is not None:
+            _require_positive(self, "attention_factor")
+        for name in ("short_factors", "long_factors"):
+            values = tuple(getattr(self, name))
+            for place, value in enumerate(values):
+                check_number(f"{name}[{place}]", value)
+                if not 0 < value < math.inf:
+                    raise ValueError(f"{name}[{place}] ({value}) must be positive and finite")
+            object.__setattr__(self, name, tuple(float(value) for value in values))
+        if len(self.short_factors) != len(self.long_factors):
+            raise ValueError(
+                f"number of long_factors ({len(self.long_factors)}) must be that of short_factors "
+                f"({len(self.short_factors)})"
+            )
+
+    @property
+    def table_factor(self) -> float:
+        """Factor of the cosines and sines."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.factor <= 1 or self.original_context <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.original_context))
+
+    def frequencies(self, base: float, dim: int) -> Floats:
+        """Return the frequencies ``(dim // 2,)`` of short sequences."""
+        return self._divided(base, dim, self.short_factors)
+
+    def long_frequencies(self, base: float, dim: int) -> Floats:
+        """Return the frequencies ``(dim // 2,)`` of long ones."""
+        return self._divided(base, dim, self.long_factors)
+
+    def _divided(self, base: float, dim: int, factors: tuple[float, ...]) -> Floats:
+        if len(factors) != dim // 2:
+            raise ValueError(f"number of factors ({len(factors)}) must be half the channels that turn ({dim // 2})")
+        return _plain(base, dim) / np.asarray(factors, np.float64)
+
+
+@dataclasses.dataclass(frozen=True)
 class Rotary:
     """Rotary positions (RoPE, arXiv 2104.09864): the first `dim` channels of query and key turn with the position.
 
@@ -222,6 +283,7 @@ class Rotary:
         self._check_dim(dim)
         if dim > head_dim:
             raise ValueError(f"dim of Rotary ({dim}) must be at most head_dim ({head_dim})")
+        self.frequencies(dim)  # a scaling with numbers for other channels says so here
         return dim
 
     def frequencies(self, dim: int) -> Floats:

@@ -66,6 +66,8 @@ class Row:
         part: the axis of theirs that counts the parts, where they are of one size.
         along: the axis along which parts of different sizes lie one after the other.
         split: their sizes along it: numbers or names of settings; "..." is an equal share of the rest.
+        shares: how many equal shares of the axis each part has, where only these are known: numbers or names of
+            settings (heads of query, key and value in one projection).
         stack: the axis of theirs that counts ``{i}`` or ``{j}``, which only our names hold.
         sizes: axis -> its size, a number or the name of a setting.
         tied: names of ours that hold the same numbers as the first.
@@ -90,6 +92,7 @@ class Row:
     branch: str = ""
     reason: str = ""
     check: Check | None = None
+    shares: tuple[int | str, ...] = ()
 
     def __post_init__(self) -> None:
         if bool(self.ours) == bool(self.reason):
@@ -127,6 +130,8 @@ class Row:
             raise LayoutError(f"{self.theirs}: {self.part or self.along!r} counts parts, and there are no several")
         if self.along and len(self.split) not in (0, len(self.ours)):
             raise LayoutError(f"{self.theirs}: {len(self.split)} sizes for {len(self.ours)} parts")
+        if self.shares and (not self.along or self.split or len(self.shares) != len(self.ours)):
+            raise LayoutError(f"{self.theirs}: shares are one of each part along an axis, and take the place of split")
         for axis in self.sizes:
             if axis not in theirs:
                 raise LayoutError(f"{self.theirs}: size given for {axis!r}, which is no axis of the pattern")
@@ -225,6 +230,14 @@ class Row:
                     f"{names[first]} {shapes[first]} and {names[key]} {shapes[key]} are no parts of one tensor {theirs}"
                 )
         splits = [solved[number, 0][self.along] for number in range(len(self.ours))] if self.along else []
+        counts = [settings.get(size, 0) if isinstance(size, str) else size for size in self.shares]
+        if all(counts) and any(
+            splits[0] * one != counts[0] * split for one, split in zip(counts, splits, strict=False)
+        ):
+            raise LayoutError(
+                f"{theirs}: parts of {' + '.join(map(str, splits))} rows are not {' + '.join(map(str, counts))} equal "
+                "shares"
+            )
         total = dict(solved[first])
         if self.along:
             total[self.along] = sum(splits)
@@ -267,6 +280,14 @@ class Row:
         if not self.along:
             return []
         total = sizes[self.along]
+        if self.shares:
+            missing = [size for size in self.shares if isinstance(size, str) and size not in settings]
+            if missing:
+                raise SettingError(f"{theirs}: the shares of its parts need {_wanted(missing)}")
+            counts = [settings[size] if isinstance(size, str) else size for size in self.shares]
+            if sum(counts) < 1 or total % sum(counts):
+                raise LayoutError(f"{theirs}: {total} rows are not {' + '.join(map(str, counts))} equal shares")
+            return [total // sum(counts) * count for count in counts]
         if not self.split:
             if total % len(self.ours):
                 raise LayoutError(f"{theirs}: {total} is not {len(self.ours)} equal parts")

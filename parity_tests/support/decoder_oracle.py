@@ -24,6 +24,14 @@ from .hf_oracle import EXPERTS, GATED, LLAMA3, SIZES, YARN, padding
 VOCABULARY, TOKENS = 31, 13
 WHOLE = {**SIZES, "vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 3}
 
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 96, "pad_token_id": 0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.1, 1.3, 1.7],
+    "long_factor": [1.5, 2.9, 4.2],
+    "rope_theta": 500.0,
+}
+
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {**WHOLE, "mlp_bias": True, "attention_bias": True, "rope_theta": 500.0}),
     "llama-3.2": ("llama", {**WHOLE, "head_dim": 8, "rope_scaling": LLAMA3, "tie_word_embeddings": True}),
@@ -124,6 +132,31 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_multiplier": 0.3,
         },
     ),
+    "gpt2": ("gpt2", {**GPT2, "n_inner": 14}),
+    "phi3": ("phi3", {**WHOLE, "sliding_window": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "phi3-short": (
+        "phi3",
+        {**WHOLE, "rope_scaling": LONGROPE, "original_max_position_embeddings": 96, "max_position_embeddings": 250},
+    ),
+    "phi3-long": (
+        "phi3",
+        {
+            **WHOLE,
+            "rope_scaling": {**LONGROPE, "type": "su"},
+            "original_max_position_embeddings": 8,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "phi3-partial": (
+        "phi3",
+        {
+            **WHOLE,
+            "hidden_size": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "diffllama": ("diffllama", {**WHOLE, "attention_bias": True}),
     "smollm3": ("smollm3", {**WHOLE, "no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 4}),
     "mixtral": ("mixtral", {**WHOLE, **EXPERTS, "num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen3-moe": (

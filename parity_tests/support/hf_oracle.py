@@ -151,6 +151,7 @@ CASES = {
         "deepseek_v3", {**LATENT, "rope_scaling": {"type": "linear", "factor": 2.0, "mscale_all_dim": 1.0}}
     ),
     "deepseek-v3-halves": Case("deepseek_v3", {**LATENT, "rope_interleave": False, "attention_bias": True}),
+    "phi3": Case("phi3", {**SIZES, "sliding_window": 4}),
     "diffllama": Case("diffllama", {**SIZES, "head_dim": 6, "attention_bias": True}, layers=(0, 1)),
     "diffllama-many-heads": Case(
         "diffllama",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attn_bridge.specs import LinearScaling, Llama3Scaling, NTKScaling, Rotary, YaRNScaling
+from attn_bridge.specs import LinearScaling, Llama3Scaling, LongRoPEScaling, NTKScaling, Rotary, YaRNScaling
 from torch_attn.positions import alibi_bias, rotary_tables
 
 SCALINGS = {
@@ -12,6 +12,7 @@ SCALINGS = {
     "llama3": Llama3Scaling(8.0, 1.0, 4.0, 64),
     "ntk": NTKScaling(3.3),
     "dynamic ntk": NTKScaling(3.3, 8),
+    "longrope": LongRoPEScaling((1.0, 1.1, 1.2, 1.4, 1.5, 1.7, 1.8, 2.0), (2.0, 2.5, 3, 4, 5, 6, 7, 9), 8, 2.0),
     "yarn": YaRNScaling(4.0, 64),
     "yarn, not truncated": YaRNScaling(4.0, 64, truncate=False, mscale=0.7, mscale_all_dim=0.5),
 }

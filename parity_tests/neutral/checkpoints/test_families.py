@@ -362,16 +362,28 @@ REFUSED = {
         "attention_bias of llama must be a bool, got str",
     ),
     "rope_type": (
-        {**LLAMA, "rope_scaling": {"rope_type": "longrope"}},
+        {**LLAMA, "rope_scaling": {"rope_type": "axial"}},
         0,
         ValueError,
-        "rope_type (longrope) of llama must be one of default, linear, dynamic, yarn, llama3",
+        "rope_type (axial) of llama must be one of default, linear, dynamic, yarn, llama3, longrope",
+    ),
+    "no long_factor": (
+        {**LLAMA, "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, 2.0]}},
+        0,
+        ValueError,
+        "long_factor of llama must be a list of numbers, got None",
+    ),
+    "long_factor of another length": (
+        {**LLAMA, "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [1.0]}},
+        0,
+        ValueError,
+        "number of long_factors (1) must be that of short_factors (2)",
     ),
     "rope_type of no string": (
         {**LLAMA, "rope_scaling": {"type": ["linear"]}},
         0,
         ValueError,
-        "rope_type (['linear']) of llama must be one of default, linear, dynamic, yarn, llama3",
+        "rope_type (['linear']) of llama must be one of default, linear, dynamic, yarn, llama3, longrope",
     ),
     "no scale": (
         {"model_type": "gemma2", "query_pre_attn_scalar": 0},

@@ -345,3 +345,19 @@ def test_a_model_type_of_any_length_stays_in_one_short_line():
     assert "config.json says a\\nbxxx" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+def test_heads_in_one_projection_are_told_apart_by_their_numbers():
+    layout = layouts.find("hf-phi3")
+    canonical = whole("hf-phi3", 2)
+    sizes = {"num_heads": 4, "num_kv_heads": 2}
+    theirs = layout.from_canonical(canonical, **sizes)
+    key = "model.layers.0.self_attn.qkv_proj.weight"
+    parts = [canonical[f"trf_blocks.0.att.W_{name}.weight"] for name in ("query", "key", "value")]
+    np.testing.assert_array_equal(theirs[key], np.concatenate(parts))
+    with pytest.raises(SettingError, match=r"the shares of its parts need --set num_kv_heads=N"):
+        layout.to_canonical(theirs, num_heads=4)
+    with pytest.raises(LayoutError, match=r"16 rows are not 4 \+ 3 \+ 3 equal shares"):
+        layout.to_canonical(theirs, num_heads=4, num_kv_heads=3)
+    with pytest.raises(LayoutError, match=r"parts of 8 \+ 4 \+ 4 rows are not 4 \+ 4 \+ 4 equal shares"):
+        layout.from_canonical(canonical, num_heads=4, num_kv_heads=4)
