@@ -6,10 +6,10 @@ require("flax", "jax", "flax")
 
 from . import functional, steps
 from .bert_encoder import BertEncoder
+from .blocks.decoder_block import DecoderBlock
 from .causal_attention import CausalAttention
 from .checkpoints import from_hf, load, save, to_hf
 from .cross_attention import CrossAttention
-from .decoder_block import DecoderBlock
 from .decoder_model import DecoderModel
 from .differential_attention import DifferentialAttention
 from .gated_delta_net import GatedDeltaNet

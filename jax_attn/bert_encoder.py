@@ -20,10 +20,10 @@ from attn_bridge.specs import BertEncoderConfig
 from attn_bridge.specs.model import check_beside_ids, check_ids
 
 from . import functional
+from .blocks.feed_forward import FeedForward
 from .checkpoints import Pretrained
 from .dropout import Dropout
 from .embedding import Embedding
-from .feed_forward import FeedForward
 from .initial_weights import linear
 from .layer_norm import LayerNorm
 from .random import Rngs

@@ -18,8 +18,8 @@ from attn_bridge.specs import DecoderConfig
 from attn_bridge.specs.model import check_ids
 
 from . import functional
+from .blocks.decoder_block import DecoderBlock, make_norm
 from .checkpoints import Pretrained
-from .decoder_block import DecoderBlock, make_norm
 from .decoding import generation
 from .decoding.cache import positions_of
 from .dropout import Dropout

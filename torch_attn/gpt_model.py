@@ -17,10 +17,10 @@ from attn_bridge.specs import GPTModelConfig
 from attn_bridge.specs.model import check_ids, check_max_new_tokens, check_range
 
 from . import functional
+from .blocks.feed_forward import FeedForward
 from .checkpoints import Pretrained
 from .dropout import Dropout
 from .embedding import Embedding
-from .feed_forward import FeedForward
 from .initial_weights import linear
 from .layer_norm import LayerNorm
 from .multi_head_attention import MultiHeadAttention

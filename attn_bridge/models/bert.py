@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..weights.rows import Row
-from .common_rows import is_counted, is_zero, layer_norm, with_bias
 from .layout import Layout
+from .rows.common import is_counted, is_zero, layer_norm, with_bias
 
 LAYER, OURS = "{prefix}encoder.layer.{i}.", "layers.{i}."
 

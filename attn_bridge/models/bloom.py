@@ -10,12 +10,12 @@ from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ..specs.layer_norm import LayerNormConfig
 from ..specs.position import Alibi
 from ..weights.rows import Row
-from .attention_rows import below, by_head
-from .common_rows import HEADS, TIE, layer_norm, with_bias
 from .family import AttentionLayer, Family
 from .grouped import attention_layer
 from .layout import Layout
-from .model_config import ModelConfig
+from .reading.model_config import ModelConfig
+from .rows.attention import below, by_head
+from .rows.common import HEADS, TIE, layer_norm, with_bias
 
 
 def read_bloom(config: ModelConfig, layer: int) -> AttentionLayer:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..weights.rows import Row
 from . import ours
-from .common_rows import is_inverted_causal_mask
 from .layout import Layout
+from .rows.common import is_inverted_causal_mask
 
 MASK = Row("{path}mask", reason="a causal mask, which our modules compute", check=is_inverted_causal_mask)
 PROJECTIONS = ("query", "key", "value")

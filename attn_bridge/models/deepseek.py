@@ -13,13 +13,13 @@ from ..specs.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Rou
 from ..specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ..specs.position import Scaling
 from ..weights.rows import Row
-from .attention_rows import QUERY, QUERY_LATENT, Table, latent
-from .common_rows import HEADS
-from .decoder_rows import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
-from .decoders import read_feed_forward, read_rms_norm
 from .family import AttentionLayer, Family
-from .model_config import ModelConfig, as_number
-from .rotary import read_rotary
+from .reading.decoders import read_feed_forward, read_rms_norm
+from .reading.model_config import ModelConfig, as_number
+from .reading.rotary import read_rotary
+from .rows.attention import QUERY, QUERY_LATENT, Table, latent
+from .rows.common import HEADS
+from .rows.decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
 
 
 def table(config: MultiHeadLatentAttentionConfig) -> Table:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ..specs.differential_attention import LAMBDAS, DifferentialAttentionConfig
 from ..weights.rows import Row
-from .attention_rows import SPLIT, Table
-from .decoder_rows import FINAL_NORM, attention, decoder, feed_forward, norms
-from .decoders import read_llama_block
 from .family import AttentionLayer, Family
 from .grouped import head_dim_of, read_sizes
-from .model_config import ModelConfig
-from .rotary import read_rotary
+from .reading.decoders import read_llama_block
+from .reading.model_config import ModelConfig
+from .reading.rotary import read_rotary
+from .rows.attention import SPLIT, Table
+from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 
 TABLE: Table = (*SPLIT, *(Row(name, (name,)) for name in LAMBDAS))
 

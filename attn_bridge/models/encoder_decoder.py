@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ..specs.cross_attention import CrossAttentionConfig
 from ..weights.rows import Row
-from .attention_rows import ENCODER_DECODER, below
-from .common_rows import TIE, layer_norm, with_bias
 from .family import AttentionLayer, Family
 from .layout import Layout
-from .model_config import ModelConfig
+from .reading.model_config import ModelConfig
+from .rows.attention import ENCODER_DECODER, below
+from .rows.common import TIE, layer_norm, with_bias
 
 
 def read_cross_attention(config: ModelConfig, layer: int) -> AttentionLayer:

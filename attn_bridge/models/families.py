@@ -29,9 +29,9 @@ from . import (
     qwen3_next,
     smollm3,
 )
-from .decoders import make_decoder
 from .family import AttentionLayer, Family
-from .model_config import ModelConfig
+from .reading.decoders import make_decoder
+from .reading.model_config import ModelConfig
 
 __all__ = ["AttentionLayer", "Family", "ModelConfig", "find_decoder", "find_layer", "known_model_types"]
 

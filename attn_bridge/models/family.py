@@ -13,10 +13,10 @@ import numpy as np
 from .. import backends
 from ..specs import Config
 from ..weights import WeightsMismatchError
-from .attention_rows import Table
-from .decoders import Block, Model, read_llama_model
 from .layout import Layout
-from .model_config import ModelConfig
+from .reading.decoders import Block, Model, read_llama_model
+from .reading.model_config import ModelConfig
+from .rows.attention import Table
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -9,13 +9,13 @@ from ..specs.feed_forward import FeedForwardConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ..specs.layer_norm import LayerNormConfig
 from ..weights.rows import Row
-from .attention_rows import Table, below
-from .common_rows import TIE, is_causal_mask, is_hugely_negative, layer_norm, with_bias
-from .decoders import activation_of
 from .family import AttentionLayer, Family
 from .grouped import attention_layer
 from .layout import Layout
-from .model_config import ModelConfig
+from .reading.decoders import activation_of
+from .reading.model_config import ModelConfig
+from .rows.attention import Table, below
+from .rows.common import TIE, is_causal_mask, is_hugely_negative, layer_norm, with_bias
 
 _PARTS = ("query", "key", "value")
 

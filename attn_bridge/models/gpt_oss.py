@@ -12,15 +12,15 @@ from ..specs.feed_forward import ClampedGate, FeedForwardConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ..specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ..weights.rows import Row
-from .attention_rows import SINKS, SPLIT, Table, below
-from .common_rows import HEADS
-from .decoder_rows import FINAL_NORM, LAYER, OURS, attention, decoder, norms
-from .decoders import read_rms_norm
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
 from .layout import Layout
-from .model_config import ModelConfig
-from .rotary import make_rotary, read_rotary
+from .reading.decoders import read_rms_norm
+from .reading.model_config import ModelConfig
+from .reading.rotary import make_rotary, read_rotary
+from .rows.attention import SINKS, SPLIT, Table, below
+from .rows.common import HEADS
+from .rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, norms
 
 
 def _side_by_side(leaf: str) -> Row:

@@ -7,12 +7,12 @@ from typing import Any
 
 from ..specs.decoder_model import DecoderBlockConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from .attention_rows import SPLIT
-from .decoders import read_llama_block, read_llama_model
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, read_sizes
-from .model_config import ModelConfig
-from .rotary import read_rotary
+from .reading.decoders import read_llama_block, read_llama_model
+from .reading.model_config import ModelConfig
+from .reading.rotary import read_rotary
+from .rows.attention import SPLIT
 
 
 def read_granite(config: ModelConfig, layer: int) -> AttentionLayer:

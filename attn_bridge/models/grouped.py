@@ -7,9 +7,9 @@ from typing import Any
 
 from ..masks import Mask, causal, sliding_window
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from .attention_rows import Table
 from .family import AttentionLayer
-from .model_config import ModelConfig
+from .reading.model_config import ModelConfig
+from .rows.attention import Table
 
 
 def read_sizes(config: ModelConfig) -> dict[str, Any]:

@@ -10,15 +10,15 @@ from typing import Any
 from ..masks import causal, sliding_window
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ..weights.rows import Row
-from .attention_rows import SPLIT, Table, below, interleaved_rotary
-from .common_rows import is_frequencies
-from .decoder_rows import FINAL_NORM, attention, decoder, feed_forward, norms
-from .decoders import read_llama_block
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
 from .layout import Layout
-from .model_config import ModelConfig
-from .rotary import read_rotary
+from .reading.decoders import read_llama_block
+from .reading.model_config import ModelConfig
+from .reading.rotary import read_rotary
+from .rows.attention import SPLIT, Table, below, interleaved_rotary
+from .rows.common import is_frequencies
+from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 
 
 def _tables(config: GroupedQueryAttentionConfig) -> dict[str, Table]:

@@ -7,12 +7,12 @@ from typing import Any
 from ..specs.decoder_model import DecoderBlockConfig
 from ..specs.mixture_of_experts import MixtureOfExpertsConfig
 from ..weights.rows import Row
-from .attention_rows import SPLIT
-from .decoder_rows import FINAL_NORM, LAYER, OURS, attention, decoder, norms
-from .decoders import read_feed_forward, read_rms_norm
 from .family import Family
 from .llama import read_mistral
-from .model_config import ModelConfig
+from .reading.decoders import read_feed_forward, read_rms_norm
+from .reading.model_config import ModelConfig
+from .rows.attention import SPLIT
+from .rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, norms
 
 
 def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:

@@ -12,13 +12,13 @@ from ..specs.decoder_model import DecoderBlockConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ..specs.layer_norm import LayerNormConfig
 from ..specs.position import Rotary
-from .attention_rows import SPLIT
-from .decoder_rows import FINAL_NORM, attention, decoder, feed_forward, norms
-from .decoders import read_feed_forward, read_rms_norm
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
-from .model_config import ModelConfig
-from .rotary import make_rotary, read_rotary
+from .reading.decoders import read_feed_forward, read_rms_norm
+from .reading.model_config import ModelConfig
+from .reading.rotary import make_rotary, read_rotary
+from .rows.attention import SPLIT
+from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 
 
 def read_olmo(config: ModelConfig, layer: int) -> AttentionLayer:

@@ -8,13 +8,13 @@ from ..masks import causal, sliding_window
 from ..specs.decoder_model import DecoderBlockConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ..weights.rows import Row
-from .attention_rows import FREQUENCIES, Size, Table
-from .decoder_rows import FINAL_NORM, LAYER, OURS, attention, decoder, norms
-from .decoders import read_feed_forward, read_llama_model, read_rms_norm
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, read_sizes
-from .model_config import ModelConfig
-from .rotary import read_rotary
+from .reading.decoders import read_feed_forward, read_llama_model, read_rms_norm
+from .reading.model_config import ModelConfig
+from .reading.rotary import read_rotary
+from .rows.attention import FREQUENCIES, Size, Table
+from .rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, norms
 
 
 def fused(num_heads: Size, num_kv_heads: Size) -> Table:

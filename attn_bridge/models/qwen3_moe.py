@@ -7,13 +7,13 @@ from typing import Any
 from ..specs.decoder_model import DecoderBlockConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ..specs.mixture_of_experts import MixtureOfExpertsConfig, Router
-from .attention_rows import SPLIT
-from .decoder_rows import FINAL_NORM, FUSED, attention, decoder, experts, norms
-from .decoders import read_feed_forward, read_llama_block, read_rms_norm
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
-from .model_config import ModelConfig
-from .rotary import read_rotary
+from .reading.decoders import read_feed_forward, read_llama_block, read_rms_norm
+from .reading.model_config import ModelConfig
+from .reading.rotary import read_rotary
+from .rows.attention import SPLIT
+from .rows.decoder import FINAL_NORM, FUSED, attention, decoder, experts, norms
 
 
 def read_qwen3_moe(config: ModelConfig, layer: int) -> AttentionLayer:

@@ -13,14 +13,14 @@ from ..specs.gated_delta_net import GatedDeltaNetConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ..specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ..weights.rows import Row
-from .attention_rows import DELTA_NET, Table, below, delta_net_by_head, gated
-from .common_rows import HEADS
-from .decoder_rows import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
-from .decoders import read_feed_forward, read_rms_norm
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
-from .model_config import ModelConfig
-from .rotary import read_rotary
+from .reading.decoders import read_feed_forward, read_rms_norm
+from .reading.model_config import ModelConfig
+from .reading.rotary import read_rotary
+from .rows.attention import DELTA_NET, Table, below, delta_net_by_head, gated
+from .rows.common import HEADS
+from .rows.decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
 
 DEFAULTS = {
     "hidden_act": "silu",

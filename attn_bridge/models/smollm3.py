@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
-from .attention_rows import SPLIT
-from .decoders import read_llama_block
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
-from .model_config import ModelConfig
-from .rotary import read_rotary
+from .reading.decoders import read_llama_block
+from .reading.model_config import ModelConfig
+from .reading.rotary import read_rotary
+from .rows.attention import SPLIT
 
 
 def read_smollm3(config: ModelConfig, layer: int) -> AttentionLayer:

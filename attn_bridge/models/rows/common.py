@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..weights.rows import Row, Shape
+from ...weights.rows import Row, Shape
 
 Values = np.ndarray[Any, Any]
 

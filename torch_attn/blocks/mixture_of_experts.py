@@ -1,6 +1,7 @@
 """Mixtures of experts: a router sends every token to a few of many feed-forward layers (arXiv 2101.03961).
 
-Twins: `jax_attn.mixture_of_experts`, `torch_attn.mixture_of_experts`. Letters: n token, e expert, k one of its choices.
+Twins: `jax_attn.blocks.mixture_of_experts`, `torch_attn.blocks.mixture_of_experts`. Letters: n token, e expert,
+k one of its choices.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 
 from attn_bridge.specs import MixtureOfExpertsConfig
 
-from . import functional
+from .. import functional
+from ..initial_weights import linear
+from ..random import JaxRngs
 from .feed_forward import GatedFeedForward
-from .initial_weights import linear
-from .random import JaxRngs
 
 
 class MixtureOfExperts(nn.Module):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from ..weights.rows import Row
-from .common_rows import is_frequencies
+from ...weights.rows import Row
+from .common import is_frequencies
 
 Table = tuple[Row, ...]
 Size = int | str

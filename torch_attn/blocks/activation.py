@@ -1,6 +1,6 @@
 """What stands between the matrices of feed-forward layers, by its name in a config.
 
-The twin is `jax_attn.activation`.
+The twin is `jax_attn.blocks.activation`.
 """
 
 from __future__ import annotations

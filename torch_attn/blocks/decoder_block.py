@@ -1,6 +1,6 @@
 """Blocks of decoders: attention and feed-forward layers, with norms before or after them.
 
-Twins: `jax_attn.decoder_block`, `torch_attn.decoder_block`. Letters: B batch, T query position, S key
+Twins: `jax_attn.blocks.decoder_block`, `torch_attn.blocks.decoder_block`. Letters: B batch, T query position, S key
 position, D width.
 """
 
@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 from attn_bridge.specs import DecoderBlockConfig, LayerNormConfig, MixtureOfExpertsConfig, RMSNormConfig, variant_of
 
-from .differential_attention import DifferentialAttention
-from .dropout import Dropout
+from ..differential_attention import DifferentialAttention
+from ..dropout import Dropout
+from ..gated_delta_net import GatedDeltaNet
+from ..grouped_query_attention import GroupedQueryAttention
+from ..layer_norm import LayerNorm
+from ..linear_attention import LinearAttention
+from ..multi_head_latent_attention import MultiHeadLatentAttention
+from ..random import JaxRngs
+from ..rms_norm import RMSNorm
 from .feed_forward import make_feed_forward
-from .gated_delta_net import GatedDeltaNet
-from .grouped_query_attention import GroupedQueryAttention
-from .layer_norm import LayerNorm
-from .linear_attention import LinearAttention
 from .mixture_of_experts import MixtureOfExperts
-from .multi_head_latent_attention import MultiHeadLatentAttention
-from .random import JaxRngs
-from .rms_norm import RMSNorm
 
 ATTENTIONS: dict[str, Any] = {
     one.__name__: one

@@ -1,39 +1,41 @@
 """Feed-forward layers of decoders: two matrices with an activation between them, or three, of which one gates.
 
-Twins: `jax_attn.feed_forward`, `torch_attn.feed_forward`.
+Twins: `jax_attn.blocks.feed_forward`, `torch_attn.blocks.feed_forward`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
-from jax import Array
+import torch
 from jaxtyping import Float
+from torch import Tensor, nn
 
 from attn_bridge.specs import FeedForwardConfig
 
+from ..initial_weights import linear
+from ..random import JaxRngs
 from .activation import Activation
-from .initial_weights import linear
-from .random import Rngs
 
 
-class FeedForward(nnx.Module):
+class FeedForward(nn.Module):
     """Two linear layers with an activation between them: ``layers[2](activation(layers[0](x)))``.
 
     Args:
         config: widths, activation, biases; without a gate.
         rngs: source of the initial weights (stream ``params``).
-        param_dtype: dtype of the parameters.
-        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+            Its numbers are JAX's; None takes torch's global generator.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation.
     """
 
-    def __init__(self, config: FeedForwardConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(
+        self, config: FeedForwardConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+    ):
+        super().__init__()
         self.config = config
-        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
-        self.layers = nnx.List(
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
+        self.layers = nn.ModuleList(
             [
                 linear(config.d_in, config.hidden_dim, config.bias, **options),
                 Activation(config.activation),
@@ -41,40 +43,44 @@ class FeedForward(nnx.Module):
             ]
         )
 
-    def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Apply the layers to ``x`` of shape ``(..., d_in)``, each token on its own."""
         for layer in self.layers:
             x = layer(x)
         return x
 
 
-class GatedFeedForward(nnx.Module):
+class GatedFeedForward(nn.Module):
     """Three linear layers, of which one gates another: ``fc3(activation(fc1(x)) * fc2(x))`` (arXiv 2002.05202).
 
     Args:
         config: widths, activation, biases, and how gate and values are clipped; with a gate.
         rngs: source of the initial weights (stream ``params``).
-        param_dtype: dtype of the parameters.
-        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+            Its numbers are JAX's; None takes torch's global generator.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation.
     """
 
-    def __init__(self, config: FeedForwardConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(
+        self, config: FeedForwardConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+    ):
+        super().__init__()
         self.config = config
-        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
         self.fc1 = linear(config.d_in, config.hidden_dim, config.bias, **options)
         self.fc2 = linear(config.d_in, config.hidden_dim, config.bias, **options)
         self.fc3 = linear(config.hidden_dim, config.d_in, config.bias, **options)
         self.activation = Activation(config.activation)
 
-    def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Apply the layers to ``x`` of shape ``(..., d_in)``, each token on its own."""
         gate, value = self.fc1(x), self.fc2(x)
         if self.config.clamp is None:
             return self.fc3(self.activation(gate) * value)
         limit, alpha = self.config.clamp.limit, self.config.clamp.alpha
-        gate = jnp.minimum(gate, limit)
-        value = jnp.clip(value, -limit, limit)
-        return self.fc3(gate * jax.nn.sigmoid(gate * alpha) * (value + 1.0))
+        gate = torch.clamp(gate, max=limit)
+        value = torch.clamp(value, -limit, limit)
+        return self.fc3(gate * torch.sigmoid(gate * alpha) * (value + 1.0))
 
 
 def make_feed_forward(config: FeedForwardConfig, **options: Any) -> FeedForward | GatedFeedForward:

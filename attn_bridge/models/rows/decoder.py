@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..weights.rows import Row
-from .attention_rows import below
-from .common_rows import TIE
-from .layout import Layout
+from ...weights.rows import Row
+from ..layout import Layout
+from .attention import below
+from .common import TIE
 
 LAYER, OURS = "{prefix}layers.{i}.", "trf_blocks.{i}."
 

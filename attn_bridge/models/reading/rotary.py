@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..specs.position import (
+from ...specs.position import (
     LinearScaling,
     Llama3Scaling,
     LongRoPEScaling,

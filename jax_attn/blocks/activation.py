@@ -1,6 +1,6 @@
 """What stands between the matrices of feed-forward layers, by its name in a config.
 
-The twin is `torch_attn.activation`.
+The twin is `torch_attn.blocks.activation`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
-from . import functional
+from .. import functional
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,

@@ -1,41 +1,39 @@
 """Feed-forward layers of decoders: two matrices with an activation between them, or three, of which one gates.
 
-Twins: `jax_attn.feed_forward`, `torch_attn.feed_forward`.
+Twins: `jax_attn.blocks.feed_forward`, `torch_attn.blocks.feed_forward`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
 from jaxtyping import Float
-from torch import Tensor, nn
 
 from attn_bridge.specs import FeedForwardConfig
 
+from ..initial_weights import linear
+from ..random import Rngs
 from .activation import Activation
-from .initial_weights import linear
-from .random import JaxRngs
 
 
-class FeedForward(nn.Module):
+class FeedForward(nnx.Module):
     """Two linear layers with an activation between them: ``layers[2](activation(layers[0](x)))``.
 
     Args:
         config: widths, activation, biases; without a gate.
         rngs: source of the initial weights (stream ``params``).
-            Its numbers are JAX's; None takes torch's global generator.
-        device: device of the parameters.
-        dtype: dtype of the parameters and of the computation.
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
-    def __init__(
-        self, config: FeedForwardConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
-    ):
-        super().__init__()
+    def __init__(self, config: FeedForwardConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
         self.config = config
-        options = {"rngs": rngs, "device": device, "dtype": dtype}
-        self.layers = nn.ModuleList(
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        self.layers = nnx.List(
             [
                 linear(config.d_in, config.hidden_dim, config.bias, **options),
                 Activation(config.activation),
@@ -43,44 +41,40 @@ class FeedForward(nn.Module):
             ]
         )
 
-    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+    def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """Apply the layers to ``x`` of shape ``(..., d_in)``, each token on its own."""
         for layer in self.layers:
             x = layer(x)
         return x
 
 
-class GatedFeedForward(nn.Module):
+class GatedFeedForward(nnx.Module):
     """Three linear layers, of which one gates another: ``fc3(activation(fc1(x)) * fc2(x))`` (arXiv 2002.05202).
 
     Args:
         config: widths, activation, biases, and how gate and values are clipped; with a gate.
         rngs: source of the initial weights (stream ``params``).
-            Its numbers are JAX's; None takes torch's global generator.
-        device: device of the parameters.
-        dtype: dtype of the parameters and of the computation.
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
 
-    def __init__(
-        self, config: FeedForwardConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
-    ):
-        super().__init__()
+    def __init__(self, config: FeedForwardConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
         self.config = config
-        options = {"rngs": rngs, "device": device, "dtype": dtype}
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         self.fc1 = linear(config.d_in, config.hidden_dim, config.bias, **options)
         self.fc2 = linear(config.d_in, config.hidden_dim, config.bias, **options)
         self.fc3 = linear(config.hidden_dim, config.d_in, config.bias, **options)
         self.activation = Activation(config.activation)
 
-    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+    def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """Apply the layers to ``x`` of shape ``(..., d_in)``, each token on its own."""
         gate, value = self.fc1(x), self.fc2(x)
         if self.config.clamp is None:
             return self.fc3(self.activation(gate) * value)
         limit, alpha = self.config.clamp.limit, self.config.clamp.alpha
-        gate = torch.clamp(gate, max=limit)
-        value = torch.clamp(value, -limit, limit)
-        return self.fc3(gate * torch.sigmoid(gate * alpha) * (value + 1.0))
+        gate = jnp.minimum(gate, limit)
+        value = jnp.clip(value, -limit, limit)
+        return self.fc3(gate * jax.nn.sigmoid(gate * alpha) * (value + 1.0))
 
 
 def make_feed_forward(config: FeedForwardConfig, **options: Any) -> FeedForward | GatedFeedForward:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..specs.base import Config
-from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
-from ..specs.feed_forward import Activation, FeedForwardConfig
-from ..specs.rms_norm import RMSNormConfig
+from ...specs.base import Config
+from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ...specs.feed_forward import Activation, FeedForwardConfig
+from ...specs.rms_norm import RMSNormConfig
 from .model_config import ModelConfig
 
 Block = Callable[[ModelConfig, int, Any], DecoderBlockConfig]

@@ -1,0 +1,1 @@
+"""Rows that tables of several layouts share: attention, whole decoders, and what stands anywhere."""
