@@ -16,12 +16,13 @@ from jaxtyping import Float, Int
 
 from attn_bridge.specs.model import check_range
 
+from .linear import draw_normal
 from .random import Rngs, TorchRngs, check_rngs
 
 
 def _standard_normal(key: Array | TorchRngs, shape: tuple[int, ...], dtype: Any = jnp.float32, **unused: Any) -> Array:
     """Draw the rows; one function, so that two like modules share one jit cache."""
-    return key.normal(shape, dtype) if isinstance(key, TorchRngs) else jax.random.normal(key, shape, dtype)
+    return draw_normal(key, shape, dtype)
 
 
 class Embedding(nnx.Embed):

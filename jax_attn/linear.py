@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -33,10 +37,29 @@ class SymmetricUniform:
         return draw_uniform(key, shape, dtype, -self.bound, self.bound)
 
 
+_is_undrawn = contextvars.ContextVar("_is_undrawn", default=False)
+
+
+@contextlib.contextmanager
+def undrawn() -> Iterator[None]:
+    """Draw no initial weights: modules made meanwhile hold zeros without memory, and get theirs from elsewhere.
+
+    Torch's counterpart is in `torch_attn.checkpoints.undrawn`. `nnx.eval_shape` would trace every draw, which takes ten
+    times as long.
+    """
+    token = _is_undrawn.set(True)
+    try:
+        yield
+    finally:
+        _is_undrawn.reset(token)
+
+
 def draw_uniform(
     key: Array | TorchRngs, shape: tuple[int, ...], dtype: Any, minval: float = 0.0, maxval: float = 1.0
 ) -> Array:
     """Draw from U[minval, maxval) with a key of JAX or with torch's generator."""
+    if _is_undrawn.get():
+        return _nothing(shape, dtype)
     if isinstance(key, TorchRngs):
         return key.uniform(shape, minval, maxval, dtype)
     return jax.random.uniform(key, shape, dtype, minval, maxval)
@@ -44,7 +67,13 @@ def draw_uniform(
 
 def draw_normal(key: Array | TorchRngs, shape: tuple[int, ...], dtype: Any) -> Array:
     """Draw from N(0, 1) with a key of JAX or with torch's generator."""
+    if _is_undrawn.get():
+        return _nothing(shape, dtype)
     return key.normal(shape, dtype) if isinstance(key, TorchRngs) else jax.random.normal(key, shape, dtype)
+
+
+def _nothing(shape: tuple[int, ...], dtype: Any) -> Any:
+    return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 class Linear(nnx.Linear):

@@ -5,16 +5,16 @@ The twin is `torch_attn.checkpoints.files`.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import jax
 from flax import nnx
 
 from attn_bridge.checkpoints import configs, modules
+
+from ..linear import undrawn
 
 PathLike = str | os.PathLike[str]
 
@@ -90,10 +90,8 @@ class Pretrained:
         config, given = configs.read_config(cls.__name__, path), dict(keywords)
         rngs = given.pop("rngs", None) or nnx.Rngs(0)
         kind: Any = cls
-        make = functools.partial(kind, config, **given)
-        model = nnx.eval_shape(lambda rngs: make(rngs=rngs), rngs)  # nothing is drawn that would be replaced
-        if jax.tree.leaves(nnx.state(model, nnx.RngState)):  # but where it keeps keys for dropout
-            model = make(rngs=rngs)
+        with undrawn():
+            model: Any = kind(config, rngs=rngs, **given)
         modules.load("flax", path, model, None, None, adopt=True)
         model.eval()
         found: Self = model

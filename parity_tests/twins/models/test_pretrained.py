@@ -74,6 +74,21 @@ def test_gpt2_of_transformers_gives_the_same_logits_and_tokens_in_all_three(tmp_
         assert np.array_equal(np.asarray(model.generate_greedy(ids, 6)), tokens.numpy())
 
 
+def test_no_weights_are_drawn_for_a_model_that_is_loaded(tmp_path, monkeypatch):
+    hf_gpt2(tmp_path / "hf")
+
+    def draws(*arguments, **keywords):
+        raise AssertionError("drawn")
+
+    for owner, name in ((torch.Tensor, "uniform_"), (torch.Tensor, "normal_"), (jax.random, "uniform"),
+                        (jax.random, "normal")):  # fmt: skip
+        monkeypatch.setattr(owner, name, draws)
+    for package in (torch_attn, jax_attn):
+        package.GPTModel.from_pretrained(tmp_path / "hf")
+        with pytest.raises(AssertionError, match="drawn"):
+            package.MultiHeadAttention(4, 4, 4, **({"rngs": nnx.Rngs(0)} if package is jax_attn else {}))
+
+
 def test_gpt2_goes_to_flax_and_back_to_a_folder_that_transformers_loads(tmp_path):
     theirs = hf_gpt2(tmp_path / "hf", 2)
     paths = [str(tmp_path / name) for name in ("hf", "flax", "again")]
