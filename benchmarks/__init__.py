@@ -1,4 +1,5 @@
 """Benchmarks, each a module that is run by itself and prints what it measured, with the machine.
 
-``python -m benchmarks`` measures attention next to its peers, ``python -m benchmarks.checkpoints`` conversion.
+``python -m benchmarks`` measures attention next to its peers, ``python -m benchmarks.checkpoints`` conversion,
+``python -m benchmarks.decoding`` a token with a long cache, ``python -m benchmarks.models`` whole models.
 """

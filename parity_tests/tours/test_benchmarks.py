@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import attn_bridge
-from benchmarks import decoding, jax_side, options, torch_side
+from benchmarks import decoding, jax_side, models, options, torch_side
 from benchmarks.bench import Bench
 from benchmarks.cells import Cell, Group
 from benchmarks.session import Plan, Worker, WorkerError, groups, measure
@@ -166,3 +166,23 @@ def test_a_shape_that_is_none_is_one_line(shape, monkeypatch, capsys):
         options.main()
     wanted = f"--shape ({shape}) must be four whole numbers above 0 such as 4,1024,12,64"
     assert capsys.readouterr().err.splitlines()[-1].endswith(wanted)
+
+
+TINY_MODEL = ["models", "--layers", "2", "--width", "64", "--length", "20", "--rounds", "2"]
+
+
+def test_whole_models_are_measured_next_to_transformers(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", [*TINY_MODEL, "--json", str(tmp_path / "models.json")])
+    models.main()
+    assert "transformers, static cache" in capsys.readouterr().out
+    found = json.loads((tmp_path / "models.json").read_text())["seconds"]
+    assert list(found) == ["loading", "a prompt", "a token behind it"]
+    assert all(seconds > 0 for ways in found.values() for seconds in ways.values())
+
+
+def test_a_model_whose_logits_are_wrong_is_not_measured(monkeypatch):
+    right = models.torch_attn.DecoderModel.head
+    monkeypatch.setattr(models.torch_attn.DecoderModel, "head", lambda self, x: right(self, 1.01 * x) * 1.01)
+    monkeypatch.setattr(sys, "argv", TINY_MODEL)
+    with pytest.raises(SystemExit, match=r"error: a prompt, torch: logits are off by .*e-02 of the largest"):
+        models.main()
