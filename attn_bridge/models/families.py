@@ -8,6 +8,7 @@ registered by its name in `_FILES`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,10 +31,20 @@ from . import (
     smollm3,
 )
 from .family import AttentionLayer, Family
+from .layout import Layout
 from .reading.decoders import make_decoder
+from .reading.differences import differences
 from .reading.model_config import ModelConfig
 
-__all__ = ["AttentionLayer", "Family", "ModelConfig", "find_decoder", "find_layer", "known_model_types"]
+__all__ = [
+    "AttentionLayer",
+    "Family",
+    "ModelConfig",
+    "find_decoder",
+    "find_layer",
+    "known_model_types",
+    "write_config",
+]
 
 _FILES: tuple[Any, ...] = (
     llama,
@@ -102,6 +113,48 @@ def find_decoder(config: Mapping[str, Any]) -> DecoderConfig:
     return make_decoder(
         read, family.depth, lambda one, layer: family.read(one, layer).config, family.block, family.model
     )
+
+
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""What `transformers` takes from a class, for a vocabulary that may be another one, where a config leaves it out."""
+
+SHOWN = 3
+"""Differences that a refusal names."""
+
+
+def write_config(config: DecoderConfig, layout: Layout) -> dict[str, Any]:
+    """Return the ``config.json`` of a decoder, by the first family of a layout that reads the same out of it again.
+
+    Args:
+        config: the decoder's.
+        layout: of the weights beside it, which says whose names they have.
+
+    Raises:
+        ValueError: no family of the layout has such a decoder; the message names what the closest one lacks.
+    """
+    candidates = [(name, FAMILIES[name]) for name in layout.model_types if name in FAMILIES]
+    closest, fewest = "", math.inf
+    for name, family in candidates:
+        if family.write is None:
+            continue
+        try:
+            if not config.blocks:
+                raise ValueError("blocks are none")
+            keys = {"model_type": name, "architectures": [family.architecture], **dict.fromkeys(TOKENS)}
+            written = keys | family.write(config, name)
+            lacking = differences(config, find_decoder(written))
+        except (TypeError, ValueError) as error:
+            closest = closest or f"{name}: {error}"
+            continue
+        if not lacking:
+            return written
+        if len(lacking) < fewest:
+            more = f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else ""
+            closest, fewest = f"{name} lacks {', '.join(lacking[:SHOWN])}{more}", len(lacking)
+    if not closest:
+        raise ValueError(f"{layout.name} is for no decoder of ours, so that no config.json can be written")
+    tried = ", ".join(name for name, family in candidates if family.write is not None)
+    raise ValueError(f"no config.json of {layout.name} ({tried}) says all of this decoder; {closest}")
 
 
 def _read(config: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
