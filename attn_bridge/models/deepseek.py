@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ..specs.feed_forward import FeedForwardConfig

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ..specs.feed_forward import FeedForwardConfig
+from ..specs.gpt_model import GPTModelConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ..specs.layer_norm import LayerNormConfig
 from ..weights.rows import Row
@@ -83,6 +84,25 @@ def write_gpt2(config: DecoderConfig, model_type: str) -> dict[str, Any]:
         "resid_pdrop": config.blocks[0].dropout,
         "embd_pdrop": config.dropout,
         "tie_word_embeddings": config.tie,
+    }
+
+
+def write_gpt_model(config: GPTModelConfig, layout: Layout) -> dict[str, Any] | None:
+    """Return the ``config.json`` of the book's model; None where a layout is for other ones."""
+    if layout is not LAYOUT:
+        return None
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": config.vocab_size,
+        "n_positions": config.context_length,
+        "n_embd": config.emb_dim,
+        "n_head": config.n_heads,
+        "n_layer": config.n_layers,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": config.norm.eps,
+        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.drop_rate),
+        "tie_word_embeddings": True,
     }
 
 

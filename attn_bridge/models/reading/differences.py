@@ -33,7 +33,7 @@ def _differences(wanted: Any, found: Any, path: str) -> Iterator[str]:
         if not math.isclose(wanted, found, rel_tol=ROUNDING):
             yield f"{path} ({wanted})"
     elif wanted != found:
-        yield f"{path} ({str(wanted):.80})"
+        yield f"{path} ({wanted!s:.80})"
 
 
 def _plain(config: DecoderConfig) -> DecoderConfig:
