@@ -227,7 +227,8 @@ def of_target(config: Mapping[str, Any], layout: Layout, *, is_needed: bool = Tr
             return None
         kinds = {one.get("model_type") for one in (theirs, theirs.get("text_config")) if isinstance(one, Mapping)}
         known = families.FAMILIES.get(str(theirs["model_type"]))
-        if known is not None and known.block is not None and not kinds & set(layout.model_types):
+        is_decoder = known is not None and known.block is not None
+        if theirs is not config or (is_decoder and not kinds & set(layout.model_types)):
             return _with_kept(families.write_config(families.find_decoder(theirs), layout), theirs)
         found = {key: value for key, value in theirs.items() if key != QUANTISED}
         return None if found == config else found
@@ -252,14 +253,19 @@ def _with_kept(written: Mapping[str, Any], source: Mapping[str, Any]) -> dict[st
     return {**written, **kept}
 
 
-def finished(config: Mapping[str, Any], *, tied: bool, infos: Iterable[TensorInfo]) -> dict[str, Any]:
-    """Return a written config with what only the weights say.
+def finished(
+    config: dict[str, Any], source: Mapping[str, Any], *, tied: bool, infos: Iterable[TensorInfo]
+) -> dict[str, Any]:
+    """Return a config with what only the weights say, where it was written anew.
 
     Args:
         config: as `of_target` gives it.
+        source: what it was made from.
         tied: whether the head's matrix is that of the embeddings.
         infos: of all tensors; the dtype that most numbers have is that of the model.
     """
+    if config["model_type"] == source.get("model_type"):
+        return config
     found = dict(config)
     if "tie_word_embeddings" in found:
         found["tie_word_embeddings"] = tied

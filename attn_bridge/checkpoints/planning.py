@@ -198,7 +198,7 @@ def make(
     _check_nothing_lost(reader, decoded, targets, [left_out for _, left_out in encoded.ties])
     if written:
         tied = not any("out_head.weight" in parts for parts in encoded.parts.values())
-        written = configs.finished(written, tied=tied, infos=[one.info for one in targets])
+        written = configs.finished(written, config or {}, tied=tied, infos=[one.info for one in targets])
     targets = _without_copies(targets, back.get("order", ()))
     targets.sort(key=lambda target: min(order[move.source] for move in target.moves))
     ties = []

@@ -8,8 +8,10 @@ registered by its name in `_FILES`.
 
 from __future__ import annotations
 
+import collections
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..specs.decoder_model import DecoderConfig
@@ -148,13 +150,22 @@ def write_config(config: DecoderConfig, layout: Layout) -> dict[str, Any]:
             continue
         if not lacking:
             return written
-        if len(lacking) < fewest:
-            more = f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else ""
-            closest, fewest = f"{name} lacks {', '.join(lacking[:SHOWN])}{more}", len(lacking)
+        kinds = _by_kind(lacking)
+        if len(kinds) < fewest:
+            more = f" and {len(kinds) - SHOWN} more" if len(kinds) > SHOWN else ""
+            closest, fewest = f"{name} has another {', '.join(kinds[:SHOWN])}{more}", len(kinds)
     if not closest:
         raise ValueError(f"{layout.name} is for no decoder of ours, so that no config.json can be written")
     tried = ", ".join(name for name, family in candidates if family.write is not None)
     raise ValueError(f"no config.json of {layout.name} ({tried}) says all of this decoder; {closest}")
+
+
+def _by_kind(differences: Iterable[str]) -> list[str]:
+    """Return the first of each kind of difference, with the number of blocks that have it."""
+    found: dict[str, list[str]] = collections.defaultdict(list)
+    for one in differences:
+        found[re.sub(r"^blocks\[[0-9]+\]", "", one)].append(one)
+    return [one[0] + (f" in {len(one)} blocks" if len(one) > 1 else "") for one in found.values()]
 
 
 def _read(config: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
