@@ -15,7 +15,7 @@ from ..models import bert, families, gpt2
 from ..models.layout import Layout
 from ..printable import printable
 from ..specs import as_json
-from ..specs.model import ModelConfig
+from ..specs.model import ModelConfig, Shape
 from . import containers
 from .containers.base import CheckpointError, TensorInfo
 
@@ -181,11 +181,13 @@ OWN_MODELS: dict[str, OwnModel] = {
 }
 """Name of a class -> how its config is read and written."""
 
+POSITIONS = "max_position_embeddings"
+
 KEPT = (
     *families.TOKENS,
     "decoder_start_token_id",
     "initializer_range",
-    "max_position_embeddings",
+    POSITIONS,
     "use_cache",
     "dtype",
     "torch_dtype",
@@ -195,17 +197,25 @@ KEPT = (
 QUANTISED = "quantization_config"
 
 
-def as_transformers(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the config of an original as `transformers` would have it, one of theirs as it is; None: neither."""
+def as_transformers(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Mapping[str, Any] | None:
+    """Return the config of an original as `transformers` would have it, one of theirs as it is; None: neither.
+
+    Args:
+        config: beside the source.
+        shapes: name -> shape of the source's tensors, which say what an original's config leaves out.
+    """
     return config if isinstance(config.get("model_type"), str) else None
 
 
-def of_target(config: Mapping[str, Any], layout: Layout, *, is_needed: bool = True) -> dict[str, Any] | None:
+def of_target(
+    config: Mapping[str, Any], layout: Layout, shapes: Mapping[str, Shape], *, is_needed: bool = True
+) -> dict[str, Any] | None:
     """Return the config.json that goes with weights in a layout, made from the one beside their source.
 
     Args:
         config: the source's; {} where it has none.
         layout: the target's.
+        shapes: name -> shape of the source's tensors.
         is_needed: whether there is a place for it; where there is none, one that can't be written is passed over.
 
     Returns:
@@ -222,7 +232,7 @@ def of_target(config: Mapping[str, Any], layout: Layout, *, is_needed: bool = Tr
     try:
         if own.startswith(OWN):
             return _written_anew(own.removeprefix(OWN), config, layout)
-        theirs = as_transformers(config)
+        theirs = as_transformers(config, shapes)
         if theirs is None:
             return None
         kinds = {one.get("model_type") for one in (theirs, theirs.get("text_config")) if isinstance(one, Mapping)}
@@ -248,9 +258,12 @@ def _written_anew(model: str, config: Mapping[str, Any], layout: Layout) -> dict
 
 
 def _with_kept(written: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with what goes along; what the writer says stays."""
-    kept = {key: source[key] for key in KEPT if key in source and written.get(key) is None}
-    return {**written, **kept}
+    """Return a config with what goes along, but for a number of positions by which other ones would be scaled."""
+    found = {**written, **{key: source[key] for key in KEPT if source.get(key) is not None}}
+    family = families.FAMILIES.get(written["model_type"])
+    if family is None or family.block is None or families.find_decoder(found) == families.find_decoder(written):
+        return found
+    return {**found, POSITIONS: written[POSITIONS]}
 
 
 def finished(

@@ -155,6 +155,7 @@ def make(
         kind = (config or {}).get("model_type")
         ours = layouts.find(source_layout) if source_layout else layouts.detect(reader.tensors, kind)
         theirs = layouts.find(target_layout or TWINS.get(ours.name, "flax")) if target_layout != "same" else ours
+    shapes = {name: info.shape for name, info in reader.tensors.items()}
     if theirs is None or (theirs is ours and table is None):
         if settings:
             raise layouts.LayoutError(
@@ -167,15 +168,14 @@ def make(
         return (
             same
             if theirs is None
-            else dataclasses.replace(same, config=configs.of_target(config or {}, theirs, is_needed=is_folder))
+            else dataclasses.replace(same, config=configs.of_target(config or {}, theirs, shapes, is_needed=is_folder))
         )
     back = manifest.restore.get(theirs.name, {}) if manifest else {}
     _check_settings(settings or {}, ours, theirs)
     _check_settings(back.get("settings", {}), theirs)
     known = {**ours.read_settings(config or {}), **(settings or {})}
-    shapes = {name: info.shape for name, info in reader.tensors.items()}
     decoded = ours.decode(shapes, known)
-    written = configs.of_target(config or {}, theirs, is_needed=is_folder)
+    written = configs.of_target(config or {}, theirs, shapes, is_needed=is_folder)
     wanted = {**theirs.read_settings(written or config or {}), **back.get("settings", {}), **(settings or {})}
     encoded = theirs.encode({name: placed.shape for name, placed in decoded.placements.items()}, wanted)
     order = {name: position for position, name in enumerate(reader.tensors)}

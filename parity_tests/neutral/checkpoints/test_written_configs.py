@@ -284,6 +284,15 @@ def test_a_config_of_theirs_in_another_family_s_layout_is_written_anew(tmp_path)
     assert families.find_decoder(found) == decoder()
 
 
+@pytest.mark.parametrize(("scaling", "positions"), [(SCALINGS["llama3"], 777), (SCALINGS["dynamic"], 50)])
+def test_a_number_of_positions_goes_along_unless_others_would_be_scaled(tmp_path, scaling, positions):
+    config = changed(decoder(), position=Rotary(scaling=scaling))
+    source = folder(tmp_path / "ours", {**own(config), "max_position_embeddings": 777, "eos_token_id": 3}, config)
+    _, found = convert(source, tmp_path / "hf", "hf-llama")
+    assert (found["max_position_embeddings"], found["eos_token_id"], found["bos_token_id"]) == (positions, 3, None)
+    assert families.find_decoder(found) == config
+
+
 def test_the_other_whole_models_say_theirs(tmp_path):
     gpt = {"vocab_size": 11, "context_length": 7, "emb_dim": 8, "n_heads": 2, "n_layers": 1, "qkv_bias": True}
     config = GPTModelConfig.read(gpt)
