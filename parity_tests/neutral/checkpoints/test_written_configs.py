@@ -51,7 +51,68 @@ def layout_of(model_type):
     return next(one for one in map(layouts.find, layouts.names()) if model_type in one.model_types)
 
 
-READ = {name: small(name) for name in DECODERS} | PUBLISHED
+UNUSUAL = {
+    "activation_function": "relu",
+    "attention_bias": True,
+    "attention_dropout": 0.2,
+    "attention_multiplier": 0.3,
+    "attn_logit_softcapping": 5.0,
+    "attn_pdrop": 0.15,
+    "clip_qkv": 0.5,
+    "embd_pdrop": 0.3,
+    "embedding_multiplier": 2.5,
+    "final_logit_softcapping": 7.0,
+    "first_k_dense_replace": 2,
+    "hidden_act": "gelu",
+    "hidden_activation": "relu",
+    "hidden_dropout": 0.1,
+    "intermediate_size": 14,
+    "layer_norm_epsilon": 3e-3,
+    "linear_conv_kernel_dim": 3,
+    "linear_key_head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 5,
+    "logits_scaling": 3.0,
+    "mlp_only_layers": [2],
+    "moe_intermediate_size": 10,
+    "n_inner": 18,
+    "n_shared_experts": 3,
+    "norm_topk_prob": False,
+    "num_local_experts": 6,
+    "partial_rotary_factor": 0.5,
+    "q_lora_rank": 7,
+    "query_pre_attn_scalar": 9,
+    "resid_pdrop": 0.25,
+    "residual_multiplier": 0.4,
+    "rms_norm_eps": 3e-4,
+    "rope_interleave": False,
+    "rope_local_base_freq": 77.0,
+    "rope_theta": 321.0,
+    "routed_scaling_factor": 1.9,
+    "shared_expert_intermediate_size": 12,
+    "sliding_window": 3,
+    "swiglu_alpha": 1.1,
+    "swiglu_limit": 3.0,
+    "tie_word_embeddings": None,
+    "topk_method": "group_limited_greedy",
+    "use_sliding_window": True,
+    "v_head_dim": 9,
+}
+"""Values that are the default of no family, and a head that is tied in none."""
+
+ONLY = {
+    "diffllama": {"attention_dropout": 0.0},
+    "gpt_oss": {"hidden_act": "silu"},
+    "qwen3_next": {"hidden_act": "silu", "mlp_only_layers": []},
+}
+"""What a family takes one value of."""
+
+READ = (
+    {name: small(name) for name in DECODERS}
+    | {f"{name}, unusual": {**small(name), **UNUSUAL, **ONLY.get(name, {})} for name in DECODERS}
+    | PUBLISHED
+)
 
 
 @pytest.mark.parametrize("name", READ)
