@@ -266,6 +266,26 @@ def _with_kept(written: Mapping[str, Any], source: Mapping[str, Any]) -> dict[st
     return {**found, POSITIONS: written[POSITIONS]}
 
 
+def with_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config with the sizes of our decoder's attention, where all blocks agree, under keys of `transformers`.
+
+    Layouts look for their settings there.
+    """
+    try:
+        blocks = _read_decoder(config).blocks if config.get("model_type") == OWN + "DecoderModel" else ()
+    except (TypeError, ValueError, RecursionError):
+        return config
+    found = {}
+    for ours, theirs in _SIZES.items():
+        sizes = {getattr(block.attention, ours, None) for block in blocks}
+        if len(sizes) == 1:
+            found[theirs] = sizes.pop()
+    return {**config, **found}
+
+
+_SIZES = {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads", "head_dim": "head_dim"}
+
+
 def finished(
     config: dict[str, Any], source: Mapping[str, Any], *, tied: bool, infos: Iterable[TensorInfo]
 ) -> dict[str, Any]:

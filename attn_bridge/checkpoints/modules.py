@@ -240,8 +240,10 @@ def save(
     kind = containers.format_of(path, format)
     is_folder = configs.is_folder(path, kind)
     own = getattr(module, "config", None)
-    if config is None and is_folder and to_layout != "same" and dataclasses.is_dataclass(own):
-        config = configs.own_config(type(module).__name__, own)
+    if config is None and to_layout != "same" and dataclasses.is_dataclass(own):
+        # A file has no place for it; then it is asked for settings alone, and may hold what JSON can't say.
+        with contextlib.nullcontext() if is_folder else contextlib.suppress(TypeError):
+            config = configs.own_config(type(module).__name__, own)
     plan = planning.make(
         reader,
         source_layout=None if to_layout == "same" else side,

@@ -176,7 +176,11 @@ def make(
     known = {**ours.read_settings(config or {}), **(settings or {})}
     decoded = ours.decode(shapes, known)
     written = configs.of_target(config or {}, theirs, shapes, is_needed=is_folder)
-    wanted = {**theirs.read_settings(written or config or {}), **back.get("settings", {}), **(settings or {})}
+    wanted = {
+        **theirs.read_settings(written or configs.with_sizes(config or {})),
+        **back.get("settings", {}),
+        **(settings or {}),
+    }
     encoded = theirs.encode({name: placed.shape for name, placed in decoded.placements.items()}, wanted)
     order = {name: position for position, name in enumerate(reader.tensors)}
     targets = []

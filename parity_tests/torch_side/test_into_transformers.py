@@ -55,6 +55,8 @@ def test_transformers_loads_what_was_saved_and_gives_the_same_logits(tmp_path, n
     torch_attn.checkpoints.save(model, tmp_path / "saved", to_layout=layout)
     for file in ("config.json", "model.safetensors"):
         assert (tmp_path / "saved" / file).read_bytes() == (folder / file).read_bytes()
+    torch_attn.checkpoints.save(model, tmp_path / "x.safetensors", to_layout=layout)
+    assert (tmp_path / "x.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
 def read(model_type, changes=None, **keys):

@@ -282,6 +282,15 @@ def test_settings_come_from_our_config(tmp_path):
     assert "lm_head.weight" in checkpoints.inspect(tmp_path / "hf").tensors
 
 
+def test_layouts_without_such_a_config_find_their_settings_in_ours(tmp_path):
+    config = decoder()
+    source = folder(tmp_path / "ours", own(config), config)
+    assert convert(source, tmp_path / "meta", "meta-llama") == (0, None)
+    back = checkpoints.convert(tmp_path / "meta", tmp_path / "x.safetensors", to_layout="torch",
+                               settings={"num_heads": 4, "num_kv_heads": 2}).target  # fmt: skip
+    assert back.read_bytes() == (source / "model.safetensors").read_bytes()
+
+
 def test_a_head_that_is_tied_on_the_way_is_said_to_be(tmp_path):
     config = decoder()
     source = folder(tmp_path / "ours", own(config), config)
