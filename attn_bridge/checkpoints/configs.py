@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import specs
-from ..models import families
+from ..models import bert, families, gpt2
+from ..models.layout import Layout
 from ..printable import printable
 from ..specs import as_json
-from ..specs.model import ModelConfig
+from ..specs.model import ModelConfig, Shape
 from . import containers
-from .containers.base import CheckpointError
-from .planning import Plan
+from .containers.base import CheckpointError, TensorInfo
 
 CONFIG = "config.json"
 _THEIRS = {"GPTModel": "gpt2", "BertEncoder": "bert"}
@@ -57,11 +58,6 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise CheckpointError(f"{path} must hold a JSON object, got {printable(json.dumps(document), 40)}")
     return document
-
-
-def is_tied(plan: Plan) -> bool:
-    """Return whether the target holds the output head in its token embeddings alone."""
-    return not any(one.info.name == "lm_head.weight" for one in plan.targets)
 
 
 def read_config(model: str, folder: Path) -> Any:
@@ -121,7 +117,7 @@ def _check_size(model: str, path: Path, found: Any) -> None:
 
 def _own_decoder(path: Path, config: Mapping[str, Any]) -> Any:
     try:
-        return as_json.from_json(config.get("config"))
+        return _read_decoder(config)
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
 
@@ -154,29 +150,165 @@ def _of_gpt2(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "drop_rate": config.get("resid_pdrop", 0.1), "qkv_bias": True}
 
 
-def config_of_layout(config: Mapping[str, Any], layout: str, *, tied: bool) -> dict[str, Any] | None:
-    """Return the config.json that goes with a checkpoint in an outside layout, made from ours; None: there is none."""
-    if not layout.startswith(("hf-", "meta-")):
-        return dict(config)
-    if (config.get("model_type"), layout) != (OWN + "GPTModel", "hf-gpt2"):
+@dataclasses.dataclass(frozen=True)
+class OwnModel:
+    """How the config.json of a whole model of ours is read, and written as another library has it.
+
+    Attributes:
+        read: from the file to the model's config.
+        write: from the config and a layout to that library's config.json; None where the layout is for other models.
+    """
+
+    read: Callable[[Mapping[str, Any]], Any]
+    write: Callable[[Any, Layout], dict[str, Any] | None]
+
+
+def _read_decoder(document: Mapping[str, Any]) -> specs.DecoderConfig:
+    found = as_json.from_json(document.get("config"))
+    if not isinstance(found, specs.DecoderConfig):
+        raise TypeError(f"config must be a DecoderConfig, got {type(found).__name__}")
+    return found
+
+
+def _plain(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if key != "model_type"}
+
+
+OWN_MODELS: dict[str, OwnModel] = {
+    "DecoderModel": OwnModel(_read_decoder, families.write_config),
+    "GPTModel": OwnModel(lambda document: specs.GPTModelConfig.read(_plain(document)), gpt2.write_gpt_model),
+    "BertEncoder": OwnModel(lambda document: specs.BertEncoderConfig.read(_plain(document)), bert.write_bert_encoder),
+}
+"""Name of a class -> how its config is read and written."""
+
+POSITIONS = "max_position_embeddings"
+
+KEPT = (
+    *families.TOKENS,
+    "decoder_start_token_id",
+    "initializer_range",
+    POSITIONS,
+    "use_cache",
+    "dtype",
+    "torch_dtype",
+)
+"""Keys that say nothing about what a decoder computes, which go along when its config is written anew."""
+
+QUANTISED = "quantization_config"
+
+
+def as_transformers(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Mapping[str, Any] | None:
+    """Return the config of an original as `transformers` would have it, one of theirs as it is; None: neither.
+
+    Args:
+        config: beside the source.
+        shapes: name -> shape of the source's tensors, which say what an original's config leaves out.
+    """
+    return config if isinstance(config.get("model_type"), str) else None
+
+
+def of_target(
+    config: Mapping[str, Any], layout: Layout, shapes: Mapping[str, Shape], *, is_needed: bool = True
+) -> dict[str, Any] | None:
+    """Return the config.json that goes with weights in a layout, made from the one beside their source.
+
+    Args:
+        config: the source's; {} where it has none.
+        layout: the target's.
+        shapes: name -> shape of the source's tensors.
+        is_needed: whether there is a place for it; where there is none, one that can't be written is passed over.
+
+    Returns:
+        What is written in its place; {} for none; None for the source's own, byte by byte.
+
+    Raises:
+        CheckpointError: a config of ours, or of other names, that none of the layout's models has.
+    """
+    own = str(config.get("model_type"))
+    if layout.name.startswith("meta-"):
+        return {} if own.startswith(OWN) else None
+    if not layout.name.startswith("hf-") or not config:
         return None
     try:
-        own = specs.GPTModelConfig.read({key: value for key, value in config.items() if key != "model_type"})
-    except (TypeError, ValueError) as error:
+        if own.startswith(OWN):
+            return _written_anew(own.removeprefix(OWN), config, layout)
+        theirs = as_transformers(config, shapes)
+        if theirs is None:
+            return None
+        kinds = {one.get("model_type") for one in (theirs, theirs.get("text_config")) if isinstance(one, Mapping)}
+        known = families.FAMILIES.get(str(theirs["model_type"]))
+        is_decoder = known is not None and known.block is not None
+        if theirs is not config or (is_decoder and not kinds & set(layout.model_types)):
+            return _with_kept(families.write_config(families.find_decoder(theirs), layout), theirs)
+        found = {key: value for key, value in theirs.items() if key != QUANTISED}
+        return None if found == config else found
+    except (TypeError, ValueError, RecursionError) as error:
+        if not is_needed:
+            return None
         raise CheckpointError(f"{CONFIG}: {error}") from None
-    return {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": own.vocab_size,
-        "n_positions": own.context_length,
-        "n_embd": own.emb_dim,
-        "n_head": own.n_heads,
-        "n_layer": own.n_layers,
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5,
-        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), own.drop_rate),
-        "tie_word_embeddings": tied,
-    }
+
+
+def _written_anew(model: str, config: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+    """Return the config of one of our models as the layout's library has it; {} where it has no such model."""
+    if model not in OWN_MODELS:
+        return {}
+    own = OWN_MODELS[model]
+    written = own.write(own.read(config), layout)
+    return {} if written is None else _with_kept(written, config)
+
+
+def _with_kept(written: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with what goes along, but for a number of positions by which other ones would be scaled."""
+    found = {**written, **{key: source[key] for key in KEPT if source.get(key) is not None}}
+    family = families.FAMILIES.get(written["model_type"])
+    if family is None or family.block is None or families.find_decoder(found) == families.find_decoder(written):
+        return found
+    return {**found, POSITIONS: written[POSITIONS]}
+
+
+def with_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config with the sizes of our decoder's attention, where all blocks agree, under keys of `transformers`.
+
+    Layouts look for their settings there.
+    """
+    try:
+        blocks = _read_decoder(config).blocks if config.get("model_type") == OWN + "DecoderModel" else ()
+    except (TypeError, ValueError, RecursionError):
+        return config
+    found = {}
+    for ours, theirs in _SIZES.items():
+        sizes = {getattr(block.attention, ours, None) for block in blocks}
+        if len(sizes) == 1:
+            found[theirs] = sizes.pop()
+    return {**config, **found}
+
+
+_SIZES = {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads", "head_dim": "head_dim"}
+
+
+def finished(
+    config: dict[str, Any], source: Mapping[str, Any], *, tied: bool, infos: Iterable[TensorInfo]
+) -> dict[str, Any]:
+    """Return a config with what only the weights say, where it was written anew.
+
+    Args:
+        config: as `of_target` gives it.
+        source: what it was made from.
+        tied: whether the head's matrix is that of the embeddings.
+        infos: of all tensors; the dtype that most numbers have is that of the model.
+    """
+    if config["model_type"] == source.get("model_type"):
+        return config
+    found = dict(config)
+    if "tie_word_embeddings" in found:
+        found["tie_word_embeddings"] = tied
+    sizes: collections.Counter[str] = collections.Counter()
+    for info in infos:
+        if "float" in info.dtype:
+            sizes[info.dtype] += math.prod(info.shape)
+    if sizes and not {"dtype", "torch_dtype"} & found.keys():
+        found["torch_dtype"] = sizes.most_common(1)[0][0]
+    return found
 
 
 def own_config(model: str, config: Any) -> dict[str, Any]:

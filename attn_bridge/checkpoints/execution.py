@@ -332,22 +332,9 @@ def _accompany(
 
 
 def _config_beside(plan: Plan, reader: Reader, config: Mapping[str, Any] | None) -> bytes | None:
-    """Return the config.json of a folder: the one given, or the source's; None: there is none."""
-    if config is not None:
-        return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode("ascii")
+    """Return the config.json of a folder: the one given, the plan's, or the source's; None: there is none."""
+    found = plan.config if config is None else config
+    if found is not None:
+        return (json.dumps(found, indent=2, sort_keys=True) + "\n").encode("ascii") if found else None
     own = reader.path / configs.CONFIG
-    return _config_for(plan, own.read_bytes()) if reader.path.is_dir() and own.is_file() else None
-
-
-def _config_for(plan: Plan, data: bytes) -> bytes | None:
-    """Return the source's config.json as it goes with the target: ours says nothing to other libraries."""
-    try:
-        config = json.loads(data)
-    except (ValueError, RecursionError):
-        return data
-    if not isinstance(config, dict) or not str(config.get("model_type")).startswith(configs.OWN):
-        return data
-    found = configs.config_of_layout(config, plan.target_layout, tied=configs.is_tied(plan))
-    if found is None or found == config:
-        return None if found is None else data
-    return (json.dumps(found, indent=2, sort_keys=True) + "\n").encode("ascii")
+    return own.read_bytes() if reader.path.is_dir() and own.is_file() else None

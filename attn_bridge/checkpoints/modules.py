@@ -252,6 +252,11 @@ def save(
     reader = ArraysReader(backend.get_weights(module))
     kind = containers.format_of(path, format)
     is_folder = configs.is_folder(path, kind)
+    own = getattr(module, "config", None)
+    if config is None and to_layout != "same" and dataclasses.is_dataclass(own):
+        # A file has no place for it; then it is asked for settings alone, and may hold what JSON can't say.
+        with contextlib.nullcontext() if is_folder else contextlib.suppress(TypeError):
+            config = configs.own_config(type(module).__name__, own)
     plan = planning.make(
         reader,
         source_layout=None if to_layout == "same" else side,
@@ -259,6 +264,7 @@ def save(
         target_format=kind,
         is_folder=is_folder,
         settings=settings,
+        config=config,
     )
     before = None
     masks = _masks(backend.find_configs(module)) if to_layout in WITH_MASKS else {}
@@ -266,12 +272,15 @@ def save(
         kept = ArraysReader(masks)
         plan = planning.with_kept(plan, kept)
         before = manifest.Manifest(side, "", {}, {}, {}, kept)
-    own = getattr(module, "config", None)
-    if config is None and is_folder and to_layout != "same" and dataclasses.is_dataclass(own):
-        ours = configs.own_config(type(module).__name__, own)
-        config = configs.config_of_layout(ours, to_layout, tied=configs.is_tied(plan))
     execution.carry_out(
-        plan, reader, path, kind, before=before, is_folder=is_folder, overwrite=overwrite, config=config
+        plan,
+        reader,
+        path,
+        kind,
+        before=before,
+        is_folder=is_folder,
+        overwrite=overwrite,
+        config=config if plan.config is None else plan.config,
     )
 
 

@@ -18,7 +18,7 @@ from ..models.layout import FLAGS
 from ..printable import printable
 from ..weights import WeightsMismatchError
 from ..weights.rows import Check, refined
-from . import digests
+from . import configs, digests
 from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
 from .copying import Move, move_of
 from .manifest import Manifest
@@ -75,6 +75,7 @@ class Plan:
         notes: what the user should know.
         settings: those that were given.
         checks: dropped source tensor -> whether its numbers are what the reason says of them.
+        config: what a folder has as config.json in place of the source's; {} is none, None the source's own.
     """
 
     source: Path
@@ -90,6 +91,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     checks: dict[str, Check] = dataclasses.field(default_factory=dict)
+    config: dict[str, Any] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -153,6 +155,7 @@ def make(
         kind = (config or {}).get("model_type")
         ours = layouts.find(source_layout) if source_layout else layouts.detect(reader.tensors, kind)
         theirs = layouts.find(target_layout or TWINS.get(ours.name, "flax")) if target_layout != "same" else ours
+    shapes = {name: info.shape for name, info in reader.tensors.items()}
     if theirs is None or (theirs is ours and table is None):
         if settings:
             raise layouts.LayoutError(
@@ -161,14 +164,23 @@ def make(
         unexpected = set() if theirs is None else reader.tensors.keys() - theirs.match(reader.tensors)[1].keys()
         if theirs is not None and unexpected:
             raise WeightsMismatchError(unexpected=unexpected)
-        return _same(reader, "" if theirs is None else theirs.name, target_format, is_folder, wide, manifest)
+        same = _same(reader, "" if theirs is None else theirs.name, target_format, is_folder, wide, manifest)
+        return (
+            same
+            if theirs is None
+            else dataclasses.replace(same, config=configs.of_target(config or {}, theirs, shapes, is_needed=is_folder))
+        )
     back = manifest.restore.get(theirs.name, {}) if manifest else {}
     _check_settings(settings or {}, ours, theirs)
     _check_settings(back.get("settings", {}), theirs)
     known = {**ours.read_settings(config or {}), **(settings or {})}
-    shapes = {name: info.shape for name, info in reader.tensors.items()}
     decoded = ours.decode(shapes, known)
-    wanted = {**theirs.read_settings(config or {}), **back.get("settings", {}), **(settings or {})}
+    written = configs.of_target(config or {}, theirs, shapes, is_needed=is_folder)
+    wanted = {
+        **theirs.read_settings(written or configs.with_sizes(config or {})),
+        **back.get("settings", {}),
+        **(settings or {}),
+    }
     encoded = theirs.encode({name: placed.shape for name, placed in decoded.placements.items()}, wanted)
     order = {name: position for position, name in enumerate(reader.tensors)}
     targets = []
@@ -188,6 +200,10 @@ def make(
         info = TensorInfo(name, _cast(own, wide), encoded.shapes[name])
         targets.append(Target(info, own, tuple(moves), _words(moves, own, info.dtype)))
     _check_nothing_lost(reader, decoded, targets, [left_out for _, left_out in encoded.ties])
+    if written:
+        tied = not any("out_head.weight" in parts for parts in encoded.parts.values())
+        written = configs.finished(written, config or {}, tied=tied, infos=[one.info for one in targets])
+    targets = _without_copies(targets, back.get("order", ()))
     targets.sort(key=lambda target: min(order[move.source] for move in target.moves))
     ties = []
     for kept, left_out in encoded.ties:
@@ -227,7 +243,25 @@ def make(
         tuple(_notes(reader, wide)),
         dict(settings or {}),
         decoded.checks,
+        written,
     )
+
+
+def _without_copies(targets: list[Target], order: Sequence[str]) -> list[Target]:
+    """Return the targets without tied ones that a checkpoint which is restored did not hold beside their source.
+
+    Args:
+        targets: all of them.
+        order: names that the checkpoint had; none where nothing is known.
+    """
+    if not order:
+        return targets
+    held = {(one.moves[0].source, one.info.nbytes) for one in targets if one.info.name in order and len(one.moves) == 1}
+    return [
+        one
+        for one in targets
+        if one.info.name in order or len(one.moves) > 1 or (one.moves[0].source, one.info.nbytes) not in held
+    ]
 
 
 def _check_nothing_lost(

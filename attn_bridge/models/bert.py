@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
+from ..specs.bert_encoder import BertEncoderConfig
 from ..weights.rows import Row
 from .layout import Layout
 from .rows.common import is_counted, is_zero, layer_norm, with_bias
@@ -33,3 +37,10 @@ LAYOUT = Layout(
     whole=True,
     model_types=("bert",),
 )  # fmt: skip
+
+
+def write_bert_encoder(config: BertEncoderConfig, layout: Layout) -> dict[str, Any] | None:
+    """Return the ``config.json`` of an encoder, whose keys are ours; None where a layout is for other models."""
+    if layout is not LAYOUT:
+        return None
+    return {"model_type": "bert", "architectures": ["BertModel"], **dataclasses.asdict(config)}

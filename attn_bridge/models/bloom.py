@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ..specs.feed_forward import FeedForwardConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ..specs.layer_norm import LayerNormConfig
@@ -13,6 +13,7 @@ from ..weights.rows import Row
 from .family import AttentionLayer, Family
 from .grouped import attention_layer
 from .layout import Layout
+from .reading.decoders import attention_of
 from .reading.model_config import ModelConfig
 from .rows.attention import below, by_head
 from .rows.common import HEADS, TIE, layer_norm, with_bias
@@ -56,6 +57,22 @@ def _model(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def write_bloom(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of BLOOM."""
+    attention = attention_of(config, GroupedQueryAttentionConfig)
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.emb_dim,
+        "n_layer": len(config.blocks),
+        "n_head": attention.num_heads,
+        "layer_norm_epsilon": config.blocks[0].norm.eps,
+        "apply_residual_connection_post_layernorm": False,
+        "attention_dropout": attention.dropout,
+        "hidden_dropout": config.blocks[0].dropout,
+        "tie_word_embeddings": config.tie,
+    }
+
+
 FAMILIES = (
     Family(
         ("bloom",),
@@ -76,6 +93,8 @@ FAMILIES = (
         },
         block=_block,
         model=_model,
+        write=write_bloom,
+        architecture="BloomForCausalLM",
     ),
 )
 

@@ -7,16 +7,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
-from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ..specs.feed_forward import FeedForwardConfig
 from ..specs.mixture_of_experts import ExpertGroups, MixtureOfExpertsConfig, Router
 from ..specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ..specs.position import Scaling
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
-from .reading.decoders import read_feed_forward, read_rms_norm
+from .grouped import check_even_heads
+from .reading.decoders import (
+    attention_of,
+    feed_forward_of,
+    has_experts,
+    read_feed_forward,
+    read_rms_norm,
+    write_feed_forward,
+    write_rms_norm,
+    write_sizes,
+)
 from .reading.model_config import ModelConfig, as_number
-from .reading.rotary import read_rotary
+from .reading.rotary import read_rotary, write_rotary
 from .rows.attention import QUERY, QUERY_LATENT, Table, latent
 from .rows.common import HEADS
 from .rows.decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
@@ -38,6 +50,7 @@ def read_deepseek(config: ModelConfig, layer: int) -> AttentionLayer:
     nope_dim = config.integer("qk_nope_head_dim")
     interleaved = config.model_type == "deepseek_v2" or config.flag("rope_interleave")
     position = read_rotary(config, rope_dim, pairing="interleaved" if interleaved else "half")
+    magnitude = _magnitude(config, position.scaling)
     spec = MultiHeadLatentAttentionConfig(
         d_in=config.integer("hidden_size"),
         num_heads=heads,
@@ -48,7 +61,7 @@ def read_deepseek(config: ModelConfig, layer: int) -> AttentionLayer:
         query_dim=config.integer_or_none("q_lora_rank"),
         bias=config.flag("attention_bias"),
         position=position,
-        scale=(nope_dim + rope_dim) ** -0.5 * _magnitude(config, position.scaling) ** 2,
+        scale=(nope_dim + rope_dim) ** -0.5 * magnitude * magnitude,
         dropout=config.number_or_none("attention_dropout") or 0.0,
     )
     prefix = f"model.layers.{layer}.self_attn."
@@ -94,6 +107,55 @@ def _block(config: ModelConfig, layer: int, attention: MultiHeadLatentAttentionC
     return DecoderBlockConfig(attention, experts, norm)
 
 
+def write_deepseek(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of DeepSeek V2 or V3."""
+    attention = attention_of(config, MultiHeadLatentAttentionConfig)
+    is_3, sparse = model_type == "deepseek_v3", has_experts(config)
+    if not is_3:
+        check_even_heads(config, attention.num_heads)
+    dense = "mlp_bias" if not is_3 else ""
+    position = attention.position
+    return {
+        **write_sizes(config),
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_heads,
+        "kv_lora_rank": attention.latent_dim,
+        "q_lora_rank": attention.query_dim,
+        "qk_nope_head_dim": attention.nope_dim,
+        "qk_rope_head_dim": attention.rope_dim,
+        "v_head_dim": attention.value_dim,
+        "attention_bias": attention.bias,
+        "attention_dropout": attention.dropout,
+        **write_rotary(position),
+        **({"rope_interleave": getattr(position, "pairing", "") == "interleaved"} if is_3 else {}),
+        **write_rms_norm(config),
+        **({} if all(sparse) else write_feed_forward(feed_forward_of(config, FeedForwardConfig), bias=dense)),
+        "first_k_dense_replace": sparse.index(True) if any(sparse) else len(sparse),
+        **(_write_experts(feed_forward_of(config, MixtureOfExpertsConfig), is_3) if any(sparse) else {}),
+    }
+
+
+def _write_experts(experts: MixtureOfExpertsConfig, is_3: bool) -> dict[str, Any]:
+    """Return the keys of the experts; `transformers` has no model without shared layers, nor V3 without groups."""
+    width, shared, groups = experts.expert.hidden_dim, experts.shared, experts.router.groups
+    if shared is None or shared.hidden_dim % width:
+        had = None if shared is None else shared.hidden_dim
+        raise ValueError(f"width of shared layers ({had}) must be a multiple of the experts' ({width}) there")
+    written = {
+        **write_feed_forward(experts.expert, width="moe_intermediate_size"),
+        "n_routed_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+        "n_shared_experts": shared.hidden_dim // width,
+        "norm_topk_prob": experts.router.normalise,
+        "routed_scaling_factor": experts.router.scale,
+    }
+    if groups is not None or is_3:
+        written |= (
+            {"n_group": groups.number, "topk_group": groups.chosen} if groups else {"n_group": 1, "topk_group": 1}
+        )
+    return written if is_3 else {**written, "topk_method": "greedy" if groups is None else "group_limited_greedy"}
+
+
 _BOTH = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
@@ -126,6 +188,8 @@ FAMILIES = (
             "routed_scaling_factor": 1.0,
         },
         block=_block,
+        write=write_deepseek,
+        architecture="DeepseekV2ForCausalLM",
     ),
     Family(
         ("deepseek_v3",),
@@ -149,6 +213,8 @@ FAMILIES = (
             "routed_scaling_factor": 2.5,
         },
         block=_block,
+        write=write_deepseek,
+        architecture="DeepseekV3ForCausalLM",
     ),
 )
 

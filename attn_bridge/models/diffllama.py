@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ..specs.decoder_model import DecoderConfig
 from ..specs.differential_attention import LAMBDAS, DifferentialAttentionConfig
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
-from .grouped import head_dim_of, read_sizes
-from .reading.decoders import read_llama_block
+from .grouped import head_dim_of, read_sizes, write_heads
+from .reading.decoders import attention_of, read_llama_block, write_llama_decoder
 from .reading.model_config import ModelConfig
-from .reading.rotary import read_rotary
+from .reading.rotary import read_rotary, write_rotary
 from .rows.attention import SPLIT, Table
 from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 
@@ -32,6 +35,17 @@ def read_diffllama(config: ModelConfig, layer: int) -> AttentionLayer:
     return AttentionLayer("DifferentialAttention", spec, layer, {"transformers": TABLE}, prefix)
 
 
+def write_diffllama(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of DiffLlama."""
+    attention = attention_of(config, DifferentialAttentionConfig)
+    return {
+        **write_heads(attention),
+        **write_rotary(attention.position),
+        "attention_bias": attention.qkv_bias,
+        **write_llama_decoder(config),
+    }
+
+
 FAMILIES = (
     Family(
         ("diffllama",),
@@ -49,6 +63,8 @@ FAMILIES = (
             "rms_norm_eps": 1e-5,
         },
         block=read_llama_block,
+        write=write_diffllama,
+        architecture="DiffLlamaForCausalLM",
     ),
 )
 

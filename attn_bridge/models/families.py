@@ -8,7 +8,10 @@ registered by its name in `_FILES`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import collections
+import math
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..specs.decoder_model import DecoderConfig
@@ -30,10 +33,20 @@ from . import (
     smollm3,
 )
 from .family import AttentionLayer, Family
+from .layout import Layout
 from .reading.decoders import make_decoder
+from .reading.differences import differences
 from .reading.model_config import ModelConfig
 
-__all__ = ["AttentionLayer", "Family", "ModelConfig", "find_decoder", "find_layer", "known_model_types"]
+__all__ = [
+    "AttentionLayer",
+    "Family",
+    "ModelConfig",
+    "find_decoder",
+    "find_layer",
+    "known_model_types",
+    "write_config",
+]
 
 _FILES: tuple[Any, ...] = (
     llama,
@@ -102,6 +115,57 @@ def find_decoder(config: Mapping[str, Any]) -> DecoderConfig:
     return make_decoder(
         read, family.depth, lambda one, layer: family.read(one, layer).config, family.block, family.model
     )
+
+
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""What `transformers` takes from a class, for a vocabulary that may be another one, where a config leaves it out."""
+
+SHOWN = 3
+"""Differences that a refusal names."""
+
+
+def write_config(config: DecoderConfig, layout: Layout) -> dict[str, Any]:
+    """Return the ``config.json`` of a decoder, by the first family of a layout that reads the same out of it again.
+
+    Args:
+        config: the decoder's.
+        layout: of the weights beside it, which says whose names they have.
+
+    Raises:
+        ValueError: no family of the layout has such a decoder; the message names what the closest one lacks.
+    """
+    candidates = [(name, FAMILIES[name]) for name in layout.model_types if name in FAMILIES]
+    closest, fewest = "", math.inf
+    for name, family in candidates:
+        if family.write is None:
+            continue
+        try:
+            if not config.blocks:
+                raise ValueError("blocks are none")
+            keys = {"model_type": name, "architectures": [family.architecture], **dict.fromkeys(TOKENS)}
+            written = keys | family.write(config, name)
+            lacking = differences(config, find_decoder(written))
+        except (TypeError, ValueError) as error:
+            closest = closest or f"{name}: {error}"
+            continue
+        if not lacking:
+            return written
+        kinds = _by_kind(lacking)
+        if len(kinds) < fewest:
+            more = f" and {len(kinds) - SHOWN} more" if len(kinds) > SHOWN else ""
+            closest, fewest = f"{name} has another {', '.join(kinds[:SHOWN])}{more}", len(kinds)
+    if not closest:
+        raise ValueError(f"{layout.name} is for no decoder of ours, so that no config.json can be written")
+    tried = ", ".join(name for name, family in candidates if family.write is not None)
+    raise ValueError(f"no config.json of {layout.name} ({tried}) says all of this decoder; {closest}")
+
+
+def _by_kind(differences: Iterable[str]) -> list[str]:
+    """Return the first of each kind of difference, with the number of blocks that have it."""
+    found: dict[str, list[str]] = collections.defaultdict(list)
+    for one in differences:
+        found[re.sub(r"^blocks\[[0-9]+\]", "", one)].append(one)
+    return [one[0] + (f" in {len(one)} blocks" if len(one) > 1 else "") for one in found.values()]
 
 
 def _read(config: Mapping[str, Any]) -> tuple[Family, ModelConfig]:

@@ -8,14 +8,34 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ..specs.feed_forward import FeedForwardConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ..specs.position import Rotary
 from .family import AttentionLayer, Family
-from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
-from .reading.decoders import activation_of, read_feed_forward, read_rms_norm
+from .grouped import (
+    KINDS,
+    attention_layer,
+    check_even_heads,
+    head_dim_of,
+    mask_of,
+    read_sizes,
+    rotary_by_kind,
+    write_heads,
+    write_windows,
+)
+from .reading.decoders import (
+    NAMES,
+    activation_of,
+    attention_of,
+    feed_forward_of,
+    read_feed_forward,
+    read_rms_norm,
+    write_rms_norm,
+    write_sizes,
+)
 from .reading.model_config import ModelConfig
-from .reading.rotary import make_rotary, read_rotary
+from .reading.rotary import make_rotary, read_rotary, write_nested, write_rotary
 from .rows.attention import SPLIT
 from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 
@@ -82,6 +102,41 @@ def _model(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def write_gemma(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of Gemma 2, or of the text model of Gemma 3; `transformers` takes whole scalars alone."""
+    attention = attention_of(config, GroupedQueryAttentionConfig)
+    check_even_heads(config, attention.num_heads)
+    layers, windows = feed_forward_of(config, FeedForwardConfig), write_windows(config)
+    is_2, scale = model_type == "gemma2", attention.scale or 1.0  # the config resolves it
+    return {
+        **write_sizes(config),
+        **write_heads(attention),
+        **windows,
+        **(write_rotary(attention.position) if is_2 else _write_gemma3_rotary(config, windows["layer_types"])),
+        "intermediate_size": layers.hidden_dim,
+        "hidden_activation": NAMES[layers.activation],
+        **write_rms_norm(config),
+        "attention_bias": attention.qkv_bias,
+        "query_pre_attn_scalar": max(1, round(scale**-2)),
+        **({"attn_logit_softcapping": attention.softcap} if is_2 else {}),
+        "final_logit_softcapping": config.logit_softcap,
+    }
+
+
+def _write_gemma3_rotary(config: DecoderConfig, kinds: list[str]) -> dict[str, Any]:
+    """Return the keys that `_gemma3_rotary` reads; older files can't scale those of layers with a window."""
+    by_kind = rotary_by_kind(config, kinds)
+    local = by_kind.get(KINDS[True])
+    if getattr(local, "scaling", None) is not None:
+        return write_nested(by_kind)
+    write_nested(by_kind)  # refuses what transformers passes over
+    base = getattr(local, "base", None)
+    return {
+        **write_rotary(by_kind.get(KINDS[False])),
+        **({} if base is None else {"rope_local_base_freq": base}),
+    }
+
+
 _GEMMA: dict[str, Any] = {
     "vocab_size": 256000,
     "intermediate_size": 9216,
@@ -98,6 +153,8 @@ _GEMMA: dict[str, Any] = {
     "sliding_window": 4096,
 }
 
+_GEMMA3 = {**_GEMMA, "max_position_embeddings": 131072, "vocab_size": 262208, "sliding_window_pattern": 6}
+
 FAMILIES = (
     Family(
         ("gemma2",),
@@ -110,13 +167,18 @@ FAMILIES = (
         },
         block=_block,
         model=_model,
+        write=write_gemma,
+        architecture="Gemma2ForCausalLM",
     ),
+    Family(("gemma3",), read_gemma3, _GEMMA3, block=_block, model=_model),
     Family(
-        ("gemma3", "gemma3_text"),
+        ("gemma3_text",),
         read_gemma3,
-        {**_GEMMA, "max_position_embeddings": 131072, "vocab_size": 262208, "sliding_window_pattern": 6},
+        _GEMMA3,
         block=_block,
         model=_model,
+        write=write_gemma,
+        architecture="Gemma3ForCausalLM",
     ),
 )
 

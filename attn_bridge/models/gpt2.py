@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ..specs.feed_forward import FeedForwardConfig
+from ..specs.gpt_model import GPTModelConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ..specs.layer_norm import LayerNormConfig
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
 from .grouped import attention_layer
 from .layout import Layout
-from .reading.decoders import activation_of
+from .reading.decoders import NAMES, activation_of, attention_of, feed_forward_of
 from .reading.model_config import ModelConfig
 from .rows.attention import Table, below
 from .rows.common import TIE, is_causal_mask, is_hugely_negative, layer_norm, with_bias
@@ -67,6 +68,44 @@ def _model(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def write_gpt2(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of GPT-2."""
+    attention, layers = attention_of(config, GroupedQueryAttentionConfig), feed_forward_of(config, FeedForwardConfig)
+    return {
+        "vocab_size": config.vocab_size,
+        "n_positions": config.num_positions,
+        "n_embd": config.emb_dim,
+        "n_layer": len(config.blocks),
+        "n_head": attention.num_heads,
+        "n_inner": layers.hidden_dim,
+        "activation_function": {"gelu_tanh": "gelu_new"}.get(layers.activation, NAMES[layers.activation]),
+        "layer_norm_epsilon": config.blocks[0].norm.eps,
+        "attn_pdrop": attention.dropout,
+        "resid_pdrop": config.blocks[0].dropout,
+        "embd_pdrop": config.dropout,
+        "tie_word_embeddings": config.tie,
+    }
+
+
+def write_gpt_model(config: GPTModelConfig, layout: Layout) -> dict[str, Any] | None:
+    """Return the ``config.json`` of the book's model; None where a layout is for other ones."""
+    if layout is not LAYOUT:
+        return None
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": config.vocab_size,
+        "n_positions": config.context_length,
+        "n_embd": config.emb_dim,
+        "n_head": config.n_heads,
+        "n_layer": config.n_layers,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": config.norm.eps,
+        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.drop_rate),
+        "tie_word_embeddings": True,
+    }
+
+
 FAMILIES = (
     Family(
         ("gpt2",),
@@ -95,6 +134,8 @@ FAMILIES = (
         },
         block=_block,
         model=_model,
+        write=write_gpt2,
+        architecture="GPT2LMHeadModel",
     ),
 )
 

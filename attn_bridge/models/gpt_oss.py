@@ -7,17 +7,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ..specs.feed_forward import ClampedGate, FeedForwardConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
 from ..specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
-from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
+from .grouped import attention_layer, head_dim_of, mask_of, read_sizes, write_heads, write_windows
 from .layout import Layout
-from .reading.decoders import read_rms_norm
+from .reading.decoders import (
+    attention_of,
+    feed_forward_of,
+    read_rms_norm,
+    write_feed_forward,
+    write_rms_norm,
+    write_sizes,
+)
 from .reading.model_config import ModelConfig
-from .reading.rotary import make_rotary, read_rotary
+from .reading.rotary import make_rotary, read_rotary, write_rotary
 from .rows.attention import SINKS, SPLIT, Table, below
 from .rows.common import HEADS
 from .rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, norms
@@ -79,6 +86,30 @@ def _block(config: ModelConfig, layer: int, attention: GroupedQueryAttentionConf
     return DecoderBlockConfig(attention, experts, read_rms_norm(config))
 
 
+def write_gpt_oss(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of gpt-oss, which says so where positions are not scaled: else they are, by `_YARN`."""
+    attention = attention_of(config, GroupedQueryAttentionConfig)
+    experts = feed_forward_of(config, MixtureOfExpertsConfig)
+    rotary, clamp = write_rotary(attention.position), experts.expert.clamp
+    if not rotary.get("rope_scaling"):
+        rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": rotary.get("rope_theta")}}
+    if clamp is None:
+        raise ValueError("clamp of the experts (None) can't be said there")
+    return {
+        **write_sizes(config),
+        **write_heads(attention),
+        **write_windows(config),
+        **rotary,
+        **write_feed_forward(experts.expert),
+        **write_rms_norm(config),
+        "attention_bias": attention.qkv_bias,
+        "num_local_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+        "swiglu_limit": clamp.limit,
+        "swiglu_alpha": clamp.alpha,
+    }
+
+
 FAMILIES = (
     Family(
         ("gpt_oss",),
@@ -103,6 +134,8 @@ FAMILIES = (
             "tie_word_embeddings": False,
         },
         block=_block,
+        write=write_gpt_oss,
+        architecture="GptOssForCausalLM",
     ),
 )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, read_sizes
-from .reading.decoders import read_llama_block, read_llama_model
+from .llama import write_llama_attention
+from .reading.decoders import attention_of, inverse, read_llama_block, read_llama_model, write_llama_decoder
 from .reading.model_config import ModelConfig
 from .reading.rotary import read_rotary
 from .rows.attention import SPLIT
@@ -41,6 +42,19 @@ def _model(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def write_granite(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of Granite."""
+    attention = attention_of(config, GroupedQueryAttentionConfig)
+    return {
+        **write_llama_attention(attention),
+        **write_llama_decoder(config, bias="mlp_bias"),
+        "attention_multiplier": attention.scale,
+        "residual_multiplier": config.blocks[0].residual_scale,
+        "embedding_multiplier": config.embedding_scale,
+        "logits_scaling": inverse(lambda value: 1.0 / value, config.logit_scale, 1.0 / config.logit_scale),
+    }
+
+
 FAMILIES = (
     Family(
         ("granite",),
@@ -61,5 +75,7 @@ FAMILIES = (
         },
         block=_block,
         model=_model,
+        write=write_granite,
+        architecture="GraniteForCausalLM",
     ),
 )

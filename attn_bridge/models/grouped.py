@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..masks import Mask, causal, sliding_window
+from ..specs.decoder_model import DecoderConfig
+from ..specs.differential_attention import DifferentialAttentionConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
 from .family import AttentionLayer
 from .reading.model_config import ModelConfig
 from .rows.attention import Table
+
+KINDS = ("full_attention", "sliding_attention")
+"""Names of a layer's kind: without and with the window."""
 
 
 def read_sizes(config: ModelConfig) -> dict[str, Any]:
@@ -25,6 +30,26 @@ def read_sizes(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def write_heads(attention: GroupedQueryAttentionConfig | DifferentialAttentionConfig) -> dict[str, Any]:
+    """Return the keys that `read_sizes` reads, but for the width of the model."""
+    return {
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "attention_dropout": getattr(attention, "dropout", 0.0),
+    }
+
+
+def check_even_heads(config: DecoderConfig, heads: int) -> None:
+    """Refuse what `transformers` refuses for some families: heads that do not divide the width.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if config.emb_dim % heads:
+        raise ValueError(f"emb_dim ({config.emb_dim}) must be a multiple of num_heads ({heads}) there")
+
+
 def head_dim_of(config: ModelConfig) -> int:
     """Return the width of a head."""
     given = config.integer_or_none("head_dim")
@@ -37,15 +62,46 @@ def mask_of(config: ModelConfig, layer: int, kind: str) -> Mask:
     Raises:
         ValueError: a kind that is not known, or a layer with a window in a config without.
     """
-    if kind == "full_attention":
+    if kind == KINDS[False]:
         return causal()
-    if kind != "sliding_attention":
+    if kind != KINDS[True]:
         raise ValueError(
             f"layer {layer} of {config.model_type} is of type {kind}, which must be full_attention or sliding_attention"
         )
     if config.get("sliding_window") is None:
         raise ValueError(f"layer {layer} of {config.model_type} is sliding_attention, but sliding_window is null")
     return sliding_window(config.integer("sliding_window"))
+
+
+def window_of(mask: Mask) -> int | None:
+    """Return the window of a mask; None where all tokens before are seen.
+
+    Raises:
+        ValueError: a mask that is neither.
+    """
+    size = mask.reach
+    if mask != (causal() if size is None else sliding_window(size)):
+        raise ValueError(f"mask ({mask}) is neither causal nor a sliding window")
+    return size
+
+
+def write_windows(config: DecoderConfig) -> dict[str, Any]:
+    """Return the keys of a model in which each layer says whether it has the window.
+
+    Without any the width of the window is left out, as `transformers` makes its mask for some families all the same.
+    """
+    sizes = [window_of(getattr(block.attention, "mask", causal())) for block in config.blocks]
+    found: dict[str, Any] = {"layer_types": [KINDS[size is not None] for size in sizes]}
+    first = next((size for size in sizes if size is not None), None)
+    return found if first is None else {**found, "sliding_window": first}
+
+
+def rotary_by_kind(config: DecoderConfig, kinds: Sequence[str]) -> dict[str, Any]:
+    """Return kind of layers -> the rotary position of its first one."""
+    found: dict[str, Any] = {}
+    for block, kind in zip(config.blocks, kinds, strict=True):
+        found.setdefault(kind, getattr(block.attention, "position", None))
+    return found
 
 
 def attention_layer(

@@ -8,14 +8,25 @@ from __future__ import annotations
 from typing import Any
 
 from ..masks import causal, sliding_window
+from ..specs.decoder_model import DecoderConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
-from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
+from .grouped import (
+    KINDS,
+    attention_layer,
+    check_even_heads,
+    head_dim_of,
+    mask_of,
+    read_sizes,
+    window_of,
+    write_heads,
+    write_windows,
+)
 from .layout import Layout
-from .reading.decoders import read_llama_block
+from .reading.decoders import attention_of, read_llama_block, write_llama_decoder
 from .reading.model_config import ModelConfig
-from .reading.rotary import read_rotary
+from .reading.rotary import read_rotary, write_rotary
 from .rows.attention import SPLIT, Table, below, interleaved_rotary
 from .rows.common import is_frequencies
 from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
@@ -36,6 +47,18 @@ def read_llama(config: ModelConfig, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, _tables(spec))
 
 
+def write_llama(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of Llama."""
+    attention = attention_of(config, GroupedQueryAttentionConfig)
+    check_even_heads(config, attention.num_heads)
+    return {**write_llama_attention(attention), **write_llama_decoder(config, bias="mlp_bias")}
+
+
+def write_llama_attention(attention: GroupedQueryAttentionConfig) -> dict[str, Any]:
+    """Return the keys of attention whose projections have biases all alike."""
+    return {**write_heads(attention), **write_rotary(attention.position), "attention_bias": attention.qkv_bias}
+
+
 def read_mistral(config: ModelConfig, layer: int) -> AttentionLayer:
     """Return a layer of Mistral; all of them have the window, if any."""
     window = config.integer_or_none("sliding_window")
@@ -45,6 +68,18 @@ def read_mistral(config: ModelConfig, layer: int) -> AttentionLayer:
         mask=causal() if window is None else sliding_window(window),
     )
     return attention_layer(layer, spec, _tables(spec))
+
+
+def write_mistral(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of Mistral."""
+    return {**write_windowed_attention(config), **write_llama_decoder(config)}
+
+
+def write_windowed_attention(config: DecoderConfig) -> dict[str, Any]:
+    """Return the keys of attention that has the same window in all layers, and no biases."""
+    attention = attention_of(config, GroupedQueryAttentionConfig)
+    window = window_of(attention.mask)
+    return {**write_heads(attention), **write_rotary(attention.position), "sliding_window": window}
 
 
 def read_qwen(config: ModelConfig, layer: int) -> AttentionLayer:
@@ -65,6 +100,20 @@ def read_qwen(config: ModelConfig, layer: int) -> AttentionLayer:
         mask=mask_of(config, layer, kind),
     )
     return attention_layer(layer, spec, {"transformers": SPLIT})
+
+
+def write_qwen(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of Qwen 2 or 3; older versions of `transformers` know windows by their first layer alone."""
+    attention, windows = attention_of(config, GroupedQueryAttentionConfig), write_windows(config)
+    kinds = windows["layer_types"]
+    written = {
+        **write_llama_attention(attention),
+        **windows,
+        "use_sliding_window": KINDS[True] in kinds,
+        "max_window_layers": kinds.index(KINDS[True]) if KINDS[True] in kinds else len(kinds),
+        **write_llama_decoder(config),
+    }
+    return {key: value for key, value in written.items() if model_type != "qwen2" or key != "attention_bias"}
 
 
 _FEED_FORWARD: dict[str, Any] = {
@@ -102,6 +151,8 @@ FAMILIES = (
             "max_position_embeddings": 2048,
         },
         block=read_llama_block,
+        write=write_llama,
+        architecture="LlamaForCausalLM",
     ),
     Family(
         ("mistral",),
@@ -117,9 +168,25 @@ FAMILIES = (
             "sliding_window": 4096,
         },
         block=read_llama_block,
+        write=write_mistral,
+        architecture="MistralForCausalLM",
     ),
-    Family(("qwen2",), read_qwen, _QWEN, block=read_llama_block),
-    Family(("qwen3",), read_qwen, {**_QWEN, "head_dim": 128, "rms_norm_eps": 1e-6}, block=read_llama_block),
+    Family(
+        ("qwen2",),
+        read_qwen,
+        _QWEN,
+        block=read_llama_block,
+        write=write_qwen,
+        architecture="Qwen2ForCausalLM",
+    ),
+    Family(
+        ("qwen3",),
+        read_qwen,
+        {**_QWEN, "head_dim": 128, "rms_norm_eps": 1e-6},
+        block=read_llama_block,
+        write=write_qwen,
+        architecture="Qwen3ForCausalLM",
+    ),
 )
 
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ..specs.mixture_of_experts import MixtureOfExpertsConfig
 from ..weights.rows import Row
 from .family import Family
-from .llama import read_mistral
-from .reading.decoders import read_feed_forward, read_rms_norm
+from .llama import read_mistral, write_windowed_attention
+from .reading.decoders import (
+    feed_forward_of,
+    read_feed_forward,
+    read_rms_norm,
+    write_feed_forward,
+    write_rms_norm,
+    write_sizes,
+)
 from .reading.model_config import ModelConfig
 from .rows.attention import SPLIT
 from .rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, norms
@@ -21,6 +28,19 @@ def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfi
         read_feed_forward(config), config.integer("num_local_experts"), config.integer("num_experts_per_tok")
     )
     return DecoderBlockConfig(attention, experts, read_rms_norm(config))
+
+
+def write_mixtral(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of Mixtral."""
+    experts = feed_forward_of(config, MixtureOfExpertsConfig)
+    return {
+        **write_sizes(config),
+        **write_windowed_attention(config),
+        **write_feed_forward(experts.expert),
+        **write_rms_norm(config),
+        "num_local_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+    }
 
 
 FAMILIES = (
@@ -42,6 +62,8 @@ FAMILIES = (
             "num_experts_per_tok": 2,
         },
         block=_block,
+        write=write_mixtral,
+        architecture="MixtralForCausalLM",
     ),
 )
 

@@ -8,15 +8,24 @@ from __future__ import annotations
 from typing import Any
 
 from ..masks import causal
-from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ..specs.layer_norm import LayerNormConfig
 from ..specs.position import Rotary
 from .family import AttentionLayer, Family
-from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
-from .reading.decoders import read_feed_forward, read_rms_norm
+from .grouped import (
+    KINDS,
+    attention_layer,
+    head_dim_of,
+    mask_of,
+    read_sizes,
+    rotary_by_kind,
+    write_heads,
+    write_windows,
+)
+from .reading.decoders import attention_of, read_feed_forward, read_rms_norm, write_llama_decoder
 from .reading.model_config import ModelConfig
-from .reading.rotary import make_rotary, read_rotary
+from .reading.rotary import make_rotary, read_rotary, write_nested, write_rotary
 from .rows.attention import SPLIT
 from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 
@@ -67,6 +76,33 @@ def _plain_norm(config: ModelConfig) -> LayerNormConfig:
     return LayerNormConfig(config.integer("hidden_size"), 1e-5, affine=False)
 
 
+def write_olmo(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of OLMo 1, 2 or 3."""
+    attention = attention_of(config, GroupedQueryAttentionConfig)
+    windows = write_windows(config) if model_type == "olmo3" else {}
+    written = {
+        **write_heads(attention),
+        **windows,
+        **(_write_olmo3_rotary(config, windows["layer_types"]) if windows else write_rotary(attention.position)),
+        "attention_bias": attention.qkv_bias,
+        **write_llama_decoder(config),
+    }
+    if model_type != "olmo":
+        return written
+    del written["rms_norm_eps"]
+    return {**written, "clip_qkv": attention.clip}
+
+
+def _write_olmo3_rotary(config: DecoderConfig, kinds: list[str]) -> dict[str, Any]:
+    """Return the keys that `_olmo3_rotary` reads, by their older names where these mean the same in all versions."""
+    by_kind = rotary_by_kind(config, kinds)
+    nested, local = write_nested(by_kind), by_kind.get(KINDS[True])
+    usual = all(getattr(one, "base", None) == 500_000.0 for one in by_kind.values())
+    if not usual or KINDS[False] not in by_kind or getattr(local, "scaling", None) is not None:
+        return nested
+    return write_rotary(by_kind[KINDS[False]])
+
+
 _OLMO: dict[str, Any] = {
     "vocab_size": 100352,
     "intermediate_size": 11008,
@@ -79,13 +115,30 @@ _OLMO: dict[str, Any] = {
 }
 
 FAMILIES = (
-    Family(("olmo",), read_olmo, {**_OLMO, "vocab_size": 50304}, block=_block, model=_model_of_olmo1),
-    Family(("olmo2",), read_olmo, {**_OLMO, "rms_norm_eps": 1e-5}, block=_block),
+    Family(
+        ("olmo",),
+        read_olmo,
+        {**_OLMO, "vocab_size": 50304},
+        block=_block,
+        model=_model_of_olmo1,
+        write=write_olmo,
+        architecture="OlmoForCausalLM",
+    ),
+    Family(
+        ("olmo2",),
+        read_olmo,
+        {**_OLMO, "rms_norm_eps": 1e-5},
+        block=_block,
+        write=write_olmo,
+        architecture="Olmo2ForCausalLM",
+    ),
     Family(
         ("olmo3",),
         read_olmo,
         {**_OLMO, "rms_norm_eps": 1e-5, "sliding_window": 4096},
         block=_block,
+        write=write_olmo,
+        architecture="Olmo3ForCausalLM",
     ),
 )
 

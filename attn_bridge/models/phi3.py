@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from ..masks import causal, sliding_window
-from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ..specs.position import LongRoPEScaling
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
-from .grouped import attention_layer, head_dim_of, read_sizes
-from .reading.decoders import read_feed_forward, read_llama_model, read_rms_norm
+from .grouped import attention_layer, head_dim_of, read_sizes, window_of, write_heads
+from .reading.decoders import (
+    attention_of,
+    read_feed_forward,
+    read_llama_model,
+    read_rms_norm,
+    write_llama_decoder,
+)
 from .reading.model_config import ModelConfig
-from .reading.rotary import read_rotary
+from .reading.rotary import read_rotary, write_rotary
 from .rows.attention import FREQUENCIES, Size, Table
 from .rows.decoder import FINAL_NORM, LAYER, OURS, attention, decoder, norms
 
@@ -53,6 +60,26 @@ def _model(config: ModelConfig) -> dict[str, Any]:
     return {**read_llama_model(config), "dropout": config.number_or_none("embd_pdrop") or 0.0}
 
 
+def write_phi3(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of Phi-3; `transformers` takes its scaling alone, for heads that share the width, if at all."""
+    attention = attention_of(config, GroupedQueryAttentionConfig)
+    scaling = getattr(attention.position, "scaling", None)
+    context = {}
+    if scaling is not None:
+        if not isinstance(scaling, LongRoPEScaling) or attention.head_dim != config.emb_dim // attention.num_heads:
+            raise ValueError(f"scaling ({type(scaling).__name__}, heads of {attention.head_dim}) can't be said there")
+        context = {"original_max_position_embeddings": scaling.original_context}
+    return {
+        **write_heads(attention),
+        **write_rotary(attention.position, attention.head_dim),
+        **context,
+        "sliding_window": window_of(attention.mask),
+        **write_llama_decoder(config),
+        "resid_pdrop": config.blocks[0].dropout,
+        "embd_pdrop": config.dropout,
+    }
+
+
 FAMILIES = (
     Family(
         ("phi3",),
@@ -71,6 +98,8 @@ FAMILIES = (
         },
         block=_block,
         model=_model,
+        write=write_phi3,
+        architecture="Phi3ForCausalLM",
     ),
 )
 

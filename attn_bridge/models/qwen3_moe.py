@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ..specs.feed_forward import FeedForwardConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ..specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from .family import AttentionLayer, Family
-from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
-from .reading.decoders import read_feed_forward, read_llama_block, read_rms_norm
+from .grouped import attention_layer, head_dim_of, mask_of, read_sizes, window_of
+from .llama import write_llama_attention
+from .reading.decoders import (
+    attention_of,
+    feed_forward_of,
+    has_experts,
+    read_feed_forward,
+    read_llama_block,
+    read_rms_norm,
+    write_feed_forward,
+    write_rms_norm,
+    write_sizes,
+)
 from .reading.model_config import ModelConfig
 from .reading.rotary import read_rotary
 from .rows.attention import SPLIT
@@ -47,6 +59,27 @@ def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfi
     return DecoderBlockConfig(attention, mixture, read_rms_norm(config))
 
 
+def write_qwen3_moe(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of Qwen3-MoE."""
+    attention = attention_of(config, GroupedQueryAttentionConfig)
+    experts, sparse = feed_forward_of(config, MixtureOfExpertsConfig), has_experts(config)
+    window = window_of(attention.mask)
+    return {
+        **write_sizes(config),
+        **write_llama_attention(attention),
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [layer for layer, is_sparse in enumerate(sparse) if not is_sparse],
+        **({} if all(sparse) else write_feed_forward(feed_forward_of(config, FeedForwardConfig))),
+        **write_feed_forward(experts.expert, width="moe_intermediate_size"),
+        **write_rms_norm(config),
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+        "norm_topk_prob": experts.router.normalise,
+    }
+
+
 FAMILIES = (
     Family(
         ("qwen3_moe",),
@@ -69,6 +102,8 @@ FAMILIES = (
         },
         aliases={"num_experts": ("num_local_experts",)},
         block=_block,
+        write=write_qwen3_moe,
+        architecture="Qwen3MoeForCausalLM",
     ),
 )
 

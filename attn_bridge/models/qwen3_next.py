@@ -8,16 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..specs.decoder_model import DecoderBlockConfig
+from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ..specs.gated_delta_net import GatedDeltaNetConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ..specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
-from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
-from .reading.decoders import read_feed_forward, read_rms_norm
+from .grouped import attention_layer, head_dim_of, mask_of, read_sizes, write_heads
+from .reading.decoders import (
+    feed_forward_of,
+    read_feed_forward,
+    read_rms_norm,
+    write_feed_forward,
+    write_rms_norm,
+    write_sizes,
+)
 from .reading.model_config import ModelConfig
-from .reading.rotary import read_rotary
+from .reading.rotary import read_rotary, write_rotary
 from .rows.attention import DELTA_NET, Table, below, delta_net_by_head, gated
 from .rows.common import HEADS
 from .rows.decoder import EXPERTS, FINAL_NORM, FUSED, LAYER, OURS, attention, decoder, experts, norms
@@ -132,6 +139,39 @@ def _model(config: ModelConfig) -> dict[str, Any]:
     return {"norm": read_rms_norm(config, unit_offset=True), "tie": config.flag("tie_word_embeddings")}
 
 
+def write_qwen3_next(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of Qwen3-Next."""
+    found: dict[str, Any] = {"layer_types": [], "mlp_only_layers": [], "decoder_sparse_step": 1}
+    for block in config.blocks:
+        attention = block.attention
+        is_linear = isinstance(attention, GatedDeltaNetConfig)
+        found["layer_types"].append("linear_attention" if is_linear else "full_attention")
+        if isinstance(attention, GatedDeltaNetConfig):
+            found |= {
+                "linear_num_key_heads": attention.num_heads,
+                "linear_num_value_heads": attention.num_value_heads,
+                "linear_key_head_dim": attention.head_dim,
+                "linear_value_head_dim": attention.value_head_dim,
+                "linear_conv_kernel_dim": attention.conv_size,
+            }
+        elif isinstance(attention, GroupedQueryAttentionConfig):
+            found |= {**write_heads(attention), **write_rotary(attention.position, attention.head_dim)}
+            found["attention_bias"] = attention.qkv_bias
+    experts = feed_forward_of(config, MixtureOfExpertsConfig)
+    if experts.shared is None:
+        raise ValueError("shared layers of the experts (None) can't be left out there")
+    return {
+        **found,
+        **write_sizes(config),
+        **write_rms_norm(config),
+        **write_feed_forward(experts.shared, width="shared_expert_intermediate_size"),
+        **write_feed_forward(experts.expert, width="moe_intermediate_size"),
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+        "norm_topk_prob": experts.router.normalise,
+    }
+
+
 _EXPERTS: dict[str, Any] = {
     "vocab_size": 151936,
     "intermediate_size": 5632,
@@ -162,6 +202,8 @@ FAMILIES = (
         {**_ALIKE, **_EXPERTS, "hidden_size": 2048, "num_hidden_layers": 48},
         block=_block,
         model=_model,
+        write=write_qwen3_next,
+        architecture="Qwen3NextForCausalLM",
     ),
     Family(
         ("qwen3_5_text",),

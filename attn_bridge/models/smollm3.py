@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from ..specs.decoder_model import DecoderConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
 from .family import AttentionLayer, Family
-from .grouped import attention_layer, head_dim_of, mask_of, read_sizes
-from .reading.decoders import read_llama_block
+from .grouped import KINDS, attention_layer, head_dim_of, mask_of, read_sizes, write_heads, write_windows
+from .reading.decoders import attention_of, read_llama_block, write_llama_decoder
 from .reading.model_config import ModelConfig
-from .reading.rotary import read_rotary
+from .reading.rotary import read_rotary, write_rotary
 from .rows.attention import SPLIT
 
 
@@ -40,6 +42,21 @@ def _turns(config: ModelConfig, layer: int) -> bool:
     return bool(layers[layer])
 
 
+def write_smollm3(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of SmolLM3."""
+    attention, windows = attention_of(config, GroupedQueryAttentionConfig), write_windows(config)
+    positions = [getattr(block.attention, "position", None) for block in config.blocks]
+    return {
+        **write_heads(attention),
+        **write_rotary(next((one for one in positions if one is not None), None)),
+        "no_rope_layers": [int(one is not None) for one in positions],
+        "attention_bias": attention.qkv_bias,
+        **windows,
+        "use_sliding_window": KINDS[True] in windows["layer_types"],
+        **write_llama_decoder(config, bias="mlp_bias"),
+    }
+
+
 FAMILIES = (
     Family(
         ("smollm3",),
@@ -59,5 +76,7 @@ FAMILIES = (
             "tie_word_embeddings": True,
         },
         block=read_llama_block,
+        write=write_smollm3,
+        architecture="SmolLM3ForCausalLM",
     ),
 )

@@ -204,18 +204,23 @@ def build(name: str, seed: int = 0) -> Any:
     model_type, sizes = DECODERS[name]
     config = transformers.AutoConfig.for_model(model_type, **sizes, attn_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(config).eval().double()
-    embeddings = model.get_input_embeddings()
-    if hasattr(embeddings, "embed_scale"):  # which transformers rounds to float32, as it does its tables
-        embeddings.embed_scale = torch.tensor(embeddings.scalar_embed_scale, dtype=torch.float64)
-    for module in model.modules():
-        if type(module).__name__ == "BloomGelu":  # which has sqrt(2 / pi) to 8 digits
-            module.forward = functools.partial(torch.nn.functional.gelu, approximate="tanh")
+    lift(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in [*model.parameters(), *_learned_buffers(model)]:
             spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
             parameter.copy_(spread * torch.randn(parameter.shape, generator=generator, dtype=torch.float64) + 0.1)
     return model
+
+
+def lift(model: torch.nn.Module) -> None:
+    """Set constants that `transformers` rounds, whatever the dtype of a model, to float64."""
+    embeddings = model.get_input_embeddings()
+    if hasattr(embeddings, "embed_scale"):  # which transformers rounds to float32, as it does its tables
+        embeddings.embed_scale = torch.tensor(embeddings.scalar_embed_scale, dtype=torch.float64)
+    for module in model.modules():
+        if type(module).__name__ == "BloomGelu":  # which has sqrt(2 / pi) to 8 digits
+            module.forward = functools.partial(torch.nn.functional.gelu, approximate="tanh")
 
 
 def _learned_buffers(model: torch.nn.Module) -> list[torch.Tensor]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from ...specs.base import Config
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.feed_forward import Activation, FeedForwardConfig
+from ...specs.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.rms_norm import RMSNormConfig
 from .model_config import ModelConfig
 
@@ -15,6 +17,10 @@ Block = Callable[[ModelConfig, int, Any], DecoderBlockConfig]
 """From a config, the index of a block and the config of its attention to that of the block."""
 Model = Callable[[ModelConfig], dict[str, Any]]
 """From a config to what a `DecoderConfig` takes beside its vocabulary, width and blocks."""
+Write = Callable[[DecoderConfig, str], dict[str, Any]]
+"""From a decoder and a ``model_type`` to keys of a config.json; what the family can't say is left out or refused."""
+
+Part = TypeVar("Part")
 
 MAX_LAYERS = 4096
 """Blocks of a model; a config that says more is broken."""
@@ -23,10 +29,13 @@ _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
     "relu": "relu",
 }
+
+NAMES: dict[Activation, str] = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
+"""Our name of an activation -> the usual one of theirs."""
 
 
 def activation_of(config: ModelConfig, key: str = "hidden_act") -> Activation:
@@ -57,9 +66,21 @@ def read_feed_forward(config: ModelConfig, *, width: str = "intermediate_size", 
     )
 
 
+def write_feed_forward(
+    layers: FeedForwardConfig, *, width: str = "intermediate_size", bias: str = ""
+) -> dict[str, Any]:
+    """Return the keys that `read_feed_forward` reads."""
+    return {width: layers.hidden_dim, "hidden_act": NAMES[layers.activation], **({bias: layers.bias} if bias else {})}
+
+
 def read_rms_norm(config: ModelConfig, *, unit_offset: bool = False) -> RMSNormConfig:
     """Return the norm of a model that has one kind of norms."""
     return RMSNormConfig(config.integer("hidden_size"), config.number("rms_norm_eps"), unit_offset)
+
+
+def write_rms_norm(config: DecoderConfig) -> dict[str, Any]:
+    """Return the key that `read_rms_norm` reads."""
+    return {"rms_norm_eps": config.blocks[0].norm.eps}
 
 
 def read_llama_block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
@@ -70,6 +91,56 @@ def read_llama_block(config: ModelConfig, layer: int, attention: Any) -> Decoder
 def read_llama_model(config: ModelConfig) -> dict[str, Any]:
     """Return the rest of a model as Llama has it: a norm behind the blocks, and a head that may be tied."""
     return {"norm": read_rms_norm(config), "tie": config.flag("tie_word_embeddings")}
+
+
+def inverse(formula: Callable[[float], float], value: float, near: float) -> float:
+    """Return the shortest number near a guess of which a formula makes a value, to the last bit where there is one."""
+    rounded = [round(near, digits) for digits in range(17)]
+    found = [one for one in (*rounded, *(math.nextafter(near, to) for to in (0.0, math.inf))) if one > 0]
+    return next((one for one in found if formula(one) == value), near)
+
+
+def write_llama_decoder(config: DecoderConfig, *, bias: str = "") -> dict[str, Any]:
+    """Return the keys that blocks and rest are read from where they are as Llama has them, but for attention.
+
+    Args:
+        config: of the decoder.
+        bias: key of whether feed-forward layers have biases; "" where the family has none.
+    """
+    layers = feed_forward_of(config, FeedForwardConfig)
+    return {**write_sizes(config), **write_feed_forward(layers, bias=bias), **write_rms_norm(config)}
+
+
+def write_sizes(config: DecoderConfig) -> dict[str, Any]:
+    """Return the keys that are alike in every family: vocabulary, width, depth, and whether the head is tied."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.emb_dim,
+        "num_hidden_layers": len(config.blocks),
+        "tie_word_embeddings": config.tie,
+    }
+
+
+def attention_of(config: DecoderConfig, kind: type[Part]) -> Part:
+    """Return the first attention of a kind; `ValueError` where no block has one."""
+    return _first("attention", (block.attention for block in config.blocks), kind)
+
+
+def feed_forward_of(config: DecoderConfig, kind: type[Part]) -> Part:
+    """Return the first feed-forward layers of a kind, or experts; `ValueError` where no block has them."""
+    return _first("feed_forward", (block.feed_forward for block in config.blocks), kind)
+
+
+def has_experts(config: DecoderConfig) -> list[bool]:
+    """Tell of every block whether it has experts."""
+    return [isinstance(block.feed_forward, MixtureOfExpertsConfig) for block in config.blocks]
+
+
+def _first(name: str, parts: Iterable[Any], kind: type[Part]) -> Part:
+    found = [one for one in parts if isinstance(one, kind)]
+    if not found:
+        raise ValueError(f"{name} of no block is a {kind.__name__}")
+    return found[0]
 
 
 def make_decoder(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -58,6 +60,66 @@ def read_rotary(
     return make_rotary(config, head_dim, values, theta if base is None else base, part, pairing)
 
 
+def write_rotary(position: Any, head_dim: int | None = None) -> dict[str, Any]:
+    """Return the keys that `read_rotary` reads, by their older names, which all versions of `transformers` take.
+
+    Args:
+        position: of a layer; anything but `Rotary` says nothing.
+        head_dim: width of a head where the model may turn a part of it; None where it turns all.
+    """
+    if not isinstance(position, Rotary):
+        return {}
+    found: dict[str, Any] = {"rope_theta": position.base, "rope_scaling": None}
+    if head_dim is not None:
+        found["partial_rotary_factor"] = _part(position.dim, head_dim)
+    scaling = position.scaling
+    if scaling is not None:
+        found["rope_scaling"] = write_scaling(scaling)
+        context = getattr(scaling, "original_context", None)
+        if context is not None:
+            found["max_position_embeddings"] = context
+            if not isinstance(scaling, NTKScaling):
+                found["max_position_embeddings"] = math.ceil(context * max(1.0, getattr(scaling, "factor", 1.0)))
+    return found
+
+
+def write_nested(positions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a model whose kinds of layers have rotary positions of their own, kind -> position."""
+    found = {}
+    for kind, position in positions.items():
+        if isinstance(position, Rotary):
+            written = write_rotary(position)
+            scaling = written["rope_scaling"] or {"rope_type": "default"}
+            if not scaling.get("truncate", True):
+                raise ValueError("truncate (False) of YaRN is passed over by transformers where each kind has its own")
+            found[kind] = {"rope_theta": position.base, **scaling}
+    return {"rope_parameters": found}
+
+
+def write_scaling(scaling: Scaling) -> dict[str, Any]:
+    """Return the mapping of a scaling; `ValueError` where it has no name there."""
+    kind = next((name for name, (one, _) in _SCALINGS.items() if type(scaling) is one), None)
+    fields = {field.name: getattr(scaling, field.name) for field in dataclasses.fields(scaling)}
+    if kind is None or (kind == "dynamic" and fields.pop("original_context") is None):
+        raise ValueError(f"scaling ({scaling}) has no rope_type")
+    written = {_KEYS.get(name, name): value for name, value in fields.items() if value is not None}
+    return {"rope_type": kind, **{key: list(one) if isinstance(one, tuple) else one for key, one in written.items()}}
+
+
+_KEYS = {
+    "original_context": "original_max_position_embeddings",
+    "short_factors": "short_factor",
+    "long_factors": "long_factor",
+}
+"""Our name of a value -> theirs; others are the same."""
+
+
+def _part(dim: int | None, head_dim: int) -> float:
+    """Return the part of a head that turns so many channels, however the product is rounded."""
+    part = 1.0 if dim is None else dim / head_dim
+    return part if dim is None or int(head_dim * part) == dim else math.nextafter(part, 2.0)
+
+
 def rope_type(values: Values) -> str:
     """Return the name of the scaling, which older files call ``type``."""
     return str(values.get("rope_type", values.get("type", "default")))
@@ -86,7 +148,7 @@ def make_rotary(
     dim = None if part is None else int(head_dim * _number(config, "partial_rotary_factor", part))
     if dim == 1:
         dim = 2  # as transformers has it: one frequency turns two channels
-    scaling = _SCALINGS[kind](config, values)
+    scaling = _SCALINGS[kind][1](config, values)
     return Rotary(_number(config, "rope_theta", base), None if dim == head_dim else dim, pairing, scaling)
 
 
@@ -138,14 +200,15 @@ def _longrope(config: ModelConfig, values: Values) -> Scaling:
     )
 
 
-_SCALINGS: dict[str, Callable[[ModelConfig, Values], Scaling | None]] = {
-    "default": lambda config, values: None,
-    "linear": _linear,
-    "dynamic": _dynamic,
-    "yarn": _yarn,
-    "llama3": _llama3,
-    "longrope": _longrope,
+_SCALINGS: dict[str, tuple[type[Scaling] | None, Callable[[ModelConfig, Values], Scaling | None]]] = {
+    "default": (None, lambda config, values: None),
+    "linear": (LinearScaling, _linear),
+    "dynamic": (NTKScaling, _dynamic),
+    "yarn": (YaRNScaling, _yarn),
+    "llama3": (Llama3Scaling, _llama3),
+    "longrope": (LongRoPEScaling, _longrope),
 }
+"""``rope_type`` -> what it is in ours, and how it is read."""
 
 
 def _original_context(config: ModelConfig, values: Values) -> int:

@@ -137,3 +137,9 @@ def _shape(name, row):
 
 def _draw(random, *shape):
     return random.normal(size=shape).astype(np.float32)
+
+
+def drawn(shapes, dtype="float32", seed=3):
+    """Return arrays of these shapes by name."""
+    random = np.random.default_rng(seed)
+    return {name: _draw(random, *shape).astype(np.dtype(dtype)) for name, shape in shapes.items()}

@@ -1,0 +1,56 @@
+"""Whether two configs of decoders compute the same, and where they do not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from ...specs.decoder_model import DecoderConfig
+from ...specs.mixture_of_experts import MixtureOfExpertsConfig
+from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
+from ...specs.position import Rotary
+
+ROUNDING = 1e-15
+"""Relative difference of numbers that a reader's formula makes of a key, such as ``1 / logits_scaling``."""
+
+
+def differences(wanted: DecoderConfig, found: DecoderConfig) -> list[str]:
+    """Return what of a config another one has otherwise, as ``path (value)``; nothing where both compute the same."""
+    return list(_differences(_plain(wanted), _plain(found), ""))
+
+
+def _differences(wanted: Any, found: Any, path: str) -> Iterator[str]:
+    if dataclasses.is_dataclass(wanted) and type(wanted) is type(found):
+        for field in dataclasses.fields(wanted):
+            below = f"{path}.{field.name}" if path else field.name
+            yield from _differences(getattr(wanted, field.name), getattr(found, field.name), below)
+    elif isinstance(wanted, tuple) and isinstance(found, tuple) and len(wanted) == len(found):
+        for number, pair in enumerate(zip(wanted, found, strict=True)):
+            yield from _differences(*pair, f"{path}[{number}]")
+    elif isinstance(wanted, float) and isinstance(found, float):
+        if not math.isclose(wanted, found, rel_tol=ROUNDING):
+            yield f"{path} ({wanted})"
+    elif wanted != found:
+        yield f"{path} ({wanted!s:.80})"
+
+
+def _plain(config: DecoderConfig) -> DecoderConfig:
+    """Return the config with one spelling for what can be said in two ways."""
+    blocks = []
+    for block in config.blocks:
+        attention, feed_forward = block.attention, block.feed_forward
+        position = getattr(attention, "position", None)
+        is_latent = isinstance(attention, MultiHeadLatentAttentionConfig)
+        width = getattr(attention, "rope_dim" if is_latent else "head_dim", None)
+        if isinstance(position, Rotary) and position.dim is not None and position.dim == width:
+            changes: dict[str, Any] = {"position": dataclasses.replace(position, dim=None)}
+            attention = dataclasses.replace(attention, **changes)
+        if isinstance(feed_forward, MixtureOfExpertsConfig):
+            groups = feed_forward.router.groups
+            if groups is not None and groups.chosen == groups.number:  # a token may choose from all experts
+                router = dataclasses.replace(feed_forward.router, groups=None)
+                feed_forward = dataclasses.replace(feed_forward, router=router)
+        blocks.append(dataclasses.replace(block, attention=attention, feed_forward=feed_forward))
+    return dataclasses.replace(config, blocks=tuple(blocks))
