@@ -46,6 +46,7 @@ def fitted(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, 
 
     Raises:
         LayoutError: (a ValueError) the names or shapes fit no layout; `WeightsMismatchError` lists names.
+        ValueError: the width that Meta's formula gives is not that of the weights.
     """
     layout = layouts.detect(shapes, config["model_type"])
     placements = layout.decode(shapes, layout.read_settings(config)).placements
@@ -53,6 +54,11 @@ def fitted(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, 
     found = dict(config)
     if found["vocab_size"] == UNKNOWN_VOCABULARY and table is not None:
         found["vocab_size"] = table.shape[0]
+    first = placements.get("trf_blocks.0.ff.fc1.weight")
+    if first is not None and first.shape[0] != config["intermediate_size"]:
+        raise ValueError(
+            f"feed-forward layers are {config['intermediate_size']} wide by the config, {first.shape[0]} by the weights"
+        )
     if head is not None and head != table:
         return found
     if layout is llama.META_LAYOUT and not found["tie_word_embeddings"]:
