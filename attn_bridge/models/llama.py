@@ -150,8 +150,8 @@ META_LAYOUT = Layout(
     "meta-llama",
     "Meta's own files of Llama, and Mistral's, Mixtral's among them",
     [
-        Row("tok_embeddings.weight", ("tok_emb.weight",), tied=("out_head.weight",)),
-        Row("output.weight", ("out_head.weight",), optional=True),
+        Row("tok_embeddings.weight", ("tok_emb.weight",)),
+        Row("output.weight", ("out_head.weight",)),
         *below(interleaved_rotary("num_heads", "num_kv_heads"), f"{META_LAYER}attention.", f"{META_OURS}att."),
         *_gated("", "", "feed-forward/dense"),
         *_gated("experts.{j}.", "experts.{j}.", "feed-forward/experts"),
@@ -162,10 +162,8 @@ META_LAYOUT = Layout(
         Row("rope.freqs", reason="rotary frequencies, which are computed", check=is_frequencies),
     ],
     settings={
-        "tie": ("tied_embeddings",),
         "num_heads": ("n_heads", "num_attention_heads"),
         "num_kv_heads": ("n_kv_heads", "num_key_value_heads", "n_heads", "num_attention_heads"),
     },
-    defaults={"tie": 0},
     whole=True,
 )

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..weights import WeightsMismatchError
 from ..weights.rows import Shape
-from . import book_models, layouts, llama
+from . import book_models, layouts
 from .reading.model_config import ModelConfig
 from .reading.originals import check_keys, check_size, layers_of
 
@@ -59,11 +58,7 @@ def fitted(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, 
         raise ValueError(
             f"feed-forward layers are {config['intermediate_size']} wide by the config, {first.shape[0]} by the weights"
         )
-    if head is not None and head != table:
-        return found
-    if layout is llama.META_LAYOUT and not found["tie_word_embeddings"]:
-        raise WeightsMismatchError(["output.weight"])
-    return found | {"tie_word_embeddings": True}
+    return found | {"tie_word_embeddings": head is None or head == table}
 
 
 # ---- Meta's, and Mistral's
@@ -78,7 +73,7 @@ they were trained, and are published for `transformers`, with 32.
 _MISTRAL = ("head_dim", "hidden_dim", "sliding_window", "moe")
 _META = (
     *("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of", "ffn_dim_multiplier", "norm_eps"),
-    *("rope_theta", "use_scaled_rope", "rope_scaling_factor", "tied_embeddings", *_MISTRAL),
+    *("rope_theta", "use_scaled_rope", "rope_scaling_factor", *_MISTRAL),
 )
 _OF_A_RUN = ("max_batch_size", "max_seq_len", "max_position_embeddings", "model_parallel_size")
 """Keys of how a model was to be run, which do not change what it computes."""
@@ -111,7 +106,7 @@ def _meta(given: Mapping[str, Any]) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": config.positive("norm_eps"),
         "rope_theta": config.positive("rope_theta"),
-        "tie_word_embeddings": config.flag("tied_embeddings"),
+        "tie_word_embeddings": False,
     }
     if not is_mistral:
         return {**found, "attention_bias": False, "mlp_bias": False, **_llama_context(config, width)}
