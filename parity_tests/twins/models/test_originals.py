@@ -66,13 +66,20 @@ OPENAI = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "sliding_window": 4,
-    "initial_context_length": 16,
-    "rope_theta": 700,
+    "initial_context_length": 2048,  # OpenAI's code asks that channels of a head are on either side of the ramp
+    "rope_theta": 100000,
     "rope_scaling_factor": 4.0,
-    "rope_ntk_alpha": 1,
-    "rope_ntk_beta": 8.0,
+    "rope_ntk_alpha": 2,
+    "rope_ntk_beta": 24.0,
 }
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0, "truncate": False}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 2048,
+    "beta_fast": 24.0,
+    "beta_slow": 2.0,
+    "truncate": False,
+}
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 META_SCALED = {**LLAMA3, "factor": 8.0, "original_max_position_embeddings": 8192}
 
@@ -157,7 +164,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
             "num_local_experts": 5,
             "sliding_window": 4,
             "swiglu_limit": 3.5,
-            "rope_theta": 700.0,
+            "rope_theta": 100000.0,
             "rope_scaling": YARN,
         },
         "openai",
@@ -239,6 +246,13 @@ def test_files_of_several_devices_are_put_together(tmp_path, side, parts, vocabu
 
 def _even(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat([tensor, tensor[:1]]) if len(tensor) == VOCABULARY else tensor
+
+
+def test_a_mistral_in_safetensors_is_read(tmp_path):
+    _, own, wanted = made("mistral")
+    (tmp_path / "params.json").write_bytes((own / "params.json").read_bytes())
+    checkpoints.convert(own / "consolidated.00.pth", tmp_path / "consolidated.safetensors", to_layout="same")
+    assert np.abs(logits_of("torch", tmp_path) - wanted).max() <= 1e-10 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("name", ["the book's llama 3", "the book's qwen 3 with experts", "the book's gemma 3"])
