@@ -151,6 +151,12 @@ def test_how_far_positions_are_stretched(name, factor):
     assert "rope_scaling" not in to_transformers({**PARAMS[name], "use_scaled_rope": False})
 
 
+def test_the_base_where_a_file_leaves_it_out():
+    bases = {name: to_transformers(PARAMS[name])["rope_theta"] for name in PARAMS if "rope_theta" not in PARAMS[name]}
+    old = dict.fromkeys(("Llama-2-7b", "Llama-2-70b", "Mistral-7B-v0.1"), 1e4)
+    assert bases == {**old, "Mixtral-8x7B": 1e6}
+
+
 def test_a_vocabulary_that_only_the_tokenizer_knows_is_refused_without_weights():
     with pytest.raises(ValueError, match=r"^vocab_size \(-1\) of llama must be at least 1$"):
         families.find_decoder(to_transformers(PARAMS["Llama-2-7b"]))
