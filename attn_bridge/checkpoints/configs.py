@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from .. import specs
-from ..models import bert, families, gpt2
+from ..models import bert, families, gpt2, originals
 from ..models.layout import Layout
 from ..printable import printable
 from ..specs import as_json
 from ..specs.model import ModelConfig, Shape
+from ..weights import WeightsMismatchError
 from . import containers
 from .containers.base import CheckpointError, TensorInfo
 
 CONFIG = "config.json"
+PARAMS = "params.json"
+"""What Meta and Mistral call it."""
+
 _THEIRS = {"GPTModel": "gpt2", "BertEncoder": "bert"}
 MAX_BYTES = 1 << 24
 """Bytes of a config.json."""
@@ -43,7 +47,7 @@ def beside(path: Path) -> dict[str, Any]:
         CheckpointError: it is no JSON object.
     """
     folder = path if path.is_dir() else path.parent
-    file = next((folder / name for name in (CONFIG, "params.json") if (folder / name).is_file()), None)
+    file = next((folder / name for name in (CONFIG, PARAMS) if (folder / name).is_file()), None)
     return {} if file is None else _read_object(file)
 
 
@@ -61,12 +65,14 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def read_config(model: str, folder: Path) -> Any:
-    """Return the config that a model of that class takes, from a folder's config.json: ours, or Hugging Face's.
+    """Return the config that a model of that class takes, from a folder's: ours, Hugging Face's, or an original's.
 
     Raises:
         CheckpointError: there is none, it is another model's, or it holds sizes that the weights beside it can't have.
     """
     path = folder / CONFIG
+    if model == "DecoderModel" and not path.exists() and (folder / PARAMS).exists():
+        path = folder / PARAMS
     if not path.exists():
         raise CheckpointError(f"{folder} has no {CONFIG}")
     found = _config_for(model, path, _read_object(path))
@@ -82,7 +88,9 @@ def _config_for(model: str, path: Path, config: dict[str, Any]) -> Any:
         return {key: value for key, value in config.items() if key != "model_type"}
     if model == "DecoderModel":
         try:
-            return families.find_decoder(config)
+            return families.find_decoder(_of_original(path, config) or config)
+        except WeightsMismatchError:
+            raise
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: {error}") from None
     if (model, kind) == ("GPTModel", "gpt2"):
@@ -93,6 +101,15 @@ def _config_for(model: str, path: Path, config: dict[str, Any]) -> Any:
     if kind is None:
         raise CheckpointError(f"{path} has no model_type; expected {known}")
     raise CheckpointError(f"{path}: model_type must be {known} for {model}, got {kind!r}")
+
+
+def _of_original(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the config that `transformers` has for an original and its weights; None where it is no original."""
+    found = originals.to_transformers(config)
+    if found is None:
+        return None
+    with containers.open_reader(path.parent) as reader:
+        return originals.fitted(found, {name: info.shape for name, info in reader.tensors.items()})
 
 
 def _check_size(model: str, path: Path, found: Any) -> None:
@@ -204,6 +221,9 @@ def as_transformers(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> M
         config: beside the source.
         shapes: name -> shape of the source's tensors, which say what an original's config leaves out.
     """
+    found = originals.to_transformers(config)
+    if found is not None:
+        return originals.fitted(found, shapes)
     return config if isinstance(config.get("model_type"), str) else None
 
 

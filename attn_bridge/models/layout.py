@@ -347,7 +347,7 @@ class Layout:
         taken: dict[tuple[str, str, str], list[str]] = {}
         for row, values in found:
             i, j = values.get("i", ""), values.get("j", "")
-            blocks, experts = _stems(row.theirs)
+            blocks, experts = _stems(row)
             for key, number in (((blocks, ""), i), ((experts, i), j)):
                 if number:
                     numbers[key].add(int(number))
@@ -365,7 +365,7 @@ class Layout:
             if row.reason or (row.optional and id(row) not in some):  # what is optional, all blocks have, or none
                 continue
             held = placeholders(row.theirs)
-            blocks, experts = _stems(row.theirs)
+            blocks, experts = _stems(row)
             for i in map(str, sorted(numbers[blocks, ""])) if "i" in held else [""]:
                 if row.choice and not {*taken.get((row.choice, blocks, i), default)} & {*row.alternatives}:
                     continue
@@ -409,10 +409,13 @@ def _gaps(numbers: Collection[int], stop: int) -> Iterable[int]:
     return itertools.islice((i for i in range(stop) if i not in numbers), 100)
 
 
-def _stems(template: str) -> tuple[str, str]:
-    """Return what is in front of the number of a block and of the number below it; "" where it has none."""
-    blocks, experts = (template.partition(one) for one in ("{i}", "{j}"))
-    return blocks[0] if blocks[1] else "", experts[0] if experts[1] else ""
+def _stems(row: Row) -> tuple[str, str]:
+    """Return what is in front of the number of a block and of the number below it; "" where it has none.
+
+    Theirs of a block, and ours of the number below it: some put it behind what an expert consists of.
+    """
+    blocks, experts = row.theirs.partition("{i}"), (*row.ours, row.theirs)[0].partition("{j}")
+    return blocks[0] if blocks[1] else "", experts[0] if "{j}" in row.theirs else ""
 
 
 class _Index:

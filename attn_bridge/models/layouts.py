@@ -14,6 +14,7 @@ from ..weights.rows import LayoutError, Placement, Row, SettingError
 from . import (
     bert,
     bloom,
+    book_models,
     chapter3,
     deepseek,
     diffllama,
@@ -64,6 +65,7 @@ _LAYOUTS = {
         *encoder_decoder.LAYOUTS,
         llama.META_LAYOUT,
         gpt_oss.OPENAI_LAYOUT,
+        *book_models.LAYOUTS,
     )
 }
 
@@ -109,8 +111,10 @@ def detect(names: Iterable[str], model_type: Any = None) -> Layout:
     full = [name for name, (_, found) in covered.items() if len(found) == len(names)]
     if "linen-mha" in full:  # the names of NNX, below params
         full.remove("nnx-mha" if covered["linen-mha"][0] else "linen-mha")
-    # Where the names are ours, nothing in them is particular to a layout that only adds to ours.
-    full = next(([name] for name in ("torch", "flax") if name in full), full)
+    ours = [name for name in full if name in ("torch", "flax")]
+    if ours:  # nothing in the names is particular to a layout that only adds to ours, unless it has a mark
+        marked = [name for name in full if _LAYOUTS[name].mark and _LAYOUTS[name].is_complete(names)]
+        full = marked or ours[:1]
     if len(full) > 1:
         full = [name for name in full if _LAYOUTS[name].is_complete(names)] or full
     if len(full) > 1:

@@ -205,17 +205,24 @@ LAYOUT = decoder(
 
 META_LAYER, META_OURS = "layers.{i}.", "trf_blocks.{i}."
 
+
+def _gated(theirs: str, ours: str, branch: str) -> list[Row]:
+    return [
+        Row(f"{META_LAYER}feed_forward.{theirs}{name}.weight", (f"{META_OURS}ff.{ours}{fc}.weight",), branch=branch)
+        for name, fc in (("w1", "fc1"), ("w3", "fc2"), ("w2", "fc3"))
+    ]
+
+
 META_LAYOUT = Layout(
     "meta-llama",
-    "Meta's own files of Llama, and Mistral's",
+    "Meta's own files of Llama, and Mistral's, Mixtral's among them",
     [
         Row("tok_embeddings.weight", ("tok_emb.weight",)),
         Row("output.weight", ("out_head.weight",)),
         *below(interleaved_rotary("num_heads", "num_kv_heads"), f"{META_LAYER}attention.", f"{META_OURS}att."),
-        *(
-            Row(f"{META_LAYER}feed_forward.{theirs}.weight", (f"{META_OURS}ff.{ours}.weight",))
-            for theirs, ours in (("w1", "fc1"), ("w3", "fc2"), ("w2", "fc3"))
-        ),
+        *_gated("", "", "feed-forward/dense"),
+        *_gated("experts.{j}.", "experts.{j}.", "feed-forward/experts"),
+        Row(f"{META_LAYER}feed_forward.gate.weight", (f"{META_OURS}ff.router.weight",), branch="feed-forward/experts"),
         Row(f"{META_LAYER}attention_norm.weight", (f"{META_OURS}norm1.scale",)),
         Row(f"{META_LAYER}ffn_norm.weight", (f"{META_OURS}norm2.scale",)),
         Row("norm.weight", ("final_norm.scale",)),

@@ -201,7 +201,11 @@ class Oracle:
 
 def build(name: str, seed: int = 0) -> Any:
     """Return a model with weights that hide nothing: no zeros, no ones."""
-    model_type, sizes = DECODERS[name]
+    return make(*DECODERS[name], seed)
+
+
+def make(model_type: str, sizes: dict[str, Any], seed: int = 0) -> Any:
+    """Return the same of a ``model_type`` and keys of a config.json."""
     config = transformers.AutoConfig.for_model(model_type, **sizes, attn_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(config).eval().double()
     lift(model)

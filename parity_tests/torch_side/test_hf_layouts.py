@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -16,6 +15,7 @@ from attn_bridge.models import families, layouts
 from attn_bridge.models.layouts import LayoutError
 
 from ..support.hf_folders import FAMILIES, GROUPED, SLIDING, attention_of, equal, saved
+from ..support.originals import meta, openais, state_of
 
 IDS = torch.arange(14).reshape(2, 7) % 11
 MODERN = [name for name, (layout, *_) in FAMILIES.items() if layout not in ("hf-gpt2", "hf-bert")]
@@ -158,38 +158,11 @@ def test_convolutions_and_both_attentions_of_whisper_are_where_flax_has_them(tmp
     assert (found["out_head.kernel"] == decoder.embed_tokens.weight.detach().numpy().T).all()
 
 
-def meta(model, heads, kv_heads):
-    """Return a Llama under Meta's names, permuted as `transformers` permutes them on the way in, backwards."""
-
-    def turned(weight, heads):
-        rows, width = weight.shape
-        return weight.reshape(heads, 2, rows // heads // 2, width).transpose(0, 2, 1, 3).reshape(rows, width)
-
-    state = {name: tensor.numpy(force=True) for name, tensor in model.state_dict().items()}
-    found = {
-        "tok_embeddings.weight": state["model.embed_tokens.weight"],
-        "output.weight": state["lm_head.weight"],
-        "norm.weight": state["model.norm.weight"],
-        "rope.freqs": np.float32([1.0, 0.1]),
-    }
-    for i in range(model.config.num_hidden_layers):
-        theirs, own = f"layers.{i}.", f"model.layers.{i}."
-        for name, hf in (("wq", "q"), ("wk", "k"), ("wv", "v"), ("wo", "o")):
-            weight = state[f"{own}self_attn.{hf}_proj.weight"]
-            heads_of = {"wq": heads, "wk": kv_heads}.get(name)
-            found[f"{theirs}attention.{name}.weight"] = weight if heads_of is None else turned(weight, heads_of)
-        for name, hf in (("w1", "gate"), ("w2", "down"), ("w3", "up")):
-            found[f"{theirs}feed_forward.{name}.weight"] = state[f"{own}mlp.{hf}_proj.weight"]
-        found[f"{theirs}attention_norm.weight"] = state[f"{own}input_layernorm.weight"]
-        found[f"{theirs}ffn_norm.weight"] = state[f"{own}post_attention_layernorm.weight"]
-    return {name: torch.from_numpy(array.copy()) for name, array in found.items()}
-
-
 def test_metas_own_files_become_those_of_transformers_and_come_back(tmp_path):
     _, kind, config, sizes = FAMILIES["llama"]
-    model = saved(tmp_path / "hf", kind, config, sizes, "1GB")
+    saved(tmp_path / "hf", kind, config, sizes, "1GB")
     (tmp_path / "meta").mkdir()
-    torch.save(meta(model, 4, 2), tmp_path / "meta" / "consolidated.00.pth")
+    torch.save(meta(state_of(tmp_path / "hf"), 4, 2), tmp_path / "meta" / "consolidated.00.pth")
     (tmp_path / "meta" / "params.json").write_text('{"dim": 16, "n_heads": 4, "n_kv_heads": 2}')
     source = tmp_path / "meta" / "consolidated.00.pth"
     assert checkpoints.inspect(source).layout == "meta-llama"
@@ -275,37 +248,12 @@ def test_the_command_takes_a_folder_there_and_back(tmp_path, capsys, family, nam
         assert (tmp_path / "back" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
-def openais(model):
-    """Return the tensors of a gpt-oss of `transformers` as OpenAI's own files have them."""
-    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    found = {
-        "embedding.weight": state["model.embed_tokens.weight"],
-        "unembedding.weight": state["lm_head.weight"],
-        "norm.scale": state["model.norm.weight"],
-    }
-    for i in range(model.config.num_hidden_layers):
-        theirs, own = f"block.{i}.", f"model.layers.{i}."
-        for leaf in ("weight", "bias"):
-            projections = [state[f"{own}self_attn.{name}_proj.{leaf}"] for name in "qkv"]
-            found[f"{theirs}attn.qkv.{leaf}"] = torch.cat(projections)
-            found[f"{theirs}attn.out.{leaf}"] = state[f"{own}self_attn.o_proj.{leaf}"]
-            found[f"{theirs}mlp.gate.{leaf}"] = state[f"{own}mlp.router.{leaf}"]
-        found[f"{theirs}attn.sinks"] = state[f"{own}self_attn.sinks"]
-        found[f"{theirs}attn.norm.scale"] = state[f"{own}input_layernorm.weight"]
-        found[f"{theirs}mlp.norm.scale"] = state[f"{own}post_attention_layernorm.weight"]
-        for number, name in ((1, "gate_up_proj"), (2, "down_proj")):
-            weight = state[f"{own}mlp.experts.{name}"].transpose(1, 2).contiguous()  # theirs is (experts, out, in)
-            found[f"{theirs}mlp.mlp{number}_weight"] = weight
-            found[f"{theirs}mlp.mlp{number}_bias"] = state[f"{own}mlp.experts.{name}_bias"]
-    return found
-
-
 def test_openais_own_files_become_those_of_transformers_and_come_back(tmp_path):
     _, kind, config, sizes = FAMILIES["gpt-oss"]
     model = saved(tmp_path / "hf", kind, config, sizes, "1GB")
     (tmp_path / "openai").mkdir()
     source = tmp_path / "openai" / "model.pt"
-    torch.save(openais(model), source)
+    torch.save(openais(state_of(tmp_path / "hf")), source)
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": model.config.head_dim}
     (tmp_path / "openai" / "config.json").write_text(json.dumps(heads))
     assert checkpoints.inspect(source).layout == "openai-gpt-oss"
@@ -321,6 +269,7 @@ def test_openais_own_files_become_those_of_transformers_and_come_back(tmp_path):
 def test_openais_quantised_experts_are_refused_in_one_line(tmp_path):
     _, kind, config, sizes = FAMILIES["gpt-oss"]
     stem = "block.1.mlp.mlp1_weight"
-    torch.save(quantised(openais(saved(tmp_path / "hf", kind, config, sizes, "1GB")), stem, "."), tmp_path / "x.pt")
+    saved(tmp_path / "hf", kind, config, sizes, "1GB")
+    torch.save(quantised(openais(state_of(tmp_path / "hf")), stem, "."), tmp_path / "x.pt")
     with pytest.raises(LayoutError, match=rf"^{stem}.(blocks|scales): experts in MXFP4"):
         checkpoints.convert(tmp_path / "x.pt", tmp_path / "flax")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from .files import (
 )
 from .pickles import STORAGES, TORCH_DTYPES, Strided, read_pickle
 from .shards import ShardedReader, index_of
+from .splits import SplitReader, check_numbers
 from .writing import InOrder, dump_json, sync_folder
 from .zips import Archive, Member, members
 
@@ -154,6 +156,8 @@ def open_torch(path: Path) -> Reader:
         return ShardedTorchReader(path, index, TorchReader)
     names = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth"))
     names = ["pytorch_model.bin"] if "pytorch_model.bin" in names else names
+    if len(names) > 1 and all(re.fullmatch(r"consolidated\.[0-9]{2}\.pth", name) for name in names):
+        return SplitReader(path, names, [TorchReader(one) for one in check_numbers(path, names)])
     if len(names) != 1:
         raise bad(path, f"has {len(names)} files of torch.save and no index; name one of them")
     return ShardedTorchReader(path, None, TorchReader, tuple(names))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -139,6 +140,8 @@ def as_number(label: str, value: Any) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{label} must be a number, got {_shown(value)}")
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        raise ValueError(f"{label} must be finite in float64, got a number of {len(str(value))} digits")
     if not math.isfinite(value):
         raise ValueError(f"{label} ({value}) must be finite")
     return float(value)

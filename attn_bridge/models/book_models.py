@@ -1,0 +1,227 @@
+"""The book's Llama 3, Qwen 3 (dense and with experts) and Gemma 3: their names, and their dicts of sizes.
+
+Read off ``llms_from_scratch.llama3`` and ``.qwen3`` of llms-from-scratch 1.0.19 and, since that has no Gemma 3, off
+``ch05/12_gemma3/standalone-gemma3.ipynb`` of the book's repository. The names of its dense Qwen 3 are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..weights.rows import Row
+from .layout import Layout
+from .reading.model_config import ModelConfig
+from .reading.originals import check_keys, check_size, layers_of
+from .rows.attention import Table, below
+from .rows.common import is_inverted_causal_mask
+
+_OURS = "trf_blocks.{i}."
+
+_PROJECTIONS: Table = tuple(
+    Row(f"{name}.weight", (f"{name}.weight",)) for name in ("W_query", "W_key", "W_value", "out_proj")
+)
+_NORMS_OF_HEADS: Table = tuple(Row(f"{name}_norm.scale", (f"{name}_norm.scale",), optional=True) for name in "qk")
+_FEED_FORWARD: Table = tuple(Row(f"{fc}.weight", (f"{fc}.weight",)) for fc in ("fc1", "fc2", "fc3"))
+_EXPERTS: Table = (
+    *(Row(f"{fc}.{{j}}.weight", (f"experts.{{j}}.{fc}.weight",)) for fc in ("fc1", "fc2", "fc3")),
+    Row("gate.weight", ("router.weight",)),
+)
+
+
+def _layout(
+    name: str, title: str, block: str, norms: Mapping[str, str], leaf: str, rows: list[Row], mark: str = ""
+) -> Layout:
+    """Return the layout of one of the book's decoders.
+
+    Args:
+        name: its name.
+        title: what it is.
+        block: what is in front of the names of a block.
+        norms: our norm of a block -> theirs.
+        leaf: what a norm calls its weights.
+        rows: what the others do not have.
+        mark: as `Layout` has it.
+    """
+    return Layout(
+        name,
+        title,
+        [
+            Row("tok_emb.weight", ("tok_emb.weight",), tied=("out_head.weight",)),
+            Row("out_head.weight", ("out_head.weight",), optional=True),
+            Row("mask", reason="a causal mask, which is computed", check=is_inverted_causal_mask),
+            *below(_PROJECTIONS, f"{block}att.", f"{_OURS}att."),
+            *rows,
+            *(Row(f"{block}{theirs}.{leaf}", (f"{_OURS}{ours}.scale",)) for ours, theirs in norms.items()),
+            Row(f"final_norm.{leaf}", ("final_norm.scale",)),
+        ],
+        settings={"tie": ()},
+        defaults={"tie": 0},
+        whole=True,
+        mark=mark,
+    )
+
+
+_PLAIN = {"norm1": "norm1", "norm2": "norm2"}
+_SANDWICH = {
+    "norm1": "input_layernorm",
+    "post_norm1": "post_attention_layernorm",
+    "norm2": "pre_feedforward_layernorm",
+    "post_norm2": "post_feedforward_layernorm",
+}
+
+LAYOUTS = [
+    _layout(
+        "book-llama3",
+        "the book's Llama 3",
+        _OURS,
+        _PLAIN,
+        "weight",
+        below(_FEED_FORWARD, f"{_OURS}ff.", f"{_OURS}ff."),
+    ),
+    _layout(
+        "book-qwen3",
+        "the book's Qwen 3, dense or with experts",
+        _OURS,
+        _PLAIN,
+        "scale",
+        [
+            *below(_NORMS_OF_HEADS, f"{_OURS}att.", f"{_OURS}att."),
+            *below(_FEED_FORWARD, f"{_OURS}ff.", f"{_OURS}ff.", branch="feed-forward/dense"),
+            *below(_EXPERTS, f"{_OURS}ff.", f"{_OURS}ff.", branch="feed-forward/experts"),
+        ],
+    ),
+    _layout(
+        "book-gemma3",
+        "the book's Gemma 3",
+        "blocks.{i}.",
+        _SANDWICH,
+        "scale",
+        [
+            *below(_NORMS_OF_HEADS, "blocks.{i}.att.", f"{_OURS}att."),
+            *below(_FEED_FORWARD, "blocks.{i}.ff.", f"{_OURS}ff."),
+        ],
+        mark=".pre_feedforward_layernorm.",
+    ),
+]
+
+
+# ---- their dicts of sizes
+
+_COMMON = ("vocab_size", "emb_dim", "n_heads", "n_layers", "n_kv_groups", "rope_base")
+_IDLE = ("context_length", "dtype")
+_OF_GEMMA = ("layer_types", "sliding_window", "rope_local_base", "query_pre_attn_scalar")
+_OF_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+_FREQUENCIES = ("factor", "low_freq_factor", "high_freq_factor", "original_context_length")
+_TELLING = {"hidden_dim", "n_kv_groups", "rope_base", "num_experts"}
+"""Keys that the dict of the book's GPT does not have."""
+
+
+def to_transformers(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the config that `transformers` has for a dict of the book's; None where it is none.
+
+    Raises:
+        TypeError: a value of it has the wrong type.
+        ValueError: it lacks a key, has one that is not known, or a value that does not fit.
+    """
+    if "emb_dim" not in config or not _TELLING & config.keys():
+        return None
+    if set(_OF_GEMMA) & config.keys():
+        return _gemma3(config)
+    if {"qk_norm", "head_dim", *_OF_EXPERTS} & config.keys():
+        return _qwen3(config)
+    return _llama3(config)
+
+
+def _llama3(given: Mapping[str, Any]) -> dict[str, Any]:
+    config = ModelConfig(given, "config.json of the book's Llama 3", {})
+    check_keys(config, (*_COMMON, "hidden_dim"), (*_COMMON, "hidden_dim", "rope_freq"), _IDLE)
+    found = _sizes(config, "llama", "LlamaForCausalLM", eps=1e-5) | {"attention_bias": False, "mlp_bias": False}
+    if config.get("rope_freq") is None:
+        return found
+    scaling = ModelConfig(config.mapping("rope_freq"), f"rope_freq of {config.model_type}", {})
+    check_keys(scaling, _FREQUENCIES, _FREQUENCIES)
+    return found | {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            **{key: scaling.positive(key) for key in _FREQUENCIES[:-1]},
+            "original_max_position_embeddings": check_size(scaling, _FREQUENCIES[-1]),
+        }
+    }
+
+
+def _qwen3(given: Mapping[str, Any]) -> dict[str, Any]:
+    config = ModelConfig(given, "config.json of the book's Qwen 3", {})
+    has_experts = config.get("num_experts") not in (None, 0)
+    needed = _OF_EXPERTS if has_experts else ("hidden_dim",)
+    check_keys(config, (*_COMMON, *needed), (*_COMMON, *_OF_EXPERTS, "hidden_dim", "head_dim", "qk_norm"), _IDLE)
+    if not has_experts and not config.flag("qk_norm"):  # what `transformers` calls a Llama
+        return _sizes(config, "llama", "LlamaForCausalLM") | {"attention_bias": False, "mlp_bias": False}
+    config.refuse("qk_norm", True)
+    if not has_experts:
+        return _sizes(config, "qwen3", "Qwen3ForCausalLM") | {"attention_bias": False, "use_sliding_window": False}
+    return _sizes(config, "qwen3_moe", "Qwen3MoeForCausalLM", width="moe_intermediate_size") | {
+        **{key: check_size(config, key) for key in _OF_EXPERTS},
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "attention_bias": False,
+    }
+
+
+def _gemma3(given: Mapping[str, Any]) -> dict[str, Any]:
+    config = ModelConfig(given, "config.json of the book's Gemma 3", {})
+    known = (*_COMMON, "hidden_dim", "head_dim", "qk_norm", *_OF_GEMMA)
+    check_keys(config, [key for key in known if key != "query_pre_attn_scalar"], known, _IDLE)
+    config.refuse("qk_norm", True)
+    found = _sizes(config, "gemma3_text", "Gemma3ForCausalLM", activation="hidden_activation")
+    layers = found["num_hidden_layers"]
+    kinds = [config.layer_type(layer, "") for layer in range(layers)]
+    wrong = [kind for kind in kinds if kind not in ("sliding_attention", "full_attention")]
+    if wrong or len(config.get("layer_types")) != layers:
+        raise ValueError(
+            f"layer_types of {config.model_type} must be sliding_attention or full_attention for each of {layers} "
+            f"layers, got {wrong[0] if wrong else len(config.get('layer_types'))!r:.60}"
+        )
+    return found | {
+        "layer_types": kinds,
+        "sliding_window": check_size(config, "sliding_window"),
+        "rope_local_base_freq": config.positive("rope_local_base"),
+        "query_pre_attn_scalar": config.positive("query_pre_attn_scalar")
+        if config.get("query_pre_attn_scalar") is not None
+        else found["head_dim"],
+        "attention_bias": False,
+    }
+
+
+def _sizes(
+    config: ModelConfig,
+    kind: str,
+    architecture: str,
+    *,
+    eps: float = 1e-6,
+    width: str = "hidden_dim",
+    activation: str = "hidden_act",
+) -> dict[str, Any]:
+    """Return what all three say: sizes, activation, norms, and the base of the wavelengths."""
+    emb_dim, heads = check_size(config, "emb_dim"), check_size(config, "n_heads")
+    if config.get("head_dim") is None and emb_dim % heads:
+        raise ValueError(f"emb_dim ({emb_dim}) of {config.model_type} must be a multiple of n_heads ({heads})")
+    given = config.get("head_dim") is not None
+    found = {
+        "model_type": kind,
+        "architectures": [architecture],
+        "vocab_size": check_size(config, "vocab_size"),
+        "hidden_size": emb_dim,
+        "intermediate_size": check_size(config, width),
+        "num_hidden_layers": layers_of(config, "n_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": check_size(config, "n_kv_groups"),
+        "head_dim": check_size(config, "head_dim") if given else emb_dim // heads,
+        activation: "gelu_pytorch_tanh" if activation == "hidden_activation" else "silu",
+        "rms_norm_eps": eps,
+        "rope_theta": config.positive("rope_base"),
+        "tie_word_embeddings": False,
+    }
+    length = config.get("context_length")
+    return found if length is None else found | {"max_position_embeddings": check_size(config, "context_length")}

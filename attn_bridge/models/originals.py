@@ -1,0 +1,217 @@
+"""The configs that makers of models publish beside their own files, as `transformers` would write them.
+
+Meta's ``params.json`` (and Mistral's, which is like it), OpenAI's ``config.json`` of gpt-oss, and the book's dicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..weights.rows import Shape
+from . import book_models, layouts
+from .reading.model_config import ModelConfig
+from .reading.originals import check_keys, check_size, layers_of
+
+UNKNOWN_VOCABULARY = -1
+"""What Meta's files say where the tokenizer alone knew the size; `fitted` reads it off the weights."""
+
+
+def to_transformers(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the config of an original as `transformers` would write it; None where it is none that is known.
+
+    Args:
+        config: a ``params.json`` or ``config.json`` as a dict.
+
+    Raises:
+        TypeError: a value of it has the wrong type.
+        ValueError: it lacks a key, has one that is not known, or a value that does not fit.
+    """
+    if "model_type" in config:
+        return None
+    if "dim" in config and {"n_layers", "n_heads"} & config.keys():
+        return _meta(config)
+    if {"experts_per_token", "initial_context_length", "rope_ntk_alpha"} & config.keys():
+        return _openai(config)
+    return book_models.to_transformers(config)
+
+
+def fitted(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    """Return what `to_transformers` gave, with what the weights alone say: the vocabulary, and whether they are tied.
+
+    Args:
+        config: from `to_transformers`.
+        shapes: name -> shape of every tensor of the original.
+
+    Raises:
+        LayoutError: (a ValueError) the names or shapes fit no layout; `WeightsMismatchError` lists names.
+        ValueError: the width that Meta's formula gives is not that of the weights.
+    """
+    layout = layouts.detect(shapes, config["model_type"])
+    placements = layout.decode(shapes, layout.read_settings(config)).placements
+    table, head = placements.get("tok_emb.weight"), placements.get("out_head.weight")
+    found = dict(config)
+    if found["vocab_size"] == UNKNOWN_VOCABULARY and table is not None:
+        found["vocab_size"] = table.shape[0]
+    first = placements.get("trf_blocks.0.ff.fc1.weight")
+    if first is not None and first.shape[0] != config["intermediate_size"]:
+        raise ValueError(
+            f"feed-forward layers are {config['intermediate_size']} wide by the config, {first.shape[0]} by the weights"
+        )
+    return found | {"tie_word_embeddings": head is None or head == table}
+
+
+# ---- Meta's, and Mistral's
+
+_LLAMA_32 = {(2048, 16), (3072, 28)}
+"""Width and layers of Llama 3.2's text models.
+
+Their files say ``use_scaled_rope`` and no factor, as those of Llama 3.1 do; Meta's own code then takes 8 for both, but
+they were trained, and are published for `transformers`, with 32.
+"""
+
+_MISTRAL = ("head_dim", "hidden_dim", "sliding_window", "moe")
+_META = (
+    *("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of", "ffn_dim_multiplier", "norm_eps"),
+    *("rope_theta", "use_scaled_rope", "rope_scaling_factor", *_MISTRAL),
+)
+_OF_A_RUN = ("max_batch_size", "max_seq_len", "max_position_embeddings", "model_parallel_size")
+"""Keys of how a model was to be run, which do not change what it computes."""
+
+
+def _meta(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of Llama, Mistral or Mixtral for a ``params.json``."""
+    is_mistral = any(key in given for key in _MISTRAL)
+    theta = 1e6 if is_mistral and given.get("sliding_window") is None else 1e4  # each as its own code has it
+    config = ModelConfig(
+        {key: value for key, value in given.items() if value is not None},
+        "params.json",
+        {"vocab_size": UNKNOWN_VOCABULARY, "multiple_of": 256, "norm_eps": 1e-5, "rope_theta": theta},
+    )
+    check_keys(config, ("dim", "n_layers", "n_heads"), _META, _OF_A_RUN)
+    width, heads = check_size(config, "dim"), check_size(config, "n_heads")
+    if "head_dim" not in config and width % heads:
+        raise ValueError(f"dim ({width}) of params.json must be a multiple of n_heads ({heads})")
+    is_known = config.get("vocab_size") != UNKNOWN_VOCABULARY
+    found: dict[str, Any] = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": check_size(config, "vocab_size") if is_known else UNKNOWN_VOCABULARY,
+        "hidden_size": width,
+        "intermediate_size": _hidden_size(config, width),
+        "num_hidden_layers": layers_of(config, "n_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": check_size(config, "n_kv_heads") if "n_kv_heads" in config else heads,
+        "head_dim": check_size(config, "head_dim") if "head_dim" in config else width // heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.positive("norm_eps"),
+        "rope_theta": config.positive("rope_theta"),
+        "tie_word_embeddings": False,
+    }
+    if not is_mistral:
+        return {**found, "attention_bias": False, "mlp_bias": False, **_llama_context(config, width)}
+    window = check_size(config, "sliding_window") if "sliding_window" in config else None
+    config.refuse("use_scaled_rope", None, False)
+    found |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
+    found["max_position_embeddings"] = _positions(config, 32768)
+    return found if "moe" not in config else found | _experts(config)
+
+
+def _hidden_size(config: ModelConfig, width: int) -> int:
+    """Return the width of feed-forward layers: what Mistral's files say, or by Meta's formula."""
+    if "hidden_dim" in config:
+        return check_size(config, "hidden_dim")
+    multiple = check_size(config, "multiple_of")
+    factor = config.positive("ffn_dim_multiplier") if "ffn_dim_multiplier" in config else 1
+    if factor > 1024:
+        raise ValueError(f"ffn_dim_multiplier ({factor:g}) of params.json must be at most 1024")
+    hidden = int(factor * (8 * width // 3))
+    return max(1, -(-hidden // multiple)) * multiple
+
+
+def _llama_context(config: ModelConfig, width: int) -> dict[str, Any]:
+    """Return how far the positions of a Llama reach, and how they are scaled."""
+    if not config.flag("use_scaled_rope"):
+        return {"max_position_embeddings": _positions(config, 8192 if config.number("rope_theta") >= 5e5 else 4096)}
+    default = 32.0 if (width, config.integer("n_layers")) in _LLAMA_32 else 8.0
+    given = "rope_scaling_factor" in config
+    scaling = {
+        "rope_type": "llama3",
+        "factor": config.positive("rope_scaling_factor") if given else default,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    return {"max_position_embeddings": _positions(config, 131072), "rope_scaling": scaling}
+
+
+def _positions(config: ModelConfig, default: int) -> int:
+    known = "max_position_embeddings"
+    return check_size(config, known) if known in config else default
+
+
+def _experts(config: ModelConfig) -> dict[str, Any]:
+    """Return what makes a Mistral a Mixtral."""
+    experts = ModelConfig(config.mapping("moe"), "moe of params.json", {})
+    keys = ("num_experts", "num_experts_per_tok")
+    check_keys(experts, keys, keys)
+    return {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": check_size(experts, keys[0]),
+        "num_experts_per_tok": check_size(experts, keys[1]),
+    }
+
+
+# ---- OpenAI's
+
+_SIZES = (
+    *("num_hidden_layers", "num_experts", "experts_per_token", "vocab_size", "hidden_size", "intermediate_size"),
+    *("head_dim", "num_attention_heads", "num_key_value_heads"),
+)
+_GPT_OSS: dict[str, Any] = {
+    "swiglu_limit": 7.0,
+    "sliding_window": 128,
+    "initial_context_length": 4096,
+    "rope_theta": 150000.0,
+    "rope_scaling_factor": 32.0,
+    "rope_ntk_alpha": 1.0,
+    "rope_ntk_beta": 32.0,
+}
+"""What OpenAI's code takes where a file leaves it out."""
+
+
+def _openai(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of gpt-oss for OpenAI's ``config.json``."""
+    config = ModelConfig(given, "OpenAI's config.json", _GPT_OSS)
+    check_keys(config, _SIZES, (*_SIZES, *_GPT_OSS))
+    layers_of(config, "num_hidden_layers")
+    sizes = {key: check_size(config, key) for key in _SIZES}
+    context, factor = check_size(config, "initial_context_length"), config.positive("rope_scaling_factor")
+    found: dict[str, Any] = {
+        "model_type": "gpt_oss",
+        "architectures": ["GptOssForCausalLM"],
+        **{key: size for key, size in sizes.items() if "experts" not in key},
+        "num_local_experts": sizes["num_experts"],
+        "num_experts_per_tok": sizes["experts_per_token"],
+        "swiglu_limit": config.positive("swiglu_limit"),
+        "sliding_window": check_size(config, "sliding_window"),
+        "layer_types": [
+            "full_attention" if layer % 2 else "sliding_attention" for layer in range(sizes["num_hidden_layers"])
+        ],
+        "max_position_embeddings": int(context * max(factor, 1.0)),
+        "rope_theta": config.positive("rope_theta"),
+        "attention_bias": True,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    }
+    scaled = {
+        "rope_type": "yarn",
+        "factor": factor,
+        "beta_fast": config.positive("rope_ntk_beta"),
+        "beta_slow": config.positive("rope_ntk_alpha"),
+        "truncate": False,
+        "original_max_position_embeddings": context,
+    }
+    return {**found, "rope_scaling": scaled if factor > 1 else {"rope_type": "default"}}

@@ -1,0 +1,58 @@
+"""What readers of configs that are not of `transformers` share: keys that must be there, and sizes that can be."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from ...printable import printable
+from ..layout import MAX_SIZE
+from .decoders import MAX_LAYERS
+from .model_config import ModelConfig
+
+
+def check_keys(
+    config: ModelConfig, required: Iterable[str], known: Collection[str], idle: Collection[str] = ()
+) -> None:
+    """Check that a config holds what is required, and nothing that would change the numbers in an unknown way.
+
+    Args:
+        config: the config.
+        required: keys that must be there.
+        known: all keys that are read.
+        idle: keys that change no numbers.
+
+    Raises:
+        ValueError: a key is missing, or one that is not known says something.
+    """
+    missing = [key for key in required if config.get(key) is None]
+    if missing:
+        raise ValueError(f"{config.model_type} lacks {', '.join(missing)}")
+    for key, value in config.given.items():
+        if key not in known and key not in idle and value not in (None, False, 0, "", [], {}):
+            raise ValueError(f"{printable(key)} ({printable(value, 40)}) of {config.model_type} is not known")
+
+
+def check_size(config: ModelConfig, key: str) -> int:
+    """Return a size that a tensor can have.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is below 1 or above 2**31 - 1.
+    """
+    size = config.integer(key)
+    if size > MAX_SIZE:
+        raise ValueError(f"{key} ({size}) of {config.model_type} must be at most {MAX_SIZE}")
+    return size
+
+
+def layers_of(config: ModelConfig, key: str) -> int:
+    """Return the number of layers.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is below 1, or more than a model has.
+    """
+    layers = config.integer(key)
+    if layers > MAX_LAYERS:
+        raise ValueError(f"{key} ({layers}) of {config.model_type} must be at most {MAX_LAYERS}")
+    return layers
