@@ -75,6 +75,7 @@ class Plan:
         notes: what the user should know.
         settings: those that were given.
         checks: dropped source tensor -> whether its numbers are what the reason says of them.
+        scales: source tensor of quantised numbers -> that of their scales.
     """
 
     source: Path
@@ -90,6 +91,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     checks: dict[str, Check] = dataclasses.field(default_factory=dict)
+    scales: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -145,7 +147,7 @@ def make(
     """
     if not reader.tensors:
         raise CheckpointError(f"{reader.path} holds no tensor")
-    wide = _dtype(dtype)
+    wide = check_dtype(dtype)
     theirs = None
     if table is not None:
         ours, theirs = table
@@ -382,7 +384,8 @@ def _dense(shape: tuple[int, ...]) -> list[tuple[tuple[int, int], ...]]:
     return strides[::-1]
 
 
-def _dtype(dtype: str | None) -> str:
+def check_dtype(dtype: str | None) -> str:
+    """Return the whole name of a dtype that floating-point tensors can be cast to; "" for None."""
     wide = DTYPES.get(dtype or "", dtype or "")
     if wide and wide not in DTYPES.values():
         raise CheckpointError(f"dtype ({printable(dtype)}) must be one of {', '.join(DTYPES)}")
