@@ -102,6 +102,12 @@ class Reader(abc.ABC):
         """Read as many bytes as `into` has room for, from byte `start` of a tensor on, into memory that is there."""
         into[:] = self.read_range(name, start, start + len(into))
 
+    def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
+        """Read a matrix from element `start` of a tensor on, each row `step` elements behind the one before."""
+        width = into.itemsize
+        for number, row in enumerate(into):
+            self.read_into(name, (start + number * step) * width, row.view(np.uint8).data)
+
     def read(self, name: str) -> Array:
         """Return a whole tensor, C-contiguous."""
         info = self.tensors[name]

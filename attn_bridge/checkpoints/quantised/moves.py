@@ -46,8 +46,9 @@ def rounding_losses(reader: Dequantised, target: Target, start: int, stop: int) 
             continue
         for piece in pieces(move, start, stop):
             run, around = source_runs(piece)
-            for first in _firsts(piece.source_offset, around):
-                count += reader.changed(piece.source, first, first + run)
+            outer, (rows, between) = (around[:-1], around[-1][:2]) if around else ([], (1, run))
+            for first in _firsts(piece.source_offset, outer):
+                count += reader.changed(piece.source, first, between, rows, run)
     return count
 
 

@@ -128,18 +128,26 @@ class Dequantised(_Wrapped):
             found = np.frombuffer(into, self.dtype)
             self._fill(self.quantised[name], Numbers(self.dtype), start // width, found)
 
-    def changed(self, name: str, first: int, last: int) -> int:
-        """Return how many of the elements ``first:last`` of a quantised tensor rounding changes."""
+    def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
+        """Read a matrix, each row `step` elements behind the one before."""
+        if name not in self.quantised:
+            self._reader.read_rows(name, start, step, into)
+        else:
+            self._fill_rows(self.quantised[name], Numbers(self.dtype), start, step, into)
+
+    def changed(self, name: str, start: int, step: int, rows: int, run: int) -> int:
+        """Return how many elements of such a matrix, with rows of `run` elements, rounding changes."""
         one, numbers = self.quantised[name], Numbers(self.dtype, changed=True)
         if name not in self._exact:
             self._exact[name] = self._is_exact(one, numbers)
-        if self._exact[name]:
+        if self._exact[name] or not rows * run:
             return 0
-        count = 0
-        for start in range(first, last, TILE):
-            found = np.empty(min(last, start + TILE) - start, bool)
-            self._fill(one, numbers, start, found)
-            count += int(np.count_nonzero(found))
+        count, most = 0, max(1, TILE // run)
+        for row in range(0, rows, most):
+            for first in range(0, run, TILE):
+                found = np.empty((min(rows - row, most), min(run - first, TILE)), bool)
+                self._fill_rows(one, numbers, start + row * step + first, step, found)
+                count += int(np.count_nonzero(found))
         return count
 
     def _is_exact(self, one: QuantisedTensor, numbers: Numbers) -> bool:
@@ -158,34 +166,48 @@ class Dequantised(_Wrapped):
                 return False
         return True
 
+    def _fill_rows(self, one: QuantisedTensor, numbers: Numbers, start: int, step: int, into: Array) -> None:
+        """Make a matrix from element `start` in the order of the file on, each row `step` behind the one before."""
+        rows, run = into.shape
+        columns = one.file_shape[-1]
+        if rows > 1 and step and step % columns == 0 and start % columns + run <= columns:
+            first, jump = start // columns, step // columns
+            self._tiles(one, numbers, range(first, first + rows * jump, jump), start % columns, into)
+            return
+        for number in range(rows):
+            self._fill(one, numbers, start + number * step, into[number])
+
     def _fill(self, one: QuantisedTensor, numbers: Numbers, first: int, into: Array) -> None:
         """Make as many elements as there is room for, from element `first` in the order of the file on."""
         columns = one.file_shape[-1]
-        shape = math.prod(one.file_shape[:-1]), columns
-        make = self._mxfp4 if one.kind == MXFP4 else self._float8
         done = 0
-        for box in boxes(shape, first, first + into.size):
+        for box in boxes((math.prod(one.file_shape[:-1]), columns), first, first + into.size):
             rows, across = box if len(box) > 1 else (*box, slice(0, columns))
-            width = across.stop - across.start
-            size = (rows.stop - rows.start) * width
-            part = into[done : done + size].reshape(-1, width)
+            size = (rows.stop - rows.start) * (across.stop - across.start)
+            part = into[done : done + size].reshape(rows.stop - rows.start, -1)
+            self._tiles(one, numbers, range(rows.start, rows.stop), across.start, part)
             done += size
-            step = max(1, TILE // width)
-            for row in range(rows.start, rows.stop, step):
-                for column in range(across.start, across.stop, TILE):
-                    last, end = min(rows.stop, row + step), min(across.stop, column + TILE)
-                    where = np.s_[row - rows.start : last - rows.start, column - across.start : end - across.start]
-                    part[where] = make(one, numbers, row, last, column, end)
 
-    def _mxfp4(self, one: QuantisedTensor, numbers: Numbers, row: int, last: int, column: int, end: int) -> Array:
+    def _tiles(self, one: QuantisedTensor, numbers: Numbers, rows: range, column: int, into: Array) -> None:
+        """Make a rectangle, a tile at a time."""
+        make = self._mxfp4 if one.kind == MXFP4 else self._float8
+        width = into.shape[1]
+        most = max(1, TILE // max(width, 1))
+        for first in range(0, len(rows), most):
+            for left in range(0, width, TILE):
+                right = min(width, left + TILE)
+                found = make(one, numbers, rows[first : first + most], column + left, column + right)
+                into[first : first + most, left:right] = found
+
+    def _mxfp4(self, one: QuantisedTensor, numbers: Numbers, rows: range, column: int, end: int) -> Array:
         """Return a rectangle of numbers: each byte and its scale say both numbers of it, rounded before."""
         first, groups = column // GROUP, -(-end // GROUP) - column // GROUP
         size = one.file_shape[-1]
         half = GROUP // 2
-        codes = self._rectangle(one.numbers, size // 2, row, last, first * half, (first + groups) * half)
-        scales = self._rectangle(one.scales, size // GROUP, row, last, first, first + groups)
-        index = codes.reshape(last - row, groups, half) | scales.astype(np.uint16)[..., None] << 8
-        made = self._pairs_of(numbers)[index].view(numbers.result).reshape(last - row, groups * GROUP)
+        codes = self._rectangle(one.numbers, size // 2, rows, first * half, (first + groups) * half)
+        scales = self._rectangle(one.scales, size // GROUP, rows, first, first + groups)
+        index = codes.reshape(len(rows), groups, half) | scales.astype(np.uint16)[..., None] << 8
+        made = self._pairs_of(numbers)[index].view(numbers.result).reshape(len(rows), groups * GROUP)
         found: Array = made[:, column - first * GROUP : end - first * GROUP]
         return found
 
@@ -194,18 +216,18 @@ class Dequantised(_Wrapped):
             self._pairs[numbers] = numbers.of_pairs()
         return self._pairs[numbers]
 
-    def _float8(self, one: QuantisedTensor, numbers: Numbers, row: int, last: int, column: int, end: int) -> Array:
+    def _float8(self, one: QuantisedTensor, numbers: Numbers, rows: range, column: int, end: int) -> Array:
         """Return a rectangle of numbers: by a table for every block, or each by itself where there are many blocks."""
-        (high, wide), (rows, columns) = one.block, one.file_shape[-2:]
-        codes = self._rectangle(one.numbers, columns, row, last, column, end)
+        (high, wide), (height, columns) = one.block, one.file_shape[-2:]
+        codes = self._rectangle(one.numbers, columns, rows, column, end)
         info = self._reader.tensors[one.scales]
-        down, across = -(-rows // high), -(-columns // wide)
-        lines = np.arange(row, last)
-        lines = lines // rows * down + lines % rows // high
+        down, across = -(-height // high), -(-columns // wide)
+        lines = np.array(rows)
+        lines = lines // height * down + lines % height // high
         places = np.arange(column, end) // wide
         top, left, right = int(lines[0]), int(places[0]), int(places[-1]) + 1
         width = info.itemsize
-        raw = self._rectangle(one.scales, across * width, top, int(lines[-1]) + 1, left * width, right * width)
+        raw = self._rectangle(one.scales, across * width, range(top, int(lines[-1]) + 1), left * width, right * width)
         scales = np.ascontiguousarray(raw).view(numpy_dtype(info.dtype)).astype(np.float64)
         values = float8_values(one.kind)
         if scales.size * 256 > codes.size:
@@ -215,17 +237,13 @@ class Dequantised(_Wrapped):
         found: Array = tables[index]
         return found
 
-    def _rectangle(self, name: str, width: int, row: int, last: int, left: int, right: int) -> Array:
-        """Return bytes ``left:right`` of rows ``row:last`` of a tensor, whose rows have `width` bytes."""
-        own = right - left
-        if own == width:
-            data = self._reader.read_range(name, row * width, last * width)
-            return np.frombuffer(data, np.uint8).reshape(last - row, width)
-        if width <= SPARSE * own or last - row == 1:
-            data = self._reader.read_range(name, row * width + left, (last - 1) * width + right)
+    def _rectangle(self, name: str, width: int, rows: range, left: int, right: int) -> Array:
+        """Return bytes ``left:right`` of rows of a tensor, whose rows have `width` bytes."""
+        own, between = right - left, width * rows.step
+        if between <= SPARSE * own or len(rows) == 1:
+            data = self._reader.read_range(name, rows[0] * width + left, rows[-1] * width + right)
             flat = np.frombuffer(data, np.uint8)
-            return np.lib.stride_tricks.as_strided(flat, (last - row, own), (width, 1), writeable=False)
-        found = np.empty((last - row, own), np.uint8)
-        for number, at in enumerate(range(row, last)):
-            self._reader.read_into(name, at * width + left, found[number].data)
+            return np.lib.stride_tricks.as_strided(flat, (len(rows), own), (between, 1), writeable=False)
+        found = np.empty((len(rows), own), np.uint8)
+        self._reader.read_rows(name, rows[0] * width + left, between, found)
         return found
