@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from ..models import families
 from ..printable import printable
 from ..specs import as_json
 from ..specs.model import ModelConfig
-from . import containers
+from . import containers, quantised
 from .containers.base import CheckpointError
 from .planning import Plan
 
@@ -107,6 +108,13 @@ def _check_size(model: str, path: Path, found: Any) -> None:
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     with containers.open_reader(path.parent) as reader:
+        name = quantised.first_of(reader.tensors)
+        if name:
+            raise CheckpointError(
+                f"{path.parent} holds quantised weights ({printable(name)}), which a model does not run; "
+                f"attn-bridge convert {shlex.quote(str(path.parent))} DST --to same --dequantize makes a folder that "
+                "it can be loaded from"
+            )
         tensors = len(reader.tensors)
         held = sum(info.nbytes // info.itemsize for info in reader.tensors.values())
     sizes = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}

@@ -1,0 +1,471 @@
+"""Quantised originals to floating point: MXFP4 and float8 with scales, held against the formula in exact fractions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from attn_bridge import checkpoints
+from attn_bridge.checkpoints import containers
+from attn_bridge.checkpoints.containers.base import CheckpointError, TensorInfo
+from attn_bridge.checkpoints.quantised import Dequantised
+from attn_bridge.cli.app import run
+from attn_bridge.models.layouts import LayoutError
+
+from .test_convert import MEMORY, interrupted
+
+FORMATS = {"bf16": (8, -126, 127), "f16": (11, -14, 15), "f32": (24, -126, 127), "f64": (53, -1022, 1023)}
+"""Word -> bits of precision, smallest and largest exponent."""
+
+DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype("f2"), "f32": np.dtype("f4"), "f64": np.dtype("f8")}
+E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+STEM = "model.layers.0.mlp.experts.down_proj"
+U8, F4, E4M3 = np.uint8, np.float32, ml_dtypes.float8_e4m3fn
+E4M3_VALUES = np.arange(256, dtype=U8).view(E4M3).astype(np.float64)
+
+
+def write(path, arrays):
+    """Write arrays of NumPy to a file; the writer is the project's own."""
+    infos = [TensorInfo(name, array.dtype.name, array.shape) for name, array in arrays.items()]
+    writer = containers.make_writer("safetensors", path, infos, {"format": "pt"})
+    for name, array in arrays.items():
+        writer.write(name, array)
+    writer.finish()
+    return path
+
+
+def nearest(exact, word):
+    """Return the number of a format next to a fraction, ties to even."""
+    bits, low, high = FORMATS[word]
+    size = abs(exact)
+    if not size:
+        return 0.0
+    exponent = size.numerator.bit_length() - size.denominator.bit_length()
+    exponent -= size < Fraction(2) ** exponent
+    unit = Fraction(2) ** (max(exponent, low) - bits + 1)
+    found = round(size / unit) * unit  # ties to even
+    found = float("inf") if found >= Fraction(2) ** (high + 1) else float(found)
+    return -found if exact < 0 else found
+
+
+def product(value, scale, word):
+    """Return what a quantised number and its scale stand for, rounded once."""
+    value, scale = float(value), float(scale)
+    if not np.isfinite(value) or not np.isfinite(scale):
+        return value * scale
+    return np.copysign(nearest(Fraction(value) * Fraction(scale), word), value)
+
+
+def e2m1(code):
+    return -E2M1[code & 7] if code & 8 else np.float64(E2M1[code])
+
+
+def unpacked(blocks, scales, word):
+    """Return MXFP4 as (..., rows, columns), number by number."""
+    found = np.empty((*scales.shape, 32), DTYPES[word])
+    for index in np.ndindex(scales.shape):
+        scale = float("nan") if scales[index] == 255 else 2.0 ** (int(scales[index]) - 127)
+        for at, byte in enumerate(blocks[index]):
+            found[(*index, 2 * at)] = product(np.copysign(e2m1(byte & 15), -1 if byte & 8 else 1), scale, word)
+            found[(*index, 2 * at + 1)] = product(np.copysign(e2m1(byte >> 4), -1 if byte >> 4 & 8 else 1), scale, word)
+    return found.reshape(*scales.shape[:-1], -1)
+
+
+def same(one, two):
+    """Say whether two arrays have the same bits, but for those of NaN."""
+    width = f"u{one.dtype.itemsize}"
+    lost = np.isnan(one.astype(np.float64)) & np.isnan(two.astype(np.float64))
+    return one.dtype == two.dtype and one.shape == two.shape and ((one.view(width) == two.view(width)) | lost).all()
+
+
+def mxfp4(shape=(3, 5, 2, 16), seed=0, low=0, high=256):
+    random = np.random.default_rng(seed)
+    return random.integers(0, 256, shape, np.uint8), random.integers(low, high, shape[:-1]).astype(np.uint8)
+
+
+def float8(shape=(300, 200), block=(128, 128), kind="float8_e4m3fn", scale="float32", seed=0):
+    """Return numbers of all bit patterns, and scales of all sizes."""
+    random = np.random.default_rng(seed)
+    numbers = random.integers(0, 256, shape, np.uint8).view(getattr(ml_dtypes, kind))
+    grid = (*shape[:-2], *(-(-size // one) for size, one in zip(shape[-2:], block, strict=True)))
+    scales = np.exp(random.normal(-3, 3, grid)).astype(np.float32)
+    return numbers, scales.astype(getattr(ml_dtypes, scale, scale))
+
+
+def expanded(scales, shape, block):
+    """Return the scale of every element."""
+    across = scales.repeat(block[0], -2)[..., : shape[-2], :].repeat(block[1], -1)[..., : shape[-1]]
+    return np.broadcast_to(across, shape)
+
+
+def multiplied(numbers, scales, word):
+    pairs = zip(numbers.astype(np.float64).ravel(), scales.astype(np.float64).ravel(), strict=True)
+    return np.array([product(*pair, word) for pair in pairs]).astype(DTYPES[word]).reshape(numbers.shape)
+
+
+def converted(source, target, **more):
+    """Dequantise without another layout, verify, and return the tensors."""
+    checkpoints.convert(source, target, to_layout="same", dequantize=True, **more)
+    assert checkpoints.verify(source, target).passed
+    return checkpoints.read(target)
+
+
+@pytest.mark.parametrize("word", FORMATS)
+def test_mxfp4_is_the_formula_for_every_code_under_small_and_large_scales(tmp_path, word):
+    every = np.uint8([*range(9), *range(9, 247, 7), *range(247, 256)])
+    blocks = np.arange(256, dtype=np.uint8).reshape(16, 16)[None, None].repeat(len(every), 0)
+    scales = every.reshape(-1, 1, 1).repeat(16, -1)
+    theirs = write(tmp_path / "hf.safetensors", {f"{STEM}_blocks": blocks, f"{STEM}_scales": scales})
+    own = write(tmp_path / "o.safetensors", {"block.0.mlp.mlp2_weight.blocks": blocks,
+                                             "block.0.mlp.mlp2_weight.scales": scales})  # fmt: skip
+    wanted = unpacked(blocks, scales, word)
+    found = converted(theirs, tmp_path / "a.safetensors", dtype=word)
+    assert found.keys() == {STEM}
+    assert same(found[STEM], np.ascontiguousarray(wanted.swapaxes(1, 2)))
+    found = converted(own, tmp_path / "b.safetensors", dtype=word)
+    assert found.keys() == {"block.0.mlp.mlp2_weight"}
+    assert same(found["block.0.mlp.mlp2_weight"], wanted)
+    assert np.isnan(found["block.0.mlp.mlp2_weight"][-1].astype(np.float64)).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "block", "said"),
+    [
+        ((300, 200), (128, 128), None),
+        ((256, 128), (128, 128), {"weight_block_size": [128, 128]}),
+        ((70, 33), (64, 16), {"weight_block_size": [64, 16], "quant_method": "fp8"}),
+        ((3, 50, 40), (16, 32), {"weight_block_size": [16, 32]}),
+        ((9, 7), (1, 2), {"weight_block_size": [1, 2]}),
+        ((20, 30), (20, 30), {"weight_block_size": None}),
+    ],
+)
+@pytest.mark.parametrize(("word", "scale"), [("bf16", "float32"), ("f16", "bfloat16"), ("f32", "float8_e8m0fnu")])
+def test_float8_by_blocks_is_the_formula(tmp_path, shape, block, said, word, scale):
+    numbers, scales = float8(shape, block, scale=scale)
+    if said is not None:
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said}))
+    other = np.float64([[1.5, 2.5]])
+    source = write(tmp_path / "x.safetensors", {"a.weight": numbers, "a.weight_scale_inv": scales, "b.weight": other})
+    found = converted(source, tmp_path / "y.safetensors", dtype=word)
+    assert found.keys() == {"a.weight", "b.weight"}
+    assert found["b.weight"].dtype == DTYPES[word]
+    assert same(found["a.weight"], multiplied(numbers, expanded(scales, shape, block), word))
+
+
+@pytest.mark.parametrize(
+    ("grid", "block"), [((6, 1), (1, 40)), ((1, 40), (6, 1)), ((1, 1), (6, 40)), ((1,), (6, 40)), ((), (6, 40))]
+)
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
+def test_float8_by_rows_or_as_a_whole_is_the_formula(tmp_path, grid, block, kind):
+    numbers, scales = float8((6, 40), block, kind)
+    source = write(tmp_path / "x.safetensors", {"a.weight": numbers, "a.weight_scale": scales.reshape(grid)})
+    found = converted(source, tmp_path / "y.safetensors")
+    assert same(found["a.weight"], multiplied(numbers, expanded(scales, (6, 40), block), "bf16"))
+
+
+def test_the_product_is_rounded_once(tmp_path):
+    # A little above the middle of two bfloat16, and on it when rounded to float32 first.
+    middle = 1 + 2**-8
+    value, scale = next(
+        (float(value), scale)
+        for value in E4M3_VALUES[(E4M3_VALUES >= 1) & (E4M3_VALUES < 2)]
+        for near in [np.float32(middle / value)]
+        for scale in (near, np.nextafter(near, np.float32(2)))
+        if np.float32(value * float(scale)) == middle < value * float(scale)
+    )
+    numbers = np.full((4, 4), value).astype(ml_dtypes.float8_e4m3fn)
+    source = write(tmp_path / "x.safetensors", {"w": numbers, "w_scale_inv": np.full((1, 1), scale, np.float32)})
+    once, twice = (1 + 2**-7, 1.0)
+    assert nearest(Fraction(value) * Fraction(float(scale)), "bf16") == once
+    assert np.float32(value * float(scale)).astype(ml_dtypes.bfloat16) == twice
+    assert (converted(source, tmp_path / "y.safetensors")["w"] == once).all()
+
+
+def test_float8_keeps_the_signs_of_nan_and_zero_and_counts_what_float16_can_not_hold(tmp_path):
+    codes = np.uint8([[0x7F, 0xFF, 0x00, 0x80, 0x7E, 0x38]])
+    source = write(
+        tmp_path / "x.safetensors",
+        {"w": codes.view(ml_dtypes.float8_e4m3fn), "w_scale_inv": np.full((1, 1), 256, np.float32)},
+    )
+    result = checkpoints.convert(source, tmp_path / "y.safetensors", to_layout="same", dtype="f16", dequantize=True)
+    assert result.changed == {"w": 1}  # 448 x 256 is inf
+    assert checkpoints.read(tmp_path / "y.safetensors")["w"].view(np.uint16).tolist() == [
+        [0x7E00, 0xFE00, 0, 0x8000, 0x7C00, 0x5C00]
+    ]
+
+
+def test_what_rounding_changes_is_counted_element_by_element_in_whatever_order_it_is_read(tmp_path):
+    blocks, scales = mxfp4((3, 8, 2, 16), low=95, high=160)
+    numbers, factors = float8((40, 24), (16, 16))
+    source = write(
+        tmp_path / "x.safetensors",
+        {f"{STEM}_blocks": blocks, f"{STEM}_scales": scales, "w": numbers, "w_scale_inv": factors},
+    )
+    (tmp_path / "config.json").write_text('{"quantization_config": {"weight_block_size": [16, 16]}}')
+    exact = {
+        STEM: unpacked(blocks, scales, "f64"),
+        "w": numbers.astype(np.float64) * expanded(factors, (40, 24), (16, 16)).astype(np.float64),
+    }
+    with np.errstate(over="ignore"):
+        wanted = {
+            name: int(np.count_nonzero((one.astype(np.float16).astype(np.float64) != one) & ~np.isnan(one)))
+            for name, one in exact.items()
+        }
+    result = checkpoints.convert(source, tmp_path / "y.safetensors", to_layout="same", dtype="f16", dequantize=True)
+    assert result.changed == wanted
+    assert min(wanted.values()) > 20
+    exactly = checkpoints.convert(source, tmp_path / "z.safetensors", to_layout="same", dtype="f64", dequantize=True)
+    assert exactly.changed == {}
+
+
+class Spy(containers.Reader):
+    """A reader that adds up the bytes that are read of each tensor."""
+
+    format = "memory"
+
+    def __init__(self, path, arrays):
+        self.path, self.metadata, self.arrays = path, {}, arrays
+        self.tensors = {name: TensorInfo(name, array.dtype.name, array.shape) for name, array in arrays.items()}
+        self.bytes = dict.fromkeys(arrays, 0)
+
+    def files(self):
+        return []
+
+    def read_range(self, name, start, stop):
+        self.bytes[name] += stop - start
+        return np.ascontiguousarray(self.arrays[name]).reshape(-1).view(np.uint8)[start:stop].data
+
+
+def spied(tmp_path):
+    blocks, scales = mxfp4((2, 9, 3, 16))
+    numbers, factors = float8((2, 40, 50), (16, 8))
+    arrays = {f"{STEM}_blocks": blocks, f"{STEM}_scales": scales, "w": numbers, "w_scale_inv": factors}
+    spy = Spy(tmp_path, arrays)
+    made = Dequantised(spy, {"quantization_config": {"weight_block_size": [16, 8]}}, "bfloat16")
+    return spy, made
+
+
+def test_any_range_of_bytes_is_made_of_the_blocks_that_it_touches(tmp_path):
+    spy, made = spied(tmp_path)
+    random = np.random.default_rng(1)
+    for name in (f"{STEM}_blocks", "w"):
+        size = made.tensors[name].nbytes
+        whole = bytes(made.read_range(name, 0, size))
+        assert len(whole) == size
+        for _ in range(200):
+            start, stop = sorted(random.integers(0, size + 1, 2).tolist())
+            assert bytes(made.read_range(name, start, stop)) == whole[start:stop]
+            into = bytearray(stop - start)
+            made.read_into(name, start, memoryview(into))
+            assert into == whole[start:stop]
+        values = np.frombuffer(whole, np.uint16)
+        for _ in range(200):
+            rows, run, step = (int(random.integers(1, most)) for most in (9, 40, 220))
+            step = step if random.random() < 0.3 else made.tensors[name].shape[-1] * (1 + step % 3)
+            last = values.size - (rows - 1) * step - run
+            if last < 0:
+                continue
+            start = int(random.integers(0, last + 1))
+            into = np.empty((rows, run), np.uint16).view(ml_dtypes.bfloat16)
+            made.read_rows(name, start, step, into)
+            wanted = np.lib.stride_tricks.as_strided(values[start:], (rows, run), (2 * step, 2))
+            assert (into.view(np.uint16) == wanted).all()
+    spy.bytes = dict.fromkeys(spy.bytes, 0)
+    made.read_range(f"{STEM}_blocks", 2 * 96 + 70, 2 * 96 + 72)  # the fourth number of the second group of a row
+    assert spy.bytes == {f"{STEM}_blocks": 16, f"{STEM}_scales": 1, "w": 0, "w_scale_inv": 0}
+    with pytest.raises(CheckpointError, match="was asked for"):
+        made.read_range("w", 0, made.tensors["w"].nbytes + 1)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"a_blocks": np.zeros((1, 2, 1, 16), U8)}, r"a_blocks has no a_scales beside it"),
+        ({"a_scales": np.zeros((1, 2, 1), U8)}, r"a_scales has no a_blocks beside it"),
+        ({"a.blocks": np.zeros((1, 2, 1, 16), U8), "a_scales": np.zeros((1, 2, 1), U8)}, r"a.blocks has no a.scales"),
+        ({"a_blocks": np.zeros((1, 2, 1, 8), U8), "a_scales": np.zeros((1, 2, 1), U8)},
+         r"a_blocks must have the shape \(experts, rows, groups, 16\) to be MXFP4, got \(1, 2, 1, 8\)"),
+        ({"a_blocks": np.zeros((2, 1, 16), U8), "a_scales": np.zeros((2, 1), U8)}, r"a_blocks must have the shape"),
+        ({"a.blocks": np.zeros((1, 16), U8), "a.scales": np.zeros((1,), U8)}, r"a.blocks must have the shape"),
+        ({"a_blocks": np.zeros((1, 2, 1, 16), U8), "a_scales": np.zeros((1, 1, 2), U8)},
+         r"a_scales must have the shape \(1, 2, 1\) to go with a_blocks"),
+        ({"a_blocks": np.zeros((1, 2, 1, 16), np.int8), "a_scales": np.zeros((1, 2, 1), U8)}, "a_blocks must be uint8"),
+        ({"a_blocks": np.zeros((1, 2, 1, 16), U8), "a_scales": np.zeros((1, 2, 1), F4)}, r"a_scales must be uint8"),
+        ({"a_blocks": np.zeros((1, 2, 1, 16), U8), "a_scales": np.zeros((1, 2, 1), U8), "a": np.ones(3)},
+         r"both a and a_blocks are there"),
+        ({"w.weight": np.zeros((3, 3), E4M3)}, r"w.weight is float8_e4m3fn and has no w.weight_scale_inv"),
+        ({"w.weight_scale_inv": np.ones((1, 1), F4)}, r"w.weight_scale_inv is a scale without w.weight"),
+        ({"w.weight_scale": np.ones((1, 1), F4)}, r"w.weight_scale is a scale without w.weight"),
+        ({"w.weight": np.ones((3, 3), F4), "w.weight_scale_inv": np.ones((1, 1), F4)},
+         r"w.weight must be float8_e4m3fn or float8_e5m2 to go with w.weight_scale_inv, got float32"),
+        ({"w.weight": np.zeros((3, 3), ml_dtypes.float8_e4m3fnuz), "w.weight_scale_inv": np.ones((1, 1), F4)},
+         r"w.weight must be float8_e4m3fn or float8_e5m2"),
+        ({"w.weight": np.zeros((3, 3), E4M3), "w.weight_scale_inv": np.ones((2, 1), F4)},
+         r"w.weight_scale_inv must have the shape \(1, 1\) to go with w.weight \(3, 3\), one for each block of"),
+        ({"w.weight": np.zeros((300, 3), E4M3), "w.weight_scale_inv": np.ones((1, 1), F4)}, r"the shape \(3, 1\)"),
+        ({"w.weight": np.zeros((3, 3), E4M3), "w.weight_scale_inv": np.ones((1, 1), np.float64)},
+         r"w.weight_scale_inv must be one of float32, bfloat16, float16, float8_e8m0fnu, got float64"),
+        ({"w.weight": np.zeros((3, 2), E4M3), "w.weight_scale": np.ones((3,), F4)},
+         r"w.weight_scale must have the shape \(3, 1\)"),
+        ({"w.weight": np.zeros((4, 4), E4M3), "w.weight_scale": np.ones((2, 2), F4)}, r"weight_scale must have"),
+        ({"w.weight": np.zeros(3, E4M3), "w.weight_scale_inv": np.ones(1, F4)}, r"w.weight must have rows and columns"),
+        ({"w.weight": np.zeros((3, 3), E4M3), "w.weight_scale_inv": np.ones((1, 1), F4), "w.weight_scale": np.ones(1)},
+         r"w.weight has w.weight_scale_inv and w.weight_scale; how they go together"),
+        ({"w.weight": np.zeros((3, 3), E4M3), "w.weight_scale": np.ones(1, F4), "w.weight_zero_point": np.ones(1, U8)},
+         r"w.weight has w.weight_scale and w.weight_zero_point"),
+        ({"w.weight": np.ones((3, 3), F4)}, r"nothing of it is quantised in a way that is known"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused_in_one_line(tmp_path, capsys, arrays, message):
+    source = write(tmp_path / "x.safetensors", arrays)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        checkpoints.convert(source, tmp_path / "y.safetensors", to_layout="same", dequantize=True)
+    assert "\n" not in str(caught.value)
+    assert run(["convert", str(source), str(tmp_path / "y.npz"), "--to", "same", "--dequantize"]) == 2
+    assert [one.name for one in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"weight_block_size": [0, 128]}, "weight_block_size of config.json must be two whole numbers from 1 on"),
+        ({"weight_block_size": [128]}, "weight_block_size"),
+        ({"weight_block_size": [True, 128]}, "weight_block_size"),
+        ({"weight_block_size": [10**30, 128]}, "weight_block_size"),
+        ({"weight_block_size": "128"}, "weight_block_size"),
+        ({"weight_block_size": [2, 2]}, r"the shape \(2, 2\) to go with w"),
+        ("fp8", "quantization_config of config.json must be an object"),
+    ],
+)
+def test_a_config_that_says_no_blocks_is_refused(tmp_path, said, message):
+    source = write(tmp_path / "x.safetensors", {"w": np.zeros((3, 3), E4M3), "w_scale_inv": np.ones((1, 1), F4)})
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said}))
+    with pytest.raises(CheckpointError, match=message):
+        checkpoints.convert(source, tmp_path / "y.safetensors", to_layout="same", dequantize=True)
+
+
+def test_tensors_without_numbers_are_dequantised_too(tmp_path):
+    arrays = {
+        "a_blocks": np.zeros((0, 4, 2, 16), U8),
+        "a_scales": np.zeros((0, 4, 2), U8),
+        "b_blocks": np.zeros((2, 4, 0, 16), U8),
+        "b_scales": np.zeros((2, 4, 0), U8),
+        "w": np.zeros((0, 3), E4M3),
+        "w_scale_inv": np.zeros((0, 1), F4),
+    }
+    found = converted(write(tmp_path / "x.safetensors", arrays), tmp_path / "y.safetensors")
+    assert {name: array.shape for name, array in found.items()} == {"a": (0, 64, 4), "b": (2, 0, 4), "w": (0, 3)}
+
+
+def folder(path, layers=2):
+    """Write a quantised folder of many tensors and return it."""
+    path.mkdir()
+    arrays = {}
+    for i in range(layers):
+        blocks, scales = mxfp4((3, 64, 8, 16), seed=i, low=100, high=140)
+        numbers, factors = float8((200, 130), seed=i)
+        stem = STEM.replace("0", str(i))
+        arrays |= {f"{stem}_blocks": blocks, f"{stem}_scales": scales, f"w{i}.weight": numbers}
+        arrays |= {f"w{i}.weight_scale_inv": factors, f"n{i}.weight": np.float32([1.5, 0.1])}
+    write(path / "model.safetensors", arrays)
+    config = {"model_type": "own", "quantization_config": {"quant_method": "fp8"}, "hidden_size": 3}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_a_folder_says_what_was_read_and_written_and_is_verified(tmp_path, capsys):
+    source = folder(tmp_path / "hf")
+    target = tmp_path / "same"
+    assert run(["convert", str(source), str(target), "--to", "same", "--dequantize", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "2 tensors of MXFP4 become bfloat16" in shown
+    assert "float8_e4m3fn in blocks of 128 x 128 become" in shown
+    assert run(["convert", str(source), str(target), "--dequantize", "--to", "same", "--dry-run", "--json", "-"]) == 0
+    planned = {one["name"]: one["sources"] for one in json.loads(capsys.readouterr().out)["tensors"]}
+    assert planned[STEM] == [f"{STEM}_blocks", f"{STEM}_scales"]
+    assert planned["w1.weight"] == ["w1.weight", "w1.weight_scale_inv"]
+    assert run(["convert", str(source), str(target), "--to", "same", "--dequantize"]) == 0
+    assert run(["verify", str(source), str(target)]) == 0
+    found = checkpoints.read(target)
+    assert {array.dtype.name for array in found.values()} == {"bfloat16", "float32"}  # the norms stay as they are
+    assert json.loads((target / "config.json").read_text()) == {"model_type": "own", "hidden_size": 3}
+    said = json.loads((target / "attn-bridge.json").read_text())
+    originals = {name for name in checkpoints.read(source) if not name.startswith("n")}
+    assert said["source"]["quantised"].keys() == originals
+    assert said["tensors"].keys() == found.keys()
+    again = checkpoints.convert(source, tmp_path / "again", to_layout="same", dequantize=True).target
+    for file in target.iterdir():
+        assert (again / file.name).read_bytes() == file.read_bytes(), file.name
+    assert checkpoints.verify(source, target, dequantize=True).passed
+    arrays = checkpoints.read(source)
+    arrays["w1.weight_scale_inv"][-1, -1] *= 1 + 2**-20  # few numbers of that block are rounded to others
+    write(source / "model.safetensors", arrays)
+    broken = checkpoints.verify(source, target)
+    assert broken.problems["w1.weight_scale_inv"] == "has other bytes than when it was converted"
+
+
+def test_without_the_option_quantised_tensors_stay_and_layouts_name_it(tmp_path):
+    source = folder(tmp_path / "hf")
+    same_bytes = checkpoints.convert(source, tmp_path / "same", to_layout="same").target
+    assert "quantization_config" in (same_bytes / "config.json").read_text()
+    for name in (f"{STEM}_blocks", f"{STEM}_scales", "model.layers.0.self_attn.q_proj.weight_scale_inv"):
+        arrays = {"model.embed_tokens.weight": np.ones((3, 4), F4), name: np.zeros((1, 1, 1, 16), U8)}
+        arrays["model.layers.0.self_attn.sinks"] = np.ones(4, F4)
+        there = write(tmp_path / "x.safetensors", arrays)
+        with pytest.raises(LayoutError, match=r"--dequantize makes bfloat16 of"):
+            checkpoints.convert(there, tmp_path / "flax")
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_an_interrupted_run_goes_on(tmp_path, is_killed):
+    source = folder(tmp_path / "hf", 4)
+    options = {"to_layout": "same", "dequantize": True, "dtype": "f16"}
+    whole = checkpoints.convert(source, tmp_path / "whole", **options)
+    interrupted(source, tmp_path / "x", is_killed, **options)
+    assert not (tmp_path / "x").exists()
+    result = checkpoints.convert(source, tmp_path / "x", resume=True, **options)
+    assert result.resumed > 3
+    assert (result.changed, result.digests) == (whole.changed, whole.digests)
+    for file in whole.target.iterdir():
+        assert (tmp_path / "x" / file.name).read_bytes() == file.read_bytes()
+    assert checkpoints.verify(source, tmp_path / "x").passed
+
+
+def test_a_resumed_run_starts_again_where_the_blocks_have_another_size(tmp_path):
+    source = folder(tmp_path / "hf", 4)
+    interrupted(source, tmp_path / "x", to_layout="same", dequantize=True)
+    said = {"quantization_config": {"weight_block_size": [127, 128]}}  # as many blocks, and others
+    (source / "config.json").write_text(json.dumps(said))
+    result = checkpoints.convert(source, tmp_path / "x", to_layout="same", dequantize=True, resume=True)
+    assert "no interrupted run" in result.restart_reason
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
+@pytest.mark.parametrize("kind", ["mxfp4", "float8"])
+def test_memory_stays_within_bounds(tmp_path, kind):
+    size = 96 << 20
+    if kind == "mxfp4":
+        arrays = {"a_blocks": ("uint8", (6, 4096, 256, 16)), "a_scales": ("uint8", (6, 4096, 256))}
+    else:
+        arrays = {
+            "w": ("float8_e4m3fn", (size // 8192 * 2, 8192)),
+            "w_scale_inv": ("float32", (size // 8192 // 64, 64)),
+        }
+    source = tmp_path / "x.safetensors"
+    writer = containers.make_writer("safetensors", source, [TensorInfo(name, *one) for name, one in arrays.items()], {})
+    writer.finish()  # as large as it says, and a hole
+    code = MEMORY.replace("max_memory=", "to_layout='same', dequantize=True, max_memory=")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(source), str(tmp_path / "y.safetensors"), str(200 << 20)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert checkpoints.inspect(tmp_path / "y.safetensors").nbytes == 4 * size
+    assert int(done.stdout) * 1024 < (200 - 64) << 20
