@@ -98,10 +98,8 @@ MODELS = {"gpt-oss": (gpt_oss, official_gpt_oss), "deepseek-v3": (deepseek, offi
 def test_mxfp4_is_bit_for_bit_what_transformers_unpacks(tmp_path, word):
     blocks, _ = packed((4, 70, 96), 3)
     scales = torch.arange(4 * 70 * 3).remainder(255).to(torch.uint8).reshape(4, 70, 3)  # 255 is NaN, and not there
-    safetensors.torch.save_file({"a_blocks": blocks, "a_scales": scales}, tmp_path / "x.safetensors")
-    checkpoints.convert(
-        tmp_path / "x.safetensors", tmp_path / "y.safetensors", to_layout="same", dequantize=True, dtype=word
-    )
+    torch.save({"a_blocks": blocks, "a_scales": scales}, tmp_path / "x.pt")
+    checkpoints.convert(tmp_path / "x.pt", tmp_path / "y.safetensors", to_layout="same", dequantize=True, dtype=word)
     found = safetensors.torch.load_file(tmp_path / "y.safetensors")["a"]
     assert found.dtype == DTYPES[word]
     wanted = convert_moe_packed_tensors(blocks, scales, dtype=DTYPES[word])

@@ -33,6 +33,7 @@ def in_file_order(plan: Plan, reader: Dequantised) -> Plan:
         plan,
         targets=targets,
         ties=ties,  # type: ignore[arg-type]  # two moves and two names, as before
+        dropped={**plan.dropped, **reader.dropped},
         notes=(*plan.notes, *_notes(reader)),
         scales=scales,
     )

@@ -28,6 +28,12 @@ MAX_BLOCK = (1 << 31) - 1
 _CONFIGS = ("quantization_config", "compression_config")
 """Keys of a config.json that say how a model's weights are quantised."""
 
+TEXT = "text_config"
+"""Key of what a config.json of several models says of the one that reads text."""
+
+ACTIVATIONS = ("input_scale", "activation_scale", "input_scale_ub")
+"""How scales are named that go with a matrix's input."""
+
 ENDINGS = {("_blocks", "_scales"): True, (".blocks", ".scales"): False}
 """How MXFP4's two tensors are named, and whether the tensor they stand for has its last two axes swapped.
 
@@ -137,9 +143,22 @@ def first_of(names: Iterable[str]) -> str:
     return ""
 
 
+def of_activations(names: Iterable[str], quantised: Iterable[str]) -> dict[str, str]:
+    """Return the scales of what goes into quantised matrices, and why they have no place beside dequantised ones."""
+    stems = {name.removesuffix("weight") for name in quantised if name.endswith(".weight")}
+    return {
+        name: "a scale of activations, which nothing rounds to float8 any more"
+        for name in names
+        if any(name.endswith(one) and name.removesuffix(one) in stems for one in ACTIVATIONS)
+    }
+
+
 def unquantised(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json without what it says of quantised weights."""
-    return {key: value for key, value in config.items() if key not in _CONFIGS}
+    plain = {key: value for key, value in config.items() if key not in _CONFIGS}
+    return {
+        key: unquantised(value) if key == TEXT and isinstance(value, dict) else value for key, value in plain.items()
+    }
 
 
 def _is_float8(info: TensorInfo | None) -> bool:
@@ -212,7 +231,8 @@ def _float8(
 
 def _block_size(path: Path, config: Mapping[str, Any]) -> tuple[int, int] | str:
     """Return rows and columns of a block, (0, 0) for one scale for all, or why config.json does not say it."""
-    said: Any = next((config[key] for key in _CONFIGS if config.get(key) is not None), {})
+    places = [config, config[TEXT]] if isinstance(config.get(TEXT), dict) else [config]
+    said: Any = next((one[key] for one in places for key in _CONFIGS if one.get(key) is not None), {})
     if not isinstance(said, Mapping):
         return f"quantization_config of config.json must be an object, got {printable(repr(said), 40)}"
     if "weight_block_size" not in said:

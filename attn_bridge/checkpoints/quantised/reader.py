@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 
 from ...printable import printable
-from ..containers.base import Array, CheckpointError, Reader, TensorInfo, numpy_dtype
+from ..containers.base import SPARSE, Array, CheckpointError, Reader, TensorInfo, numpy_dtype
 from ..containers.files import boxes, check_range
 from .numbers import Numbers, float8_values
-from .pairs import GROUP, MXFP4, QuantisedTensor, find
+from .pairs import GROUP, MXFP4, QuantisedTensor, find, of_activations
 
 TILE = 1 << 18
 """Numbers that are made at a time; what it takes to make them stays in the caches."""
-
-SPARSE = 4
-"""A rectangle is read with what lies between its rows if that is at most this many times its own bytes."""
 
 
 class _Wrapped(Reader):
@@ -80,6 +77,7 @@ class Dequantised(_Wrapped):
         originals: the quantised checkpoint.
         quantised: name of numbers -> how they are quantised.
         headers: the same tensors by the names and shapes that layouts know.
+        dropped: name of what has no place beside them -> why.
 
     Raises:
         CheckpointError: what is quantised can't be dequantised, or nothing is.
@@ -92,6 +90,7 @@ class Dequantised(_Wrapped):
             one.numbers: one for one in find(reader.path, reader.tensors, config)
         }
         scales = {one.scales for one in self.quantised.values()}
+        self.dropped = of_activations(reader.tensors, self.quantised)
         self.tensors, headers = {}, {}
         for name, info in reader.tensors.items():
             one = self.quantised.get(name)
@@ -99,7 +98,9 @@ class Dequantised(_Wrapped):
                 self.tensors[name] = TensorInfo(name, dtype, one.file_shape, info.file)
                 headers[one.name] = TensorInfo(one.name, dtype, one.shape, info.file)
             elif name not in scales:
-                self.tensors[name] = headers[name] = info
+                self.tensors[name] = info
+                if name not in self.dropped:
+                    headers[name] = info
         self.headers = Headers(reader, headers)
         self.dtype = numpy_dtype(dtype)
         self._pairs: dict[Numbers, Array] = {}

@@ -350,6 +350,43 @@ def test_a_config_that_says_no_blocks_is_refused(tmp_path, said, message):
         checkpoints.convert(source, tmp_path / "y.safetensors", to_layout="same", dequantize=True)
 
 
+def test_the_block_size_of_a_model_within_a_model_is_found_and_left_out(tmp_path):
+    numbers, factors = float8((40, 24), (16, 8))
+    source = tmp_path / "hf"
+    source.mkdir()
+    write(source / "model.safetensors", {"w": numbers, "w_scale_inv": factors})
+    text = {"hidden_size": 3, "quantization_config": {"weight_block_size": [16, 8]}}
+    (source / "config.json").write_text(json.dumps({"model_type": "two", "text_config": text}))
+    found = converted(source, tmp_path / "x")
+    assert same(found["w"], multiplied(numbers, expanded(factors, (40, 24), (16, 8)), "bf16"))
+    said = json.loads((tmp_path / "x" / "config.json").read_text())
+    assert said == {"model_type": "two", "text_config": {"hidden_size": 3}}
+
+
+def test_scales_of_activations_are_kept_aside(tmp_path, capsys):
+    numbers, factors = float8((6, 40), (6, 40))
+    arrays = {"a.weight": numbers, "a.weight_scale": factors.reshape(1), "a.input_scale": np.float32([0.5])}
+    source = write(tmp_path / "x.safetensors", {**arrays, "b.input_scale": np.float32([2])})
+    assert run(["convert", str(source), str(tmp_path / "y"), "--to", "same", "--dequantize"]) == 0
+    assert "kept aside: a.input_scale: a scale of activations" in capsys.readouterr().out
+    assert checkpoints.read(tmp_path / "y").keys() == {"a.weight", "b.input_scale"}
+    assert checkpoints.verify(source, tmp_path / "y").passed
+    kept = checkpoints.open(tmp_path / "y" / "attn-bridge.kept", format="safetensors")
+    assert [array.tolist() for array in kept.values()] == [[0.5]]
+
+
+def test_numbers_that_lie_in_turn_are_read_many_at_a_time(tmp_path):
+    values = np.arange(6000, dtype=np.uint16)
+    spy = Spy(tmp_path, {"x": values})
+    reads = []
+    spy.read_range = lambda name, start, stop: reads.append(stop - start) or values.view(np.uint8)[start:stop].data
+    for rows, run_, step, start in ((2000, 1, 3, 1), (7, 5, 5, 2), (3, 4, 900, 11), (1, 6, 0, 4), (2, 3, 1, 0)):
+        into = np.empty((rows, run_), np.uint16)
+        spy.read_rows("x", start, step, into)
+        assert (into == start + step * np.arange(rows)[:, None] + np.arange(run_)).all()
+    assert len(reads) == 1 + 1 + 3 + 1 + 2
+
+
 def test_tensors_without_numbers_are_dequantised_too(tmp_path):
     arrays = {
         "a_blocks": np.zeros((0, 4, 2, 16), U8),
