@@ -70,7 +70,7 @@ def convert(
     settings: Settings = None,
     dequantize: Annotated[
         bool,
-        typer.Option("--dequantize", help="Make MXFP4 and float8 with scales --dtype (bf16), rounding once."),
+        typer.Option("--dequantize", help="Make floating point of MXFP4 and of float8 with scales: --dtype, or bf16."),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, from headers alone; write nothing.")

@@ -19,6 +19,10 @@ TILE = 1 << 18
 """Numbers that are made at a time; what it takes to make them stays in the caches."""
 
 
+FAR = 16
+"""Rows of a tile that lie further apart than this are fewer: what is read of the scales has those between them."""
+
+
 class _Wrapped(Reader):
     """What another reader is, but for its tensors."""
 
@@ -193,7 +197,7 @@ class Dequantised(_Wrapped):
         """Make a rectangle, a tile at a time."""
         make = self._mxfp4 if one.kind == MXFP4 else self._float8
         width = into.shape[1]
-        most = max(1, TILE // max(width, 1))
+        most = max(1, TILE // max(width, rows.step // FAR, 1))
         for first in range(0, len(rows), most):
             for left in range(0, width, TILE):
                 right = min(width, left + TILE)
