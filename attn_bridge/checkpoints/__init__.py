@@ -157,11 +157,13 @@ def plan(
     rules: PathLike | None = None,
     dtype: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    dequantize: bool = False,
 ) -> Plan:
     """Return what `convert` would do with the same arguments, from headers alone."""
     from . import containers, manifest
 
-    with containers.open_reader(Path(source)) as reader:
+    with containers.open_reader(Path(source)) as opened:
+        reader = _dequantised(opened, dtype) if dequantize else opened
         before = manifest.of(reader, Path(source))
         return _plan(reader, before, Path(target), from_layout, to_layout, format, rules, dtype, settings)
 
@@ -176,6 +178,7 @@ def convert(
     rules: PathLike | None = None,
     dtype: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    dequantize: bool = False,
     resume: bool = False,
     overwrite: bool = False,
     max_memory: int | None = None,
@@ -195,6 +198,7 @@ def convert(
         rules: a TOML file of a user's own rules, in place of the layouts.
         dtype: cast floating-point tensors: ``bf16``, ``f16``, ``f32`` or ``f64``; None never casts.
         settings: what names and shapes don't tell, such as ``{"num_heads": 12}``; ``config.json`` may say it, too.
+        dequantize: make floating point of MXFP4 and of float8 with scales: `dtype`, or bfloat16 where that is None.
         resume: go on where an interrupted run stopped.
         overwrite: replace an existing target.
         max_memory: bytes of memory to stay within; None takes about three times the largest tensor.
@@ -210,7 +214,8 @@ def convert(
     from . import configs, containers, execution, manifest
 
     target = Path(target)
-    with containers.open_reader(Path(source)) as reader:
+    with containers.open_reader(Path(source)) as opened:
+        reader = _dequantised(opened, dtype) if dequantize else opened
         before = manifest.of(reader, Path(source))
         planned = _plan(reader, before, target, from_layout, to_layout, format, rules, dtype, settings)
         kind = containers.format_of(target, format)
@@ -236,6 +241,7 @@ def verify(
     to_layout: str | None = None,
     rules: PathLike | None = None,
     settings: Mapping[str, Any] | None = None,
+    dequantize: bool = False,
     max_memory: int | None = None,
     progress: Progress | None = None,
 ) -> Verification:
@@ -248,6 +254,7 @@ def verify(
         to_layout: layout of the target; None is what the manifest says, or detected.
         rules: the rules file it was converted with.
         settings: the settings it was converted with.
+        dequantize: whether the source was dequantised; where there is a manifest, that says so.
         max_memory: bytes of memory to stay within.
         progress: called with the bytes done, all bytes, and the tensor at hand.
 
@@ -276,13 +283,24 @@ def verify(
                 settings = {**known.source.get("settings", {}), **(settings or {})} if to_layout != "same" else settings
             elif rules is None and to_layout is None:
                 to_layout = layouts.detect(there.tensors, configs.beside(there.path).get("model_type")).name
-            with containers.open_reader(Path(source)) as reader:
-                before = manifest.of(reader, Path(source))
+            with containers.open_reader(Path(source)) as opened:
                 dtype = known.dtype if known is not None and known.dtype else None
+                if known is not None and known.source.get("quantised"):
+                    dequantize = True
+                    problems |= verification.by_originals(opened, known)
+                reader = _dequantised(opened, dtype) if dequantize else opened
+                before = manifest.of(reader, Path(source))
                 planned = _plan(reader, before, target, from_layout, to_layout, there.format, rules, dtype, settings)
                 found = verification.by_source(planned, reader, before, there, max_memory, progress)
             problems = {**found, **problems}
     return verification.Verification(not problems, len(there.tensors), problems, known is not None, source is not None)
+
+
+def _dequantised(reader: Reader, dtype: str | None) -> Reader:
+    """Return a quantised checkpoint as one of floating point."""
+    from . import configs, planning, quantised
+
+    return quantised.Dequantised(reader, configs.beside(reader.path), planning.check_dtype(dtype) or "bfloat16")
 
 
 def _plan(
@@ -297,17 +315,18 @@ def _plan(
     settings: Mapping[str, Any] | None,
 ) -> Plan:
     from ..models import rules_file
-    from . import configs, containers, planning
+    from . import configs, containers, planning, quantised
 
     kind = containers.format_of(target, format)
+    headers = reader.headers if isinstance(reader, quantised.Dequantised) else reader
     table = None
     if rules is not None:
         direction = rules_file.direction(from_layout, to_layout)
         own = before.layout if before is not None else ""
-        table = rules_file.read(Path(rules), reader.tensors, own, direction)
+        table = rules_file.read(Path(rules), headers.tensors, own, direction)
         from_layout = to_layout = None
-    return planning.make(
-        reader,
+    made = planning.make(
+        headers,
         source_layout=from_layout,
         target_layout=to_layout,
         target_format=kind,
@@ -318,3 +337,4 @@ def _plan(
         table=table,
         manifest=before,
     )
+    return quantised.in_file_order(made, reader) if isinstance(reader, quantised.Dequantised) else made

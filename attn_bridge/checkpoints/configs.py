@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from ..printable import printable
 from ..specs import as_json
 from ..specs.model import ModelConfig, Shape
 from ..weights import WeightsMismatchError
-from . import containers
+from . import containers, quantised
 from .containers.base import CheckpointError, TensorInfo
 
 CONFIG = "config.json"
@@ -120,6 +121,13 @@ def _check_size(model: str, path: Path, found: Any) -> None:
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     with containers.open_reader(path.parent) as reader:
+        name = quantised.first_of(reader.tensors)
+        if name:
+            raise CheckpointError(
+                f"{path.parent} holds quantised weights ({printable(name)}), which a model does not run; "
+                f"attn-bridge convert {shlex.quote(str(path.parent))} DST --to same --dequantize makes a folder that "
+                "it can be loaded from"
+            )
         tensors = len(reader.tensors)
         held = sum(info.nbytes // info.itemsize for info in reader.tensors.values())
     sizes = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
@@ -211,8 +219,6 @@ KEPT = (
 )
 """Keys that say nothing about what a decoder computes, which go along when its config is written anew."""
 
-QUANTISED = "quantization_config"
-
 
 def as_transformers(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Mapping[str, Any] | None:
     """Return the config of an original as `transformers` would have it, one of theirs as it is; None: neither.
@@ -260,7 +266,7 @@ def of_target(
         is_decoder = known is not None and known.block is not None
         if theirs is not config or (is_decoder and not kinds & set(layout.model_types)):
             return _with_kept(families.write_config(families.find_decoder(theirs), layout), theirs)
-        found = {key: value for key, value in theirs.items() if key != QUANTISED}
+        found = quantised.unquantised(theirs)
         return None if found == config else found
     except (TypeError, ValueError, RecursionError) as error:
         if not is_needed:

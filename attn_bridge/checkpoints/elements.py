@@ -108,11 +108,12 @@ class Elements:
         run, around = source_runs(piece)
         inside = sorted((axis for axis in piece.axes if axis not in around), key=lambda axis: -axis[1])
         source = self._room(piece.size, into.dtype)
+        outer, (rows, between) = (around[:-1], around[-1][:2]) if around else ([], (1, run))
         position = 0
-        for index in np.ndindex(*(size for size, _, _ in around)):
-            here = first + sum(at * axis[1] for at, axis in zip(index, around, strict=True))
-            _read_into(reader, piece.source, here, source[position : position + run])
-            position += run
+        for index in np.ndindex(*(size for size, _, _ in outer)):
+            here = first + sum(at * axis[1] for at, axis in zip(index, outer, strict=True))
+            reader.read_rows(piece.source, here, between, source[position : position + rows * run].reshape(rows, run))
+            position += rows * run
         step, dense = 1, []
         for size, _, there in reversed([*around, *inside]):
             dense.append((size, step, there))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..printable import printable
-from . import configs, containers, manifest
+from . import configs, containers, manifest, quantised
 from . import digests as digests_of
 from .containers.base import CheckpointError, Reader, TensorInfo, Writer, numpy_dtype
 from .elements import Elements
@@ -113,7 +113,7 @@ def carry_out(
                 elif done:
                     done = _intact(payload, infos, done, target_format)
                     restart_reason = "" if done else "nothing of what was written is intact"
-                digests, changed = _write(plan, elements, writer, staging, done, budget, progress)
+                digests, changed = _write(plan, reader, elements, writer, staging, done, budget, progress)
                 changed |= {name: count for name, count in counts.items() if name in done}
                 if _stamps(reader) != files:
                     raise CheckpointError(f"{reader.path} changed while it was read; convert it again")
@@ -130,6 +130,7 @@ def carry_out(
 
 def _write(
     plan: Plan,
+    reader: Reader,
     elements: Elements,
     writer: Writer,
     staging: Path,
@@ -147,7 +148,10 @@ def _write(
 
     def read(target: Target, start: int, stop: int) -> tuple[Any, int]:
         place = writer.place(target.info.name, start * target.info.itemsize)
-        return elements.read(target, start, stop, place=place)
+        array, count = elements.read(target, start, stop, place=place)
+        if isinstance(reader, quantised.Dequantised):
+            count += quantised.rounding_losses(reader, target, start, stop)
+        return array, count
 
     now = next(chunks, None)
     for one in plan.targets:
@@ -324,11 +328,28 @@ def _accompany(
         one.info.name: {"dtype": one.info.dtype, "shape": list(one.info.shape), digests_of.KEY: digests[one.info.name]}
         for one in plan.targets
     }
-    made_of = {"layout": plan.source_layout, "format": plan.source_format, "settings": plan.settings}
+    made_of: dict[str, Any] = {
+        "layout": plan.source_layout,
+        "format": plan.source_format,
+        "settings": plan.settings,
+        **({"quantised": _digests_of_originals(reader)} if isinstance(reader, quantised.Dequantised) else {}),
+    }
     text = manifest.text(plan.target_layout, plan.dtype, made_of, tensors, plan.restore, kept_digests)
     put(where, text.encode("ascii"))
     if config is not None:
         put(payload / configs.CONFIG, config)
+
+
+def _digests_of_originals(reader: quantised.Dequantised) -> dict[str, dict[str, Any]]:
+    """Return the quantised tensors that were read, as a manifest has them."""
+    names = [name for one in reader.quantised.values() for name in (one.numbers, one.scales)]
+    infos = [reader.originals.tensors[name] for name in names]
+    return {
+        info.name: {
+            "dtype": info.dtype, "shape": list(info.shape), digests_of.KEY: digest_of(reader.originals, info.name)
+        }
+        for info in infos
+    }  # fmt: skip
 
 
 def _config_beside(plan: Plan, reader: Reader, config: Mapping[str, Any] | None) -> bytes | None:
@@ -337,4 +358,15 @@ def _config_beside(plan: Plan, reader: Reader, config: Mapping[str, Any] | None)
     if found is not None:
         return (json.dumps(found, indent=2, sort_keys=True) + "\n").encode("ascii") if found else None
     own = reader.path / configs.CONFIG
-    return own.read_bytes() if reader.path.is_dir() and own.is_file() else None
+    data = own.read_bytes() if reader.path.is_dir() and own.is_file() else None
+    return data if data is None or not plan.scales else _unquantised(data)
+
+
+def _unquantised(data: bytes) -> bytes:
+    """Return a config.json without what it says of quantisation."""
+    try:
+        config = json.loads(data)
+    except (ValueError, RecursionError):
+        return data
+    plain = quantised.unquantised(config) if isinstance(config, dict) else config
+    return data if plain == config else (json.dumps(plain, indent=2, sort_keys=True) + "\n").encode("ascii")

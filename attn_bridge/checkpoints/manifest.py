@@ -23,7 +23,8 @@ class Manifest:
     Attributes:
         layout: layout of the checkpoint it stands beside.
         dtype: what its conversion cast to; "" is nothing.
-        source: ``{"layout", "format", "settings"}`` of what it was made of, and how.
+        source: ``{"layout", "format", "settings"}`` of what it was made of, and how; ``quantised`` where it was
+            dequantised: name -> ``{"dtype", "shape", "blake3"}`` of what was read.
         tensors: name -> ``{"dtype", "shape", "blake3"}``.
         restore: layout -> what leads back to it.
         kept: what its conversion dropped from the source, if anything.
@@ -112,7 +113,10 @@ def read(checkpoint: Path) -> Manifest | None:
                 raise ValueError(f"{name} is malformed")
         if not isinstance(fields["source"].get("settings", {}), dict):
             raise ValueError("source is malformed")
-        for one in fields["tensors"].values():
+        originals = fields["source"].get("quantised", {})
+        if not isinstance(originals, dict):
+            raise ValueError("source is malformed")
+        for one in (*fields["tensors"].values(), *originals.values()):
             if not isinstance(one, dict) or not isinstance(one.get(KEY), str):
                 raise ValueError("tensors is malformed")
         if not all(_leads_back(one) for one in fields["restore"].values()):

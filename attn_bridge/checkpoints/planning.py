@@ -76,6 +76,7 @@ class Plan:
         settings: those that were given.
         checks: dropped source tensor -> whether its numbers are what the reason says of them.
         config: what a folder has as config.json in place of the source's; {} is none, None the source's own.
+        scales: source tensor of quantised numbers -> that of their scales.
     """
 
     source: Path
@@ -92,6 +93,7 @@ class Plan:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     checks: dict[str, Check] = dataclasses.field(default_factory=dict)
     config: dict[str, Any] | None = None
+    scales: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -147,7 +149,7 @@ def make(
     """
     if not reader.tensors:
         raise CheckpointError(f"{reader.path} holds no tensor")
-    wide = _dtype(dtype)
+    wide = check_dtype(dtype)
     theirs = None
     if table is not None:
         ours, theirs = table
@@ -416,7 +418,8 @@ def _dense(shape: tuple[int, ...]) -> list[tuple[tuple[int, int], ...]]:
     return strides[::-1]
 
 
-def _dtype(dtype: str | None) -> str:
+def check_dtype(dtype: str | None) -> str:
+    """Return the whole name of a dtype that floating-point tensors can be cast to; "" for None."""
     wide = DTYPES.get(dtype or "", dtype or "")
     if wide and wide not in DTYPES.values():
         raise CheckpointError(f"dtype ({printable(dtype)}) must be one of {', '.join(DTYPES)}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -39,8 +40,22 @@ class Verification:
 def by_digests(reader: Reader, manifest: Manifest, progress: Progress) -> dict[str, str]:
     """Hold every tensor against its digest; return name -> what is wrong."""
     problems = {name: "is not in the manifest" for name in reader.tensors if name not in manifest.tensors}
+    problems |= _held_against(reader, manifest.tensors, "was written", progress)
+    return problems | {f"{name} (kept aside)": problem for name, problem in kept_problems(manifest).items()}
+
+
+def by_originals(reader: Reader, manifest: Manifest) -> dict[str, str]:
+    """Hold the quantised tensors of a source against what was read of them; return name -> what is wrong."""
+    return _held_against(reader, manifest.source.get("quantised", {}), "was converted", lambda done, total, name: None)
+
+
+def _held_against(
+    reader: Reader, tensors: Mapping[str, Mapping[str, Any]], event: str, progress: Progress
+) -> dict[str, str]:
+    """Hold a manifest's tensors against a checkpoint's."""
+    problems = {}
     total, done = sum(info.nbytes for info in reader.tensors.values()), 0
-    for name, known in manifest.tensors.items():
+    for name, known in tensors.items():
         info = reader.tensors.get(name)
         if info is None:
             problems[name] = "is in the manifest and not in the checkpoint"
@@ -50,12 +65,12 @@ def by_digests(reader: Reader, manifest: Manifest, progress: Progress) -> dict[s
         else:
             try:
                 if digest_of(reader, name) != known[KEY]:
-                    problems[name] = "has other bytes than when it was written"
+                    problems[name] = f"has other bytes than when it {event}"
             except CheckpointError as error:
                 problems[name] = f"can't be read: {error}"
         done += info.nbytes
         progress(done, total, name)
-    return problems | {f"{name} (kept aside)": problem for name, problem in kept_problems(manifest).items()}
+    return problems
 
 
 def by_source(

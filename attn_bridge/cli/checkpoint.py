@@ -18,7 +18,7 @@ from .output import check_writable, write_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..checkpoints.planning import Plan
+    from ..checkpoints.planning import Plan, Target
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -68,6 +68,10 @@ def convert(
         str | None, typer.Option(help="Cast floating-point tensors: bf16, f16, f32, f64; default: never.")
     ] = None,
     settings: Settings = None,
+    dequantize: Annotated[
+        bool,
+        typer.Option("--dequantize", help="Make floating point of MXFP4 and of float8 with scales: --dtype, or bf16."),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, from headers alone; write nothing.")
     ] = False,
@@ -96,6 +100,7 @@ def convert(
     given = parse_settings(settings or [])
     memory = None if max_memory is None else parse_size(max_memory)
     layouts: dict[str, Any] = {"from_layout": from_layout, "to_layout": to_layout, "format": format, "rules": rules}
+    layouts["dequantize"] = dequantize
     planned = checkpoints.plan(source, target, **layouts, dtype=dtype, settings=given)
     console = _console()
     if json_file != "-":
@@ -217,6 +222,9 @@ def verify(
     ] = None,
     rules: Rules = None,
     settings: Settings = None,
+    dequantize: Annotated[
+        bool, typer.Option("--dequantize", help="SRC was dequantised; default: as the manifest says.")
+    ] = False,
     max_memory: Memory = None,
     json_file: Json = None,
 ) -> int:
@@ -241,6 +249,7 @@ def verify(
             to_layout=to_layout,
             rules=rules,
             settings=parse_settings(settings or []),
+            dequantize=dequantize,
             max_memory=memory,
             progress=advance,
         )
@@ -330,7 +339,7 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
                 "shape": list(one.info.shape),
                 "file": one.info.file,
                 "operation": one.operation,
-                "sources": one.sources,
+                "sources": _sources(plan, one),
                 "bytes": one.info.nbytes,
             }
             for one in plan.targets
@@ -342,6 +351,11 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _sources(plan: Plan, target: Target) -> list[str]:
+    """Return what a target is made of, scales of quantised numbers among it."""
+    return [one for name in target.sources for one in (name, plan.scales.get(name, "")) if one]
+
+
 def _print_plan(plan: Plan, console: Console) -> None:
     from rich.table import Table
 
@@ -350,7 +364,7 @@ def _print_plan(plan: Plan, console: Console) -> None:
         table.add_column(title, justify="right" if title == "bytes" else "left", overflow="fold")
     for one in plan.targets:
         shape = " x ".join(map(str, one.info.shape)) or "scalar"
-        sources = ", ".join(one.sources)
+        sources = ", ".join(_sources(plan, one))
         table.add_row(
             one.info.name, one.info.dtype, shape, _size(one.info.nbytes), one.operation, sources, one.info.file
         )

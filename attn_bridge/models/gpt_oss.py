@@ -140,7 +140,7 @@ FAMILIES = (
 )
 
 
-MXFP4 = "experts in MXFP4, which can't be rearranged; attn-bridge convert --dequantize makes them bfloat16 first"
+MXFP4 = "experts in MXFP4, which can't be rearranged; --dequantize makes bfloat16 of them"
 """Why experts as they are published are refused."""
 
 _THEIRS, _EXPERT = f"{LAYER}mlp.experts.", f"{OURS}ff.experts.{{j}}."

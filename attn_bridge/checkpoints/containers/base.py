@@ -30,6 +30,9 @@ MAX_HEADER = 100_000_000
 """Bytes of a header, an index or a pickle beyond which it is refused unread."""
 
 
+SPARSE, SPAN = 4, 1 << 20
+"""How many times their own bytes rows of a matrix are read with what lies between them; and bytes at a time, then."""
+
 ORBAX_METADATA = "_METADATA"
 """File of a folder of Orbax that says what is in it."""
 
@@ -101,6 +104,21 @@ class Reader(abc.ABC):
     def read_into(self, name: str, start: int, into: memoryview) -> None:
         """Read as many bytes as `into` has room for, from byte `start` of a tensor on, into memory that is there."""
         into[:] = self.read_range(name, start, start + len(into))
+
+    def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
+        """Read a matrix from element `start` of a tensor on, each row `step` elements behind the one before."""
+        width, (rows, run) = into.itemsize, into.shape
+        if not 0 < run <= step <= SPARSE * run:
+            for number, row in enumerate(into):
+                self.read_into(name, (start + number * step) * width, row.view(np.uint8).data)
+            return
+        most = max(1, SPAN // (step * width))
+        for first in range(0, rows, most):  # with what lies between: rows may be single numbers
+            part = into[first : first + most]
+            begin = start + first * step
+            data = self.read_range(name, begin * width, (begin + (len(part) - 1) * step + run) * width)
+            between = np.frombuffer(data, into.dtype)
+            part[...] = np.lib.stride_tricks.as_strided(between, part.shape, (step * width, width), writeable=False)
 
     def read(self, name: str) -> Array:
         """Return a whole tensor, C-contiguous."""

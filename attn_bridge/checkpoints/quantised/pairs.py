@@ -1,0 +1,253 @@
+"""Which tensors of a checkpoint are quantised numbers, which are their scales, and how the two go together."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...printable import printable
+from ..containers.base import TensorInfo
+from ..containers.files import bad
+
+MXFP4 = "MXFP4"
+GROUP = 32
+"""Numbers that share a scale in MXFP4; two of them are in a byte."""
+
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+SCALES = ("float32", "bfloat16", "float16", "float8_e8m0fnu")
+"""Dtypes of the scales of float8: with all of them the product is exact in float64."""
+
+BLOCK = (128, 128)
+"""What one scale is for where no config.json says it, in DeepSeek's files and in `transformers`."""
+
+MAX_BLOCK = (1 << 31) - 1
+
+_CONFIGS = ("quantization_config", "compression_config")
+"""Keys of a config.json that say how a model's weights are quantised."""
+
+TEXT = "text_config"
+"""Key of what a config.json of several models says of the one that reads text."""
+
+ACTIVATIONS = ("input_scale", "activation_scale", "input_scale_ub")
+"""How scales are named that go with a matrix's input."""
+
+ENDINGS = {("_blocks", "_scales"): True, (".blocks", ".scales"): False}
+"""How MXFP4's two tensors are named, and whether the tensor they stand for has its last two axes swapped.
+
+The first are those of `transformers`, whose parameter is (experts, in, out); the second are OpenAI's own.
+"""
+
+BY_BLOCK, BY_ROW = "_scale_inv", "_scale"
+"""What the name of float8's scales has behind that of the numbers; both are factors, in spite of the first name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantisedTensor:
+    """A tensor that a file holds as small numbers and scales.
+
+    Attributes:
+        name: what it is called when it is one.
+        shape: its shape then.
+        numbers: name of the tensor of numbers.
+        scales: name of the tensor of scales.
+        kind: MXFP4, or the dtype of its numbers.
+        file_shape: its shape, with its axes in the order in which the numbers lie in the file.
+        strides: of every axis of `shape`, the stride in `file_shape`.
+        block: rows and columns that one scale is for.
+        file: the file that holds the numbers.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    numbers: str
+    scales: str
+    kind: str
+    file_shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: tuple[int, int]
+    file: str
+
+    @property
+    def words(self) -> str:
+        """How it is quantised, in words."""
+        if self.kind == MXFP4:
+            return MXFP4
+        return f"{self.kind} in blocks of {self.block[0]} x {self.block[1]}"
+
+
+def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[QuantisedTensor]:
+    """Return what is quantised, from headers alone, in the order of the numbers.
+
+    Args:
+        path: where the checkpoint is, for errors.
+        tensors: name -> what its header says.
+        config: the model's config.json.
+
+    Raises:
+        CheckpointError: numbers without scales, scales without numbers, shapes or dtypes that don't go together, or
+            nothing that is quantised in a way that is known.
+    """
+    found = []
+    known: set[str] = set()
+    for name in tensors:
+        for (numbers, scales), swapped in ENDINGS.items():
+            ending = next((one for one in (numbers, scales) if name.endswith(one)), "")
+            stem = name.removesuffix(ending)
+            if not ending or not stem:
+                continue
+            for other in (stem + numbers, stem + scales):
+                if other not in tensors:
+                    raise bad(
+                        path, f"{printable(name)} has no {printable(other)} beside it, so it can't be dequantised"
+                    )
+            if name.endswith(numbers):
+                found.append(_mxfp4(path, stem, tensors[name], tensors[stem + scales], swapped))
+                known |= {name, stem + scales}
+    sizes = None
+    for name, info in tensors.items():
+        if name in known:
+            continue
+        number = next((name.removesuffix(one) for one in (BY_BLOCK, BY_ROW) if name.endswith(one)), "")
+        if name.endswith(BY_ROW) and not (number.endswith("weight") or _is_float8(tensors.get(number))):
+            number = ""  # of activations, or nothing of that kind
+        if number and number not in tensors:
+            raise bad(path, f"{printable(name)} is a scale without {printable(number)}, so nothing can be dequantised")
+        if number and not _is_float8(tensors[number]):
+            raise bad(path, f"{printable(number)} must be {' or '.join(FLOAT8)} to go with {printable(name)}, "
+                      f"got {tensors[number].dtype}")  # fmt: skip
+        if _is_float8(info) and name not in known:
+            sizes = _block_size(path, config) if sizes is None else sizes
+            found.append(_float8(path, info, tensors, sizes))
+            known |= {name, found[-1].scales}
+    for one in found:
+        if one.name in tensors and one.name != one.numbers:
+            raise bad(path, f"both {printable(one.name)} and {printable(one.numbers)} are there; only one can be")
+    if not found:
+        raise bad(path, "nothing of it is quantised in a way that is known: MXFP4 (*_blocks, *_scales), or float8 with "
+                  "*_scale_inv or *.weight_scale")  # fmt: skip
+    order = {name: position for position, name in enumerate(tensors)}
+    return sorted(found, key=lambda one: order[one.numbers])
+
+
+def first_of(names: Iterable[str]) -> str:
+    """Return the first name that only a quantised checkpoint has, or "" where there is none."""
+    names = set(names)
+    for name in sorted(names):
+        pairs = [*((numbers, scales) for numbers, scales in ENDINGS), ("", BY_BLOCK), (".weight", ".weight_scale")]
+        for numbers, scales in pairs:
+            if name.endswith(scales) and name.removesuffix(scales) + numbers in names:
+                return name
+    return ""
+
+
+def of_activations(names: Iterable[str], quantised: Iterable[str]) -> dict[str, str]:
+    """Return the scales of what goes into quantised matrices, and why they have no place beside dequantised ones."""
+    stems = {name.removesuffix("weight") for name in quantised if name.endswith(".weight")}
+    return {
+        name: "a scale of activations, which nothing rounds to float8 any more"
+        for name in names
+        if any(name.endswith(one) and name.removesuffix(one) in stems for one in ACTIVATIONS)
+    }
+
+
+def unquantised(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json without what it says of quantised weights."""
+    plain = {key: value for key, value in config.items() if key not in _CONFIGS}
+    return {
+        key: unquantised(value) if key == TEXT and isinstance(value, dict) else value for key, value in plain.items()
+    }
+
+
+def _is_float8(info: TensorInfo | None) -> bool:
+    return info is not None and info.dtype in FLOAT8
+
+
+def _mxfp4(path: Path, stem: str, numbers: TensorInfo, scales: TensorInfo, swapped: bool) -> QuantisedTensor:
+    for info in (numbers, scales):
+        if info.dtype != "uint8":
+            raise bad(path, f"{printable(info.name)} must be uint8 to be MXFP4, got {info.dtype}")
+    axes = ("experts", "rows", "groups", "16")
+    if numbers.shape[-1:] != (GROUP // 2,) or len(numbers.shape) < 3 or (swapped and len(numbers.shape) != 4):
+        wanted = ", ".join(axes) if swapped else "..., rows, groups, 16"
+        raise bad(path, f"{printable(numbers.name)} must have the shape ({wanted}) to be MXFP4, got {numbers.shape}")
+    if scales.shape != numbers.shape[:-1]:
+        raise bad(path, f"{printable(scales.name)} must have the shape {numbers.shape[:-1]} to go with "
+                  f"{printable(numbers.name)} {numbers.shape}, got {scales.shape}")  # fmt: skip
+    *leading, rows, groups, _ = numbers.shape
+    in_file = (*leading, rows, groups * GROUP)
+    strides = _strides(in_file)
+    shape = in_file
+    if swapped:
+        shape, strides = (*leading, in_file[-1], rows), (*strides[:-2], strides[-1], strides[-2])
+    return QuantisedTensor(stem, shape, numbers.name, scales.name, MXFP4, in_file, strides, (1, GROUP), numbers.file)
+
+
+def _float8(
+    path: Path, info: TensorInfo, tensors: Mapping[str, TensorInfo], sizes: tuple[int, int] | str
+) -> QuantisedTensor:
+    name = info.name
+    there = [name + ending for ending in (BY_BLOCK, BY_ROW) if name + ending in tensors]
+    if not there:
+        raise bad(path, f"{printable(name)} is {info.dtype} and has no {printable(name + BY_BLOCK)} (or "
+                  f"{BY_ROW}) beside it, so it can't be dequantised")  # fmt: skip
+    if len(there) > 1 or name + "_zero_point" in tensors:
+        more = there[1] if len(there) > 1 else name + "_zero_point"
+        raise bad(path, f"{printable(name)} has {printable(there[0])} and {printable(more)}; how they go together is "
+                  "not known here")  # fmt: skip
+    scales = tensors[there[0]]
+    if scales.dtype not in SCALES:
+        raise bad(path, f"{printable(scales.name)} must be one of {', '.join(SCALES)}, got {scales.dtype}")
+    if len(info.shape) < 2:
+        raise bad(path, f"{printable(name)} must have rows and columns to be dequantised, got the shape {info.shape}")
+    *leading, rows, columns = info.shape
+    if there[0].endswith(BY_BLOCK):
+        if isinstance(sizes, str):
+            raise bad(path, sizes)
+        block = sizes if sizes != (0, 0) else (max(rows, 1), max(columns, 1))
+        wanted = [(*leading, -(-rows // block[0]), -(-columns // block[1]))]
+        if sizes == (0, 0) and math.prod(leading) == 1:
+            wanted += [(), (1,), (1, 1)]
+        rule = f"one for each block of {block[0]} x {block[1]}" if sizes != (0, 0) else "one for all"
+    else:
+        fits = len(scales.shape) >= 2 and scales.shape[-2:] != (1, 1)
+        block = (
+            (1 if fits and scales.shape[-2] > 1 else max(rows, 1)),
+            (1 if fits and scales.shape[-1] > 1 else max(columns, 1)),
+        )
+        wanted = [(*leading, rows if one else 1, columns if two else 1) for one, two in ((1, 0), (0, 0), (0, 1))]
+        if math.prod(leading) == 1:
+            wanted += [(), (1,), (1, 1)]
+        rule = "one for each row, for each column, or for all"
+    if scales.shape not in wanted:
+        raise bad(path, f"{printable(scales.name)} must have the shape {wanted[0]} to go with {printable(name)} "
+                  f"{info.shape}, {rule}, got {scales.shape}")  # fmt: skip
+    return QuantisedTensor(
+        name, info.shape, name, scales.name, info.dtype, info.shape, _strides(info.shape), block, info.file
+    )
+
+
+def _block_size(path: Path, config: Mapping[str, Any]) -> tuple[int, int] | str:
+    """Return rows and columns of a block, (0, 0) for one scale for all, or why config.json does not say it."""
+    places = [config, config[TEXT]] if isinstance(config.get(TEXT), dict) else [config]
+    said: Any = next((one[key] for one in places for key in _CONFIGS if one.get(key) is not None), {})
+    if not isinstance(said, Mapping):
+        return f"quantization_config of config.json must be an object, got {printable(repr(said), 40)}"
+    if "weight_block_size" not in said:
+        return BLOCK
+    size = said["weight_block_size"]
+    if size is None:
+        return 0, 0
+    if (
+        not isinstance(size, list)
+        or len(size) != 2
+        or not all(type(one) is int and 1 <= one <= MAX_BLOCK for one in size)
+    ):
+        return f"weight_block_size of config.json must be two whole numbers from 1 on, got {printable(repr(size), 40)}"
+    return size[0], size[1]
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -1,0 +1,254 @@
+"""A quantised checkpoint, read as one of floating point: every range of bytes is made of the blocks that it touches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...printable import printable
+from ..containers.base import SPARSE, Array, CheckpointError, Reader, TensorInfo, numpy_dtype
+from ..containers.files import boxes, check_range
+from .numbers import Numbers, float8_values
+from .pairs import GROUP, MXFP4, QuantisedTensor, find, of_activations
+
+TILE = 1 << 18
+"""Numbers that are made at a time; what it takes to make them stays in the caches."""
+
+
+FAR = 16
+"""Rows of a tile that lie further apart than this are fewer: what is read of the scales has those between them."""
+
+
+class _Wrapped(Reader):
+    """What another reader is, but for its tensors."""
+
+    def __init__(self, reader: Reader):
+        self._reader = reader
+        self.path: Path = reader.path
+        self.metadata: dict[str, Any] = reader.metadata
+
+    @property
+    def format(self) -> str:  # type: ignore[override]  # that of the reader, of which there are several
+        """Container of the file."""
+        return self._reader.format
+
+    @property
+    def random_access(self) -> bool:  # type: ignore[override]  # as above
+        """Whether `read_range` costs no more than the bytes it returns."""
+        return self._reader.random_access
+
+    def files(self) -> list[Path]:
+        """Return every file."""
+        return self._reader.files()
+
+    def close(self) -> None:
+        """Close its files."""
+        self._reader.close()
+
+
+class Headers(_Wrapped):
+    """The tensors of a quantised checkpoint by the names and shapes that layouts know; nothing is read through it.
+
+    Args:
+        reader: the quantised checkpoint.
+        tensors: name -> what a plan is made of.
+    """
+
+    def __init__(self, reader: Reader, tensors: dict[str, TensorInfo]):
+        super().__init__(reader)
+        self.tensors = tensors
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Refuse: it has headers alone."""
+        raise CheckpointError(f"{printable(name)} can't be read by its header")
+
+
+class Dequantised(_Wrapped):
+    """A quantised checkpoint whose tensors of numbers are floating point, under their own names and in their own order.
+
+    Scales are not among its tensors.
+
+    Args:
+        reader: the quantised checkpoint.
+        config: the model's config.json.
+        dtype: what the quantised tensors become.
+
+    Attributes:
+        originals: the quantised checkpoint.
+        quantised: name of numbers -> how they are quantised.
+        headers: the same tensors by the names and shapes that layouts know.
+        dropped: name of what has no place beside them -> why.
+
+    Raises:
+        CheckpointError: what is quantised can't be dequantised, or nothing is.
+    """
+
+    def __init__(self, reader: Reader, config: Mapping[str, Any], dtype: str):
+        super().__init__(reader)
+        self.originals = reader
+        self.quantised: dict[str, QuantisedTensor] = {
+            one.numbers: one for one in find(reader.path, reader.tensors, config)
+        }
+        scales = {one.scales for one in self.quantised.values()}
+        self.dropped = of_activations(reader.tensors, self.quantised)
+        self.tensors, headers = {}, {}
+        for name, info in reader.tensors.items():
+            one = self.quantised.get(name)
+            if one is not None:
+                self.tensors[name] = TensorInfo(name, dtype, one.file_shape, info.file)
+                headers[one.name] = TensorInfo(one.name, dtype, one.shape, info.file)
+            elif name not in scales:
+                self.tensors[name] = info
+                if name not in self.dropped:
+                    headers[name] = info
+        self.headers = Headers(reader, headers)
+        self.dtype = numpy_dtype(dtype)
+        self._pairs: dict[Numbers, Array] = {}
+        self._exact: dict[str, bool] = {}
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of a tensor."""
+        if name not in self.quantised:
+            return self._reader.read_range(name, start, stop)
+        check_range(self.path, self.tensors[name], start, stop)
+        width = self.dtype.itemsize
+        first, last = start // width, -(-stop // width)
+        found = np.empty(last - first, self.dtype)
+        self._fill(self.quantised[name], Numbers(self.dtype), first, found)
+        return found.view(np.uint8).data[start - first * width : stop - first * width]
+
+    def read_into(self, name: str, start: int, into: memoryview) -> None:
+        """Read bytes of a tensor into memory that is there."""
+        width = self.dtype.itemsize
+        if name not in self.quantised:
+            self._reader.read_into(name, start, into)
+        elif start % width or len(into) % width:
+            into[:] = self.read_range(name, start, start + len(into))
+        else:
+            check_range(self.path, self.tensors[name], start, start + len(into))
+            found = np.frombuffer(into, self.dtype)
+            self._fill(self.quantised[name], Numbers(self.dtype), start // width, found)
+
+    def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
+        """Read a matrix, each row `step` elements behind the one before."""
+        if name not in self.quantised:
+            self._reader.read_rows(name, start, step, into)
+        else:
+            self._fill_rows(self.quantised[name], Numbers(self.dtype), start, step, into)
+
+    def changed(self, name: str, start: int, step: int, rows: int, run: int) -> int:
+        """Return how many elements of such a matrix, with rows of `run` elements, rounding changes."""
+        one, numbers = self.quantised[name], Numbers(self.dtype, changed=True)
+        if name not in self._exact:
+            self._exact[name] = self._is_exact(one, numbers)
+        if self._exact[name] or not rows * run:
+            return 0
+        count, most = 0, max(1, TILE // run)
+        for row in range(0, rows, most):
+            for first in range(0, run, TILE):
+                found = np.empty((min(rows - row, most), min(run - first, TILE)), bool)
+                self._fill_rows(one, numbers, start + row * step + first, step, found)
+                count += int(np.count_nonzero(found))
+        return count
+
+    def _is_exact(self, one: QuantisedTensor, numbers: Numbers) -> bool:
+        """Return whether none of the scales makes a number that has to be rounded, whatever the numbers are."""
+        info = self._reader.tensors[one.scales]
+        step = TILE // 256 * info.itemsize
+        for start in range(0, info.nbytes, step):
+            data = self._reader.read_range(one.scales, start, min(info.nbytes, start + step))
+            if one.kind == MXFP4:
+                present = np.unique(np.frombuffer(data, np.uint8))
+                is_changed = self._pairs_of(numbers).reshape(256, 256)[present].any()
+            else:
+                scales = np.frombuffer(data, numpy_dtype(info.dtype)).astype(np.float64)
+                is_changed = numbers.of(*np.broadcast_arrays(float8_values(one.kind)[None], scales[:, None])).any()
+            if is_changed:
+                return False
+        return True
+
+    def _fill_rows(self, one: QuantisedTensor, numbers: Numbers, start: int, step: int, into: Array) -> None:
+        """Make a matrix from element `start` in the order of the file on, each row `step` behind the one before."""
+        rows, run = into.shape
+        columns = one.file_shape[-1]
+        if rows > 1 and step and step % columns == 0 and start % columns + run <= columns:
+            first, jump = start // columns, step // columns
+            self._tiles(one, numbers, range(first, first + rows * jump, jump), start % columns, into)
+            return
+        for number in range(rows):
+            self._fill(one, numbers, start + number * step, into[number])
+
+    def _fill(self, one: QuantisedTensor, numbers: Numbers, first: int, into: Array) -> None:
+        """Make as many elements as there is room for, from element `first` in the order of the file on."""
+        columns = one.file_shape[-1]
+        done = 0
+        for box in boxes((math.prod(one.file_shape[:-1]), columns), first, first + into.size):
+            rows, across = box if len(box) > 1 else (*box, slice(0, columns))
+            size = (rows.stop - rows.start) * (across.stop - across.start)
+            part = into[done : done + size].reshape(rows.stop - rows.start, -1)
+            self._tiles(one, numbers, range(rows.start, rows.stop), across.start, part)
+            done += size
+
+    def _tiles(self, one: QuantisedTensor, numbers: Numbers, rows: range, column: int, into: Array) -> None:
+        """Make a rectangle, a tile at a time."""
+        make = self._mxfp4 if one.kind == MXFP4 else self._float8
+        width = into.shape[1]
+        most = max(1, TILE // max(width, rows.step // FAR, 1))
+        for first in range(0, len(rows), most):
+            for left in range(0, width, TILE):
+                right = min(width, left + TILE)
+                found = make(one, numbers, rows[first : first + most], column + left, column + right)
+                into[first : first + most, left:right] = found
+
+    def _mxfp4(self, one: QuantisedTensor, numbers: Numbers, rows: range, column: int, end: int) -> Array:
+        """Return a rectangle of numbers: each byte and its scale say both numbers of it, rounded before."""
+        first, groups = column // GROUP, -(-end // GROUP) - column // GROUP
+        size = one.file_shape[-1]
+        half = GROUP // 2
+        codes = self._rectangle(one.numbers, size // 2, rows, first * half, (first + groups) * half)
+        scales = self._rectangle(one.scales, size // GROUP, rows, first, first + groups)
+        index = codes.reshape(len(rows), groups, half) | scales.astype(np.uint16)[..., None] << 8
+        made = self._pairs_of(numbers)[index].view(numbers.result).reshape(len(rows), groups * GROUP)
+        found: Array = made[:, column - first * GROUP : end - first * GROUP]
+        return found
+
+    def _pairs_of(self, numbers: Numbers) -> Array:
+        if numbers not in self._pairs:
+            self._pairs[numbers] = numbers.of_pairs()
+        return self._pairs[numbers]
+
+    def _float8(self, one: QuantisedTensor, numbers: Numbers, rows: range, column: int, end: int) -> Array:
+        """Return a rectangle of numbers: by a table for every block, or each by itself where there are many blocks."""
+        (high, wide), (height, columns) = one.block, one.file_shape[-2:]
+        codes = self._rectangle(one.numbers, columns, rows, column, end)
+        info = self._reader.tensors[one.scales]
+        down, across = -(-height // high), -(-columns // wide)
+        lines = np.array(rows)
+        lines = lines // height * down + lines % height // high
+        places = np.arange(column, end) // wide
+        top, left, right = int(lines[0]), int(places[0]), int(places[-1]) + 1
+        width = info.itemsize
+        raw = self._rectangle(one.scales, across * width, range(top, int(lines[-1]) + 1), left * width, right * width)
+        scales = np.ascontiguousarray(raw).view(numpy_dtype(info.dtype)).astype(np.float64)
+        values = float8_values(one.kind)
+        if scales.size * 256 > codes.size:
+            return numbers.of(values[codes], scales[(lines - top)[:, None], places - left])
+        tables = numbers.of(*np.broadcast_arrays(values, scales.reshape(-1, 1))).reshape(-1)
+        index = ((lines - top) * ((right - left) * 256))[:, None] + (places - left) * 256 + codes
+        found: Array = tables[index]
+        return found
+
+    def _rectangle(self, name: str, width: int, rows: range, left: int, right: int) -> Array:
+        """Return bytes ``left:right`` of rows of a tensor, whose rows have `width` bytes."""
+        own, between = right - left, width * rows.step
+        if between <= SPARSE * own or len(rows) == 1:
+            data = self._reader.read_range(name, rows[0] * width + left, rows[-1] * width + right)
+            flat = np.frombuffer(data, np.uint8)
+            return np.lib.stride_tricks.as_strided(flat, (len(rows), own), (between, 1), writeable=False)
+        found = np.empty((len(rows), own), np.uint8)
+        self._reader.read_rows(name, rows[0] * width + left, between, found)
+        return found
