@@ -6,14 +6,17 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ...printable import printable
 from ..containers.base import CheckpointError
 from ..containers.files import bad, c_strides
 from ..copying import Axis, Move, move_of, pieces, source_runs
-from ..planning import Plan, Target
 from .pairs import MXFP4, QuantisedTensor
 from .reader import Dequantised
+
+if TYPE_CHECKING:
+    from ..planning import Plan, Target
 
 
 def in_file_order(plan: Plan, reader: Dequantised) -> Plan:
