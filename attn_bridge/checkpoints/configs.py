@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import specs
 from ..models import families
+from ..models.ours import OWN
 from ..printable import printable
 from ..specs import as_json
 from ..specs.model import ModelConfig
@@ -25,9 +26,6 @@ MAX_BYTES = 1 << 24
 
 SPARE = 10_000
 """Numbers by which a model may be larger than its weights say: what is missing is named when they are loaded."""
-
-OWN = "attn-bridge-"
-"""What a config.json of ours has in front of the model's name as its ``model_type``."""
 
 
 def is_folder(target: Path, format: str) -> bool:

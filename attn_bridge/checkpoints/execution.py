@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..models.ours import OWN
 from ..printable import printable
 from . import configs, containers, manifest
 from . import digests as digests_of
@@ -345,7 +346,7 @@ def _config_for(plan: Plan, data: bytes) -> bytes | None:
         config = json.loads(data)
     except (ValueError, RecursionError):
         return data
-    if not isinstance(config, dict) or not str(config.get("model_type")).startswith(configs.OWN):
+    if not isinstance(config, dict) or not str(config.get("model_type")).startswith(OWN):
         return data
     found = configs.config_of_layout(config, plan.target_layout, tied=configs.is_tied(plan))
     if found is None or found == config:

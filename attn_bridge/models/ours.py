@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from ..weights.rows import Row
 
+OWN = "attn-bridge-"
+"""What a config.json of ours has in front of the model's name as its ``model_type``."""
+
 MATRIX = "o i -> i o"
 CONVOLUTION = "o i k -> k i o"
 
