@@ -36,12 +36,40 @@ def is_folder(target: Path, format: str) -> bool:
 def beside(path: Path) -> dict[str, Any]:
     """Return the config.json (or Meta's params.json) of a folder, or beside a file; {} where there is none.
 
+    One of a decoder of ours has its numbers of heads as `transformers` calls them, too.
+
     Raises:
         CheckpointError: it is no JSON object.
     """
     folder = path if path.is_dir() else path.parent
     file = next((folder / name for name in (CONFIG, "params.json") if (folder / name).is_file()), None)
-    return {} if file is None else _read_object(file)
+    return {} if file is None else with_sizes(_read_object(file))
+
+
+def with_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json, one of a decoder of ours with its sizes by the names of `transformers`."""
+    if config.get("model_type") != OWN + "DecoderModel":
+        return dict(config)
+    try:
+        found = as_json.from_json(config.get("config"))
+    except (TypeError, ValueError, RecursionError):
+        return dict(config)  # who makes the model of it says what is wrong
+    return {**sizes_of(found), **config}
+
+
+def sizes_of(config: Any) -> dict[str, Any]:
+    """Return what layouts ask of a decoder of ours, by the names of `transformers`; {} of anything else."""
+    if not isinstance(config, specs.DecoderConfig):
+        return {}
+    found: dict[str, Any] = {"tie_word_embeddings": config.tie}
+    heads = [getattr(block.attention, "num_heads", None) for block in config.blocks]
+    kv_heads = [
+        getattr(block.attention, "num_kv_heads", None) or own for block, own in zip(config.blocks, heads, strict=True)
+    ]
+    for name, every in (("num_attention_heads", heads), ("num_key_value_heads", kv_heads)):
+        if len(set(every)) == 1 and every[0] is not None:
+            found[name] = every[0]
+    return found
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -239,6 +239,7 @@ def save(
     reader = ArraysReader(backend.get_weights(module))
     kind = containers.format_of(path, format)
     is_folder = configs.is_folder(path, kind)
+    own = getattr(module, "config", None)
     plan = planning.make(
         reader,
         source_layout=None if to_layout == "same" else side,
@@ -246,6 +247,7 @@ def save(
         target_format=kind,
         is_folder=is_folder,
         settings=settings,
+        config=configs.sizes_of(own),
     )
     before = None
     masks = _masks(backend.find_configs(module)) if to_layout in WITH_MASKS else {}
@@ -253,7 +255,6 @@ def save(
         kept = ArraysReader(masks)
         plan = planning.with_kept(plan, kept)
         before = manifest.Manifest(side, "", {}, {}, {}, kept)
-    own = getattr(module, "config", None)
     if config is None and is_folder and to_layout != "same" and dataclasses.is_dataclass(own):
         ours = configs.own_config(type(module).__name__, own)
         config = configs.config_of_layout(ours, to_layout, tied=configs.is_tied(plan))

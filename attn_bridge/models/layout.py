@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import json
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from ..printable import printable
 from ..weights import WeightsMismatchError
 from ..weights.rows import Check, LayoutError, Placement, Row, Shape
 from ..weights.templates import fill, placeholders
-from .ours import KEY_BIAS, QUERY_BIAS, TOGETHER
+from .rows.names import Index, gaps, lacking, stems_of
 
 FLAGS = ("tie", "fused", "value")
 """Settings that are 0 or 1; every other one is a size."""
@@ -120,9 +118,9 @@ class Layout:
             self.settings["value"] = ()
         self._refused = [(Row(template, reason=reason), reason) for template, reason in (refused or {}).items()]
         self._theirs = {
-            prefix: _Index((row.theirs.replace("{prefix}", prefix), row) for row in self.rows) for prefix in prefixes
+            prefix: Index((row.theirs.replace("{prefix}", prefix), row) for row in self.rows) for prefix in prefixes
         }
-        self._ours = _Index((name, row) for row in self.rows for name in (*row.ours, *row.tied))
+        self._ours = Index((name, row) for row in self.rows for name in (*row.ours, *row.tied))
 
     def __repr__(self) -> str:
         return f"Layout({self.name!r})"
@@ -247,7 +245,7 @@ class Layout:
         restore: dict[str, Any] = {**told, **({"prefix": prefix} if len(self.prefixes) > 1 else {})}
         if ending:
             restore["value"] = 1
-        if tied:
+        if tied and "tie" in self.settings:
             restore["tie"] = int(not tied.keys() & placements.keys())
         restore |= {
             name: int(any(row.alternatives == (name,) for row, _ in found.values()))
@@ -311,7 +309,7 @@ class Layout:
             row, values = rows[theirs]
             depth = 1 + max(position for _, position in names)
             for number, template in enumerate(row.ours):
-                for position in _gaps({at for one, at in names if one == number}, depth):
+                for position in gaps({at for one, at in names if one == number}, depth):
                     missing.append(fill(template, {**values, row.counter: str(position)} if row.stack else values))
         if not part:
             missing += self._lacking(shapes)
@@ -379,7 +377,7 @@ class Layout:
         taken: dict[tuple[str, str, str], list[str]] = {}
         for row, values in found:
             i, j = values.get("i", ""), values.get("j", "")
-            blocks, experts = _stems(row.theirs)
+            blocks, experts = stems_of(row.theirs)
             for key, number in (((blocks, ""), i), ((experts, i), j)):
                 if number:
                     numbers[key].add(int(number))
@@ -388,7 +386,7 @@ class Layout:
                 *dict.fromkeys((*before, *row.alternatives))
             ]
         for known in numbers.values():
-            known |= set(_gaps(known, max(known)))
+            known |= set(gaps(known, max(known)))
         missing = []
         first: dict[str, list[str]] = {}
         some = {id(row) for row, values in found if "i" in values}
@@ -397,7 +395,7 @@ class Layout:
             if row.reason or (row.optional and id(row) not in some):  # what is optional, all blocks have, or none
                 continue
             held = placeholders(row.theirs)
-            blocks, experts = _stems(row.theirs)
+            blocks, experts = stems_of(row.theirs)
             for i in map(str, sorted(numbers[blocks, ""])) if "i" in held else [""]:
                 if row.choice and not {*taken.get((row.choice, blocks, i), default)} & {*row.alternatives}:
                     continue
@@ -410,60 +408,6 @@ class Layout:
 
     def _lacking(self, names: Iterable[str]) -> list[str]:
         return lacking(names) if self.ours else []
-
-
-def lacking(names: Iterable[str]) -> list[str]:
-    """Return the names of ours that go with the given ones and are not there: queries without keys, a block's gap."""
-    names = set(names)
-    missing = []
-    for endings in TOGETHER:
-        stems = {name.removesuffix(ending) for name in names for ending in endings if name.endswith(ending)}
-        missing += [stem + ending for stem in stems for ending in endings if stem + ending not in names]
-    stems = {name.removesuffix(KEY_BIAS) for name in names if name.endswith(KEY_BIAS)}
-    missing += [stem + QUERY_BIAS for stem in stems if stem + QUERY_BIAS not in names]
-    if stems:
-        stems = {name.removesuffix(QUERY_BIAS) for name in names if name.endswith(QUERY_BIAS)}
-        missing += [stem + KEY_BIAS for stem in stems if stem + KEY_BIAS not in names]
-    numbers: dict[str, set[int]] = collections.defaultdict(set)
-    for name in names:
-        for hit in _STACKED.finditer(name):
-            numbers[name[: hit.end() - 1]].add(int(name[hit.end() :].partition(".")[0]))
-    missing = list(dict.fromkeys(missing))
-    return missing + [f"{stem}.{i}" for stem, found in numbers.items() for i in _gaps(found, max(found))]
-
-
-_STACKED = re.compile(r"(?:^|(?<=\.))(?:(?:trf_blocks|heads|experts)\.(?=[0-9]+\.)|layers\.(?=[0-9]+\.att\.))")
-"""What blocks are numbered below; other numbers are somebody's own, and may have gaps."""
-
-
-def _gaps(numbers: Collection[int], stop: int) -> Iterable[int]:
-    """Return the first numbers below `stop` that are not there; a name may hold any number, so not all of them."""
-    return itertools.islice((i for i in range(stop) if i not in numbers), 100)
-
-
-def _stems(template: str) -> tuple[str, str]:
-    """Return what is in front of the number of a block and of the number below it; "" where it has none."""
-    blocks, experts = (template.partition(one) for one in ("{i}", "{j}"))
-    return blocks[0] if blocks[1] else "", experts[0] if experts[1] else ""
-
-
-class _Index:
-    """Rows by the last two parts of their names, so that a name is held against few of them."""
-
-    def __init__(self, named: Iterable[tuple[str, Row]]):
-        self._exact: dict[tuple[str, ...], list[Row]] = collections.defaultdict(list)
-        self._others: list[Row] = []
-        for template, row in named:
-            ending = tuple(template.replace("{path}", "").split(".")[-2:])
-            rows = self._others if any("{" in part for part in ending) else self._exact[ending]
-            if not any(one is row for one in rows):
-                rows.append(row)
-
-    def find(self, name: str) -> list[Row]:
-        """Return the rows that may cover a name."""
-        parts = tuple(name.split("."))
-        endings = dict.fromkeys((parts[-2:], parts[-1:]))
-        return [row for ending in endings for row in self._exact.get(ending, ())] + self._others
 
 
 def _strided(array: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[Any, Any]:

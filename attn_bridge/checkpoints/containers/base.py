@@ -29,9 +29,11 @@ MAX_AXES = 64
 MAX_HEADER = 100_000_000
 """Bytes of a header, an index or a pickle beyond which it is refused unread."""
 
-
 ORBAX_METADATA = "_METADATA"
 """File of a folder of Orbax that says what is in it."""
+
+ORBAX_ITEMS = ("default", "model_params")
+"""Folders in a step of Orbax's CheckpointManager that hold a model: without a name, and by the name that Tunix has."""
 
 
 class CheckpointError(ValueError):
