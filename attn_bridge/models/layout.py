@@ -136,6 +136,11 @@ class Layout:
         )
         return {size for size in named if size != "..."}
 
+    @property
+    def why_tied(self) -> str:
+        """What to do about a tensor that is tied to another one and differs from it."""
+        return "--set tie=0 writes both" if "tie" in self.settings else f"{self.name} has no other place for it"
+
     # ---- names
 
     def match(self, names: Iterable[str]) -> tuple[str, dict[str, tuple[Row, dict[str, str]]]]:
@@ -286,7 +291,7 @@ class Layout:
                 if tuple(shapes[name]) != tuple(shapes[kept[0]]):
                     raise LayoutError(
                         f"{name} {tuple(shapes[name])} can't be tied to {kept[0]} {tuple(shapes[kept[0]])}; "
-                        "--set tie=0 writes both"
+                        + self.why_tied
                     )
                 ties.append((kept[0], name))
                 continue

@@ -101,7 +101,11 @@ def test_a_model_that_lacks_any_tensor_is_refused(name):
         except WeightsMismatchError:
             continue
         spared.add(key)
-    assert spared <= {"lm_head.weight", "lm_head.w", "final_logits_bias"}  # models without a head, or whose head is tied
+    assert spared <= {
+        "lm_head.weight",
+        "lm_head.w",
+        "final_logits_bias",
+    }  # models without a head, or whose head is tied
 
 
 def test_docs_and_help_name_every_layout():
