@@ -6,6 +6,7 @@ it needs `tunix` to be importable: its wheel, unpacked, on the path. Its require
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
@@ -13,6 +14,8 @@ import importlib.util
 import json
 import sys
 import types
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +109,27 @@ def library(family: str) -> Any:
     return importlib.import_module(f"tunix.models.{family}.model")
 
 
+@contextlib.contextmanager
+def as_tunix_needs() -> Iterator[None]:
+    """Have what Tunix's models turn off for everyone off for them alone, and not hear what they call in old ways."""
+    import flax
+
+    before = flax.config.flax_always_shard_variable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            flax.config.update("flax_always_shard_variable", False)
+            yield
+        finally:
+            flax.config.update("flax_always_shard_variable", before)
+
+
 def version() -> str:
     """Return the version of Tunix that is on the path."""
     return importlib.metadata.version("google-tunix")
 
 
+@as_tunix_needs()
 def build(case: Case) -> Any:
     """Return Tunix's own model of a case, in float32."""
     from flax import nnx
@@ -153,6 +172,7 @@ def state_of(model: Any) -> dict[str, np.ndarray]:
     return {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(nnx.state(model))}
 
 
+@as_tunix_needs()
 def put(model: Any, arrays: dict[str, np.ndarray]) -> None:
     """Write arrays into the state of a model, whose names they must have."""
     from flax import nnx
@@ -167,6 +187,7 @@ def put(model: Any, arrays: dict[str, np.ndarray]) -> None:
     nnx.update(model, nnx.from_flat_state(state))
 
 
+@as_tunix_needs()
 def logits(model: Any, ids: np.ndarray) -> np.ndarray:
     """Return what a model gives for a batch without padding."""
     from jax import numpy as jnp
