@@ -12,14 +12,9 @@ from ...weights.rows import Row
 from ..layout import Layout
 from ..ours import MATRIX
 from ..rows.attention import PROJECTIONS
-from ..rows.common import TIE
+from ..rows.common import GROUPED_HEADS, TIE
 
 LAYER, OURS = "layers.{i}.", "trf_blocks.{i}."
-
-SETTINGS = {
-    "num_heads": ("num_attention_heads",),
-    "num_kv_heads": ("num_key_value_heads", "num_attention_heads"),
-}
 
 LORA = {
     f"{{path}}{leaf}_lora_{one}": "a matrix of LoRA, which the weights don't hold yet; merge it into them first"
@@ -89,7 +84,7 @@ def _layout(name: str, title: str, rows: Iterable[Row], model_types: tuple[str, 
             *_vectors((("input_layernorm.w", "norm1.scale"), ("post_attention_layernorm.w", "norm2.scale"))),
             Row("final_norm.w", ("final_norm.scale",)),
         ],
-        settings={**SETTINGS, **TIE},
+        settings={**GROUPED_HEADS, **TIE},
         defaults={"tie": 0},
         whole=True,
         refused=LORA,
@@ -142,7 +137,7 @@ LAYOUTS = (
         "tunix-gemma3",
         "tunix's Gemma 3, NNX's state of the text model",
         _gemma3(),
-        settings=SETTINGS,
+        settings=GROUPED_HEADS,
         whole=True,
         refused={**LORA, **VISION},
         model_types=("gemma3", "gemma3_text"),
