@@ -12,9 +12,10 @@ import numpy as np
 
 from ..printable import printable
 from ..weights import WeightsMismatchError
+from ..weights.index import Index
 from ..weights.rows import Check, LayoutError, Placement, Row, Shape
-from ..weights.templates import fill, placeholders
-from .rows.names import Index, gaps, lacking, stems_of
+from ..weights.templates import fill, placeholders, stems_of
+from .ours import gaps, lacking
 
 FLAGS = ("tie", "fused", "value")
 """Settings that are 0 or 1; every other one is a size."""

@@ -53,3 +53,9 @@ def _expression(template: str, prefixes: tuple[str, ...] | None) -> re.Pattern[s
         known.add(name)
         end = found.end()
     return re.compile("".join([*pieces, re.escape(template[end:])]))
+
+
+def stems_of(template: str) -> tuple[str, str]:
+    """Return what is in front of the number of a block and of the number below it; "" where it has none."""
+    blocks, experts = (template.partition(one) for one in ("{i}", "{j}"))
+    return blocks[0] if blocks[1] else "", experts[0] if experts[1] else ""

@@ -12,7 +12,7 @@ import pytest
 from attn_bridge import WeightsMismatchError
 from attn_bridge.models import layouts
 from attn_bridge.models.layouts import LayoutError, Row, SettingError
-from attn_bridge.models.rows.names import lacking
+from attn_bridge.models.ours import lacking
 from attn_bridge.weights.rows import refined
 
 from .checkpoints import SIZES, attention, bert, gpt, llama, whole
