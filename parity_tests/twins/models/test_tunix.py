@@ -186,3 +186,21 @@ def test_tunixs_own_model_shows_weights_that_are_in_the_wrong_place(tmp_path, fa
     tunix_models.put(model, arrays)
     exact, own = noise("gemma3")
     assert np.abs(tunix_models.logits(model, IDS) - exact).max() > 1000 * own
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma3"])
+def test_tunixs_own_model_is_saved_converted_and_restored_by_orbax(tmp_path, name):
+    saved(tmp_path, name)
+    model = tunix_models.build(CASES[name])
+    checkpoints.convert(tmp_path / "tunix", tmp_path / "in.orbax", to_layout="same")  # names without .value
+    checkpoints.convert(tmp_path / "hf", tmp_path / "state.orbax", to_layout=CASES[name].layout, settings={"value": 1})
+    with ocp.StandardCheckpointer() as one:
+        nnx.update(model, one.restore(tmp_path / "state.orbax", nnx.state(model)))
+        one.save(tmp_path / "out", nnx.state(model))
+        pure = one.restore(tmp_path / "in.orbax", nnx.to_pure_dict(nnx.state(model)))
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, pure, nnx.to_pure_dict(nnx.state(model)))))
+    exact, own = noise(name)
+    assert np.abs(tunix_models.logits(model, IDS) - exact).max() <= 16 * own
+    checkpoints.convert(tmp_path / "out", tmp_path / "back", to_layout=CASES[name].theirs)
+    wanted, got = (checkpoints.read(tmp_path / one) for one in ("hf", "back"))
+    assert all(np.array_equal(wanted[key], got[key]) for key in wanted)
