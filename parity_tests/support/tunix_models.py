@@ -173,6 +173,17 @@ def state_of(model: Any) -> dict[str, np.ndarray]:
 
 
 @as_tunix_needs()
+def load(case: Case, model: Any, folder: Path) -> Any:
+    """Return a model of the same config that Tunix's own loader fills from a folder of `transformers`."""
+    from jax import numpy as jnp
+
+    family = case.layout.removeprefix("tunix-")
+    file = "params_safetensors" if family == "gemma3" else "params"
+    loader = importlib.import_module(f"tunix.models.{family}.{file}")
+    return loader.create_model_from_safe_tensors(str(folder), model.config, None, jnp.float32)
+
+
+@as_tunix_needs()
 def put(model: Any, arrays: dict[str, np.ndarray]) -> None:
     """Write arrays into the state of a model, whose names they must have."""
     from flax import nnx

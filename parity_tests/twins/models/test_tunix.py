@@ -163,6 +163,14 @@ def test_tunixs_own_model_has_the_names_and_shapes_that_are_kept_here(name):
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_tunixs_own_loader_puts_every_bit_where_we_do(tmp_path, name):
+    model, arrays = tunix_models.build(CASES[name]), saved(tmp_path, name)
+    found = tunix_models.state_of(tunix_models.load(CASES[name], model, tmp_path / "hf"))
+    assert found.keys() == arrays.keys()
+    assert all(found[key].tobytes() == arrays[key].tobytes() for key in arrays)
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_tunixs_own_model_gives_the_logits_of_transformers(tmp_path, name):
     model = tunix_models.build(CASES[name])
     tunix_models.put(model, saved(tmp_path, name))
