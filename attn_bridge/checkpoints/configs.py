@@ -14,6 +14,7 @@ from typing import Any
 from .. import specs
 from ..models import bert, families, gpt2, originals
 from ..models.layout import Layout
+from ..models.ours import OWN
 from ..printable import printable
 from ..specs import as_json
 from ..specs.model import ModelConfig, Shape
@@ -31,9 +32,6 @@ MAX_BYTES = 1 << 24
 
 SPARE = 10_000
 """Numbers by which a model may be larger than its weights say: what is missing is named when they are loaded."""
-
-OWN = "attn-bridge-"
-"""What a config.json of ours has in front of the model's name as its ``model_type``."""
 
 
 def is_folder(target: Path, format: str) -> bool:
@@ -295,15 +293,17 @@ def _with_kept(written: Mapping[str, Any], source: Mapping[str, Any]) -> dict[st
 def with_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a config with the sizes of our decoder's attention, where all blocks agree, under keys of `transformers`.
 
-    Layouts look for their settings there.
+    Layouts look for their settings there, and for whether the head is tied.
     """
-    try:
-        blocks = _read_decoder(config).blocks if config.get("model_type") == OWN + "DecoderModel" else ()
-    except (TypeError, ValueError, RecursionError):
+    if config.get("model_type") != OWN + "DecoderModel":
         return config
-    found = {}
+    try:
+        decoder = _read_decoder(config)
+    except (TypeError, ValueError, RecursionError):
+        return config  # who makes the model of it says what is wrong
+    found: dict[str, Any] = {"tie_word_embeddings": decoder.tie}
     for ours, theirs in _SIZES.items():
-        sizes = {getattr(block.attention, ours, None) for block in blocks}
+        sizes = {getattr(block.attention, ours, None) for block in decoder.blocks}
         if len(sizes) == 1:
             found[theirs] = sizes.pop()
     return {**config, **found}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .containers.base import Reader, numpy_dtype
 from .containers.writing import PAGE
 from .copying import Move, apply, move_of, pieces, source_runs
-from .planning import Target
+
+if TYPE_CHECKING:
+    from .planning import Target
 
 Array = np.ndarray[Any, Any]
 

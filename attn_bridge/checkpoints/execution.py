@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..models import layouts
 from ..printable import printable
 from . import configs, containers, manifest, quantised
 from . import digests as digests_of
@@ -248,7 +249,7 @@ def _check_ties(plan: Plan, reader: Reader, budget: int) -> None:
             if first.dtype != second.dtype or first.tobytes() != second.tobytes():
                 raise CheckpointError(
                     f"{left_out} is not the same as {kept} ({info.dtype}), so it can't be tied to it; "
-                    "--set tie=0 writes both"
+                    + layouts.find(plan.target_layout).why_tied
                 )
 
 

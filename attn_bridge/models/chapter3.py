@@ -51,7 +51,7 @@ HEADS = {"num_heads": ("num_heads", "num_attention_heads", "n_head", "n_heads")}
 
 LAYOUTS = [
     Layout("torch", "the torch twins", ours.torch_rows()),
-    Layout("flax", "the Flax twins", ours.flax_rows()),
+    Layout("flax", "the Flax twins", ours.flax_rows(), nnx=True),
     Layout("book", "the book's checkpoints, with their mask buffers", [*ours.torch_rows(), MASK]),
     Layout(
         "fused-qkv",
@@ -69,7 +69,7 @@ LAYOUTS = [
         "torch.nn.MultiheadAttention",
         [*_fused("in_proj_", "weight", "bias"), *ours.torch_rows(ours.ATTENTION)],
     ),
-    Layout("nnx-mha", "flax.nnx.MultiHeadAttention", _by_heads(), settings=HEADS),
+    Layout("nnx-mha", "flax.nnx.MultiHeadAttention", _by_heads(), settings=HEADS, nnx=True),
     Layout(
         "linen-mha",
         "flax.linen.MultiHeadDotProductAttention",

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import json
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..printable import printable
 from ..weights import WeightsMismatchError
+from ..weights.index import Index, stems_of
 from ..weights.rows import Check, LayoutError, Placement, Row, Shape
 from ..weights.templates import fill, placeholders
-from .ours import KEY_BIAS, QUERY_BIAS, TOGETHER
+from .ours import gaps, lacking
 
-FLAGS = ("tie", "fused")
+FLAGS = ("tie", "fused", "value")
 """Settings that are 0 or 1; every other one is a size."""
+
+VALUE = ".value"
+"""What all names end with in a checkpoint of NNX's state, whose variables are nodes of their own there."""
 
 MAX_SIZE = (1 << 31) - 1
 """Largest size that a config.json may give."""
@@ -91,6 +93,7 @@ class Layout:
         mark: a part of names that a model of this layout has at least once; "" is none.
         refused: outside names, with placeholders -> why a checkpoint that holds one can't be converted.
         model_types: the ``model_type`` of a config.json that it is for; none is any.
+        nnx: whether its names are those of NNX's state, which may all end with ``.value``.
     """
 
     def __init__(
@@ -107,15 +110,18 @@ class Layout:
         mark: str = "",
         refused: Mapping[str, str] | None = None,
         model_types: tuple[str, ...] = (),
+        nnx: bool = False,
     ):
         self.name, self.title, self.rows = name, title, tuple(rows)
         self.prefixes, self.settings, self.defaults = prefixes, dict(settings or {}), dict(defaults or {})
-        self.whole, self.ours, self.mark, self.model_types = whole, ours, mark, model_types
+        self.whole, self.ours, self.mark, self.model_types, self.nnx = whole, ours, mark, model_types, nnx
+        if nnx:
+            self.settings["value"] = ()
         self._refused = [(Row(template, reason=reason), reason) for template, reason in (refused or {}).items()]
         self._theirs = {
-            prefix: _Index((row.theirs.replace("{prefix}", prefix), row) for row in self.rows) for prefix in prefixes
+            prefix: Index((row.theirs.replace("{prefix}", prefix), row) for row in self.rows) for prefix in prefixes
         }
-        self._ours = _Index((name, row) for row in self.rows for name in (*row.ours, *row.tied))
+        self._ours = Index((name, row) for row in self.rows for name in (*row.ours, *row.tied))
 
     def __repr__(self) -> str:
         return f"Layout({self.name!r})"
@@ -131,6 +137,11 @@ class Layout:
         )
         return {size for size in named if size != "..."}
 
+    @property
+    def why_tied(self) -> str:
+        """What to do about a tensor that is tied to another one and differs from it."""
+        return "--set tie=0 writes both" if "tie" in self.settings else f"{self.name} has no other place for it"
+
     # ---- names
 
     def match(self, names: Iterable[str]) -> tuple[str, dict[str, tuple[Row, dict[str, str]]]]:
@@ -140,14 +151,16 @@ class Layout:
             LayoutError: two rows cover a name.
         """
         names = list(names)
+        ending = self._ending(names)
         best: tuple[str, dict[str, tuple[Row, dict[str, str]]]] = (self.prefixes[0], {})
         for prefix in self.prefixes:
             found = {}
             for name in names:
+                bare = name.removesuffix(ending)
                 hits = [
                     (row, values)
-                    for row in self._theirs[prefix].find(name)
-                    if (values := row.match_theirs(name, (prefix,))) is not None
+                    for row in self._theirs[prefix].find(bare)
+                    if (values := row.match_theirs(bare, (prefix,))) is not None
                 ]
                 if len(hits) > 1:
                     raise LayoutError(f"{name}: more than one row of {self.name} covers it")
@@ -164,9 +177,11 @@ class Layout:
 
     def why_refused(self, names: Iterable[str]) -> str:
         """Return why a checkpoint that holds one of the names can't be converted, naming it; "" where it can."""
+        names = list(names)
+        ending = self._ending(names)
         for name in names:
             for row, reason in self._refused:
-                if row.match_theirs(name, self.prefixes) is not None:
+                if row.match_theirs(name.removesuffix(ending), self.prefixes) is not None:
                     return f"{name}: {reason}"
         return ""
 
@@ -182,6 +197,8 @@ class Layout:
             LayoutError: it gives something that no such setting can be.
         """
         found = {}
+        inner = config.get("text_config")
+        config = {**inner, **config} if isinstance(inner, Mapping) else config
         for setting, keys in self.settings.items():
             key = next((key for key in keys if config.get(key) is not None), None)
             if key is None:
@@ -211,6 +228,7 @@ class Layout:
         """
         given = {**self.defaults, **(settings or {})}
         prefix, found = self.match(shapes)
+        ending = self._ending(shapes)
         unexpected = [name for name in shapes if name not in found]
         refused = self.why_refused(unexpected)
         if refused:
@@ -231,14 +249,16 @@ class Layout:
             told |= row.settings_of(shapes[name], given)
             tied |= {fill(one, values): placed[fill(row.ours[0], values)] for one in row.tied}
         restore: dict[str, Any] = {**told, **({"prefix": prefix} if len(self.prefixes) > 1 else {})}
-        if tied:
+        if ending:
+            restore["value"] = 1
+        if tied and "tie" in self.settings:
             restore["tie"] = int(not tied.keys() & placements.keys())
         restore |= {
             name: int(any(row.alternatives == (name,) for row, _ in found.values()))
             for name in self.settings.keys() & {one for row in self.rows for one in row.alternatives}
         }
         placements |= {name: placed for name, placed in tied.items() if name not in placements}
-        missing = [] if part else self._missing(found.values(), prefix) + self._lacking(placements)
+        missing = [] if part else self._missing(found.values(), prefix, ending) + self._lacking(placements)
         if unexpected or missing:
             raise WeightsMismatchError(missing, unexpected)
         checks = {name: row.check for name, (row, _) in found.items() if row.check is not None}
@@ -258,6 +278,7 @@ class Layout:
         """
         given = {**self.defaults, **(settings or {})}
         prefix = given.get("prefix", self.prefixes[0])
+        ending = VALUE if self.nnx and given.get("value") else ""
         grouped: dict[str, dict[tuple[int, int], str]] = collections.defaultdict(dict)
         rows: dict[str, tuple[Row, dict[str, str]]] = {}
         ties: list[tuple[str, str]] = []
@@ -271,7 +292,7 @@ class Layout:
                 if tuple(shapes[name]) != tuple(shapes[kept[0]]):
                     raise LayoutError(
                         f"{name} {tuple(shapes[name])} can't be tied to {kept[0]} {tuple(shapes[kept[0]])}; "
-                        "--set tie=0 writes both"
+                        + self.why_tied
                     )
                 ties.append((kept[0], name))
                 continue
@@ -284,17 +305,17 @@ class Layout:
                 continue
             row, number, values = plain[0]
             position = int(values[row.counter]) if row.stack else 0
-            theirs = fill(row.theirs, {**values, "prefix": prefix})
+            theirs = fill(row.theirs, {**values, "prefix": prefix}) + ending
             if (number, position) in grouped[theirs] or rows.get(theirs, (row,))[0] is not row:
                 raise LayoutError(f"{next(iter(grouped[theirs].values()))} and {name} would both be {theirs}")
             grouped[theirs][number, position] = name
             rows[theirs] = row, {key: value for key, value in values.items() if key != row.counter}
-        missing = [] if part else self._missing(rows.values(), prefix)
+        missing = [] if part else self._missing(rows.values(), prefix, ending)
         for theirs, names in grouped.items():
             row, values = rows[theirs]
             depth = 1 + max(position for _, position in names)
             for number, template in enumerate(row.ours):
-                for position in _gaps({at for one, at in names if one == number}, depth):
+                for position in gaps({at for one, at in names if one == number}, depth):
                     missing.append(fill(template, {**values, row.counter: str(position)} if row.stack else values))
         if not part:
             missing += self._lacking(shapes)
@@ -322,9 +343,12 @@ class Layout:
         return self.encode({name: array.shape for name, array in arrays.items()}, settings, part=True).write(arrays)
 
     def _one_branch(
-        self, hits: list[tuple[Row, int, dict[str, str]]], names: Collection[str], settings: Settings
+        self, hits: list[tuple[Row, int, dict[str, str]]], shapes: Mapping[str, Shape], settings: Settings
     ) -> list[tuple[Row, int, dict[str, str]]]:
-        """Return, of rows in alternative branches, the one that is asked for, or the largest that is all there."""
+        """Return, of rows in alternative branches, the one that is asked for, or the largest that is all there.
+
+        The first of those that hold as many of our tensors; parts that are counted have to be of one shape.
+        """
         if len({row.branch for row, _, _ in hits}) < len(hits) or len({row.choice for row, _, _ in hits}) > 1:
             return hits
         asked = [hit for hit in hits if any(settings.get(one) for one in hit[0].alternatives)]
@@ -333,11 +357,23 @@ class Layout:
         sizes = []
         for row, _, values in hits:
             branch = [one for one in self.rows if one.branch == row.branch and not one.optional]
-            wanted = [fill(name, values) for one in branch for name in one.ours if placeholders(name) <= values.keys()]
-            sizes.append(len(branch) if all(name in names for name in wanted) else 0)
+            wanted = [
+                [fill(name, values) for name in one.ours if placeholders(name) <= values.keys()] for one in branch
+            ]
+            is_there = all(name in shapes for names in wanted for name in names) and all(
+                len({shapes[name] for name in names}) <= 1
+                for one, names in zip(branch, wanted, strict=True)
+                if one.part
+            )
+            sizes.append(sum(map(len, wanted)) if is_there else 0)
         return [hits[sizes.index(max(sizes))]]
 
-    def _missing(self, found: Iterable[tuple[Row, Mapping[str, str]]], prefix: str) -> list[str]:
+    def _ending(self, names: Iterable[str]) -> str:
+        """Return what all names end with beside what the rows say."""
+        names = list(names) if self.nnx else []
+        return VALUE if names and all(name.endswith(VALUE) for name in names) else ""
+
+    def _missing(self, found: Iterable[tuple[Row, Mapping[str, str]]], prefix: str, ending: str = "") -> list[str]:
         """Return the names of a whole model that are not there."""
         if not self.whole:
             return []
@@ -347,7 +383,7 @@ class Layout:
         taken: dict[tuple[str, str, str], list[str]] = {}
         for row, values in found:
             i, j = values.get("i", ""), values.get("j", "")
-            blocks, experts = _stems(row)
+            blocks, experts = stems_of(row)
             for key, number in (((blocks, ""), i), ((experts, i), j)):
                 if number:
                     numbers[key].add(int(number))
@@ -356,7 +392,7 @@ class Layout:
                 *dict.fromkeys((*before, *row.alternatives))
             ]
         for known in numbers.values():
-            known |= set(_gaps(known, max(known)))
+            known |= set(gaps(known, max(known)))
         missing = []
         first: dict[str, list[str]] = {}
         some = {id(row) for row, values in found if "i" in values}
@@ -365,76 +401,19 @@ class Layout:
             if row.reason or (row.optional and id(row) not in some):  # what is optional, all blocks have, or none
                 continue
             held = placeholders(row.theirs)
-            blocks, experts = _stems(row)
+            blocks, experts = stems_of(row)
             for i in map(str, sorted(numbers[blocks, ""])) if "i" in held else [""]:
                 if row.choice and not {*taken.get((row.choice, blocks, i), default)} & {*row.alternatives}:
                     continue
                 for j in map(str, sorted(numbers[experts, i]) or [0]) if "j" in held else [""]:
                     if (id(row), i, j) not in seen:
-                        missing.append(fill(row.theirs, {"prefix": prefix, "i": i, "j": j}))
+                        missing.append(fill(row.theirs, {"prefix": prefix, "i": i, "j": j}) + ending)
         if self.mark and not any(self.mark in row.theirs for row, _ in found):
             missing.append(f"any {self.mark}")
         return missing
 
     def _lacking(self, names: Iterable[str]) -> list[str]:
         return lacking(names) if self.ours else []
-
-
-def lacking(names: Iterable[str]) -> list[str]:
-    """Return the names of ours that go with the given ones and are not there: queries without keys, a block's gap."""
-    names = set(names)
-    missing = []
-    for endings in TOGETHER:
-        stems = {name.removesuffix(ending) for name in names for ending in endings if name.endswith(ending)}
-        missing += [stem + ending for stem in stems for ending in endings if stem + ending not in names]
-    stems = {name.removesuffix(KEY_BIAS) for name in names if name.endswith(KEY_BIAS)}
-    missing += [stem + QUERY_BIAS for stem in stems if stem + QUERY_BIAS not in names]
-    if stems:
-        stems = {name.removesuffix(QUERY_BIAS) for name in names if name.endswith(QUERY_BIAS)}
-        missing += [stem + KEY_BIAS for stem in stems if stem + KEY_BIAS not in names]
-    numbers: dict[str, set[int]] = collections.defaultdict(set)
-    for name in names:
-        for hit in _STACKED.finditer(name):
-            numbers[name[: hit.end() - 1]].add(int(name[hit.end() :].partition(".")[0]))
-    missing = list(dict.fromkeys(missing))
-    return missing + [f"{stem}.{i}" for stem, found in numbers.items() for i in _gaps(found, max(found))]
-
-
-_STACKED = re.compile(r"(?:^|(?<=\.))(?:(?:trf_blocks|heads|experts)\.(?=[0-9]+\.)|layers\.(?=[0-9]+\.att\.))")
-"""What blocks are numbered below; other numbers are somebody's own, and may have gaps."""
-
-
-def _gaps(numbers: Collection[int], stop: int) -> Iterable[int]:
-    """Return the first numbers below `stop` that are not there; a name may hold any number, so not all of them."""
-    return itertools.islice((i for i in range(stop) if i not in numbers), 100)
-
-
-def _stems(row: Row) -> tuple[str, str]:
-    """Return what is in front of the number of a block and of the number below it; "" where it has none.
-
-    Theirs of a block, and ours of the number below it: some put it behind what an expert consists of.
-    """
-    blocks, experts = row.theirs.partition("{i}"), (*row.ours, row.theirs)[0].partition("{j}")
-    return blocks[0] if blocks[1] else "", experts[0] if "{j}" in row.theirs else ""
-
-
-class _Index:
-    """Rows by the last two parts of their names, so that a name is held against few of them."""
-
-    def __init__(self, named: Iterable[tuple[str, Row]]):
-        self._exact: dict[tuple[str, ...], list[Row]] = collections.defaultdict(list)
-        self._others: list[Row] = []
-        for template, row in named:
-            ending = tuple(template.replace("{path}", "").split(".")[-2:])
-            rows = self._others if any("{" in part for part in ending) else self._exact[ending]
-            if not any(one is row for one in rows):
-                rows.append(row)
-
-    def find(self, name: str) -> list[Row]:
-        """Return the rows that may cover a name."""
-        parts = tuple(name.split("."))
-        endings = dict.fromkeys((parts[-2:], parts[-1:]))
-        return [row for ending in endings for row in self._exact.get(ending, ())] + self._others
 
 
 def _strided(array: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[Any, Any]:

@@ -30,6 +30,8 @@ from . import (
     qwen3_next,
 )
 from .layout import Decoded, Encoded, Layout
+from .libraries import tunix
+from .ours import OWN
 
 __all__ = [
     "Decoded",
@@ -66,10 +68,16 @@ _LAYOUTS = {
         llama.META_LAYOUT,
         gpt_oss.OPENAI_LAYOUT,
         *book_models.LAYOUTS,
+        *tunix.LAYOUTS,
     )
 }
 
-_ALIASES = {f"hf-{kind.replace('_', '-')}": one for one in _LAYOUTS.values() for kind in one.model_types} | _LAYOUTS
+_ALIASES = {
+    f"hf-{kind.replace('_', '-')}": one
+    for one in _LAYOUTS.values()
+    if one.name.startswith("hf-")
+    for kind in one.model_types
+} | _LAYOUTS
 """Also by what a config.json calls a model."""
 
 _RULES = "rules of your own (--rules, docs/checkpoints.md) take any names"
@@ -139,8 +147,9 @@ def detect(names: Iterable[str], model_type: Any = None) -> Layout:
 
 
 def _checked(layout: Layout, model_type: Any) -> Layout:
-    """Return the layout, unless it is for models of other types."""
-    if isinstance(model_type, str) and layout.model_types and model_type not in layout.model_types:
+    """Return the layout, unless it is for models of other types; ours are all of them."""
+    is_said = isinstance(model_type, str) and not model_type.startswith(OWN)
+    if is_said and layout.model_types and model_type not in layout.model_types:
         raise LayoutError(
             f"the names fit {layout.name}, which is for {', '.join(layout.model_types)}, but config.json says "
             f"{printable(model_type)}, which may mean other things by them; --from {layout.name} takes them as they are"

@@ -28,7 +28,7 @@ from .reading.decoders import attention_of, read_llama_block, write_llama_decode
 from .reading.model_config import ModelConfig
 from .reading.rotary import read_rotary, write_rotary
 from .rows.attention import SPLIT, Table, below, interleaved_rotary
-from .rows.common import is_frequencies
+from .rows.common import GROUPED_HEADS, is_frequencies
 from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 
 
@@ -228,9 +228,6 @@ META_LAYOUT = Layout(
         Row("norm.weight", ("final_norm.scale",)),
         Row("rope.freqs", reason="rotary frequencies, which are computed", check=is_frequencies),
     ],
-    settings={
-        "num_heads": ("n_heads", "num_attention_heads"),
-        "num_kv_heads": ("n_kv_heads", "num_key_value_heads", "n_heads", "num_attention_heads"),
-    },
+    settings=GROUPED_HEADS,
     whole=True,
 )

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
+import re
+from collections.abc import Collection, Iterable
+
 from ..weights.rows import Row
+
+OWN = "attn-bridge-"
+"""What a config.json of ours has in front of the model's name as its ``model_type``."""
 
 MATRIX = "o i -> i o"
 CONVOLUTION = "o i k -> k i o"
@@ -74,3 +82,32 @@ def _flax_row(name: str) -> Row:
     if leaf == "weight":
         return Row(f"{stem}.kernel", (name,), CONVOLUTION if name in CONVOLUTIONS else MATRIX)
     return Row(name, (name,))
+
+
+def lacking(names: Iterable[str]) -> list[str]:
+    """Return the names of ours that go with the given ones and are not there: queries without keys, a block's gap."""
+    names = set(names)
+    missing = []
+    for endings in TOGETHER:
+        stems = {name.removesuffix(ending) for name in names for ending in endings if name.endswith(ending)}
+        missing += [stem + ending for stem in stems for ending in endings if stem + ending not in names]
+    stems = {name.removesuffix(KEY_BIAS) for name in names if name.endswith(KEY_BIAS)}
+    missing += [stem + QUERY_BIAS for stem in stems if stem + QUERY_BIAS not in names]
+    if stems:
+        stems = {name.removesuffix(QUERY_BIAS) for name in names if name.endswith(QUERY_BIAS)}
+        missing += [stem + KEY_BIAS for stem in stems if stem + KEY_BIAS not in names]
+    numbers: dict[str, set[int]] = collections.defaultdict(set)
+    for name in names:
+        for hit in _STACKED.finditer(name):
+            numbers[name[: hit.end() - 1]].add(int(name[hit.end() :].partition(".")[0]))
+    missing = list(dict.fromkeys(missing))
+    return missing + [f"{stem}.{i}" for stem, found in numbers.items() for i in gaps(found, max(found))]
+
+
+_STACKED = re.compile(r"(?:^|(?<=\.))(?:(?:trf_blocks|heads|experts)\.(?=[0-9]+\.)|layers\.(?=[0-9]+\.att\.))")
+"""What blocks are numbered below; other numbers are somebody's own, and may have gaps."""
+
+
+def gaps(numbers: Collection[int], stop: int) -> Iterable[int]:
+    """Return the first numbers below `stop` that are not there; a name may hold any number, so not all of them."""
+    return itertools.islice((i for i in range(stop) if i not in numbers), 100)

@@ -480,8 +480,10 @@ def outside_tunix_llama3(wrong: str | None) -> Case:
     import jax.numpy as jnp
     from flax import nnx
     from transformers import LlamaConfig, LlamaForCausalLM
-    from tunix.models.llama3 import model as tunix
 
+    from ..support.tunix_models import as_tunix_needs, library
+
+    tunix = library("llama3")
     config = tunix.ModelConfig(
         num_layers=1, vocab_size=llama.VOCABULARY, embed_dim=llama.WIDTH, hidden_dim=llama.HIDDEN,
         num_heads=llama.HEADS, head_dim=llama.HEAD, num_kv_heads=llama.KV_HEADS, weight_tying=False,
@@ -512,4 +514,6 @@ def outside_tunix_llama3(wrong: str | None) -> Case:
     hf.lm_head.weight | model.lm_head.w | o d -> d o
     """
     table = rules(names, h=llama.HEADS, k=llama.KV_HEADS)
-    return Case(first, onto(first, Port(), table), tokens(2, llama.T))
+    with as_tunix_needs():
+        port = Port()
+    return Case(first, onto(first, port, table), tokens(2, llama.T))

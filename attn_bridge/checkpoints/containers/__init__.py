@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...printable import printable
-from .base import ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
+from .base import ORBAX_ITEMS, ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
 from .files import bad
 
 __all__ = [
@@ -123,7 +123,7 @@ def _look_into(folder: Path) -> tuple[Path, str]:
     for ending in (".safetensors", ".safetensors.index.json"):
         if any(name.endswith(ending) and not name.startswith(".") for name in names):
             return folder, "safetensors"
-    if ORBAX_METADATA in names or (folder / "default" / ORBAX_METADATA).is_file():
+    if ORBAX_METADATA in names or any((folder / one / ORBAX_METADATA).is_file() for one in ORBAX_ITEMS):
         return folder, "orbax"
     if ".metadata" in names:
         raise bad(folder, DCP)

@@ -36,6 +36,9 @@ SPARSE, SPAN = 4, 1 << 20
 ORBAX_METADATA = "_METADATA"
 """File of a folder of Orbax that says what is in it."""
 
+ORBAX_ITEMS = ("default", "model_params")
+"""Folders in a step of Orbax's CheckpointManager that hold a model: without a name, and by the name that Tunix has."""
+
 
 class CheckpointError(ValueError):
     """A checkpoint that can't be read, converted or written, in one line that names the file and the reason."""

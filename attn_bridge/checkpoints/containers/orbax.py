@@ -15,6 +15,7 @@ import numpy as np
 
 from ...printable import printable
 from .base import MAX_HEADER, Array, CheckpointError, Reader, TensorInfo, Writer, numpy_dtype
+from .base import ORBAX_ITEMS as ITEMS
 from .base import ORBAX_METADATA as METADATA
 from .files import (
     File,
@@ -79,8 +80,8 @@ class OrbaxReader(Reader):
         self.path = path
         if not path.is_dir():
             raise bad(path, "is not a folder, as Orbax writes it")
-        if not (path / METADATA).is_file() and (path / "default" / METADATA).is_file():
-            path = path / "default"
+        if not (path / METADATA).is_file():
+            path = next((path / one for one in ITEMS if (path / one / METADATA).is_file()), path)
         self._folder = path
         said = self._read_json(METADATA)
         if not isinstance(said, dict) or not isinstance(said.get("tree_metadata"), dict):

@@ -12,6 +12,11 @@ Values = np.ndarray[Any, Any]
 
 TIE = {"tie": ("tie_word_embeddings",)}
 HEADS = {"num_heads": ("num_attention_heads", "n_head")}
+GROUPED_HEADS = {
+    "num_heads": ("n_heads", "num_attention_heads"),
+    "num_kv_heads": ("n_kv_heads", "num_key_value_heads", "n_heads", "num_attention_heads"),
+}
+"""As Meta's params.json and the config.json of `transformers` have them."""
 
 
 def with_bias(theirs: str, ours: str, pattern: str = "... -> ...") -> list[Row]:

@@ -129,10 +129,11 @@ def _shape(name, row):
     rows = {"W_latent": 5, "W_key_rope": 3}
     if row.along == "c":
         rows |= {"W_value": 16, "W_gate": 16}
-    if len(row.ours) == 1 or row.along == "h" or row.shares:
+    if len(row.ours) == 1 or row.along == "h" or row.shares or (row.part and len(row.ours) == 2):
         rows |= {"W_key": 4, "W_value": 4}
     width = rows.get(name.split(".")[-2] if "." in name else "", 8)
-    return (width, WIDTH) if leaf == "weight" else (width,)
+    columns = 8 if row.pattern.startswith("o (h c)") else WIDTH
+    return (width, columns) if leaf == "weight" else (width,)
 
 
 def _draw(random, *shape):
