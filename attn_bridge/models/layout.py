@@ -18,7 +18,7 @@ from ..weights.rows import Check, LayoutError, Placement, Row, Shape
 from ..weights.templates import fill, placeholders
 from .ours import KEY_BIAS, QUERY_BIAS, TOGETHER
 
-FLAGS = ("tie", "fused")
+FLAGS = ("tie", "fused", "flat", "transposed", "scan", "interleaved")
 """Settings that are 0 or 1; every other one is a size."""
 
 MAX_SIZE = (1 << 31) - 1
@@ -112,10 +112,13 @@ class Layout:
         self.prefixes, self.settings, self.defaults = prefixes, dict(settings or {}), dict(defaults or {})
         self.whole, self.ours, self.mark, self.model_types = whole, ours, mark, model_types
         self._refused = [(Row(template, reason=reason), reason) for template, reason in (refused or {}).items()]
-        self._theirs = {
-            prefix: _Index((row.theirs.replace("{prefix}", prefix), row) for row in self.rows) for prefix in prefixes
-        }
+        self._index_theirs(self.rows)
         self._ours = _Index((name, row) for row in self.rows for name in (*row.ours, *row.tied))
+
+    def _index_theirs(self, rows: Collection[Row]) -> None:
+        self._theirs = {
+            prefix: _Index((row.theirs.replace("{prefix}", prefix), row) for row in rows) for prefix in self.prefixes
+        }
 
     def __repr__(self) -> str:
         return f"Layout({self.name!r})"

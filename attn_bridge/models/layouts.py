@@ -29,6 +29,7 @@ from . import (
     qwen3_next,
 )
 from .layout import Decoded, Encoded, Layout
+from .libraries import gemma_linen
 
 __all__ = [
     "Decoded",
@@ -64,6 +65,7 @@ _LAYOUTS = {
         *encoder_decoder.LAYOUTS,
         llama.META_LAYOUT,
         gpt_oss.OPENAI_LAYOUT,
+        gemma_linen.LAYOUT,
     )
 }
 

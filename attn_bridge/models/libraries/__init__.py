@@ -1,0 +1,1 @@
+"""Layouts of JAX libraries: how their models name and shape what is ours."""
