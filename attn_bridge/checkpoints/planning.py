@@ -17,10 +17,12 @@ from ..models import layouts
 from ..models.layout import FLAGS
 from ..printable import printable
 from ..weights import WeightsMismatchError
-from ..weights.rows import Check, refined
+from ..weights.changes import Steps
+from ..weights.rows import Check, Placement, refined
 from . import digests
+from . import originals as kept_numbers
 from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
-from .copying import Move, move_of
+from .copying import Move, dense, move_of
 from .manifest import Manifest
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
@@ -52,6 +54,11 @@ class Target:
     kept: bool = False
 
     @property
+    def is_changed(self) -> bool:
+        """Whether its numbers are others than its sources'."""
+        return any(move.steps for move in self.moves)
+
+    @property
     def sources(self) -> list[str]:
         """Names of the source tensors."""
         return list(dict.fromkeys(move.source for move in self.moves))
@@ -75,6 +82,8 @@ class Plan:
         notes: what the user should know.
         settings: those that were given.
         checks: dropped source tensor -> whether its numbers are what the reason says of them.
+        originals: tensors of ours as the source's numbers have them, which are kept aside because theirs are others.
+        carried: what earlier conversions kept aside of the same kind, and is still of use.
     """
 
     source: Path
@@ -90,6 +99,8 @@ class Plan:
     notes: tuple[str, ...] = ()
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     checks: dict[str, Check] = dataclasses.field(default_factory=dict)
+    originals: tuple[Target, ...] = ()
+    carried: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -172,12 +183,25 @@ def make(
     encoded = theirs.encode({name: placed.shape for name, placed in decoded.placements.items()}, wanted)
     order = {name: position for position, name in enumerate(reader.tensors)}
     targets = []
+    originals: dict[Placement, Target] = {}
+    kinds: dict[str, str] = {}
+    named: dict[Placement, list[str]] = {}
+    for part, here in decoded.placements.items():
+        named.setdefault(here, []).append(part)
     for name, parts in encoded.parts.items():
         moves = []
         for part, there in parts.items():
             here = decoded.placements[part]
             axes = refined(here.axes, there.axes)
-            moves.append(move_of(here.theirs, here.offset, there.offset, axes))
+            move = move_of(here.theirs, here.offset, there.offset, axes)
+            kinds[part] = kept_numbers.kind_of(theirs.name, there.change)
+            if here.change != there.change:
+                own, kind = reader.tensors[here.theirs].dtype, kept_numbers.kind_of(ours.name, here.change)
+                aside, kept_move = kept_numbers.original(named[here][0], here, kind, own)
+                originals.setdefault(here, Target(aside, own, (kept_move,), "keep"))
+                original = kept_numbers.find(manifest, [part, *named[here]], kinds[part], there)
+                move = dataclasses.replace(move, steps=Steps(here.change, there.change), original=original)
+            moves.append(move)
         moves.sort(key=lambda move: move.target_offset)
         found = {reader.tensors[move.source].dtype for move in moves}
         if len(found) > 1:
@@ -194,7 +218,7 @@ def make(
         one, two = decoded.placements[kept], decoded.placements[left_out]
         if one != two:
             first, second = (
-                move_of(placed.theirs, placed.offset, 0, refined(placed.axes, _dense(placed.shape)))
+                move_of(placed.theirs, placed.offset, 0, refined(placed.axes, dense(placed.shape)))
                 for placed in (one, two)
             )
             ties.append((first, second, kept, left_out))
@@ -224,9 +248,11 @@ def make(
         _in_container(metadata, targets, target_format),
         restore,
         wide,
-        tuple(_notes(reader, wide)),
+        (*_notes(reader, wide), *_change_notes(targets)),
         dict(settings or {}),
         decoded.checks,
+        tuple(originals.values()),
+        kept_numbers.carried(manifest, kinds),
     )
 
 
@@ -291,6 +317,7 @@ def _same(
         restore,
         wide,
         tuple(_notes(reader, wide)),
+        carried=kept_numbers.carried(manifest, {}),
     )
 
 
@@ -373,15 +400,6 @@ def _in_container(metadata: Mapping[str, Any], targets: Sequence[Target], target
     return dict(metadata)
 
 
-def _dense(shape: tuple[int, ...]) -> list[tuple[tuple[int, int], ...]]:
-    strides: list[tuple[tuple[int, int], ...]] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(((size, step),))
-        step *= size
-    return strides[::-1]
-
-
 def _dtype(dtype: str | None) -> str:
     wide = DTYPES.get(dtype or "", dtype or "")
     if wide and wide not in DTYPES.values():
@@ -398,11 +416,25 @@ def _cast(dtype: str, wanted: str) -> str:
 
 
 def _words(moves: Sequence[Move], own: str, there: str) -> str:
-    words = [] if all(move.is_plain for move in moves) else ["rearrange"]
+    words = [] if all(dataclasses.replace(move, steps=Steps()).is_plain for move in moves) else ["rearrange"]
+    words += ["scale"] if any(move.steps for move in moves) else []
     if len(moves) > 1:
         words.append(f"fuse {len(moves)}")
     words += [f"{own} to {there}"] if own != there else []
     return ", ".join(words) or "copy"
+
+
+def _change_notes(targets: Sequence[Target]) -> list[str]:
+    """Say which numbers become others."""
+    changed = [target for target in targets if target.is_changed]
+    if not changed:
+        return []
+    return [
+        f"{printable(changed[0].info.name)}"
+        + (f" and {len(changed) - 1} more hold" if len(changed) > 1 else " holds")
+        + " numbers that are scaled or shifted here, and rounded; those of the source are kept aside, and the way back "
+        "takes them"
+    ]
 
 
 def _notes(reader: Reader, wide: str) -> list[str]:

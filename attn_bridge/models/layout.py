@@ -71,7 +71,8 @@ class Encoded:
             result = np.empty(self.shapes[theirs], next(arrays[name].dtype for name in parts))
             for name, placement in parts.items():
                 atoms = [size for axis in placement.axes for size, _ in axis]
-                _strided(result, placement)[...] = arrays[name].reshape(atoms)
+                numbers = arrays[name] if placement.change is None else placement.change.there(arrays[name])
+                _strided(result, placement)[...] = numbers.reshape(atoms)
             found[theirs] = result
         return found
 
@@ -446,4 +447,5 @@ def _strided(array: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[An
 
 
 def _view(array: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[Any, Any]:
-    return _strided(np.ascontiguousarray(array), placement).reshape(placement.shape)
+    found = _strided(np.ascontiguousarray(array), placement).reshape(placement.shape)
+    return found if placement.change is None else placement.change.back(found)

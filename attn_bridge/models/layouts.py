@@ -29,7 +29,7 @@ from . import (
     qwen3_next,
 )
 from .layout import Decoded, Encoded, Layout
-from .libraries import gemma_linen
+from .libraries import gemma_linen, maxtext
 
 __all__ = [
     "Decoded",
@@ -66,6 +66,7 @@ _LAYOUTS = {
         llama.META_LAYOUT,
         gpt_oss.OPENAI_LAYOUT,
         gemma_linen.LAYOUT,
+        maxtext.LAYOUT,
     )
 }
 
