@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..weights.changes import Steps
+from ..weights.changes import NO_STEPS, Steps
 from .threads import Threads
 
 Array = np.ndarray[Any, Any]
@@ -62,7 +62,7 @@ class Move:
     source_offset: int
     target_offset: int
     axes: tuple[Axis, ...]
-    steps: Steps = Steps()
+    steps: Steps = NO_STEPS
     original: Move | None = None
 
     @property

@@ -79,9 +79,9 @@ class Elements:
                 for piece in pieces(move, start, stop):
                     self._gather(reader, piece, found, start)
         if target.is_changed:
-            changed = self._changed(target, found, start, stop)
+            scaled = self._changed(target, found, start, stop)
             self.release(found)
-            return changed, 0
+            return scaled, 0
         if target.info.dtype == target.source_dtype:
             return found, 0
         cast = rounded(found, numpy_dtype(target.info.dtype))
@@ -107,9 +107,10 @@ class Elements:
                     self._gather(self._kept, piece, kept, start)
             for piece in pieces(move, start, stop) if move.steps else ():
                 moved = Move(piece.source, 0, piece.target_offset - start, piece.axes)
-                views = [None if one is None else boxed(moved, one) for one in (result, found, kept)]
-                for place in blocks([size for size, _, _ in moved.axes], BLOCK):
-                    _change(move.steps, *(None if one is None else one[place] for one in views))
+                one, two = boxed(moved, result), boxed(moved, found)
+                three = None if kept is None else boxed(moved, kept)
+                for at in blocks([size for size, _, _ in moved.axes], BLOCK):
+                    _change(move.steps, one[at], two[at], None if three is None else three[at])
         return rounded(result, there)
 
     def read_plain(self, target: Target, into: Array) -> None:
@@ -158,9 +159,8 @@ class Elements:
         return self._source[:size].view(dtype)
 
 
-def _change(steps: Steps, result: Array | None, found: Array | None, kept: Array | None) -> None:
+def _change(steps: Steps, result: Array, found: Array, kept: Array | None) -> None:
     """Change numbers, and take those of before the last change where they lead to the ones found, bit for bit."""
-    assert result is not None and found is not None
     values = steps.apply(np.ascontiguousarray(result))
     if kept is not None:
         before = np.ascontiguousarray(kept)

@@ -17,7 +17,7 @@ from ..models import layouts
 from ..models.layout import FLAGS
 from ..printable import printable
 from ..weights import WeightsMismatchError
-from ..weights.changes import Steps
+from ..weights.changes import NO_STEPS, Steps
 from ..weights.rows import Check, Placement, refined
 from . import digests
 from . import originals as kept_numbers
@@ -416,7 +416,7 @@ def _cast(dtype: str, wanted: str) -> str:
 
 
 def _words(moves: Sequence[Move], own: str, there: str) -> str:
-    words = [] if all(dataclasses.replace(move, steps=Steps()).is_plain for move in moves) else ["rearrange"]
+    words = [] if all(dataclasses.replace(move, steps=NO_STEPS).is_plain for move in moves) else ["rearrange"]
     words += ["scale"] if any(move.steps for move in moves) else []
     if len(moves) > 1:
         words.append(f"fuse {len(moves)}")

@@ -1,4 +1,4 @@
-"""A layout whose table follows from the model at hand: its number of layers, its shapes, or which of two forms it has."""
+"""A layout whose table follows from the model at hand: from its number of layers, its shapes, or its form."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class ChosenLayout(Layout):
 
     def decode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Decoded:
         """Say where each of our tensors lies among outside ones; see `Layout.decode`."""
-        refused = self.why_refused(name for name in shapes if name not in self.match(shapes)[1])
+        _, known = self.match(shapes)
+        refused = self.why_refused(name for name in shapes if name not in known)
         if refused:
             raise LayoutError(refused)
         given = {**self.defaults, **(settings or {})}

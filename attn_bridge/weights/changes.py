@@ -33,7 +33,7 @@ class Change:
             return rounded(numbers * times + plus if self.plus else numbers * times, array.dtype)
 
     def back(self, array: Array) -> Array:
-        """Return ours, rounded to the dtype of theirs; rounding makes it inexact but for factors that are powers of two."""
+        """Return ours, rounded to the dtype of theirs: exact for powers of two as factors, and for little else."""
         times, plus, numbers = self._in(array)
         with np.errstate(all="ignore"):
             return rounded((numbers - plus) / times if self.plus else numbers / times, array.dtype)
@@ -67,6 +67,9 @@ class Steps:
     def turned(self) -> Steps:
         """The same the other way."""
         return Steps(self.there, self.here)
+
+
+NO_STEPS = Steps()
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:

@@ -131,7 +131,7 @@ class Row:
             raise LayoutError(
                 f"{self.theirs}: several parts need either the axis that counts them or one they lie along"
             )
-        if not self.ours and self.part or len(self.ours) <= 1 and self.along:
+        if (self.part and not self.ours) or (self.along and len(self.ours) <= 1):
             raise LayoutError(f"{self.theirs}: {self.part or self.along!r} counts parts, and there are no several")
         if self.along and len(self.split) not in (0, len(self.ours)):
             raise LayoutError(f"{self.theirs}: {len(self.split)} sizes for {len(self.ours)} parts")

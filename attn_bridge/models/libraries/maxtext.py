@@ -1,12 +1,12 @@
 """MaxText's decoders: Llama, Mistral, Mixtral, Qwen 2 and 3, Qwen3-MoE, Gemma 2 and 3.
 
-MaxText is on no package index, so this was read, not run: AI-Hypercomputer/maxtext of August 2026,
-``checkpoint_conversion/utils/param_mapping.py`` (names, axes, what is done to the numbers), ``checkpoint_conversion/
-to_maxtext.py`` (stacks), ``layers/attentions.py`` (where scores are scaled, which rotary positions), ``models/gemma3.py``,
-``checkpoint_conversion/standalone_scripts/llama_or_mistral_ckpt.py`` and ``convert_gemma2_chkpt.py``.
+MaxText is on no package index. This is read off AI-Hypercomputer/maxtext of August 2026: in ``checkpoint_conversion``,
+``utils/param_mapping.py`` (names, axes, what is done to the numbers), ``to_maxtext.py`` (stacks), and of its
+``standalone_scripts`` ``llama_or_mistral_ckpt.py`` and ``convert_gemma2_chkpt.py``; ``layers/attentions.py`` (where
+scores are scaled, which rotary positions) and ``models/gemma3.py``.
 
-- Layers are numbered (``layers_0``), or stacked (``scan=1``) along the second axis of every tensor, ``param_scan_axis``.
-  Gemma 2 has pairs of a local and a global layer; Gemma 3 stacks six kinds of layers, and what is left over is not.
+- Layers are numbered (``layers_0``), or stacked (``scan=1``) along the second axis (``param_scan_axis``). Gemma 2
+  has pairs of a local and a global layer; Gemma 3 stacks six kinds of layers, and what is left over is not.
 - Queries hold the scale of the scores where the model applies none: Llama, Mistral, Mixtral, Gemma 2. Its source is
   ``query_pre_attn_scalar`` or the width of a head; for Gemma 2 27B, ``param_mapping.py`` takes the latter, against the
   model and ``convert_gemma2_chkpt.py``.
@@ -134,7 +134,7 @@ def _block(form: Form, front: str, suffix: str, layers: list[int] | None, plus: 
             yield row(f"mlp{suffix}.{name}.kernel", f"ff.{fc}.weight", "o i -> i o")
 
 
-_LAYER = re.compile(r"(?:^|\.)decoder\.layers_([0-9]+)\.")
+_LAYER = re.compile(r"(?:^|\.)decoder\.layers_([0-9]{1,9})\.")
 _QUERY = re.compile(r"(?:^|\.)self_attention(?:_local)?\.query\.kernel$")
 
 
@@ -160,7 +160,19 @@ def _of_theirs(shapes: Mapping[str, Shape], settings: Settings) -> Form:
     if layers is not None and not 0 < layers <= _MOST:
         raise LayoutError(f"a model of {layers} layers is none that MaxText stacks, from 1 to {_MOST}")
     width = next((int(shape[-1]) for name, shape in shapes.items() if name.endswith("token_embedder.embedding")), 0)
+    if scan and width:
+        _check_axis(queries, width)
     return _form(kind, scan, layers, head_dim, width, settings)
+
+
+def _check_axis(queries: Mapping[str, Shape], width: int) -> None:
+    """Refuse layers that are stacked along another axis, whose other sizes might fit by chance."""
+    for name, shape in queries.items():
+        if shape[0] != width:
+            raise LayoutError(
+                f"{name} {tuple(shape)}: its first axis must be as wide as the embeddings ({width}), and the second count "
+                "the layers (param_scan_axis=1)"
+            )
 
 
 def _of_ours(shapes: Mapping[str, Shape], settings: Settings) -> Form:
@@ -173,7 +185,7 @@ def _of_ours(shapes: Mapping[str, Shape], settings: Settings) -> Form:
         kind = "qwen-moe" if has_norms else "mixtral"
     else:
         kind = "qwen" if has_norms or "att.W_query.bias" in blocks else "llama"
-    numbers = [int(number) for name in shapes for number in re.findall(r"^trf_blocks\.([0-9]+)\.", name)]
+    numbers = [int(number) for name in shapes for number in re.findall(r"^trf_blocks\.([0-9]{1,9})\.", name)]
     layers = 1 + max(numbers, default=0)
     if layers > _MOST:
         raise LayoutError(f"trf_blocks.{layers - 1}: a model for MaxText has at most {_MOST} layers")
@@ -186,7 +198,7 @@ def _of_ours(shapes: Mapping[str, Shape], settings: Settings) -> Form:
 
 
 _MOST = 4096
-"""Most layers of a model, so that a name can't ask for a table of any size."""
+"""Most layers of a model, so that a name or a shape can't ask for a table of any size."""
 
 
 def _form(kind: str, scan: int, layers: int | None, head_dim: int, width: int, settings: Settings) -> Form:
@@ -271,7 +283,7 @@ LAYOUT = _MaxText(
     defaults={"tie": 0, "scan": 0},
     whole=True,
     refused={
-        "opt_state.{rest}": "the state of an optimizer; save the parameters alone (generate_param_only_checkpoint.py)",
+        "opt_state.{rest}": "an optimizer's state; save the parameters alone (generate_param_only_checkpoint.py)",
         "{rest}.qkv_proj.kernel": _FUSED,
         "{rest}.mlp.wi.kernel": _FUSED,
         **{
