@@ -6,8 +6,9 @@ are ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from ..printable import printable
 from ..weights.changes import Change, is_float
 from ..weights.rows import Placement, refined
 from .containers.base import CheckpointError, TensorInfo, numpy_dtype
@@ -59,3 +60,14 @@ def carried(manifest: Manifest | None, kinds: Mapping[str, str]) -> tuple[str, .
         return ()
     split = ((name, *name.removeprefix(PREFIX).partition("/")) for name in manifest.kept.tensors)
     return tuple(name for name, kind, _, part in split if name.startswith(PREFIX) and kinds.get(part) != kind)
+
+
+def notes(names: Sequence[str]) -> list[str]:
+    """Say which tensors of a target hold numbers that are scaled, if any."""
+    if not names:
+        return []
+    more = f" and {len(names) - 1} more hold" if len(names) > 1 else " holds"
+    return [
+        f"{printable(names[0])}{more} numbers that are scaled or shifted, and so rounded; those of the source are kept "
+        "aside, and the way back takes them"
+    ]

@@ -248,7 +248,7 @@ def make(
         _in_container(metadata, targets, target_format),
         restore,
         wide,
-        (*_notes(reader, wide), *_change_notes(targets)),
+        (*_notes(reader, wide), *kept_numbers.notes([one.info.name for one in targets if one.is_changed])),
         dict(settings or {}),
         decoded.checks,
         tuple(originals.values()),
@@ -422,19 +422,6 @@ def _words(moves: Sequence[Move], own: str, there: str) -> str:
         words.append(f"fuse {len(moves)}")
     words += [f"{own} to {there}"] if own != there else []
     return ", ".join(words) or "copy"
-
-
-def _change_notes(targets: Sequence[Target]) -> list[str]:
-    """Say which numbers become others."""
-    changed = [target for target in targets if target.is_changed]
-    if not changed:
-        return []
-    return [
-        f"{printable(changed[0].info.name)}"
-        + (f" and {len(changed) - 1} more hold" if len(changed) > 1 else " holds")
-        + " numbers that are scaled or shifted here, and rounded; those of the source are kept aside, and the way back "
-        "takes them"
-    ]
 
 
 def _notes(reader: Reader, wide: str) -> list[str]:

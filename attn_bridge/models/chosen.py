@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from ..weights.rows import LayoutError, Row, Shape
-from .layout import Decoded, Encoded, Layout, Settings
+from .layout import FLAGS, Decoded, Encoded, Layout, Settings
 
 Form = dict[str, Any]
 """What tells the tables of a layout apart: setting -> value."""
@@ -31,7 +31,7 @@ class ChosenLayout(Layout):
         known: forms whose names, taken together, are all that such models may have.
         of_theirs: tells the form of a model of the library.
         of_ours: tells the form that a model of ours takes.
-        kept: which parts of the form lead back to the same outside names.
+        kept: which parts of the form are settings that lead back to the same outside tensors.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class ChosenLayout(Layout):
         given = {**self.defaults, **(settings or {})}
         form = self._of_theirs(shapes, given)
         found = self._of(form).decode(shapes, {**given, **form}, part=part)
-        return dataclasses.replace(found, restore={**found.restore, **{key: form[key] for key in self._kept}})
+        kept = {key: form[key] for key in self._kept if form[key] or key in FLAGS}
+        return dataclasses.replace(found, restore={**found.restore, **kept})
 
     def encode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Encoded:
         """Say where in outside tensors each of ours goes; see `Layout.encode`."""

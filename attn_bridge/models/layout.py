@@ -235,7 +235,7 @@ class Layout:
             told |= row.settings_of(shapes[name], given)
             tied |= {fill(one, values): placed[fill(row.ours[0], values)] for one in row.tied}
         restore: dict[str, Any] = {**told, **({"prefix": prefix} if len(self.prefixes) > 1 else {})}
-        if tied:
+        if tied and "tie" in self.settings:
             restore["tie"] = int(not tied.keys() & placements.keys())
         restore |= {
             name: int(any(row.alternatives == (name,) for row, _ in found.values()))

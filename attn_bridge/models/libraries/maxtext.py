@@ -107,7 +107,11 @@ def _block(form: Form, front: str, suffix: str, layers: list[int] | None, plus: 
         return Row(front + theirs, tuple(names), f"{left} -> {' '.join(axes)}", **rest)
 
     heads = {"h": "head_dim"}
-    query = Change(times=form["scalar"] ** -0.5) if form["scalar"] and form["kind"] not in _OWN_SCALE else None
+    query = (
+        Change(times=form["query_pre_attn_scalar"] ** -0.5)
+        if form["query_pre_attn_scalar"] and form["kind"] not in _OWN_SCALE
+        else None
+    )
     turned = "(n pair c) d -> d n (c pair)" if form["interleaved"] else "(n h) d -> d n h"
     turned_sizes = {"pair": 2, "c": form["head_dim"] // 2} if form["interleaved"] else heads
     attention = f"self_attention{suffix}."
@@ -170,8 +174,8 @@ def _check_axis(queries: Mapping[str, Shape], width: int) -> None:
     for name, shape in queries.items():
         if shape[0] != width:
             raise LayoutError(
-                f"{name} {tuple(shape)}: its first axis must be as wide as the embeddings ({width}), and the second count "
-                "the layers (param_scan_axis=1)"
+                f"{name} {tuple(shape)}: its first axis must be as wide as the embeddings ({width}), and its second "
+                "must count the layers (param_scan_axis=1)"
             )
 
 
@@ -204,8 +208,8 @@ _MOST = 4096
 def _form(kind: str, scan: int, layers: int | None, head_dim: int, width: int, settings: Settings) -> Form:
     """Return what tells the tables apart.
 
-    ``scalar`` is what the scale of the scores is the root of, ``width`` that of the embeddings; ``layers`` is None where
-    names count them.
+    The scale of the scores is the inverse root of ``query_pre_attn_scalar``; ``width`` is that of the embeddings, and
+    ``layers`` is None where names count them.
     """
     interleaved = settings.get("interleaved", 0 if kind != "llama" else None)
     if kind in ("llama", "mixtral") and not head_dim:
@@ -219,16 +223,16 @@ def _form(kind: str, scan: int, layers: int | None, head_dim: int, width: int, s
         raise LayoutError("interleaved=1 is for Llama 3.1 and later alone, whose heads have an even width")
     scalar = settings.get("query_pre_attn_scalar") if kind == "gemma2" else head_dim
     if kind == "gemma2" and not scalar:
-        scalar = head_dim
-        if not scalar:
-            raise SettingError("MaxText holds queries scaled: --set query_pre_attn_scalar=N")
+        raise SettingError(
+            "MaxText holds Gemma 2's queries scaled: --set query_pre_attn_scalar=N, as config.json has it"
+        )
     return {
         "kind": kind,
         "scan": scan,
         "layers": layers,
         "head_dim": head_dim,
         "width": width,
-        "scalar": scalar,
+        "query_pre_attn_scalar": scalar,
         "interleaved": interleaved,
     }
 
@@ -271,7 +275,7 @@ LAYOUT = _MaxText(
     ],
     of_theirs=_of_theirs,
     of_ours=_of_ours,
-    kept=("scan", "interleaved"),
+    kept=("scan", "interleaved", "query_pre_attn_scalar"),
     prefixes=_FRONTS,
     settings={
         **TIE,
