@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..weights.changes import NO_STEPS, Steps
 from .threads import Threads
 
 Array = np.ndarray[Any, Any]
@@ -53,12 +54,16 @@ class Move:
         source_offset: place of the first element there.
         target_offset: place of the first element in the target.
         axes: axes of the box, outermost in the target first.
+        steps: what is done to their numbers.
+        original: where the target's numbers lie as they were before an earlier conversion did the same the other way.
     """
 
     source: str
     source_offset: int
     target_offset: int
     axes: tuple[Axis, ...]
+    steps: Steps = NO_STEPS
+    original: Move | None = None
 
     @property
     def size(self) -> int:
@@ -68,6 +73,8 @@ class Move:
     @property
     def is_plain(self) -> bool:
         """Whether the elements are in the same order on both sides, without gaps."""
+        if self.steps:
+            return False
         step = 1
         for size, source, target in reversed(self.axes):
             if (source, target) != (step, step):
@@ -183,6 +190,37 @@ def _packed(words: Array) -> Array:
     np.copyto(pairs, words[0::2])
     np.copyto(pairs.view(words.dtype)[:, 1::2], words[1::2])
     return pairs
+
+
+def dense(shape: tuple[int, ...]) -> list[tuple[tuple[int, int], ...]]:
+    """Return the axes of a placement that takes up a whole tensor in order."""
+    strides: list[tuple[tuple[int, int], ...]] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(((size, step),))
+        step *= size
+    return strides[::-1]
+
+
+def boxed(move: Move, target: Array) -> Array:
+    """Return a view of the elements that a move writes in a flat array."""
+    steps = [there * target.itemsize for _, _, there in move.axes]
+    return np.lib.stride_tricks.as_strided(target[move.target_offset :], [size for size, _, _ in move.axes], steps)
+
+
+def blocks(shape: list[int], most: int) -> Iterator[tuple[int | slice, ...]]:
+    """Yield places that cut an array into blocks of about so many elements."""
+    axis, inner = len(shape), 1
+    while axis and inner * shape[axis - 1] <= most:
+        axis -= 1
+        inner *= shape[axis]
+    if not axis:
+        yield ()
+        return
+    rows = max(1, most // inner)
+    for outer in np.ndindex(*shape[: axis - 1]):
+        for start in range(0, shape[axis - 1], rows):
+            yield (*outer, slice(start, start + rows))
 
 
 def pieces(move: Move, start: int, stop: int) -> Iterator[Move]:

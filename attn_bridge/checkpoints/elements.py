@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..weights.changes import Steps, rounded, wider
 from .containers.base import Reader, numpy_dtype
 from .containers.writing import PAGE
-from .copying import Move, apply, move_of, pieces, source_runs
+from .copying import Move, apply, blocks, boxed, move_of, pieces, source_runs
 
 if TYPE_CHECKING:
     from .planning import Target
@@ -17,6 +18,9 @@ Array = np.ndarray[Any, Any]
 
 MAX_FREE = 3
 """How many pieces of memory wait to be used again."""
+
+BLOCK = 1 << 17
+"""How many numbers are changed at a time."""
 
 DENSE = 1.5
 """A box is read at once if the bytes between its first and last element are at most this many times its own."""
@@ -76,6 +80,10 @@ class Elements:
             for move in target.moves:
                 for piece in pieces(move, start, stop):
                     self._gather(reader, piece, found, start)
+        if target.is_changed:
+            scaled = self._changed(target, found, start, stop)
+            self.release(found)
+            return scaled, 0
         if target.info.dtype == target.source_dtype:
             return found, 0
         cast = rounded(found, numpy_dtype(target.info.dtype))
@@ -83,6 +91,29 @@ class Elements:
         changed = int(found.size - np.count_nonzero(same))
         self.release(found)
         return cast, changed
+
+    def _changed(self, target: Target, found: Array, start: int, stop: int) -> Array:
+        """Return the target's numbers of the source's.
+
+        Where an earlier conversion kept what it changed, and that still leads to what is there now, it is taken back.
+        """
+        there = numpy_dtype(target.info.dtype)
+        work = wider(found.dtype, there)
+        result = found.astype(work)
+        for move in target.moves:
+            kept = None
+            if move.original is not None and self._kept is not None:
+                own = numpy_dtype(self._kept.tensors[move.original.source].dtype)
+                kept = np.empty(found.size, own)
+                for piece in pieces(move.original, start, stop):
+                    self._gather(self._kept, piece, kept, start)
+            for piece in pieces(move, start, stop) if move.steps else ():
+                moved = Move(piece.source, 0, piece.target_offset - start, piece.axes)
+                one, two = boxed(moved, result), boxed(moved, found)
+                three = None if kept is None else boxed(moved, kept)
+                for at in blocks([size for size, _, _ in moved.axes], BLOCK):
+                    _change(move.steps, one[at], two[at], None if three is None else three[at])
+        return rounded(result, there)
 
     def read_plain(self, target: Target, into: Array) -> None:
         """Read a whole target, whose elements lie in one tensor in order and dtype, into memory that is there."""
@@ -131,21 +162,16 @@ class Elements:
         return self._source[:size].view(dtype)
 
 
-def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Cast to the nearest number, ties to even, in one rounding.
-
-    NumPy's way from float64 to bfloat16 leads through float32 and rounds twice; to odd first, the second one is right
-    (Boldo and Melquiond, 2008).
-    """
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        if array.dtype != np.float64 or dtype.name != "bfloat16":
-            return array.astype(dtype)
-        single = array.astype(np.float32)
-    inexact = np.isfinite(array) & (single != array)
-    bits = single.view(np.uint32)
-    bits -= (inexact & (np.abs(single.astype(np.float64)) > np.abs(array))).astype(np.uint32)  # towards zero
-    bits |= inexact.astype(np.uint32)
-    return single.astype(dtype)
+def _change(steps: Steps, result: Array, found: Array, kept: Array | None) -> None:
+    """Change numbers, and take those of before the last change where they lead to the ones found, bit for bit."""
+    values = steps.apply(np.ascontiguousarray(result))
+    if kept is not None:
+        before = np.ascontiguousarray(kept)
+        again = rounded(steps.turned.apply(before.astype(wider(before.dtype, found.dtype))), found.dtype)
+        bits = f"u{found.itemsize}"
+        same = again.view(bits) == np.ascontiguousarray(found).view(bits)
+        values = np.where(same, rounded(before, values.dtype), values)
+    result[...] = values
 
 
 def _address(array: Array) -> int:

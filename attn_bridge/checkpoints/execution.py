@@ -122,7 +122,7 @@ def carry_out(
             except BaseException:
                 writer.abort()
                 raise
-            _accompany(plan, reader, before, payload, staging, digests, is_folder, own)
+            _accompany(plan, reader, elements, before, payload, staging, digests, is_folder, own, budget)
             check_free(target, overwrite)
             publish(staging, payload, target, is_folder)
         shutil.rmtree(staging, ignore_errors=True)
@@ -193,10 +193,10 @@ def _bounds(target: Target, budget: int) -> Iterator[tuple[int, int]]:
     """Cut a target that is too large for the budget into ranges of elements."""
     size = target.info.nbytes // target.info.itemsize
     width = max(target.info.itemsize, 1)
-    if 3 * target.info.nbytes <= budget or not size:
+    if (6 if target.is_changed else 3) * target.info.nbytes <= budget or not size:
         yield 0, size
         return
-    step = max(budget // 5, MIN) // width
+    step = max(budget // (8 if target.is_changed else 5), MIN) // width
     for start in range(0, size, step):
         yield start, min(size, start + step)
 
@@ -296,34 +296,49 @@ def _stamps(reader: Reader) -> list[tuple[str, int, int]]:
 def _accompany(
     plan: Plan,
     reader: Reader,
+    elements: Elements,
     before: manifest.Manifest | None,
     payload: Path,
     staging: Path,
     digests: dict[str, str],
     is_folder: bool,
     config: bytes | None,
+    budget: int,
 ) -> None:
     """Write what goes with the target: what was dropped, the manifest, the model's config."""
     beside = (payload / manifest.IN_FOLDER, payload / manifest.KEPT_IN_FOLDER)
     where, kept = beside if is_folder else (staging / "manifest", staging / "kept")
     aside: list[tuple[TensorInfo, Reader, str]] = []
+    originals = {one.info.name: one for one in plan.originals}
     if before is not None and before.kept is not None:
         left = {name.partition("/")[0] for name in before.kept.tensors} & plan.restore.keys()
         aside += [
-            (info, before.kept, name) for name, info in before.kept.tensors.items() if name.partition("/")[0] in left
+            (info, before.kept, name)
+            for name, info in before.kept.tensors.items()
+            if name.partition("/")[0] in left or (name in plan.carried and name not in originals)
         ]
     for name in plan.dropped:
         info = reader.tensors[name]
         aside.append((TensorInfo(kept_name(plan.source_layout, name), info.dtype, info.shape), reader, name))
     kept.unlink(missing_ok=True)
     kept_digests = {}
-    if aside:
-        writer = containers.make_writer("safetensors", kept, [info for info, _, _ in aside], {})
+    if aside or originals:
+        infos = [info for info, _, _ in aside] + [one.info for one in plan.originals]
+        writer = containers.make_writer("safetensors", kept, infos, {})
         for info, source, name in aside:
             kept_digests[info.name] = digest_of(source, name)
             for start in range(0, info.nbytes, MIN):
                 data = source.read_range(name, start, min(info.nbytes, start + MIN))
                 writer.write_range(info.name, start, data)
+        for name, one in originals.items():
+            digest = digests_of.new()
+            for start, stop in _bounds(one, budget):
+                array, _ = elements.read(one, start, stop)
+                bits = array.view(np.uint8).data
+                digest.update(bits)
+                writer.write_range(name, start * one.info.itemsize, bits)
+                elements.release(array)
+            kept_digests[name] = digest.hexdigest()
         writer.finish()
     tensors = {
         one.info.name: {"dtype": one.info.dtype, "shape": list(one.info.shape), digests_of.KEY: digests[one.info.name]}

@@ -83,15 +83,16 @@ def load(
     wanted = backend.describe_weights(module)
     with containers.open_reader(path) as reader:
         if from_layout is None and reader.tensors.keys() == wanted.keys():
-            plan = planning.make(reader, target_layout="same")
+            before, plan = None, planning.make(reader, target_layout="same")
         else:
+            before = manifest.of(reader, path)
             plan = planning.make(
                 reader,
                 source_layout=from_layout,
                 target_layout=side,
                 settings=settings,
                 config=configs.beside(reader.path),
-                manifest=manifest.of(reader, path),
+                manifest=before,
             )
         found = {one.info.name: one for one in plan.targets if not one.kept}
         misshapen = [
@@ -99,7 +100,7 @@ def load(
             for name in wanted.keys() & found.keys()
             if wanted[name][0] != found[name].info.shape
         ]
-        elements = Elements(reader, None, max((one.info.nbytes for one in plan.targets), default=0))
+        elements = _elements(reader, before, plan)
         config = getattr(module, "config", None)
         tied = config.tied_weights(side) if isinstance(config, specs.DecoderConfig) else {}
         for name, other in tied.items():
@@ -168,9 +169,9 @@ def load_part(side: Side, path: Path, module: Any, prefix: str, *, rows: tuple[i
     """
     backend = backends.load(side)
     wanted = backend.describe_weights(module)
-    with _planned(side, path) as (reader, plan):
+    with _planned(side, path) as (reader, before, plan):
         found = {one.info.name: one for one in plan.targets if not one.kept}
-        elements = Elements(reader, None, max((one.info.nbytes for one in plan.targets), default=0))
+        elements = _elements(reader, before, plan)
         missing = [prefix + name for name in wanted if prefix + name not in found]
         arrays, misshapen = {}, []
         for name, (shape, _) in wanted.items():
@@ -199,7 +200,7 @@ def check_names(side: Side, path: Path, config: specs.DecoderConfig) -> None:
         (row.rule.torch if side == "torch" else row.rule.flax): (row.shape if side == "torch" else row.flax_shape)
         for row in config.parameters
     }
-    with _planned(side, path) as (_, plan):
+    with _planned(side, path) as (_, _, plan):
         found = {one.info.name: one.info.shape for one in plan.targets if not one.kept}
     tied = config.tied_weights(side)
     misshapen = [
@@ -213,15 +214,18 @@ def check_names(side: Side, path: Path, config: specs.DecoderConfig) -> None:
 
 
 @contextlib.contextmanager
-def _planned(side: Side, path: Path) -> Iterator[tuple[Reader, planning.Plan]]:
+def _planned(side: Side, path: Path) -> Iterator[tuple[Reader, manifest.Manifest | None, planning.Plan]]:
     """Open a model folder, and plan how its tensors become a side's."""
     with containers.open_reader(path) as reader:
-        yield (
-            reader,
-            planning.make(
-                reader, target_layout=side, config=configs.beside(reader.path), manifest=manifest.of(reader, path)
-            ),
-        )
+        before = manifest.of(reader, path)
+        plan = planning.make(reader, target_layout=side, config=configs.beside(reader.path), manifest=before)
+        yield reader, before, plan
+
+
+def _elements(reader: Reader, before: manifest.Manifest | None, plan: planning.Plan) -> Elements:
+    """Return what reads a plan's targets, each of which is held as a whole anyway."""
+    most = max((one.info.nbytes for one in plan.targets), default=0)
+    return Elements(reader, None if before is None else before.kept, most)
 
 
 def _check_tied(elements: Elements, one: planning.Target, other: planning.Target) -> None:

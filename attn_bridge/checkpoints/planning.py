@@ -17,10 +17,11 @@ from ..models import layouts
 from ..models.layout import FLAGS
 from ..printable import printable
 from ..weights import WeightsMismatchError
-from ..weights.rows import Check, refined
-from . import configs, digests
+from ..weights.changes import NO_STEPS, Steps
+from ..weights.rows import Check, Placement, refined
+from . import configs, digests, kept_numbers
 from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
-from .copying import Move, move_of
+from .copying import Move, dense, move_of
 from .manifest import Manifest
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
@@ -52,6 +53,11 @@ class Target:
     kept: bool = False
 
     @property
+    def is_changed(self) -> bool:
+        """Whether its numbers are others than its sources'."""
+        return any(move.steps for move in self.moves)
+
+    @property
     def sources(self) -> list[str]:
         """Names of the source tensors."""
         return list(dict.fromkeys(move.source for move in self.moves))
@@ -77,6 +83,8 @@ class Plan:
         checks: dropped source tensor -> whether its numbers are what the reason says of them.
         config: what a folder has as config.json in place of the source's; {} is none, None the source's own.
         scales: source tensor of quantised numbers -> that of their scales.
+        originals: tensors of ours as the source's numbers have them, which are kept aside because theirs are others.
+        carried: what earlier conversions kept aside of the same kind, and is still of use.
     """
 
     source: Path
@@ -94,6 +102,8 @@ class Plan:
     checks: dict[str, Check] = dataclasses.field(default_factory=dict)
     config: dict[str, Any] | None = None
     scales: dict[str, str] = dataclasses.field(default_factory=dict)
+    originals: tuple[Target, ...] = ()
+    carried: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -186,12 +196,25 @@ def make(
     encoded = theirs.encode({name: placed.shape for name, placed in decoded.placements.items()}, wanted)
     order = {name: position for position, name in enumerate(reader.tensors)}
     targets = []
+    originals: dict[Placement, Target] = {}
+    kinds: dict[str, str] = {}
+    named: dict[Placement, list[str]] = {}
+    for part, here in decoded.placements.items():
+        named.setdefault(here, []).append(part)
     for name, parts in encoded.parts.items():
         moves = []
         for part, there in parts.items():
             here = decoded.placements[part]
             axes = refined(here.axes, there.axes)
-            moves.append(move_of(here.theirs, here.offset, there.offset, axes))
+            move = move_of(here.theirs, here.offset, there.offset, axes)
+            kinds[part] = kept_numbers.kind_of(theirs.name, there.change)
+            if here.change != there.change:
+                own, kind = reader.tensors[here.theirs].dtype, kept_numbers.kind_of(ours.name, here.change)
+                aside, kept_move = kept_numbers.original(named[here][0], here, kind, own)
+                originals.setdefault(here, Target(aside, own, (kept_move,), "keep"))
+                original = kept_numbers.find(manifest, [part, *named[here]], kinds[part], there)
+                move = dataclasses.replace(move, steps=Steps(here.change, there.change), original=original)
+            moves.append(move)
         moves.sort(key=lambda move: move.target_offset)
         found = {reader.tensors[move.source].dtype for move in moves}
         if len(found) > 1:
@@ -212,7 +235,7 @@ def make(
         one, two = decoded.placements[kept], decoded.placements[left_out]
         if one != two:
             first, second = (
-                move_of(placed.theirs, placed.offset, 0, refined(placed.axes, _dense(placed.shape)))
+                move_of(placed.theirs, placed.offset, 0, refined(placed.axes, dense(placed.shape)))
                 for placed in (one, two)
             )
             ties.append((first, second, kept, left_out))
@@ -242,10 +265,12 @@ def make(
         _in_container(metadata, targets, target_format),
         restore,
         wide,
-        tuple(_notes(reader, wide)),
+        (*_notes(reader, wide), *kept_numbers.notes([one.info.name for one in targets if one.is_changed])),
         dict(settings or {}),
         decoded.checks,
         written,
+        originals=tuple(originals.values()),
+        carried=kept_numbers.carried(manifest, kinds),
     )
 
 
@@ -327,6 +352,7 @@ def _same(
         restore,
         wide,
         tuple(_notes(reader, wide)),
+        carried=kept_numbers.carried(manifest, {}),
     )
 
 
@@ -409,15 +435,6 @@ def _in_container(metadata: Mapping[str, Any], targets: Sequence[Target], target
     return dict(metadata)
 
 
-def _dense(shape: tuple[int, ...]) -> list[tuple[tuple[int, int], ...]]:
-    strides: list[tuple[tuple[int, int], ...]] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(((size, step),))
-        step *= size
-    return strides[::-1]
-
-
 def check_dtype(dtype: str | None) -> str:
     """Return the whole name of a dtype that floating-point tensors can be cast to; "" for None."""
     wide = DTYPES.get(dtype or "", dtype or "")
@@ -435,7 +452,8 @@ def _cast(dtype: str, wanted: str) -> str:
 
 
 def _words(moves: Sequence[Move], own: str, there: str) -> str:
-    words = [] if all(move.is_plain for move in moves) else ["rearrange"]
+    words = [] if all(dataclasses.replace(move, steps=NO_STEPS).is_plain for move in moves) else ["rearrange"]
+    words += ["scale"] if any(move.steps for move in moves) else []
     if len(moves) > 1:
         words.append(f"fuse {len(moves)}")
     words += [f"{own} to {there}"] if own != there else []

@@ -88,7 +88,7 @@ def convert(
     hf-phi3, hf-diffllama, hf-mixtral, hf-gemma, hf-qwen3-moe,
     hf-gpt-oss, hf-olmo, hf-olmo2, hf-deepseek, hf-qwen3-next, hf-bloom, hf-bart, hf-whisper, meta-llama,
     openai-gpt-oss, book-llama3, book-qwen3, book-gemma3, tunix-llama3, tunix-qwen2, tunix-qwen3,
-    tunix-gemma3; same leaves it.
+    tunix-gemma3, gemma-linen, maxtext; same leaves it.
     Containers: .safetensors (or a folder of them), .pt .pth .bin, .npz, .msgpack, .orbax.
 
     Example: attn-bridge convert gpt2/ gpt2-flax/ --dry-run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..weights.rows import Check, LayoutError, Placement, Row, Shape
 from ..weights.templates import fill, placeholders
 from .ours import gaps, lacking
 
-FLAGS = ("tie", "fused", "value")
+FLAGS = ("tie", "fused", "value", "flat", "transposed", "scan", "interleaved")
 """Settings that are 0 or 1; every other one is a size."""
 
 VALUE = ".value"
@@ -73,7 +73,8 @@ class Encoded:
             result = np.empty(self.shapes[theirs], next(arrays[name].dtype for name in parts))
             for name, placement in parts.items():
                 atoms = [size for axis in placement.axes for size, _ in axis]
-                _strided(result, placement)[...] = arrays[name].reshape(atoms)
+                numbers = arrays[name] if placement.change is None else placement.change.there(arrays[name])
+                _strided(result, placement)[...] = numbers.reshape(atoms)
             found[theirs] = result
         return found
 
@@ -118,10 +119,13 @@ class Layout:
         if nnx:
             self.settings["value"] = ()
         self._refused = [(Row(template, reason=reason), reason) for template, reason in (refused or {}).items()]
-        self._theirs = {
-            prefix: Index((row.theirs.replace("{prefix}", prefix), row) for row in self.rows) for prefix in prefixes
-        }
+        self._index_theirs(self.rows)
         self._ours = Index((name, row) for row in self.rows for name in (*row.ours, *row.tied))
+
+    def _index_theirs(self, rows: Collection[Row]) -> None:
+        self._theirs = {
+            prefix: Index((row.theirs.replace("{prefix}", prefix), row) for row in rows) for prefix in self.prefixes
+        }
 
     def __repr__(self) -> str:
         return f"Layout({self.name!r})"
@@ -425,4 +429,5 @@ def _strided(array: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[An
 
 
 def _view(array: np.ndarray[Any, Any], placement: Placement) -> np.ndarray[Any, Any]:
-    return _strided(np.ascontiguousarray(array), placement).reshape(placement.shape)
+    found = _strided(np.ascontiguousarray(array), placement).reshape(placement.shape)
+    return found if placement.change is None else placement.change.back(found)

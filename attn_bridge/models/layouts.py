@@ -30,7 +30,7 @@ from . import (
     qwen3_next,
 )
 from .layout import Decoded, Encoded, Layout
-from .libraries import tunix
+from .libraries import gemma_linen, maxtext, tunix
 from .ours import OWN
 
 __all__ = [
@@ -69,6 +69,8 @@ _LAYOUTS = {
         gpt_oss.OPENAI_LAYOUT,
         *book_models.LAYOUTS,
         *tunix.LAYOUTS,
+        gemma_linen.LAYOUT,
+        maxtext.LAYOUT,
     )
 }
 

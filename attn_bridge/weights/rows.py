@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from .changes import Change
 from .templates import KINDS, fill, match, placeholders
 
 Shape = tuple[int, ...]
@@ -43,11 +44,13 @@ class Placement:
         theirs: name of the outside tensor.
         offset: the first element's place.
         axes: per axis of ours, what it is made of.
+        change: how the numbers there are made of ours; None: they are the same.
     """
 
     theirs: str
     offset: int
     axes: tuple[Axes, ...]
+    change: Change | None = None
 
     @property
     def shape(self) -> Shape:
@@ -77,6 +80,7 @@ class Row:
             for, or else to the largest of which a block has all.
         reason: why it is dropped.
         check: whether the numbers of a tensor are what `reason` says of them; None where it says nothing of them.
+        change: how its numbers are made of ours; None: they are the same.
     """
 
     theirs: str
@@ -93,6 +97,7 @@ class Row:
     reason: str = ""
     check: Check | None = None
     shares: tuple[int | str, ...] = ()
+    change: Change | None = None
 
     def __post_init__(self) -> None:
         if bool(self.ours) == bool(self.reason):
@@ -126,7 +131,7 @@ class Row:
             raise LayoutError(
                 f"{self.theirs}: several parts need either the axis that counts them or one they lie along"
             )
-        if len(self.ours) <= 1 and (self.part or self.along):
+        if (self.part and not self.ours) or (self.along and len(self.ours) <= 1):
             raise LayoutError(f"{self.theirs}: {self.part or self.along!r} counts parts, and there are no several")
         if self.along and len(self.split) not in (0, len(self.ours)):
             raise LayoutError(f"{self.theirs}: {len(self.split)} sizes for {len(self.ours)} parts")
@@ -195,6 +200,7 @@ class Row:
                     mine,
                     self._index(number, position),
                     {self.along: start} if self.along else {},
+                    self.change,
                 )
         return found
 
@@ -250,7 +256,7 @@ class Row:
         for (number, position), sizes in solved.items():
             start = {self.along: sum(splits[:number])} if self.along else {}
             placed[names[number, position]] = _place(
-                theirs, left, right, total, sizes, self._index(number, position), start
+                theirs, left, right, total, sizes, self._index(number, position), start, self.change
             )
         return shape, placed
 
@@ -352,6 +358,7 @@ def _place(
     mine: Mapping[str, int],
     index: Mapping[str, int],
     start: Mapping[str, int],
+    change: Change | None,
 ) -> Placement:
     strides: dict[str, int] = {}
     step = 1
@@ -359,7 +366,8 @@ def _place(
         strides[axis] = step
         step *= total[axis]
     offset = sum(strides[axis] * at for at_of in (index, start) for axis, at in at_of.items())
-    return Placement(theirs, offset, tuple(tuple((mine[axis], strides[axis]) for axis in group) for group in left))
+    axes = tuple(tuple((mine[axis], strides[axis]) for axis in group) for group in left)
+    return Placement(theirs, offset, axes, change)
 
 
 def refined(one: Sequence[Axes], two: Sequence[Axes]) -> list[tuple[int, int, int]]:

@@ -8,8 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ...weights.changes import rounded
 from ..containers.base import Array, numpy_dtype
-from ..elements import rounded
 
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
 """What four bits of MXFP4 stand for."""

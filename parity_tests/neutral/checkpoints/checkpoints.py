@@ -126,6 +126,8 @@ def _shape(name, row):
     leaf = name.rpartition(".")[2]
     if "conv" in name and leaf == "weight":
         return 8, 3, 2
+    if name.endswith(".fc3.weight"):
+        return WIDTH, 8
     rows = {"W_latent": 5, "W_key_rope": 3}
     if row.along == "c":
         rows |= {"W_value": 16, "W_gate": 16}

@@ -101,11 +101,13 @@ def test_a_model_that_lacks_any_tensor_is_refused(name):
         except WeightsMismatchError:
             continue
         spared.add(key)
+    spared = {name.removeprefix("params.params.") for name in spared}
     assert spared <= {
         "lm_head.weight",
         "out_head.weight",
         "lm_head.w",
         "final_logits_bias",
+        "decoder.logits_dense.kernel",
     }  # models without a head, or whose head is tied
 
 
@@ -301,7 +303,7 @@ def test_layers_may_be_stacked():
         ({"ours": ("a",), "pattern": "o i"}, "must read"),
         ({"ours": ("a",), "pattern": "o o -> o o"}, "each axis once"),
         ({"ours": ("a", "b"), "pattern": "o i -> o i"}, "either the axis that counts them or one they lie along"),
-        ({"ours": ("a",), "pattern": "o -> (p o)", "part": "p"}, "no several"),
+        ({"ours": ("a",), "pattern": "o -> o", "along": "o"}, "no several"),
         ({"ours": ("a",), "sizes": {"x": 3}}, "no axis of the pattern"),
         ({}, "names either tensors of ours or a reason"),
         ({"ours": ("a",), "reason": "b"}, "names either tensors of ours or a reason"),
@@ -319,7 +321,7 @@ def test_every_row_of_every_layout_places_every_element_once():
     for name, row in every:
         values = {"i": "0", "j": "0", "path": "", "prefix": ""}
         left, _ = row._sides(2, of_theirs=False)
-        shape = tuple(12 + 6 * position for position in range(len(left)))
+        shape = tuple(12 + 12 * position for position in range(len(left)))
         keys = {(number, 0): shape for number in range(len(row.ours))}
         names = {(number, 0): str(number) for number in range(len(row.ours))}
         whole, placed = row.encode(row.theirs, keys, names, settings)

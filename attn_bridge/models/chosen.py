@@ -1,0 +1,76 @@
+"""A layout whose table follows from the model at hand: from its number of layers, its shapes, or its form."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from ..weights.rows import LayoutError, Row, Shape
+from .layout import FLAGS, Decoded, Encoded, Layout, Settings
+
+Form = dict[str, Any]
+"""What tells the tables of a layout apart: setting -> value."""
+
+
+class Reading(Protocol):
+    """Tells the form of a model, outside or ours, from names, shapes and settings."""
+
+    def __call__(self, shapes: Mapping[str, Shape], settings: Settings) -> Form:
+        """Return the form."""
+
+
+class ChosenLayout(Layout):
+    """A layout with a table for every form of a model; other arguments are those of `Layout`.
+
+    Args:
+        name: name on the command line.
+        title: what it is.
+        table: form -> the rows of such models.
+        usual: the form whose rows are its `rows`.
+        known: forms whose names, taken together, are all that such models may have.
+        of_theirs: tells the form of a model of the library.
+        of_ours: tells the form that a model of ours takes.
+        kept: which parts of the form are settings that lead back to the same outside tensors.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        table: Callable[[Form], Iterable[Row]],
+        *,
+        usual: Form,
+        known: Iterable[Form],
+        of_theirs: Reading,
+        of_ours: Reading,
+        kept: tuple[str, ...],
+        **rest: Any,
+    ):
+        super().__init__(name, title, table(usual), **rest)
+        self._table, self._of_theirs, self._of_ours, self._kept, self._rest = table, of_theirs, of_ours, kept, rest
+        rows = {row.theirs: row for row in self.rows}
+        for form in known:
+            rows = {**{row.theirs: row for row in table(form)}, **rows}
+        self._index_theirs(rows.values())
+
+    def decode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Decoded:
+        """Say where each of our tensors lies among outside ones; see `Layout.decode`."""
+        _, known = self.match(shapes)
+        refused = self.why_refused(name for name in shapes if name not in known)
+        if refused:
+            raise LayoutError(refused)
+        given = {**self.defaults, **(settings or {})}
+        form = self._of_theirs(shapes, given)
+        found = self._of(form).decode(shapes, {**given, **form}, part=part)
+        kept = {key: form[key] for key in self._kept if form[key] or key in FLAGS}
+        return dataclasses.replace(found, restore={**found.restore, **kept})
+
+    def encode(self, shapes: Mapping[str, Shape], settings: Settings | None = None, *, part: bool = False) -> Encoded:
+        """Say where in outside tensors each of ours goes; see `Layout.encode`."""
+        given = {**self.defaults, **(settings or {})}
+        form = self._of_ours(shapes, given)
+        return self._of(form).encode(shapes, {**given, **form}, part=part)
+
+    def _of(self, form: Form) -> Layout:
+        return Layout(self.name, self.title, self._table(form), **self._rest)

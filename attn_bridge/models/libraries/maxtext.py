@@ -1,0 +1,298 @@
+"""MaxText's decoders: Llama, Mistral, Mixtral, Qwen 2 and 3, Qwen3-MoE, Gemma 2 and 3.
+
+MaxText is on no package index. This is read off AI-Hypercomputer/maxtext of August 2026: in ``checkpoint_conversion``,
+``utils/param_mapping.py`` (names, axes, what is done to the numbers), ``to_maxtext.py`` (stacks), and of its
+``standalone_scripts`` ``llama_or_mistral_ckpt.py`` and ``convert_gemma2_chkpt.py``; ``layers/attentions.py`` (where
+scores are scaled, which rotary positions) and ``models/gemma3.py``.
+
+- Layers are numbered (``layers_0``), or stacked (``scan=1``) along the second axis (``param_scan_axis``). Gemma 2
+  has pairs of a local and a global layer; Gemma 3 stacks six kinds of layers, and what is left over is not.
+- Queries hold the scale of the scores where the model applies none: Llama, Mistral, Mixtral, Gemma 2. Its source is
+  ``query_pre_attn_scalar`` or the width of a head; for Gemma 2 27B, ``param_mapping.py`` takes the latter, against the
+  model and ``convert_gemma2_chkpt.py``.
+- Rotary positions turn halves, as in `transformers`, but for Llama 3.1 and later, where they turn neighbours.
+- Gemma's norms hold the 1 that is added elsewhere, and its embeddings their factor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import ml_dtypes
+
+from ...weights.changes import Change
+from ...weights.rows import LayoutError, Row, SettingError, Shape
+from ..chosen import ChosenLayout, Form
+from ..layout import Settings
+from ..rows.common import TIE
+
+OURS = "trf_blocks.{i}."
+PATTERN = 6
+"""How many kinds of layers Gemma 3 stacks: five with a window, and one without."""
+
+_EXPERTS = {"mixtral": "MoeBlock_0", "qwen-moe": "moe_block"}
+_KINDS = ("llama", "qwen", "mixtral", "qwen-moe", "gemma2", "gemma3")
+_OWN_SCALE = ("qwen", "qwen-moe", "gemma3")
+"""Whose model scales the scores itself."""
+
+_PLAIN_NORMS = (("pre_self_attention_layer_norm", "norm1"), ("post_self_attention_layer_norm", "norm2"))
+_GEMMA_NORMS = (
+    ("pre_self_attention_norm", "norm1"),
+    ("post_self_attention_norm", "post_norm1"),
+    ("pre_ffw_norm", "norm2"),
+    ("post_ffw_norm", "post_norm2"),
+)
+
+
+def _table(form: Form) -> list[Row]:
+    """Return the rows of a model; see `_form`."""
+    gemma = form["kind"] in ("gemma2", "gemma3")
+    plus = Change(plus=1.0) if gemma else None
+    scale = Change(times=form["width"] ** 0.5) if gemma and form["width"] else None
+    if scale and form["kind"] == "gemma3":
+        scale = Change(times=float(ml_dtypes.bfloat16(scale.times)))
+    head = (
+        [] if gemma else [Row("{prefix}decoder.logits_dense.kernel", ("out_head.weight",), "v d -> d v", optional=True)]
+    )
+    return [
+        Row("{prefix}token_embedder.embedding", ("tok_emb.weight",), tied=("out_head.weight",), change=scale),
+        *head,
+        Row("{prefix}decoder.decoder_norm.scale", ("final_norm.scale",), change=plus),
+        *(
+            row
+            for theirs, suffix, layers in _places(form)
+            for row in _block(form, f"{{prefix}}decoder.{theirs}.", suffix, layers, plus)
+        ),
+    ]
+
+
+def _places(form: Form) -> Iterator[tuple[str, str, list[int] | None]]:
+    """Yield where layers stand, what the names of their modules end in, and which they are: one, a stack, or any."""
+    count: int | None = form["layers"]
+    if form["kind"] == "gemma2":
+        for kind, phase in (("_local", 0), ("_global", 1)):
+            if form["scan"]:
+                yield "layers", kind, list(range(phase, count or 2, 2))
+            elif count is None:
+                yield "layers_{i}", kind, None
+            else:
+                yield from ((f"layers_{pair}", kind, [2 * pair + phase]) for pair in range(count // 2))
+    elif not form["scan"]:
+        yield "layers_{i}", "", None
+    elif form["kind"] == "gemma3":
+        full = (count or 2 * PATTERN - 1) // PATTERN * PATTERN
+        yield from ((f"layers.layers_{one}", "", list(range(one, full, PATTERN))) for one in range(min(PATTERN, full)))
+        rest = range((count or 2 * PATTERN - 1) - full)
+        yield from ((f"layers_remainder.layers_{one}", "", [full + one]) for one in rest)
+    else:
+        yield "layers", "", list(range(count or 1))
+
+
+def _block(form: Form, front: str, suffix: str, layers: list[int] | None, plus: Change | None) -> Iterator[Row]:
+    """Yield the rows of a layer, or of a stack of them."""
+    is_stack = form["scan"] and "remainder" not in front
+
+    def row(theirs: str, ours: str, pattern: str, experts: bool = False, **rest: Any) -> Row:
+        names = [OURS + ours] if layers is None else [(OURS + ours).replace("{i}", str(one)) for one in layers]
+        left, _, right = pattern.partition(" -> ")
+        axes = re.findall(r"\([^()]*\)|\w+", right)
+        if experts:
+            axes.insert(0, "e")
+            rest["stack"] = "e"
+        if is_stack:
+            axes.insert(1, "layer")
+            rest["part"] = "layer"
+        return Row(front + theirs, tuple(names), f"{left} -> {' '.join(axes)}", **rest)
+
+    heads = {"h": "head_dim"}
+    query = (
+        Change(times=form["query_pre_attn_scalar"] ** -0.5)
+        if form["query_pre_attn_scalar"] and form["kind"] not in _OWN_SCALE
+        else None
+    )
+    turned = "(n pair c) d -> d n (c pair)" if form["interleaved"] else "(n h) d -> d n h"
+    turned_sizes = {"pair": 2, "c": form["head_dim"] // 2} if form["interleaved"] else heads
+    attention = f"self_attention{suffix}."
+    yield row(f"{attention}query.kernel", "att.W_query.weight", turned, sizes=turned_sizes, change=query)
+    yield row(f"{attention}key.kernel", "att.W_key.weight", turned, sizes=turned_sizes)
+    yield row(f"{attention}value.kernel", "att.W_value.weight", "(n h) d -> d n h", sizes=heads)
+    yield row(f"{attention}out.kernel", "att.out_proj.weight", "d (n h) -> n h d", sizes=heads)
+    if form["kind"] in ("qwen", "qwen-moe"):
+        for name in ("query", "key", "value"):
+            yield row(f"{attention}{name}.bias", f"att.W_{name}.bias", "(n h) -> n h", sizes=heads, optional=True)
+    if form["kind"] in _OWN_SCALE:
+        for name, ours in (("query", "q"), ("key", "k")):
+            norm = f"{attention}{name}_norm.scale"
+            yield row(norm, f"att.{ours}_norm.scale", "d -> d", optional=form["kind"] != "gemma3", change=plus)
+    for name, ours in _PLAIN_NORMS if plus is None else _GEMMA_NORMS:
+        yield row(f"{name}{suffix}.scale", f"{ours}.scale", "d -> d", change=plus)
+    block = _EXPERTS.get(form["kind"])
+    if block:
+        yield row(f"{block}.gate.kernel", "ff.router.weight", "o i -> i o")
+    for name, fc in (("wi_0", "fc1"), ("wi_1", "fc2"), ("wo", "fc3")):
+        if block:
+            yield row(f"{block}.{name}", f"ff.experts.{{j}}.{fc}.weight", "o i -> i o", experts=True)
+        else:
+            yield row(f"mlp{suffix}.{name}.kernel", f"ff.{fc}.weight", "o i -> i o")
+
+
+_LAYER = re.compile(r"(?:^|\.)decoder\.layers_([0-9]{1,9})\.")
+_QUERY = re.compile(r"(?:^|\.)self_attention(?:_local)?\.query\.kernel$")
+
+
+def _of_theirs(shapes: Mapping[str, Shape], settings: Settings) -> Form:
+    """Return the form of a model of MaxText."""
+    found = {
+        "gemma2": any("self_attention_local." in name for name in shapes),
+        "gemma3": any(".pre_ffw_norm." in name for name in shapes),
+        **{kind: any(f".{block}." in name for name in shapes) for kind, block in _EXPERTS.items()},
+        "qwen": any(".query_norm." in name or ".query.bias" in name for name in shapes),
+    }
+    kind = next((one for one, is_there in found.items() if is_there), "llama")
+    scan = int(any(".layers." in name for name in shapes) or any("layers_remainder." in name for name in shapes))
+    queries = {name: shape for name, shape in shapes.items() if _QUERY.search(name)}
+    head_dim = next((int(shape[-1]) for shape in queries.values() if shape), settings.get("head_dim", 0))
+    layers = None
+    if scan:
+        layers = sum(shape[1] if ".layers." in name else 1 for name, shape in queries.items() if len(shape) > 2)
+        layers *= 2 if kind == "gemma2" else 1
+    elif kind == "gemma2":
+        numbers = [int(hit[1]) for name in shapes for hit in [_LAYER.search(name)] if hit]
+        layers = 2 * (1 + max(numbers, default=0))
+    if layers is not None and not 0 < layers <= _MOST:
+        raise LayoutError(f"a model of {layers} layers is none that MaxText stacks, from 1 to {_MOST}")
+    width = next((int(shape[-1]) for name, shape in shapes.items() if name.endswith("token_embedder.embedding")), 0)
+    if scan and width:
+        _check_axis(queries, width)
+    return _form(kind, scan, layers, head_dim, width, settings)
+
+
+def _check_axis(queries: Mapping[str, Shape], width: int) -> None:
+    """Refuse layers that are stacked along another axis, whose other sizes might fit by chance."""
+    for name, shape in queries.items():
+        if shape[0] != width:
+            raise LayoutError(
+                f"{name} {tuple(shape)}: its first axis must be as wide as the embeddings ({width}), and its second "
+                "must count the layers (param_scan_axis=1)"
+            )
+
+
+def _of_ours(shapes: Mapping[str, Shape], settings: Settings) -> Form:
+    """Return the form that a model of ours takes."""
+    blocks = {name.partition(".")[2].partition(".")[2] for name in shapes if name.startswith("trf_blocks.")}
+    has_norms = "att.q_norm.scale" in blocks
+    if "post_norm1.scale" in blocks:
+        kind = "gemma3" if has_norms else "gemma2"
+    elif any(name.startswith("ff.experts.") for name in blocks):
+        kind = "qwen-moe" if has_norms else "mixtral"
+    else:
+        kind = "qwen" if has_norms or "att.W_query.bias" in blocks else "llama"
+    numbers = [int(number) for name in shapes for number in re.findall(r"^trf_blocks\.([0-9]{1,9})\.", name)]
+    layers = 1 + max(numbers, default=0)
+    if layers > _MOST:
+        raise LayoutError(f"trf_blocks.{layers - 1}: a model for MaxText has at most {_MOST} layers")
+    if kind == "gemma2" and layers % 2:
+        raise LayoutError(f"MaxText holds Gemma 2 as pairs of layers, which {layers} layers are not")
+    norm = next((shape for name, shape in shapes.items() if name.endswith("att.q_norm.scale")), None)
+    head_dim = settings.get("head_dim") or (norm[0] if norm else 0)
+    width = next((int(shape[-1]) for name, shape in shapes.items() if name == "tok_emb.weight" and shape), 0)
+    return _form(kind, int(settings["scan"]), layers, head_dim, width, settings)
+
+
+_MOST = 4096
+"""Most layers of a model, so that a name or a shape can't ask for a table of any size."""
+
+
+def _form(kind: str, scan: int, layers: int | None, head_dim: int, width: int, settings: Settings) -> Form:
+    """Return what tells the tables apart.
+
+    The scale of the scores is the inverse root of ``query_pre_attn_scalar``; ``width`` is that of the embeddings, and
+    ``layers`` is None where names count them.
+    """
+    interleaved = settings.get("interleaved", 0 if kind != "llama" else None)
+    if kind in ("llama", "mixtral") and not head_dim:
+        raise SettingError("how MaxText holds queries depends on the width of a head: --set head_dim=N")
+    if interleaved is None:
+        raise SettingError(
+            "names and shapes don't tell which channels rotary positions turn in MaxText: --set interleaved=1 for "
+            "Llama 3.1 and later (neighbours), 0 for others (halves)"
+        )
+    if interleaved and (kind != "llama" or head_dim % 2):
+        raise LayoutError("interleaved=1 is for Llama 3.1 and later alone, whose heads have an even width")
+    scalar = settings.get("query_pre_attn_scalar") if kind == "gemma2" else head_dim
+    if kind == "gemma2" and not scalar:
+        raise SettingError(
+            "MaxText holds Gemma 2's queries scaled: --set query_pre_attn_scalar=N, as config.json has it"
+        )
+    return {
+        "kind": kind,
+        "scan": scan,
+        "layers": layers,
+        "head_dim": head_dim,
+        "width": width,
+        "query_pre_attn_scalar": scalar,
+        "interleaved": interleaved,
+    }
+
+
+def _usual(kind: str, scan: int, layers: int | None) -> Form:
+    return _form(kind, scan, layers, 2, 1, {"interleaved": 0, "query_pre_attn_scalar": 1})
+
+
+class _MaxText(ChosenLayout):
+    """The layout, which reads more of a config.json than sizes."""
+
+    def read_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that a config.json gives; of a model with text and images, those of the text."""
+        text = config.get("text_config")
+        config = text if isinstance(text, Mapping) else config
+        found = super().read_settings(config)
+        kind, heads = config.get("model_type"), config.get("num_attention_heads")
+        if "head_dim" not in found and type(heads) is int and type(config.get("hidden_size")) is int and heads > 0:
+            found["head_dim"] = config["hidden_size"] // heads
+        if isinstance(kind, str) and not kind.startswith("attn-bridge-"):
+            if kind not in _MODEL_TYPES:
+                raise LayoutError(f"config.json says {kind[:40]!r}; maxtext is for {', '.join(_MODEL_TYPES)}")
+            rotary = config.get("rope_scaling") or config.get("rope_parameters") or {}
+            names = [rotary.get(key) for key in ("rope_type", "type")] if isinstance(rotary, Mapping) else []
+            found.setdefault("interleaved", int("llama3" in names))
+        return found
+
+
+_MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "gemma3_text")
+_FUSED = "projections that MaxText fused (fused_qkv, fused_mlp); save the parameters without"
+_FRONTS = ("params.params.", "params.", "")
+
+LAYOUT = _MaxText(
+    "maxtext",
+    "MaxText: Llama, Mistral, Mixtral, Qwen 2 and 3, Qwen3-MoE, Gemma 2 and 3",
+    _table,
+    usual=_usual("qwen", 0, None),
+    known=[
+        _usual(kind, scan, 2 * PATTERN - 1 if scan and kind == "gemma3" else None) for kind in _KINDS for scan in (0, 1)
+    ],
+    of_theirs=_of_theirs,
+    of_ours=_of_ours,
+    kept=("scan", "interleaved", "query_pre_attn_scalar"),
+    prefixes=_FRONTS,
+    settings={
+        **TIE,
+        "head_dim": ("head_dim",),
+        "query_pre_attn_scalar": ("query_pre_attn_scalar",),
+        "scan": (),
+        "interleaved": (),
+    },
+    defaults={"tie": 0, "scan": 0},
+    whole=True,
+    refused={
+        "opt_state.{rest}": "an optimizer's state; save the parameters alone (generate_param_only_checkpoint.py)",
+        "{rest}.qkv_proj.kernel": _FUSED,
+        "{rest}.mlp.wi.kernel": _FUSED,
+        **{
+            f"{front}vision_encoder.{{rest}}": "no part of the text model, which alone is converted"
+            for front in _FRONTS
+        },
+    },
+)

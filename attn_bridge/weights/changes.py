@@ -1,0 +1,101 @@
+"""Numbers that another library holds scaled or shifted: how they are made of ours, and ours of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Theirs are ours times a factor, plus a term; computed in float32, or float64 where the numbers are such.
+
+    Attributes:
+        times: the factor.
+        plus: the term.
+    """
+
+    times: float = 1.0
+    plus: float = 0.0
+
+    def __str__(self) -> str:
+        return f"times {self.times:.6g}" if self.times != 1 else f"plus {self.plus:.6g}"
+
+    def there(self, array: Array) -> Array:
+        """Return theirs, rounded to the dtype of ours."""
+        times, plus, numbers = self._in(array)
+        with np.errstate(all="ignore"):
+            return rounded(numbers * times + plus if self.plus else numbers * times, array.dtype)
+
+    def back(self, array: Array) -> Array:
+        """Return ours, rounded to the dtype of theirs: exact for powers of two as factors, and for little else."""
+        times, plus, numbers = self._in(array)
+        with np.errstate(all="ignore"):
+            return rounded((numbers - plus) / times if self.plus else numbers / times, array.dtype)
+
+    def _in(self, array: Array) -> tuple[Any, Any, Array]:
+        kind = np.float64 if array.dtype == np.float64 else np.float32
+        return kind(self.times), kind(self.plus), array.astype(kind, copy=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """What is done to the numbers of a tensor between two layouts, by way of ours.
+
+    Attributes:
+        here: how the source's numbers are made of ours; None: they are ours.
+        there: the same of the target's.
+    """
+
+    here: Change | None = None
+    there: Change | None = None
+
+    def __bool__(self) -> bool:
+        return self.here != self.there
+
+    def apply(self, array: Array) -> Array:
+        """Return the target's numbers of the source's."""
+        ours = array if self.here is None else self.here.back(array)
+        return ours if self.there is None else self.there.there(ours)
+
+    @property
+    def turned(self) -> Steps:
+        """The same the other way."""
+        return Steps(self.there, self.here)
+
+
+NO_STEPS = Steps()
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether numbers of that dtype can be scaled."""
+    return dtype.name in ("bfloat16", "float16", "float32", "float64")
+
+
+def wider(one: np.dtype[Any], other: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the smallest of float dtypes that holds the numbers of both."""
+    if one == other:
+        return one
+    return np.dtype(np.float64) if np.float64 in (one, other) else np.dtype(np.float32)
+
+
+def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Cast to the nearest number, ties to even, in one rounding.
+
+    NumPy's way from float64 to bfloat16 leads through float32 and rounds twice; to odd first, the second one is right
+    (Boldo and Melquiond, 2008).
+    """
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        if array.dtype != np.float64 or dtype != ml_dtypes.bfloat16:
+            return array.astype(dtype, copy=False)
+        single = array.astype(np.float32)
+    inexact = np.isfinite(array) & (single != array)
+    bits = single.view(np.uint32)
+    bits -= (inexact & (np.abs(single.astype(np.float64)) > np.abs(array))).astype(np.uint32)  # towards zero
+    bits |= inexact.astype(np.uint32)
+    return single.astype(dtype)
