@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +80,13 @@ def read_config(model: str, folder: Path) -> Any:
 
 def _config_for(model: str, path: Path, config: dict[str, Any]) -> Any:
     kind = config.get("model_type")
-    if kind == OWN + model and model == "DecoderModel":
-        return _own_decoder(path, config)
+    if kind == OWN + model and model in _WHOLE:
+        return _own_whole(model, path, config)
     if kind == OWN + model:
         return {key: value for key, value in config.items() if key != "model_type"}
-    if model == "DecoderModel":
+    if model in _WHOLE:
         try:
-            return families.find_decoder(config)
+            return _WHOLE[model](path, config)
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: {error}") from None
     if (model, kind) == ("GPTModel", "gpt2"):
@@ -119,7 +119,23 @@ def _check_size(model: str, path: Path, found: Any) -> None:
         raise CheckpointError(f"{path}: its sizes make a model of {made} numbers; the weights beside it have {held}")
 
 
-def _own_decoder(path: Path, config: Mapping[str, Any]) -> Any:
+def _of_decoder(path: Path, config: Mapping[str, Any]) -> specs.DecoderConfig:
+    return families.find_decoder(config)
+
+
+def _of_encoder_decoder(path: Path, config: Mapping[str, Any]) -> specs.EncoderDecoderConfig:
+    with containers.open_reader(path.parent) as reader:
+        return families.find_encoder_decoder(config, reader.tensors.keys())
+
+
+_WHOLE: dict[str, Callable[[Path, Mapping[str, Any]], ModelConfig]] = {
+    "DecoderModel": _of_decoder,
+    "EncoderDecoderModel": _of_encoder_decoder,
+}
+"""Model whose config is made of others -> what makes it of a config.json of `transformers`."""
+
+
+def _own_whole(model: str, path: Path, config: Mapping[str, Any]) -> Any:
     try:
         return as_json.from_json(config.get("config"))
     except (TypeError, ValueError, RecursionError) as error:
@@ -181,6 +197,6 @@ def config_of_layout(config: Mapping[str, Any], layout: str, *, tied: bool) -> d
 
 def own_config(model: str, config: Any) -> dict[str, Any]:
     """Return what `save_pretrained` writes as config.json."""
-    if isinstance(config, specs.DecoderConfig):
+    if model in _WHOLE:
         return {"model_type": OWN + model, "config": as_json.as_json(config)}
     return {"model_type": OWN + model, **dataclasses.asdict(config)}

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from .. import backends, specs
+from ..specs.model import ModelConfig
 from ..weights import WeightsMismatchError
 from . import configs, containers, execution, manifest, planning
 from .containers.base import Array, CheckpointError, Reader, TensorInfo, numpy_dtype
@@ -100,7 +101,9 @@ def load(
         ]
         elements = Elements(reader, None, max((one.info.nbytes for one in plan.targets), default=0))
         config = getattr(module, "config", None)
-        tied = config.tied_weights(side) if isinstance(config, specs.DecoderConfig) else {}
+        tied = config.tied_weights(side) if isinstance(config, ModelConfig) else {}
+        for name in config.unread_weights(side) if isinstance(config, ModelConfig) else ():
+            found.pop(name, None)
         for name, other in tied.items():
             if {name, other} <= found.keys():
                 _check_tied(elements, found.pop(name), found[other])

@@ -14,7 +14,7 @@ from .. import backends
 from ..specs import Config
 from ..weights import WeightsMismatchError
 from .layout import Layout
-from .reading.decoders import Block, Model, read_llama_model
+from .reading.decoders import Block, Model, Pair, read_llama_model
 from .reading.model_config import ModelConfig
 from .rows.attention import Table
 
@@ -184,6 +184,7 @@ class Family:
         depth: key of the number of layers.
         block: from a config, a layer's index and its attention to the whole block; None where none of ours is alike.
         model: from a config to what stands before and behind the blocks.
+        pair: from a config and the names of the tensors beside it to encoder and decoder; None where it has none.
     """
 
     model_types: tuple[str, ...]
@@ -193,3 +194,4 @@ class Family:
     depth: str = "num_hidden_layers"
     block: Block | None = None
     model: Model = read_llama_model
+    pair: Pair | None = None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ...specs.base import Config
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ...specs.encoder_decoder_model import EncoderDecoderConfig
 from ...specs.feed_forward import Activation, FeedForwardConfig
 from ...specs.rms_norm import RMSNormConfig
 from .model_config import ModelConfig
@@ -15,6 +16,8 @@ Block = Callable[[ModelConfig, int, Any], DecoderBlockConfig]
 """From a config, the index of a block and the config of its attention to that of the block."""
 Model = Callable[[ModelConfig], dict[str, Any]]
 """From a config to what a `DecoderConfig` takes beside its vocabulary, width and blocks."""
+Pair = Callable[[ModelConfig, Collection[str]], EncoderDecoderConfig]
+"""From a config and the names of the tensors beside it to an encoder with its decoder."""
 
 MAX_LAYERS = 4096
 """Blocks of a model; a config that says more is broken."""
