@@ -29,9 +29,9 @@ from .rows.common import TIE, layer_norm, with_bias
 SIDES = ("encoder", "decoder")
 
 
-def read_cross_attention(config: ModelConfig, layer: int) -> AttentionLayer:
-    """Return the cross attention of a layer of the decoder; all has biases, but Whisper's keys."""
-    spec = CrossAttentionConfig(
+def _cross_attention(config: ModelConfig) -> CrossAttentionConfig:
+    """Return the config of cross attention; all has biases, but Whisper's keys."""
+    return CrossAttentionConfig(
         d_in=config.integer("d_model"),
         num_heads=config.integer("decoder_attention_heads"),
         qkv_bias=True,
@@ -39,8 +39,12 @@ def read_cross_attention(config: ModelConfig, layer: int) -> AttentionLayer:
         out_bias=True,
         dropout=config.number_or_none("attention_dropout") or 0.0,
     )
+
+
+def read_cross_attention(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return the cross attention of a layer of the decoder."""
     prefix = f"model.decoder.layers.{layer}.encoder_attn."
-    return AttentionLayer("CrossAttention", spec, layer, {"transformers": ENCODER_DECODER}, prefix)
+    return AttentionLayer("CrossAttention", _cross_attention(config), layer, {"transformers": ENCODER_DECODER}, prefix)
 
 
 def _blocks(config: ModelConfig, side: str, norms: Place) -> tuple[EncoderDecoderBlockConfig, ...]:
@@ -60,7 +64,7 @@ def _blocks(config: ModelConfig, side: str, norms: Place) -> tuple[EncoderDecode
     hidden, activation = config.integer(f"{side}_ffn_dim"), activation_of(config, "activation_function")
     feed_forward = FeedForwardConfig(width, hidden, activation, gated=False, bias=True)
     rate = config.number_or_none("dropout") or 0.0
-    cross = read_cross_attention(config, 0).config if side == "decoder" else None
+    cross = _cross_attention(config) if side == "decoder" else None
     block = EncoderDecoderBlockConfig(attention, feed_forward, LayerNormConfig(width), cross, norms, rate)
     return (block,) * layers
 

@@ -53,8 +53,7 @@ def generate(
     arguments = {} if source_mask is None else {"source_mask": source_mask}
     logits, cache = _read(model, source, known, padding, {"attention_mask": attention_mask, **arguments}, new)
     found = np.pad(known, ((0, 0), (0, new)))
-    known = jnp.asarray(found), padding, logits, cache, numbers, given
-    return _continue(model, *known, options, len(source))
+    return _continue(model, jnp.asarray(found), padding, logits, cache, numbers, given, options, len(source))
 
 
 @functools.partial(jax.jit, static_argnums=5)
