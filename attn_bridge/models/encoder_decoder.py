@@ -100,7 +100,8 @@ def read_bart(config: ModelConfig, names: Collection[str]) -> EncoderDecoderConf
         )
         for side in SIDES
     )
-    return EncoderDecoderConfig(vocab_size, encoder, decoder, tie, "final_logits_bias" in names)
+    has_bias = any(name.endswith("logits_bias") for name in names)  # converted ones have our name
+    return EncoderDecoderConfig(vocab_size, encoder, decoder, tie, has_bias)
 
 
 def read_whisper(config: ModelConfig, names: Collection[str]) -> EncoderDecoderConfig:
