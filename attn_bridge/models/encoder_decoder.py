@@ -62,8 +62,8 @@ def _blocks(config: ModelConfig, side: str, norms: Place) -> tuple[EncoderDecode
         key_bias=config.model_type != "whisper",
     )
     hidden, activation = config.integer(f"{side}_ffn_dim"), activation_of(config, "activation_function")
-    feed_forward = FeedForwardConfig(width, hidden, activation, gated=False, bias=True)
-    rate = config.number_or_none("dropout") or 0.0
+    rate, within = (config.number_or_none(key) or 0.0 for key in ("dropout", "activation_dropout"))
+    feed_forward = FeedForwardConfig(width, hidden, activation, gated=False, bias=True, dropout=within)
     cross = _cross_attention(config) if side == "decoder" else None
     block = EncoderDecoderBlockConfig(attention, feed_forward, LayerNormConfig(width), cross, norms, rate)
     return (block,) * layers
@@ -198,8 +198,9 @@ LAYOUTS = [
                 "{prefix}shared.weight",
                 ("tok_emb.weight",),
                 tied=("encoder.tok_emb.weight", "decoder.tok_emb.weight", "out_head.weight"),
+                branch="tables/shared",
             ),
-            *(Row(f"{{prefix}}{side}.embed_tokens.weight", (f"{side}.tok_emb.weight",), optional=True)
+            *(Row(f"{{prefix}}{side}.embed_tokens.weight", (f"{side}.tok_emb.weight",), branch="tables/own")
               for side in SIDES),
             Row("lm_head.weight", ("out_head.weight",), optional=True),
             Row("final_logits_bias", ("logits_bias",), optional=True),

@@ -53,4 +53,4 @@ class Convolution(nn.Conv1d):
 
     def forward(self, x: Float[Tensor, "b t c"]) -> Float[Tensor, "b s d"]:
         """Convolve ``x`` of shape ``(B, T, d_in)``; gives ``(B, S, d_out)``, S a `stride`-th of T, rounded up."""
-        return super().forward(x.mT).mT
+        return super().forward(x.mT).mT.contiguous()  # masks of dropout are drawn in the order of memory

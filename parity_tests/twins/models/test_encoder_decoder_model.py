@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import tempfile
 from typing import Any
 
@@ -17,13 +18,15 @@ from flax import nnx
 
 import jax_attn
 import torch_attn
-from attn_bridge import torch_to_flax
+from attn_bridge import checkpoints, torch_to_flax
+from attn_bridge.models import families
 from jax_attn.backend import get_weights as get_flax_weights
+from jax_attn.random import TorchRngs
 from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import get_weights, to_numpy
 from torch_attn.random import JaxRngs
 
-from ...support.encoder_decoder_oracle import MODELS, TOKENS, VOCABULARY, Oracle, run
+from ...support.encoder_decoder_oracle import MODELS, TOKENS, VOCABULARY, Oracle, build, run
 
 PACKAGES = {"torch": torch_attn, "flax": jax_attn}
 NAMES = list(MODELS)
@@ -277,3 +280,73 @@ def test_either_backend_reads_what_the_other_saved(name, tmp_path):
         assert weights.keys() == known.keys()
         for key, array in known.items():
             np.testing.assert_array_equal(weights[key], array)
+
+
+@pytest.mark.parametrize("drawn_by", ["jax", "torch"])
+@pytest.mark.parametrize("name", ["bart", "whisper"])
+@jax.enable_x64(False)
+def test_new_twins_start_and_drop_alike(name, drawn_by):
+    oracle = run(name)
+    rates = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.4}
+    document = {**json.loads((oracle.folder / "config.json").read_text()), **rates}
+    config = families.find_encoder_decoder(document, ["final_logits_bias"] if name == "bart" else [])
+    if drawn_by == "jax":
+        torch_model = torch_attn.EncoderDecoderModel(config, rngs=JaxRngs(params=4, dropout=9))
+        flax_model = jax_attn.EncoderDecoderModel(config, rngs=nnx.Rngs(params=4, dropout=9))
+    else:
+        flax_model = jax_attn.EncoderDecoderModel(config, rngs=TorchRngs(11))
+        torch.manual_seed(11)
+        torch_model = torch_attn.EncoderDecoderModel(config)
+    expected = torch_to_flax(get_weights(torch_model), config.rules())
+    found = get_flax_weights(flax_model)
+    assert found.keys() == expected.keys()
+    for key, array in found.items():
+        np.testing.assert_allclose(array, expected[key], rtol=5e-7, atol=1e-7, err_msg=key)
+    source = oracle.source.astype(np.float32) if oracle.source.ndim == 3 else oracle.source
+    outputs = []
+    for _ in range(2):
+        logits = torch_model(*given("torch", source, oracle.ids)).detach().numpy()
+        np.testing.assert_allclose(flax_model(*given("flax", source, oracle.ids)), logits, rtol=1e-4, atol=2e-5)
+        outputs.append(logits)
+    assert np.abs(outputs[0] - outputs[1]).max() > 1e-2
+
+
+def test_a_bare_model_and_an_older_untied_one_are_read(tmp_path):
+    """BartModel has no head and adds nothing to the logits; an older file holds the table of both sides once."""
+    oracle, model = run("bart", "left"), build("bart")
+    with torch.no_grad():
+        model.final_logits_bias.zero_()
+    given_to_theirs = oracle.call()
+    with promoted(), torch.no_grad():
+        wanted = model(**given_to_theirs).logits.numpy()
+    model.model.save_pretrained(tmp_path / "bare")
+    ours = torch_attn.EncoderDecoderModel.from_pretrained(tmp_path / "bare")
+    assert not ours.config.logits_bias
+    source, ids, mask = given("torch", oracle.source, oracle.ids, oracle.source_mask)
+    with torch.no_grad():
+        np.testing.assert_allclose(ours(source, ids, source_mask=mask), wanted, rtol=1e-10, atol=1e-12)
+    model.save_pretrained(tmp_path / "old")
+    document = json.loads((tmp_path / "old" / "config.json").read_text())
+    (tmp_path / "old" / "config.json").write_text(json.dumps({**document, "tie_word_embeddings": False}))
+    ours = torch_attn.EncoderDecoderModel.from_pretrained(tmp_path / "old")
+    assert not ours.config.tie
+    with torch.no_grad():
+        np.testing.assert_allclose(ours(source, ids, source_mask=mask), wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_saved_folder_is_converted_to_the_layout_of_transformers_and_back(name, tmp_path):
+    load("flax", name).save_pretrained(tmp_path / "own")
+    layout = f"hf-{name.partition('-')[0]}"
+    tie = {"tie": int("untied" not in name)}
+    back = checkpoints.convert(tmp_path / "own", tmp_path / "hf", to_layout=layout, settings=tie).target
+    before, after = (checkpoints.read(folder) for folder in (run(name).folder, back))
+    unread = {"model.shared.weight"} if name == "bart-untied" else set()
+    assert before.keys() - after.keys() == unread
+    for key, array in after.items():
+        np.testing.assert_array_equal(array, before[key], err_msg=key)
+    for other in ("torch", "flax"):
+        target = checkpoints.convert(run(name).folder, tmp_path / other, to_layout=other).target
+        for package in PACKAGES.values():
+            model = package.EncoderDecoderModel.from_pretrained(target)
+            assert model.config == load("torch", name).config
