@@ -86,7 +86,7 @@ def _config_for(model: str, path: Path, config: dict[str, Any]) -> Any:
         return {key: value for key, value in config.items() if key != "model_type"}
     if model in _WHOLE:
         try:
-            return _WHOLE[model](path, config)
+            return _WHOLE[model][1](path, config)
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: {error}") from None
     if (model, kind) == ("GPTModel", "gpt2"):
@@ -128,18 +128,22 @@ def _of_encoder_decoder(path: Path, config: Mapping[str, Any]) -> specs.EncoderD
         return families.find_encoder_decoder(config, reader.tensors.keys())
 
 
-_WHOLE: dict[str, Callable[[Path, Mapping[str, Any]], ModelConfig]] = {
-    "DecoderModel": _of_decoder,
-    "EncoderDecoderModel": _of_encoder_decoder,
+_WHOLE: dict[str, tuple[type[ModelConfig], Callable[[Path, Mapping[str, Any]], ModelConfig]]] = {
+    "DecoderModel": (specs.DecoderConfig, _of_decoder),
+    "EncoderDecoderModel": (specs.EncoderDecoderConfig, _of_encoder_decoder),
 }
-"""Model whose config is made of others -> what makes it of a config.json of `transformers`."""
+"""Model whose config is made of others -> its class, and what makes it of a config.json of `transformers`."""
 
 
 def _own_whole(model: str, path: Path, config: Mapping[str, Any]) -> Any:
     try:
-        return as_json.from_json(config.get("config"))
+        found = as_json.from_json(config.get("config"))
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
+    kind = _WHOLE[model][0]
+    if not isinstance(found, kind):
+        raise CheckpointError(f"{path}: config must be a {kind.__name__}, got {type(found).__name__}")
+    return found
 
 
 def _of_gpt2(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:

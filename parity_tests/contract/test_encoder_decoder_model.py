@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from attn_bridge import masks
+from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.specs import (
     ConvolutionsConfig,
     CrossAttentionConfig,
@@ -285,3 +289,72 @@ def test_configs_that_do_not_fit_are_refused_by_name(case):
 def test_a_config_of_something_else_is_refused(backend, config):
     with pytest.raises((TypeError, ValueError), match="EncoderDecoderConfig"):
         backend.build("EncoderDecoderModel", config=config)
+
+
+# ---- folders
+
+
+def write_config(folder: Path, document: Any) -> None:
+    (folder / "config.json").write_text(json.dumps(document))
+
+
+BAD_FOLDERS = {
+    "nothing": ({}, "config.json: config has no model_type, which must be one of"),
+    "decoder": (
+        {"model_type": "llama"},
+        "config.json: model_type (llama) is no encoder and decoder of ours, which are",
+    ),
+    "own decoder": (
+        {"model_type": "attn-bridge-DecoderModel"},
+        "config.json: model_type (attn-bridge-DecoderModel) must",
+    ),
+    "no config": (
+        {"model_type": "attn-bridge-EncoderDecoderModel"},
+        "config.json: config must be a EncoderDecoderConfig",
+    ),
+    "a part": (
+        {"model_type": "attn-bridge-EncoderDecoderModel", "config": as_json(NORM)},
+        "config.json: config must be a EncoderDecoderConfig, got LayerNormConfig",
+    ),
+    "huge": (
+        {"model_type": "attn-bridge-EncoderDecoderModel", "config": as_json(TEXT.replace(vocab_size=10**12))},
+        "config.json: vocab_size (1000000000000) is far too large for weights of",
+    ),
+    "wide": (
+        {"model_type": "attn-bridge-EncoderDecoderModel", "config": as_json(TEXT) | {"logits_bias": 1}},
+        "config.json: logits_bias must be a bool, got int",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FOLDERS)
+def test_a_folder_of_something_else_is_refused_in_one_line(backend, tmp_path, case):
+    document, message = BAD_FOLDERS[case]
+    made(backend, "text").save_pretrained(tmp_path / "model")
+    write_config(tmp_path / "model", document)
+    with pytest.raises(CheckpointError, match=re.escape(message)) as caught:
+        backend.package.EncoderDecoderModel.from_pretrained(tmp_path / "model")
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_surplus_weights_are_all_named(backend, tmp_path):
+    made(backend, "text").save_pretrained(tmp_path / "model")
+    deeper = TEXT.replace(logits_bias=True, encoder=TEXT.encoder.replace(norm=NORM), decoder=DECODER.replace(norm=None))
+    write_config(tmp_path / "model", {"model_type": "attn-bridge-EncoderDecoderModel", "config": as_json(deeper)})
+    with pytest.raises(ValueError, match="weights do not match") as caught:
+        backend.package.EncoderDecoderModel.from_pretrained(tmp_path / "model")
+    for name in ("encoder.final_norm.scale", "encoder.final_norm.shift", "logits_bias", "decoder.final_norm.scale"):
+        assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
+def test_a_folder_keeps_its_dtype(backend, tmp_path, dtype):
+    name = np.dtype(dtype).name
+    model, random = backend.build_blank("EncoderDecoderModel", SOUND, name), np.random.default_rng(1)
+    backend.load(model, {row.rule.torch: random.normal(size=row.shape).astype(dtype) for row in SOUND.parameters})
+    model.save_pretrained(tmp_path / "model")
+    again = backend.package.EncoderDecoderModel.from_pretrained(tmp_path / "model")
+    found, wanted = (backend.output_eagerly(one, FRAMES.astype(dtype), IDS) for one in (again, model))
+    assert found.dtype == wanted.dtype == dtype
+    np.testing.assert_array_equal(found, wanted)
+    assert np.ptp(wanted.astype("f4")) > 1
