@@ -55,6 +55,19 @@ class Options:
                 raise ValueError(f"eos ({self.eos}) must be at least 0 and below vocab_size ({vocab_size})")
 
 
+def check_room(given: int, new: int, positions: int) -> None:
+    """Check that a decoder has positions for all tokens that it reads; the last new one it only writes.
+
+    Raises:
+        ValueError: it hasn't.
+    """
+    if given + new - 1 > positions:
+        raise ValueError(
+            f"tokens given ({given}) and new ones but the last ({new - 1}) must be at most num_positions of decoder "
+            f"({positions})"
+        )
+
+
 def check_padding(shape: tuple[int, ...], dtype: str, mask: np.ndarray[Any, Any], tokens: int) -> None:
     """Check the mask of a prompt: padding stands on the left, and every row has a token.
 

@@ -29,16 +29,27 @@ class Embedding(nnx.Embed):
     """`nnx.Embed`, whose rows start from a normal distribution of mean 0 and variance 1, as torch's do.
 
     Args:
-        size: number of ids.
+        size: number of rows.
         emb_dim: width of a row.
+        first: row of the id 0; those before it are nobody's.
         rngs: source of the initial weights (stream ``params``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the rows that come out; None leaves them as the table holds them.
     """
 
-    def __init__(self, size: int, emb_dim: int, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None):
+    def __init__(
+        self,
+        size: int,
+        emb_dim: int,
+        first: int = 0,
+        *,
+        rngs: Rngs,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = None,
+    ):
         check_rngs(rngs)
         super().__init__(size, emb_dim, embedding_init=_standard_normal, rngs=rngs, param_dtype=param_dtype)
+        self.first = first
         self.dtype = dtype  # nnx.Embed would keep the dtype it was made with, and round later weights to it
 
     def __call__(self, ids: Int[Array, "..."], name: str = "ids") -> Float[Array, "... d"]:
@@ -50,5 +61,6 @@ class Embedding(nnx.Embed):
         """
         if not isinstance(ids, jax.core.Tracer) and getattr(ids, "is_fully_addressable", True) and np.size(ids):
             values = np.asarray(ids)
-            check_range(name, int(values.min()), int(values.max()), self.num_embeddings)
-        return super().__call__(jnp.asarray(ids))
+            check_range(name, int(values.min()), int(values.max()), self.num_embeddings - self.first)
+        ids = jnp.asarray(ids)
+        return super().__call__(ids + self.first if self.first else ids)

@@ -49,7 +49,7 @@ class GroupedQueryAttention(nnx.Module):
         options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
         width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.W_query = linear(config.d_in, width, config.qkv_bias, **options)
-        self.W_key = linear(config.d_in, key_width, config.qkv_bias, **options)
+        self.W_key = linear(config.d_in, key_width, config.key_bias, **options)
         self.W_value = linear(config.d_in, key_width, config.qkv_bias, **options)
         if config.gate:
             self.W_gate = linear(config.d_in, width, config.qkv_bias, **options)

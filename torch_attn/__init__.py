@@ -12,6 +12,7 @@ from .checkpoints import from_hf, load, save, to_hf
 from .cross_attention import CrossAttention
 from .decoder_model import DecoderModel
 from .differential_attention import DifferentialAttention
+from .encoder_decoder_model import EncoderDecoderModel
 from .gated_delta_net import GatedDeltaNet
 from .gpt_model import GPTModel
 from .grouped_query_attention import GroupedQueryAttention
@@ -32,6 +33,7 @@ __all__ = [
     "DecoderBlock",
     "DecoderModel",
     "DifferentialAttention",
+    "EncoderDecoderModel",
     "GPTModel",
     "GatedDeltaNet",
     "GroupedQueryAttention",

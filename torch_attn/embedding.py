@@ -20,17 +20,28 @@ class Embedding(nn.Embedding):
     """`nn.Embedding`, whose rows start from a normal distribution of mean 0 and variance 1.
 
     Args:
-        size: number of ids.
+        size: number of rows.
         emb_dim: width of a row.
+        first: row of the id 0; those before it are nobody's.
         rngs: JAX's random numbers, for the initial rows (stream ``params``), which are those of the Flax twin then, but
             for rounding; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
     """
 
-    def __init__(self, size: int, emb_dim: int, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None):
+    def __init__(
+        self,
+        size: int,
+        emb_dim: int,
+        first: int = 0,
+        *,
+        rngs: JaxRngs | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ):
         check_rngs(rngs)
         super().__init__(size, emb_dim, device=device if rngs is None else "meta", dtype=dtype)
+        self.first = first
         if rngs is not None:
             self.to_empty(device=torch.get_default_device() if device is None else device)
             with torch.no_grad():
@@ -45,7 +56,7 @@ class Embedding(nn.Embedding):
         """
         ids = ids if ids.dtype in (torch.int32, torch.int64) else ids.long()
         try:
-            return super().forward(ids)
+            return nn.functional.embedding(ids, self.weight[self.first :]) if self.first else super().forward(ids)
         except IndexError:
-            check_range(name, int(ids.min()), int(ids.max()), self.num_embeddings)
+            check_range(name, int(ids.min()), int(ids.max()), self.num_embeddings - self.first)
             raise

@@ -9,7 +9,7 @@ import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import specs
 from ..models import bert, families, gpt2, originals
@@ -21,6 +21,8 @@ from ..specs.model import ModelConfig, Shape
 from ..weights import WeightsMismatchError
 from . import containers, quantised
 from .containers.base import CheckpointError, TensorInfo
+
+Whole = TypeVar("Whole", bound=ModelConfig)
 
 CONFIG = "config.json"
 PARAMS = "params.json"
@@ -81,13 +83,13 @@ def read_config(model: str, folder: Path) -> Any:
 
 def _config_for(model: str, path: Path, config: dict[str, Any]) -> Any:
     kind = config.get("model_type")
-    if kind == OWN + model and model == "DecoderModel":
-        return _own_decoder(path, config)
+    if kind == OWN + model and model in _WHOLE:
+        return _own_whole(model, path, config)
     if kind == OWN + model:
         return {key: value for key, value in config.items() if key != "model_type"}
-    if model == "DecoderModel":
+    if model in _WHOLE:
         try:
-            return families.find_decoder(_of_original(path, config) or config)
+            return _WHOLE[model][1](path, config)
         except WeightsMismatchError:
             raise
         except (TypeError, ValueError) as error:
@@ -138,9 +140,25 @@ def _check_size(model: str, path: Path, found: Any) -> None:
         raise CheckpointError(f"{path}: its sizes make a model of {made} numbers; the weights beside it have {held}")
 
 
-def _own_decoder(path: Path, config: Mapping[str, Any]) -> Any:
+def _of_decoder(path: Path, config: Mapping[str, Any]) -> specs.DecoderConfig:
+    return families.find_decoder(_of_original(path, config) or config)
+
+
+def _of_encoder_decoder(path: Path, config: Mapping[str, Any]) -> specs.EncoderDecoderConfig:
+    with containers.open_reader(path.parent) as reader:
+        return families.find_encoder_decoder(config, reader.tensors.keys())
+
+
+_WHOLE: dict[str, tuple[type[ModelConfig], Callable[[Path, Mapping[str, Any]], ModelConfig]]] = {
+    "DecoderModel": (specs.DecoderConfig, _of_decoder),
+    "EncoderDecoderModel": (specs.EncoderDecoderConfig, _of_encoder_decoder),
+}
+"""Model whose config is made of others -> its class, and what makes it of a config.json of `transformers`."""
+
+
+def _own_whole(model: str, path: Path, config: Mapping[str, Any]) -> Any:
     try:
-        return _read_decoder(config)
+        return _read_whole(_WHOLE[model][0], config)
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
 
@@ -187,9 +205,14 @@ class OwnModel:
 
 
 def _read_decoder(document: Mapping[str, Any]) -> specs.DecoderConfig:
+    return _read_whole(specs.DecoderConfig, document)
+
+
+def _read_whole(kind: type[Whole], document: Mapping[str, Any]) -> Whole:
+    """Return the config of a model that is made of others, out of a config.json of ours."""
     found = as_json.from_json(document.get("config"))
-    if not isinstance(found, specs.DecoderConfig):
-        raise TypeError(f"config must be a DecoderConfig, got {type(found).__name__}")
+    if not isinstance(found, kind):
+        raise TypeError(f"config must be a {kind.__name__}, got {type(found).__name__}")
     return found
 
 
@@ -339,6 +362,6 @@ def finished(
 
 def own_config(model: str, config: Any) -> dict[str, Any]:
     """Return what `save_pretrained` writes as config.json."""
-    if isinstance(config, specs.DecoderConfig):
+    if model in _WHOLE:
         return {"model_type": OWN + model, "config": as_json.as_json(config)}
     return {"model_type": OWN + model, **dataclasses.asdict(config)}

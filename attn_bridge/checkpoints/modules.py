@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from .. import backends, specs
+from ..specs.model import ModelConfig
 from ..weights import WeightsMismatchError
 from . import configs, containers, execution, manifest, planning
 from .containers.base import Array, CheckpointError, Reader, TensorInfo, numpy_dtype
@@ -102,7 +103,9 @@ def load(
         ]
         elements = _elements(reader, before, plan)
         config = getattr(module, "config", None)
-        tied = config.tied_weights(side) if isinstance(config, specs.DecoderConfig) else {}
+        tied = config.tied_weights(side) if isinstance(config, ModelConfig) else {}
+        for name in config.unread_weights(side) if isinstance(config, ModelConfig) else ():
+            found.pop(name, None)
         for name, other in tied.items():
             if {name, other} <= found.keys():
                 _check_tied(elements, found.pop(name), found[other])

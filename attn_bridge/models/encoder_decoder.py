@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
+from typing import Any
+
+from ..masks import causal, full
 from ..specs.cross_attention import CrossAttentionConfig
+from ..specs.encoder_decoder_model import (
+    ConvolutionsConfig,
+    EncoderDecoderBlockConfig,
+    EncoderDecoderConfig,
+    Place,
+    StackConfig,
+)
+from ..specs.feed_forward import FeedForwardConfig
+from ..specs.grouped_query_attention import GroupedQueryAttentionConfig
+from ..specs.layer_norm import LayerNormConfig
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
 from .layout import Layout
+from .reading.decoders import MAX_LAYERS, activation_of
 from .reading.model_config import ModelConfig
 from .rows.attention import ENCODER_DECODER, below
 from .rows.common import TIE, layer_norm, with_bias
 
+SIDES = ("encoder", "decoder")
 
-def read_cross_attention(config: ModelConfig, layer: int) -> AttentionLayer:
-    """Return the cross attention of a layer of the decoder; all has biases, but Whisper's keys."""
-    spec = CrossAttentionConfig(
+
+def _cross_attention(config: ModelConfig) -> CrossAttentionConfig:
+    """Return the config of cross attention; all has biases, but Whisper's keys."""
+    return CrossAttentionConfig(
         d_in=config.integer("d_model"),
         num_heads=config.integer("decoder_attention_heads"),
         qkv_bias=True,
@@ -21,27 +39,133 @@ def read_cross_attention(config: ModelConfig, layer: int) -> AttentionLayer:
         out_bias=True,
         dropout=config.number_or_none("attention_dropout") or 0.0,
     )
+
+
+def read_cross_attention(config: ModelConfig, layer: int) -> AttentionLayer:
+    """Return the cross attention of a layer of the decoder."""
     prefix = f"model.decoder.layers.{layer}.encoder_attn."
-    return AttentionLayer("CrossAttention", spec, layer, {"transformers": ENCODER_DECODER}, prefix)
+    return AttentionLayer("CrossAttention", _cross_attention(config), layer, {"transformers": ENCODER_DECODER}, prefix)
+
+
+def _blocks(config: ModelConfig, side: str, norms: Place) -> tuple[EncoderDecoderBlockConfig, ...]:
+    """Return the blocks of one side."""
+    width, layers = config.integer("d_model"), config.integer(f"{side}_layers")
+    if layers > MAX_LAYERS:
+        raise ValueError(f"{side}_layers ({layers}) of {config.model_type} must be at most {MAX_LAYERS}")
+    attention = GroupedQueryAttentionConfig(
+        width,
+        config.integer(f"{side}_attention_heads"),
+        qkv_bias=True,
+        out_bias=True,
+        mask=causal() if side == "decoder" else full(),
+        dropout=config.number_or_none("attention_dropout") or 0.0,
+        key_bias=config.model_type != "whisper",
+    )
+    hidden, activation = config.integer(f"{side}_ffn_dim"), activation_of(config, "activation_function")
+    rate, within = (config.number_or_none(key) or 0.0 for key in ("dropout", "activation_dropout"))
+    feed_forward = FeedForwardConfig(width, hidden, activation, gated=False, bias=True, dropout=within)
+    cross = _cross_attention(config) if side == "decoder" else None
+    block = EncoderDecoderBlockConfig(attention, feed_forward, LayerNormConfig(width), cross, norms, rate)
+    return (block,) * layers
+
+
+def _refuse(config: ModelConfig, wanted: dict[str, Any]) -> None:
+    """Refuse keys that ask for another model, where they are given at all."""
+    for key, value in {"is_encoder_decoder": True, "is_decoder": False, **wanted}.items():
+        config.refuse(key, value, None)
+
+
+def read_bart(config: ModelConfig, names: Collection[str]) -> EncoderDecoderConfig:
+    """Return a whole BART; what it adds to the logits is zero, and no part of it, where there is no such tensor."""
+    before_mbart = {
+        "normalize_before": False,
+        "normalize_embedding": True,
+        "add_final_layer_norm": False,
+        "static_position_embeddings": False,
+        "extra_pos_embeddings": 2,
+    }
+    _refuse(config, before_mbart)
+    width, vocab_size = config.integer("d_model"), config.integer("vocab_size")
+    tie = config.flag("tie_word_embeddings")
+    encoder, decoder = (
+        StackConfig(
+            width,
+            _blocks(config, side, "post"),
+            config.integer("max_position_embeddings"),
+            vocab_size=None if tie else vocab_size,
+            position_offset=2,
+            embedding_scale=math.sqrt(width) if config.flag("scale_embedding") else 1.0,
+            embedding_norm=LayerNormConfig(width),
+            dropout=config.number_or_none("dropout") or 0.0,
+        )
+        for side in SIDES
+    )
+    has_bias = any(name.endswith("logits_bias") for name in names)  # converted ones have our name
+    return EncoderDecoderConfig(vocab_size, encoder, decoder, tie, has_bias)
+
+
+def read_whisper(config: ModelConfig, names: Collection[str]) -> EncoderDecoderConfig:
+    """Return a whole Whisper; `transformers` scales no embeddings, whatever ``scale_embedding`` says."""
+    _refuse(config, {})
+    width, vocab_size = config.integer("d_model"), config.integer("vocab_size")
+    norm, rate = LayerNormConfig(width), config.number_or_none("dropout") or 0.0
+    encoder = StackConfig(
+        width,
+        _blocks(config, "encoder", "pre"),
+        config.integer("max_source_positions"),
+        convolutions=ConvolutionsConfig(config.integer("num_mel_bins"), width),
+        learned_positions=False,
+        norm=norm,
+        dropout=rate,
+    )
+    decoder = StackConfig(
+        width,
+        _blocks(config, "decoder", "pre"),
+        config.integer("max_target_positions"),
+        vocab_size=vocab_size,
+        norm=norm,
+        dropout=rate,
+    )
+    return EncoderDecoderConfig(vocab_size, encoder, decoder, config.flag("tie_word_embeddings"))
 
 
 FAMILIES = (
     Family(
         ("bart",),
         read_cross_attention,
-        {"d_model": 1024, "decoder_attention_heads": 16, "decoder_layers": 12},
+        {
+            "vocab_size": 50265,
+            "max_position_embeddings": 1024,
+            "d_model": 1024,
+            **{f"{side}_layers": 12 for side in SIDES},
+            **{f"{side}_ffn_dim": 4096 for side in SIDES},
+            **{f"{side}_attention_heads": 16 for side in SIDES},
+            "activation_function": "gelu",
+            "dropout": 0.1,
+            "tie_word_embeddings": True,
+        },
         depth="decoder_layers",
+        pair=read_bart,
     ),
     Family(
         ("whisper",),
         read_cross_attention,
-        {"d_model": 384, "decoder_attention_heads": 6, "decoder_layers": 4},
+        {
+            "vocab_size": 51865,
+            "num_mel_bins": 80,
+            "max_source_positions": 1500,
+            "max_target_positions": 448,
+            "d_model": 384,
+            **{f"{side}_layers": 4 for side in SIDES},
+            **{f"{side}_ffn_dim": 1536 for side in SIDES},
+            **{f"{side}_attention_heads": 6 for side in SIDES},
+            "activation_function": "gelu",
+            "tie_word_embeddings": True,
+        },
         depth="decoder_layers",
+        pair=read_whisper,
     ),
 )
-
-
-SIDES = ("encoder", "decoder")
 
 
 def _stack(side: str, outer_norm: str, required: tuple[str, ...]) -> list[Row]:
@@ -74,8 +198,9 @@ LAYOUTS = [
                 "{prefix}shared.weight",
                 ("tok_emb.weight",),
                 tied=("encoder.tok_emb.weight", "decoder.tok_emb.weight", "out_head.weight"),
+                branch="tables/shared",
             ),
-            *(Row(f"{{prefix}}{side}.embed_tokens.weight", (f"{side}.tok_emb.weight",), optional=True)
+            *(Row(f"{{prefix}}{side}.embed_tokens.weight", (f"{side}.tok_emb.weight",), branch="tables/own")
               for side in SIDES),
             Row("lm_head.weight", ("out_head.weight",), optional=True),
             Row("final_logits_bias", ("logits_bias",), optional=True),

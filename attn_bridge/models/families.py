@@ -11,10 +11,11 @@ from __future__ import annotations
 import collections
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ..specs.decoder_model import DecoderConfig
+from ..specs.encoder_decoder_model import EncoderDecoderConfig
 from . import (
     bloom,
     deepseek,
@@ -43,6 +44,7 @@ __all__ = [
     "Family",
     "ModelConfig",
     "find_decoder",
+    "find_encoder_decoder",
     "find_layer",
     "known_model_types",
     "write_config",
@@ -115,6 +117,24 @@ def find_decoder(config: Mapping[str, Any]) -> DecoderConfig:
     return make_decoder(
         read, family.depth, lambda one, layer: family.read(one, layer).config, family.block, family.model
     )
+
+
+def find_encoder_decoder(config: Mapping[str, Any], names: Collection[str] = ()) -> EncoderDecoderConfig:
+    """Return the config of a whole encoder with its decoder in ours.
+
+    Args:
+        config: the model's ``config.json`` as a dict.
+        names: of the tensors beside it, which tell what a config leaves open.
+
+    Raises:
+        TypeError: `config` is no mapping, or a value of it has the wrong type.
+        ValueError: a ``model_type`` without an encoder and decoder of ours, or a value that we do not compute.
+    """
+    family, read = _read(config)
+    if family.pair is None:
+        known = ", ".join(sorted(name for name, one in FAMILIES.items() if one.pair is not None))
+        raise ValueError(f"model_type ({read.model_type}) is no encoder and decoder of ours, which are {known}")
+    return family.pair(read, names)
 
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")

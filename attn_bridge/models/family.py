@@ -14,7 +14,7 @@ from .. import backends
 from ..specs import Config
 from ..weights import WeightsMismatchError
 from .layout import Layout
-from .reading.decoders import Block, Model, Write, read_llama_model
+from .reading.decoders import Block, Model, Pair, Write, read_llama_model
 from .reading.model_config import ModelConfig
 from .rows.attention import Table
 
@@ -184,6 +184,7 @@ class Family:
         depth: key of the number of layers.
         block: from a config, a layer's index and its attention to the whole block; None where none of ours is alike.
         model: from a config to what stands before and behind the blocks.
+        pair: from a config and the names of the tensors beside it to encoder and decoder; None where it has none.
         write: from the config of a decoder back to keys of a config.json; None where none is written.
         architecture: the class of `transformers` that runs it.
     """
@@ -195,5 +196,6 @@ class Family:
     depth: str = "num_hidden_layers"
     block: Block | None = None
     model: Model = read_llama_model
+    pair: Pair | None = None
     write: Write | None = None
     architecture: str = ""

@@ -26,7 +26,8 @@ def reference(
     """
     tokens = x.shape[-2]
     positions = np.arange(tokens) if positions is None else np.asarray(positions)
-    query, key, value = (linear(x, parameters, name, bias=config.qkv_bias) for name in ("W_query", "W_key", "W_value"))
+    biases = {"W_query": config.qkv_bias, "W_key": bool(config.key_bias), "W_value": config.qkv_bias}
+    query, key, value = (linear(x, parameters, name, bias=bias) for name, bias in biases.items())
     if config.clip is not None:
         query, key, value = (np.clip(heads, -config.clip, config.clip) for heads in (query, key, value))
     norm = config.qk_norm

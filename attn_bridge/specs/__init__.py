@@ -28,6 +28,12 @@ from .causal_attention import CausalAttentionConfig
 from .cross_attention import CrossAttentionConfig
 from .decoder_model import DecoderBlockConfig, DecoderConfig
 from .differential_attention import DifferentialAttentionConfig
+from .encoder_decoder_model import (
+    ConvolutionsConfig,
+    EncoderDecoderBlockConfig,
+    EncoderDecoderConfig,
+    StackConfig,
+)
 from .feed_forward import ClampedGate, FeedForwardConfig
 from .gated_delta_net import GatedDeltaNetConfig
 from .gpt_model import GPTModelConfig
@@ -51,10 +57,13 @@ __all__ = [
     "CausalAttentionConfig",
     "ClampedGate",
     "Config",
+    "ConvolutionsConfig",
     "CrossAttentionConfig",
     "DecoderBlockConfig",
     "DecoderConfig",
     "DifferentialAttentionConfig",
+    "EncoderDecoderBlockConfig",
+    "EncoderDecoderConfig",
     "ExpertGroups",
     "FeedForwardConfig",
     "GPTModelConfig",
@@ -79,6 +88,7 @@ __all__ = [
     "SelfAttentionV1Config",
     "SelfAttentionV2Config",
     "SimpleSelfAttentionConfig",
+    "StackConfig",
     "Variant",
     "YaRNScaling",
     "find_variant",

@@ -11,6 +11,7 @@ from ..masks import description, positions
 from . import (
     cross_attention,
     decoder_model,
+    encoder_decoder_model,
     feed_forward,
     grouped_query_attention,
     mixture_of_experts,
@@ -21,7 +22,15 @@ CLASS = "class"
 
 _CLASSES: dict[str, type] = {
     one.__name__: one
-    for room in (cross_attention, decoder_model, feed_forward, grouped_query_attention, mixture_of_experts, position)
+    for room in (
+        cross_attention,
+        decoder_model,
+        encoder_decoder_model,
+        feed_forward,
+        grouped_query_attention,
+        mixture_of_experts,
+        position,
+    )
     for one in vars(room).values()
     if isinstance(one, type) and dataclasses.is_dataclass(one) and one.__module__.startswith(__package__)
 } | {

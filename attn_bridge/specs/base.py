@@ -158,6 +158,12 @@ def linear(name: str, d_in: int, d_out: int, *, bias: bool) -> tuple[Parameter, 
     return (weight, *((vector(f"{name}.bias", d_out),) if bias else ()))
 
 
+def convolution(name: str, d_in: int, d_out: int, size: int) -> tuple[Parameter, ...]:
+    """Rows of a convolution along one axis: torch ``weight [out, in, size]``, Flax ``kernel [size, in, out]``."""
+    weight = Parameter(Rule(f"{name}.weight", f"{name}.kernel", "o i k -> k i o"), (d_out, d_in, size))
+    return weight, vector(f"{name}.bias", d_out)
+
+
 def vector(name: str, size: int) -> Parameter:
     """Row of a vector that has one name in both frameworks."""
     return Parameter(Rule(name, name, "o -> o"), (size,))

@@ -43,6 +43,7 @@ class FeedForwardConfig(Config):
         gated: whether the activation of one projection multiplies another: ``fc3(activation(fc1(x)) * fc2(x))``.
         bias: whether the matrices have biases.
         clamp: how gpt-oss clips the gate and what it gates; for ``silu`` alone.
+        dropout: rate at which what the activation gives is dropped in training; without a gate alone (BART).
     """
 
     d_in: int
@@ -51,11 +52,15 @@ class FeedForwardConfig(Config):
     gated: bool = True
     bias: bool = False
     clamp: ClampedGate | None = None
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         self._require_positive_ints("d_in", "hidden_dim")
         self._require_choice("activation", get_args(Activation))
         self._require_bools("gated", "bias")
+        self._require_rates("dropout")
+        if self.gated and self.dropout:
+            raise ValueError(f"dropout ({self.dropout}) must be 0 with a gate")
         if self.clamp is not None:
             self._require_kind("clamp", ClampedGate)
             if not self.gated or self.activation != "silu":

@@ -61,6 +61,7 @@ class GroupedQueryAttentionConfig(Config):
         gate: whether the context is multiplied by the sigmoid of a projection of the input (arXiv 2505.06708).
         dropout: rate at which attention weights are dropped in training.
         clip: queries, keys and values are clipped to ``[-clip, clip]`` as they come from their projections (OLMo, MPT).
+        key_bias: whether key has a bias; `qkv_bias` by default (Whisper has all but this one).
     """
 
     d_in: int
@@ -79,6 +80,7 @@ class GroupedQueryAttentionConfig(Config):
     gate: bool = False
     dropout: float = 0.0
     clip: float | None = None
+    key_bias: bool | None = None
 
     def __post_init__(self) -> None:
         self._require_positive_ints("d_in", "num_heads")
@@ -89,7 +91,8 @@ class GroupedQueryAttentionConfig(Config):
         self._resolve("d_out", self.d_in)
         self._require_positive_ints("num_kv_heads", "head_dim", "d_out")
         self._require_multiple("num_heads", "num_kv_heads")
-        self._require_bools("qkv_bias", "out_bias", "sinks", "gate")
+        self._resolve("key_bias", self.qkv_bias)
+        self._require_bools("qkv_bias", "key_bias", "out_bias", "sinks", "gate")
         self._require_rates("dropout")
         for name, kinds in (("position", (Rotary, Alibi)), ("qk_norm", (QKNorm,)), ("mask", (Mask,))):
             value = getattr(self, name)
@@ -146,7 +149,7 @@ class GroupedQueryAttentionConfig(Config):
         norms = {name: RMSNormConfig(**self.norm_arguments(name)) for name in names}
         return (
             *linear("W_query", self.d_in, query_width, bias=self.qkv_bias),
-            *linear("W_key", self.d_in, key_width, bias=self.qkv_bias),
+            *linear("W_key", self.d_in, key_width, bias=bool(self.key_bias)),
             *linear("W_value", self.d_in, key_width, bias=self.qkv_bias),
             *(linear("W_gate", self.d_in, query_width, bias=self.qkv_bias) if self.gate else ()),
             *linear("out_proj", query_width, d_out, bias=self.out_bias),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from ..weights import Rule
 from .base import Config, Parameter
@@ -39,6 +39,14 @@ class ModelConfig(Config):
         if parts:
             raise ValueError(f"config does not fit {cls.__name__}: {'; '.join(parts)}")
         return cls(**{key: value for key, value in config.items() if key in fields})
+
+    def tied_weights(self, side: Literal["torch", "flax"]) -> dict[str, str]:
+        """Return the name that a checkpoint may hold beside the one that is tied to it -> that one."""
+        return {}
+
+    def unread_weights(self, side: Literal["torch", "flax"]) -> tuple[str, ...]:
+        """Return the names that a checkpoint may hold and the model does not compute with."""
+        return ()
 
 
 def table(name: str, size: int, width: int) -> Parameter:

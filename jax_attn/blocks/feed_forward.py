@@ -15,6 +15,7 @@ from jaxtyping import Float
 
 from attn_bridge.specs import FeedForwardConfig
 
+from ..dropout import Dropout
 from ..initial_weights import linear
 from ..random import Rngs
 from .activation import Activation
@@ -24,8 +25,8 @@ class FeedForward(nnx.Module):
     """Two linear layers with an activation between them: ``layers[2](activation(layers[0](x)))``.
 
     Args:
-        config: widths, activation, biases; without a gate.
-        rngs: source of the initial weights (stream ``params``).
+        config: widths, activation, biases, dropout; without a gate.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
     """
@@ -40,12 +41,15 @@ class FeedForward(nnx.Module):
                 linear(config.hidden_dim, config.d_in, config.bias, **options),
             ]
         )
+        if config.dropout:
+            self.drop_hidden = Dropout(config.dropout, rngs=rngs)
 
     def __call__(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """Apply the layers to ``x`` of shape ``(..., d_in)``, each token on its own."""
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        hidden = self.layers[1](self.layers[0](x))
+        if self.config.dropout:
+            hidden = self.drop_hidden(hidden)
+        return self.layers[2](hidden)
 
 
 class GatedFeedForward(nnx.Module):

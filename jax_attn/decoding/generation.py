@@ -29,10 +29,13 @@ def generate(
     options: Options,
     rng: Any = None,
     attention_mask: Bool[Array, "B T"] | None = None,
+    source: tuple[Any, ...] = (),
+    source_mask: Bool[Array, "B S"] | None = None,
 ) -> Int[Array, "B N"]:
-    """Return prompt and new tokens; see `DecoderModel.generate`.
+    """Return prompt and new tokens; see `DecoderModel.generate` and `EncoderDecoderModel.generate`.
 
-    One number per row and token is drawn from `rng` beforehand, so that the twins draw alike.
+    One number per row and token is drawn from `rng` beforehand, so that the twins draw alike. `source` is what the
+    model takes before the tokens at first; None takes its place afterwards.
     """
     check_ids(functional.dtype_name(tokens), functional.shape_of(tokens), name="tokens")
     known = np.asarray(tokens).astype(np.int32)
@@ -47,22 +50,25 @@ def generate(
         check_padding(mask.shape, functional.dtype_name(attention_mask), mask, given)
         padding = (given - mask.sum(-1, keepdims=True)).astype(np.int32)
     model = nnx.view(model, deterministic=True, raise_if_not_found=False)
-    logits, cache = _read(model, known, padding, attention_mask, new)
+    arguments = {} if source_mask is None else {"source_mask": source_mask}
+    logits, cache = _read(model, source, known, padding, {"attention_mask": attention_mask, **arguments}, new)
     found = np.pad(known, ((0, 0), (0, new)))
-    return _continue(model, jnp.asarray(found), padding, logits, cache, numbers, given, options)
+    return _continue(model, jnp.asarray(found), padding, logits, cache, numbers, given, options, len(source))
 
 
-@functools.partial(jax.jit, static_argnums=4)
-def _read(model: Any, tokens: Array, padding: Array, mask: Array | None, new: int) -> tuple[Array, Any]:
+@functools.partial(jax.jit, static_argnums=5)
+def _read(
+    model: Any, source: tuple[Any, ...], tokens: Array, padding: Array, masks: dict[str, Any], new: int
+) -> tuple[Array, Any]:
     """Return the logits of the last token of a prompt, and a cache with room for what follows."""
     batch, given = tokens.shape
     cache = model.init_cache(batch, given + new)
     at = jnp.maximum(jnp.arange(given, dtype=jnp.int32) - padding, 0)
-    logits, cache = model(tokens, attention_mask=mask, positions=at, cache=cache)
+    logits, cache = model(*source, tokens, positions=at, cache=cache, **masks)
     return logits[:, -1], cache
 
 
-@functools.partial(jax.jit, static_argnums=7)
+@functools.partial(jax.jit, static_argnums=(7, 8))
 def _continue(
     model: Any,
     found: Array,
@@ -72,6 +78,7 @@ def _continue(
     numbers: Array,
     given: Array,
     options: Options,
+    sources: int,
 ) -> Array:
     """Return all tokens: each is drawn from the logits, and read for the next ones, in one program."""
     is_done = jnp.zeros(found.shape[0], bool)
@@ -87,7 +94,8 @@ def _continue(
     def advance(step: Array, held: Any) -> Any:
         found, logits, cache, is_done = held
         found, token, is_done = draw(step, found, logits, is_done)
-        logits, cache = model(token[:, None], positions=given + step - padding, cache=cache)
+        at = given + step - padding
+        logits, cache = model(*[None] * sources, token[:, None], positions=at, cache=cache)
         return found, logits[:, -1], cache, is_done
 
     found, logits, _, is_done = lax.fori_loop(0, new - 1, advance, (found, logits, cache, is_done))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from attn_bridge.specs import FeedForwardConfig
 
+from ..dropout import Dropout
 from ..initial_weights import linear
 from ..random import JaxRngs
 from .activation import Activation
@@ -22,8 +23,8 @@ class FeedForward(nn.Module):
     """Two linear layers with an activation between them: ``layers[2](activation(layers[0](x)))``.
 
     Args:
-        config: widths, activation, biases; without a gate.
-        rngs: source of the initial weights (stream ``params``).
+        config: widths, activation, biases, dropout; without a gate.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
             Its numbers are JAX's; None takes torch's global generator.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
@@ -42,12 +43,15 @@ class FeedForward(nn.Module):
                 linear(config.hidden_dim, config.d_in, config.bias, **options),
             ]
         )
+        if config.dropout:
+            self.drop_hidden = Dropout(config.dropout, rngs=rngs)
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Apply the layers to ``x`` of shape ``(..., d_in)``, each token on its own."""
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        hidden = self.layers[1](self.layers[0](x))
+        if self.config.dropout:
+            hidden = self.drop_hidden(hidden)
+        return self.layers[2](hidden)
 
 
 class GatedFeedForward(nn.Module):

@@ -25,10 +25,13 @@ def generate(
     options: Options,
     rng: Any = None,
     attention_mask: Bool[Tensor, "B T"] | None = None,
+    source: tuple[Any, ...] = (),
+    source_mask: Bool[Tensor, "B S"] | None = None,
 ) -> Int[Tensor, "B N"]:
-    """Return prompt and new tokens; see `DecoderModel.generate`.
+    """Return prompt and new tokens; see `DecoderModel.generate` and `EncoderDecoderModel.generate`.
 
-    One number per row and token is drawn from `rng` beforehand, so that the twins draw alike.
+    One number per row and token is drawn from `rng` beforehand, so that the twins draw alike. `source` is what the
+    model takes before the tokens at first; None takes its place afterwards.
     """
     check_ids(functional.dtype_name(tokens), functional.shape_of(tokens), name="tokens")
     check_range("tokens", int(tokens.min()), int(tokens.max()), model.config.vocab_size)
@@ -36,17 +39,20 @@ def generate(
     batch, given = tokens.shape
     new, device = options.max_new_tokens, tokens.device
     numbers = _uniform(rng, (new, batch), device) if options.temperature > 0 else torch.zeros(new, batch, device=device)
-    arguments, padding = {}, torch.zeros((batch, 1), dtype=torch.int64, device=device)
+    arguments, padding = (
+        {} if source_mask is None else {"source_mask": source_mask},
+        torch.zeros((batch, 1), dtype=torch.int64, device=device),
+    )
     if attention_mask is not None:
         check_padding(attention_mask.shape, functional.dtype_name(attention_mask), attention_mask.cpu().numpy(), given)
         padding = given - attention_mask.sum(-1, keepdim=True)
-        arguments = {"attention_mask": attention_mask}
+        arguments["attention_mask"] = attention_mask
     was_training = model.training
     model.eval()
     try:
         found, cache = tokens.long(), model.init_cache(batch, given + new)
         at = (torch.arange(given, device=device) - padding).clamp(min=0)
-        logits, cache = model(found, positions=at, cache=cache, **arguments)
+        logits, cache = model(*source, found, positions=at, cache=cache, **arguments)
         is_done = torch.zeros(batch, dtype=torch.bool, device=device)
         for step in range(new):
             token = pick(logits[:, -1], numbers[step], options)
@@ -55,7 +61,8 @@ def generate(
                 is_done = is_done | (token == options.eos)
             found = torch.cat([found, token[:, None]], 1)
             if step + 1 < new:
-                logits, cache = model(token[:, None], positions=given + step - padding, cache=cache)
+                at = given + step - padding
+                logits, cache = model(*[None] * len(source), token[:, None], positions=at, cache=cache)
     finally:
         model.train(was_training)
     return found

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from ...specs.base import Config
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ...specs.encoder_decoder_model import EncoderDecoderConfig
 from ...specs.feed_forward import Activation, FeedForwardConfig
 from ...specs.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.rms_norm import RMSNormConfig
@@ -17,6 +18,8 @@ Block = Callable[[ModelConfig, int, Any], DecoderBlockConfig]
 """From a config, the index of a block and the config of its attention to that of the block."""
 Model = Callable[[ModelConfig], dict[str, Any]]
 """From a config to what a `DecoderConfig` takes beside its vocabulary, width and blocks."""
+Pair = Callable[[ModelConfig, Collection[str]], EncoderDecoderConfig]
+"""From a config and the names of the tensors beside it to an encoder with its decoder."""
 Write = Callable[[DecoderConfig, str], dict[str, Any]]
 """From a decoder and a ``model_type`` to keys of a config.json; what the family can't say is left out or refused."""
 

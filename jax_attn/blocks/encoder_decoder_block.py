@@ -1,0 +1,101 @@
+"""Blocks of encoders, and of decoders that attend to what an encoder made, with norms before or behind each part.
+
+Twins: `jax_attn.blocks.encoder_decoder_block`, `torch_attn.blocks.encoder_decoder_block`. Letters: B batch, T query
+position, S key position, D width, E width of the context.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from attn_bridge.specs import EncoderDecoderBlockConfig
+
+from ..cross_attention import CrossAttention
+from ..dropout import Dropout
+from ..grouped_query_attention import GroupedQueryAttention
+from ..random import Rngs
+from .decoder_block import make_norm
+from .feed_forward import make_feed_forward
+
+
+class EncoderDecoderBlock(nnx.Module):
+    """Attention, in a decoder attention to a context, and feed-forward layers, each added to what it was given.
+
+    Args:
+        config: those of attentions, feed-forward layers and norms, and where the norms stand.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+        param_dtype: dtype of the parameters.
+        dtype: dtype of the computation; None promotes the input and the parameters to a common one.
+    """
+
+    def __init__(
+        self, config: EncoderDecoderBlockConfig, *, rngs: Rngs, param_dtype: Any = jnp.float32, dtype: Any = None
+    ):
+        self.config = config
+        options = {"rngs": rngs, "param_dtype": param_dtype, "dtype": dtype}
+        self.att = GroupedQueryAttention(config.attention, **options)
+        if config.cross_attention is not None:
+            self.cross_att = CrossAttention(config.cross_attention, **options)
+        self.ff = make_feed_forward(config.feed_forward, **options)
+        for name in config.norm_names:
+            setattr(self, name, make_norm(config.norm, **options))
+        self.drop_shortcut = Dropout(config.dropout, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        *,
+        attention_mask: Bool[Array, "..."] | None = None,
+        positions: Int[Array, "... T"] | None = None,
+        context: Float[Array, "B S E"] | None = None,
+        context_mask: Bool[Array, "B S"] | None = None,
+        cache: Any = None,
+    ) -> Any:
+        """Return ``x`` of shape ``(B, T, D)`` with what attentions and feed-forward layers add to it.
+
+        Args:
+            x: ``(B, T, D)``.
+            attention_mask: bool ``(B, S)``, ``False`` where padding stands, or broadcastable to ``(B, H, T, S)``.
+            positions: integers ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
+            context: what the encoder made, for a block with cross attention; None where the cache holds it.
+            context_mask: bool ``(B, S)``, ``False`` where the context is padding; a cache remembers it.
+            cache: of `init_cache`; it is returned behind the output then.
+        """
+        own, other = (None, None) if cache is None else cache
+        attended = self.att(self._before("norm1", x), attention_mask=attention_mask, positions=positions, cache=own)
+        if cache is not None:
+            attended, own = attended
+        x = self._add("norm1", x, attended)
+        if self.config.cross_attention is not None:
+            if cache is not None and context is not None:
+                other = self.cross_att.init_cache(context.shape[0], context.shape[1])
+            attended = self.cross_att(
+                self._before("norm2", x), context=context, attention_mask=context_mask, cache=other
+            )
+            if cache is not None:
+                attended, other = attended
+            x = self._add("norm2", x, attended)
+        last = self.config.norm_names[-1]
+        x = self._add(last, x, self.ff(self._before(last, x)))
+        return x if cache is None else (x, (own, other))
+
+    def _before(self, name: str, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Return what a part of the block is given."""
+        return getattr(self, name)(x) if self.config.norms == "pre" else x
+
+    def _add(self, name: str, x: Float[Array, "B T D"], added: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Return the sum of what a part was given and what it made."""
+        x = x + self.drop_shortcut(added)
+        return getattr(self, name)(x) if self.config.norms == "post" else x
+
+    def init_cache(self, batch_size: int, capacity: int) -> Any:
+        """Return a cache for `batch_size` sequences of at most `capacity` tokens, without tokens and without a context.
+
+        What is kept of the context is made when there is one, and is as long as it is.
+        """
+        return self.att.init_cache(batch_size, capacity), None

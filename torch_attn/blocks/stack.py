@@ -1,0 +1,119 @@
+"""An encoder, or a decoder beside one: what makes vectors of its input, positions, and blocks.
+
+Twins: `jax_attn.blocks.stack`, `torch_attn.blocks.stack`. Letters: B batch, T query position, S key position, D width,
+E width of the context, C channel of a frame, F frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from attn_bridge.specs import StackConfig
+
+from .. import functional
+from ..decoding.cache import positions_of
+from ..dropout import Dropout
+from ..embedding import Embedding
+from ..random import JaxRngs
+from .activation import Activation
+from .convolution import Convolution
+from .decoder_block import make_norm
+from .encoder_decoder_block import EncoderDecoderBlock
+
+
+class Stack(nn.Module):
+    """Positions and blocks, with norms before and behind them, and what makes vectors of tokens or frames.
+
+    Args:
+        config: of the stack.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+            Its numbers are JAX's; None takes torch's global generator.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation.
+    """
+
+    def __init__(self, config: StackConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None):
+        super().__init__()
+        self.config = config
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
+        front, offset = config.convolutions, config.position_offset
+        if front is not None:
+            self.conv1 = Convolution(front.channels, front.emb_dim, front.size, **options)
+            self.conv2 = Convolution(front.emb_dim, front.emb_dim, front.size, front.stride, **options)
+            self.activation = Activation(front.activation)
+        if config.vocab_size is not None:
+            self.tok_emb = Embedding(config.vocab_size, config.emb_dim, **options)
+        self.pos_emb = Embedding(config.num_positions + offset, config.emb_dim, offset, **options)
+        if config.embedding_norm is not None:
+            self.emb_norm = make_norm(config.embedding_norm, **options)
+        self.drop_emb = Dropout(config.dropout, rngs=rngs)
+        self.trf_blocks = nn.ModuleList(EncoderDecoderBlock(block, **options) for block in config.blocks)
+        if config.norm is not None:
+            self.final_norm = make_norm(config.norm, **options)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        *,
+        attention_mask: Bool[Tensor, "..."] | None = None,
+        positions: Int[Tensor, "... T"] | None = None,
+        context: Float[Tensor, "B S E"] | None = None,
+        context_mask: Bool[Tensor, "B S"] | None = None,
+        cache: Sequence[Any] | None = None,
+    ) -> Any:
+        """Return what the blocks make of vectors ``(B, T, D)``.
+
+        Args:
+            x: ``(B, T, D)``, rows of a table of tokens, or what `convolve` gives.
+            attention_mask: bool ``(B, S)``, ``False`` where padding stands, or broadcastable to ``(B, H, T, S)``.
+            positions: integers ``(T,)`` or ``(B, T)``; the numbers of the tokens by default.
+            context: what the encoder made, for a decoder; None where the cache holds it.
+            context_mask: bool ``(B, S)``, ``False`` where the context is padding; a cache remembers it.
+            cache: of `init_cache`; it is returned behind the output then.
+        """
+        x = self.embed(x, positions, cache)
+        caches = []
+        for number, block in enumerate(self.trf_blocks):
+            held = None if cache is None else cache[number]
+            arguments = {"context": context, "context_mask": context_mask, "cache": held}
+            x = block(x, attention_mask=attention_mask, positions=positions, **arguments)
+            if cache is not None:
+                x, held = x
+                caches.append(held)
+        if self.config.norm is not None:
+            x = self.final_norm(x)
+        return x if cache is None else (x, tuple(caches))
+
+    def convolve(self, frames: Float[Tensor, "B C F"]) -> Float[Tensor, "B S D"]:
+        """Return the vectors ``(B, S, D)`` of frames ``(B, C, F)``."""
+        functional.check_dtype(frames, self.conv1.weight, "source")
+        x = rearrange(frames, "b c f -> b f c")
+        return self.activation(self.conv2(self.activation(self.conv1(x))))
+
+    def embed(
+        self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "... T"] | None = None, cache: Any = None
+    ) -> Float[Tensor, "B T D"]:
+        """Return what goes into the first block, ``(B, T, D)``."""
+        config = self.config
+        if config.embedding_scale != 1.0:
+            x = x * torch.tensor(config.embedding_scale, dtype=x.dtype, device=x.device)
+        at = positions_of(x, positions, None if cache is None else cache[0][0])
+        vectors = self.pos_emb(at, "positions")
+        x = x + (vectors if config.learned_positions else vectors.detach())
+        if config.embedding_norm is not None:
+            x = self.emb_norm(x)
+        return self.drop_emb(x)
+
+    def init_cache(self, batch_size: int, capacity: int) -> tuple[Any, ...]:
+        """Return a cache without tokens: one of every block, for `batch_size` sequences of at most `capacity` tokens.
+
+        Raises:
+            ValueError: a size below 1.
+        """
+        return tuple(block.init_cache(batch_size, capacity) for block in self.trf_blocks)

@@ -1,0 +1,203 @@
+"""Encoders with decoders that attend to what they make: BART and Whisper, each a config.
+
+Twins: `jax_attn.encoder_decoder_model`, `torch_attn.encoder_decoder_model`. Letters: B batch, T query position, S
+position in the source, D width, V size of the vocabulary, N prompt and new tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from attn_bridge.generation import Options, check_room
+from attn_bridge.specs import EncoderDecoderConfig
+from attn_bridge.specs.encoder_decoder_model import check_batch, check_is_encoded, check_source_mask
+from attn_bridge.specs.model import check_ids, check_range
+
+from . import functional
+from .blocks.stack import Stack
+from .checkpoints import Pretrained
+from .decoding import generation
+from .embedding import Embedding
+from .initial_weights import linear
+from .random import JaxRngs
+
+Source = Int[Tensor, "B S"] | Float[Tensor, "B C F"]
+
+
+class EncoderDecoderModel(Pretrained, nn.Module):
+    """An encoder of tokens or of sound, a decoder of tokens that attends to what it makes, and logits.
+
+    Args:
+        config: an `EncoderDecoderConfig`; ``train()`` and ``eval()`` switch the dropout.
+        rngs: source of the initial weights (stream ``params``) and, with dropout, of its masks (``dropout``).
+            Its numbers are JAX's; None takes torch's global generator.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation.
+
+    Raises:
+        TypeError: `config` is something else.
+    """
+
+    def __init__(
+        self, config: EncoderDecoderConfig, *, rngs: JaxRngs | None = None, device: Any = None, dtype: Any = None
+    ):
+        super().__init__()
+        self.config = EncoderDecoderConfig.read(config)
+        config = self.config
+        options = {"rngs": rngs, "device": device, "dtype": dtype}
+        if config.is_shared:
+            self.tok_emb = Embedding(config.vocab_size, config.table_width, **options)
+        self.encoder = Stack(config.encoder, **options)
+        self.decoder = Stack(config.decoder, **options)
+        if not config.tie:
+            self.out_head = linear(config.table_width, config.vocab_size, bias=False, **options)
+        if config.logits_bias:
+            self.logits_bias = nn.Parameter(torch.zeros((1, config.vocab_size), device=device, dtype=dtype))
+
+    def forward(
+        self,
+        source: Source | None,
+        tokens: Int[Tensor, "B T"],
+        *,
+        source_mask: Bool[Tensor, "B S"] | None = None,
+        attention_mask: Bool[Tensor, "..."] | None = None,
+        positions: Int[Tensor, "... T"] | None = None,
+        cache: Sequence[Any] | None = None,
+    ) -> Any:
+        """Return the logits ``(B, T, V)`` of the token that follows each position.
+
+        Args:
+            source: token ids ``(B, S)``, or features ``(B, C, F)`` where the encoder has convolutions. A cache keeps
+                what is made of it, and None attends to that; one that is given takes its place.
+            tokens: token ids ``(B, T)`` of the decoder.
+            source_mask: bool ``(B, S)``, ``False`` where the source is padding, S counting what comes out of the
+                convolutions; a cache remembers it.
+            attention_mask: bool ``(B, T)``, ``False`` where padding stands among the tokens, or broadcastable to
+                ``(B, H, T, T)``; the last axis counts the tokens in the cache, too.
+            positions: integers ``(T,)`` or ``(B, T)``; by default the tokens are numbered, padding included, from 0 or
+                from where the cache ends.
+            cache: of `init_cache`; `tokens` follow those in it.
+
+        Returns:
+            The logits; then the cache, if given.
+
+        Raises:
+            ValueError: a shape that does not fit, an id that is none, more tokens than the cache or the table of
+                positions has room for, or no source at all.
+            TypeError: ids that are not integers, or features that are not floating point.
+        """
+        self.check(source, tokens, source_mask, cache)
+        context = None if source is None else self.encode(source, source_mask)
+        arguments = {"context": context, "context_mask": source_mask, "cache": cache}
+        x = self._table("decoder")(tokens, "tokens")
+        x = self.decoder(x, attention_mask=attention_mask, positions=positions, **arguments)
+        if cache is None:
+            return self.head(x)
+        x, cache = x
+        return self.head(x), cache
+
+    def check(self, source: Any, tokens: Any, source_mask: Any = None, cache: Sequence[Any] | None = None) -> None:
+        """Check shapes and dtypes of a call.
+
+        Raises:
+            ValueError: a shape that does not fit, or no source at all.
+            TypeError: a dtype that does not fit.
+        """
+        longest = None if cache is not None else self.config.decoder.num_positions
+        shape = functional.shape_of(tokens)
+        check_ids(
+            functional.dtype_name(tokens),
+            shape,
+            longest=longest,
+            longest_name="num_positions of decoder",
+            name="tokens",
+        )
+        if source is None:
+            check_is_encoded(cache is not None and all(other is not None for _, other in cache))
+            return
+        given = functional.shape_of(source)
+        made = self.config.check_source(functional.dtype_name(source), given)
+        check_batch(given, shape)
+        if source_mask is not None:
+            dtype = functional.dtype_name(source_mask)
+            check_source_mask(dtype, functional.shape_of(source_mask), (given[0], made))
+
+    def encode(self, source: Source, source_mask: Bool[Tensor, "B S"] | None = None) -> Float[Tensor, "B S D"]:
+        """Return what the encoder makes of a source, ``(B, S, D)``."""
+        if self.config.encoder.convolutions is not None:
+            x = self.encoder.convolve(source)
+        else:
+            x = self._table("encoder")(source, "source")
+        return self.encoder(x, attention_mask=source_mask)
+
+    def _table(self, side: str) -> Embedding:
+        """Return the table of the tokens of ``encoder`` or ``decoder``."""
+        stack = getattr(self, side)
+        return self.tok_emb if stack.config.reads_shared else stack.tok_emb
+
+    def head(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        """Return the logits ``(B, T, V)`` of what the decoder gives."""
+        logits = x @ self._table("decoder").weight.T if self.config.tie else self.out_head(x)
+        return logits + self.logits_bias.detach() if self.config.logits_bias else logits
+
+    def init_cache(self, batch_size: int, capacity: int) -> tuple[Any, ...]:
+        """Return a cache without tokens or source: one of every block of the decoder.
+
+        Args:
+            batch_size: sequences.
+            capacity: tokens of each, padding included; the source takes as much as it has, once it is there.
+
+        Raises:
+            ValueError: a size below 1.
+        """
+        return self.decoder.init_cache(batch_size, capacity)
+
+    def generate(
+        self,
+        source: Source,
+        tokens: Int[Tensor, "B T"],
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        rng: Any = None,
+        eos: int | None = None,
+        source_mask: Bool[Tensor, "B S"] | None = None,
+        attention_mask: Bool[Tensor, "B T"] | None = None,
+    ) -> Int[Tensor, "B N"]:
+        """Append `max_new_tokens` tokens, each drawn from what the model says follows; dropout is off meanwhile.
+
+        Args:
+            source: as a call takes it; it is encoded once.
+            tokens: token ids ``(B, T)`` that the decoder begins with, such as its start token.
+            max_new_tokens: how many to append.
+            temperature: the logits are divided by it; 0 takes the likeliest token.
+            top_k: draw from so many of the likeliest tokens; None is all.
+            top_p: draw from the fewest likeliest tokens whose probabilities add up to this; None is all.
+            rng: source of the numbers: None takes torch's global generator; a `torch.Generator`, or a stream of
+                `JaxRngs`, which gives the tokens that the Flax twin draws from it.
+            eos: a row that has drawn this token holds nothing else from there on; None is no such token.
+            source_mask: bool ``(B, S)``, ``False`` where the source is padding.
+            attention_mask: bool ``(B, T)``, ``False`` where padding stands, on the left; rows count their positions
+                from their first token then.
+
+        Returns:
+            Token ids ``(B, T + max_new_tokens)`` in int64, those given first.
+
+        Raises:
+            ValueError: a shape or a number that does not fit, an id that is none, padding on the right.
+            TypeError: ids, or a number of tokens, that are not integers.
+        """
+        options = Options(max_new_tokens, temperature, top_k, top_p, eos)
+        self.check(source, tokens, source_mask)
+        if self.config.encoder.convolutions is None:
+            check_range("source", int(source.min()), int(source.max()), self._table("encoder").num_embeddings)
+        options.check(self.config.vocab_size)
+        check_room(tokens.shape[1], max_new_tokens, self.config.decoder.num_positions)
+        return generation.generate(self, tokens, options, rng, attention_mask, (source,), source_mask)
