@@ -165,7 +165,7 @@ def _run(command: str, folder: Path, more: dict[str, str] | None = None) -> str:
     """Return what a command prints; it may say that a check failed, by status 1."""
     program, *arguments = shlex.split(command)
     print(f"running {command}", file=sys.stderr)
-    folder = ROOT if program == "python" else folder
+    folder = ROOT if program == "python" and arguments[0] == "-m" else folder
     programs = {"attn-bridge": [sys.executable, "-m", "attn_bridge"], "python": [sys.executable]}
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | (more or {})
     done = subprocess.run(
