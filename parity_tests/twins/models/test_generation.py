@@ -18,6 +18,7 @@ import jax_attn
 import torch_attn
 from attn_bridge.generation import Options
 from jax_attn.decoding import generation as flax_generation
+from jax_attn.random import TorchRngs
 from torch_attn.backend import to_numpy
 from torch_attn.decoding import generation
 from torch_attn.random import JaxRngs
@@ -90,6 +91,15 @@ def test_a_padded_row_of_a_batch_holds_what_it_holds_alone(side, name):
     assert ids.size < TOKENS
     found = generate(side, name, oracle.ids, 20, oracle.mask)[row, TOKENS:]
     np.testing.assert_array_equal(found, generate(side, name, ids, 20)[0, ids.size :])
+
+
+def test_a_generator_of_torch_gives_the_tokens_that_torch_rngs_give():
+    ids, options = run("llama").ids, {"temperature": 1.3, "top_p": 0.9}
+    found = generate("torch", "llama", ids, 30, rng=torch.Generator().manual_seed(4), **options)
+    np.testing.assert_array_equal(generate("flax", "llama", ids, 30, rng=TorchRngs(4), **options), found)
+    torch.manual_seed(4)
+    np.testing.assert_array_equal(generate("torch", "llama", ids, 30, **options), found)
+    assert (generate("torch", "llama", ids, 30, rng=torch.Generator().manual_seed(5), **options) != found).any()
 
 
 def test_nothing_is_left_of_an_earlier_call(side):
