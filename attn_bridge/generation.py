@@ -11,6 +11,10 @@ import numpy as np
 from .specs.model import check_max_new_tokens
 from .validation import check_integer, check_number
 
+COLDEST = 2.0**-100
+"""The lowest temperature that is divided by: float32 would round lower ones to 0, and here logits that differ are
+infinitely far apart already."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -25,13 +29,16 @@ class Options:
     """
 
     max_new_tokens: int
-    temperature: float = 0.0
+    temperature: float | None = 0.0
     top_k: int | None = None
     top_p: float | None = None
     eos: int | None = None
 
-    def check(self, vocab_size: int) -> None:
-        """Check every value.
+    def checked(self, vocab_size: int) -> Options:
+        """Check every value; return them as Python's numbers, and None where an option changes nothing.
+
+        The temperature is None where the likeliest token is taken. Which options are None decides what is computed;
+        their values may be known later, so that one compiled program serves all of them.
 
         Raises:
             TypeError: one is no number, or no whole one.
@@ -39,7 +46,8 @@ class Options:
         """
         check_max_new_tokens(self.max_new_tokens)
         check_number("temperature", self.temperature)
-        if not 0 <= self.temperature < math.inf:
+        temperature = float(self.temperature or 0.0)
+        if not 0 <= temperature < math.inf:
             raise ValueError(f"temperature ({self.temperature}) must be at least 0 and finite")
         if self.top_k is not None:
             check_integer("top_k", self.top_k)
@@ -53,32 +61,43 @@ class Options:
             check_integer("eos", self.eos)
             if not 0 <= self.eos < vocab_size:
                 raise ValueError(f"eos ({self.eos}) must be at least 0 and below vocab_size ({vocab_size})")
-
-
-def check_room(given: int, new: int, positions: int) -> None:
-    """Check that a decoder has positions for all tokens that it reads; the last new one it only writes.
-
-    Raises:
-        ValueError: it hasn't.
-    """
-    if given + new - 1 > positions:
-        raise ValueError(
-            f"tokens given ({given}) and new ones but the last ({new - 1}) must be at most num_positions of decoder "
-            f"({positions})"
+        return Options(
+            int(self.max_new_tokens),
+            max(temperature, COLDEST) if temperature > 0 else None,
+            None if self.top_k is None or self.top_k >= vocab_size else int(self.top_k),
+            None if self.top_p is None or self.top_p == 1 else float(self.top_p),
+            None if self.eos is None else int(self.eos),
         )
 
 
-def check_padding(shape: tuple[int, ...], dtype: str, mask: np.ndarray[Any, Any], tokens: int) -> None:
+def check_length(tokens: int, new: int, num_positions: int | None) -> None:
+    """Check that a table has a position for every token that is read; the last new one is not.
+
+    Args:
+        tokens: of the longest row, without padding.
+        new: how many follow.
+        num_positions: size of the table; None is no table.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if num_positions is not None and tokens + new > num_positions + 1:
+        raise ValueError(
+            f"tokens ({tokens}) and max_new_tokens ({new}) must be at most num_positions + 1 ({num_positions + 1})"
+        )
+
+
+def check_padding(shape: tuple[int, ...], dtype: str, mask: np.ndarray[Any, Any], wanted: tuple[int, int]) -> None:
     """Check the mask of a prompt: padding stands on the left, and every row has a token.
 
     Raises:
         TypeError: it is not bool.
-        ValueError: it is not ``(B, T)``, a row has padding behind a token, or no token.
+        ValueError: it is not `wanted`, the ``(B, T)`` of the tokens, a row has padding behind a token, or no token.
     """
     if dtype != "bool":
         raise TypeError(f"attention_mask must be bool, got {dtype}")
-    if len(shape) != 2 or shape[1] != tokens:
-        raise ValueError(f"attention_mask must have the shape of tokens (B, {tokens}), got {tuple(shape)}")
+    if tuple(shape) != wanted:
+        raise ValueError(f"attention_mask must have the shape of tokens {wanted}, got {tuple(shape)}")
     for row, shown in enumerate(mask):
         if not shown[-1] or (shown[:-1] & ~shown[1:]).any():
             raise ValueError(

@@ -227,6 +227,21 @@ def check_cache(cache: object) -> None:
         raise TypeError(f"cache must be what init_cache of the module returns, got {type(cache).__name__}")
 
 
+def check_caches(caches: object, blocks: int) -> None:
+    """Check what a model takes for a cache: one of each block, which checks its own, or None.
+
+    Raises:
+        TypeError: it is no tuple or list.
+        ValueError: there are more or fewer.
+    """
+    if caches is None:
+        return
+    if not isinstance(caches, (tuple, list)):
+        raise TypeError(f"cache must be what init_cache of the model returns, got {type(caches).__name__}")
+    if len(caches) != blocks:
+        raise ValueError(f"cache must hold one cache of each block ({blocks}), got {len(caches)}")
+
+
 def check_implementation(name: str | None, known: Sequence[str]) -> None:
     """Check the name of an implementation of attention."""
     if name is not None and name not in known:

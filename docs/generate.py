@@ -3,6 +3,7 @@
 Run it as ``make docs``, or for some of the files as ``docs/generate.py README.md docs/report.svg``. In Markdown a
 block stands between ``<!-- begin: COMMAND -->`` and ``<!-- end -->``; several commands have ``; `` between them. The
 commands of a page run in order in one temporary folder, those of this repository (``python -m ...``) in the repository.
+A block below a line with nothing but a file name is that file, from there on.
 docs/report.svg is the picture of a report that `compare` prints. docs/mutants.md is made by the two commands that it
 names, its gallery alone as ``docs/generate.py docs/mutants.md#gallery``, and for another size by ``attn-bridge mutate
 --configs N --markdown docs/mutants.md``. docs/benchmarks.md is made from what was measured before: ``make bench
@@ -25,6 +26,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- begin: (?P<command>.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+FILE = re.compile(r"^`(?P<file>[\w/.-]+\.\w+)`\n+```\w+\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 MADE_BY = re.compile(r"<!-- made by: (?P<command>.+?) -->")
 GALLERY_MADE_BY = re.compile(r"<!-- gallery made by: (?P<command>.+?) -->")
 GALLERY = "attn-bridge mutate --configs 0 --faults 0 --gallery parity_tests.wild.gallery --jobs 2"
@@ -32,7 +34,7 @@ REPORT = "attn-bridge compare demo/pairs.py:torch_norm demo/pairs.py:flax_norm -
 FILES = (
     "README.md",
     *("docs/report.svg", "docs/compare.md", "docs/check.md", "docs/checkpoints.md", "docs/pairs.md"),
-    *("docs/mutants.md", "docs/benchmarks.md", "docs/attention.md"),
+    *("docs/mutants.md", "docs/benchmarks.md", "docs/attention.md", "docs/port-llama.md"),
 )
 
 PICTURE = """\
@@ -132,14 +134,23 @@ def picture(shown: str, command: str) -> str:
 
 
 def _make_page(path: Path) -> None:
-    found = {}
+    found: list[tuple[str, str]] = []
     with tempfile.TemporaryDirectory() as work:
-        for block in BLOCK.finditer(path.read_text(encoding="utf-8")):
-            commands = block["command"].split("; ")
-            found[block["command"]] = "\n".join(line for command in commands for line in _shown(command, Path(work)))
+        page = path.read_text(encoding="utf-8")
+        for block in sorted([*BLOCK.finditer(page), *FILE.finditer(page)], key=lambda one: one.start()):
+            if block.re is FILE:
+                file = Path(work) / block["file"]
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(block["text"], encoding="utf-8")
+            else:
+                commands = block["command"].split("; ")
+                lines = [line for command in commands for line in _shown(command, Path(work))]
+                found.append((block["command"], "\n".join(lines)))
 
     def shown(block: re.Match[str]) -> str:
-        return f"{block[1]}```console\n{found[block['command']]}\n```\n{block[3]}"
+        # A command may stand on a page several times, between changes of a file: the next of its outputs.
+        number = next(number for number, (command, _) in enumerate(found) if command == block["command"])
+        return f"{block[1]}```console\n{found.pop(number)[1]}\n```\n{block[3]}"
 
     # Read again: commands take minutes, and the page may have been edited meanwhile.
     path.write_text(BLOCK.sub(shown, path.read_text(encoding="utf-8")), encoding="utf-8")
@@ -154,7 +165,7 @@ def _run(command: str, folder: Path, more: dict[str, str] | None = None) -> str:
     """Return what a command prints; it may say that a check failed, by status 1."""
     program, *arguments = shlex.split(command)
     print(f"running {command}", file=sys.stderr)
-    folder = ROOT if program == "python" else folder
+    folder = ROOT if program == "python" and arguments[0] == "-m" else folder
     programs = {"attn-bridge": [sys.executable, "-m", "attn_bridge"], "python": [sys.executable]}
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | (more or {})
     done = subprocess.run(

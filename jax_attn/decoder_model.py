@@ -14,6 +14,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from attn_bridge import validation
 from attn_bridge.generation import Options
 from attn_bridge.specs import DecoderConfig
 from attn_bridge.specs.model import check_ids
@@ -81,9 +82,11 @@ class DecoderModel(Pretrained, nnx.Module):
 
         Raises:
             ValueError: a shape that does not fit, an id that is none, or more tokens than the cache has room for.
+                Inside ``jax.jit`` ids have no values yet: what follows from one that is none is NaN then.
             TypeError: ids that are not integers.
         """
         check_ids(functional.dtype_name(tokens), functional.shape_of(tokens), name="tokens")
+        validation.check_caches(cache, len(self.trf_blocks))
         x = self.embed(tokens, positions, cache)
         caches = []
         for number, block in enumerate(self.trf_blocks):
@@ -149,7 +152,8 @@ class DecoderModel(Pretrained, nnx.Module):
             max_new_tokens: how many to append.
             temperature: the logits are divided by it; 0 takes the likeliest token.
             top_k: draw from so many of the likeliest tokens; None is all.
-            top_p: draw from the fewest likeliest tokens whose probabilities add up to this; None is all.
+            top_p: draw from the fewest likeliest tokens whose probabilities add up to this; None is all. Tokens as
+                likely as the last of them are drawn from, too, as with `top_k`.
             rng: source of the numbers: a key, a stream of `nnx.Rngs`, or a `TorchRngs`, which gives the tokens that the
                 torch twin draws from its generator; needed where `temperature` is above 0.
             eos: a row that has drawn this token holds nothing else from there on; None is no such token.
@@ -161,7 +165,7 @@ class DecoderModel(Pretrained, nnx.Module):
 
         Raises:
             ValueError: a shape or a number that does not fit, an id that is none, padding on the right.
-            TypeError: ids, or a number of tokens, that are not integers.
+            TypeError: ids, or a number of tokens, that are not integers; or a call inside ``jax.jit``.
         """
         options = Options(max_new_tokens, temperature, top_k, top_p, eos)
         return generation.generate(self, tokens, options, rng, attention_mask)

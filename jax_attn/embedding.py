@@ -57,9 +57,12 @@ class Embedding(nnx.Embed):
 
         Raises:
             ValueError: an id that is not in the table; `name` is what the message calls it. Not inside ``jax.jit``,
-                where one beyond the end gives NaN and a negative one counts from the end.
+                where ids have no values yet: the row of one that is not in the table is NaN there.
         """
-        if not isinstance(ids, jax.core.Tracer) and getattr(ids, "is_fully_addressable", True) and np.size(ids):
+        if isinstance(ids, jax.core.Tracer) or not getattr(ids, "is_fully_addressable", True):
+            is_known = (ids >= 0) & (ids < self.num_embeddings)
+            return jnp.where(is_known[..., None], super().__call__(ids), jnp.nan)
+        if np.size(ids):
             values = np.asarray(ids)
             check_range(name, int(values.min()), int(values.max()), self.num_embeddings - self.first)
         ids = jnp.asarray(ids)

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from attn_bridge import validation
 from attn_bridge.generation import Options
 from attn_bridge.specs import DecoderConfig
 from attn_bridge.specs.model import check_ids
@@ -82,9 +83,11 @@ class DecoderModel(Pretrained, nn.Module):
 
         Raises:
             ValueError: a shape that does not fit, an id that is none, or more tokens than the cache has room for.
+                What `torch.compile` makes of the model raises an error of its own for an id that is none.
             TypeError: ids that are not integers.
         """
         check_ids(functional.dtype_name(tokens), functional.shape_of(tokens), name="tokens")
+        validation.check_caches(cache, len(self.trf_blocks))
         x = self.embed(tokens, positions, cache)
         caches = []
         for number, block in enumerate(self.trf_blocks):
@@ -150,7 +153,8 @@ class DecoderModel(Pretrained, nn.Module):
             max_new_tokens: how many to append.
             temperature: the logits are divided by it; 0 takes the likeliest token.
             top_k: draw from so many of the likeliest tokens; None is all.
-            top_p: draw from the fewest likeliest tokens whose probabilities add up to this; None is all.
+            top_p: draw from the fewest likeliest tokens whose probabilities add up to this; None is all. Tokens as
+                likely as the last of them are drawn from, too, as with `top_k`.
             rng: source of the numbers: None takes torch's global generator; a `torch.Generator`, or a stream of
                 `JaxRngs`, which gives the tokens that the Flax twin draws from it.
             eos: a row that has drawn this token holds nothing else from there on; None is no such token.

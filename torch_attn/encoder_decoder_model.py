@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from attn_bridge.generation import Options, check_room
+from attn_bridge.generation import Options
 from attn_bridge.specs import EncoderDecoderConfig
 from attn_bridge.specs.encoder_decoder_model import check_batch, check_is_encoded, check_source_mask
 from attn_bridge.specs.model import check_ids, check_range
@@ -198,6 +198,4 @@ class EncoderDecoderModel(Pretrained, nn.Module):
         self.check(source, tokens, source_mask)
         if self.config.encoder.convolutions is None:
             check_range("source", int(source.min()), int(source.max()), self._table("encoder").num_embeddings)
-        options.check(self.config.vocab_size)
-        check_room(tokens.shape[1], max_new_tokens, self.config.decoder.num_positions)
         return generation.generate(self, tokens, options, rng, attention_mask, (source,), source_mask)

@@ -249,6 +249,11 @@ class EncoderDecoderConfig(ModelConfig):
         return self.decoder.emb_dim
 
     @property
+    def num_positions(self) -> int:
+        """The most tokens that the decoder reads."""
+        return self.decoder.num_positions
+
+    @property
     def is_shared(self) -> bool:
         """Whether the model has a table of tokens that the encoder or the decoder reads, or both."""
         return self.encoder.reads_shared or self.decoder.reads_shared

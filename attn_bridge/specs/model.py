@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, Self
 
+from ..validation import check_integer
 from ..weights import Rule
 from .base import Config, Parameter
 
@@ -101,16 +103,15 @@ def check_range(name: str, lowest: int, highest: int, size: int) -> None:
         raise ValueError(f"{name} ({lowest if lowest < 0 else highest}) must be at least 0 and below {size}")
 
 
-def check_max_new_tokens(value: object) -> None:
+def check_max_new_tokens(value: Any) -> None:
     """Check a number of tokens to generate: an integer, at least 1.
 
     Raises:
         TypeError: not an integer.
         ValueError: below 1.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"max_new_tokens must be an integer, got {type(value).__name__}")
-    if value < 1:
+    check_integer("max_new_tokens", value)
+    if operator.index(value) < 1:
         raise ValueError(f"max_new_tokens ({value}) must be at least 1")
 
 

@@ -376,5 +376,6 @@ def positions_of(
     if positions is None:
         first = 0 if cache is None else cache.length
         return first + jnp.arange(tokens, dtype=jnp.int32)
-    validation.check_positions(jnp.shape(positions), functional.dtype_name(positions), batch, tokens)
+    dtype = functional.dtype_name(positions)
+    validation.check_positions(functional.shape_of(positions), dtype, batch, tokens)
     return jnp.asarray(positions)

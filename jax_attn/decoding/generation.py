@@ -16,11 +16,13 @@ from flax import nnx
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int
 
-from attn_bridge.generation import Options, check_padding
+from attn_bridge.generation import Options, check_length, check_padding
 from attn_bridge.specs.model import check_ids, check_range
 
 from .. import functional
 from ..random import TorchRngs
+
+jax.tree_util.register_dataclass(Options, ["temperature", "top_k", "top_p", "eos"], ["max_new_tokens"])
 
 
 def generate(
@@ -38,17 +40,21 @@ def generate(
     model takes before the tokens at first; None takes its place afterwards.
     """
     check_ids(functional.dtype_name(tokens), functional.shape_of(tokens), name="tokens")
-    known = np.asarray(tokens).astype(np.int32)
+    known = _numbers_of("tokens", tokens)
     check_range("tokens", int(known.min()), int(known.max()), model.config.vocab_size)
-    options.check(model.config.vocab_size)
+    options = options.checked(model.config.vocab_size)
+    _check_source(rng)
     batch, given = known.shape
     new = options.max_new_tokens
-    numbers = _uniform(rng, (new, batch)) if options.temperature > 0 else jnp.zeros((new, batch))
     padding = np.zeros((batch, 1), np.int32)
     if attention_mask is not None:
-        mask = np.asarray(attention_mask)
-        check_padding(mask.shape, functional.dtype_name(attention_mask), mask, given)
+        dtype, mask = functional.dtype_name(attention_mask), _numbers_of("attention_mask", attention_mask)
+        check_padding(functional.shape_of(attention_mask), dtype, mask, (batch, given))
         padding = (given - mask.sum(-1, keepdims=True)).astype(np.int32)
+    check_length(given - int(padding.min()), new, model.config.num_positions)
+    is_greedy = options.temperature is None
+    numbers = jnp.zeros((new, batch)) if is_greedy else _uniform(rng, (new, batch))
+    known = known.astype(np.int32)
     model = nnx.view(model, deterministic=True, raise_if_not_found=False)
     arguments = {} if source_mask is None else {"source_mask": source_mask}
     logits, cache = _read(model, source, known, padding, {"attention_mask": attention_mask, **arguments}, new)
@@ -68,7 +74,7 @@ def _read(
     return logits[:, -1], cache
 
 
-@functools.partial(jax.jit, static_argnums=(7, 8))
+@functools.partial(jax.jit, static_argnums=8)
 def _continue(
     model: Any,
     found: Array,
@@ -108,12 +114,13 @@ def pick(logits: Float[Array, "B V"], numbers: Float[Array, "B"], options: Optio
     Args:
         logits: ``(B, V)``.
         numbers: ``(B,)``, in [0, 1).
-        options: how to draw.
+        options: how to draw, checked.
     """
-    if options.temperature == 0:
+    if options.temperature is None:
         return logits.argmax(-1)
-    logits = logits.astype(functional.wide_dtype(logits)) / options.temperature
-    if options.top_k is not None and options.top_k < logits.shape[-1]:
+    logits = logits.astype(functional.wide_dtype(logits))
+    logits = (logits - logits.max(-1, keepdims=True)) / options.temperature
+    if options.top_k is not None:
         least = jnp.sort(logits, -1, descending=True)[:, options.top_k - 1, None]
         logits = jnp.where(logits < least, -jnp.inf, logits)
     if options.top_p is not None:
@@ -125,6 +132,18 @@ def pick(logits: Float[Array, "B V"], numbers: Float[Array, "B"], options: Optio
     below = jnp.cumsum(jax.nn.softmax(logits, -1), -1)
     total = below[:, -1:]
     return ((below <= numbers[:, None].astype(below.dtype) * total) & (below < total)).sum(-1)
+
+
+def _numbers_of(name: str, array: Any) -> np.ndarray[Any, Any]:
+    """Return an array on the host, where its numbers can be checked."""
+    if isinstance(array, jax.core.Tracer):
+        raise TypeError(f"{name} must be an array, not a tracer: call generate outside jax.jit, it compiles itself")
+    return np.asarray(array)
+
+
+def _check_source(rng: Any) -> None:
+    if rng is not None and not isinstance(rng, (Array, np.ndarray, nnx.RngStream, nnx.Rngs, TorchRngs)):
+        raise TypeError(f"rng must be a key, a stream, an nnx.Rngs or a TorchRngs, got {type(rng).__name__}")
 
 
 def _uniform(rng: Any, shape: tuple[int, int]) -> Float[Array, "N B"]:

@@ -66,7 +66,7 @@ def output(module: Any, *inputs: np.ndarray) -> np.ndarray:
 
 def pick(logits: np.ndarray, numbers: np.ndarray, options: Any) -> np.ndarray:
     """Return the tokens that numbers from [0, 1) pick."""
-    return np.asarray(generation.pick(jnp.asarray(logits), jnp.asarray(numbers), options))
+    return np.asarray(generation.pick(jnp.asarray(logits), jnp.asarray(numbers), options.checked(logits.shape[-1])))
 
 
 def output_eagerly(module: nnx.Module, *inputs: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from types import ModuleType
 from typing import Any
@@ -27,17 +28,20 @@ backend = backends.fixture(backends.adapters("backend"))
 NORM = RMSNormConfig(8)
 BLOCK = DecoderBlockConfig(GroupedQueryAttentionConfig(8, 2), FeedForwardConfig(8, 12), NORM)
 CONFIG = DecoderConfig(11, 8, (BLOCK, BLOCK), NORM)
+TABLE = CONFIG.replace(num_positions=6)
 IDS = np.array([[3, 1, 4, 1], [5, 9, 2, 6]], np.int32)
 
 
 @functools.cache
-def made(backend: ModuleType) -> Any:
-    return backend.build("DecoderModel", config=CONFIG)
+def made(backend: ModuleType, config: DecoderConfig = CONFIG) -> Any:
+    return backend.build("DecoderModel", config=config)
 
 
-def generate(backend: ModuleType, ids: np.ndarray = IDS, new: Any = 3, **options: Any) -> np.ndarray:
+def generate(
+    backend: ModuleType, ids: np.ndarray = IDS, new: Any = 3, config: DecoderConfig = CONFIG, **options: Any
+) -> np.ndarray:
     given = {name: backend.as_argument(value) for name, value in options.items()}
-    return np.asarray(made(backend).generate(backend.as_argument(ids), new, **given))
+    return np.asarray(made(backend, config).generate(backend.as_argument(ids), new, **given))
 
 
 BAD_CALLS = {
@@ -47,6 +51,12 @@ BAD_CALLS = {
     "empty": ({"tokens": np.zeros((2, 0), int)}, ValueError, "tokens must hold at least 1 token, got shape (2, 0)"),
     "no rows": ({"tokens": np.zeros((0, 2), int)}, ValueError, "tokens must hold at least 1 token, got shape (0, 2)"),
     "floats": ({"tokens": np.ones((1, 2), np.float32)}, TypeError, "tokens must have an integer dtype, got float32"),
+    "bools": ({"tokens": np.ones((1, 2), bool)}, TypeError, "tokens must have an integer dtype, got bool"),
+    "64 bits": (
+        {"tokens": np.array([[3, 2**32 + 3]])},
+        ValueError,
+        "tokens (4294967299) must be at least 0 and below 11",
+    ),
 }
 
 
@@ -59,17 +69,140 @@ def test_bad_tokens_are_refused_by_value(backend, case):
         assert str(caught.value) == message
 
 
+BAD_ARGUMENTS = {
+    "mask too short": (
+        {"attention_mask": np.ones((2, 3), bool)},
+        ValueError,
+        "2-D attention mask (2, 3) must broadcast to (B, S) = (2, 4); give a (T, S) mask as (1, 1, T, S)",
+    ),
+    "mask of 3 dimensions": (
+        {"attention_mask": np.ones((2, 4, 4), bool)},
+        ValueError,
+        "attention mask of 3 dimensions (2, 4, 4) is ambiguous: "
+        "give (B, S) or a shape that broadcasts to (B, H, T, S) = (2, 2, 4, 4)",
+    ),
+    "mask of numbers": (
+        {"attention_mask": np.ones((2, 4), np.int32)},
+        TypeError,
+        "attention mask must have dtype bool (True = may be attended), got int32",
+    ),
+    "positions too few": (
+        {"positions": np.arange(3)},
+        ValueError,
+        "positions must have shape (T,) or (B, T) = (2, 4), got (3,)",
+    ),
+    "positions of floats": (
+        {"positions": np.zeros(4, np.float32)},
+        TypeError,
+        "positions must have an integer dtype, got float32",
+    ),
+    "positions beyond the table": (
+        {"positions": np.array([0, 1, 2, 6], np.int32)},
+        ValueError,
+        "positions (6) must be at least 0 and below 6",
+    ),
+    "negative positions": (
+        {"positions": np.array([-1, 0, 1, 2], np.int32)},
+        ValueError,
+        "positions (-1) must be at least 0 and below 6",
+    ),
+    "a number for a cache": ({"cache": 3}, TypeError, "cache must be what init_cache of the model returns, got int"),
+    "numbers for caches": (
+        {"cache": (3, 3)},
+        TypeError,
+        "cache must be what init_cache of the module returns, got int",
+    ),
+    "no caches": ({"cache": ()}, ValueError, "cache must hold one cache of each block (2), got 0"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ARGUMENTS)
+def test_bad_arguments_are_refused_by_value(backend, case):
+    arguments, error, message = BAD_ARGUMENTS[case]
+    model = made(backend, TABLE if "position" in case else CONFIG)
+    with pytest.raises(error) as caught:
+        model(backend.as_argument(IDS), **{name: backend.as_argument(value) for name, value in arguments.items()})
+    assert str(caught.value) == message
+
+
+BAD_CACHES = {
+    "more tokens than room": (
+        CONFIG,
+        (2, 3),
+        "tokens in the cache (0) and new ones (4) must be at most capacity (3)",
+    ),
+    "other rows": (CONFIG, (3, 4), "batch of x (2) must be the batch of the cache (3)"),
+    "no rows": (CONFIG, (0, 4), "batch_size (0) must be at least 1"),
+    "more tokens than positions": (TABLE, (2, 9), "positions (7) must be at least 0 and below 6"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CACHES)
+def test_caches_that_do_not_fit_are_refused_by_value(backend, case):
+    config, sizes, message = BAD_CACHES[case]
+    model, ids = made(backend, config), backend.as_argument(IDS)
+
+    def call_twice() -> None:
+        _, cache = model(ids, cache=model.init_cache(*sizes))
+        model(ids, cache=cache)
+
+    with pytest.raises(ValueError, match="must") as caught:
+        call_twice()
+    assert str(caught.value) == message
+
+
+def test_a_table_of_positions_ends_before_the_program_runs(backend):
+    mask = np.arange(4) >= np.array([[2], [1]])
+    for ids, options, longest in ((IDS, {}, 3), (IDS, {"attention_mask": mask}, 4)):
+        assert generate(backend, ids, longest, TABLE, **options).shape == (2, 4 + longest)
+        with pytest.raises(ValueError, match="num_positions") as caught:
+            generate(backend, ids, longest + 1, TABLE, **options)
+        held = 7 - longest
+        assert str(caught.value) == (
+            f"tokens ({held}) and max_new_tokens ({longest + 1}) must be at most num_positions + 1 (7)"
+        )
+
+
+def test_another_source_of_numbers_is_refused(backend):
+    for options in ({}, {"temperature": 1.0}):
+        with pytest.raises(TypeError) as caught:
+            generate(backend, rng=np.random.default_rng(0), **options)
+        assert str(caught.value) == f"rng must be {backend.SOURCES}, got Generator"
+
+
 BAD_OPTIONS = {
     "max_new_tokens": ({"new": 0}, ValueError, "max_new_tokens (0) must be at least 1"),
+    "fewer than none": ({"new": -2}, ValueError, "max_new_tokens (-2) must be at least 1"),
     "half a token": ({"new": 1.5}, TypeError, "max_new_tokens must be an integer, got float"),
+    "true tokens": ({"new": True}, TypeError, "max_new_tokens must be an integer, got bool"),
     "temperature": ({"temperature": -0.5}, ValueError, "temperature (-0.5) must be at least 0 and finite"),
+    "temperature nan": ({"temperature": math.nan}, ValueError, "temperature (nan) must be at least 0 and finite"),
+    "temperature inf": ({"temperature": math.inf}, ValueError, "temperature (inf) must be at least 0 and finite"),
+    "no temperature": ({"temperature": None}, TypeError, "temperature must be a number, got NoneType"),
     "top_k": ({"temperature": 1.0, "top_k": 0}, ValueError, "top_k (0) must be at least 1"),
+    "top_k of greedy": ({"top_k": -1}, ValueError, "top_k (-1) must be at least 1"),
+    "top_k of 2.0": ({"temperature": 1.0, "top_k": 2.0}, TypeError, "top_k must be an integer, got float"),
     "top_p": ({"temperature": 1.0, "top_p": 0.0}, ValueError, "top_p (0.0) must be above 0 and at most 1"),
+    "top_p above 1": ({"temperature": 1.0, "top_p": 1.5}, ValueError, "top_p (1.5) must be above 0 and at most 1"),
+    "top_p nan": ({"temperature": 1.0, "top_p": math.nan}, ValueError, "top_p (nan) must be above 0 and at most 1"),
+    "top_p true": ({"temperature": 1.0, "top_p": True}, TypeError, "top_p must be a number, got bool"),
     "eos": ({"eos": 11}, ValueError, "eos (11) must be at least 0 and below vocab_size (11)"),
+    "eos negative": ({"eos": -1}, ValueError, "eos (-1) must be at least 0 and below vocab_size (11)"),
+    "eos several": ({"eos": [1, 2]}, TypeError, "eos must be an integer, got list"),
     "mask": (
         {"attention_mask": np.ones((2, 3), bool)},
         ValueError,
-        "attention_mask must have the shape of tokens (B, 4), got (2, 3)",
+        "attention_mask must have the shape of tokens (2, 4), got (2, 3)",
+    ),
+    "mask of one row": (
+        {"attention_mask": np.ones((1, 4), bool)},
+        ValueError,
+        "attention_mask must have the shape of tokens (2, 4), got (1, 4)",
+    ),
+    "mask without rows": (
+        {"attention_mask": np.ones(4, bool)},
+        ValueError,
+        "attention_mask must have the shape of tokens (2, 4), got (4,)",
     ),
     "mask of numbers": (
         {"attention_mask": np.ones((2, 4), np.int32)},
@@ -78,6 +211,11 @@ BAD_OPTIONS = {
     ),
     "padding on the right": (
         {"attention_mask": np.arange(4) < np.array([[4], [3]])},
+        ValueError,
+        "attention_mask of row 1 must hide padding on the left alone, and show the last token",
+    ),
+    "a row of padding": (
+        {"attention_mask": np.array([[True], [False]]).repeat(4, 1)},
         ValueError,
         "attention_mask of row 1 must hide padding on the left alone, and show the last token",
     ),

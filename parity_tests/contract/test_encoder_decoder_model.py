@@ -149,7 +149,7 @@ def test_more_tokens_than_positions_are_refused(backend):
         model(source, tokens)
     with pytest.raises(ValueError, match=r"^positions \(9\) must be at least 0 and below 9$"):
         model(source, tokens, cache=model.init_cache(2, 10))
-    message = r"^tokens given \(4\) and new ones but the last \(6\) must be at most num_positions of decoder \(9\)$"
+    message = r"^tokens \(4\) and max_new_tokens \(7\) must be at most num_positions \+ 1 \(10\)$"
     with pytest.raises(ValueError, match=message):
         model.generate(source, tokens[:, :4], 7)
     assert model.generate(source, tokens[:, :4], 6).shape == (2, 10)

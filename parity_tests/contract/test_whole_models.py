@@ -114,6 +114,7 @@ BAD_IDS = [
     (np.ones((1, 9), np.int32), ValueError, "number of tokens (9) must be at most context_length (8)"),
     (np.ones(4, np.int32), ValueError, "ids must have shape (B, T), got (4,)"),
     (np.ones((2, 0), np.int32), ValueError, "ids must hold at least 1 token, got shape (2, 0)"),
+    (np.ones((0, 2), np.int32), ValueError, "ids must hold at least 1 token, got shape (0, 2)"),
     (np.ones((2, 4), np.float32), TypeError, "ids must have an integer dtype, got float32"),
     (np.ones((2, 4), np.bool_), TypeError, "ids must have an integer dtype, got bool"),
     (np.array([[1, 23]]), ValueError, "ids (23) must be at least 0 and below 23"),
@@ -138,7 +139,9 @@ def test_bad_ids_give_the_shared_error(backend, ids, error, message):
     ("number", "error", "message"),
     [
         (0, ValueError, "max_new_tokens (0) must be at least 1"),
+        (-1, ValueError, "max_new_tokens (-1) must be at least 1"),
         (2.0, TypeError, "max_new_tokens must be an integer, got float"),
+        (True, TypeError, "max_new_tokens must be an integer, got bool"),
     ],
 )
 def test_a_bad_number_of_tokens_gives_the_shared_error(backend, number, error, message):
@@ -156,8 +159,12 @@ BAD_INPUTS = [
     ),
     ({"ids": np.ones(4, np.int32)}, ValueError, "ids must have shape (B, T), got (4,)"),
     ({"ids": np.ones((2, 3), np.float32)}, TypeError, "ids must have an integer dtype, got float32"),
+    ({"ids": np.ones((0, 3), np.int32)}, ValueError, "ids must hold at least 1 token, got shape (0, 3)"),
+    ({"ids": np.ones((3, 0), np.int32)}, ValueError, "ids must hold at least 1 token, got shape (3, 0)"),
+    ({"ids": IDS - 23}, ValueError, f"ids ({IDS.min() - 23}) must be at least 0 and below 23"),
     ({"ids": IDS + 23}, ValueError, f"ids ({IDS.max() + 23}) must be at least 0 and below 23"),
     ({"token_type_ids": TYPES - 1}, ValueError, "token_type_ids (-1) must be at least 0 and below 2"),
+    ({"token_type_ids": TYPES + 2}, ValueError, f"token_type_ids ({TYPES.max() + 2}) must be at least 0 and below 2"),
     ({"token_type_ids": TYPES[:1]}, ValueError, "token_type_ids must have the shape of ids (3, 7), got (1, 7)"),
     ({"token_type_ids": TYPES == 1}, TypeError, "token_type_ids must have an integer dtype, got bool"),
     ({"attention_mask": MASK[:, :6]}, ValueError, "attention_mask must have the shape of ids (3, 7), got (3, 6)"),

@@ -62,7 +62,7 @@ output_eagerly = output
 
 def pick(logits: np.ndarray, numbers: np.ndarray, options: Any) -> np.ndarray:
     """Return the tokens that numbers from [0, 1) pick."""
-    return generation.pick(torch.tensor(logits), torch.tensor(numbers), options).numpy()
+    return generation.pick(torch.tensor(logits), torch.tensor(numbers), options.checked(logits.shape[-1])).numpy()
 
 
 def run(module: Any, x: np.ndarray, mask: np.ndarray | Mask | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -477,6 +477,34 @@ def test_a_wrong_page_is_seen(label, tmp_path, monkeypatch):
         run_page(RIGHT.replace(old, new, 1))
 
 
+MADE = """
+`greet.py`
+```python
+print("hello")
+```
+<!-- begin: python greet.py -->
+<!-- end -->
+
+`greet.py`
+```python
+print("good bye")
+```
+<!-- begin: python greet.py -->
+```console
+stale
+```
+<!-- end -->
+"""
+
+
+def test_commands_of_a_page_are_run_on_the_files_that_stand_before_them(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(MADE, encoding="utf-8")
+    runpy.run_path(str(ROOT / "docs" / "generate.py"))["_make_page"](page)
+    shown = [block.text for block in blocks_of(page.read_text(encoding="utf-8")) if block.language == "console"]
+    assert shown == ["$ python greet.py\nhello\n", "$ python greet.py\ngood bye\n"]
+
+
 def test_another_verdict_is_seen_and_other_seconds_are_not():
     shown = "equal: A (torch) and B (Flax), 4 tensors, 17\nsamples, 4.6 s\nclosest to the limit: 3%\n"
     command = "attn-bridge compare a b"

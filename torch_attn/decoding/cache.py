@@ -317,5 +317,6 @@ def positions_of(
     if positions is None:
         first = 0 if cache is None else cache.length
         return torch.arange(first, first + tokens, device=x.device)
-    validation.check_positions(tuple(positions.shape), functional.dtype_name(positions), batch, tokens)
+    dtype = functional.dtype_name(positions)
+    validation.check_positions(functional.shape_of(positions), dtype, batch, tokens)
     return positions

@@ -12,10 +12,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attn_bridge.generation import Options, check_padding
+from attn_bridge.generation import Options, check_length, check_padding
 from attn_bridge.specs.model import check_ids, check_range
 
 from .. import functional
+from ..random import JaxRngs, RngStream
 
 
 @torch.no_grad()
@@ -35,19 +36,21 @@ def generate(
     """
     check_ids(functional.dtype_name(tokens), functional.shape_of(tokens), name="tokens")
     check_range("tokens", int(tokens.min()), int(tokens.max()), model.config.vocab_size)
-    options.check(model.config.vocab_size)
+    options = options.checked(model.config.vocab_size)
+    _check_source(rng)
     batch, given = tokens.shape
     new, device = options.max_new_tokens, tokens.device
-    numbers = _uniform(rng, (new, batch), device) if options.temperature > 0 else torch.zeros(new, batch, device=device)
-    arguments, padding = (
-        {} if source_mask is None else {"source_mask": source_mask},
-        torch.zeros((batch, 1), dtype=torch.int64, device=device),
-    )
+    arguments = {} if source_mask is None else {"source_mask": source_mask}
+    padding = torch.zeros((batch, 1), dtype=torch.int64, device=device)
     if attention_mask is not None:
-        check_padding(attention_mask.shape, functional.dtype_name(attention_mask), attention_mask.cpu().numpy(), given)
+        dtype, mask = functional.dtype_name(attention_mask), attention_mask.numpy(force=True)
+        check_padding(functional.shape_of(attention_mask), dtype, mask, (batch, given))
         padding = given - attention_mask.sum(-1, keepdim=True)
         arguments["attention_mask"] = attention_mask
-    was_training = model.training
+    check_length(given - int(padding.min()), new, model.config.num_positions)
+    is_greedy = options.temperature is None
+    numbers = torch.zeros(new, batch, device=device) if is_greedy else _uniform(rng, (new, batch), device)
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         found, cache = tokens.long(), model.init_cache(batch, given + new)
@@ -64,7 +67,8 @@ def generate(
                 at = given + step - padding
                 logits, cache = model(*[None] * len(source), token[:, None], positions=at, cache=cache)
     finally:
-        model.train(was_training)
+        for module, is_training in modes.items():
+            module.training = is_training
     return found
 
 
@@ -74,12 +78,13 @@ def pick(logits: Float[Tensor, "B V"], numbers: Float[Tensor, "B"], options: Opt
     Args:
         logits: ``(B, V)``.
         numbers: ``(B,)``, in [0, 1).
-        options: how to draw.
+        options: how to draw, checked.
     """
-    if options.temperature == 0:
+    if options.temperature is None:
         return logits.argmax(-1)
-    logits = logits.to(functional.wide_dtype(logits)) / options.temperature
-    if options.top_k is not None and options.top_k < logits.shape[-1]:
+    logits = logits.to(functional.wide_dtype(logits))
+    logits = (logits - logits.amax(-1, keepdim=True)) / options.temperature
+    if options.top_k is not None:
         least = torch.sort(logits, -1, descending=True).values[:, options.top_k - 1, None]
         logits = torch.where(logits < least, -torch.inf, logits)
     if options.top_p is not None:
@@ -91,6 +96,11 @@ def pick(logits: Float[Tensor, "B V"], numbers: Float[Tensor, "B"], options: Opt
     below = torch.cumsum(torch.softmax(logits, -1), -1)
     total = below[:, -1:]
     return ((below <= numbers[:, None].to(below.dtype) * total) & (below < total)).sum(-1)
+
+
+def _check_source(rng: Any) -> None:
+    if rng is not None and not isinstance(rng, (torch.Generator, RngStream, JaxRngs)):
+        raise TypeError(f"rng must be a torch.Generator, a stream, a JaxRngs or None, got {type(rng).__name__}")
 
 
 def _uniform(rng: Any, shape: tuple[int, int], device: Any) -> Float[Tensor, "N B"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import typing
@@ -1366,6 +1367,34 @@ def test_keys_of_outputs_and_inputs_are_matched_whatever_their_order():
     assert report.verdict == "equal"
     wrong = judge(ours, lambda m, parts: theirs(m, parts) | {"a": parts["x"] * 2}, ({"x": X, "y": X + 1},))
     assert {one.name for one in wrong.failures} == {"output['a']", "grad inputs[0]['x']", "grad w"}
+
+
+@dataclasses.dataclass
+class Logits:
+    logits: typing.Any
+    cache: typing.Any = None
+
+
+ONLY_ONE = {"a dict": lambda y: {"logits": y}, "an object": Logits, "beside a cache": lambda y: Logits(y, object())}
+
+
+@pytest.mark.parametrize("what", ONLY_ONE)
+def test_an_array_alone_stands_for_a_container_of_one(what):
+    def wrapped(m, x):
+        return ONLY_ONE[what](x * m.w)
+
+    assert judge(wrapped, scale).verdict == "equal"
+    wrong = judge(wrapped, lambda m, x: x * m.w * 1.001)
+    assert verdicts(wrong) == {"output": "different", "grad inputs[0]": "different", "grad w": "different"}
+
+
+def test_the_container_may_be_on_either_side():
+    assert judge(scale, lambda m, x: {"logits": x * m.w}).verdict == "equal"
+
+
+def test_one_array_under_two_names_is_refused():
+    with pytest.raises(ValueError, match=r"differ in structure: torch returns 1 \(\['logits'\] .* 1 \(\['hidden'\]"):
+        judge(lambda m, x: {"logits": x * m.w}, lambda m, x: {"hidden": x * m.w})
 
 
 class Ab(typing.NamedTuple):

@@ -18,9 +18,8 @@ from attn_bridge import torch_to_flax
 from jax_attn.backend import get_weights as get_flax_weights
 from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import get_weights, to_numpy
-from torch_attn.random import JaxRngs
 
-from ...support.decoder_oracle import DECODERS, TOKENS, VOCABULARY, Oracle, run
+from ...support.decoder_oracle import DECODERS, TOKENS, Oracle, run
 
 PACKAGES = {"torch": torch_attn, "flax": jax_attn}
 NAMES = list(DECODERS)
@@ -166,16 +165,6 @@ def test_64_greedy_tokens_are_those_of_transformers(side, name):
     mask = torch.tensor(mask) if side == "torch" else jnp.asarray(mask)
     found = model.generate(ids, 64, attention_mask=mask)
     np.testing.assert_array_equal(np.asarray(found), wanted.numpy())
-
-
-@pytest.mark.parametrize("name", ["llama"])
-def test_sampled_tokens_are_the_same_from_the_same_stream(name):
-    ids = run(name).ids[:1]
-    options = {"temperature": 1.4, "top_k": 25, "top_p": 0.97}
-    first = load("torch", name).generate(torch.tensor(ids), 1000, rng=JaxRngs(draws=5).draws, **options)
-    second = load("flax", name).generate(jnp.asarray(ids), 1000, rng=nnx.Rngs(draws=5).draws, **options)
-    np.testing.assert_array_equal(first.numpy(), np.asarray(second))
-    assert len(np.unique(first.numpy())) > VOCABULARY // 2
 
 
 @pytest.mark.parametrize("name", NAMES)
