@@ -59,11 +59,11 @@ class Embedding(nnx.Embed):
             ValueError: an id that is not in the table; `name` is what the message calls it. Not inside ``jax.jit``,
                 where ids have no values yet: the row of one that is not in the table is NaN there.
         """
+        rows = self.num_embeddings - self.first
         if isinstance(ids, jax.core.Tracer) or not getattr(ids, "is_fully_addressable", True):
-            is_known = (ids >= 0) & (ids < self.num_embeddings)
-            return jnp.where(is_known[..., None], super().__call__(ids), jnp.nan)
+            is_known = (ids >= 0) & (ids < rows)
+            return jnp.where(is_known[..., None], super().__call__(ids + self.first), jnp.nan)
         if np.size(ids):
             values = np.asarray(ids)
-            check_range(name, int(values.min()), int(values.max()), self.num_embeddings - self.first)
-        ids = jnp.asarray(ids)
-        return super().__call__(ids + self.first if self.first else ids)
+            check_range(name, int(values.min()), int(values.max()), rows)
+        return super().__call__(jnp.asarray(ids) + self.first)
