@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, get_args
+import math
+from typing import Any, Literal, get_args
+
+import numpy as np
 
 from ..validation import is_floating
 from .base import Config, Parameter, convolution, linear, matrix
@@ -131,7 +134,7 @@ class StackConfig(Config):
         vocab_size: number of tokens of a table of its own; None where it takes that of the model, or convolutions.
         convolutions: what makes vectors of frames in the place of a table of tokens (Whisper's encoder).
         position_offset: rows of the table of positions before that of position 0 (2 in BART).
-        learned_positions: whether training changes the positions; Whisper's encoder has sines.
+        learned_positions: whether training changes the positions; else they are sines (Whisper's encoder).
         embedding_scale: factor of the vectors of tokens.
         embedding_norm: config of a norm before the blocks (BART).
         norm: config of a norm behind the blocks (Whisper).
@@ -175,11 +178,23 @@ class StackConfig(Config):
                     raise ValueError(f"emb_dim of {name} ({part.emb_dim}) must be emb_dim ({self.emb_dim})")
         if self.convolutions is not None and self.vocab_size is not None:
             raise ValueError(f"vocab_size ({self.vocab_size}) must be None beside convolutions")
+        if not self.learned_positions and self.emb_dim % 2:
+            raise ValueError(f"emb_dim ({self.emb_dim}) must be even for positions that are not learned")
 
     @property
     def reads_shared(self) -> bool:
         """Whether its tokens are rows of the model's table."""
         return self.vocab_size is None and self.convolutions is None
+
+    def sines(self) -> np.ndarray[Any, Any]:
+        """Return the table of positions that are not learned: sines of them, then cosines, of ever longer waves.
+
+        As Whisper (arXiv 2212.04356) has them, from a length of ``2 pi`` to one of ``2 pi 10000``.
+        """
+        half = self.emb_dim // 2
+        rates = np.exp(-math.log(10000.0) / max(half - 1, 1) * np.arange(half))
+        angles = (np.arange(self.num_positions + self.position_offset) - self.position_offset)[:, None] * rates
+        return np.concatenate([np.sin(angles), np.cos(angles)], 1)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

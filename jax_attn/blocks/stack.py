@@ -49,6 +49,8 @@ class Stack(nnx.Module):
         if config.vocab_size is not None:
             self.tok_emb = Embedding(config.vocab_size, config.emb_dim, **options)
         self.pos_emb = Embedding(config.num_positions + offset, config.emb_dim, offset, **options)
+        if not config.learned_positions:
+            self.pos_emb.embedding.set_value(jnp.asarray(config.sines(), param_dtype))
         if config.embedding_norm is not None:
             self.emb_norm = make_norm(config.embedding_norm, **options)
         self.drop_emb = Dropout(config.dropout, rngs=rngs)

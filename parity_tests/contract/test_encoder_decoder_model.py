@@ -268,6 +268,11 @@ BAD_CONFIGS = {
         ValueError,
         "vocab_size (11) must be None beside convolutions",
     ),
+    "odd sines": (
+        lambda: StackConfig(7, (), 9, learned_positions=False),
+        ValueError,
+        "emb_dim (7) must be even for positions that are not learned",
+    ),
     "offset": (lambda: DECODER.replace(position_offset=-1), ValueError, "position_offset (-1) must be at least 0"),
     "even": (lambda: ConvolutionsConfig(3, 8, size=4), ValueError, "size (4) must be odd"),
     "sound of a decoder": (

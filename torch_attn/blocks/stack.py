@@ -50,6 +50,9 @@ class Stack(nn.Module):
         if config.vocab_size is not None:
             self.tok_emb = Embedding(config.vocab_size, config.emb_dim, **options)
         self.pos_emb = Embedding(config.num_positions + offset, config.emb_dim, offset, **options)
+        if not config.learned_positions:
+            with torch.no_grad():
+                self.pos_emb.weight.copy_(torch.from_numpy(config.sines()))
         if config.embedding_norm is not None:
             self.emb_norm = make_norm(config.embedding_norm, **options)
         self.drop_emb = Dropout(config.dropout, rngs=rngs)

@@ -26,7 +26,7 @@ from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import get_weights, to_numpy
 from torch_attn.random import JaxRngs
 
-from ...support.encoder_decoder_oracle import MODELS, TOKENS, VOCABULARY, Oracle, build, run
+from ...support.encoder_decoder_oracle import MODELS, SOURCE, TOKENS, VOCABULARY, Oracle, build, run
 
 PACKAGES = {"torch": torch_attn, "flax": jax_attn}
 NAMES = list(MODELS)
@@ -302,6 +302,9 @@ def test_new_twins_start_and_drop_alike(name, drawn_by):
     assert found.keys() == expected.keys()
     for key, array in found.items():
         np.testing.assert_allclose(array, expected[key], rtol=5e-7, atol=1e-7, err_msg=key)
+    if name == "whisper":
+        sines = transformers.models.whisper.modeling_whisper.sinusoids(SOURCE, 24).numpy()
+        np.testing.assert_allclose(found["encoder.pos_emb.embedding"], sines, rtol=1e-5, atol=1e-6)
     source = oracle.source.astype(np.float32) if oracle.source.ndim == 3 else oracle.source
     outputs = []
     for _ in range(2):
