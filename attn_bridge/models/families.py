@@ -165,7 +165,7 @@ def write_config(config: DecoderConfig, layout: Layout) -> dict[str, Any]:
             keys = {"model_type": name, "architectures": [family.architecture], **dict.fromkeys(TOKENS)}
             written = keys | family.write(config, name)
             lacking = differences(config, find_decoder(written))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             closest = closest or f"{name}: {error}"
             continue
         if not lacking:

@@ -117,7 +117,7 @@ def write_gemma(config: DecoderConfig, model_type: str) -> dict[str, Any]:
         "hidden_activation": NAMES[layers.activation],
         **write_rms_norm(config),
         "attention_bias": attention.qkv_bias,
-        "query_pre_attn_scalar": max(1, round(scale**-2)),
+        "query_pre_attn_scalar": max(1, round(min(1 / scale / scale, 2.0**53))),
         **({"attn_logit_softcapping": attention.softcap} if is_2 else {}),
         "final_logit_softcapping": config.logit_softcap,
     }

@@ -13,12 +13,13 @@ import transformers
 import torch_attn
 from attn_bridge import checkpoints, masks
 from attn_bridge.cli.app import run as command
-from attn_bridge.models import families
+from attn_bridge.models import families, layouts
 from attn_bridge.specs.position import LinearScaling, LongRoPEScaling, NTKScaling, Rotary, YaRNScaling
 from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import get_weights, to_numpy
 
 from ..support.decoder_oracle import DECODERS, VOCABULARY, WHOLE, lift, run
+from ..support.drawn_decoders import draw
 from ..support.hf_configs import LATENT_HEADS
 
 
@@ -177,6 +178,30 @@ COMPOSED = {
 @pytest.mark.parametrize("case", COMPOSED)
 def test_a_decoder_that_was_composed_is_one_of_theirs_too(tmp_path, case):
     layout, model_type, config = COMPOSED[case]
+    assert model_type == assert_same_in_transformers(config, layout, tmp_path)
+
+
+WRITTEN = [name for name, family in families.FAMILIES.items() if family.write is not None]
+
+
+@pytest.mark.parametrize("changes", [1, 3])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_drawn_decoder_that_is_not_refused_is_one_of_theirs(tmp_path, name, changes):
+    layout = layouts.find(f"hf-{name.replace('_', '-')}")
+    seeds = range(changes, 400, 4)
+    config = next(one for one in (draw(name, seed) for seed in seeds) if is_written(one, layout))
+    assert_same_in_transformers(config, layout.name, tmp_path)
+
+
+def is_written(config, layout):
+    try:
+        return bool(families.write_config(config, layout))
+    except ValueError:
+        return False
+
+
+def assert_same_in_transformers(config, layout, tmp_path):
+    """Hold a decoder with drawn weights against what `transformers` makes of it, and return its ``model_type``."""
     generator = torch.Generator().manual_seed(6)
     with promoted(), torch.no_grad():
         model = torch_attn.DecoderModel(config, dtype=torch.float64).eval()
@@ -186,10 +211,10 @@ def test_a_decoder_that_was_composed_is_one_of_theirs_too(tmp_path, case):
         folder, theirs = into_transformers(model, tmp_path, layout)
         ids = torch.randint(1, VOCABULARY, (2, 13), generator=generator)
         wanted, found = model(ids), theirs(ids, use_cache=False).logits
-    assert json.loads((folder / "config.json").read_text())["model_type"] == model_type
     assert (found - wanted).abs().max() <= 1e-10 * wanted.abs().max()
     again = torch_attn.DecoderModel.from_pretrained(folder)
     assert all(np.array_equal(one, get_weights(model)[name]) for name, one in get_weights(again).items())
+    return json.loads((folder / "config.json").read_text())["model_type"]
 
 
 def test_the_architectures_are_those_of_transformers():

@@ -12,6 +12,7 @@ from attn_bridge import checkpoints, masks
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.cli.app import run
 from attn_bridge.models import families, layouts
+from attn_bridge.models.reading.differences import differences
 from attn_bridge.specs import BertEncoderConfig, GPTModelConfig
 from attn_bridge.specs.as_json import as_json
 from attn_bridge.specs.layer_norm import LayerNormConfig
@@ -25,6 +26,7 @@ from attn_bridge.specs.position import (
     YaRNScaling,
 )
 
+from ...support.drawn_decoders import draw
 from ...support.hf_configs import PUBLISHED
 from .checkpoints import drawn
 from .test_decoder_families import DECODERS, small
@@ -236,6 +238,23 @@ def test_every_decoder_with_a_layout_has_a_writer(name):
     family = families.FAMILIES[name]
     assert (family.write is None) == (not family.architecture) == (name == "gemma3")  # whose text model has one
     layout_of(name)
+
+
+@pytest.mark.parametrize("name", [name for name in DECODERS if name != "gemma3"])
+def test_a_drawn_decoder_is_said_or_refused_in_one_line(name):
+    said, refused = 0, []
+    for seed in range(40):
+        config = draw(name, seed)
+        for layout in [layouts.find(one) for one in layouts.names() if one.startswith("hf-")]:
+            try:
+                written = families.write_config(config, layout)
+            except ValueError as error:
+                refused.append(str(error))
+                continue
+            assert differences(config, families.find_decoder(json.loads(json.dumps(written)))) == []
+            said += 1
+    assert said >= 10
+    assert not [line for line in refused if "\n" in line or not line.startswith(("no config.json of ", "hf-"))]
 
 
 # ---- beside weights

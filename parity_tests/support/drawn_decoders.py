@@ -1,0 +1,134 @@
+"""Decoders drawn at random: what a family reads, with a few parts changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+from attn_bridge import masks
+from attn_bridge.models import families
+from attn_bridge.specs.decoder_model import DecoderConfig
+from attn_bridge.specs.feed_forward import FeedForwardConfig
+from attn_bridge.specs.grouped_query_attention import QKNorm
+from attn_bridge.specs.position import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
+    NTKScaling,
+    Rotary,
+    YaRNScaling,
+)
+
+VOCABULARY = 31
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 20,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "sliding_window": 4,
+    "query_pre_attn_scalar": 5,
+    "kv_lora_rank": 6,
+    "q_lora_rank": 5,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 7,
+    "n_routed_experts": 4,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 6,
+    "shared_expert_intermediate_size": 9,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 5,
+}
+
+
+def draw(model_type: str, seed: int) -> DecoderConfig:
+    """Return a decoder of a family with up to three changes, which may make it one of no family."""
+    rng = random.Random(f"{model_type} {seed}")
+    more = {"num_key_value_heads": 4} if model_type.startswith("deepseek") else {}
+    config = families.find_decoder({"model_type": model_type, **SIZES, **more})
+    for _ in range(seed % 4):
+        try:
+            config = _changed(config, rng)
+        except ValueError:  # a change that does not fit the others
+            continue
+    return config
+
+
+def _changed(config: DecoderConfig, rng: random.Random) -> DecoderConfig:
+    kind = rng.choice(["attention"] * 5 + ["feed_forward", "eps", "model"])
+    if kind == "model":
+        changes: list[dict[str, Any]] = [
+            {"tie": not config.tie}, {"embedding_scale": 2.5}, {"logit_scale": 0.47}, {"logit_softcap": 6.0}
+        ]  # fmt: skip
+        return dataclasses.replace(config, **rng.choice(changes))
+    chosen = rng.choice([range(len(config.blocks)), [rng.randrange(len(config.blocks))]])
+    eps, number = rng.choice([1e-3, 1e-6]), rng.random()
+    blocks = []
+    for place, block in enumerate(config.blocks):
+        if kind == "eps":
+            block = dataclasses.replace(block, norm=dataclasses.replace(block.norm, eps=eps))
+        elif place in chosen:
+            draw = random.Random(number)  # the same change for all that are alike
+            part = getattr(block, kind)
+            new = _feed_forward(part, draw) if kind == "feed_forward" else _attention(part, draw)
+            block = dataclasses.replace(block, **{kind: new})
+        blocks.append(block)
+    norm = config.norm
+    if kind == "eps" and norm is not None:
+        norm = dataclasses.replace(norm, eps=eps)
+    return dataclasses.replace(config, blocks=tuple(blocks), norm=norm)
+
+
+def _attention(attention: Any, rng: random.Random) -> Any:
+    changes = {
+        "position": rng.choice([None, Rotary(rng.choice([1e4, 77.5, 5e5]), rng.choice([None, 4]), scaling=None),
+                                Rotary(rng.choice([1e4, 5e5]), scaling=_scaling(rng))]),
+        "mask": rng.choice([masks.causal(), masks.sliding_window(rng.choice([2, 4]))]),
+        "scale": rng.choice([0.25, 0.4, 1 / 3, 7**-0.5, 1e-300]),
+        "qkv_bias": rng.random() < 0.7,
+        "out_bias": rng.random() < 0.5,
+        "qk_norm": rng.choice([None, QKNorm(), QKNorm("full", 1e-3), QKNorm(unit_offset=True)]),
+        "dropout": 0.1,
+        "softcap": rng.choice([None, 2.0]),
+        "clip": rng.choice([None, 0.4]),
+        "num_kv_heads": rng.choice([1, 2, 4]),
+    }  # fmt: skip
+    name = rng.choice(list(changes))
+    known = {field.name for field in dataclasses.fields(attention)}
+    return dataclasses.replace(attention, **{name: changes[name]}) if name in known else attention
+
+
+def _scaling(rng: random.Random) -> Any:
+    short, long = (tuple(first + step / 7 for step in range(4)) for first in (1.1, 2.3))
+    return rng.choice(
+        [
+            LinearScaling(2.5),
+            NTKScaling(3.0, 20),
+            YaRNScaling(4.0, 16, mscale=0.8, mscale_all_dim=rng.choice([None, 0.7]), truncate=rng.random() < 0.5),
+            Llama3Scaling(4.0, 1.0, 4.0, 16),
+            LongRoPEScaling(short, long, rng.choice([6, 16]), rng.choice([0.5, 2.0])),
+        ]
+    )
+
+
+def _feed_forward(layers: Any, rng: random.Random) -> Any:
+    if isinstance(layers, FeedForwardConfig):
+        changes = [{"activation": "gelu"}, {"activation": "relu"}, {"bias": not layers.bias}, {"hidden_dim": 10}]
+        return dataclasses.replace(layers, **rng.choice(changes))
+    router = layers.router
+    routers = [{"normalise": not router.normalise}, {"scale": 1.3}, {"groups": None}]
+    more = [{"router": dataclasses.replace(router, **one)} for one in routers]
+    return dataclasses.replace(layers, **rng.choice([*more, {"top_k": 1}, {"shared": None, "shared_gate": False}]))
