@@ -6,6 +6,7 @@ tokens, V size of the vocabulary.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -22,7 +23,15 @@ from attn_bridge.specs.model import check_ids, check_range
 from .. import functional
 from ..random import TorchRngs
 
-jax.tree_util.register_dataclass(Options, ["temperature", "top_k", "top_p", "eos"], ["max_new_tokens"])
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["temperature", "top_k", "top_p", "eos"],
+    meta_fields=["max_new_tokens"],
+)
+@dataclasses.dataclass(frozen=True)
+class _Options(Options):
+    """Options whose numbers a compiled program takes as arguments, so that other numbers compile no other."""
 
 
 def generate(
@@ -55,7 +64,7 @@ def generate(
     model = nnx.view(model, deterministic=True, raise_if_not_found=False)
     logits, cache = _read(model, known, padding, attention_mask, new)
     found = np.pad(known, ((0, 0), (0, new)))
-    return _continue(model, jnp.asarray(found), padding, logits, cache, numbers, given, options)
+    return _continue(model, jnp.asarray(found), padding, logits, cache, numbers, given, _Options(**vars(options)))
 
 
 @functools.partial(jax.jit, static_argnums=4)
