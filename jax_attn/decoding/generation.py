@@ -6,6 +6,7 @@ tokens, V size of the vocabulary.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -22,7 +23,15 @@ from attn_bridge.specs.model import check_ids, check_range
 from .. import functional
 from ..random import TorchRngs
 
-jax.tree_util.register_dataclass(Options, ["temperature", "top_k", "top_p", "eos"], ["max_new_tokens"])
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["temperature", "top_k", "top_p", "eos"],
+    meta_fields=["max_new_tokens"],
+)
+@dataclasses.dataclass(frozen=True)
+class _Options(Options):
+    """Options whose numbers a compiled program takes as arguments, so that other numbers compile no other."""
 
 
 def generate(
@@ -59,7 +68,8 @@ def generate(
     arguments = {} if source_mask is None else {"source_mask": source_mask}
     logits, cache = _read(model, source, known, padding, {"attention_mask": attention_mask, **arguments}, new)
     found = np.pad(known, ((0, 0), (0, new)))
-    return _continue(model, jnp.asarray(found), padding, logits, cache, numbers, given, options, len(source))
+    given_options = _Options(**vars(options))
+    return _continue(model, jnp.asarray(found), padding, logits, cache, numbers, given, given_options, len(source))
 
 
 @functools.partial(jax.jit, static_argnums=5)
