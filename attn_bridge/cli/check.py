@@ -137,7 +137,7 @@ def check(
 
 
 def _check_model(model: Path, against: Path | None, seeds: int, json_file: str | None) -> int:
-    from ..parity.check.model_folder import check_model
+    from ..parity.check.model.walk import check_model
 
     if json_file is not None:
         check_writable(json_file)

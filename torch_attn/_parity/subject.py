@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode

@@ -23,8 +23,9 @@ _TURNS = {"t", "transpose", "permute", "swapaxes"}
 _TURNED = {"T", "mT"}
 
 _ASKED = frozenset(
-    "size dim ndimension numel nelement stride is_floating_point is_complex is_contiguous requires_grad_ element_size "
-    "get_device __len__ __hash__ __repr__ storage_offset untyped_storage is_signed register_hook".split()
+    {"size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_complex", "is_contiguous"}
+    | {"requires_grad_", "element_size", "get_device", "__len__", "__hash__", "__repr__", "storage_offset"}
+    | {"untyped_storage", "is_signed", "register_hook"}
 )
 """Methods that read no number."""
 

@@ -1,4 +1,4 @@
-"""Arrays too large to be held several times in float64: weights that are promoted where they are read, gradients on disk.
+"""Arrays too large to be held several times: weights promoted to float64 where they are read, gradients on disk.
 
 A run of a block of 856 million parameters in float64 would hold 7 GB of weights and 7 GB of gradients. Here a weight
 stays in its own precision until an operation reads it, and a gradient goes to a file without a name as it comes.
@@ -65,7 +65,7 @@ def spilled(array: Array) -> Array:
     turned = array.ndim == 2 and array.T.flags.c_contiguous and not array.flags.c_contiguous
     flat = np.ascontiguousarray(array.T if turned else array)
     raw = flat.reshape(-1).view(np.uint8)
-    with contextlib.suppress(OSError), tempfile.TemporaryFile(prefix="attn-bridge-", buffering=0) as file:  # noqa: SIM117
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(prefix="attn-bridge-", buffering=0) as file:
         for start in range(0, raw.size, PIECE):
             piece = raw[start : start + PIECE]
             if file.write(piece.data) != piece.size:
