@@ -192,7 +192,15 @@ def read_part(
             if not one.kept and (one.info.name.startswith(prefix) if prefix else not _BLOCK.match(one.info.name))
         ]
         names = dict.fromkeys(source for one in inside for source in one.sources)
-        return {name: _first_rows(reader.read(name), rows) for name in names}
+        return {name: _first_rows(_whole(reader, name), rows) for name in names}
+
+
+def _whole(reader: Reader, name: str) -> Array:
+    """Return a tensor in memory that may be kept."""
+    info = reader.tensors[name]
+    array = np.empty(info.shape, numpy_dtype(info.dtype))
+    reader.read_into(name, 0, array.reshape(-1).view(np.uint8).data)
+    return array
 
 
 _BLOCK = re.compile(r"trf_blocks\.[0-9]+\.")

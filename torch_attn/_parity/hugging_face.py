@@ -171,7 +171,7 @@ def _loaded(config: Any, kept: list[int], state: Mapping[str, Array], dtype: str
         made[:] = [layers]
 
     pruned = type(kind.__name__, (kind,), {"__init__": init, "__module__": kind.__module__})
-    tensors = {name: from_numpy(array, name) for name, array in state.items()}
+    tensors = {name: from_numpy(array, name, adopt=array.flags.writeable) for name, array in state.items()}
     with _quiet():
         model, found = pruned.from_pretrained(
             None,
