@@ -63,7 +63,7 @@ def _key_scaled(arrays: Arrays, block: DecoderBlockConfig) -> Found:
 
 
 def _rotary_pairs(arrays: Arrays, block: DecoderBlockConfig) -> Found:
-    """Rows of the query in halves where they belong in pairs, or the other way round."""
+    """Put rows of the query in halves where they belong in pairs, or the other way round."""
     attention, name = block.attention, "att.W_query.weight"
     if getattr(attention, "position", None) is None or not hasattr(attention.position, "pairing") or name not in arrays:
         return None
@@ -79,7 +79,7 @@ def _rotary_pairs(arrays: Arrays, block: DecoderBlockConfig) -> Found:
 
 
 def _heads_turned(arrays: Arrays, block: DecoderBlockConfig) -> Found:
-    """The axis of heads and that of channels exchanged, as where a stacked kernel is read the wrong way round."""
+    """Exchange the axis of heads and that of channels, as where a stacked kernel is read the wrong way round."""
     name, heads = "att.W_value.weight", getattr(block.attention, "num_kv_heads", None)
     if name not in arrays or not heads:
         return None
@@ -125,7 +125,7 @@ def _clip(arrays: Arrays, block: DecoderBlockConfig) -> Found:
 
 
 def _window(arrays: Arrays, block: DecoderBlockConfig) -> Found:
-    """A local layer where a global one is meant, or a window that counts one token less."""
+    """Make a local layer of a global one, or a window that counts one token less."""
     if not hasattr(block.attention, "mask"):
         return None
     mask = block.attention.mask

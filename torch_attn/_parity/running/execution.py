@@ -74,7 +74,8 @@ class Execution:
             leaves = [leaf.requires_grad_() if leaf.is_floating_point() else leaf for leaf in leaves]
             given = [None if one is None else self.subject.tensor(one, None) for one in cotangents or ()]
             try:
-                with self._probe([*tensors.values(), *leaves], given) as probe, self._holding(tensors) as call:
+                known = [*tensors.values(), *map(_source, tensors.values()), *leaves]
+                with self._probe(known, given) as probe, self._holding(tensors) as call:
                     changes = Changes(self.subject.side.modules() if not self.path and self.mode == "eager" else {})
                     result = call(arguments.with_leaves(self._given(leaves, probe)))
                     self.subject.changed |= changes.found()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from ...compare.results.findings import SEVERITY, Verdict
@@ -32,7 +33,6 @@ class PairVerdict:
         tensors: how many were compared.
         notes: what a reader has to know.
         seconds: time it took.
-        decoding: what cached decoding came to in both twins, where this is the pair of them; "" where there is none.
     """
 
     first: str
@@ -138,11 +138,11 @@ class ModelReport:
         """Return the report as data."""
         return {"schema": 1, "passed": self.passed, **dataclasses.asdict(self)}
 
-    def to_html(self) -> str:
-        """Return the report as a page."""
-        from .page import page
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return the report as one HTML page, and write it to a file if there is a path."""
+        from ...rendering.html.model import as_html
 
-        return page(self)
+        return as_html(self, path)
 
     def lines(self) -> list[str]:
         """Return the report as lines of text: a verdict per part, the first divergence, and the logits."""

@@ -1,4 +1,4 @@
-"""Whole models judged block by block: `transformers`' own or the torch twin against the Flax twin, of one or two folders.
+"""Whole models judged block by block: the Flax twin against `transformers`' own model and the torch twin.
 
 Every block is built on both sides with its weights, judged by `compare` on what really reaches it, forward and
 backward, run on, and dropped. What comes out at the end are the logits of both, and how far apart they are.

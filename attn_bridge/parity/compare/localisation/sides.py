@@ -168,7 +168,7 @@ def calls_of(sides: Sides, runner: Live) -> tuple[dict[Side, list[Call]], list[s
 
 
 def widened(arrays: Mapping[str, Array], dtype: str | None) -> Arrays:
-    """Return weights with the floating-point ones in another precision; None leaves them, and runs promote large ones."""
+    """Return weights with the floating-point ones in another precision; None leaves them, and runs lift large ones."""
     if dtype is None:
         return dict(arrays)
     return {
