@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import mmap
 import os
 import re
@@ -157,7 +158,15 @@ def _fresh(size: int) -> Array:
     return np.frombuffer(mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | at_once), np.uint8)
 
 
-def load_part(side: Side, path: Path, module: Any, prefix: str, *, rows: tuple[int, int] | None = None) -> None:
+def load_part(
+    side: Side,
+    path: Path,
+    module: Any,
+    prefix: str,
+    *,
+    rows: tuple[int, int] | None = None,
+    numbered: bool = False,
+) -> None:
     """Write a part of a model's tensors into a module of that part.
 
     Args:
@@ -166,31 +175,89 @@ def load_part(side: Side, path: Path, module: Any, prefix: str, *, rows: tuple[i
         module: the part.
         prefix: what the names of the part have in front of them in the model; "" for what stands around the blocks.
         rows: the size of the vocabulary, and how many of its tokens the module has; None is all.
+        numbered: give each element of the checkpoint a number of its own in place of its value, in float64.
 
     Raises:
         WeightsMismatchError: (a ValueError) missing and misshapen names, all of them.
     """
     backend = backends.load(side)
     wanted = backend.describe_weights(module)
-    with _planned(side, path) as (reader, before, plan):
+    with _planned(side, path, numbered=numbered) as (reader, before, plan):
         found = {one.info.name: one for one in plan.targets if not one.kept}
         elements = _elements(reader, before, plan)
         missing = [prefix + name for name in wanted if prefix + name not in found]
-        arrays, misshapen = {}, []
-        for name, (shape, _) in wanted.items():
-            if prefix + name not in found:
-                continue
-            one = found[prefix + name]
-            array = elements.read(one)[0].reshape(one.info.shape)
-            if rows is not None:  # of the table, and of the head, whose axes lie either way
-                cut = tuple(slice(0, rows[1]) if size == rows[0] else slice(None) for size in array.shape)
-                array = array[cut]
-            if array.shape != shape:
-                misshapen.append(f"{prefix}{name}: expected {shape}, got {array.shape}")
-            arrays[name] = array
+        chosen = {name: found[prefix + name] for name in wanted if prefix + name in found}
+        arrays = {name: _first_rows(array, rows) for name, array in _read(elements, chosen).items()}
+        misshapen = [
+            f"{prefix}{name}: expected {wanted[name][0]}, got {array.shape}"
+            for name, array in arrays.items()
+            if array.shape != wanted[name][0]
+        ]
         if missing or misshapen:
             raise WeightsMismatchError(missing, (), misshapen)
-    backend.set_weights(module, arrays)
+    backend.set_weights(module, arrays, adopt=rows is None)
+
+
+def read_part(
+    path: Path, prefix: str, *, rows: tuple[int, int] | None = None, numbered: bool = False
+) -> dict[str, Array]:
+    """Return the tensors of a checkpoint, under its own names, that a part of a model is made of, as `load_part` is."""
+    with _planned("torch", path, numbered=numbered) as (reader, _, plan):
+        inside = [
+            one
+            for one in plan.targets
+            if not one.kept and (one.info.name.startswith(prefix) if prefix else not _BLOCK.match(one.info.name))
+        ]
+        names = dict.fromkeys(source for one in inside for source in one.sources)
+        return {name: _first_rows(_whole(reader, name), rows) for name in names}
+
+
+def _whole(reader: Reader, name: str) -> Array:
+    """Return a tensor in memory that may be kept."""
+    info = reader.tensors[name]
+    array = np.empty(info.shape, numpy_dtype(info.dtype))
+    reader.read_into(name, 0, array.reshape(-1).view(np.uint8).data)
+    return array
+
+
+_BLOCK = re.compile(r"trf_blocks\.[0-9]+\.")
+
+
+def _first_rows(array: Array, rows: tuple[int, int] | None) -> Array:
+    """Return what a table or a head, whose axes lie either way, has of the first tokens."""
+    if rows is None or rows[0] == rows[1]:
+        return array
+    return array[tuple(slice(0, rows[1]) if size == rows[0] else slice(None) for size in array.shape)]
+
+
+class NumberedReader(Reader):
+    """A checkpoint in float64 whose elements hold their own numbers, counted over all tensors.
+
+    Args:
+        reader: the checkpoint.
+    """
+
+    format: ClassVar[str] = "memory"
+
+    def __init__(self, reader: Reader):
+        self.path, self.metadata = reader.path, reader.metadata
+        self.tensors = {
+            name: dataclasses.replace(info, dtype="float64") if "float" in info.dtype else info
+            for name, info in reader.tensors.items()
+        }
+        sizes = [math.prod(info.shape) for info in self.tensors.values()]
+        starts = np.cumsum([1, *sizes])  # from 1: zero is what a module may hold that no element was written to
+        self._starts = dict(zip(self.tensors, map(int, starts), strict=False))
+
+    def files(self) -> list[Path]:
+        """Return no file."""
+        return []
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of a tensor."""
+        first, last = start // 8, -(-stop // 8)
+        found = np.arange(first, last, dtype=np.float64) + self._starts[name]
+        return found.view(np.uint8)[start - 8 * first : stop - 8 * first].data
 
 
 def check_names(side: Side, path: Path, config: specs.DecoderConfig) -> None:
@@ -217,12 +284,14 @@ def check_names(side: Side, path: Path, config: specs.DecoderConfig) -> None:
 
 
 @contextlib.contextmanager
-def _planned(side: Side, path: Path) -> Iterator[tuple[Reader, manifest.Manifest | None, planning.Plan]]:
+def _planned(
+    side: Side, path: Path, *, numbered: bool = False
+) -> Iterator[tuple[Reader, manifest.Manifest | None, planning.Plan]]:
     """Open a model folder, and plan how its tensors become a side's."""
     with containers.open_reader(path) as reader:
-        before = manifest.of(reader, path)
-        plan = planning.make(reader, target_layout=side, config=configs.beside(reader.path), manifest=before)
-        yield reader, before, plan
+        config, before = configs.beside(reader.path), manifest.of(reader, path)
+        source = NumberedReader(reader) if numbered else reader
+        yield source, before, planning.make(source, target_layout=side, config=config, manifest=before)
 
 
 def _elements(reader: Reader, before: manifest.Manifest | None, plan: planning.Plan) -> Elements:

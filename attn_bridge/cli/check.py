@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -55,8 +56,16 @@ def check(
         typer.Option(help="Judge the model of this folder block by block, and its logits; takes no VARIANT."),
     ] = None,
     against: Annotated[
-        Path | None, typer.Option(help="With --model: the folder of the Flax side's weights; the same by default.")
+        Path | None,
+        typer.Option(help="With --model: the folder of the Flax side, weights and config; the same by default."),
     ] = None,
+    oracle: Annotated[
+        str | None,
+        typer.Option(help="With --model: judge by transformers or torch (the twin) alone; both by default."),
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(help="With --model: tokens of each row; 12 by default.")] = None,
+    batch: Annotated[int | None, typer.Option(help="With --model: rows of tokens; 2 by default.")] = None,
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="With --model: write the report as a page.")] = None,
     jobs: Jobs = AUTO,
     json_file: Annotated[
         str | None,
@@ -84,10 +93,16 @@ def check(
 
     if model is not None:
         if variants or case or dtype or full or weights is not None or settings:
-            raise ValueError("--model judges a whole model; it goes with --against, --seeds and --json alone")
-        return _check_model(model, against, seeds, json_file)
-    if against is not None:
-        raise ValueError(f"--against ({against}) goes with --model")
+            raise ValueError(
+                "--model judges a whole model; it goes with --against, --oracle, --tokens, --batch, --seeds, --json and "
+                "--html alone"
+            )
+        shape = {name: value for name, value in (("tokens", tokens), ("batch", batch)) if value is not None}
+        return _check_model(model, against, oracle or "auto", seeds, shape, json_file, html)
+    given = {"against": against, "oracle": oracle, "tokens": tokens, "batch": batch, "html": html}
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"--{name} ({value}) goes with --model")
     processes = parse_jobs(jobs)
     if processes is None and not Process.of(context).may_have_helpers():
         processes = 1
@@ -136,17 +151,36 @@ def check(
     return 0 if report.passed else 1
 
 
-def _check_model(model: Path, against: Path | None, seeds: int, json_file: str | None) -> int:
-    from ..parity.check.model_folder import check_model
+def _check_model(
+    model: Path,
+    against: Path | None,
+    oracle: str,
+    seeds: int,
+    shape: Mapping[str, int],
+    json_file: str | None,
+    html: str | None,
+) -> int:
+    from ..parity.check.model.walk import check_model
 
-    if json_file is not None:
-        check_writable(json_file)
+    for option, target in (("--json", json_file), ("--html", html)):
+        if target is not None:
+            check_writable(target, option)
+    if html == "-" or (html is not None and html == json_file):
+        raise ValueError(f"--html {html} must be a file of its own")
     with progress() as advance:
-        report = check_model(model, against, seeds=seeds, progress=advance)
-    if json_file is not None:
-        write_json(report.to_json(), json_file)
-    if json_file != "-":
-        print("\n".join(report.lines()))
+        report = check_model(model, against, oracle=oracle, seeds=seeds, progress=advance, **shape)
+    writes: list[Callable[[], object]] = []
+    if json_file not in (None, "-"):
+        writes.append(functools.partial(write_json, report.to_json(), json_file))
+    if html is not None:
+        writes.append(functools.partial(report.to_html, html))
+    with written(*writes):
+        if json_file == "-":
+            write_json(report.to_json(), "-")
+        else:
+            print("\n".join(report.lines()))
+    if report.stopped:
+        raise KeyboardInterrupt
     return 0 if report.passed else 1
 
 

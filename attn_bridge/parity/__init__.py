@@ -35,7 +35,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .check.matrix import check
-    from .check.model_folder import ModelReport, check_model
+    from .check.model.report import ModelReport
+    from .check.model.walk import check_model
     from .check.report import CheckReport
     from .compare.driver import compare
     from .compare.results.findings import TensorVerdict
@@ -49,14 +50,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CheckReport": "check.report",
-    "ModelReport": "check.model_folder",
+    "ModelReport": "check.model.report",
     "MutationReport": "mutation.report",
     "ParityError": "compare.results.report",
     "Report": "compare.results.report",
     "TensorVerdict": "compare.results.findings",
     "TrainingReport": "training.report",
     "check": "check.matrix",
-    "check_model": "check.model_folder",
+    "check_model": "check.model.walk",
     "compare": "compare.driver",
     "function": "compare.sides.function",
     "mutate": "mutation.driver",

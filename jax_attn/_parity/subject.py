@@ -18,6 +18,7 @@ from flax import linen, nnx
 
 from attn_bridge.parity.compare.sides.dropout_masks import Draw, Masks, Plan
 from attn_bridge.parity.compare.sides.function import Function
+from attn_bridge.parity.compare.sides.large import Lent, lends
 from attn_bridge.parity.compare.sides.subject import (
     Arguments,
     Arrays,
@@ -39,7 +40,7 @@ from .probes.numpy_interpreter import evaluate
 from .probes.rounding import Jitter
 from .recording import Tape, recording
 from .running.differentiation import Differentiated, outputs_of
-from .running.execution import UNTRACEABLE, op_by_op, trace, walk
+from .running.execution import UNTRACEABLE, op_by_op, read, trace, walk
 from .running.promotion import promoted
 from .running.ways import Moved, counted, directly, is_double, is_probe, moving_tables, precise
 from .sides.adapter import Adapter, Part, Setting, is_jax_float
@@ -209,7 +210,7 @@ class JaxSubject:
         """
         dtype = "float64" if mode in ("tables", "flash") else dtype
         part = self._part(path)
-        weights = {name: _as(weights[name], dtype) for name in part.names if name in weights}
+        weights = {name: _weight(weights[name], dtype) for name in part.names if name in weights}
         leaves = [_as(leaf, dtype) for leaf in arguments.leaves]
         given = None if cotangents is None else [None if one is None else _as(one, dtype) for one in cotangents]
         plan, probe = (
@@ -291,7 +292,7 @@ class JaxSubject:
         """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
         tape = Tape(substitutes)
         operands = (
-            {name: _as(array, "float64") for name, array in weights.items()},
+            {name: _weight(array, "float64") for name, array in weights.items()},
             [_as(leaf, "float64") for leaf in arguments.leaves],
             [None if one is None else _as(one, "float64") for one in cotangents],
             None,
@@ -309,7 +310,7 @@ class JaxSubject:
                 results = jax.tree.unflatten(tree, evaluate(closed, *jax.tree.leaves(operands)))
             except UNTRACEABLE:  # it looks at values
                 tape.clear()
-                results = function(*jax.tree.map(jnp.asarray, operands))
+                results = function(*jax.tree.map(jnp.asarray, read(operands)))
         outputs, of_weights, of_inputs = results
         return Run(
             [to_numpy(one) for one in outputs],
@@ -425,6 +426,10 @@ class JaxSubject:
         if path not in self._parts:
             self._parts[path] = self._adapter.part(path)
         return self._parts[path]
+
+
+def _weight(array: np.ndarray[Any, Any], dtype: str | None) -> Any:
+    return Lent(array) if lends(array, dtype) else _as(array, dtype)
 
 
 def _as(array: np.ndarray[Any, Any], dtype: str | None) -> np.ndarray[Any, Any]:

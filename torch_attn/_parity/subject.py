@@ -11,13 +11,13 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from attn_bridge.parity.compare.hints.settings import read as read_settings
 from attn_bridge.parity.compare.sides.dropout_masks import Masks, Plan
+from attn_bridge.parity.compare.sides.large import is_large
 from attn_bridge.parity.compare.sides.subject import (
     Arguments,
     Array,
@@ -99,7 +99,7 @@ class TorchSubject:
             return self.side.parameters()
 
     def weights(self) -> Arrays:
-        """Return copies of the weights that it holds.
+        """Return copies of the weights that it holds; large ones are its own, where they lie in memory as NumPy has it.
 
         Raises:
             ModuleFailedError: one of them is sparse, nested, quantised or on the meta device.
@@ -108,7 +108,8 @@ class TorchSubject:
             held = self.side.tensors()
             held = {name: held[name] for name in self.parameters()}
             check_readable(held, f"{self.kind} {self.name}")
-            return {name: np.array(to_numpy(one), copy=True) for name, one in held.items()}
+            arrays = {name: to_numpy(one) for name, one in held.items()}
+            return {name: array if is_large(array) else array.copy() for name, array in arrays.items()}
 
     def tied(self) -> dict[str, str]:
         """Return further name of a weight -> the name that it has in `parameters`."""

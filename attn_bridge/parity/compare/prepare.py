@@ -148,6 +148,8 @@ def _common_structure(pair: Pair) -> Outputs:
 def _paired(pair: Pair, sides: tuple[Any, Any], rules: Any) -> Pairing:
     ours, theirs = pair.first.parameters(), pair.second.parameters()
     ours, theirs = _weights_of(pair.first, ours, theirs), _weights_of(pair.second, theirs, ours)
+    if isinstance(rules, Pairing):  # it is known beforehand
+        return rules
     labels = (pair.shown["first"], pair.shown["second"])
     if rules is None:
         own = _rules_of_configs(pair, sides)

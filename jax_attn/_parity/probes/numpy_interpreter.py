@@ -16,6 +16,7 @@ import numpy as np
 import scipy.special
 from jax.extend import core
 
+from attn_bridge.parity.compare.sides.large import Lent, spilled
 from attn_bridge.parity.compare.sides.subject import CannotPromoteError
 
 OPAQUE = ("pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_call")
@@ -63,7 +64,7 @@ class Interpreter:
     def evaluate(self, closed: Any, *args: Any) -> list[Any]:
         """Return the outputs of a closed jaxpr."""
         with np.errstate(all="ignore"):
-            return self._run(closed, args)
+            return self._run(closed, args, spills=True)
 
     def constant(self, value: Any) -> Any:
         """Return a constant of the program as a value."""
@@ -95,7 +96,7 @@ class Interpreter:
                 ]
         return _bind(equation, args)
 
-    def _run(self, closed: Any, args: Sequence[Any]) -> list[Any]:
+    def _run(self, closed: Any, args: Sequence[Any], *, spills: bool = False) -> list[Any]:
         jaxpr = closed.jaxpr
         consts = [self.constant(const) for const in closed.consts]
         values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -106,19 +107,26 @@ class Interpreter:
         def read(atom: Any) -> Any:
             return self.constant(atom.val) if isinstance(atom, core.Literal) else values[atom]
 
+        wanted = {id(atom) for atom in jaxpr.outvars} if spills else set()
         for position, equation in enumerate(jaxpr.eqns):
             results = self._apply(equation, [read(atom) for atom in equation.invars])
             for variable, result in zip(equation.outvars, results, strict=True):
-                values[variable] = result
+                is_kept = id(variable) in wanted and isinstance(result, np.ndarray)
+                values[variable] = spilled(result) if is_kept else result
+            del results
             for variable in last.get(position, ()):
                 values.pop(variable, None)
-        return [read(atom) for atom in jaxpr.outvars]
+        return [_read(read(atom)) for atom in jaxpr.outvars]
 
     def _apply(self, equation: Any, args: list[Any]) -> list[Any]:
         name = equation.primitive.name
         called = inline(equation)
         if called is not None:
             return self._run(called, args)
+        if any(isinstance(arg, Lent) for arg in args):
+            if name in _TURNS and len(args) == 1:  # it is promoted where it is read
+                return [Lent(_OPERATIONS[name](args[0].array, **equation.params))]
+            args = list(map(_read, args))
         if name == "bitcast_convert_type" and _is_float(equation.invars[0].aval):
             raise CannotPromoteError("the bits of floating-point numbers are read")
         if name in OPAQUE and any(_is_float(variable.aval) for variable in (*equation.invars, *equation.outvars)):
@@ -163,6 +171,14 @@ class Interpreter:
             results = self._run(body_jaxpr, [*second, *state])
             pairs = zip(results, state, strict=True)
             state = [self.choose(going, new, old) for new, old in pairs] if np.ndim(going) else results
+
+
+_TURNS = ("transpose", "reshape", "squeeze", "expand_dims", "copy", "stop_gradient", "slice")
+"""Operations that only say how the elements of an array lie."""
+
+
+def _read(value: Any) -> Any:
+    return value.promoted() if isinstance(value, Lent) else value
 
 
 def last_uses(jaxpr: Any) -> dict[int, list[Any]]:

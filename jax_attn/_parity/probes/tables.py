@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from attn_bridge.parity.compare.sides.large import Lent
 from attn_bridge.parity.compare.sides.tables import STILL, Collector
 from attn_bridge.parity.compare.sides.tables import Tables as Found
 
@@ -149,6 +150,8 @@ def evaluate_tables(
     """
     tables = Tables(seed)
     makes = {"weight": lambda one: one, "table": tables.table, "free": tables.free}
-    given = [makes[kind](np.asarray(arg)) for arg, kind in zip(args, kinds, strict=True)]
+    given = [
+        arg if isinstance(arg, Lent) else makes[kind](np.asarray(arg)) for arg, kind in zip(args, kinds, strict=True)
+    ]
     outputs = [_moved_of(one) for one in tables.evaluate(closed, *given)]
     return outputs, tables.moved, tables.met.found()

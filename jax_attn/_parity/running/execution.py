@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import jax
 from jax import Array
 
+from attn_bridge.parity.compare.sides.large import Lent
+
 from ..probes.numpy_interpreter import inline, last_uses
 
 _MOVES = ("reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "slice", "concatenate", "iota", "copy")
@@ -28,8 +30,18 @@ class After(Protocol):
 
 def trace(function: Callable[..., Any], operands: Any) -> tuple[Any, Any]:
     """Return the jaxpr of a function and the structure of its result."""
-    closed, shape = jax.make_jaxpr(function, return_shape=True)(*operands)
+    shapes = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype) if _is_lent(one) else one, operands)
+    closed, shape = jax.make_jaxpr(function, return_shape=True)(*shapes)
     return closed, jax.tree.structure(shape)
+
+
+def read(operands: Any) -> Any:
+    """Return operands with the weights promoted that are lent."""
+    return jax.tree.map(lambda one: one.promoted() if _is_lent(one) else one, operands)
+
+
+def _is_lent(value: Any) -> bool:
+    return isinstance(value, Lent)
 
 
 def op_by_op(closed: Any) -> Callable[..., list[Any]]:

@@ -15,6 +15,7 @@ from attn_bridge.parity.compare.sides.tables import Tables
 
 from ..probes.tables import evaluate_tables
 from ..sides.adapter import is_jax_float
+from .execution import read
 from .promotion import promoted
 
 
@@ -68,7 +69,7 @@ def directly(function: Callable[..., Any], *, promote: bool) -> Callable[..., An
 
     def run(operands: Any, seed: int = 0) -> Any:
         with promoted() if promote else contextlib.nullcontext():
-            result = function(*jax.tree.map(jnp.asarray, operands))
+            result = function(*jax.tree.map(jnp.asarray, read(operands)))
             return jax.tree.map(np.asarray, result)
 
     return run

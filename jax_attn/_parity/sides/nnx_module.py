@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from attn_bridge.parity.compare.hints.settings import read as read_settings
+from attn_bridge.parity.compare.sides.large import is_large
 from attn_bridge.parity.compare.sides.patching import replaced
 from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, Parameter, Submodule, culprit
 
@@ -70,9 +70,10 @@ class NNXModule:
         return found
 
     def weights(self) -> Arrays:
-        """Return copies of the weights that the module holds."""
+        """Return copies of the weights that the module holds; large ones are its own."""
         flat = nnx.to_flat_state(self._weights)
-        return {dotted(path): np.array(to_numpy(variable.get_value()), copy=True) for path, variable in flat}
+        held = {dotted(path): to_numpy(variable.get_value()) for path, variable in flat}
+        return {name: array if is_large(array) else array.copy() for name, array in held.items()}
 
     def tied(self) -> dict[str, str]:
         """Return further name of a weight -> the name that it has in `parameters`."""

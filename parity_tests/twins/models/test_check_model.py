@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import torch_attn
 from attn_bridge.cli import demo
 from attn_bridge.cli.app import run
 from attn_bridge.parity import check_model
+from attn_bridge.parity.compare.sides import large
 from attn_bridge.weights import WeightsMismatchError
+from jax_attn._parity import decoded as flax_decoded
+from torch_attn._parity import decoded as torch_decoded
 
 FAULTS = {
     "key": ("model.layers.1.self_attn.k_proj.weight", lambda one: one * 1.01, "trf_blocks.1.att.W_key"),
@@ -95,17 +99,99 @@ def test_all_missing_and_surplus_tensors_are_named(folder, tmp_path):
     assert "trf_blocks.2.ff.fc3.weight" in str(caught.value)
 
 
+def test_a_config_on_the_other_side_is_judged_too(folder, tmp_path):
+    changed(folder, tmp_path / "other", rms_norm_eps=1e-3)
+    found = check_model(folder, tmp_path / "other", oracle="torch", seeds=1)
+    assert [part.verdict for part in found.parts] == ["different"] * 3
+    assert [part.place for part in found.parts] == ["final_norm", "trf_blocks.0.norm1", "trf_blocks.1.norm1"]
+
+
+def test_transformers_judges_and_so_does_the_torch_twin(folder):
+    found = check_model(folder, seeds=1)
+    assert found.oracle == "transformers"
+    for part in found.parts:
+        assert [pair.first for pair in part.pairs] == ["transformers", "torch"]
+        assert [pair.verdict for pair in part.pairs] == ["equal", "equal"]
+    assert [part.decoding is None for part in found.parts] == [True, False, False]
+    for part in found.parts[1:]:
+        assert part.decoding.verdict == "equal"
+        assert part.decoding.apart.keys() == {"torch", "flax"}
+        assert 0 <= max(part.decoding.apart.values()) < 1e-12
+
+
+def test_a_model_that_transformers_does_not_know_is_judged_by_the_torch_twin(folder, tmp_path):
+    torch_attn.DecoderModel.from_pretrained(folder).save_pretrained(tmp_path / "ours")
+    found = check_model(tmp_path / "ours", seeds=1)
+    assert found.passed
+    assert found.oracle == "torch"
+    assert "transformers does not know it" in found.notes[0]
+    with pytest.raises(ValueError, match="transformers does not know it"):
+        check_model(tmp_path / "ours", oracle="transformers")
+
+
+@pytest.mark.parametrize("side", ["torch", "flax"])
+def test_decoding_that_gives_something_else_is_different(folder, monkeypatch, side):
+    home, call = {"torch": (torch_decoded, "forward"), "flax": (flax_decoded, "__call__")}[side]
+    right = getattr(home.Decoded, call)
+    monkeypatch.setattr(home.Decoded, call, lambda self, x: right(self, x) * (1 + 1e-9))
+    found = check_model(folder, oracle="torch", seeds=1)
+    assert [part.verdict for part in found.parts] == ["equal", "different", "different"]
+    assert found.parts[1].place == "trf_blocks.0 (decoding)"
+    assert found.parts[1].decoding.message.startswith(f"{side}: with a cache")
+
+
+@pytest.mark.parametrize("oracle", ["transformers", "torch"])
+def test_large_weights_are_judged_as_small_ones_are(folder, tmp_path, monkeypatch, oracle):
+    monkeypatch.setattr(large, "LARGE", 64)
+    arrays = changed(folder, tmp_path / "wrong")
+    arrays["model.layers.1.mlp.up_proj.weight"] *= 1.0001
+    save_file(arrays, tmp_path / "wrong" / "model.safetensors")
+    found = check_model(folder, tmp_path / "wrong", oracle=oracle, seeds=1)
+    assert [part.verdict for part in found.parts] == ["equal", "equal", "different"]
+    assert found.parts[2].place == "trf_blocks.1.ff.fc2"
+
+
+def test_an_interrupted_walk_reports_what_it_has(folder, tmp_path, capsys):
+    def stop(name: str, done: int, total: int) -> None:
+        if name == "trf_blocks.1":
+            raise KeyboardInterrupt
+
+    found = check_model(folder, oracle="torch", seeds=1, progress=stop)
+    assert [part.name for part in found.parts] == ["ends", "trf_blocks.0"]
+    assert found.stopped
+    assert not found.passed
+    assert "interrupted" in found.lines()[-1]
+
+
+def test_the_page_shows_every_part(folder, tmp_path, capsys):
+    arrays = changed(folder, tmp_path / "wrong")
+    arrays["model.layers.0.mlp.down_proj.weight"] *= 1.02
+    save_file(arrays, tmp_path / "wrong" / "model.safetensors")
+    arguments = ["check", "--model", str(folder), "--against", str(tmp_path / "wrong"), "--oracle", "torch"]
+    assert (
+        run([*arguments, "--seeds", "1", "--tokens", "5", "--batch", "3", "--html", str(tmp_path / "page.html")]) == 1
+    )
+    page = (tmp_path / "page.html").read_text()
+    for name in ("ends", "trf_blocks.0", "trf_blocks.1"):
+        assert f">{name} <" in page
+    assert "trf_blocks.0.ff.fc3" in page
+    assert page.count("<rect") == 15
+    assert "decoding with a cache: equal" in page
+
+
 BAD = {
-    "configs": (["--against", "{other}"], "must have one config"),
+    "shapes": (["--against", "{other}"], "must have parameters of the same names and shapes; trf_blocks.0.att.W_key"),
     "variant": (["MultiHeadAttention"], "--model judges a whole model"),
     "seeds": (["--seeds", "0"], "seeds (0) must be at least 1"),
+    "tokens": (["--tokens", "0"], "tokens (0) must be at least 1"),
+    "oracle": (["--oracle", "jax"], "oracle (jax) must be one of auto, transformers, torch"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_usage_is_one_line(folder, tmp_path, capsys, case):
     arguments, message = BAD[case]
-    changed(folder, tmp_path / "other", rms_norm_eps=1e-3)
+    changed(folder, tmp_path / "other", num_key_value_heads=1)
     given = [one.format(other=tmp_path / "other") for one in arguments]
     assert run(["check", "--model", str(folder), *given]) == 2
     error = capsys.readouterr().err

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_bridge.parity.compare.sides.dropout_masks import Masks
+from attn_bridge.parity.compare.sides.large import lends
 from attn_bridge.parity.compare.sides.subject import (
     Arguments,
     Array,
@@ -29,6 +30,7 @@ from ...backend import to_numpy
 from ..weights import Part, outputs_of
 from .flash import Flash, LogSumExp
 from .gradients import NeedsBackwardError, differentiable, gradients_of
+from .lent import Lent, Loan, returned
 from .probes import Tables
 from .promotion import promoted
 from .rounding import Rounding
@@ -72,14 +74,15 @@ class Execution:
             leaves = [leaf.requires_grad_() if leaf.is_floating_point() else leaf for leaf in leaves]
             given = [None if one is None else self.subject.tensor(one, None) for one in cotangents or ()]
             try:
-                with self._probe([*tensors.values(), *leaves], given) as probe, self._holding(tensors) as call:
+                known = [*tensors.values(), *map(_source, tensors.values()), *leaves]
+                with self._probe(known, given) as probe, self._holding(tensors) as call:
                     changes = Changes(self.subject.side.modules() if not self.path and self.mode == "eager" else {})
                     result = call(arguments.with_leaves(self._given(leaves, probe)))
                     self.subject.changed |= changes.found()
                     self.subject.plain = plain_values(result)
                     structure, outputs = outputs_of(result, self.label)
                     results = _copies(outputs)  # before a checkpoint that computes again writes to them
-                    sources = [] if cotangents is None else [*leaves, *tensors.values()]
+                    sources = [] if cotangents is None else [*leaves, *map(_source, tensors.values())]
                     gradients = gradients_of(outputs, given, sources, accumulate)
             except (CannotPromoteError, ModuleFailedError, NeedsBackwardError):
                 raise
@@ -90,6 +93,8 @@ class Execution:
                 ]
                 raise failure(error, self.dtype, self.label, self.subject.side.modules(), shown) from error
             named = dict(zip(tensors, gradients[len(leaves) :], strict=False))
+            lent = {name: one for name, one in tensors.items() if name in named and isinstance(one, Lent)}
+            named |= {name: _gradient(one) for name, one in lent.items()}
             return Run(
                 results,
                 structure,
@@ -123,15 +128,28 @@ class Execution:
     def _weights(self, weights: Mapping[str, Array]) -> dict[str, Tensor]:
         """Return weights as tensors; trainable ones (no running statistics, no integers) get gradients."""
         names = {name: whole for name, whole in self.part.names.items() if whole in weights}
-        tensors = {name: self.subject.tensor(weights[whole], self.dtype) for name, whole in names.items()}
+        lent = {
+            name: Lent.of(Loan(weights[whole]))
+            for name, whole in names.items()
+            if lends(weights[whole], self.dtype) and name in self.part.trainable and self.subject.device.type == "cpu"
+        }
+        tensors = {
+            name: lent[name] if name in lent else self.subject.tensor(weights[whole], self.dtype)
+            for name, whole in names.items()
+        }
         for name, tensor in tensors.items():
-            tensor.requires_grad_(name in self.part.trainable and tensor.is_floating_point())
+            if name not in lent:
+                tensor.requires_grad_(name in self.part.trainable and tensor.is_floating_point())
         return tensors
 
     @contextlib.contextmanager
     def _holding(self, tensors: dict[str, Tensor]) -> Iterator[Any]:
         target = self.subject.compiled(self.part, self.path) if self.mode == "jit" else self.part.target
-        with self.part.holding({**self.subject.constants(self.part, self.dtype), **tensors}, target) as call:
+        lends_any = any(isinstance(one, Lent) for one in tensors.values())
+        with (
+            self.part.holding({**self.subject.constants(self.part, self.dtype), **tensors}, target) as call,
+            returned() if lends_any else contextlib.nullcontext(),
+        ):
             yield call
 
     @contextlib.contextmanager
@@ -159,6 +177,17 @@ class Execution:
         """Return what the code is called with: copies, which it may write to."""
         tables = self.tables if isinstance(probe, Tables) else ()
         return [probe.table(leaf) if place in tables else leaf.clone() for place, leaf in enumerate(leaves)]
+
+
+def _source(tensor: Tensor) -> Tensor:
+    """Return what the gradient of a weight is asked of."""
+    return tensor.loan.anchor if isinstance(tensor, Lent) else tensor
+
+
+def _gradient(lent: Lent) -> Array:
+    """Return what has come for a large weight; zeros where nothing depends on it."""
+    loan = lent.loan
+    return np.zeros(loan.array.shape) if loan.gradient is None else loan.gradient
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Array]:

@@ -231,7 +231,8 @@ def _find(value: Any, where: str, found: dict[int, str], registered: set[int], d
     elif isinstance(value, nn.Module):
         if id(value) not in registered:
             for name, one in value.named_parameters():
-                found.setdefault(id(one), f"{where}.{name}")
+                if one.requires_grad:
+                    found.setdefault(id(one), f"{where}.{name}")
     elif isinstance(value, dict):
         for key, one in value.items():
             _find(one, f"{where}[{key!r}]", found, registered, depth + 1)

@@ -15,6 +15,9 @@ from .forcing import Feed, gradients_of, run_both
 from .leaves import Group, match_leaves
 from .sides import Runner, Sides
 
+TELLING = 1 << 27
+"""Most elements of a weight that hints are drawn from."""
+
 MAX_BEFORE = 4
 """Submodules before the code between two whose outputs may go into it: query, key and value, or a gate and its unit."""
 
@@ -79,4 +82,4 @@ def _weights(sides: Sides, side: Side, path: str) -> Arrays:
     inside = f"{path}." if path else ""
     names = {match.first.name for match in sides.pairing.matches if f"{match.first.parameter.path}.".startswith(inside)}
     aligned = sides.pairing.aligned(sides.weights[side], side)
-    return {name: wide(array) for name, array in aligned.items() if name in names}
+    return {name: wide(array) for name, array in aligned.items() if name in names and array.size <= TELLING}

@@ -10,8 +10,9 @@ import numpy as np
 
 from ..results.findings import Side
 from ..sides.dtypes import is_float
+from ..sides.large import release
 from ..sides.subject import Arguments, Array, Call
-from ..verdict.measures import scale_of
+from ..verdict.measures import CHUNK, scale_of
 
 _CLOSE, _ALIKE = 1e-6, 0.1
 """Relative differences below which two arrays hold the same numbers, and much the same."""
@@ -338,6 +339,15 @@ def distance(one: Array, two: Array) -> float:
     """Return the largest absolute difference; numbers that are not finite on one side only are infinitely far."""
     if one.shape != two.shape:
         return float("inf")
+    if not one.ndim:
+        return _distance(one, two)
+    rows = max(1, CHUNK * len(one) // max(one.size, 1))
+    found = max((_distance(one[n : n + rows], two[n : n + rows]) for n in range(0, len(one), rows)), default=0.0)
+    release(one, two)
+    return found
+
+
+def _distance(one: Array, two: Array) -> float:
     one, two = one.astype(np.float64, copy=False), two.astype(np.float64, copy=False)
     same = (one == two) | (np.isnan(one) & np.isnan(two))
     with np.errstate(invalid="ignore"):
@@ -350,7 +360,7 @@ def relative(pairs: Sequence[tuple[Array, Array]]) -> float:
     return max(
         (
             distance(one, two)
-            / (scale_of([one.astype(np.float64, copy=False), two.astype(np.float64, copy=False)]) or 1.0)
+            / (scale_of([array if is_float(array) else array.astype(np.float64) for array in (one, two)]) or 1.0)
             for one, two in pairs
         ),
         default=0.0,

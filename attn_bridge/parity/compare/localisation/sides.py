@@ -13,6 +13,7 @@ from ..pair import SIDES, Pair
 from ..results.findings import Side
 from ..samples.sampling import Sample
 from ..sides.dtypes import is_float
+from ..sides.large import is_large
 from ..sides.subject import Arguments, Array, Arrays, Call, CannotPromoteError, ModuleFailedError, Run
 
 FAILURES = (CannotPromoteError, ModuleFailedError)
@@ -167,10 +168,13 @@ def calls_of(sides: Sides, runner: Live) -> tuple[dict[Side, list[Call]], list[s
 
 
 def widened(arrays: Mapping[str, Array], dtype: str | None) -> Arrays:
-    """Return weights with the floating-point ones in another precision; None leaves them."""
+    """Return weights with the floating-point ones in another precision; None leaves them, and runs lift large ones."""
     if dtype is None:
         return dict(arrays)
-    return {name: array.astype(dtype) if is_float(array) else array for name, array in arrays.items()}
+    return {
+        name: array.astype(dtype) if is_float(array) and not is_large(array) else array
+        for name, array in arrays.items()
+    }
 
 
 def sides_of(pair: Pair, sample: Sample | None = None) -> Sides:

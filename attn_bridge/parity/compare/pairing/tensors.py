@@ -16,6 +16,7 @@ import numpy as np
 
 from ....weights import Rule
 from ..results.findings import Pair
+from ..sides.large import is_large
 from ..sides.subject import Array, Arrays, Parameter
 
 Which = Literal["first", "second", "torch", "flax"]
@@ -182,7 +183,7 @@ class Pairing:
             here, there = match.tensor(source), match.tensor(target)
             moved = match.carry(here.take(arrays), source)
             if there.cut is None:
-                found[there.source] = np.asarray(moved, order="C")
+                found[there.source] = moved if is_large(moved) else np.asarray(moved, order="C")
                 continue
             if there.source not in found:
                 found[there.source] = np.empty(there.parameter.shape, moved.dtype)

@@ -11,7 +11,7 @@ import numpy as np
 from ..pair import SIDES, Pair
 from ..results.findings import SEVERITY, Picture, Side, TensorVerdict, Verdict
 from ..samples.sampling import Planned, Sample
-from ..sides.dtypes import is_float, wide
+from ..sides.dtypes import is_float
 from ..sides.subject import Array, CannotPromoteError, Run
 from . import notes
 from .criterion import agree, allowed_meaning, decide, precision_used
@@ -200,7 +200,7 @@ class Bench:
         scales: dict[str, float] = {}
         for named in truths.values() or [pair.named("first", taken.low["first", mode])]:
             for kind, array in named.values():
-                scales[kind] = max(scales.get(kind, 0.0), scale_of([wide(array)]))
+                scales[kind] = max(scales.get(kind, 0.0), scale_of([array]))
         for name, tensor in low.items():
             self.about[name] = (tensor.kind, tensor.second_name, tensor.first.shape)
             if not is_float(tensor.first) or not is_float(tensor.second):

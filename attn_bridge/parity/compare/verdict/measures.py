@@ -14,6 +14,7 @@ import numpy as np
 
 from ..results.findings import Side, Worst
 from ..sides.dtypes import unit_of
+from ..sides.large import release
 from .limits import FLASH_FACTOR, FLASH_LIMIT, MEANING_LIMIT, TABLE_FACTOR, ZERO, flushed_below, meaning_limit
 
 Array = np.ndarray[Any, Any]
@@ -119,6 +120,7 @@ def measure(
     tally = _Tally(meaning_scale)
     for start in range(0, max(first.size, 1), CHUNK):
         tally.add(start, [None if one is None else chunk(one, start) for one in arrays])
+    release(first, second, first_oracle, second_oracle)
     is_flushed = 0.0 < max(scale, *tally.largest) <= flushed_below(dtype)
     atom = math.inf if is_flushed else unit_of(dtype) * scale
     size = max(first.size, 1)
@@ -250,7 +252,7 @@ def chunk(array: Array, start: int) -> Array:
 
 def _largest(array: Array) -> float:
     """Return the largest finite absolute value."""
-    flat = array.reshape(-1)
+    flat = array.ravel(order="K")  # in the order of memory, in which a turned array is not copied
     largest = 0.0
     for start in range(0, flat.size, CHUNK):
         piece = np.abs(flat[start : start + CHUNK].astype(np.float64, copy=False))
@@ -258,6 +260,7 @@ def _largest(array: Array) -> float:
         if not math.isfinite(top):
             top = float(piece[np.isfinite(piece)].max(initial=0.0))
         largest = max(largest, top)
+    release(array)
     return largest
 
 

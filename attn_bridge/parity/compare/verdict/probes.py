@@ -22,6 +22,7 @@ from ..pair import Pair
 from ..results.findings import Side
 from ..samples.sampling import Sample
 from ..sides.dtypes import is_float
+from ..sides.large import release
 from ..sides.subject import Array, Run
 from ..sides.tables import STILL
 from .measures import CHUNK, chunk
@@ -121,4 +122,5 @@ def moved_by(plain: Array, other: Array) -> Moved:
             top = float(error.max())
         square += float(error @ error)
         largest = max(largest, top)
+    release(plain, other)
     return Moved(math.sqrt(square / max(one.size, 1)), largest)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..sides.large import release
 from ..sides.subject import Array
 
 MAX_RANGES = 4
@@ -22,6 +23,7 @@ class Reached:
         """Keep which rows and columns of a matrix have had a gradient."""
         moved = gradient != 0
         found = [moved.any(axis=tuple(other for other in range(moved.ndim) if other != axis)) for axis in (0, 1)]
+        release(gradient)
         self._join(name, found)
 
     def join(self, other: Reached) -> None:

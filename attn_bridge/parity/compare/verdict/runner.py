@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from ..samples import inputs as calls
 from ..samples import sampling
 from ..samples.sampling import Planned, Sample
 from ..sides.dtypes import is_float, wide
+from ..sides.large import spilled
 from ..sides.subject import Arguments, Array, Arrays, CannotPromoteError, Run
 from ..sides.tables import STILL, Tables
 from .limits import MEANING_LIMIT
@@ -214,7 +216,8 @@ class Live:
         more |= {"tables": pair.tables(side)} if mode == "tables" else {}  # type: ignore[dict-item]
         call = pair.weights(sample, side), sample.arguments[side], gradients
         found: Run = pair.subject(side).run(*call, dtype=dtype, mode=mode, seed=seed, **more)
-        return found
+        kept = {name: spilled(gradient) for name, gradient in found.parameter_gradients.items()}
+        return dataclasses.replace(found, parameter_gradients=kept)
 
 
 def _apart(first: Sequence[Array], second: Sequence[Array], limit: float) -> str:

@@ -48,6 +48,16 @@ def as_html(report: Report, path: str | Path | None = None) -> str:
 
 
 def _page(report: Report) -> Markup:
+    sections = [section for section in _sections(report) if section is not None]
+    return shell(
+        f"{report.verdict}: {report.sides}",
+        _header(report, sections),
+        element("main", (body for _, _, body in sections), id="results", tabindex=-1),
+    )
+
+
+def shell(title: str, *body: Child) -> Markup:
+    """Return a page that needs nothing else, around what it shows."""
     style, script = (_asset(name) for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Even markup that slipped through the escaping could neither run a script nor reach a network.
@@ -55,7 +65,6 @@ def _page(report: Report) -> Markup:
         f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    sections = [section for section in _sections(report) if section is not None]
     return element(
         "html",
         element(
@@ -64,15 +73,14 @@ def _page(report: Report) -> Markup:
             element("meta", http_equiv="Content-Security-Policy", content=policy),
             element("meta", name="viewport", content="width=device-width, initial-scale=1"),
             element("meta", name="color-scheme", content="light dark"),
-            element("title", f"{report.verdict}: {report.sides}"),
+            element("title", title),
             element("link", rel="icon", href="data:,"),
             element("style", Markup(style)),
         ),
         element(
             "body",
             element("a", "Skip to the results", href="#results", class_="skip"),
-            _header(report, sections),
-            element("main", (body for _, _, body in sections), id="results", tabindex=-1),
+            *body,
             element("footer", element("p", "Written by attn-bridge. This page needs no network.")),
             element("script", Markup(script)),
         ),

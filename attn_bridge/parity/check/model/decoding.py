@@ -1,0 +1,68 @@
+"""Decoding judged: a block run through its cache gives what it gives all at once, on both sides and across them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .... import backends
+from ...compare.prepare import subject_of
+from ...compare.results.findings import SEVERITY
+from ...compare.sides.dtypes import numpy_dtype
+from ...compare.sides.subject import Arguments, Array, Subject
+from ...compare.verdict.criterion import decide
+from ...compare.verdict.limits import MEANING_LIMIT
+from ...compare.verdict.measures import measure, scale_of
+from ...settings.precision import strict
+from .report import Decoding
+
+
+def judge(torch_block: Any, flax_block: Any, inputs: Array, dtype: str) -> Decoding:
+    """Judge the decoding of a block of ours in both frameworks.
+
+    In float64 each side's results with a cache are those without one to `MEANING_LIMIT`; in the precision of the
+    weights, and across the two sides, the criterion of every comparison holds.
+
+    Args:
+        torch_block: the torch twin.
+        flax_block: the Flax twin.
+        inputs: what goes into it, ``(B, T, D)``.
+        dtype: precision of the weights.
+    """
+    blocks = {"torch": torch_block, "flax": flax_block}
+    prompt = max(1, inputs.shape[1] // 2)
+    apart: dict[str, float] = {}
+    low: dict[str, Array] = {}
+    exact: dict[str, Array] = {}
+    with strict(), np.errstate(all="ignore"):
+        for side, block in blocks.items():
+            plain = subject_of(block)
+            cached = subject_of(backends.load(side, "_parity.decoded").Decoded(block, prompt))  # type: ignore[arg-type]
+            given = inputs.astype(numpy_dtype(dtype))
+            whole = _run(plain, given, "float64")
+            exact[side], low[side] = _run(cached, given, "float64"), _run(cached, given, None)
+            apart[side] = float(np.abs(whole - exact[side]).max(initial=0.0)) / (scale_of([whole]) or 1.0)
+    for side, found in apart.items():
+        if not found <= MEANING_LIMIT:
+            message = f"{side}: with a cache the float64 results differ by {found:.2g} of the largest value"
+            return Decoding("different", apart, f"{message}, allowed {MEANING_LIMIT:.0e}")
+    one = measure(
+        low["torch"],
+        low["flax"],
+        exact["torch"],
+        exact["flax"],
+        kind_scale=scale_of([exact["torch"]]),
+        dtype=dtype,
+        group=0,
+        weights="held",
+        sample=0,
+    )
+    verdict = decide("decoding", "decoding", "output", low["torch"].shape, dtype, [one])
+    is_wrong = SEVERITY.index(verdict.verdict) > SEVERITY.index("inconclusive")
+    return Decoding(verdict.verdict, apart, verdict.message if is_wrong else "")
+
+
+def _run(subject: Subject, inputs: Array, dtype: str | None) -> Array:
+    found: Array = subject.run(subject.weights(), Arguments((inputs,)), None, dtype=dtype).outputs[0]
+    return found

@@ -1,0 +1,90 @@
+"""Arrays too large to be held several times: weights promoted to float64 where they are read, gradients on disk.
+
+A run of a block of 856 million parameters in float64 would hold 7 GB of weights and 7 GB of gradients. Here a weight
+stays in its own precision until an operation reads it, and a gradient goes to a file without a name as it comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import mmap
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from .dtypes import is_float
+
+Array = np.ndarray[Any, Any]
+
+LARGE = 1 << 25
+"""Elements from which on an array is held once, in its own precision."""
+
+PIECE = 1 << 24
+"""Bytes that are written at a time."""
+
+
+def is_large(array: Any) -> bool:
+    """Tell whether an array is held once."""
+    return int(array.size) >= LARGE
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lent:
+    """A large weight that counts as one in float64, and is promoted anew wherever an operation reads it."""
+
+    array: Array
+
+    dtype = np.dtype(np.float64)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.array.shape
+
+    @property
+    def ndim(self) -> int:
+        """Its number of axes."""
+        return self.array.ndim
+
+    def promoted(self) -> Array:
+        """Return it in float64."""
+        return self.array.astype(np.float64)
+
+
+def lends(array: Array, dtype: str | None) -> bool:
+    """Tell whether a weight that is wanted in `dtype` is lent."""
+    return dtype == "float64" and is_large(array) and is_float(array) and array.dtype != np.float64
+
+
+def spilled(array: Array) -> Array:
+    """Return a large array as one whose memory is a file without a name; the array itself where it can't be written."""
+    if not is_large(array) or mapping_of(array) is not None:
+        return array
+    turned = array.ndim == 2 and array.T.flags.c_contiguous and not array.flags.c_contiguous
+    flat = np.ascontiguousarray(array.T if turned else array)
+    raw = flat.reshape(-1).view(np.uint8)
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(prefix="attn-bridge-", buffering=0) as file:
+        for start in range(0, raw.size, PIECE):
+            piece = raw[start : start + PIECE]
+            if file.write(piece.data) != piece.size:
+                return array
+        mapped = np.asarray(np.memmap(file, flat.dtype, "r", shape=flat.shape))
+        return mapped.T if turned else mapped
+    return array
+
+
+def release(*arrays: Array | None) -> None:
+    """Give the memory back that was needed to read arrays on disk."""
+    for array in arrays:
+        found = None if array is None else mapping_of(array)
+        if found is not None and hasattr(mmap, "MADV_DONTNEED"):
+            found.madvise(mmap.MADV_DONTNEED)
+
+
+def mapping_of(array: Any) -> mmap.mmap | None:
+    """Return the file that an array's memory is, if it is one."""
+    while array is not None and not isinstance(array, mmap.mmap):
+        array = getattr(array, "base", None)
+    return array
