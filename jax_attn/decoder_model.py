@@ -66,6 +66,7 @@ class DecoderModel(Pretrained, nnx.Module):
         attention_mask: Bool[Array, "..."] | None = None,
         positions: Int[Array, "... T"] | None = None,
         cache: Sequence[Any] | None = None,
+        last_only: bool = False,
     ) -> Any:
         """Return the logits ``(B, T, V)`` of the token that follows each position.
 
@@ -76,6 +77,7 @@ class DecoderModel(Pretrained, nnx.Module):
             positions: integers ``(T,)`` or ``(B, T)``; by default the tokens are numbered, padding included, from 0 or
                 from where the cache ends.
             cache: of `init_cache`; `tokens` follow those in it.
+            last_only: whether to compute the logits of the last token alone, ``(B, 1, V)``.
 
         Returns:
             The logits; then the cache, if given.
@@ -95,7 +97,7 @@ class DecoderModel(Pretrained, nnx.Module):
             if cache is not None:
                 x, held = x
                 caches.append(held)
-        logits = self.head(x)
+        logits = self.head(x[:, -1:] if last_only else x)
         return logits if cache is None else (logits, tuple(caches))
 
     def embed(

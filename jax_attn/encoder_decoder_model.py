@@ -65,6 +65,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         attention_mask: Bool[Array, "..."] | None = None,
         positions: Int[Array, "... T"] | None = None,
         cache: Sequence[Any] | None = None,
+        last_only: bool = False,
     ) -> Any:
         """Return the logits ``(B, T, V)`` of the token that follows each position.
 
@@ -79,6 +80,7 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
             positions: integers ``(T,)`` or ``(B, T)``; by default the tokens are numbered, padding included, from 0 or
                 from where the cache ends.
             cache: of `init_cache`; `tokens` follow those in it.
+            last_only: whether to compute the logits of the last token alone, ``(B, 1, V)``.
 
         Returns:
             The logits; then the cache, if given.
@@ -93,10 +95,10 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         arguments = {"context": context, "context_mask": source_mask, "cache": cache}
         x = self._table("decoder")(tokens, "tokens")
         x = self.decoder(x, attention_mask=attention_mask, positions=positions, **arguments)
-        if cache is None:
-            return self.head(x)
-        x, cache = x
-        return self.head(x), cache
+        if cache is not None:
+            x, cache = x
+        logits = self.head(x[:, -1:] if last_only else x)
+        return logits if cache is None else (logits, cache)
 
     def check(self, source: Any, tokens: Any, source_mask: Any = None, cache: Sequence[Any] | None = None) -> None:
         """Check shapes and dtypes of a call.

@@ -67,6 +67,7 @@ class DecoderModel(Pretrained, nn.Module):
         attention_mask: Bool[Tensor, "..."] | None = None,
         positions: Int[Tensor, "... T"] | None = None,
         cache: Sequence[Any] | None = None,
+        last_only: bool = False,
     ) -> Any:
         """Return the logits ``(B, T, V)`` of the token that follows each position.
 
@@ -77,6 +78,7 @@ class DecoderModel(Pretrained, nn.Module):
             positions: integers ``(T,)`` or ``(B, T)``; by default the tokens are numbered, padding included, from 0 or
                 from where the cache ends.
             cache: of `init_cache`; `tokens` follow those in it.
+            last_only: whether to compute the logits of the last token alone, ``(B, 1, V)``.
 
         Returns:
             The logits; then the cache, if given.
@@ -96,7 +98,7 @@ class DecoderModel(Pretrained, nn.Module):
             if cache is not None:
                 x, held = x
                 caches.append(held)
-        logits = self.head(x)
+        logits = self.head(x[:, -1:] if last_only else x)
         return logits if cache is None else (logits, tuple(caches))
 
     def embed(

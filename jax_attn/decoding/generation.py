@@ -80,7 +80,7 @@ def _read(
     batch, given = tokens.shape
     cache = model.init_cache(batch, given + new)
     at = jnp.maximum(jnp.arange(given, dtype=jnp.int32) - padding, 0)
-    logits, cache = model(*source, tokens, positions=at, cache=cache, **masks)
+    logits, cache = model(*source, tokens, positions=at, cache=cache, last_only=True, **masks)
     return logits[:, -1], cache
 
 

@@ -230,6 +230,22 @@ def test_bad_options_are_refused_by_value(backend, case):
     assert str(caught.value) == message
 
 
+def test_the_logits_of_the_last_token_can_be_asked_for_alone(backend):
+    model = made(backend)
+    last = backend.output(functools.partial(model, last_only=True), IDS)
+    assert last.shape == (2, 1, 11)
+    np.testing.assert_allclose(last, backend.output(model, IDS)[:, -1:], rtol=1e-5, atol=1e-6)
+
+
+def test_a_prompt_takes_the_logits_of_its_last_token_alone(backend, monkeypatch):
+    model, widths = backend.build("DecoderModel", config=CONFIG), []
+    right = type(model).head
+    monkeypatch.setattr(type(model), "head", lambda self, x: widths.append(x.shape[1]) or right(self, x))
+    model.generate(backend.as_argument(IDS[:, :3]), 2)
+    assert widths
+    assert set(widths) == {1}
+
+
 def test_a_row_that_ended_holds_nothing_else(backend):
     free = generate(backend, new=12)
     eos = int(free[0, 6])

@@ -108,7 +108,8 @@ def _attention(attention: Any, rng: random.Random) -> Any:
     }  # fmt: skip
     name = rng.choice(list(changes))
     known = {field.name for field in dataclasses.fields(attention)}
-    return dataclasses.replace(attention, **{name: changes[name]}) if name in known else attention
+    together = {name, "key_bias"} if name == "qkv_bias" else {name}
+    return dataclasses.replace(attention, **dict.fromkeys(together & known, changes[name]))
 
 
 def _scaling(rng: random.Random) -> Any:

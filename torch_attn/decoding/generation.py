@@ -55,7 +55,7 @@ def generate(
     try:
         found, cache = tokens.long(), model.init_cache(batch, given + new)
         at = (torch.arange(given, device=device) - padding).clamp(min=0)
-        logits, cache = model(*source, found, positions=at, cache=cache, **arguments)
+        logits, cache = model(*source, found, positions=at, cache=cache, last_only=True, **arguments)
         is_done = torch.zeros(batch, dtype=torch.bool, device=device)
         for step in range(new):
             token = pick(logits[:, -1], numbers[step], options)

@@ -14,6 +14,17 @@ from attn_bridge.checkpoints.containers.torch_file import TorchWriter
 
 from .test_convert import bits
 
+PARAMS = {
+    "dim": 8,
+    "n_layers": 1,
+    "n_heads": 2,
+    "n_kv_heads": 1,
+    "vocab_size": 12,
+    "multiple_of": 4,
+    "ffn_dim_multiplier": 0.6,
+    "norm_eps": 1e-5,
+}
+
 
 def meta(width=8, rows=12):
     random = np.random.default_rng(5)
@@ -64,7 +75,7 @@ def test_parts_are_put_together_to_the_bit(tmp_path, count, axes):
     arrays = meta()
     folder = saved(tmp_path / "parts", parts(arrays, count, axes))
     assert bits(checkpoints.read(folder)) == bits(arrays)
-    (folder / "params.json").write_text(json.dumps({"dim": 8, "n_heads": 2, "n_kv_heads": 1}))
+    (folder / "params.json").write_text(json.dumps(PARAMS))
     assert checkpoints.inspect(folder).layout == "meta-llama"
     there = checkpoints.convert(folder, tmp_path / "hf", to_layout="hf-llama", max_memory=200 << 20)
     back = checkpoints.convert(
