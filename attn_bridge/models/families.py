@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..specs.decoder_model import DecoderConfig
@@ -203,7 +203,7 @@ def write_config(config: DecoderConfig | EncoderDecoderConfig, layout: Layout) -
 def _check_blocks(config: DecoderConfig | EncoderDecoderConfig) -> None:
     """Refuse a stack without blocks, of which `transformers` makes no model."""
     if isinstance(config, DecoderConfig):
-        stacks = {"blocks": config.blocks}
+        stacks: dict[str, Sequence[Any]] = {"blocks": config.blocks}
     else:
         stacks = {"encoder.blocks": config.encoder.blocks, "decoder.blocks": config.decoder.blocks}
     for path, blocks in stacks.items():

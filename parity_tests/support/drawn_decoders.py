@@ -108,7 +108,10 @@ def _attention(attention: Any, rng: random.Random) -> Any:
     }  # fmt: skip
     name = rng.choice(list(changes))
     known = {field.name for field in dataclasses.fields(attention)}
-    return dataclasses.replace(attention, **{name: changes[name]}) if name in known else attention
+    chosen = [
+        one for one in known if one == name or (one == "key_bias" and name == "qkv_bias")
+    ]  # keys are like the rest
+    return dataclasses.replace(attention, **dict.fromkeys(chosen, changes[name]))
 
 
 def _scaling(rng: random.Random) -> Any:

@@ -123,7 +123,7 @@ COMPOSED = {
         "gpt_oss",
         read(
             "gpt_oss",
-            everywhere(position=Rotary(90.0), qkv_bias=False, out_bias=False),
+            everywhere(position=Rotary(90.0), qkv_bias=False, key_bias=False, out_bias=False),
             num_local_experts=3,
             num_experts_per_tok=2,
             swiglu_limit=2.0,
