@@ -174,6 +174,9 @@ def test_a_folder_of_ours_becomes_one_of_theirs_and_again_ours(tmp_path, name):
     assert (tmp_path / "back" / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
     assert json.loads((tmp_path / "back" / "config.json").read_text()) == found
     assert checkpoints.verify(source, tmp_path / "hf").passed
+    flax = checkpoints.convert(source, tmp_path / "flax", to_layout="flax").target
+    assert convert(flax, tmp_path / "from-flax", f"hf-{model_type}") == (0, found)
+    assert checkpoints.verify(source, tmp_path / "from-flax").passed
 
 
 def test_what_steers_generation_goes_along_and_a_number_of_positions_does_not(tmp_path):
@@ -200,10 +203,11 @@ def test_a_refusal_is_one_line_and_writes_nothing(tmp_path, capsys, more):
 
 
 def test_a_file_finds_in_our_config_whether_the_head_is_tied(tmp_path):
-    for config, head in ((changed(read("bart", **FREE), "decoder", "blocks", norms="pre"), True), (BART, False)):
+    for free, head in ((FREE, True), ({}, False)):
+        config = changed(read("whisper", **free), "decoder", embedding_scale=2.0)  # which no config.json says
         source = folder(tmp_path / f"ours-{head}", own(config, MODEL), config)
-        target = checkpoints.convert(source, tmp_path / f"{head}.safetensors", to_layout="hf-bart").target
-        assert ("lm_head.weight" in checkpoints.inspect(target).tensors) is head
+        target = checkpoints.convert(source, tmp_path / f"{head}.safetensors", to_layout="hf-whisper").target
+        assert ("proj_out.weight" in checkpoints.inspect(target).tensors) is head
 
 
 @pytest.mark.parametrize("config", [None, 3, {"class": "DecoderConfig"}, {"class": "EncoderDecoderConfig"}])
