@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 import math
 import shlex
@@ -204,10 +205,6 @@ class OwnModel:
     write: Callable[[Any, Layout], dict[str, Any] | None]
 
 
-def _read_decoder(document: Mapping[str, Any]) -> specs.DecoderConfig:
-    return _read_whole(specs.DecoderConfig, document)
-
-
 def _read_whole(kind: type[Whole], document: Mapping[str, Any]) -> Whole:
     """Return the config of a model that is made of others, out of a config.json of ours."""
     found = as_json.from_json(document.get("config"))
@@ -221,7 +218,10 @@ def _plain(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 OWN_MODELS: dict[str, OwnModel] = {
-    "DecoderModel": OwnModel(_read_decoder, families.write_config),
+    **{
+        model: OwnModel(functools.partial(_read_whole, kind), families.write_config)
+        for model, (kind, _) in _WHOLE.items()
+    },
     "GPTModel": OwnModel(lambda document: specs.GPTModelConfig.read(_plain(document)), gpt2.write_gpt_model),
     "BertEncoder": OwnModel(lambda document: specs.BertEncoderConfig.read(_plain(document)), bert.write_bert_encoder),
 }
@@ -232,13 +232,18 @@ POSITIONS = "max_position_embeddings"
 KEPT = (
     *families.TOKENS,
     "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "suppress_tokens",
+    "begin_suppress_tokens",
     "initializer_range",
+    "init_std",
     POSITIONS,
     "use_cache",
     "dtype",
     "torch_dtype",
 )
-"""Keys that say nothing about what a decoder computes, which go along when its config is written anew."""
+"""Keys that say nothing about what a model computes, which go along when its config is written anew."""
 
 
 def as_transformers(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Mapping[str, Any] | None:
@@ -284,9 +289,9 @@ def of_target(
             return None
         kinds = {one.get("model_type") for one in (theirs, theirs.get("text_config")) if isinstance(one, Mapping)}
         known = families.FAMILIES.get(str(theirs["model_type"]))
-        is_decoder = known is not None and known.block is not None
-        if theirs is not config or (is_decoder and not kinds & set(layout.model_types)):
-            return _with_kept(families.write_config(families.find_decoder(theirs), layout), theirs)
+        is_whole = known is not None and known.whole is not None
+        if theirs is not config or (is_whole and not kinds & set(layout.model_types)):
+            return _with_kept(families.write_config(families.find_whole(theirs, shapes), layout), theirs)
         found = quantised.unquantised(theirs)
         return None if found == config else found
     except (TypeError, ValueError, RecursionError) as error:
@@ -305,10 +310,10 @@ def _written_anew(model: str, config: Mapping[str, Any], layout: Layout) -> dict
 
 
 def _with_kept(written: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with what goes along, but for a number of positions by which other ones would be scaled."""
+    """Return a config with what goes along, but for a number of positions that makes another model of it."""
     found = {**written, **{key: source[key] for key in KEPT if source.get(key) is not None}}
     family = families.FAMILIES.get(written["model_type"])
-    if family is None or family.block is None or families.find_decoder(found) == families.find_decoder(written):
+    if family is None or family.whole is None or families.find_whole(found) == families.find_whole(written):
         return found
     return {**found, POSITIONS: written[POSITIONS]}
 
@@ -316,17 +321,18 @@ def _with_kept(written: Mapping[str, Any], source: Mapping[str, Any]) -> dict[st
 def with_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a config with the sizes of our decoder's attention, where all blocks agree, under keys of `transformers`.
 
-    Layouts look for their settings there, and for whether the head is tied.
+    Layouts look for their settings there, and for whether the head of a whole model is tied.
     """
-    if config.get("model_type") != OWN + "DecoderModel":
+    model = str(config.get("model_type")).removeprefix(OWN)
+    if config.get("model_type") != OWN + model or model not in _WHOLE:
         return config
     try:
-        decoder = _read_decoder(config)
+        whole = OWN_MODELS[model].read(config)
     except (TypeError, ValueError, RecursionError):
         return config  # who makes the model of it says what is wrong
-    found: dict[str, Any] = {"tie_word_embeddings": decoder.tie}
-    for ours, theirs in _SIZES.items():
-        sizes = {getattr(block.attention, ours, None) for block in decoder.blocks}
+    found: dict[str, Any] = {"tie_word_embeddings": whole.tie}
+    for ours, theirs in _SIZES.items() if isinstance(whole, specs.DecoderConfig) else ():
+        sizes = {getattr(block.attention, ours, None) for block in whole.blocks}
         if len(sizes) == 1:
             found[theirs] = sizes.pop()
     return {**config, **found}

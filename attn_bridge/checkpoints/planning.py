@@ -2,127 +2,27 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-
 from ..models import layouts
-from ..models.layout import FLAGS
 from ..printable import printable
 from ..weights import WeightsMismatchError
 from ..weights.changes import NO_STEPS, Steps
-from ..weights.rows import Check, Placement, refined
-from . import configs, digests, kept_numbers
-from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
+from ..weights.rows import Placement, refined
+from . import configs, kept_numbers
+from .containers.base import CheckpointError, Reader, TensorInfo
 from .copying import Move, dense, move_of
 from .manifest import Manifest
+from .plans import DTYPES, IDLE, Plan, Target, cast, check_dtype, check_nothing_lost, check_settings, notes_on_cast
 
-DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
-"""Short names of the dtypes that floating-point tensors can be cast to."""
+__all__ = ["DTYPES", "IDLE", "TWINS", "WHOLE", "Plan", "Target", "check_dtype", "kept_name", "make", "with_kept"]
+
 
 TWINS = {"flax": "torch", "nnx-mha": "torch", "linen-mha": "torch"}
 """Layout -> what it is converted to where nobody says; every other one becomes flax."""
-
-IDLE = 128 << 20
-"""Bytes that Python and its libraries take by themselves."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """One tensor to be written.
-
-    Attributes:
-        info: name, dtype, shape and file of the target.
-        source_dtype: dtype of the tensors that it is made of.
-        moves: where its elements come from.
-        operation: what is done to them, in words.
-        kept: whether it comes from what an earlier conversion kept aside, not from the source.
-    """
-
-    info: TensorInfo
-    source_dtype: str
-    moves: tuple[Move, ...]
-    operation: str
-    kept: bool = False
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether its numbers are others than its sources'."""
-        return any(move.steps for move in self.moves)
-
-    @property
-    def sources(self) -> list[str]:
-        """Names of the source tensors."""
-        return list(dict.fromkeys(move.source for move in self.moves))
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """A conversion before it is done.
-
-    Attributes:
-        source: path of the source.
-        source_format: its container.
-        source_layout: its layout; "" if it only changes its container.
-        target_layout: the same of the target.
-        targets: all tensors to be written, in order.
-        dropped: source tensor -> why it has no place in the target; kept aside.
-        ties: pairs of targets' names ... that must hold the same numbers, as (kept, left out).
-        metadata: the target container's.
-        restore: what leads back, for the manifest.
-        dtype: what floating-point tensors are cast to; "" leaves them.
-        notes: what the user should know.
-        settings: those that were given.
-        checks: dropped source tensor -> whether its numbers are what the reason says of them.
-        config: what a folder has as config.json in place of the source's; {} is none, None the source's own.
-        scales: source tensor of quantised numbers -> that of their scales.
-        originals: tensors of ours as the source's numbers have them, which are kept aside because theirs are others.
-        carried: what earlier conversions kept aside of the same kind, and is still of use.
-    """
-
-    source: Path
-    source_format: str
-    source_layout: str
-    target_layout: str
-    targets: tuple[Target, ...]
-    dropped: dict[str, str]
-    ties: tuple[tuple[Move, Move, str, str], ...]
-    metadata: dict[str, Any]
-    restore: dict[str, Any]
-    dtype: str
-    notes: tuple[str, ...] = ()
-    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
-    checks: dict[str, Check] = dataclasses.field(default_factory=dict)
-    config: dict[str, Any] | None = None
-    scales: dict[str, str] = dataclasses.field(default_factory=dict)
-    originals: tuple[Target, ...] = ()
-    carried: tuple[str, ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all target tensors."""
-        return sum(target.info.nbytes for target in self.targets)
-
-    @property
-    def peak(self) -> int:
-        """About how much memory the conversion takes without a bound, in bytes."""
-        return IDLE + 3 * max((target.info.nbytes for target in self.targets), default=0)
-
-    def identity(self, reader: Reader) -> str:
-        """Return a digest of what will be written, and of the files it is read from."""
-        files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in reader.files()]
-        parts = [dataclasses.asdict(target) for target in self.targets]
-        text = json.dumps([parts, self.dropped, self.metadata, self.restore, files], sort_keys=True, default=str)
-        digest = digests.new()
-        digest.update(text.encode())
-        return digest.hexdigest()
 
 
 def make(
@@ -183,8 +83,8 @@ def make(
             else dataclasses.replace(same, config=configs.of_target(config or {}, theirs, shapes, is_needed=is_folder))
         )
     back = manifest.restore.get(theirs.name, {}) if manifest else {}
-    _check_settings(settings or {}, ours, theirs)
-    _check_settings(back.get("settings", {}), theirs)
+    check_settings(settings or {}, ours, theirs)
+    check_settings(back.get("settings", {}), theirs)
     known = {**ours.read_settings(config or {}), **(settings or {})}
     decoded = ours.decode(shapes, known)
     written = configs.of_target(config or {}, theirs, shapes, is_needed=is_folder)
@@ -222,9 +122,9 @@ def make(
         own = found.pop()
         if sum(move.size for move in moves) != math.prod(encoded.shapes[name]):
             raise CheckpointError(f"{name} would not be filled by {', '.join(sorted(parts))}")
-        info = TensorInfo(name, _cast(own, wide), encoded.shapes[name])
+        info = TensorInfo(name, cast(own, wide), encoded.shapes[name])
         targets.append(Target(info, own, tuple(moves), _words(moves, own, info.dtype)))
-    _check_nothing_lost(reader, decoded, targets, [left_out for _, left_out in encoded.ties])
+    check_nothing_lost(reader, decoded, targets, [left_out for _, left_out in encoded.ties])
     if written:
         tied = not any("out_head.weight" in parts for parts in encoded.parts.values())
         written = configs.finished(written, config or {}, tied=tied, infos=[one.info for one in targets])
@@ -265,7 +165,7 @@ def make(
         _in_container(metadata, targets, target_format),
         restore,
         wide,
-        (*_notes(reader, wide), *kept_numbers.notes([one.info.name for one in targets if one.is_changed])),
+        (*notes_on_cast(reader, wide), *kept_numbers.notes([one.info.name for one in targets if one.is_changed])),
         dict(settings or {}),
         decoded.checks,
         written,
@@ -291,37 +191,6 @@ def _without_copies(targets: list[Target], order: Sequence[str]) -> list[Target]
     ]
 
 
-def _check_nothing_lost(
-    reader: Reader, decoded: layouts.Decoded, targets: Sequence[Target], tied: Sequence[str]
-) -> None:
-    """Refuse a plan that leaves out elements of a source tensor, whatever the rows say."""
-    taken = collections.Counter(decoded.placements[name].theirs for name in tied)
-    moved = collections.Counter[str]()
-    for target in targets:
-        for move in target.moves:
-            moved[move.source] += move.size
-    for name, info in reader.tensors.items():
-        if name not in decoded.dropped and not taken[name] and moved[name] < math.prod(info.shape):
-            raise CheckpointError(f"{printable(name)} {info.shape} would lose elements")
-
-
-def _check_settings(settings: Mapping[str, Any], *pair: layouts.Layout) -> None:
-    known = {name for layout in pair for name in (*layout.settings, *layout.sizes)}
-    known |= {"prefix"} if any(len(layout.prefixes) > 1 for layout in pair) else set()
-    for name, value in settings.items():
-        if name not in known:
-            raise layouts.LayoutError(
-                f"--set {printable(name)}: {' and '.join(layout.name for layout in pair)} take "
-                + (", ".join(sorted(known)) or "no settings")
-            )
-        if name == "prefix":
-            if not any(value in layout.prefixes for layout in pair):
-                choices = [repr(one) for layout in pair if len(layout.prefixes) > 1 for one in layout.prefixes]
-                raise layouts.LayoutError(f"prefix ({printable(value)}) must be one of {', '.join(choices)}")
-        elif isinstance(value, bool) or not isinstance(value, int) or value < (name not in FLAGS):
-            raise layouts.LayoutError(f"{name} ({printable(value)}) must be a whole number of at least 1")
-
-
 def _same(
     reader: Reader, layout: str, target_format: str, is_folder: bool, wide: str, manifest: Manifest | None
 ) -> Plan:
@@ -329,7 +198,7 @@ def _same(
     targets = []
     for name, info in reader.tensors.items():
         move = move_of(name, 0, 0, [(info.nbytes // info.itemsize, 1, 1)])
-        there = TensorInfo(name, _cast(info.dtype, wide), info.shape)
+        there = TensorInfo(name, cast(info.dtype, wide), info.shape)
         targets.append(Target(there, info.dtype, (move,), _words([move], info.dtype, there.dtype)))
     files = {name: info.file for name, info in reader.tensors.items() if info.file}
     restore = dict(manifest.restore) if manifest else {}
@@ -351,7 +220,7 @@ def _same(
         _in_container(metadata, arranged, target_format),
         restore,
         wide,
-        tuple(_notes(reader, wide)),
+        tuple(notes_on_cast(reader, wide)),
         carried=kept_numbers.carried(manifest, {}),
     )
 
@@ -377,7 +246,7 @@ def _kept_targets(
         info = manifest.kept.tensors.get(kept_name(layout, name))
         if info is not None and name not in others:
             move = move_of(info.name, 0, 0, [(info.nbytes // info.itemsize, 1, 1)])
-            there = TensorInfo(name, _cast(info.dtype, wide), info.shape)
+            there = TensorInfo(name, cast(info.dtype, wide), info.shape)
             found.append(Target(there, info.dtype, (move,), "restore", kept=True))
     return found
 
@@ -435,22 +304,6 @@ def _in_container(metadata: Mapping[str, Any], targets: Sequence[Target], target
     return dict(metadata)
 
 
-def check_dtype(dtype: str | None) -> str:
-    """Return the whole name of a dtype that floating-point tensors can be cast to; "" for None."""
-    wide = DTYPES.get(dtype or "", dtype or "")
-    if wide and wide not in DTYPES.values():
-        raise CheckpointError(f"dtype ({printable(dtype)}) must be one of {', '.join(DTYPES)}")
-    return wide
-
-
-def _is_float(dtype: str) -> bool:
-    return dtype in DTYPES.values()
-
-
-def _cast(dtype: str, wanted: str) -> str:
-    return wanted if wanted and _is_float(dtype) else dtype
-
-
 def _words(moves: Sequence[Move], own: str, there: str) -> str:
     words = [] if all(dataclasses.replace(move, steps=NO_STEPS).is_plain for move in moves) else ["rearrange"]
     words += ["scale"] if any(move.steps for move in moves) else []
@@ -458,17 +311,3 @@ def _words(moves: Sequence[Move], own: str, there: str) -> str:
         words.append(f"fuse {len(moves)}")
     words += [f"{own} to {there}"] if own != there else []
     return ", ".join(words) or "copy"
-
-
-def _notes(reader: Reader, wide: str) -> list[str]:
-    """Say what a cast loses."""
-    notes = []
-    for dtype in sorted({info.dtype for info in reader.tensors.values()}):
-        if wide and _is_float(dtype) and dtype != wide:
-            one, two = (ml_dtypes.finfo(numpy_dtype(name)) for name in (dtype, wide))  # type: ignore[no-untyped-call]
-            bits = int(one.nmant) - int(two.nmant)
-            lost = [f"{bits} bits of every number"] if bits > 0 else []
-            if float(np.log2(float(one.max))) > float(np.log2(float(two.max))) + 1:
-                lost.append(f"what is beyond {float(two.max):.3g}")
-            notes.append(f"{dtype} to {wide} " + (f"loses {' and '.join(lost)}" if lost else "loses nothing"))
-    return notes

@@ -21,7 +21,7 @@ from ..specs.layer_norm import LayerNormConfig
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
 from .layout import Layout
-from .reading.decoders import MAX_LAYERS, activation_of
+from .reading.decoders import MAX_LAYERS, NAMES, activation_of
 from .reading.model_config import ModelConfig
 from .rows.attention import ENCODER_DECODER, below
 from .rows.common import TIE, layer_norm, with_bias
@@ -129,6 +129,50 @@ def read_whisper(config: ModelConfig, names: Collection[str]) -> EncoderDecoderC
     return EncoderDecoderConfig(vocab_size, encoder, decoder, config.flag("tie_word_embeddings"))
 
 
+def _write_sizes(config: EncoderDecoderConfig) -> dict[str, Any]:
+    """Return the keys that both have; the dropout and the activation of the decoder are those of all parts."""
+    stacks = {side: getattr(config, side) for side in SIDES}
+    block = config.decoder.blocks[0]
+    return {
+        "is_encoder_decoder": True,
+        "vocab_size": config.vocab_size,
+        "d_model": config.decoder.emb_dim,
+        **{f"{side}_layers": len(stack.blocks) for side, stack in stacks.items()},
+        **{f"{side}_ffn_dim": stack.blocks[0].feed_forward.hidden_dim for side, stack in stacks.items()},
+        **{f"{side}_attention_heads": stack.blocks[0].attention.num_heads for side, stack in stacks.items()},
+        "activation_function": NAMES[block.feed_forward.activation],
+        "dropout": config.decoder.dropout,
+        "attention_dropout": block.attention.dropout,
+        "activation_dropout": block.feed_forward.dropout,
+        "tie_word_embeddings": config.tie,
+    }
+
+
+def write_bart(config: EncoderDecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of BART, which has as many positions on both sides."""
+    return {
+        **_write_sizes(config),
+        "max_position_embeddings": config.decoder.num_positions,
+        "scale_embedding": config.decoder.embedding_scale != 1.0,
+        **dict.fromkeys(("decoder_start_token_id", "forced_eos_token_id")),
+    }
+
+
+def write_whisper(config: EncoderDecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of Whisper; where decoding starts is left out, for which `transformers` takes no null."""
+    convolutions = config.encoder.convolutions
+    if convolutions is None:
+        raise ValueError("encoder.convolutions (None) must be a ConvolutionsConfig")
+    return {
+        **_write_sizes(config),
+        "num_mel_bins": convolutions.channels,
+        "max_source_positions": config.encoder.num_positions,
+        "max_target_positions": config.decoder.num_positions,
+        "scale_embedding": False,
+        **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens")),
+    }
+
+
 FAMILIES = (
     Family(
         ("bart",),
@@ -146,6 +190,8 @@ FAMILIES = (
         },
         depth="decoder_layers",
         pair=read_bart,
+        write=write_bart,
+        architecture="BartForConditionalGeneration",
     ),
     Family(
         ("whisper",),
@@ -164,6 +210,8 @@ FAMILIES = (
         },
         depth="decoder_layers",
         pair=read_whisper,
+        write=write_whisper,
+        architecture="WhisperForConditionalGeneration",
     ),
 )
 

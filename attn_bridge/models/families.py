@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..specs.decoder_model import DecoderConfig
@@ -46,6 +46,7 @@ __all__ = [
     "find_decoder",
     "find_encoder_decoder",
     "find_layer",
+    "find_whole",
     "known_model_types",
     "write_config",
 ]
@@ -137,6 +138,21 @@ def find_encoder_decoder(config: Mapping[str, Any], names: Collection[str] = ())
     return family.pair(read, names)
 
 
+def find_whole(config: Mapping[str, Any], names: Collection[str] = ()) -> DecoderConfig | EncoderDecoderConfig:
+    """Return the config of a whole model in ours, of either kind.
+
+    Args:
+        config: the model's ``config.json`` as a dict; of a multimodal model, the one with ``text_config``.
+        names: of the tensors beside it, which tell what a config leaves open.
+
+    Raises:
+        TypeError: `config` is no mapping, or a value of it has the wrong type.
+        ValueError: a ``model_type`` without a whole model of ours, or a value that we do not compute.
+    """
+    family, _ = _read(config)
+    return find_decoder(config) if family.pair is None else find_encoder_decoder(config, names)
+
+
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 """What `transformers` takes from a class, for a vocabulary that may be another one, where a config leaves it out."""
 
@@ -144,27 +160,30 @@ SHOWN = 3
 """Differences that a refusal names."""
 
 
-def write_config(config: DecoderConfig, layout: Layout) -> dict[str, Any]:
-    """Return the ``config.json`` of a decoder, by the first family of a layout that reads the same out of it again.
+def write_config(config: DecoderConfig | EncoderDecoderConfig, layout: Layout) -> dict[str, Any]:
+    """Return the ``config.json`` of a whole model, by the first family of a layout that reads the same out of it again.
 
     Args:
-        config: the decoder's.
+        config: the model's.
         layout: of the weights beside it, which says whose names they have.
 
     Raises:
-        ValueError: no family of the layout has such a decoder; the message names what the closest one lacks.
+        ValueError: no family of the layout has such a model; the message names what the closest one lacks.
     """
-    candidates = [(name, FAMILIES[name]) for name in layout.model_types if name in FAMILIES]
+    known = [(name, FAMILIES[name]) for name in layout.model_types if name in FAMILIES]
+    candidates = [
+        (name, family.architecture, family.write)
+        for name, family in known
+        if family.write is not None and family.whole is not None and isinstance(config, family.whole)
+    ]
+    names = [parameter.rule.torch for parameter in config.parameters]
     closest, fewest = "", math.inf
-    for name, family in candidates:
-        if family.write is None:
-            continue
+    for name, architecture, write in candidates:
         try:
-            if not config.blocks:
-                raise ValueError("blocks are none")
-            keys = {"model_type": name, "architectures": [family.architecture], **dict.fromkeys(TOKENS)}
-            written = keys | family.write(config, name)
-            lacking = differences(config, find_decoder(written))
+            _check_blocks(config)
+            keys = {"model_type": name, "architectures": [architecture], **dict.fromkeys(TOKENS)}
+            written = keys | write(config, name)
+            lacking = differences(config, find_whole(written, names))
         except (TypeError, ValueError, OverflowError) as error:
             closest = closest or f"{name}: {error}"
             continue
@@ -174,17 +193,29 @@ def write_config(config: DecoderConfig, layout: Layout) -> dict[str, Any]:
         if len(kinds) < fewest:
             more = f" and {len(kinds) - SHOWN} more" if len(kinds) > SHOWN else ""
             closest, fewest = f"{name} has another {', '.join(kinds[:SHOWN])}{more}", len(kinds)
+    shown = "decoder" if isinstance(config, DecoderConfig) else "encoder and decoder"
     if not closest:
-        raise ValueError(f"{layout.name} is for no decoder of ours, so that no config.json can be written")
-    tried = ", ".join(name for name, family in candidates if family.write is not None)
-    raise ValueError(f"no config.json of {layout.name} ({tried}) says all of this decoder; {closest}")
+        raise ValueError(f"{layout.name} is for no {shown} of ours, so that no config.json can be written")
+    tried = ", ".join(name for name, _, _ in candidates)
+    raise ValueError(f"no config.json of {layout.name} ({tried}) says all of this {shown}; {closest}")
+
+
+def _check_blocks(config: DecoderConfig | EncoderDecoderConfig) -> None:
+    """Refuse a stack without blocks, of which `transformers` makes no model."""
+    if isinstance(config, DecoderConfig):
+        stacks: dict[str, Sequence[Any]] = {"blocks": config.blocks}
+    else:
+        stacks = {"encoder.blocks": config.encoder.blocks, "decoder.blocks": config.decoder.blocks}
+    for path, blocks in stacks.items():
+        if not blocks:
+            raise ValueError(f"{path} are none")
 
 
 def _by_kind(differences: Iterable[str]) -> list[str]:
     """Return the first of each kind of difference, with the number of blocks that have it."""
     found: dict[str, list[str]] = collections.defaultdict(list)
     for one in differences:
-        found[re.sub(r"^blocks\[[0-9]+\]", "", one)].append(one)
+        found[re.sub(r"^(\w+\.)?blocks\[[0-9]+\]", r"\1", one)].append(one)
     return [one[0] + (f" in {len(one)} blocks" if len(one) > 1 else "") for one in found.values()]
 
 

@@ -12,6 +12,8 @@ import numpy as np
 
 from .. import backends
 from ..specs import Config
+from ..specs.decoder_model import DecoderConfig
+from ..specs.encoder_decoder_model import EncoderDecoderConfig
 from ..weights import WeightsMismatchError
 from .layout import Layout
 from .reading.decoders import Block, Model, Pair, Write, read_llama_model
@@ -185,7 +187,7 @@ class Family:
         block: from a config, a layer's index and its attention to the whole block; None where none of ours is alike.
         model: from a config to what stands before and behind the blocks.
         pair: from a config and the names of the tensors beside it to encoder and decoder; None where it has none.
-        write: from the config of a decoder back to keys of a config.json; None where none is written.
+        write: from the config of a whole model back to keys of a config.json; None where none is written.
         architecture: the class of `transformers` that runs it.
     """
 
@@ -199,3 +201,10 @@ class Family:
     pair: Pair | None = None
     write: Write | None = None
     architecture: str = ""
+
+    @property
+    def whole(self) -> type[DecoderConfig] | type[EncoderDecoderConfig] | None:
+        """Class of the config of its whole models; None where none of ours is alike."""
+        if self.pair is not None:
+            return EncoderDecoderConfig
+        return None if self.block is None else DecoderConfig

@@ -220,7 +220,7 @@ def make(model_type: str, sizes: dict[str, Any], seed: int = 0) -> Any:
 def lift(model: torch.nn.Module) -> None:
     """Set constants that `transformers` rounds, whatever the dtype of a model, to float64."""
     embeddings = model.get_input_embeddings()
-    if hasattr(embeddings, "embed_scale"):  # which transformers rounds to float32, as it does its tables
+    if hasattr(embeddings, "scalar_embed_scale"):  # which transformers rounds to float32, as it does its tables
         embeddings.embed_scale = torch.tensor(embeddings.scalar_embed_scale, dtype=torch.float64)
     for module in model.modules():
         if type(module).__name__ == "BloomGelu":  # which has sqrt(2 / pi) to 8 digits

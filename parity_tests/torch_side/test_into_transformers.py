@@ -1,4 +1,4 @@
-"""Decoders of ours, saved and converted: `transformers` loads the folder and gives the same logits."""
+"""Whole models of ours, saved and converted: `transformers` loads the folder and gives the same logits."""
 
 from __future__ import annotations
 
@@ -14,42 +14,58 @@ import torch_attn
 from attn_bridge import checkpoints, masks
 from attn_bridge.cli.app import run as command
 from attn_bridge.models import families, layouts
+from attn_bridge.specs import DecoderConfig
 from attn_bridge.specs.position import LinearScaling, LongRoPEScaling, NTKScaling, Rotary, YaRNScaling
 from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import get_weights, to_numpy
 
-from ..support.decoder_oracle import DECODERS, VOCABULARY, WHOLE, lift, run
-from ..support.drawn_decoders import draw
+from ..support import drawn_decoders, drawn_encoder_decoders, encoder_decoder_oracle
+from ..support.decoder_oracle import DECODERS, WHOLE, lift, run
 from ..support.hf_configs import LATENT_HEADS
+
+PAIRS = encoder_decoder_oracle.MODELS
 
 
 def into_transformers(model, tmp_path, layout):
     """Save a model, convert it, and return the folder and what `transformers` makes of it."""
     model.save_pretrained(tmp_path / "ours")
     assert command(["convert", str(tmp_path / "ours"), str(tmp_path / "hf"), "--to", layout]) == 0
-    found, info = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "hf", attn_implementation="eager", output_loading_info=True
-    )
+    kind = transformers.AutoModelForCausalLM
+    if isinstance(model, torch_attn.EncoderDecoderModel):
+        kind = transformers.AutoModelForSeq2SeqLM if layout == "hf-bart" else transformers.AutoModelForSpeechSeq2Seq
+    found, info = kind.from_pretrained(tmp_path / "hf", attn_implementation="eager", output_loading_info=True)
+    if not model.config.tie and layout == "hf-bart":  # a table of both sides that is made, and that no side reads
+        info["missing_keys"].remove("model.shared.weight")
     assert not any(info.values()), info
     lift(found)
     return tmp_path / "hf", found
 
 
-@pytest.mark.parametrize("name", DECODERS)
-def test_transformers_loads_what_was_saved_and_gives_the_same_logits(tmp_path, name):
+def opened(name):
+    """Return an oracle, its ``model_type``, the class of ours, and the arguments of a call of theirs."""
+    if name in PAIRS:
+        oracle = encoder_decoder_oracle.run(name, "left")
+        masks_of = {"decoder_attention_mask": torch.tensor(oracle.mask).long()}
+        return oracle, name.partition("-")[0], torch_attn.EncoderDecoderModel, oracle.call(**masks_of)
     oracle, model_type = run(name, "left"), DECODERS[name][0]
+    at = {} if model_type == "bloom" else {"position_ids": torch.tensor(oracle.positions)}
+    given = {"input_ids": torch.tensor(oracle.ids), "attention_mask": torch.tensor(oracle.mask).long(), **at}
+    return oracle, model_type, torch_attn.DecoderModel, given
+
+
+@pytest.mark.parametrize("name", [*DECODERS, *PAIRS])
+def test_transformers_loads_what_was_saved_and_gives_the_same_logits(tmp_path, name):
+    oracle, model_type, kind, given = opened(name)
     layout = f"hf-{model_type.replace('_', '-')}"
-    model = torch_attn.DecoderModel.from_pretrained(oracle.folder)
+    model = kind.from_pretrained(oracle.folder)
     with promoted(), torch.no_grad():
         folder, theirs = into_transformers(model, tmp_path, layout)
-        at = {} if model_type == "bloom" else {"position_ids": torch.tensor(oracle.positions)}
-        mask = torch.tensor(oracle.mask).long()
-        found = to_numpy(theirs(torch.tensor(oracle.ids), attention_mask=mask, **at, use_cache=False).logits)
+        found = to_numpy(theirs(**given, use_cache=False).logits)
     assert type(theirs) is type(oracle.model)
     assert found.dtype == np.float64
     assert np.abs(found - oracle.logits)[oracle.mask].max() <= 1e-10 * np.abs(oracle.logits[oracle.mask]).max()
     # and back: what is read from there is the same model, and the same bytes
-    assert torch_attn.DecoderModel.from_pretrained(folder).config == model.config
+    assert kind.from_pretrained(folder).config == model.config
     back = checkpoints.convert(folder, tmp_path / "back", to_layout="torch").target
     assert (back / "model.safetensors").read_bytes() == (tmp_path / "ours" / "model.safetensors").read_bytes()
     # straight from memory
@@ -181,13 +197,14 @@ def test_a_decoder_that_was_composed_is_one_of_theirs_too(tmp_path, case):
     assert model_type == assert_same_in_transformers(config, layout, tmp_path)
 
 
-WRITTEN = [name for name, family in families.FAMILIES.items() if family.write is not None]
+WRITTEN = {name: family for name, family in families.FAMILIES.items() if family.write is not None}
 
 
 @pytest.mark.parametrize("changes", [1, 3])
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_drawn_decoder_that_is_not_refused_is_one_of_theirs(tmp_path, name, changes):
     layout = layouts.find(f"hf-{name.replace('_', '-')}")
+    draw = drawn_decoders.draw if WRITTEN[name].pair is None else drawn_encoder_decoders.draw
     seeds = range(changes, 400, 4)
     config = next(one for one in (draw(name, seed) for seed in seeds) if is_written(one, layout))
     assert_same_in_transformers(config, layout.name, tmp_path)
@@ -201,25 +218,43 @@ def is_written(config, layout):
 
 
 def assert_same_in_transformers(config, layout, tmp_path):
-    """Hold a decoder with drawn weights against what `transformers` makes of it, and return its ``model_type``."""
+    """Hold a model with drawn weights against what `transformers` makes of it, and return its ``model_type``."""
     generator = torch.Generator().manual_seed(6)
+    kind = torch_attn.DecoderModel if isinstance(config, DecoderConfig) else torch_attn.EncoderDecoderModel
     with promoted(), torch.no_grad():
-        model = torch_attn.DecoderModel(config, dtype=torch.float64).eval()
+        model = kind(config, dtype=torch.float64).eval()
         for parameter in model.parameters():
             spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
             parameter.copy_(spread * torch.randn(parameter.shape, generator=generator, dtype=torch.float64) + 0.1)
         folder, theirs = into_transformers(model, tmp_path, layout)
-        ids = torch.randint(1, VOCABULARY, (2, 13), generator=generator)
-        wanted, found = model(ids), theirs(ids, use_cache=False).logits
+        ids = torch.randint(1, config.vocab_size, (2, 13), generator=generator)
+        given = {"input_ids": ids} if kind is torch_attn.DecoderModel else with_source(config, ids, generator)
+        wanted, found = model(*given.values()), theirs(**given, use_cache=False).logits
     assert (found - wanted).abs().max() <= 1e-10 * wanted.abs().max()
-    again = torch_attn.DecoderModel.from_pretrained(folder)
+    again = kind.from_pretrained(folder)
     assert all(np.array_equal(one, get_weights(model)[name]) for name, one in get_weights(again).items())
     return json.loads((folder / "config.json").read_text())["model_type"]
 
 
+def with_source(config, ids, generator):
+    """Return the arguments of theirs, in the order of ours: a source as long as it may be, and the tokens."""
+    encoder = config.encoder
+    if encoder.convolutions is None:
+        shape, name = (len(ids), encoder.num_positions), "input_ids"
+        return {name: torch.randint(1, config.vocab_size, shape, generator=generator), "decoder_input_ids": ids}
+    shape = len(ids), encoder.convolutions.channels, 2 * encoder.num_positions
+    source = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return {"input_features": source, "decoder_input_ids": ids}
+
+
 def test_the_architectures_are_those_of_transformers():
-    known = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    ours = {name: family.architecture for name, family in families.FAMILIES.items() if family.write is not None}
+    auto = transformers.models.auto.modeling_auto
+    known = {
+        **auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,  # which has but the decoders of the others
+        **auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        **auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    }
+    ours = {name: family.architecture for name, family in WRITTEN.items()}
     assert ours == {name: known[name] for name in ours}
 
 

@@ -16,7 +16,7 @@ from .pairs import MXFP4, QuantisedTensor
 from .reader import Dequantised
 
 if TYPE_CHECKING:
-    from ..planning import Plan, Target
+    from ..plans import Plan, Target
 
 
 def in_file_order(plan: Plan, reader: Dequantised) -> Plan:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...weights.rows import Row, Shape
-from ..chosen import ChosenLayout, Form
 from ..layout import Settings
+from .chosen import ChosenLayout, Form
 
 OURS = "trf_blocks.{i}."
 FLAT = "transformer/"

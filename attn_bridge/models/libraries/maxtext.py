@@ -24,9 +24,9 @@ import ml_dtypes
 
 from ...weights.changes import Change
 from ...weights.rows import LayoutError, Row, SettingError, Shape
-from ..chosen import ChosenLayout, Form
 from ..layout import Settings
 from ..rows.common import TIE
+from .chosen import ChosenLayout, Form
 
 OURS = "trf_blocks.{i}."
 PATTERN = 6

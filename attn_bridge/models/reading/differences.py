@@ -1,4 +1,4 @@
-"""Whether two configs of decoders compute the same, and where they do not."""
+"""Whether two configs of whole models compute the same, and where they do not."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from ...specs.decoder_model import DecoderConfig
 from ...specs.mixture_of_experts import MixtureOfExpertsConfig
+from ...specs.model import ModelConfig
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ...specs.position import Rotary
 
@@ -16,7 +17,7 @@ ROUNDING = 1e-15
 """Relative difference of numbers that a reader's formula makes of a key, such as ``1 / logits_scaling``."""
 
 
-def differences(wanted: DecoderConfig, found: DecoderConfig) -> list[str]:
+def differences(wanted: ModelConfig, found: ModelConfig) -> list[str]:
     """Return what of a config another one has otherwise, as ``path (value)``; nothing where both compute the same."""
     return list(_differences(_plain(wanted), _plain(found), ""))
 
@@ -36,8 +37,10 @@ def _differences(wanted: Any, found: Any, path: str) -> Iterator[str]:
         yield f"{path} ({wanted!s:.80})"
 
 
-def _plain(config: DecoderConfig) -> DecoderConfig:
-    """Return the config with one spelling for what can be said in two ways."""
+def _plain(config: ModelConfig) -> ModelConfig:
+    """Return the config with one spelling for what can be said in two ways, which a decoder has alone."""
+    if not isinstance(config, DecoderConfig):
+        return config
     blocks = []
     for block in config.blocks:
         attention, feed_forward = block.attention, block.feed_forward

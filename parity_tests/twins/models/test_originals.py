@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import jax_attn
 import torch_attn
@@ -24,7 +25,7 @@ from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import to_numpy
 
 from ...support import originals
-from ...support.decoder_oracle import TOKENS, VOCABULARY, make
+from ...support.decoder_oracle import TOKENS, VOCABULARY, lift, make
 
 PACKAGES = {"torch": torch_attn, "flax": jax_attn}
 IDS = np.random.default_rng(7).integers(0, VOCABULARY, (2, TOKENS))
@@ -223,6 +224,21 @@ def test_an_original_has_the_logits_of_transformers(side, name):
     _, own, wanted = made(name)
     found = logits_of(side, own)
     assert found.dtype == wanted.dtype == np.float64
+    assert np.abs(found - wanted).max() <= 1e-10 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_original_becomes_a_folder_of_transformers(tmp_path, name):
+    _, own, wanted = made(name)
+    layout = "hf-" + CASES[name][0].replace("_", "-")
+    checkpoints.convert(own, tmp_path / "hf", to_layout=layout)
+    with promoted(), torch.no_grad():
+        theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path / "hf", attn_implementation="eager", output_loading_info=True
+        )
+        lift(theirs)
+        found = to_numpy(theirs(torch.tensor(IDS), use_cache=False).logits)
+    assert not any(info.values()), info
     assert np.abs(found - wanted).max() <= 1e-10 * np.abs(wanted).max()
 
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from ..weights.rows import LayoutError, Row, Shape
-from .layout import FLAGS, Decoded, Encoded, Layout, Settings
+from ...weights.rows import LayoutError, Row, Shape
+from ..layout import FLAGS, Decoded, Encoded, Layout, Settings
 
 Form = dict[str, Any]
 """What tells the tables of a layout apart: setting -> value."""

@@ -1,0 +1,183 @@
+"""What a plan of a conversion holds, and what is refused in one: settings, dtypes, elements that would be lost."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..models import layouts
+from ..models.layout import FLAGS
+from ..printable import printable
+from ..weights.rows import Check
+from . import digests
+from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
+from .copying import Move
+
+DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
+"""Short names of the dtypes that floating-point tensors can be cast to."""
+
+IDLE = 128 << 20
+"""Bytes that Python and its libraries take by themselves."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """One tensor to be written.
+
+    Attributes:
+        info: name, dtype, shape and file of the target.
+        source_dtype: dtype of the tensors that it is made of.
+        moves: where its elements come from.
+        operation: what is done to them, in words.
+        kept: whether it comes from what an earlier conversion kept aside, not from the source.
+    """
+
+    info: TensorInfo
+    source_dtype: str
+    moves: tuple[Move, ...]
+    operation: str
+    kept: bool = False
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether its numbers are others than its sources'."""
+        return any(move.steps for move in self.moves)
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the source tensors."""
+        return list(dict.fromkeys(move.source for move in self.moves))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A conversion before it is done.
+
+    Attributes:
+        source: path of the source.
+        source_format: its container.
+        source_layout: its layout; "" if it only changes its container.
+        target_layout: the same of the target.
+        targets: all tensors to be written, in order.
+        dropped: source tensor -> why it has no place in the target; kept aside.
+        ties: pairs of targets' names ... that must hold the same numbers, as (kept, left out).
+        metadata: the target container's.
+        restore: what leads back, for the manifest.
+        dtype: what floating-point tensors are cast to; "" leaves them.
+        notes: what the user should know.
+        settings: those that were given.
+        checks: dropped source tensor -> whether its numbers are what the reason says of them.
+        config: what a folder has as config.json in place of the source's; {} is none, None the source's own.
+        scales: source tensor of quantised numbers -> that of their scales.
+        originals: tensors of ours as the source's numbers have them, which are kept aside because theirs are others.
+        carried: what earlier conversions kept aside of the same kind, and is still of use.
+    """
+
+    source: Path
+    source_format: str
+    source_layout: str
+    target_layout: str
+    targets: tuple[Target, ...]
+    dropped: dict[str, str]
+    ties: tuple[tuple[Move, Move, str, str], ...]
+    metadata: dict[str, Any]
+    restore: dict[str, Any]
+    dtype: str
+    notes: tuple[str, ...] = ()
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    checks: dict[str, Check] = dataclasses.field(default_factory=dict)
+    config: dict[str, Any] | None = None
+    scales: dict[str, str] = dataclasses.field(default_factory=dict)
+    originals: tuple[Target, ...] = ()
+    carried: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all target tensors."""
+        return sum(target.info.nbytes for target in self.targets)
+
+    @property
+    def peak(self) -> int:
+        """About how much memory the conversion takes without a bound, in bytes."""
+        return IDLE + 3 * max((target.info.nbytes for target in self.targets), default=0)
+
+    def identity(self, reader: Reader) -> str:
+        """Return a digest of what will be written, and of the files it is read from."""
+        files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in reader.files()]
+        parts = [dataclasses.asdict(target) for target in self.targets]
+        text = json.dumps([parts, self.dropped, self.metadata, self.restore, files], sort_keys=True, default=str)
+        digest = digests.new()
+        digest.update(text.encode())
+        return digest.hexdigest()
+
+
+def check_dtype(dtype: str | None) -> str:
+    """Return the whole name of a dtype that floating-point tensors can be cast to; "" for None."""
+    wide = DTYPES.get(dtype or "", dtype or "")
+    if wide and wide not in DTYPES.values():
+        raise CheckpointError(f"dtype ({printable(dtype)}) must be one of {', '.join(DTYPES)}")
+    return wide
+
+
+def check_settings(settings: Mapping[str, Any], *pair: layouts.Layout) -> None:
+    """Refuse settings that none of the layouts takes, and values that are no sizes."""
+    known = {name for layout in pair for name in (*layout.settings, *layout.sizes)}
+    known |= {"prefix"} if any(len(layout.prefixes) > 1 for layout in pair) else set()
+    for name, value in settings.items():
+        if name not in known:
+            raise layouts.LayoutError(
+                f"--set {printable(name)}: {' and '.join(layout.name for layout in pair)} take "
+                + (", ".join(sorted(known)) or "no settings")
+            )
+        if name == "prefix":
+            if not any(value in layout.prefixes for layout in pair):
+                choices = [repr(one) for layout in pair if len(layout.prefixes) > 1 for one in layout.prefixes]
+                raise layouts.LayoutError(f"prefix ({printable(value)}) must be one of {', '.join(choices)}")
+        elif isinstance(value, bool) or not isinstance(value, int) or value < (name not in FLAGS):
+            raise layouts.LayoutError(f"{name} ({printable(value)}) must be a whole number of at least 1")
+
+
+def check_nothing_lost(
+    reader: Reader, decoded: layouts.Decoded, targets: Sequence[Target], tied: Sequence[str]
+) -> None:
+    """Refuse a plan that leaves out elements of a source tensor, whatever the rows say."""
+    taken = collections.Counter(decoded.placements[name].theirs for name in tied)
+    moved = collections.Counter[str]()
+    for target in targets:
+        for move in target.moves:
+            moved[move.source] += move.size
+    for name, info in reader.tensors.items():
+        if name not in decoded.dropped and not taken[name] and moved[name] < math.prod(info.shape):
+            raise CheckpointError(f"{printable(name)} {info.shape} would lose elements")
+
+
+def cast(dtype: str, wanted: str) -> str:
+    """Return the dtype that a tensor has after a cast of what is floating point; "" casts nothing."""
+    return wanted if wanted and is_float(dtype) else dtype
+
+
+def is_float(dtype: str) -> bool:
+    """Tell whether tensors of a dtype can be cast."""
+    return dtype in DTYPES.values()
+
+
+def notes_on_cast(reader: Reader, wide: str) -> list[str]:
+    """Say what a cast loses."""
+    notes = []
+    for dtype in sorted({info.dtype for info in reader.tensors.values()}):
+        if wide and is_float(dtype) and dtype != wide:
+            one, two = (ml_dtypes.finfo(numpy_dtype(name)) for name in (dtype, wide))  # type: ignore[no-untyped-call]
+            bits = int(one.nmant) - int(two.nmant)
+            lost = [f"{bits} bits of every number"] if bits > 0 else []
+            if float(np.log2(float(one.max))) > float(np.log2(float(two.max))) + 1:
+                lost.append(f"what is beyond {float(two.max):.3g}")
+            notes.append(f"{dtype} to {wide} " + (f"loses {' and '.join(lost)}" if lost else "loses nothing"))
+    return notes
