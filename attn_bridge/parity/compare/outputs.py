@@ -25,6 +25,8 @@ def check_outputs(first: Outputs, second: Outputs, labels: Mapping[Side, str]) -
     named = any("['" in place or '["' in place for place, _, _ in (*first, *second))
     reordered = places != other_places and sorted(places) == sorted(other_places)
     one, two = labels["first"], labels["second"]
+    is_bare = len(places) == len(other_places) == 1 and "" in (*places, *other_places)
+    named = named and not is_bare  # an array, and a mapping of one array under some key
     if len(places) != len(other_places) or (named and places != other_places) or reordered:
         raise ModuleFailedError(
             f"the outputs differ in structure: {one} returns {_listed(first)}, {two} returns {_listed(second)}; "

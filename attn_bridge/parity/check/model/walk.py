@@ -100,6 +100,7 @@ class _Walk:
         self.notes: list[str] = []
         self.flax = Twin("flax", paths[1], other, self.dtype)
         self.torch = Twin("torch", paths[0], self.config, self.dtype)
+        self.beside = Twin("flax", paths[0], self.config, self.dtype)
         self.theirs = None if oracle == "torch" else self._theirs(needed=oracle == "transformers")
         self.twins = oracle != "transformers"
         self.parts: list[PartVerdict] = []
@@ -208,7 +209,7 @@ class _Walk:
         size = sum(math.prod(one.shape) for one in first.parameters().values())
         if size >= LARGE:
             return None
-        weights = [subject_of(make(one, numbered=True)).weights() for one in (side, self.flax)]
+        weights = [subject_of(make(one, numbered=True)).weights() for one in (side, self.beside)]
         return same_elements.pair(weights[0], weights[1], first.parameters(), second.parameters())
 
 
