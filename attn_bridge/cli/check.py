@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -168,7 +168,7 @@ def _check_model(
     if html == "-" or (html is not None and html == json_file):
         raise ValueError(f"--html {html} must be a file of its own")
     with progress() as advance:
-        report = check_model(model, against, oracle=oracle, seeds=seeds, progress=advance, **shape)
+        report = check_model(model, against, oracle=cast(Any, oracle), seeds=seeds, progress=advance, **shape)
     writes: list[Callable[[], object]] = []
     if json_file not in (None, "-"):
         writes.append(functools.partial(write_json, report.to_json(), json_file))

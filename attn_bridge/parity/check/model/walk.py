@@ -157,7 +157,7 @@ class _Walk:
                 states["first"],
                 block,
             )
-            first = next(side for side in sides if side is not self.flax)
+            first = next(side for side in sides if side.name != "flax")
             states = {
                 "first": first.run(blocks[first.name], states["first"]),
                 "flax": self.flax.run(blocks["flax"], states["flax"]),
@@ -190,7 +190,7 @@ class _Walk:
         self._tell(name)
         begin = time.perf_counter()
         pairs = []
-        sides = {side.name: side for side in (self.theirs, self.torch, self.flax) if side is not None}
+        sides: dict[str, Side] = {side.name: side for side in self._sides(0)}
         for first in [one for one in made if one != "flax"]:
             started = time.perf_counter()
             rules = self._pairing(make, sides[first], made) if first == "transformers" else None
