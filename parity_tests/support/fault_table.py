@@ -1,4 +1,4 @@
-"""``python -m parity_tests.support.fault_table``: plants the faults of whole models in every family, and writes the table.
+"""``python -m parity_tests.support.fault_table``: plants faults of whole models in every family, and writes a table.
 
 What was found is kept in a file per line and family, so that a run that was stopped goes on where it was.
 """
