@@ -261,18 +261,24 @@ class NumberedReader(Reader):
 
 
 def check_names(side: Side, path: Path, config: specs.DecoderConfig) -> None:
-    """Check a folder's names and shapes against a model's, reading no numbers.
+    """Check a folder's names and shapes against a model's; of numbers, whether tied matrices are the same.
 
     Raises:
         WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
+        CheckpointError: (a ValueError) a head that is tied to the embeddings has numbers of its own.
     """
     wanted = {
         (row.rule.torch if side == "torch" else row.rule.flax): (row.shape if side == "torch" else row.flax_shape)
         for row in config.parameters
     }
-    with _planned(side, path) as (_, _, plan):
-        found = {one.info.name: one.info.shape for one in plan.targets if not one.kept}
     tied = config.tied_weights(side)
+    with _planned(side, path) as (reader, before, plan):
+        targets = {one.info.name: one for one in plan.targets if not one.kept}
+        found = {name: one.info.shape for name, one in targets.items()}
+        elements = _elements(reader, before, plan)
+        for name, other in tied.items():
+            if {name, other} <= targets.keys():
+                _check_tied(elements, targets[name], targets[other])
     misshapen = [
         f"{name}: expected {wanted[name]}, got {found[name]}"
         for name in wanted.keys() & found.keys()

@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -94,8 +94,8 @@ def check(
     if model is not None:
         if variants or case or dtype or full or weights is not None or settings:
             raise ValueError(
-                "--model judges a whole model; it goes with --against, --oracle, --tokens, --batch, --seeds, --json and "
-                "--html alone"
+                "--model judges a whole model; it goes with --against, --oracle, --tokens, --batch, --seeds, --json "
+                "and --html alone"
             )
         shape = {name: value for name, value in (("tokens", tokens), ("batch", batch)) if value is not None}
         return _check_model(model, against, oracle or "auto", seeds, shape, json_file, html)
@@ -168,7 +168,7 @@ def _check_model(
     if html == "-" or (html is not None and html == json_file):
         raise ValueError(f"--html {html} must be a file of its own")
     with progress() as advance:
-        report = check_model(model, against, oracle=oracle, seeds=seeds, progress=advance, **shape)
+        report = check_model(model, against, oracle=cast(Any, oracle), seeds=seeds, progress=advance, **shape)
     writes: list[Callable[[], object]] = []
     if json_file not in (None, "-"):
         writes.append(functools.partial(write_json, report.to_json(), json_file))

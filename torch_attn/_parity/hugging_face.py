@@ -12,7 +12,6 @@ import copy
 import dataclasses
 import functools
 import importlib.util
-import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -157,7 +156,7 @@ def _loaded(config: Any, kept: list[int], state: Mapping[str, Array], dtype: str
     """Return a model of which only some layers are not empty, as `transformers` loads it, and its list of layers."""
     import transformers
 
-    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
     made: list[nn.ModuleList] = []
 
@@ -170,7 +169,7 @@ def _loaded(config: Any, kept: list[int], state: Mapping[str, Array], dtype: str
         del layers[max(kept, default=-1) + 1 :]
         made[:] = [layers]
 
-    pruned = type(kind.__name__, (kind,), {"__init__": init, "__module__": kind.__module__})
+    pruned: Any = type(kind.__name__, (kind,), {"__init__": init, "__module__": kind.__module__})
     tensors = {name: from_numpy(array, name, adopt=array.flags.writeable) for name, array in state.items()}
     with _quiet():
         model, found = pruned.from_pretrained(
@@ -187,7 +186,17 @@ def _loaded(config: Any, kept: list[int], state: Mapping[str, Array], dtype: str
     if wrong:
         raise UnknownModelError(f"transformers does not load {', '.join(sorted(map(str, wrong))[:3])}")
     _sharpen(model)
+    _register(model)
     return model, made[0]
+
+
+def _register(model: Any) -> None:
+    """Make parameters of the floating-point buffers that checkpoints hold (biases of routers): ours are parameters."""
+    for module in list(model.modules()):
+        for name, buffer in list(module._buffers.items()):
+            if _is_floating(buffer) and name not in module._non_persistent_buffers_set:
+                del module._buffers[name]
+                module.register_parameter(name, nn.Parameter(buffer))
 
 
 def _sharpen(model: Any) -> None:
@@ -222,11 +231,12 @@ def _layers(model: nn.Module, config: Any) -> nn.ModuleList:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep `transformers` from writing on the terminal."""
-    from transformers.utils import logging as their
+    from transformers.utils import logging
 
-    logger = logging.getLogger("transformers")
+    their: Any = logging
+    logger = their.get_logger("transformers")
     level, bars = logger.level, their.is_progress_bar_enabled()
-    logger.setLevel(logging.CRITICAL)
+    logger.setLevel(their.CRITICAL)
     their.disable_progress_bar()
     try:
         with warnings.catch_warnings():

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import torch_attn
+from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.cli import demo
 from attn_bridge.cli.app import run
 from attn_bridge.parity import check_model
@@ -197,3 +198,10 @@ def test_bad_usage_is_one_line(folder, tmp_path, capsys, case):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_tied_head_with_numbers_of_its_own_is_refused(folder, tmp_path):
+    arrays = changed(folder, tmp_path / "wrong", tie_word_embeddings=True)
+    save_file(arrays, tmp_path / "wrong" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"lm_head.weight must hold the numbers of model.embed_tokens.weight"):
+        check_model(tmp_path / "wrong")

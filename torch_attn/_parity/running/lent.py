@@ -76,7 +76,7 @@ class Lent(Tensor):
 
     def read(self) -> Tensor:
         """Return the numbers, as part of the graph."""
-        base: Tensor = _Promotion.apply(self.loan.anchor, self.loan)  # type: ignore[no-untyped-call]  # torch's own
+        base: Tensor = _Promotion.apply(self.loan.anchor, self.loan)
         return base if self.turn is None else self.turn(base)
 
     @classmethod

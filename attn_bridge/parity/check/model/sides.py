@@ -18,7 +18,9 @@ Array = np.ndarray[Any, Any]
 class Side(Protocol):
     """One side of a model."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What it is called: ``transformers``, ``torch`` or ``flax``."""
 
     def block(self, index: int, *, numbered: bool = False) -> Any:
         """Return a block with its weights; `numbered` has each element of the checkpoint hold a number of its own."""
@@ -41,7 +43,8 @@ class Twin:
     """
 
     def __init__(self, name: modules.Side, folder: Path, config: DecoderConfig, dtype: str):
-        self.name, self.folder, self.config, self.dtype = name, folder, config, dtype
+        self.name: modules.Side = name
+        self.folder, self.config, self.dtype = folder, config, dtype
         self.backend: Any = backends.load(name)
 
     def block(self, index: int, *, numbered: bool = False) -> Any:
@@ -57,7 +60,7 @@ class Twin:
         dtype = "float64" if numbered else self.dtype
         with self.backend.precision(dtype):
             module = self.backend.build_blank(kind, config, dtype)
-            modules.load_part(self.name, self.folder, module, prefix, rows=rows, numbered=numbered)  # type: ignore[arg-type]
+            modules.load_part(self.name, self.folder, module, prefix, rows=rows, numbered=numbered)
         return module
 
     def run(self, function: Any, array: Array) -> Array:

@@ -100,6 +100,7 @@ class _Walk:
         self.notes: list[str] = []
         self.flax = Twin("flax", paths[1], other, self.dtype)
         self.torch = Twin("torch", paths[0], self.config, self.dtype)
+        self.beside = Twin("flax", paths[0], self.config, self.dtype)
         self.theirs = None if oracle == "torch" else self._theirs(needed=oracle == "transformers")
         self.twins = oracle != "transformers"
         self.parts: list[PartVerdict] = []
@@ -156,7 +157,7 @@ class _Walk:
                 states["first"],
                 block,
             )
-            first = next(side for side in sides if side is not self.flax)
+            first = next(side for side in sides if side.name != "flax")
             states = {
                 "first": first.run(blocks[first.name], states["first"]),
                 "flax": self.flax.run(blocks["flax"], states["flax"]),
@@ -189,7 +190,7 @@ class _Walk:
         self._tell(name)
         begin = time.perf_counter()
         pairs = []
-        sides = {side.name: side for side in (self.theirs, self.torch, self.flax) if side is not None}
+        sides: dict[str, Side] = {side.name: side for side in self._sides(0)}
         for first in [one for one in made if one != "flax"]:
             started = time.perf_counter()
             rules = self._pairing(make, sides[first], made) if first == "transformers" else None
@@ -208,7 +209,7 @@ class _Walk:
         size = sum(math.prod(one.shape) for one in first.parameters().values())
         if size >= LARGE:
             return None
-        weights = [subject_of(make(one, numbered=True)).weights() for one in (side, self.flax)]
+        weights = [subject_of(make(one, numbered=True)).weights() for one in (side, self.beside)]
         return same_elements.pair(weights[0], weights[1], first.parameters(), second.parameters())
 
 

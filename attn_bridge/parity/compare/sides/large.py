@@ -41,7 +41,8 @@ class Lent:
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
-        return self.array.shape
+        found: tuple[int, ...] = self.array.shape
+        return found
 
     @property
     def ndim(self) -> int:

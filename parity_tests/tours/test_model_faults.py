@@ -1,0 +1,41 @@
+"""Faults of whole models, planted in every family where they make sense: each is different, and at its block.
+
+The measure is `transformers`' own model; the parts without a fault are equal.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from attn_bridge.parity import check_model
+
+from ..support import decoder_oracle, model_faults
+
+FAMILIES = list(decoder_oracle.DECODERS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_fault_is_different_at_its_place(family, tmp_path):
+    folder = model_faults.right(family, tmp_path)
+    seen = []
+    for number, planted in enumerate(model_faults.planted(folder)):
+        wrong = model_faults.write(planted, tmp_path / f"wrong-{number}")
+        report = check_model(folder, wrong, oracle="transformers", seeds=1, tokens=10)
+        for part in report.parts:
+            name, place = planted.faults.get(part.name, ("", ""))
+            prefix = "" if part.name == "ends" else part.name
+            verdict = "different" if name else "equal"
+            assert part.verdict == verdict, (name, part)
+            assert part.place.startswith(f"{prefix}.{place}".strip(".") if name else ""), (name, part)
+        seen += [name for name, _ in planted.faults.values()]
+    assert len(seen) >= 8
+    assert len(seen) == len(set(seen))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_right_model_is_equal(family, dtype, tmp_path):
+    report = check_model(model_faults.right(family, tmp_path, dtype))
+    assert report.oracle == "transformers"
+    assert report.dtype == dtype
+    assert [(part.name, part.verdict) for part in report.parts if part.verdict != "equal"] == []

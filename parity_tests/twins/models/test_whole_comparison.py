@@ -1,0 +1,43 @@
+"""`compare` of whole models: `transformers`' own, as it comes, against our Flax twin, right and with a fault."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import transformers
+from flax import nnx
+
+import jax_attn
+from attn_bridge.parity import compare
+
+from ...support import decoder_oracle, model_faults
+
+IDS = np.random.default_rng(0).integers(1, decoder_oracle.VOCABULARY, (2, 9))
+"""Tokens other than that of padding, whose embedding gets no gradient in torch."""
+
+
+@pytest.fixture(scope="module", params=["llama", "mixtral"])
+def pair(request, tmp_path_factory):
+    folder = model_faults.right(request.param, tmp_path_factory.mktemp("whole"))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    return theirs, jax_attn.DecoderModel.from_pretrained(folder)
+
+
+def test_a_whole_model_of_transformers_is_equal(pair):
+    theirs, ours = pair
+    report = compare(theirs, ours, {"input_ids": IDS, "use_cache": False}, (IDS,), transfer=False, seeds=1)
+    assert report.verdict == "equal"
+    names = {one.first: one.second for one in report.pairing}
+    assert names["model.layers.2.self_attn.k_proj.weight"] == "trf_blocks.2.att.W_key.kernel"
+    assert names["lm_head.weight"] == "out_head.kernel"
+
+
+def test_a_fault_in_it_is_placed(pair):
+    theirs, ours = pair
+    wrong = nnx.clone(ours)
+    kernel = wrong.trf_blocks[1].att.W_value.kernel
+    kernel.set_value(jnp.asarray(kernel.get_value()) * 1.01)
+    report = compare(theirs, wrong, {"input_ids": IDS, "use_cache": False}, (IDS,), transfer=False, seeds=1)
+    assert report.verdict == "different"
+    assert report.first_divergence.second_path == "trf_blocks.1.att.W_value"
