@@ -94,8 +94,8 @@ def check(
     if model is not None:
         if variants or case or dtype or full or weights is not None or settings:
             raise ValueError(
-                "--model judges a whole model; it goes with --against, --oracle, --tokens, --batch, --seeds, --json and "
-                "--html alone"
+                "--model judges a whole model; it goes with --against, --oracle, --tokens, --batch, --seeds, --json "
+                "and --html alone"
             )
         shape = {name: value for name, value in (("tokens", tokens), ("batch", batch)) if value is not None}
         return _check_model(model, against, oracle or "auto", seeds, shape, json_file, html)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import math
 from typing import Literal, get_args
 
 from .base import Config, Parameter, linear
@@ -95,6 +97,11 @@ class DecoderBlockConfig(Config):
             *(row for name in self.norm_names for row in below(name, self.norm.parameters)),
         )
 
+    @property
+    def count(self) -> int:
+        """How many numbers the parameters hold."""
+        return self.attention.count + self.feed_forward.count + len(self.norm_names) * self.norm.count
+
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig(ModelConfig):
@@ -154,6 +161,13 @@ class DecoderConfig(ModelConfig):
             *(row for i, block in enumerate(self.blocks) for row in below(f"trf_blocks.{i}", block.parameters)),
             *self.head_parameters,
         )
+
+    @property
+    def count(self) -> int:
+        """How many numbers the parameters hold."""
+        ends = (*self.embedding_parameters, *self.head_parameters)
+        blocks = collections.Counter(self.blocks)
+        return sum(math.prod(row.shape) for row in ends) + sum(block.count * n for block, n in blocks.items())
 
     def tied_weights(self, side: Literal["torch", "flax"]) -> dict[str, str]:
         """Return the name that a checkpoint may hold beside the one that is tied to it -> that one."""
