@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 from typing import Literal, get_args
@@ -15,7 +14,7 @@ from .grouped_query_attention import GroupedQueryAttentionConfig
 from .layer_norm import LayerNormConfig
 from .linear_attention import LinearAttentionConfig
 from .mixture_of_experts import MixtureOfExpertsConfig
-from .model import ModelConfig, below, table
+from .model import ModelConfig, below, count_blocks, table
 from .multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from .rms_norm import RMSNormConfig
 
@@ -166,8 +165,7 @@ class DecoderConfig(ModelConfig):
     def count(self) -> int:
         """How many numbers the parameters hold."""
         ends = (*self.embedding_parameters, *self.head_parameters)
-        blocks = collections.Counter(self.blocks)
-        return sum(math.prod(row.shape) for row in ends) + sum(block.count * n for block, n in blocks.items())
+        return sum(math.prod(row.shape) for row in ends) + count_blocks(self.blocks)
 
     def tied_weights(self, side: Literal["torch", "flax"]) -> dict[str, str]:
         """Return the name that a checkpoint may hold beside the one that is tied to it -> that one."""

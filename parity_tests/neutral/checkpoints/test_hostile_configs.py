@@ -10,6 +10,7 @@ import pytest
 
 from attn_bridge.checkpoints import configs
 from attn_bridge.checkpoints.containers import CheckpointError
+from attn_bridge.models import families
 from attn_bridge.specs import GroupedQueryAttentionConfig, Rotary
 from attn_bridge.specs.position import YaRNScaling
 from parity_tests.fuzz.samples import write
@@ -83,3 +84,33 @@ def test_what_a_config_of_ours_holds_is_as_bounded():
         Rotary(pairing="a" * 100_000)
     with pytest.raises(ValueError, match=r"mscale_all_dim \(-10\.0\) makes a factor of 0"):
         YaRNScaling(np.e, 8, mscale=1.0, mscale_all_dim=-10.0)
+
+
+BART = {
+    "vocab_size": 31,
+    "d_model": 16,
+    **{f"{side}_{key}": size for side in ("encoder", "decoder")
+       for key, size in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 20))},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama", **SIZES},
+        {"model_type": "deepseek_v3", **EXPERTS, "num_hidden_layers": 3, "n_shared_experts": 2},
+        {"model_type": "bart", **BART},
+    ],
+)
+def test_numbers_are_counted_without_a_list_of_all_parameters(config):
+    find = families.find_encoder_decoder if config["model_type"] == "bart" else families.find_decoder
+    found = find(config)
+    assert found.count == sum(np.prod(row.shape, dtype=int) for row in found.parameters)
+
+
+def test_an_encoder_with_blocks_beyond_its_weights_is_refused(tmp_path):
+    document = {"model_type": "bart", **BART, "encoder_layers": 4096, "decoder_layers": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    write("safetensors", tmp_path / "model.safetensors", {"x": np.arange(3.0)})
+    with pytest.raises(CheckpointError, match="its sizes make a model of"):
+        configs.read_config("EncoderDecoderModel", tmp_path)

@@ -169,7 +169,7 @@ CHOSEN = {
 def test_the_model_type_is_one_that_computes_the_same(case):
     model_type, config = CHOSEN[case]
     if case == "a window in the last layers":
-        config = changed(config, qkv_bias=True)
+        config = changed(config, qkv_bias=True, key_bias=True)
     written = families.write_config(config, layouts.find("hf-llama"))
     assert written["model_type"] == model_type
 
