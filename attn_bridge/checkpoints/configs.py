@@ -102,7 +102,7 @@ def _config_for(model: str, path: Path, config: dict[str, Any]) -> Any:
     known = " or ".join(repr(one) for one in (_THEIRS[model], OWN + model))
     if kind is None:
         raise CheckpointError(f"{path} has no model_type; expected {known}")
-    raise CheckpointError(f"{path}: model_type must be {known} for {model}, got {kind!r}")
+    raise CheckpointError(f"{path}: model_type must be {known} for {model}, got {printable(repr(kind))}")
 
 
 def _of_original(path: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -136,7 +136,7 @@ def _check_size(model: str, path: Path, found: Any) -> None:
         most = tensors if name.endswith("layers") else held
         if isinstance(size, int) and size > most + SPARE:
             raise CheckpointError(f"{path}: {name} ({size}) is far too large for weights of {held} numbers")
-    made = sum(math.prod(row.shape) for row in config.parameters)
+    made = config.count
     if made > 2 * held + SPARE:  # tied weights are held once
         raise CheckpointError(f"{path}: its sizes make a model of {made} numbers; the weights beside it have {held}")
 
@@ -177,7 +177,7 @@ def _of_gpt2(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     }
     for key, values in fixed.items():
         if config.get(key, values[0]) not in values:
-            raise CheckpointError(f"{path}: {key} ({config[key]!r}) must be {values[0]!r} for GPTModel")
+            raise CheckpointError(f"{path}: {key} ({printable(repr(config[key]))}) must be {values[0]!r} for GPTModel")
     names = {
         "vocab_size": "vocab_size",
         "context_length": "n_positions",

@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..printable import printable
 from ..specs.decoder_model import DecoderConfig
 from ..specs.encoder_decoder_model import EncoderDecoderConfig
 from . import (
@@ -230,6 +231,6 @@ def _read(config: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
     if name is None:
         raise ValueError(f"config has no model_type, which must be one of {', '.join(known_model_types())}")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise ValueError(f"model_type ({name}) must be one of {', '.join(known_model_types())}")
+        raise ValueError(f"model_type ({printable(name)}) must be one of {', '.join(known_model_types())}")
     family = FAMILIES[name]
     return family, ModelConfig(given, name, family.defaults, family.aliases)

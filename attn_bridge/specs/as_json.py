@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import masks
 from ..masks import description, positions
+from ..printable import printable
 from . import (
     cross_attention,
     decoder_model,
@@ -70,7 +71,7 @@ def from_json(document: Any) -> Any:
         return document
     name = document.get(CLASS)
     if not isinstance(name, str) or name not in _CLASSES:
-        raise ValueError(f"class ({name!r}) of a config must be one of {', '.join(sorted(_CLASSES))}")
+        raise ValueError(f"class ({printable(repr(name))}) of a config must be one of {', '.join(sorted(_CLASSES))}")
     kind = _CLASSES[name]
     known = {field.name for field in dataclasses.fields(kind) if field.init}
     needed = {

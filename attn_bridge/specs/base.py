@@ -8,8 +8,12 @@ import operator
 from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args
 
+from ..printable import printable
 from ..validation import check_number, check_rate
 from ..weights import Rule, Rules
+
+MAX_INDEX = (1 << 63) - 1
+"""The largest size that both frameworks can index, and that is a finite float."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +37,11 @@ class Config:
     def parameters(self) -> tuple[Parameter, ...]:
         """The table of parameters, in creation order."""
         raise NotImplementedError
+
+    @property
+    def count(self) -> int:
+        """How many numbers the parameters hold; configs of many equal parts do not list them for it."""
+        return sum(math.prod(row.shape) for row in self.parameters)
 
     def rules(self) -> Rules:
         """Rules of all parameters, for `attn_bridge.torch_to_flax` and its inverse."""
@@ -62,7 +71,9 @@ class Config:
             if number is None or isinstance(value, bool):
                 raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
             if number < 1:
-                raise ValueError(f"{name} ({number}) must be at least 1")
+                raise ValueError(f"{name} ({printable(number)}) must be at least 1")
+            if number > MAX_INDEX:
+                raise ValueError(f"{name} ({printable(number)}) must be at most {MAX_INDEX}")
             object.__setattr__(self, name, number)
 
     def _require_bools(self, *names: str) -> None:
@@ -86,7 +97,9 @@ class Config:
 
     def _require_choice(self, name: str, choices: tuple[str, ...]) -> None:
         if getattr(self, name) not in choices:
-            raise ValueError(f"{name} ({getattr(self, name)!r}) must be one of {', '.join(map(repr, choices))}")
+            raise ValueError(
+                f"{name} ({printable(repr(getattr(self, name)))}) must be one of {', '.join(map(repr, choices))}"
+            )
 
     def _require_kind(self, name: str, kinds: Any) -> None:
         value = getattr(self, name)

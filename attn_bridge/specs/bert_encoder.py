@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
+from ..printable import printable
 from ..validation import check_number
 from .base import Parameter
 from .feed_forward import FeedForwardConfig
@@ -42,7 +43,7 @@ class BertEncoderConfig(ModelConfig):
         self._require_rates("hidden_dropout_prob", "attention_probs_dropout_prob")
         self._require_multiple("hidden_size", "num_attention_heads")
         if self.hidden_act != "gelu":
-            raise ValueError(f"hidden_act ({self.hidden_act!r}) must be 'gelu'")
+            raise ValueError(f"hidden_act ({printable(repr(self.hidden_act))}) must be 'gelu'")
         check_number("layer_norm_eps", self.layer_norm_eps)
         if not 0 < self.layer_norm_eps < math.inf:
             raise ValueError(f"layer_norm_eps ({self.layer_norm_eps}) must be positive and finite")
@@ -58,7 +59,7 @@ class BertEncoderConfig(ModelConfig):
         """
         for key, value in _ONLY.items():
             if isinstance(config, Mapping) and config.get(key, value) != value:
-                raise ValueError(f"{key} ({config[key]!r}) must be {value!r}")
+                raise ValueError(f"{key} ({printable(repr(config[key]))}) must be {value!r}")
         return super().read(config)
 
     @property

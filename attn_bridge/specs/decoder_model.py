@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal, get_args
 
 from .base import Config, Parameter, linear
@@ -13,7 +14,7 @@ from .grouped_query_attention import GroupedQueryAttentionConfig
 from .layer_norm import LayerNormConfig
 from .linear_attention import LinearAttentionConfig
 from .mixture_of_experts import MixtureOfExpertsConfig
-from .model import ModelConfig, below, table
+from .model import ModelConfig, below, count_blocks, table
 from .multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from .rms_norm import RMSNormConfig
 
@@ -95,6 +96,11 @@ class DecoderBlockConfig(Config):
             *(row for name in self.norm_names for row in below(name, self.norm.parameters)),
         )
 
+    @property
+    def count(self) -> int:
+        """How many numbers the parameters hold."""
+        return self.attention.count + self.feed_forward.count + len(self.norm_names) * self.norm.count
+
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig(ModelConfig):
@@ -154,6 +160,12 @@ class DecoderConfig(ModelConfig):
             *(row for i, block in enumerate(self.blocks) for row in below(f"trf_blocks.{i}", block.parameters)),
             *self.head_parameters,
         )
+
+    @property
+    def count(self) -> int:
+        """How many numbers the parameters hold."""
+        ends = (*self.embedding_parameters, *self.head_parameters)
+        return sum(math.prod(row.shape) for row in ends) + count_blocks(self.blocks)
 
     def tied_weights(self, side: Literal["torch", "flax"]) -> dict[str, str]:
         """Return the name that a checkpoint may hold beside the one that is tied to it -> that one."""

@@ -14,7 +14,7 @@ from .cross_attention import CrossAttentionConfig
 from .decoder_model import Norm
 from .feed_forward import Activation, FeedForwardConfig
 from .grouped_query_attention import GroupedQueryAttentionConfig
-from .model import ModelConfig, Shape, below, check_ids, table
+from .model import ModelConfig, Shape, below, check_ids, count_blocks, table
 
 Side = Literal["torch", "flax"]
 Place = Literal["pre", "post"]
@@ -283,6 +283,13 @@ class EncoderDecoderConfig(ModelConfig):
             *(() if self.tie else linear("out_head", self.table_width, self.vocab_size, bias=False)),
             *((matrix("logits_bias", 1, self.vocab_size),) if self.logits_bias else ()),
         )
+
+    @property
+    def count(self) -> int:
+        """How many numbers the parameters hold."""
+        (first, *more), encoder = self.decoder.blocks, self.encoder.blocks
+        short = self.replace(encoder=self.encoder.replace(blocks=()), decoder=self.decoder.replace(blocks=(first,)))
+        return sum(math.prod(row.shape) for row in short.parameters) + count_blocks([*more, *encoder])
 
     def tied_weights(self, side: Side) -> dict[str, str]:
         """Return the name that a checkpoint may hold beside the one that is tied to it -> that one."""

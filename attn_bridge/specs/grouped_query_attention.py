@@ -11,6 +11,7 @@ import math
 from typing import Any, Literal, get_args
 
 from ..masks import Mask, causal, chunked, prefix, sliding_window
+from ..printable import printable
 from ..validation import check_number
 from .base import Config, Example, Parameter, Variant, linear, vector
 from .model import below
@@ -35,7 +36,7 @@ class QKNorm:
     def __post_init__(self) -> None:
         scopes = get_args(Literal["head", "full"])
         if self.scope not in scopes:
-            raise ValueError(f"scope ({self.scope!r}) must be one of {', '.join(map(repr, scopes))}")
+            raise ValueError(f"scope ({printable(repr(self.scope))}) must be one of {', '.join(map(repr, scopes))}")
         norm = RMSNormConfig(1, self.eps, self.unit_offset)  # checks them
         object.__setattr__(self, "eps", norm.eps)
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Literal, get_args
 
+from ..printable import printable
 from ..validation import check_number
 from .base import Config, Parameter, linear, vector
 from .feed_forward import FeedForwardConfig
@@ -37,7 +38,7 @@ class ExpertGroups:
         if not 1 <= self.chosen <= self.number:
             raise ValueError(f"chosen groups ({self.chosen}) must be at least 1 and at most all ({self.number})")
         if self.score not in get_args(GroupScore):
-            raise ValueError(f"score of groups ({self.score!r}) must be 'max' or 'top2'")
+            raise ValueError(f"score of groups ({printable(repr(self.score))}) must be 'max' or 'top2'")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,15 +127,26 @@ class MixtureOfExpertsConfig(Config):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The router, the experts one by one, and what every token goes to."""
+        experts = (row for j in range(self.num_experts) for row in below(f"experts.{j}", self.expert.parameters))
+        return (*self._router_parameters, *experts, *self._shared_parameters)
+
+    @property
+    def count(self) -> int:
+        """How many numbers the parameters hold."""
+        others = (*self._router_parameters, *self._shared_parameters)
+        return self.num_experts * self.expert.count + sum(math.prod(row.shape) for row in others)
+
+    @property
+    def _router_parameters(self) -> tuple[Parameter, ...]:
         correction = vector("correction_bias", self.num_experts)
-        router = (
+        return (
             *linear("router", self.d_in, self.num_experts, bias=self.router.bias),
             *(below("router", [correction]) if self.router.correction else ()),
         )
-        experts = (row for j in range(self.num_experts) for row in below(f"experts.{j}", self.expert.parameters))
+
+    @property
+    def _shared_parameters(self) -> tuple[Parameter, ...]:
         return (
-            *router,
-            *experts,
             *(below("shared", self.shared.parameters) if self.shared is not None else ()),
             *(linear("shared_gate", self.d_in, 1, bias=False) if self.shared_gate else ()),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import operator
 from collections.abc import Iterable, Mapping
@@ -49,6 +50,11 @@ class ModelConfig(Config):
     def unread_weights(self, side: Literal["torch", "flax"]) -> tuple[str, ...]:
         """Return the names that a checkpoint may hold and the model does not compute with."""
         return ()
+
+
+def count_blocks(blocks: Iterable[Config]) -> int:
+    """Return how many numbers the parameters of blocks hold, without listing those of equal ones again."""
+    return sum(block.count * times for block, times in collections.Counter(blocks).items())
 
 
 def table(name: str, size: int, width: int) -> Parameter:

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from ..printable import printable
 from ..validation import check_number
 
 __all__ = [
@@ -149,6 +150,10 @@ class YaRNScaling(Scaling):
         _require_positive(self, "factor", "original_context", "beta_fast", "beta_slow")
         if self.attention_factor is not None:
             _require_positive(self, "attention_factor")
+        for name in ("mscale", "mscale_all_dim"):
+            value = getattr(self, name)
+            if value and self.magnitude(value) == 0:
+                raise ValueError(f"{name} ({value}) makes a factor of 0 of the tables")
 
     @property
     def table_factor(self) -> float:
@@ -240,6 +245,10 @@ class LongRoPEScaling(Scaling):
         return _plain(base, dim) / np.asarray(factors, np.float64)
 
 
+MAX_DIM = 1 << 20
+"""Channels that turn; a head with more is that of a broken config, and its table would fill the memory."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Rotary:
     """Rotary positions (RoPE, arXiv 2104.09864): the first `dim` channels of query and key turn with the position.
@@ -264,7 +273,9 @@ class Rotary:
         if self.dim is not None:
             self._check_dim(self.dim)
         if self.pairing not in get_args(Pairing):
-            raise ValueError(f"pairing ({self.pairing!r}) must be one of {', '.join(map(repr, get_args(Pairing)))}")
+            raise ValueError(
+                f"pairing ({printable(repr(self.pairing))}) must be one of {', '.join(map(repr, get_args(Pairing)))}"
+            )
         if self.scaling is not None and not isinstance(self.scaling, Scaling):
             raise TypeError(f"scaling must be a Scaling or None, got {type(self.scaling).__name__}")
 
@@ -297,6 +308,8 @@ class Rotary:
             raise TypeError(f"dim of Rotary must be an integer, got {type(dim).__name__}")
         if dim < 2 or dim % 2:
             raise ValueError(f"dim of Rotary ({dim}) must be even and at least 2")
+        if dim > MAX_DIM:
+            raise ValueError(f"dim of Rotary ({dim}) must be at most {MAX_DIM}")
 
 
 @dataclasses.dataclass(frozen=True)

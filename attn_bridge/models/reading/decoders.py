@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
+from ...printable import printable
 from ...specs.base import Config
 from ...specs.decoder_model import DecoderBlockConfig, DecoderConfig
 from ...specs.encoder_decoder_model import EncoderDecoderConfig
@@ -52,7 +53,9 @@ def activation_of(config: ModelConfig, key: str = "hidden_act") -> Activation:
     """
     value = config.get(key)
     if not isinstance(value, str) or value not in _ACTIVATIONS:
-        raise ValueError(f"{key} ({value!r}) of {config.model_type} must be one of {', '.join(_ACTIVATIONS)}")
+        raise ValueError(
+            f"{key} ({printable(repr(value))}) of {config.model_type} must be one of {', '.join(_ACTIVATIONS)}"
+        )
     return _ACTIVATIONS[value]
 
 

@@ -7,6 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...printable import printable
+from ...specs.base import MAX_INDEX
+
 
 class ModelConfig:
     """A ``config.json``, in which a key that is missing has the default of its family.
@@ -43,13 +46,15 @@ class ModelConfig:
 
         Raises:
             TypeError: it is something else.
-            ValueError: it is smaller.
+            ValueError: it is smaller, or larger than any index can be.
         """
         value = self.get(key)
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise TypeError(f"{key} of {self.model_type} must be an integer, got {_shown(value)}")
         if value < least:
-            raise ValueError(f"{key} ({value}) of {self.model_type} must be at least {least}")
+            raise ValueError(f"{key} ({printable(value)}) of {self.model_type} must be at least {least}")
+        if value > MAX_INDEX:
+            raise ValueError(f"{key} ({printable(value)}) of {self.model_type} must be at most {MAX_INDEX}")
         return int(value)
 
     def integer_or_none(self, key: str, least: int = 1) -> int | None:
@@ -128,7 +133,7 @@ class ModelConfig:
         value = self.get(key)
         if value not in accepted:
             only = " or ".join(map(repr, accepted))
-            raise ValueError(f"{key} ({value!r}) of {self.model_type} is not supported, only {only}")
+            raise ValueError(f"{key} ({printable(repr(value))}) of {self.model_type} is not supported, only {only}")
 
 
 def as_number(label: str, value: Any) -> float:

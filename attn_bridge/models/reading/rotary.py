@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ...printable import printable
 from ...specs.position import (
     LinearScaling,
     Llama3Scaling,
@@ -144,7 +145,7 @@ def make_rotary(
     """
     kind = rope_type(values)
     if kind not in _SCALINGS:
-        raise ValueError(f"rope_type ({kind}) of {config.model_type} must be one of {', '.join(_SCALINGS)}")
+        raise ValueError(f"rope_type ({printable(kind)}) of {config.model_type} must be one of {', '.join(_SCALINGS)}")
     dim = None if part is None else int(head_dim * _number(config, "partial_rotary_factor", part))
     if dim == 1:
         dim = 2  # as transformers has it: one frequency turns two channels
@@ -162,11 +163,8 @@ def _dynamic(config: ModelConfig, values: Values) -> Scaling:
 
 def _yarn(config: ModelConfig, values: Values) -> Scaling:
     original = _original_context(config, values)
-    factor = values.get("factor")
-    if factor is None:
-        factor = config.integer("max_position_embeddings") / original
     return YaRNScaling(
-        factor=_number(config, "factor", factor),
+        factor=_factor(config, values, original),
         original_context=original,
         beta_fast=_number(config, "beta_fast", values.get("beta_fast") or 32),
         beta_slow=_number(config, "beta_slow", values.get("beta_slow") or 1),
@@ -188,14 +186,11 @@ def _llama3(config: ModelConfig, values: Values) -> Scaling:
 
 def _longrope(config: ModelConfig, values: Values) -> Scaling:
     original = _original_context(config, values)
-    factor = values.get("factor")
-    if factor is None:
-        factor = config.integer("max_position_embeddings") / original
     return LongRoPEScaling(
         short_factors=_numbers(config, values, "short_factor"),
         long_factors=_numbers(config, values, "long_factor"),
         original_context=original,
-        factor=_number(config, "factor", factor),
+        factor=_factor(config, values, original),
         attention_factor=_optional(config, values, "attention_factor"),
     )
 
@@ -214,19 +209,28 @@ _SCALINGS: dict[str, tuple[type[Scaling] | None, Callable[[ModelConfig, Values],
 def _original_context(config: ModelConfig, values: Values) -> int:
     key = "original_max_position_embeddings"
     value = config.get(key) or values.get(key) or config.integer("max_position_embeddings")
-    return int(_number(config, key, value))
+    tokens = int(_number(config, key, value))
+    if tokens < 1:
+        raise ValueError(f"{key} ({printable(value)}) of {config.model_type} must be at least 1")
+    return tokens
+
+
+def _factor(config: ModelConfig, values: Values, original: int) -> float:
+    """Return by how much the context grows: as the file says, or from both lengths."""
+    factor = values.get("factor")
+    return _number(config, "factor", config.integer("max_position_embeddings") / original if factor is None else factor)
 
 
 def _required(config: ModelConfig, values: Values, key: str) -> float:
     if key not in values:
-        raise ValueError(f"rope_parameters of {config.model_type} must hold {key}, got {', '.join(values)}")
+        raise ValueError(f"rope_parameters of {config.model_type} must hold {key}, got {printable(', '.join(values))}")
     return _number(config, key, values[key])
 
 
 def _numbers(config: ModelConfig, values: Values, key: str) -> tuple[float, ...]:
     found = values.get(key)
     if not isinstance(found, Sequence) or isinstance(found, str):
-        raise ValueError(f"{key} of {config.model_type} must be a list of numbers, got {found!r}")
+        raise ValueError(f"{key} of {config.model_type} must be a list of numbers, got {printable(repr(found))}")
     return tuple(_number(config, key, one) for one in found)
 
 

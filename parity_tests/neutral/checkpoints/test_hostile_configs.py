@@ -1,0 +1,116 @@
+"""Configs made to do harm: each is refused in one bounded line, before much memory or time is taken."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from attn_bridge.checkpoints import configs
+from attn_bridge.checkpoints.containers import CheckpointError
+from attn_bridge.models import families
+from attn_bridge.specs import GroupedQueryAttentionConfig, Rotary
+from attn_bridge.specs.position import YaRNScaling
+from parity_tests.fuzz.samples import write
+from parity_tests.support.hf_configs import LATENT_HEADS
+
+SIZES = {
+    "vocab_size": 31,
+    "hidden_size": 16,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32,
+}
+EXPERTS = {
+    **SIZES,
+    **LATENT_HEADS,
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+HUGE = 10**400
+YARN = {"rope_type": "yarn"}
+MAX_MEMORY = 1 << 26
+"""Bytes that a refusal may cost."""
+
+
+@pytest.mark.parametrize(
+    ("model_type", "change", "message"),
+    [
+        ("llama", {"hidden_act": "a" * 100_000}, "(100002 characters)) of llama must be one of silu"),
+        ("llama\n" + "a" * 100_000, {}, "model_type (llama\\n"),
+        ("llama", {"rope_scaling": {"rope_type": "\n" * 10_000}}, "(10000 characters)) of llama must be one of"),
+        ("llama", {"rope_scaling": {**YARN, "original_max_position_embeddings": 0.5}},
+         "(0.5) of llama must be at least 1"),
+        ("llama", {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 2, "long_factor": [1.0] * 2,
+                  "original_max_position_embeddings": 0.5}}, "(0.5) of llama must be at least 1"),
+        ("llama", {"head_dim": 1 << 31}, "dim of Rotary (2147483648) must be at most 1048576"),
+        ("gemma3_text", {"hidden_size": HUGE}, "(401 characters)) of gemma3_text must be at most 9223372036854775807"),
+        ("deepseek_v3", {"qk_nope_head_dim": HUGE}, "must be at most 9223372036854775807"),
+        ("llama", {"num_attention_heads": -HUGE}, "(402 characters)) of llama must be at least 1"),
+        ("deepseek_v3", {"n_routed_experts": (1 << 31) - 4}, "its sizes make a model of"),
+        ("deepseek_v3", {"n_routed_experts": 1 << 12, "num_hidden_layers": 1 << 8}, "its sizes make a model of"),
+        ("deepseek_v3", {"num_key_value_heads": "a" * 100_000}, "(100002 characters)) of deepseek_v3"),
+    ],
+)  # fmt: skip
+def test_a_config_that_would_take_all_memory_is_one_line(tmp_path, model_type, change, message):
+    sizes = EXPERTS if model_type == "deepseek_v3" else SIZES
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **sizes, **change}))
+    write("safetensors", tmp_path / "model.safetensors", {"x": np.arange(3.0)})
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            configs.read_config("DecoderModel", tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < MAX_MEMORY
+    finally:
+        tracemalloc.stop()
+    said = str(caught.value).removeprefix(str(tmp_path))
+    assert message in said
+    assert said.isprintable()
+    assert len(said) < 1000
+
+
+def test_what_a_config_of_ours_holds_is_as_bounded():
+    with pytest.raises(ValueError, match=r"d_in \(1000.*\(401 characters\)\) must be at most 9223372036854775807"):
+        GroupedQueryAttentionConfig(d_in=HUGE, num_heads=1)
+    with pytest.raises(ValueError, match=r"pairing \('aaa.*\(100002 characters\)\) must be one of"):
+        Rotary(pairing="a" * 100_000)
+    with pytest.raises(ValueError, match=r"mscale_all_dim \(-10\.0\) makes a factor of 0"):
+        YaRNScaling(np.e, 8, mscale=1.0, mscale_all_dim=-10.0)
+
+
+BART = {
+    "vocab_size": 31,
+    "d_model": 16,
+    **{f"{side}_{key}": size for side in ("encoder", "decoder")
+       for key, size in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 20))},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama", **SIZES},
+        {"model_type": "deepseek_v3", **EXPERTS, "num_hidden_layers": 3, "n_shared_experts": 2},
+        {"model_type": "bart", **BART},
+    ],
+)
+def test_numbers_are_counted_without_a_list_of_all_parameters(config):
+    find = families.find_encoder_decoder if config["model_type"] == "bart" else families.find_decoder
+    found = find(config)
+    assert found.count == sum(np.prod(row.shape, dtype=int) for row in found.parameters)
+
+
+def test_an_encoder_with_blocks_beyond_its_weights_is_refused(tmp_path):
+    document = {"model_type": "bart", **BART, "encoder_layers": 4096, "decoder_layers": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    write("safetensors", tmp_path / "model.safetensors", {"x": np.arange(3.0)})
+    with pytest.raises(CheckpointError, match="its sizes make a model of"):
+        configs.read_config("EncoderDecoderModel", tmp_path)
