@@ -1,5 +1,6 @@
 """Benchmarks, each a module that is run by itself and prints what it measured, with the machine.
 
 ``python -m benchmarks`` measures attention next to its peers, ``python -m benchmarks.checkpoints`` conversion,
-``python -m benchmarks.decoding`` a token with a long cache, ``python -m benchmarks.models`` whole models.
+``python -m benchmarks.decoding`` a token with a long cache, ``python -m benchmarks.models`` whole models, and
+``python -m benchmarks.judged_models`` what judging them takes.
 """

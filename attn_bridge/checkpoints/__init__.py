@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .containers.base import Reader, TensorInfo
     from .execution import Progress, Result
-    from .plans import Plan
+    from .planning.plans import Plan
     from .verification import Verification
 
 __all__ = ["Checkpoint", "Inspection", "convert", "inspect", "open", "plan", "read", "verify"]

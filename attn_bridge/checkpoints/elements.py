@@ -12,7 +12,7 @@ from .containers.writing import PAGE
 from .copying import Move, apply, blocks, boxed, move_of, pieces, source_runs
 
 if TYPE_CHECKING:
-    from .plans import Target
+    from .planning.plans import Target
 
 Array = np.ndarray[Any, Any]
 

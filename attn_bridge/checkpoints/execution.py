@@ -20,7 +20,7 @@ from . import digests as digests_of
 from .containers.base import CheckpointError, Reader, TensorInfo, Writer, numpy_dtype
 from .elements import Elements
 from .planning import kept_name
-from .plans import IDLE, Plan, Target
+from .planning.plans import IDLE, Plan, Target
 from .staging import check_free, check_place, empty, journal, leftovers, locked, note, publish, put, recover
 from .threads import Threads
 

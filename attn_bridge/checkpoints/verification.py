@@ -13,7 +13,7 @@ from .digests import KEY
 from .elements import Elements
 from .execution import MIN, _bounds, _budget, digest_of, kept_problems
 from .manifest import Manifest
-from .plans import Plan, Target
+from .planning.plans import Plan, Target
 
 Progress = Callable[[int, int, str], None]
 

@@ -18,7 +18,7 @@ from .output import check_writable, write_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..checkpoints.plans import Plan, Target
+    from ..checkpoints.planning.plans import Plan, Target
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 

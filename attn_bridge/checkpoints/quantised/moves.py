@@ -16,7 +16,7 @@ from .pairs import MXFP4, QuantisedTensor
 from .reader import Dequantised
 
 if TYPE_CHECKING:
-    from ..plans import Plan, Target
+    from ..planning.plans import Plan, Target
 
 
 def in_file_order(plan: Plan, reader: Dequantised) -> Plan:

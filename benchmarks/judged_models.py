@@ -1,4 +1,4 @@
-"""``python -m benchmarks.whole_models``: blocks of the width of a 70B Llama judged, their memory and their seconds.
+"""``python -m benchmarks.judged_models``: blocks of the width of a 70B Llama judged, their memory and their seconds.
 
 A folder with few blocks of the true width and random weights in bfloat16 is written; the memory of the judge is that of
 one block, whatever their number. With ``--fault`` the other side has a fault in the last block.

@@ -13,13 +13,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..models import layouts
-from ..models.layout import FLAGS
-from ..printable import printable
-from ..weights.rows import Check
-from . import digests
-from .containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
-from .copying import Move
+from ...models import layouts
+from ...models.layout import FLAGS
+from ...printable import printable
+from ...weights.rows import Check
+from .. import digests
+from ..containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
+from ..copying import Move
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 """Short names of the dtypes that floating-point tensors can be cast to."""

@@ -7,19 +7,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..models import layouts
-from ..printable import printable
-from ..weights import WeightsMismatchError
-from ..weights.changes import NO_STEPS, Steps
-from ..weights.rows import Placement, refined
-from . import configs, kept_numbers
-from .containers.base import CheckpointError, Reader, TensorInfo
-from .copying import Move, dense, move_of
-from .manifest import Manifest
-from .plans import DTYPES, IDLE, Plan, Target, cast, check_dtype, check_nothing_lost, check_settings, notes_on_cast
-
-__all__ = ["DTYPES", "IDLE", "TWINS", "WHOLE", "Plan", "Target", "check_dtype", "kept_name", "make", "with_kept"]
-
+from ...models import layouts
+from ...printable import printable
+from ...weights import WeightsMismatchError
+from ...weights.changes import NO_STEPS, Steps
+from ...weights.rows import Placement, refined
+from .. import configs
+from ..containers.base import CheckpointError, Reader, TensorInfo
+from ..copying import Move, dense, move_of
+from ..manifest import Manifest
+from . import kept_numbers
+from .plans import Plan, Target, cast, check_dtype, check_nothing_lost, check_settings, notes_on_cast
 
 TWINS = {"flax": "torch", "nnx-mha": "torch", "linen-mha": "torch"}
 """Layout -> what it is converted to where nobody says; every other one becomes flax."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..printable import printable
-from ..weights.changes import Change, is_float
-from ..weights.rows import Placement, refined
-from .containers.base import CheckpointError, TensorInfo, numpy_dtype
-from .copying import Move, dense, move_of
-from .manifest import Manifest
+from ...printable import printable
+from ...weights.changes import Change, is_float
+from ...weights.rows import Placement, refined
+from ..containers.base import CheckpointError, TensorInfo, numpy_dtype
+from ..copying import Move, dense, move_of
+from ..manifest import Manifest
 
 PREFIX, PLAIN = "numbers-", "plain"
 

@@ -1,0 +1,6 @@
+"""What a conversion will do, from headers alone: `making` makes a plan; `plans` has what it holds and checks of it."""
+
+from .making import TWINS, WHOLE, kept_name, make, with_kept
+from .plans import DTYPES, IDLE, Plan, Target, check_dtype
+
+__all__ = ["DTYPES", "IDLE", "TWINS", "WHOLE", "Plan", "Target", "check_dtype", "kept_name", "make", "with_kept"]
