@@ -64,9 +64,12 @@ def test_parts_are_put_together_to_the_bit(tmp_path, count, axes):
     arrays = meta()
     folder = saved(tmp_path / "parts", parts(arrays, count, axes))
     assert bits(checkpoints.read(folder)) == bits(arrays)
-    (folder / "params.json").write_text(json.dumps({"dim": 8, "n_heads": 2, "n_kv_heads": 1}))
+    sizes = {"dim": 8, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "vocab_size": 12, "norm_eps": 1e-5}
+    sizes |= {"multiple_of": 4, "ffn_dim_multiplier": 0.5}  # int(0.5 * int(2 * 4 * 8 / 3)) = 10, rounded up to 12
+    (folder / "params.json").write_text(json.dumps(sizes))
     assert checkpoints.inspect(folder).layout == "meta-llama"
     there = checkpoints.convert(folder, tmp_path / "hf", to_layout="hf-llama", max_memory=200 << 20)
+    assert json.loads((there.target / "config.json").read_text())["intermediate_size"] == 12
     back = checkpoints.convert(
         there.target, tmp_path / "back.pth", to_layout="meta-llama", settings={"num_heads": 2, "num_kv_heads": 1}
     )
