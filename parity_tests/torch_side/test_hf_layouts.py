@@ -163,7 +163,10 @@ def test_metas_own_files_become_those_of_transformers_and_come_back(tmp_path):
     saved(tmp_path / "hf", kind, config, sizes, "1GB")
     (tmp_path / "meta").mkdir()
     torch.save(meta(state_of(tmp_path / "hf"), 4, 2), tmp_path / "meta" / "consolidated.00.pth")
-    (tmp_path / "meta" / "params.json").write_text('{"dim": 16, "n_heads": 4, "n_kv_heads": 2}')
+    names = {"dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"}
+    names |= {"n_kv_heads": "num_key_value_heads", "vocab_size": "vocab_size", "multiple_of": "intermediate_size"}
+    params = {ours: sizes[theirs] for ours, theirs in names.items()} | {"norm_eps": 1e-6, "ffn_dim_multiplier": 0.4}
+    (tmp_path / "meta" / "params.json").write_text(json.dumps(params))
     source = tmp_path / "meta" / "consolidated.00.pth"
     assert checkpoints.inspect(source).layout == "meta-llama"
     there = checkpoints.convert(source, tmp_path / "there", to_layout="hf-llama").target

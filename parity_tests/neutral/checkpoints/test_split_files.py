@@ -78,6 +78,7 @@ def test_parts_are_put_together_to_the_bit(tmp_path, count, axes):
     (folder / "params.json").write_text(json.dumps(PARAMS))
     assert checkpoints.inspect(folder).layout == "meta-llama"
     there = checkpoints.convert(folder, tmp_path / "hf", to_layout="hf-llama", max_memory=200 << 20)
+    assert json.loads((there.target / "config.json").read_text())["intermediate_size"] == 12
     back = checkpoints.convert(
         there.target, tmp_path / "back.pth", to_layout="meta-llama", settings={"num_heads": 2, "num_kv_heads": 1}
     )
