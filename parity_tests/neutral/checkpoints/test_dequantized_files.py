@@ -36,6 +36,8 @@ from .test_dequantize import E4M3, F4, STEM, U8, converted, expanded, float8, mu
         ({"a_blocks": np.zeros((1, 2, 1, 16), U8), "a_scales": np.zeros((1, 2, 1), F4)}, r"a_scales must be uint8"),
         ({"a_blocks": np.zeros((1, 2, 1, 16), U8), "a_scales": np.zeros((1, 2, 1), U8), "a": np.ones(3)},
          r"both a and a_blocks are there"),
+        ({"a_blocks": np.zeros((1, 2, 1, 16), U8), "a_scales": np.zeros((1, 2, 1), U8),
+          "a.blocks": np.ones((1, 2, 1, 16), U8), "a.scales": np.ones((1, 2, 1), U8)}, r"both a_blocks and a.blocks are"),
         ({"w.weight": np.zeros((3, 3), E4M3)}, r"w.weight is float8_e4m3fn and has no w.weight_scale_inv"),
         ({"w.weight_scale_inv": np.ones((1, 1), F4)}, r"w.weight_scale_inv is a scale without w.weight"),
         ({"w.weight_scale": np.ones((1, 1), F4)}, r"w.weight_scale is a scale without w.weight"),
