@@ -55,6 +55,8 @@ def beside(path: Path) -> dict[str, Any]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
+        if not path.is_file():  # a pipe would be waited for, a device read without end
+            raise ValueError("it is no file")
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise ValueError(f"it has {size} bytes; at most {MAX_BYTES} are read")

@@ -105,6 +105,8 @@ def run(arguments: list[str], *, is_own: bool = False) -> int:
         return 141
     except (ValueError, TypeError, OSError, ImportError) as error:
         return _fail(str(error) or type(error).__name__, error)
+    except MemoryError as error:
+        return _fail(f"not enough memory: {error}" if str(error) else "not enough memory", error)
     except _InterruptedError as error:
         _fail("interrupted", error.__cause__)
         return 130

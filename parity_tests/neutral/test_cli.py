@@ -190,3 +190,12 @@ def test_a_process_is_the_commands_own_where_the_arguments_are_the_process_s(arg
     with pytest.raises(SystemExit):
         main(arguments)
     assert asked == [is_own]
+
+
+def test_too_little_memory_is_one_line(monkeypatch, capsys):
+    def allocate(path, format):
+        raise MemoryError("Unable to allocate 2.00 TiB")
+
+    monkeypatch.setattr("attn_bridge.checkpoints.inspect", allocate)
+    assert run(["inspect", "x"]) == 2
+    assert capsys.readouterr().err == "error: not enough memory: Unable to allocate 2.00 TiB\n"

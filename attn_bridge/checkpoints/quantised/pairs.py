@@ -122,9 +122,12 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any
             sizes = _block_size(path, config) if sizes is None else sizes
             found.append(_float8(path, info, tensors, sizes))
             known |= {name, found[-1].scales}
+    stand_for: dict[str, str] = {}  # two kinds of names may mean the same tensor
     for one in found:
-        if one.name in tensors and one.name != one.numbers:
-            raise bad(path, f"both {printable(one.name)} and {printable(one.numbers)} are there; only one can be")
+        other = one.name if one.name in tensors and one.name != one.numbers else stand_for.get(one.name)
+        if other is not None:
+            raise bad(path, f"both {printable(other)} and {printable(one.numbers)} are there; only one can be")
+        stand_for[one.name] = one.numbers
     if not found:
         raise bad(path, "nothing of it is quantised in a way that is known: MXFP4 (*_blocks, *_scales), or float8 with "
                   "*_scale_inv or *.weight_scale")  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tracemalloc
 
 import numpy as np
@@ -114,3 +115,17 @@ def test_an_encoder_with_blocks_beyond_its_weights_is_refused(tmp_path):
     write("safetensors", tmp_path / "model.safetensors", {"x": np.arange(3.0)})
     with pytest.raises(CheckpointError, match="its sizes make a model of"):
         configs.read_config("EncoderDecoderModel", tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_a_config_that_is_no_file_is_not_read(tmp_path, kind):
+    path = tmp_path / "config.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    write("safetensors", tmp_path / "model.safetensors", {"x": np.arange(3.0)})
+    with pytest.raises(CheckpointError, match=r"config\.json can't be read as JSON: it is no file$"):
+        configs.read_config("DecoderModel", tmp_path)
