@@ -105,8 +105,8 @@ UNUSUAL = {
 
 ONLY = {
     "diffllama": {"attention_dropout": 0.0},
-    "gpt_oss": {"hidden_act": "silu"},
-    "qwen3_next": {"hidden_act": "silu", "mlp_only_layers": []},
+    "gpt_oss": {"hidden_act": "silu", "partial_rotary_factor": 1.0},
+    "qwen3_next": {"hidden_act": "silu"},
 }
 """What a family takes one value of."""
 
@@ -154,9 +154,9 @@ CHOSEN = {
     "all of a head turns": ("llama", changed(decoder(), position=Rotary(dim=16))),
     "heads that transformers does not take for Llama": ("mistral", decoder(hidden_size=60, num_attention_heads=8)),
     "a window": ("mistral", changed(decoder(), mask=WINDOW)),
-    "biases but for the output": ("qwen2", changed(decoder(), qkv_bias=True)),
+    "biases but for the output": ("qwen2", changed(decoder(), qkv_bias=True, key_bias=True)),
     "a window in some layers": ("smollm3", changed(decoder(), [1], mask=WINDOW)),
-    "a window in the last layers": ("qwen2", changed(decoder(), [2], qkv_bias=True, mask=WINDOW)),
+    "a window in the last layers": ("qwen2", changed(decoder(), [2], mask=WINDOW)),
     "no positions in a layer": ("smollm3", changed(decoder(), [0], position=None)),
     "a scale": ("granite", changed(decoder(), scale=0.3)),
     "a factor of logits": ("granite", dataclasses.replace(decoder(), logit_scale=1.0 / 7.0)),
@@ -169,7 +169,7 @@ CHOSEN = {
 def test_the_model_type_is_one_that_computes_the_same(case):
     model_type, config = CHOSEN[case]
     if case == "a window in the last layers":
-        config = changed(config, qkv_bias=True)
+        config = changed(config, qkv_bias=True, key_bias=True)
     written = families.write_config(config, layouts.find("hf-llama"))
     assert written["model_type"] == model_type
 
@@ -179,7 +179,7 @@ def test_a_reciprocal_is_the_shortest_number():
     assert written["logits_scaling"] == 7.0
 
 
-OTHERS = "(llama, mistral, qwen2, qwen3, granite, smollm3) says all of this decoder; "
+OTHERS = "(llama, mistral, qwen2, qwen3, granite, smollm3, ministral) says all of this decoder; "
 ALL = {
     "sinks": (changed(decoder(), sinks=True), "llama has another blocks[0].attention.sinks (True) in 3 blocks"),
     "pairs": (
