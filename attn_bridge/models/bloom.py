@@ -42,6 +42,8 @@ def _norm(config: ModelConfig) -> LayerNormConfig:
 def _block(config: ModelConfig, layer: int, attention: GroupedQueryAttentionConfig) -> DecoderBlockConfig:
     """Return a block of BLOOM: feed-forward layers of four times the width, without a gate."""
     config.refuse("apply_residual_connection_post_layernorm", False)
+    if config.flag("slow_but_exact") and config.integer("pretraining_tp") > 1:
+        config.refuse("slow_but_exact", False)  # transformers leaves biases out then
     width = config.integer("hidden_size")
     feed_forward = FeedForwardConfig(width, 4 * width, "gelu_tanh", gated=False, bias=True)
     rate = config.number_or_none("hidden_dropout") or 0.0
@@ -85,6 +87,7 @@ FAMILIES = (
             "layer_norm_epsilon": 1e-5,
             "tie_word_embeddings": True,
             "apply_residual_connection_post_layernorm": False,
+            "pretraining_tp": 1,
         },
         aliases={
             "num_attention_heads": ("n_head",),

@@ -30,7 +30,7 @@ _EXPERTS: Table = (
 
 
 def _layout(
-    name: str, title: str, block: str, norms: Mapping[str, str], leaf: str, rows: list[Row], mark: str = ""
+    name: str, title: str, block: str, norms: Mapping[str, str], leaf: str, rows: list[Row], marks: tuple[str, ...] = ()
 ) -> Layout:
     """Return the layout of one of the book's decoders.
 
@@ -41,7 +41,7 @@ def _layout(
         norms: our norm of a block -> theirs.
         leaf: what a norm calls its weights.
         rows: what the others do not have.
-        mark: as `Layout` has it.
+        marks: as `Layout` has them.
     """
     return Layout(
         name,
@@ -58,7 +58,7 @@ def _layout(
         settings={"tie": ()},
         defaults={"tie": 0},
         whole=True,
-        mark=mark,
+        marks=marks,
     )
 
 
@@ -101,7 +101,7 @@ LAYOUTS = [
             *below(_NORMS_OF_HEADS, "blocks.{i}.att.", f"{_OURS}att."),
             *below(_FEED_FORWARD, "blocks.{i}.ff.", f"{_OURS}ff."),
         ],
-        mark=".pre_feedforward_layernorm.",
+        marks=(".pre_feedforward_layernorm.",),
     ),
 ]
 

@@ -78,13 +78,13 @@ def _magnitude(config: ModelConfig, scaling: Scaling | None) -> float:
 
 def _block(config: ModelConfig, layer: int, attention: MultiHeadLatentAttentionConfig) -> DecoderBlockConfig:
     """Return a block of DeepSeek: dense feed-forward layers in the first ones, experts behind them."""
-    norm = read_rms_norm(config)
-    dense = read_feed_forward(config, bias="mlp_bias")
+    norm, is_3 = read_rms_norm(config), config.model_type == "deepseek_v3"
+    bias = "" if is_3 else "mlp_bias"  # of dense and shared layers, which V3 has none of, whatever its config says
+    dense = read_feed_forward(config, bias=bias)
     if layer < config.integer("first_k_dense_replace", 0):
         return DecoderBlockConfig(attention, dense, norm)
     expert = read_feed_forward(config, width="moe_intermediate_size")
     count, shared = config.integer("n_routed_experts"), config.integer_or_none("n_shared_experts")
-    is_3 = config.model_type == "deepseek_v3"
     grouped = is_3 or config.get("topk_method") == "group_limited_greedy"
     if not is_3:
         config.refuse("topk_method", "greedy", "group_limited_greedy")
@@ -102,7 +102,9 @@ def _block(config: ModelConfig, layer: int, attention: MultiHeadLatentAttentionC
         count,
         config.integer("num_experts_per_tok"),
         router,
-        shared=None if shared is None else dataclasses.replace(expert, hidden_dim=expert.hidden_dim * shared),
+        shared=None
+        if shared is None
+        else dataclasses.replace(expert, hidden_dim=expert.hidden_dim * shared, bias=dense.bias),
     )
     return DecoderBlockConfig(attention, experts, norm)
 
@@ -153,7 +155,11 @@ def _write_experts(experts: MixtureOfExpertsConfig, is_3: bool) -> dict[str, Any
         written |= (
             {"n_group": groups.number, "topk_group": groups.chosen} if groups else {"n_group": 1, "topk_group": 1}
         )
-    return written if is_3 else {**written, "topk_method": "greedy" if groups is None else "group_limited_greedy"}
+    return (
+        written
+        if is_3
+        else {**written, "mlp_bias": shared.bias, "topk_method": "greedy" if groups is None else "group_limited_greedy"}
+    )
 
 
 _BOTH = {
@@ -226,7 +232,7 @@ LAYOUT = decoder(
         *attention(QUERY, branch="queries/direct"),
         *attention(QUERY_LATENT, branch="queries/latent"),
         *attention(latent("num_heads", "kv_lora_rank", "qk_nope_head_dim")),
-        *experts("shared_experts"),
+        *experts("shared_experts", bias=True),
         Row(
             f"{LAYER}mlp.gate.e_score_correction_bias",
             (f"{OURS}ff.router.correction_bias",),

@@ -9,7 +9,7 @@ from ..specs.differential_attention import LAMBDAS, DifferentialAttentionConfig
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
 from .grouped import head_dim_of, read_sizes, write_heads
-from .reading.decoders import attention_of, read_llama_block, write_llama_decoder
+from .reading.decoders import attention_of, read_mistral_block, write_llama_decoder
 from .reading.model_config import ModelConfig
 from .reading.rotary import read_rotary, write_rotary
 from .rows.attention import SPLIT, Table
@@ -55,14 +55,13 @@ FAMILIES = (
             "hidden_size": 2048,
             "intermediate_size": 8192,
             "hidden_act": "silu",
-            "mlp_bias": False,
             "tie_word_embeddings": False,
             "num_attention_heads": 32,
             "num_hidden_layers": 16,
             "max_position_embeddings": 2048,
             "rms_norm_eps": 1e-5,
         },
-        block=read_llama_block,
+        block=read_mistral_block,
         write=write_diffllama,
         architecture="DiffLlamaForCausalLM",
     ),
@@ -74,10 +73,10 @@ LAYOUT = decoder(
     "transformers DiffLlama: Llama with differential attention",
     [
         *attention(TABLE),
-        *feed_forward(bias=True),
+        *feed_forward(),
         *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
         FINAL_NORM,
     ],
-    mark="lambda_q1",
+    marks=("lambda_q1",),
     model_types=("diffllama",),
 )

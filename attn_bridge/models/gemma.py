@@ -76,8 +76,11 @@ def read_gemma3(config: ModelConfig, layer: int) -> AttentionLayer:
 
 
 def _gemma3_rotary(config: ModelConfig, kind: str) -> Rotary:
-    """Return the rotary positions of a kind of layers; older files scale those of full attention alone."""
-    own = config.mapping("rope_parameters").get(kind) or {}
+    """Return the rotary positions of a kind of layers; older files scale those of full attention alone.
+
+    As in `transformers`, their ``rope_scaling`` scales by its ``rope_type``, and not by its ``type``.
+    """
+    own = config.mapping("rope_parameters").get(kind) or {"rope_type": "default"}
     if kind == "full_attention":
         values = {**own, **config.mapping("rope_scaling")}
         base = values.get("rope_theta", config.get("rope_theta"))

@@ -31,17 +31,23 @@ TABLE: Table = (
 
 def read_gpt2(config: ModelConfig, layer: int) -> AttentionLayer:
     """Return a layer of GPT-2."""
-    config.refuse("scale_attn_weights", True)
-    config.refuse("scale_attn_by_inverse_layer_idx", False)
-    config.refuse("add_cross_attention", False)
+    config.refuse("add_cross_attention", False, None)
+    width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     spec = GroupedQueryAttentionConfig(
-        d_in=config.integer("hidden_size"),
-        num_heads=config.integer("num_attention_heads"),
+        d_in=width,
+        num_heads=heads,
         qkv_bias=True,
         out_bias=True,
+        scale=_scale(config, layer, width // heads),
         dropout=config.number_or_none("attn_pdrop") or 0.0,
     )
     return attention_layer(layer, spec, {"transformers": TABLE}, prefix=f"transformer.h.{layer}.attn.")
+
+
+def _scale(config: ModelConfig, layer: int, head_dim: int) -> float:
+    """Return the factor of the scores, which some models make smaller the later a layer is (arXiv 2108.06084)."""
+    scale = head_dim**-0.5 if config.flag("scale_attn_weights") else 1.0
+    return scale / (layer + 1) if config.flag("scale_attn_by_inverse_layer_idx") else scale
 
 
 def _norm(config: ModelConfig) -> LayerNormConfig:
@@ -78,12 +84,22 @@ def write_gpt2(config: DecoderConfig, model_type: str) -> dict[str, Any]:
         "n_layer": len(config.blocks),
         "n_head": attention.num_heads,
         "n_inner": layers.hidden_dim,
+        **_write_scale(config, attention),
         "activation_function": {"gelu_tanh": "gelu_new"}.get(layers.activation, NAMES[layers.activation]),
         "layer_norm_epsilon": config.blocks[0].norm.eps,
         "attn_pdrop": attention.dropout,
         "resid_pdrop": config.blocks[0].dropout,
         "embd_pdrop": config.dropout,
         "tie_word_embeddings": config.tie,
+    }
+
+
+def _write_scale(config: DecoderConfig, attention: GroupedQueryAttentionConfig) -> dict[str, bool]:
+    """Return the keys that `_scale` reads."""
+    scales = [getattr(block.attention, "scale", None) for block in config.blocks]
+    return {
+        "scale_attn_weights": attention.head_dim == 1 or scales[0] != 1.0,
+        "scale_attn_by_inverse_layer_idx": len(set(scales)) > 1,
     }
 
 

@@ -91,7 +91,7 @@ class Layout:
         defaults: setting -> its value where nobody gives one.
         whole: whether it describes a whole model, so that a row without a tensor is an error.
         ours: whether the names it leads to are ours, of which some go together.
-        mark: a part of names that a model of this layout has at least once; "" is none.
+        marks: parts of names, one of which a model of this layout has at least once; () is none.
         refused: outside names, with placeholders -> why a checkpoint that holds one can't be converted.
         model_types: the ``model_type`` of a config.json that it is for; none is any.
         nnx: whether its names are those of NNX's state, which may all end with ``.value``.
@@ -108,14 +108,14 @@ class Layout:
         defaults: Mapping[str, Any] | None = None,
         whole: bool = False,
         ours: bool = True,
-        mark: str = "",
+        marks: tuple[str, ...] = (),
         refused: Mapping[str, str] | None = None,
         model_types: tuple[str, ...] = (),
         nnx: bool = False,
     ):
         self.name, self.title, self.rows = name, title, tuple(rows)
         self.prefixes, self.settings, self.defaults = prefixes, dict(settings or {}), dict(defaults or {})
-        self.whole, self.ours, self.mark, self.model_types, self.nnx = whole, ours, mark, model_types, nnx
+        self.whole, self.ours, self.marks, self.model_types, self.nnx = whole, ours, marks, model_types, nnx
         if nnx:
             self.settings["value"] = ()
         self._refused = [(Row(template, reason=reason), reason) for template, reason in (refused or {}).items()]
@@ -412,8 +412,8 @@ class Layout:
                 for j in map(str, sorted(numbers[experts, i]) or [0]) if "j" in held else [""]:
                     if (id(row), i, j) not in seen:
                         missing.append(fill(row.theirs, {"prefix": prefix, "i": i, "j": j}) + ending)
-        if self.mark and not any(self.mark in row.theirs for row, _ in found):
-            missing.append(f"any {self.mark}")
+        if self.marks and not any(mark in row.theirs for row, _ in found for mark in self.marks):
+            missing.append(f"any {' or '.join(self.marks)}")
         return missing
 
     def _lacking(self, names: Iterable[str]) -> list[str]:

@@ -123,7 +123,7 @@ def detect(names: Iterable[str], model_type: Any = None) -> Layout:
         full.remove("nnx-mha" if covered["linen-mha"][0] else "linen-mha")
     ours = [name for name in full if name in ("torch", "flax")]
     if ours:  # nothing in the names is particular to a layout that only adds to ours, unless it has a mark
-        marked = [name for name in full if _LAYOUTS[name].mark and _LAYOUTS[name].is_complete(names)]
+        marked = [name for name in full if _LAYOUTS[name].marks and _LAYOUTS[name].is_complete(names)]
         full = marked or ours[:1]
     if len(full) > 1:
         full = [name for name in full if _LAYOUTS[name].is_complete(names)] or full

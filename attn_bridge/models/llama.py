@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..masks import causal, sliding_window
 from ..specs.decoder_model import DecoderConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ..weights.rows import Row
@@ -24,7 +23,7 @@ from .grouped import (
     write_windows,
 )
 from .layout import Layout
-from .reading.decoders import attention_of, read_llama_block, write_llama_decoder
+from .reading.decoders import attention_of, read_llama_block, read_mistral_block, write_llama_decoder
 from .reading.model_config import ModelConfig
 from .reading.rotary import read_rotary, write_rotary
 from .rows.attention import SPLIT, Table, below, interleaved_rotary
@@ -60,12 +59,17 @@ def write_llama_attention(attention: GroupedQueryAttentionConfig) -> dict[str, A
 
 
 def read_mistral(config: ModelConfig, layer: int) -> AttentionLayer:
-    """Return a layer of Mistral; all of them have the window, if any."""
-    window = config.integer_or_none("sliding_window")
+    """Return a layer of Mistral, Ministral or Mixtral; all have the window, if any, but where ``layer_types`` says so.
+
+    As in `transformers`, a Mistral with ``layer_types`` is a Ministral.
+    """
+    kind = KINDS[config.integer_or_none("sliding_window") is not None]
+    if config.model_type in ("mistral", "ministral"):
+        kind = config.layer_type(layer, kind)
     spec = GroupedQueryAttentionConfig(
         **read_sizes(config),
-        position=read_rotary(config, head_dim_of(config)),
-        mask=causal() if window is None else sliding_window(window),
+        position=read_rotary(config, head_dim_of(config), kind),
+        mask=mask_of(config, layer, kind),
     )
     return attention_layer(layer, spec, _tables(spec))
 
@@ -73,6 +77,13 @@ def read_mistral(config: ModelConfig, layer: int) -> AttentionLayer:
 def write_mistral(config: DecoderConfig, model_type: str) -> dict[str, Any]:
     """Return the keys of Mistral."""
     return {**write_windowed_attention(config), **write_llama_decoder(config)}
+
+
+def write_ministral(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of Ministral, in which each layer says whether it has the window."""
+    attention = attention_of(config, GroupedQueryAttentionConfig)
+    rotary = write_rotary(attention.position)
+    return {**write_heads(attention), **rotary, **write_windows(config), **write_llama_decoder(config)}
 
 
 def write_windowed_attention(config: DecoderConfig) -> dict[str, Any]:
@@ -125,6 +136,17 @@ _FEED_FORWARD: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+_MISTRAL: dict[str, Any] = {
+    **_FEED_FORWARD,
+    "intermediate_size": 14336,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 32,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+
 _QWEN: dict[str, Any] = {
     "vocab_size": 151936,
     "intermediate_size": 22016,
@@ -157,25 +179,24 @@ FAMILIES = (
     Family(
         ("mistral",),
         read_mistral,
-        {
-            **_FEED_FORWARD,
-            "intermediate_size": 14336,
-            "hidden_size": 4096,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "num_hidden_layers": 32,
-            "max_position_embeddings": 131072,
-            "sliding_window": 4096,
-        },
-        block=read_llama_block,
+        _MISTRAL,
+        block=read_mistral_block,
         write=write_mistral,
         architecture="MistralForCausalLM",
+    ),
+    Family(
+        ("ministral",),
+        read_mistral,
+        _MISTRAL,
+        block=read_mistral_block,
+        write=write_ministral,
+        architecture="MinistralForCausalLM",
     ),
     Family(
         ("qwen2",),
         read_qwen,
         _QWEN,
-        block=read_llama_block,
+        block=read_mistral_block,
         write=write_qwen,
         architecture="Qwen2ForCausalLM",
     ),
@@ -183,7 +204,7 @@ FAMILIES = (
         ("qwen3",),
         read_qwen,
         {**_QWEN, "head_dim": 128, "rms_norm_eps": 1e-6},
-        block=read_llama_block,
+        block=read_mistral_block,
         write=write_qwen,
         architecture="Qwen3ForCausalLM",
     ),
@@ -192,14 +213,14 @@ FAMILIES = (
 
 LAYOUT = decoder(
     "hf-llama",
-    "transformers Llama, Mistral, Qwen 2 and 3, Granite, SmolLM3",
+    "transformers Llama, Mistral, Ministral, Qwen 2 and 3, Granite, SmolLM3",
     [
         *attention(SPLIT),
         *feed_forward(bias=True),
         *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
         FINAL_NORM,
     ],
-    model_types=("llama", "mistral", "qwen2", "qwen3", "granite", "smollm3"),
+    model_types=("llama", "mistral", "qwen2", "qwen3", "granite", "smollm3", "ministral"),
 )
 
 

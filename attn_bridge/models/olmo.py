@@ -50,10 +50,10 @@ def read_olmo(config: ModelConfig, layer: int) -> AttentionLayer:
 def _olmo3_rotary(config: ModelConfig, kind: str) -> Rotary:
     """Return the rotary positions of a kind of layers.
 
-    `transformers` gives ``rope_scaling`` and ``rope_theta`` of older files to full attention alone; all that were
-    published say the default base.
+    `transformers` gives ``rope_scaling`` and ``rope_theta`` of older files to full attention alone, where it scales
+    by its ``rope_type``, and not by its ``type``; all that were published say the default base.
     """
-    values = dict(config.mapping("rope_parameters").get(kind) or {})
+    values = dict(config.mapping("rope_parameters").get(kind) or {"rope_type": "default"})
     base = values.get("rope_theta")
     if kind == "full_attention":
         values |= config.mapping("rope_scaling")

@@ -16,7 +16,7 @@ from .reading.decoders import (
     feed_forward_of,
     has_experts,
     read_feed_forward,
-    read_llama_block,
+    read_mistral_block,
     read_rms_norm,
     write_feed_forward,
     write_rms_norm,
@@ -43,13 +43,18 @@ def read_qwen3_moe(config: ModelConfig, layer: int) -> AttentionLayer:
     return attention_layer(layer, spec, {"transformers": SPLIT})
 
 
-def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
-    """Return a block: dense in the layers that ``mlp_only_layers`` lists and between ``decoder_sparse_step``."""
+def is_dense(config: ModelConfig, layer: int) -> bool:
+    """Tell whether a layer has no experts: ``mlp_only_layers`` lists it, or it lies between ``decoder_sparse_step``."""
     dense = config.get("mlp_only_layers") or ()
     if not isinstance(dense, list | tuple) or not all(type(one) is int for one in dense):
         raise TypeError(f"mlp_only_layers of {config.model_type} must be a list of integers, got {dense!r:.60}")
-    if layer in dense or (layer + 1) % config.integer("decoder_sparse_step"):
-        return read_llama_block(config, layer, attention)
+    return layer in dense or bool((layer + 1) % config.integer("decoder_sparse_step"))
+
+
+def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+    """Return a block, with experts or dense."""
+    if is_dense(config, layer):
+        return read_mistral_block(config, layer, attention)
     mixture = MixtureOfExpertsConfig(
         read_feed_forward(config, width="moe_intermediate_size"),
         config.integer("num_experts"),
@@ -119,6 +124,6 @@ LAYOUT = decoder(
     ],
     settings=FUSED,
     defaults={"fused": 0},
-    mark="mlp.experts.",
+    marks=("mlp.experts.",),
     model_types=("qwen3_moe",),
 )

@@ -9,14 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 from ..specs.decoder_model import DecoderBlockConfig, DecoderConfig
+from ..specs.feed_forward import FeedForwardConfig
 from ..specs.gated_delta_net import GatedDeltaNetConfig
 from ..specs.grouped_query_attention import GroupedQueryAttentionConfig, QKNorm
 from ..specs.mixture_of_experts import MixtureOfExpertsConfig, Router
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
 from .grouped import attention_layer, head_dim_of, mask_of, read_sizes, write_heads
+from .qwen3_moe import is_dense
 from .reading.decoders import (
     feed_forward_of,
+    has_experts,
     read_feed_forward,
     read_rms_norm,
     write_feed_forward,
@@ -120,9 +123,10 @@ def read_qwen3_5(config: ModelConfig, layer: int) -> AttentionLayer:
 
 
 def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
-    """Return a block of Qwen3-Next: experts, and beside them shared layers behind a gate."""
-    config.refuse("mlp_only_layers", None, [])
-    config.refuse("decoder_sparse_step", 1)
+    """Return a block of Qwen3-Next: experts, and beside them shared layers behind a gate; or dense layers."""
+    norm = read_rms_norm(config, unit_offset=True)
+    if is_dense(config, layer):
+        return DecoderBlockConfig(attention, read_feed_forward(config), norm)
     expert = read_feed_forward(config, width="moe_intermediate_size")
     experts = MixtureOfExpertsConfig(
         expert,
@@ -132,7 +136,7 @@ def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfi
         shared=read_feed_forward(config, width="shared_expert_intermediate_size"),
         shared_gate=True,
     )
-    return DecoderBlockConfig(attention, experts, read_rms_norm(config, unit_offset=True))
+    return DecoderBlockConfig(attention, experts, norm)
 
 
 def _model(config: ModelConfig) -> dict[str, Any]:
@@ -141,7 +145,9 @@ def _model(config: ModelConfig) -> dict[str, Any]:
 
 def write_qwen3_next(config: DecoderConfig, model_type: str) -> dict[str, Any]:
     """Return the keys of Qwen3-Next."""
-    found: dict[str, Any] = {"layer_types": [], "mlp_only_layers": [], "decoder_sparse_step": 1}
+    sparse = has_experts(config)
+    found: dict[str, Any] = {"layer_types": [], "decoder_sparse_step": 1}
+    found["mlp_only_layers"] = [layer for layer, is_sparse in enumerate(sparse) if not is_sparse]
     for block in config.blocks:
         attention = block.attention
         is_linear = isinstance(attention, GatedDeltaNetConfig)
@@ -164,6 +170,7 @@ def write_qwen3_next(config: DecoderConfig, model_type: str) -> dict[str, Any]:
         **found,
         **write_sizes(config),
         **write_rms_norm(config),
+        **({} if all(sparse) else write_feed_forward(feed_forward_of(config, FeedForwardConfig))),
         **write_feed_forward(experts.shared, width="shared_expert_intermediate_size"),
         **write_feed_forward(experts.expert, width="moe_intermediate_size"),
         "num_experts": experts.num_experts,
@@ -233,6 +240,6 @@ LAYOUT = decoder(
     ],
     settings={**FUSED, **HEADS, **{name: (name,) for name in ("linear_num_key_heads", "linear_key_head_dim")}},
     defaults={"fused": 0},
-    mark="linear_attn.",
+    marks=("linear_attn.", "shared_expert_gate."),
     model_types=("qwen3_next",),
 )

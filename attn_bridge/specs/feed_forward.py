@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from ..validation import check_number
 from .base import Config, Parameter, linear
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "quick_gelu", "relu2"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,8 @@ class FeedForwardConfig(Config):
     Attributes:
         d_in: width of the input, and of the output.
         hidden_dim: width between the matrices.
-        activation: ``silu``, ``gelu``, its approximation by tanh ``gelu_tanh``, or ``relu``.
+        activation: ``silu``, ``gelu``, its approximations by tanh ``gelu_tanh`` and by a sigmoid ``quick_gelu``,
+            ``relu``, or its square ``relu2``.
         gated: whether the activation of one projection multiplies another: ``fc3(activation(fc1(x)) * fc2(x))``.
         bias: whether the matrices have biases.
         clamp: how gpt-oss clips the gate and what it gates; for ``silu`` alone.

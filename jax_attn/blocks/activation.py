@@ -17,6 +17,8 @@ ACTIVATIONS = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": jax.nn.gelu,
     "relu": jax.nn.relu,
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
+    "relu2": lambda x: jax.nn.relu(x) ** 2,
 }
 
 
@@ -25,7 +27,8 @@ class Activation(nnx.Module):
 
     Args:
         name: ``silu``, ``x * sigmoid(x)``; ``gelu``, ``x * Phi(x)`` with Phi the normal distribution function, or its
-            approximation by tanh, ``gelu_tanh``, which is GPT-2's and the book's (arXiv 1606.08415); or ``relu``.
+            approximation by tanh, ``gelu_tanh``, which is GPT-2's and the book's (arXiv 1606.08415);
+            ``quick_gelu``, ``x * sigmoid(1.702 * x)``; ``relu``; or ``relu2``, its square (arXiv 2109.08668).
     """
 
     def __init__(self, name: str):

@@ -36,6 +36,10 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {**WHOLE, "mlp_bias": True, "attention_bias": True, "rope_theta": 500.0}),
     "llama-3.2": ("llama", {**WHOLE, "head_dim": 8, "rope_scaling": LLAMA3, "tie_word_embeddings": True}),
     "mistral": ("mistral", {**WHOLE, "sliding_window": 4, "hidden_act": "gelu"}),
+    "ministral": (
+        "ministral",
+        {**WHOLE, "sliding_window": 4, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    ),
     "qwen2": ("qwen2", {**WHOLE, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
     "qwen3": ("qwen3", {**WHOLE, "head_dim": 6, "rms_norm_eps": 1e-3}),
     "gemma2": (
@@ -61,7 +65,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo": ("olmo", {**WHOLE, "clip_qkv": 0.7}),
-    "olmo2": ("olmo2", {**WHOLE, "rms_norm_eps": 1e-3, "tie_word_embeddings": True}),
+    "olmo2": ("olmo2", {**WHOLE, "rms_norm_eps": 1e-3, "tie_word_embeddings": True, "hidden_act": "relu2"}),
     "olmo3": ("olmo3", {**WHOLE, "sliding_window": 4, "num_hidden_layers": 4, "rope_theta": 500000.0}),
     "bloom": ("bloom", {"vocab_size": VOCABULARY, "hidden_size": 24, "n_layer": 2, "n_head": 6, "pad_token_id": 0}),
     "gpt-oss": (
@@ -82,6 +86,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             **WHOLE,
             **LATENT_HEADS,
             **EXPERTS,
+            "mlp_bias": True,
             "first_k_dense_replace": 1,
             "n_routed_experts": 6,
             "n_shared_experts": 2,
@@ -119,6 +124,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 6,
             "shared_expert_intermediate_size": 9,
+            "mlp_only_layers": [2],
             "norm_topk_prob": True,
         },
     ),
@@ -133,6 +139,15 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gpt2": ("gpt2", {**GPT2, "n_inner": 14}),
+    "gpt2-scaled": (
+        "gpt2",
+        {
+            **GPT2,
+            "activation_function": "quick_gelu",
+            "scale_attn_weights": False,
+            "scale_attn_by_inverse_layer_idx": True,
+        },
+    ),
     "phi3": ("phi3", {**WHOLE, "sliding_window": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
     "phi3-short": (
         "phi3",

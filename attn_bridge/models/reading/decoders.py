@@ -36,10 +36,17 @@ _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
+    "gelu_python": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
+    "relu2": "relu2",
 }
+"""Their name of an activation -> ours; those by tanh differ in how they are rounded alone."""
 
 NAMES: dict[Activation, str] = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
 """Our name of an activation -> the usual one of theirs."""
@@ -93,8 +100,13 @@ def write_rms_norm(config: DecoderConfig) -> dict[str, Any]:
 
 
 def read_llama_block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
-    """Return a block as Llama has it: norms before attention and gated feed-forward layers."""
+    """Return a block as Llama has it: norms before attention and gated feed-forward layers, which may have biases."""
     return DecoderBlockConfig(attention, read_feed_forward(config, bias="mlp_bias"), read_rms_norm(config))
+
+
+def read_mistral_block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
+    """Return a block as Llama has it, but never with biases, whatever ``mlp_bias`` says."""
+    return DecoderBlockConfig(attention, read_feed_forward(config), read_rms_norm(config))
 
 
 def read_llama_model(config: ModelConfig) -> dict[str, Any]:

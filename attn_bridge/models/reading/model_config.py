@@ -122,7 +122,7 @@ class ModelConfig:
             raise TypeError(f"layer_types of {self.model_type} must be a list of strings, got {_shown(kinds)}")
         if layer >= len(kinds):
             raise ValueError(f"layer_types of {self.model_type} has {len(kinds)} entries, none for layer {layer}")
-        return str(kinds[layer])
+        return "full_attention" if kinds[layer] == "attention" else str(kinds[layer])  # which older files call it
 
     def refuse(self, key: str, *accepted: Any) -> None:
         """Refuse a value that changes the numbers in a way that ours can't.

@@ -44,7 +44,8 @@ def read_rotary(
         kind: kind of the layer, below which ``rope_parameters`` may hold those of its own.
         theta: base where the config says none.
         pairing: which channels turn together.
-        partial: whether the model may turn a part of each head, by ``partial_rotary_factor``; others ignore it.
+        partial: whether the model may turn a part of each head, by ``partial_rotary_factor``; others ignore it
+            where positions are not scaled.
         renamed: ``rope_type`` of its files -> the one that is meant.
 
     Raises:
@@ -149,8 +150,23 @@ def make_rotary(
     dim = None if part is None else int(head_dim * _number(config, "partial_rotary_factor", part))
     if dim == 1:
         dim = 2  # as transformers has it: one frequency turns two channels
+    if dim is not None and (dim < 1 or dim % 2 or dim > head_dim):
+        raise ValueError(
+            f"partial_rotary_factor ({part}) of {config.model_type} turns {dim} of the {head_dim} channels of a head, "
+            "which must be an even number of them"
+        )
     scaling = _SCALINGS[kind][1](config, values)
+    if scaling is not None and part is None:
+        _refuse_part(config, head_dim, values, kind)
     return Rotary(_number(config, "rope_theta", base), None if dim == head_dim else dim, pairing, scaling)
+
+
+def _refuse_part(config: ModelConfig, head_dim: int, values: Values, kind: str) -> None:
+    """Refuse a part of each head, where a model turns all of it: `transformers` makes tables of that part there."""
+    key = "partial_rotary_factor"
+    part = values.get(key, config.get(key))
+    if part is not None and int(head_dim * _number(config, key, part)) != head_dim:
+        raise ValueError(f"{key} ({part}) of {config.model_type} is not supported with rope_type {kind}, only 1.0")
 
 
 def _linear(config: ModelConfig, values: Values) -> Scaling:

@@ -33,7 +33,7 @@ def decoder(
     defaults: Mapping[str, int] | None = None,
     prefixes: tuple[str, ...] = ("model.", ""),
     refused: Mapping[str, str] | None = None,
-    mark: str = "",
+    marks: tuple[str, ...] = (),
 ) -> Layout:
     """Return the layout of a decoder with these rows between its embeddings; the rest is as `Layout` takes it."""
     return Layout(
@@ -44,7 +44,7 @@ def decoder(
         settings={**TIE, **(settings or {})},
         defaults={"tie": 0, **(defaults or {})},
         whole=True,
-        mark=mark,
+        marks=marks,
         refused={**QUANTISED, **(refused or {})},
         model_types=model_types,
     )
@@ -76,10 +76,12 @@ EXPERTS = "feed-forward/experts|fused"
 FUSED = {"fused": ()}
 
 
-def experts(shared: str = "") -> list[Row]:
+def experts(shared: str = "", *, bias: bool = False) -> list[Row]:
     """Return rows of experts, each by itself or all in one, a router, and what every token goes to; or of none.
 
-    `shared` is the name of what every token goes to; "" where there is none.
+    Args:
+        shared: name of what every token goes to; "" where there is none.
+        bias: whether that, and feed-forward layers without experts, may have biases.
     """
     expert = f"{OURS}ff.experts.{{j}}."
     both = tuple(f"{expert}{fc}.weight" for fc in ("fc1", "fc2"))
@@ -88,7 +90,7 @@ def experts(shared: str = "") -> list[Row]:
         *feed_forward("mlp.experts.{j}", "ff.experts.{j}", branch="feed-forward/experts"),
         Row(f"{stacked}gate_up_proj", both, "o i -> e (part o) i", part="part", stack="e", branch=fused),
         Row(f"{stacked}down_proj", (f"{expert}fc3.weight",), "o i -> e o i", stack="e", branch=fused),
-        *(feed_forward(f"mlp.{shared}", "ff.shared", branch=EXPERTS) if shared else ()),
+        *(feed_forward(f"mlp.{shared}", "ff.shared", bias=bias, branch=EXPERTS) if shared else ()),
         Row(f"{LAYER}mlp.gate.weight", (f"{OURS}ff.router.weight",), branch=EXPERTS),
-        *feed_forward(branch="feed-forward/dense"),
+        *feed_forward(bias=bias, branch="feed-forward/dense"),
     ]

@@ -54,7 +54,21 @@ REFUSED = {
         "apply_residual_connection_post_layernorm (True) of bloom is not supported, only False",
     ),
     "router": ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method ('noaux_tc') of deepseek_v2 is not supported"),
-    "dense layers": ("qwen3_next", {"mlp_only_layers": [1]}, "mlp_only_layers ([1]) of qwen3_next is not supported"),
+    "slices": (
+        "bloom",
+        {"slow_but_exact": True, "pretraining_tp": 2},
+        "slow_but_exact (True) of bloom is not supported, only False",
+    ),
+    "part of a head": (
+        "llama",
+        {"partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        "partial_rotary_factor (0.5) of llama is not supported with rope_type linear, only 1.0",
+    ),
+    "odd part of a head": (
+        "qwen3_next",
+        {"partial_rotary_factor": 0.2},
+        "partial_rotary_factor (0.2) of qwen3_next turns 3 of the 16 channels of a head, which must be an even number",
+    ),
     "factor": ("granite", {"logits_scaling": 0.0}, "logits_scaling (0.0) of granite must be positive"),
     "encoder": ("bart", {"d_model": 64}, "model_type (bart) is no decoder of ours, which are bloom,"),
     "nobody": ("nobody", {}, "model_type (nobody) must be one of"),
