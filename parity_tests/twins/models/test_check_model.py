@@ -19,6 +19,7 @@ from attn_bridge.parity.compare.sides import large
 from attn_bridge.weights import WeightsMismatchError
 from jax_attn._parity import decoded as flax_decoded
 from torch_attn._parity import decoded as torch_decoded
+from torch_attn._parity import hugging_face
 
 FAULTS = {
     "key": ("model.layers.1.self_attn.k_proj.weight", lambda one: one * 1.01, "trf_blocks.1.att.W_key"),
@@ -205,3 +206,16 @@ def test_a_tied_head_with_numbers_of_its_own_is_refused(folder, tmp_path):
     save_file(arrays, tmp_path / "wrong" / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"lm_head.weight must hold the numbers of model.embed_tokens.weight"):
         check_model(tmp_path / "wrong")
+
+
+def test_layers_that_transformers_does_not_load_are_judged_by_the_torch_twin(folder, monkeypatch):
+    def refuse(*arguments: object) -> None:
+        raise hugging_face.UnknownModelError("transformers does not load model.layers.0.self_attn.extra.weight")
+
+    monkeypatch.setattr(hugging_face, "layer", refuse)
+    found = check_model(folder, seeds=1)
+    assert found.passed
+    assert [[pair.first for pair in part.pairs] for part in found.parts[1:]] == [["torch"], ["torch"]]
+    assert found.notes == (
+        "transformers does not load model.layers.0.self_attn.extra.weight: the torch twin alone is the measure",
+    )

@@ -108,14 +108,26 @@ class _Walk:
         self.names = ["ends", *(f"trf_blocks.{index}" for index in range(len(self.config.blocks)))]
 
     def _theirs(self, *, needed: bool) -> Theirs | None:
-        library: Any = backends.load("torch", "_parity.hugging_face")
         try:
             return Theirs(self.paths[0], self.config, self.dtype)
-        except library.UnknownModelError as error:
-            if needed:
-                raise ValueError(f"{self.paths[0]}: {error}") from None
-            self.notes.append(f"{error}: the torch twin alone is the measure")
+        except _unknown_model() as error:
+            self._do_without(error, needed=needed)
         return None
+
+    def _do_without(self, error: Exception, *, needed: bool) -> None:
+        """Take the torch twin alone for the measure where `transformers` can't be asked."""
+        if needed:
+            raise ValueError(f"{self.paths[0]}: {error}") from None
+        self.theirs = None
+        self.notes.append(f"{error}: the torch twin alone is the measure")
+
+    def _make(self, size: int, make: Callable[[Side], Any]) -> dict[str, Any]:
+        """Return a part of some size of each side that judges it."""
+        try:
+            return {side.name: make(side) for side in self._sides(size)}
+        except _unknown_model() as error:  # it has such a model, and does not read these tensors
+            self._do_without(error, needed=not self.twins)
+            return {side.name: make(side) for side in self._sides(size)}
 
     def report(self, batch: int, tokens: int) -> ModelReport:
         """Judge all parts."""
@@ -141,15 +153,15 @@ class _Walk:
         )
 
     def _judged(self, ids: Array) -> tuple[tuple[float, ...], ...]:
-        made = {side.name: side.ends(self.rows) for side in self._sides(self._size_of_ends())}
+        made = self._make(self._size_of_ends(), lambda side: side.ends(self.rows))
         self._judge("ends", lambda side, **options: side.ends(self.rows, **options), made, ids, None)
         del made
         twins = {side.name: side.ends(self.rows) for side in (self.torch, self.flax)}
         states = {"first": self.torch.run(twins["torch"].embed, ids), "flax": self.flax.run(twins["flax"].embed, ids)}
         del twins
         for index, block in enumerate(self.config.blocks):
-            sides = self._sides(sum(math.prod(row.shape) for row in block.parameters))
-            blocks = {side.name: side.block(index) for side in sides}
+            size = sum(math.prod(row.shape) for row in block.parameters)
+            blocks = self._make(size, lambda side: side.block(index))  # noqa: B023 - it is called before the next one
             self._judge(
                 self.names[index + 1],
                 lambda side, **options: side.block(index, **options),  # noqa: B023 - it is called before the next one
@@ -157,7 +169,7 @@ class _Walk:
                 states["first"],
                 block,
             )
-            first = next(side for side in sides if side.name != "flax")
+            first = next(side for side in self._sides(size) if side.name != "flax")
             states = {
                 "first": first.run(blocks[first.name], states["first"]),
                 "flax": self.flax.run(blocks["flax"], states["flax"]),
@@ -211,6 +223,12 @@ class _Walk:
             return None
         weights = [subject_of(make(one, numbered=True)).weights() for one in (side, self.beside)]
         return same_elements.pair(weights[0], weights[1], first.parameters(), second.parameters())
+
+
+def _unknown_model() -> type[Exception]:
+    """Return what is raised where `transformers` is not installed or does not know a model."""
+    found: type[Exception] = backends.load("torch", "_parity.hugging_face").UnknownModelError
+    return found
 
 
 def _check_alike(paths: tuple[Path, Path], found: tuple[DecoderConfig, DecoderConfig]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from ..pair import SIDES
 from ..results.findings import Side, TensorVerdict
 from ..samples.sampling import Planned
+from ..sides.large import is_large
 from .bench import Bench, Findings
 from .runner import Runner
 
@@ -43,9 +44,19 @@ def judge_in(runner: Runner, dtype: str, modes: tuple[str, ...], seeds: int, fir
 
 
 def _take_large(bench: Bench, plan: Sequence[Planned]) -> None:
-    """Judge drawn weights in full; held ones need float64 only if the sides are further apart on them."""
+    """Judge drawn weights in full; held ones need float64 only if the sides are further apart on them.
+
+    Weights that are too large to be held twice, and that each side has of its own, are judged in full, and drawn ones
+    only where they leave a gradient zero.
+    """
     own, held = plan
     runner, pair = bench.runner, bench.pair
+    if runner.live and not pair.transfer and any(map(is_large, pair.held["first"].values())):
+        bench.take(held)
+        if bench.zero:
+            bench.take(own)
+        bench.probe_doubted()
+        return
     bench.take(own)
     bench.probe_doubted()
     pair.progress(f"comparing in {bench.dtype}", 1, 2)
