@@ -113,6 +113,8 @@ def load(
         missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys()
         if missing or unexpected or misshapen:
             raise WeightsMismatchError(missing, unexpected, misshapen)
+        if adopt:
+            _check_head(path, config, found)
         execution.check_dropped(plan, reader)
         backend.set_weights(module, _read(elements, found), adopt=adopt)
 
@@ -287,6 +289,7 @@ def check_names(side: Side, path: Path, config: specs.DecoderConfig) -> None:
     missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys() - tied.keys()
     if missing or unexpected or misshapen:
         raise WeightsMismatchError(missing, unexpected, misshapen)
+    _check_head(path, config, targets)
 
 
 @contextlib.contextmanager
@@ -304,6 +307,21 @@ def _elements(reader: Reader, before: manifest.Manifest | None, plan: planning.P
     """Return what reads a plan's targets, each of which is held as a whole anyway."""
     most = max((one.info.nbytes for one in plan.targets), default=0)
     return Elements(reader, None if before is None else before.kept, most)
+
+
+def _check_head(path: Path, config: Any, found: Mapping[str, planning.Target]) -> None:
+    """Refuse a folder whose config has a head of its own, and that holds a table of embeddings alone, as bases are."""
+    if getattr(config, "tie", True):
+        return
+    heads, tables = (
+        [one for name, one in found.items() if name.endswith(ends)]
+        for ends in (("out_head.weight", "out_head.kernel"), ("tok_emb.weight", "tok_emb.embedding"))
+    )
+    if any(one.sources == head.sources for one in tables for head in heads):
+        raise CheckpointError(
+            f"{path} holds no head, as a base model's, and its config.json does not tie one to {heads[0].sources[0]} "
+            "(tie_word_embeddings); set that to true where the embeddings are the head"
+        )
 
 
 def _check_tied(elements: Elements, one: planning.Target, other: planning.Target) -> None:

@@ -35,7 +35,7 @@ from .reading.decoders import (
     write_sizes,
 )
 from .reading.model_config import ModelConfig
-from .reading.rotary import make_rotary, read_rotary, write_nested, write_rotary
+from .reading.rotary import make_nested_rotary, read_rotary, write_nested, write_rotary
 from .rows.attention import SPLIT
 from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 
@@ -84,9 +84,9 @@ def _gemma3_rotary(config: ModelConfig, kind: str) -> Rotary:
     if kind == "full_attention":
         values = {**own, **config.mapping("rope_scaling")}
         base = values.get("rope_theta", config.get("rope_theta"))
-        return make_rotary(config, head_dim_of(config), values, 1_000_000.0 if base is None else base)
+        return make_nested_rotary(config, head_dim_of(config), values, 1_000_000.0 if base is None else base)
     base = own.get("rope_theta", config.get("rope_local_base_freq"))
-    return make_rotary(config, head_dim_of(config), own, 10_000.0 if base is None else base)
+    return make_nested_rotary(config, head_dim_of(config), own, 10_000.0 if base is None else base)
 
 
 def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:

@@ -25,7 +25,7 @@ from .grouped import (
 )
 from .reading.decoders import attention_of, read_feed_forward, read_rms_norm, write_llama_decoder
 from .reading.model_config import ModelConfig
-from .reading.rotary import make_rotary, read_rotary, write_nested, write_rotary
+from .reading.rotary import make_nested_rotary, read_rotary, write_nested, write_rotary
 from .rows.attention import SPLIT
 from .rows.decoder import FINAL_NORM, attention, decoder, feed_forward, norms
 
@@ -58,7 +58,7 @@ def _olmo3_rotary(config: ModelConfig, kind: str) -> Rotary:
     if kind == "full_attention":
         values |= config.mapping("rope_scaling")
         base = values.get("rope_theta", config.get("rope_theta"))
-    return make_rotary(config, head_dim_of(config), values, 500_000.0 if base is None else base)
+    return make_nested_rotary(config, head_dim_of(config), values, 500_000.0 if base is None else base)
 
 
 def _block(config: ModelConfig, layer: int, attention: Any) -> DecoderBlockConfig:
@@ -104,7 +104,7 @@ def _write_olmo3_rotary(config: DecoderConfig, kinds: list[str]) -> dict[str, An
 
 
 _OLMO: dict[str, Any] = {
-    "vocab_size": 100352,
+    "vocab_size": 50304,
     "intermediate_size": 11008,
     "hidden_act": "silu",
     "tie_word_embeddings": False,
@@ -118,7 +118,7 @@ FAMILIES = (
     Family(
         ("olmo",),
         read_olmo,
-        {**_OLMO, "vocab_size": 50304},
+        _OLMO,
         block=_block,
         model=_model_of_olmo1,
         write=write_olmo,

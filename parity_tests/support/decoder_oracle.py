@@ -38,7 +38,12 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {**WHOLE, "sliding_window": 4, "hidden_act": "gelu"}),
     "ministral": (
         "ministral",
-        {**WHOLE, "sliding_window": 4, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+        {
+            **WHOLE,
+            "head_dim": 6,
+            "sliding_window": 4,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
     ),
     "qwen2": ("qwen2", {**WHOLE, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
     "qwen3": ("qwen3", {**WHOLE, "head_dim": 6, "rms_norm_eps": 1e-3}),

@@ -127,6 +127,16 @@ def rope_type(values: Values) -> str:
     return str(values.get("rope_type", values.get("type", "default")))
 
 
+def make_nested_rotary(config: ModelConfig, head_dim: int, values: Values, base: Any) -> Rotary:
+    """Return the rotary positions of one kind of layers, where each has its own; arguments are those of `make_rotary`.
+
+    As in `transformers`, the context that these scale is never one beside them, and ``truncate`` is passed over.
+    """
+    given = {name: value for name, value in config.given.items() if name != "original_max_position_embeddings"}
+    inner = ModelConfig(given, config.model_type, config.defaults, config.aliases)
+    return make_rotary(inner, head_dim, {**values, "truncate": True}, base)
+
+
 def make_rotary(
     config: ModelConfig, head_dim: int, values: Values, base: Any, part: Any = None, pairing: Pairing = "half"
 ) -> Rotary:

@@ -45,6 +45,35 @@ def test_the_page_names_every_family():
     assert [name for name in DECODERS if f"`{name}`" not in page] == []
 
 
+LINEAR = {"type": "linear", "factor": 2.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+MIXED = ["full_attention", "sliding_attention"] * 2
+ALIKE = {
+    "type of nested scaling": ("olmo3", {"rope_scaling": LINEAR}, {}),
+    "type of Gemma's scaling": ("gemma3_text", {"rope_scaling": LINEAR}, {}),
+    "what nested scaling passes over": (
+        "olmo3",
+        {"rope_scaling": {**YARN, "truncate": False}, "original_max_position_embeddings": 4},
+        {"rope_scaling": YARN},
+    ),
+    "biases of Qwen": ("qwen2", {"mlp_bias": True}, {}),
+    "biases of DeepSeek V3": ("deepseek_v3", {"mlp_bias": True}, {}),
+    "biases of DiffLlama": ("diffllama", {"mlp_bias": True}, {}),
+    "activation": ("llama", {"hidden_act": "gelu_fast"}, {"hidden_act": "gelu_new"}),
+    "kinds of layers": ("mistral", {"layer_types": MIXED}, {"layer_types": MIXED, "model_type": "ministral"}),
+    "kinds of layers that are passed over": ("mixtral", {"layer_types": MIXED}, {}),
+    "name of a kind": ("qwen2", {"layer_types": ["attention"] * 4}, {}),
+    "scores in float32": ("gpt2", {"reorder_and_upcast_attn": True}, {}),
+}
+"""Case -> ``model_type``, keys, and others that mean the same in `transformers`."""
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_keys_mean_what_they_do_in_transformers(case):
+    name, one, other = ALIKE[case]
+    assert families.find_decoder({**small(name), **one}) == families.find_decoder({**small(name), **other})
+
+
 REFUSED = {
     "activation": ("llama", {"hidden_act": "mish"}, "hidden_act ('mish') of llama must be one of"),
     "deep": ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers (1000000000) of llama must be at most 4096"),

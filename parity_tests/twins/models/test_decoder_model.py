@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
 import jax
@@ -81,6 +82,15 @@ def test_logits_and_hidden_states_are_those_of_transformers(side, name, padded):
     assert len(hidden) == len(oracle.hidden) - 1
     for one, wanted in zip(hidden, oracle.hidden, strict=False):
         assert_close(one, wanted, oracle.mask, 1e-10)
+
+
+def test_a_base_without_a_head_is_refused(side, tmp_path):
+    run("llama").model.model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"^.* holds no head, .* to embed_tokens\.weight \(tie_word_embeddings\); .*$"):
+        PACKAGES[side].DecoderModel.from_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    assert PACKAGES[side].DecoderModel.from_pretrained(tmp_path).config.tie
 
 
 @pytest.mark.parametrize("name", NAMES)
