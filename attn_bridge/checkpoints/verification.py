@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..printable import printable
+from ..weights import WeightsMismatchError
 from .containers.base import CheckpointError, Reader
 from .digests import KEY
 from .elements import Elements
@@ -95,6 +98,23 @@ def by_source(
         done += one.info.nbytes
         progress(done, plan.nbytes, name)
     return problems
+
+
+def another_source(source: Path, target: Path, made_of: str, error: WeightsMismatchError) -> CheckpointError:
+    """Return the error of a source that can't be the checkpoint which a target was made of.
+
+    Args:
+        source: the one that was given.
+        target: made of another one.
+        made_of: layout of the checkpoint that the target was made of.
+        error: of reading the source in that layout.
+    """
+    first, *others = *error.unexpected, *error.missing, *error.misshapen
+    more = f" and {len(others)} more do" if others else " does"
+    return CheckpointError(
+        f"{target} was made of a checkpoint of layout {made_of}, which {source} is not ({printable(first)}{more} not "
+        "fit); verify it against the very checkpoint that it was made of"
+    )
 
 
 def _compare(elements: Elements, one: Target, there: Reader, budget: int) -> str:

@@ -53,7 +53,7 @@ def check(
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="Judge the model of this folder block by block, and its logits; takes no VARIANT."),
+        typer.Option(help="Judge the decoder of this folder block by block, and its logits; takes no VARIANT."),
     ] = None,
     against: Annotated[
         Path | None,
@@ -94,8 +94,8 @@ def check(
     if model is not None:
         if variants or case or dtype or full or weights is not None or settings:
             raise ValueError(
-                "--model judges a whole model; it goes with --against, --oracle, --tokens, --batch, --seeds, --json and "
-                "--html alone"
+                "--model judges a whole model; it goes with --against, --oracle, --tokens, --batch, --seeds, --json "
+                "and --html alone"
             )
         shape = {name: value for name, value in (("tokens", tokens), ("batch", batch)) if value is not None}
         return _check_model(model, against, oracle or "auto", seeds, shape, json_file, html)
