@@ -222,6 +222,9 @@ def _plain(document: Mapping[str, Any]) -> dict[str, Any]:
 
 OWN_MODELS: dict[str, OwnModel] = {
     "DecoderModel": OwnModel(_read_decoder, families.write_config),
+    "EncoderDecoderModel": OwnModel(
+        lambda document: _read_whole(specs.EncoderDecoderConfig, document), families.write_config
+    ),
     "GPTModel": OwnModel(lambda document: specs.GPTModelConfig.read(_plain(document)), gpt2.write_gpt_model),
     "BertEncoder": OwnModel(lambda document: specs.BertEncoderConfig.read(_plain(document)), bert.write_bert_encoder),
 }

@@ -21,7 +21,7 @@ from ..specs.layer_norm import LayerNormConfig
 from ..weights.rows import Row
 from .family import AttentionLayer, Family
 from .layout import Layout
-from .reading.decoders import MAX_LAYERS, activation_of
+from .reading.decoders import MAX_LAYERS, NAMES, activation_of
 from .reading.model_config import ModelConfig
 from .rows.attention import ENCODER_DECODER, below
 from .rows.common import TIE, layer_norm, with_bias
@@ -129,6 +129,46 @@ def read_whisper(config: ModelConfig, names: Collection[str]) -> EncoderDecoderC
     return EncoderDecoderConfig(vocab_size, encoder, decoder, config.flag("tie_word_embeddings"))
 
 
+def _write(config: EncoderDecoderConfig) -> dict[str, Any]:
+    """Return the keys that both have."""
+    written: dict[str, Any] = {"is_encoder_decoder": True}
+    for side, stack in zip(SIDES, (config.encoder, config.decoder), strict=True):
+        block = stack.blocks[0]
+        written |= {
+            f"{side}_layers": len(stack.blocks),
+            f"{side}_attention_heads": block.attention.num_heads,
+            f"{side}_ffn_dim": block.feed_forward.hidden_dim,
+        }
+    block = config.decoder.blocks[0]
+    return written | {
+        "vocab_size": config.vocab_size,
+        "d_model": config.decoder.emb_dim,
+        "num_hidden_layers": len(config.encoder.blocks),
+        "activation_function": NAMES[block.feed_forward.activation],
+        "dropout": config.decoder.dropout,
+        "attention_dropout": block.attention.dropout,
+        "activation_dropout": block.feed_forward.dropout,
+        "tie_word_embeddings": config.tie,
+    }
+
+
+def write_bart(config: EncoderDecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of BART."""
+    return _write(config) | {
+        "max_position_embeddings": config.decoder.num_positions,
+        "scale_embedding": config.decoder.embedding_scale != 1.0,
+    }
+
+
+def write_whisper(config: EncoderDecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the keys of Whisper."""
+    return _write(config) | {
+        "num_mel_bins": None if config.encoder.convolutions is None else config.encoder.convolutions.channels,
+        "max_source_positions": config.encoder.num_positions,
+        "max_target_positions": config.decoder.num_positions,
+    }
+
+
 FAMILIES = (
     Family(
         ("bart",),
@@ -146,6 +186,8 @@ FAMILIES = (
         },
         depth="decoder_layers",
         pair=read_bart,
+        write=write_bart,
+        architecture="BartForConditionalGeneration",
     ),
     Family(
         ("whisper",),
@@ -164,6 +206,8 @@ FAMILIES = (
         },
         depth="decoder_layers",
         pair=read_whisper,
+        write=write_whisper,
+        architecture="WhisperForConditionalGeneration",
     ),
 )
 

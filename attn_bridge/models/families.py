@@ -36,7 +36,7 @@ from . import (
 from .family import AttentionLayer, Family
 from .layout import Layout
 from .reading.decoders import make_decoder
-from .reading.differences import differences
+from .reading.differences import differences, differences_of_pairs
 from .reading.model_config import ModelConfig
 
 __all__ = [
@@ -148,27 +148,31 @@ SHOWN = 3
 """Differences that a refusal names."""
 
 
-def write_config(config: DecoderConfig, layout: Layout) -> dict[str, Any]:
-    """Return the ``config.json`` of a decoder, by the first family of a layout that reads the same out of it again.
+def write_config(config: DecoderConfig | EncoderDecoderConfig, layout: Layout) -> dict[str, Any]:
+    """Return the ``config.json`` of a model, by the first family of a layout that reads the same out of it again.
 
     Args:
-        config: the decoder's.
+        config: of a decoder, or of an encoder with its decoder.
         layout: of the weights beside it, which says whose names they have.
 
     Raises:
-        ValueError: no family of the layout has such a decoder; the message names what the closest one lacks.
+        ValueError: no family of the layout has such a model; the message names what the closest one lacks.
     """
-    candidates = [(name, FAMILIES[name]) for name in layout.model_types if name in FAMILIES]
+    is_pair = isinstance(config, EncoderDecoderConfig)
+    known = [(name, FAMILIES[name]) for name in layout.model_types if name in FAMILIES]
+    candidates = [(name, family) for name, family in known if (family.pair is not None) == is_pair]
+    what = "encoder and decoder" if is_pair else "decoder"
     closest, fewest = "", math.inf
     for name, family in candidates:
         if family.write is None:
             continue
         try:
-            if not config.blocks:
+            stacks = (config,) if isinstance(config, DecoderConfig) else (config.encoder, config.decoder)
+            if not all(stack.blocks for stack in stacks):
                 raise ValueError("blocks are none")
             keys = {"model_type": name, "architectures": [family.architecture], **dict.fromkeys(TOKENS)}
             written = keys | family.write(config, name)
-            lacking = differences(config, find_decoder(written))
+            lacking = _lacking(config, written)
         except (TypeError, ValueError, OverflowError) as error:
             closest = closest or f"{name}: {error}"
             continue
@@ -179,16 +183,23 @@ def write_config(config: DecoderConfig, layout: Layout) -> dict[str, Any]:
             more = f" and {len(kinds) - SHOWN} more" if len(kinds) > SHOWN else ""
             closest, fewest = f"{name} has another {', '.join(kinds[:SHOWN])}{more}", len(kinds)
     if not closest:
-        raise ValueError(f"{layout.name} is for no decoder of ours, so that no config.json can be written")
+        raise ValueError(f"{layout.name} is for no {what} of ours, so that no config.json can be written")
     tried = ", ".join(name for name, family in candidates if family.write is not None)
-    raise ValueError(f"no config.json of {layout.name} ({tried}) says all of this decoder; {closest}")
+    raise ValueError(f"no config.json of {layout.name} ({tried}) says all of this {what}; {closest}")
+
+
+def _lacking(config: DecoderConfig | EncoderDecoderConfig, written: Mapping[str, Any]) -> list[str]:
+    """Return what of a config another one has otherwise that is read out of a config.json."""
+    if isinstance(config, DecoderConfig):
+        return differences(config, find_decoder(written))
+    return differences_of_pairs(config, find_encoder_decoder(written, ["logits_bias"] if config.logits_bias else []))
 
 
 def _by_kind(differences: Iterable[str]) -> list[str]:
     """Return the first of each kind of difference, with the number of blocks that have it."""
     found: dict[str, list[str]] = collections.defaultdict(list)
     for one in differences:
-        found[re.sub(r"^blocks\[[0-9]+\]", "", one)].append(one)
+        found[re.sub(r"^((en|de)coder\.)?blocks\[[0-9]+\]", r"\1", one)].append(one)
     return [one[0] + (f" in {len(one)} blocks" if len(one) > 1 else "") for one in found.values()]
 
 

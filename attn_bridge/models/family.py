@@ -185,7 +185,7 @@ class Family:
         block: from a config, a layer's index and its attention to the whole block; None where none of ours is alike.
         model: from a config to what stands before and behind the blocks.
         pair: from a config and the names of the tensors beside it to encoder and decoder; None where it has none.
-        write: from the config of a decoder back to keys of a config.json; None where none is written.
+        write: from the config of a decoder, or of a pair, back to keys of a config.json; None where none is written.
         architecture: the class of `transformers` that runs it.
     """
 

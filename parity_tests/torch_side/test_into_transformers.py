@@ -20,6 +20,8 @@ from torch_attn.backend import get_weights, to_numpy
 
 from ..support.decoder_oracle import DECODERS, VOCABULARY, WHOLE, lift, run
 from ..support.drawn_decoders import draw
+from ..support.encoder_decoder_oracle import MODELS
+from ..support.encoder_decoder_oracle import run as pair
 from ..support.hf_configs import LATENT_HEADS
 
 
@@ -218,9 +220,40 @@ def assert_same_in_transformers(config, layout, tmp_path):
 
 
 def test_the_architectures_are_those_of_transformers():
-    known = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    auto = transformers.models.auto.modeling_auto
+    known = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+    known = known | {"bart": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES["bart"]}
     ours = {name: family.architecture for name, family in families.FAMILIES.items() if family.write is not None}
     assert ours == {name: known[name] for name in ours}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_encoder_with_its_decoder_is_one_of_theirs(tmp_path, name):
+    oracle, model_type = pair(name), name.split("-")[0]
+    model = torch_attn.EncoderDecoderModel.from_pretrained(oracle.folder)
+    torch_attn.checkpoints.save(model, tmp_path / "hf", to_layout=f"hf-{model_type}")
+    theirs, info = type(oracle.model).from_pretrained(
+        tmp_path / "hf", attn_implementation="eager", output_loading_info=True
+    )
+    unused = {"model.shared.weight"} if name == "bart-untied" else set()  # each side has a table of its own
+    assert info.pop("missing_keys") == unused
+    assert not any(info.values()), info
+    assert torch_attn.EncoderDecoderModel.from_pretrained(tmp_path / "hf").config == model.config
+    with promoted(), torch.no_grad():
+        given = oracle.call(decoder_attention_mask=torch.tensor(oracle.mask).long(), use_cache=False)
+        found = to_numpy(theirs(**given).logits)
+    assert np.abs(found - oracle.logits).max() <= 1e-10 * np.abs(oracle.logits).max()
+
+
+def test_what_no_bart_says_is_refused_by_name(tmp_path):
+    model = torch_attn.EncoderDecoderModel.from_pretrained(pair("bart").folder)
+    first, *others = model.config.decoder.blocks
+    first = dataclasses.replace(first, feed_forward=dataclasses.replace(first.feed_forward, activation="silu"))
+    config = model.config.replace(decoder=model.config.decoder.replace(blocks=(first, *others)))
+    changed = torch_attn.EncoderDecoderModel(config)
+    with pytest.raises(ValueError, match=r"bart has another .*feed_forward\.activation"):
+        torch_attn.checkpoints.save(changed, tmp_path / "hf", to_layout="hf-bart")
+    assert not (tmp_path / "hf").exists()
 
 
 def test_a_bert_encoder_is_one_of_theirs(tmp_path):

@@ -20,8 +20,11 @@ Model = Callable[[ModelConfig], dict[str, Any]]
 """From a config to what a `DecoderConfig` takes beside its vocabulary, width and blocks."""
 Pair = Callable[[ModelConfig, Collection[str]], EncoderDecoderConfig]
 """From a config and the names of the tensors beside it to an encoder with its decoder."""
-Write = Callable[[DecoderConfig, str], dict[str, Any]]
-"""From a decoder and a ``model_type`` to keys of a config.json; what the family can't say is left out or refused."""
+Write = Callable[[Any, str], dict[str, Any]]
+"""From the config of a decoder, or of an encoder with its decoder, and a ``model_type`` to keys of a config.json.
+
+What the family can't say is left out or refused.
+"""
 
 Part = TypeVar("Part")
 

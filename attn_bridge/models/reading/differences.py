@@ -1,4 +1,4 @@
-"""Whether two configs of decoders compute the same, and where they do not."""
+"""Whether two configs of whole models compute the same, and where they do not."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...specs.decoder_model import DecoderConfig
+from ...specs.encoder_decoder_model import EncoderDecoderConfig
 from ...specs.mixture_of_experts import MixtureOfExpertsConfig
 from ...specs.multi_head_latent_attention import MultiHeadLatentAttentionConfig
 from ...specs.position import Rotary
@@ -19,6 +20,11 @@ ROUNDING = 1e-15
 def differences(wanted: DecoderConfig, found: DecoderConfig) -> list[str]:
     """Return what of a config another one has otherwise, as ``path (value)``; nothing where both compute the same."""
     return list(_differences(_plain(wanted), _plain(found), ""))
+
+
+def differences_of_pairs(wanted: EncoderDecoderConfig, found: EncoderDecoderConfig) -> list[str]:
+    """Return the same of an encoder with its decoder."""
+    return list(_differences(wanted, found, ""))
 
 
 def _differences(wanted: Any, found: Any, path: str) -> Iterator[str]:
