@@ -295,10 +295,12 @@ def verify(
                     planned = _plan(
                         reader, before, target, from_layout, to_layout, there.format, rules, dtype, settings
                     )
-                except WeightsMismatchError as error:
+                except (WeightsMismatchError, layouts.LayoutError) as error:
                     made_of = None if known is None else known.source.get("layout")
                     if not made_of or from_layout != made_of:
                         raise
+                    if isinstance(error, layouts.LayoutError) and layouts.find(made_of).match(reader.tensors)[1]:
+                        raise  # its names are those of the layout
                     raise verification.another_source(Path(source), target, made_of, error) from None
                 found = verification.by_source(planned, reader, before, there, max_memory, progress)
             problems = {**found, **problems}

@@ -100,7 +100,7 @@ def by_source(
     return problems
 
 
-def another_source(source: Path, target: Path, made_of: str, error: WeightsMismatchError) -> CheckpointError:
+def another_source(source: Path, target: Path, made_of: str, error: ValueError) -> CheckpointError:
     """Return the error of a source that can't be the checkpoint which a target was made of.
 
     Args:
@@ -109,11 +109,13 @@ def another_source(source: Path, target: Path, made_of: str, error: WeightsMisma
         made_of: layout of the checkpoint that the target was made of.
         error: of reading the source in that layout.
     """
-    first, *others = *error.unexpected, *error.missing, *error.misshapen
-    more = f" and {len(others)} more do" if others else " does"
+    why = str(error)
+    if isinstance(error, WeightsMismatchError):
+        first, *others = *error.unexpected, *error.missing, *error.misshapen
+        why = f"{printable(first)} and {len(others)} more do not fit" if others else f"{printable(first)} does not fit"
     return CheckpointError(
-        f"{target} was made of a checkpoint of layout {made_of}, which {source} is not ({printable(first)}{more} not "
-        "fit); verify it against the very checkpoint that it was made of"
+        f"{target} was made of a checkpoint of layout {made_of}, which {source} is not ({why}); verify it against the "
+        "very checkpoint that it was made of"
     )
 
 
