@@ -262,6 +262,7 @@ def verify(
         CheckpointError: (a ValueError) one of them is malformed, or there is nothing to check by.
     """
     from ..models import layouts
+    from ..weights import WeightsMismatchError
     from . import configs, containers, manifest, verification
     from .containers.base import CheckpointError
 
@@ -290,7 +291,17 @@ def verify(
                     problems |= verification.by_originals(opened, known)
                 reader = _dequantised(opened, dtype) if dequantize else opened
                 before = manifest.of(reader, Path(source))
-                planned = _plan(reader, before, target, from_layout, to_layout, there.format, rules, dtype, settings)
+                try:
+                    planned = _plan(
+                        reader, before, target, from_layout, to_layout, there.format, rules, dtype, settings
+                    )
+                except (WeightsMismatchError, layouts.LayoutError) as error:
+                    made_of = None if known is None else known.source.get("layout")
+                    if not made_of or from_layout != made_of:
+                        raise
+                    if isinstance(error, layouts.LayoutError) and layouts.find(made_of).match(reader.tensors)[1]:
+                        raise  # its names are those of the layout
+                    raise verification.another_source(Path(source), target, made_of, error) from None
                 found = verification.by_source(planned, reader, before, there, max_memory, progress)
             problems = {**found, **problems}
     return verification.Verification(not problems, len(there.tensors), problems, known is not None, source is not None)

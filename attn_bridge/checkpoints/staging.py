@@ -44,11 +44,9 @@ def check_free(target: Path, overwrite: bool) -> None:
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
         raise CheckpointError(f"{target} is a device, a pipe or a socket, which is never replaced")
     if not overwrite:
-        raise CheckpointError(f"{target} exists; --overwrite replaces it")
+        raise CheckpointError(f"{target} exists; --overwrite (in Python, overwrite=True) replaces it")
     if target.is_dir() and not target.is_symlink() and not _is_checkpoint(target):
-        raise CheckpointError(
-            f"{target} is a folder of other things than a checkpoint; --overwrite does not replace it"
-        )
+        raise CheckpointError(f"{target} is a folder of other things than a checkpoint, which is never replaced")
 
 
 def _is_checkpoint(folder: Path) -> bool:

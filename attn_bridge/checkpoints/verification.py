@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..printable import printable
+from ..weights import WeightsMismatchError
 from .containers.base import CheckpointError, Reader
 from .digests import KEY
 from .elements import Elements
@@ -95,6 +98,25 @@ def by_source(
         done += one.info.nbytes
         progress(done, plan.nbytes, name)
     return problems
+
+
+def another_source(source: Path, target: Path, made_of: str, error: ValueError) -> CheckpointError:
+    """Return the error of a source that can't be the checkpoint which a target was made of.
+
+    Args:
+        source: the one that was given.
+        target: made of another one.
+        made_of: layout of the checkpoint that the target was made of.
+        error: of reading the source in that layout.
+    """
+    why = str(error)
+    if isinstance(error, WeightsMismatchError):
+        first, *others = *error.unexpected, *error.missing, *error.misshapen
+        why = f"{printable(first)} and {len(others)} more do not fit" if others else f"{printable(first)} does not fit"
+    return CheckpointError(
+        f"{target} was made of a checkpoint of layout {made_of}, which {source} is not ({why}); verify it against the "
+        "very checkpoint that it was made of"
+    )
 
 
 def _compare(elements: Elements, one: Target, there: Reader, budget: int) -> str:

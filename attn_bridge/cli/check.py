@@ -53,7 +53,7 @@ def check(
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="Judge the model of this folder block by block, and its logits; takes no VARIANT."),
+        typer.Option(help="Judge the decoder of this folder block by block, and its logits; takes no VARIANT."),
     ] = None,
     against: Annotated[
         Path | None,

@@ -92,7 +92,7 @@ def find_layer(config: Mapping[str, Any], layer: int) -> AttentionLayer:
         TypeError: `config` is no mapping, or a value of it or `layer` has the wrong type.
         ValueError: a ``model_type`` without a family, a layer that the model lacks, or a value that does not fit.
     """
-    family, read = _read(config)
+    family, read = _read(config, known_model_types())
     if isinstance(layer, bool) or not hasattr(layer, "__index__"):
         raise TypeError(f"layer must be an integer, got {type(layer).__name__}")
     layer = layer.__index__()
@@ -112,10 +112,13 @@ def find_decoder(config: Mapping[str, Any]) -> DecoderConfig:
         TypeError: `config` is no mapping, or a value of it has the wrong type.
         ValueError: a ``model_type`` without a decoder of ours, or a value that we do not compute.
     """
-    family, read = _read(config)
+    decoders = tuple(sorted(name for name, one in FAMILIES.items() if one.block is not None))
+    family, read = _read(config, decoders)
     if family.block is None:
-        known = sorted(name for name, one in FAMILIES.items() if one.block is not None)
-        raise ValueError(f"model_type ({read.model_type}) is no decoder of ours, which are {', '.join(known)}")
+        instead = "; EncoderDecoderModel runs it" if family.pair else ""
+        raise ValueError(
+            f"model_type ({read.model_type}) is no decoder of ours, which are {', '.join(decoders)}{instead}"
+        )
     return make_decoder(
         read, family.depth, lambda one, layer: family.read(one, layer).config, family.block, family.model
     )
@@ -132,9 +135,10 @@ def find_encoder_decoder(config: Mapping[str, Any], names: Collection[str] = ())
         TypeError: `config` is no mapping, or a value of it has the wrong type.
         ValueError: a ``model_type`` without an encoder and decoder of ours, or a value that we do not compute.
     """
-    family, read = _read(config)
+    pairs = tuple(sorted(name for name, one in FAMILIES.items() if one.pair is not None))
+    family, read = _read(config, pairs)
     if family.pair is None:
-        known = ", ".join(sorted(name for name, one in FAMILIES.items() if one.pair is not None))
+        known = ", ".join(pairs) + ("; DecoderModel runs it" if family.block else "")
         raise ValueError(f"model_type ({read.model_type}) is no encoder and decoder of ours, which are {known}")
     return family.pair(read, names)
 
@@ -150,7 +154,7 @@ def find_whole(config: Mapping[str, Any], names: Collection[str] = ()) -> Decode
         TypeError: `config` is no mapping, or a value of it has the wrong type.
         ValueError: a ``model_type`` without a whole model of ours, or a value that we do not compute.
     """
-    family, _ = _read(config)
+    family, _ = _read(config, tuple(sorted(name for name, one in FAMILIES.items() if one.whole is not None)))
     return find_decoder(config) if family.pair is None else find_encoder_decoder(config, names)
 
 
@@ -220,8 +224,13 @@ def _by_kind(differences: Iterable[str]) -> list[str]:
     return [one[0] + (f" in {len(one)} blocks" if len(one) > 1 else "") for one in found.values()]
 
 
-def _read(config: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
-    """Return the family of a config, and the config with its defaults."""
+def _read(config: Mapping[str, Any], choices: Iterable[str]) -> tuple[Family, ModelConfig]:
+    """Return the family of a config, and the config with its defaults.
+
+    Args:
+        config: the model's.
+        choices: the names that a refusal of an unknown one lists.
+    """
     if not isinstance(config, Mapping):
         raise TypeError(f"config must be a config.json as a dict, got {type(config).__name__}")
     outer = config.get("model_type")
@@ -229,8 +238,8 @@ def _read(config: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
     given = {**inner, "model_type": inner.get("model_type", outer)} if isinstance(inner, Mapping) else config
     name = given.get("model_type")
     if name is None:
-        raise ValueError(f"config has no model_type, which must be one of {', '.join(known_model_types())}")
+        raise ValueError(f"config has no model_type, which must be one of {', '.join(choices)}")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise ValueError(f"model_type ({printable(name)}) must be one of {', '.join(known_model_types())}")
+        raise ValueError(f"model_type ({printable(name)}) must be one of {', '.join(choices)}")
     family = FAMILIES[name]
     return family, ModelConfig(given, name, family.defaults, family.aliases)

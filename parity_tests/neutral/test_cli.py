@@ -138,7 +138,7 @@ def test_demo_writes_into_an_empty_folder_and_no_other(tmp_path, monkeypatch, ca
     assert run(["demo", "."]) == 2
     assert run(["demo", "inputs.npz"]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "error: FOLDER . exists and is not empty",
+        "error: FOLDER . exists and is not empty; give another one",
         "error: FOLDER inputs.npz exists and is no folder",
     ]
     assert sorted(tmp_path.rglob("*")) == before

@@ -423,7 +423,7 @@ WRONG = {
     "json": ([*PAIR, *SHAPE, "--json", "full/"], "--json full cannot be written\n"),
     "junit": ([*PAIR, *SHAPE, "--junit", "full"], "--junit full cannot be written\n"),
     "one file twice": ([*PAIR, *SHAPE, "--html", "x.out", "--json", "./x.out"], "--html and --json must be different "),
-    "a full folder": ([*PAIR, *SHAPE, "--save-repro", "full"], "--save-repro full exists and is not empty\n"),
+    "a full folder": ([*PAIR, *SHAPE, "--save-repro", "full"], "--save-repro full exists and is not empty; "),
     "a file for a folder": ([*PAIR, *SHAPE, "--save-repro", "x.npz"], "--save-repro x.npz exists and is no folder\n"),
     "no folder": ([*PAIR, *SHAPE, "--save-repro", "no/r"], "--save-repro no/r cannot be written\n"),
     "a Python alone": ([*PAIR, *SHAPE, "--torch-python", "python"], "--first-python and --second-python go with "),

@@ -62,12 +62,30 @@ def carried(manifest: Manifest | None, kinds: Mapping[str, str]) -> tuple[str, .
     return tuple(name for name, kind, _, part in split if name.startswith(PREFIX) and kinds.get(part) != kind)
 
 
-def notes(names: Sequence[str]) -> list[str]:
-    """Say which tensors of a target hold numbers that are scaled, if any."""
-    if not names:
-        return []
-    more = f" and {len(names) - 1} more hold" if len(names) > 1 else " holds"
-    return [
-        f"{printable(names[0])}{more} numbers that are scaled or shifted, and so rounded; those of the source are kept "
-        "aside, and the way back takes them"
-    ]
+def notes(rounded: Sequence[str], taken: Sequence[str]) -> list[str]:
+    """Say which tensors of a target hold numbers that are scaled, if any.
+
+    Args:
+        rounded: their names, but for those of `taken`.
+        taken: names of tensors whose numbers were kept aside on the way there.
+    """
+    found = []
+    if rounded:
+        found.append(
+            f"{_first_of(rounded, 'hold')} numbers that are scaled or shifted, and so rounded; those of the source are "
+            "kept aside, and the way back takes them"
+        )
+    if taken:
+        found.append(
+            f"{_first_of(taken, 'take')} the numbers that were kept aside, but for those that have changed since, "
+            "which are computed and rounded"
+        )
+    return found
+
+
+def _first_of(names: Sequence[str], verb: str) -> str:
+    return (
+        f"{printable(names[0])} and {len(names) - 1} more {verb}"
+        if len(names) > 1
+        else f"{printable(names[0])} {verb}s"
+    )

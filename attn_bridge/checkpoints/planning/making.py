@@ -163,7 +163,7 @@ def make(
         _in_container(metadata, targets, target_format),
         restore,
         wide,
-        (*notes_on_cast(reader, wide), *kept_numbers.notes([one.info.name for one in targets if one.is_changed])),
+        (*notes_on_cast(reader, wide), *_kept_notes(targets)),
         dict(settings or {}),
         decoded.checks,
         written,
@@ -309,3 +309,14 @@ def _words(moves: Sequence[Move], own: str, there: str) -> str:
         words.append(f"fuse {len(moves)}")
     words += [f"{own} to {there}"] if own != there else []
     return ", ".join(words) or "copy"
+
+
+def _kept_notes(targets: Sequence[Target]) -> list[str]:
+    """Say which tensors hold numbers that are scaled, and which take those that were kept before they were."""
+    rounded: list[str] = []
+    taken: list[str] = []
+    for one in targets:
+        if one.is_changed:
+            is_kept = all(move.original is not None for move in one.moves if move.steps)
+            (taken if is_kept else rounded).append(one.info.name)
+    return kept_numbers.notes(rounded, taken)

@@ -20,7 +20,7 @@ def check_new(path: str | Path, what: str = "folder") -> Path:
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise ValueError(f"{what} {path} exists and is no folder")
     if path.is_dir() and any(path.iterdir()):
-        raise ValueError(f"{what} {path} exists and is not empty")
+        raise ValueError(f"{what} {path} exists and is not empty; give another one")
     around = path.absolute().parent
     if not around.is_dir() or not os.access(around, os.W_OK):
         raise ValueError(f"{what} {path} cannot be written")

@@ -245,7 +245,7 @@ def test_an_existing_target_stays_unless_it_may_go(tmp_path):
     for name in ("flax", "flax.npz"):
         there = checkpoints.convert(one, tmp_path / name).target
         before = tree(tmp_path)
-        with pytest.raises(CheckpointError, match=r"exists; --overwrite replaces it$"):
+        with pytest.raises(CheckpointError, match=r"exists; --overwrite \(in Python, overwrite=True\) replaces it$"):
             checkpoints.convert(two, there)
         assert tree(tmp_path) == before
         checkpoints.convert(two, there, overwrite=True)
@@ -1131,3 +1131,16 @@ def test_loading_from_the_folder_of_a_single_file_finds_its_manifest(tmp_path, m
     (tmp_path / "there" / "x.npz.attn-bridge.json").write_text(NEWER)
     with pytest.raises(CheckpointError, match="no manifest of version 1"):
         modules.load("torch", tmp_path / "there", None, None, None)
+
+
+def test_a_source_of_other_names_than_the_one_it_was_made_of_is_no_list_of_all_names(tmp_path, capsys):
+    source = folder(tmp_path / "hf")
+    ours = checkpoints.convert(source, tmp_path / "ours", to_layout="torch").target
+    again = checkpoints.convert(ours, tmp_path / "again", to_layout="hf-gpt2").target
+    assert run(["verify", str(ours), str(again)]) == 0
+    capsys.readouterr()
+    assert run(["verify", str(source), str(again)]) == 2
+    error = capsys.readouterr().err
+    assert f"{again} was made of a checkpoint of layout torch, which {source} is not (" in error
+    assert error.count("transformer.") == 1
+    assert "more do not fit); verify it against the very checkpoint that it was made of" in error

@@ -278,6 +278,11 @@ def test_what_is_kept_is_said_and_checked(tmp_path):
     query = "params.params.decoder.layers_{}.self_attention.query.kernel"
     assert note.startswith(f"{query.format(0)} and 3 more hold numbers that are scaled or shifted, and so rounded;")
     there = checkpoints.convert(source, tmp_path / "x", to_layout="maxtext").target
+    (note,) = checkpoints.plan(there, tmp_path / "back", to_layout=layout).notes
+    assert note.startswith("model.layers.0.self_attn.q_proj.weight and 3 more take the numbers that were kept aside,")
+    home = checkpoints.convert(there, tmp_path / "home", to_layout=layout).target
+    with pytest.raises(CheckpointError, match=r"home was made of a checkpoint of layout maxtext, which .*hf is not \("):
+        checkpoints.verify(source, home)
     kept = checkpoints.read(shutil.copy(there / "attn-bridge.kept", tmp_path / "kept.safetensors"))
     assert kept.keys() == {f"numbers-plain/trf_blocks.{layer}.att.W_query.weight" for layer in range(4)}
     for layer in range(4):
