@@ -200,16 +200,23 @@ def _register(model: Any) -> None:
 
 
 def _sharpen(model: Any) -> None:
-    """Give tables (rotary ones) their values in float64, which runs in a lower precision round as they did before."""
+    """Give tables and scales that no checkpoint holds their float64 values; lower precisions round them as they run."""
     with promoted(), torch.no_grad():
         for module in model.modules():
             tables = [name for name in module._non_persistent_buffers_set if _is_floating(module._buffers[name])]
-            if tables and not module._parameters:
+            if tables:
                 for name in tables:
                     module._buffers[name] = module._buffers[name].double()
+                held = dict(module._parameters)  # which are no part of it
+                module._parameters.update({name: _blank(one) for name, one in held.items()})
                 model._init_weights(module)
+                module._parameters.update(held)
             if type(module).__name__ == "BloomGelu":  # which has sqrt(2 / pi) to 8 digits
                 module.forward = functools.partial(torch.nn.functional.gelu, approximate="tanh")
+
+
+def _blank(parameter: nn.Parameter | None) -> nn.Parameter | None:
+    return None if parameter is None else nn.Parameter(torch.empty(parameter.shape, dtype=torch.float64))
 
 
 def _is_floating(buffer: Tensor | None) -> bool:
