@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from typing import Any
 
 import numpy as np
 
+from .printable import printable
 from .specs.model import check_max_new_tokens
 from .validation import check_integer, check_number
 
@@ -46,9 +47,9 @@ class Options:
         """
         check_max_new_tokens(self.max_new_tokens)
         check_number("temperature", self.temperature)
+        if not 0 <= (self.temperature or 0.0) <= sys.float_info.max:
+            raise ValueError(f"temperature ({printable(self.temperature)}) must be at least 0 and finite")
         temperature = float(self.temperature or 0.0)
-        if not 0 <= temperature < math.inf:
-            raise ValueError(f"temperature ({self.temperature}) must be at least 0 and finite")
         if self.top_k is not None:
             check_integer("top_k", self.top_k)
             if self.top_k < 1:

@@ -13,6 +13,10 @@ from collections.abc import Sequence
 Shape = tuple[int, ...]
 
 
+MAX_INDEX = (1 << 63) - 1
+"""The largest size that both frameworks can index, and that is a finite float."""
+
+
 def is_floating(dtype: str) -> bool:
     """Tell whether a dtype name is a real floating-point one."""
     return dtype.startswith(("float", "bfloat"))
@@ -227,11 +231,16 @@ def check_cache(cache: object) -> None:
         raise TypeError(f"cache must be what init_cache of the module returns, got {type(cache).__name__}")
 
 
-def check_caches(caches: object, blocks: int) -> None:
+def check_caches(caches: object, blocks: int, *, pairs: bool = False) -> None:
     """Check what a model takes for a cache: one of each block, which checks its own, or None.
 
+    Args:
+        caches: what is given.
+        blocks: how many blocks there are.
+        pairs: whether each has two parts, for its tokens and for what they attend to.
+
     Raises:
-        TypeError: it is no tuple or list.
+        TypeError: it is no tuple or list, or of another model.
         ValueError: there are more or fewer.
     """
     if caches is None:
@@ -240,6 +249,9 @@ def check_caches(caches: object, blocks: int) -> None:
         raise TypeError(f"cache must be what init_cache of the model returns, got {type(caches).__name__}")
     if len(caches) != blocks:
         raise ValueError(f"cache must hold one cache of each block ({blocks}), got {len(caches)}")
+    other = next((one for one in caches if pairs and not (isinstance(one, tuple) and len(one) == 2)), None)
+    if other is not None:
+        raise TypeError(f"cache must be what init_cache of the model returns, got one of {type(other).__name__}")
 
 
 def check_implementation(name: str | None, known: Sequence[str]) -> None:
@@ -253,7 +265,7 @@ def check_cache_sizes(batch_size: int, capacity: int, rolling: int | None = None
 
     Raises:
         TypeError: one is no integer.
-        ValueError: one is below 1.
+        ValueError: one is below 1, or beyond any index.
     """
     sizes = {"batch_size": batch_size, "capacity": capacity} | ({} if rolling is None else {"rolling": rolling})
     for name, size in sizes.items():
@@ -261,6 +273,8 @@ def check_cache_sizes(batch_size: int, capacity: int, rolling: int | None = None
             raise TypeError(f"{name} must be an integer, got {type(size).__name__}")
         if size < 1:
             raise ValueError(f"{name} ({size}) must be at least 1")
+        if size > MAX_INDEX:
+            raise ValueError(f"{name} ({size}) must be at most {MAX_INDEX}")
     return capacity if rolling is None else min(capacity, rolling)
 
 

@@ -18,6 +18,7 @@ from attn_bridge.generation import Options
 from attn_bridge.specs import EncoderDecoderConfig
 from attn_bridge.specs.encoder_decoder_model import check_batch, check_is_encoded, check_source_mask
 from attn_bridge.specs.model import check_ids, check_range
+from attn_bridge.validation import check_caches
 
 from . import functional
 from .blocks.stack import Stack
@@ -108,19 +109,14 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
             TypeError: a dtype that does not fit.
         """
         longest = None if cache is not None else self.config.decoder.num_positions
-        shape = functional.shape_of(tokens)
-        check_ids(
-            functional.dtype_name(tokens),
-            shape,
-            longest=longest,
-            longest_name="num_positions of decoder",
-            name="tokens",
-        )
+        dtype, shape = functional.dtype_name(tokens), functional.shape_of(tokens)
+        check_ids(dtype, shape, longest=longest, longest_name="num_positions of decoder", name="tokens")
+        check_caches(cache, len(self.config.decoder.blocks), pairs=True)
         if source is None:
             check_is_encoded(cache is not None and all(other is not None for _, other in cache))
             return
-        given = functional.shape_of(source)
-        made = self.config.check_source(functional.dtype_name(source), given)
+        dtype, given = functional.dtype_name(source), functional.shape_of(source)
+        made = self.config.check_source(dtype, given)
         check_batch(given, shape)
         if source_mask is not None:
             dtype = functional.dtype_name(source_mask)
@@ -195,6 +191,8 @@ class EncoderDecoderModel(Pretrained, nnx.Module):
         """
         options = Options(max_new_tokens, temperature, top_k, top_p, eos)
         self.check(source, tokens, source_mask)
+        source = jnp.asarray(source)  # a call takes lists, too
+        source_mask = None if source_mask is None else jnp.asarray(source_mask)
         if self.config.encoder.convolutions is None:
             check_range("source", int(source.min()), int(source.max()), self._table("encoder").num_embeddings)
         return generation.generate(self, tokens, options, rng, attention_mask, (source,), source_mask)

@@ -221,7 +221,7 @@ def dropout_arguments(dropout: nnx.Dropout) -> dict[str, Any]:
 
 def shape_of(array: Array) -> tuple[int, ...]:
     """Return the shape of an array as a tuple of integers."""
-    return jnp.shape(array)
+    return tuple(np.shape(array))
 
 
 def dtype_name(array: Array) -> str:

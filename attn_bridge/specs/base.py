@@ -9,11 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args
 
 from ..printable import printable
-from ..validation import check_number, check_rate
+from ..validation import MAX_INDEX, check_number, check_rate
 from ..weights import Rule, Rules
-
-MAX_INDEX = (1 << 63) - 1
-"""The largest size that both frameworks can index, and that is a finite float."""
 
 
 @dataclasses.dataclass(frozen=True)

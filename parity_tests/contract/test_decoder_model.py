@@ -178,6 +178,11 @@ BAD_OPTIONS = {
     "temperature": ({"temperature": -0.5}, ValueError, "temperature (-0.5) must be at least 0 and finite"),
     "temperature nan": ({"temperature": math.nan}, ValueError, "temperature (nan) must be at least 0 and finite"),
     "temperature inf": ({"temperature": math.inf}, ValueError, "temperature (inf) must be at least 0 and finite"),
+    "temperature of 401 digits": (
+        {"temperature": 10**400},
+        ValueError,
+        f"temperature ({'1' + '0' * 119}... (401 characters)) must be at least 0 and finite",
+    ),
     "no temperature": ({"temperature": None}, TypeError, "temperature must be a number, got NoneType"),
     "top_k": ({"temperature": 1.0, "top_k": 0}, ValueError, "top_k (0) must be at least 1"),
     "top_k of greedy": ({"top_k": -1}, ValueError, "top_k (-1) must be at least 1"),

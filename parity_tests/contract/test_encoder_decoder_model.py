@@ -178,6 +178,42 @@ BAD_OPTIONS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("cache", "message"),
+    [
+        (5, "cache must be what init_cache of the model returns, got int"),
+        ([5, 5], "cache must be what init_cache of the model returns, got one of int"),
+    ],
+)
+@pytest.mark.parametrize("source", [None, SOURCE], ids=["no source", "source"])
+def test_a_cache_of_something_else_is_refused(backend, cache, message, source):
+    given = None if source is None else backend.as_argument(source)
+    with pytest.raises(TypeError) as caught:
+        made(backend, "text")(given, backend.as_argument(IDS), cache=cache)
+    assert str(caught.value) == message
+
+
+def test_a_cache_beyond_any_index_is_refused(backend):
+    with pytest.raises(ValueError, match=r"capacity \(9223372036854775808\) must be at most 9223372036854775807"):
+        made(backend, "text").init_cache(1, 1 << 63)
+
+
+@pytest.mark.parametrize("how", ["plain", "cached", "generate"])
+@pytest.mark.parametrize("name", ["source", "tokens", "source_mask"])
+def test_lists_are_arrays_or_refused_in_one_line(backend, name, how):
+    """JAX takes lists for arrays in all its functions, torch in none."""
+    model = made(backend, "text")
+    values = {"source": SOURCE, "tokens": IDS, "source_mask": np.ones_like(SOURCE, bool)}
+    given = {key: value.tolist() if key == name else backend.as_argument(value) for key, value in values.items()}
+    more = {"generate": {"max_new_tokens": 2}, "cached": {"cache": model.init_cache(2, 6)}, "plain": {}}[how]
+    run = model.generate if how == "generate" else model
+    if backend.package.__name__ == "torch_attn":
+        with pytest.raises(TypeError, match=r"^expected a torch\.Tensor, got list$"):
+            run(**given, **more)
+    else:
+        run(**given, **more)
+
+
 @pytest.mark.parametrize("case", BAD_OPTIONS)
 def test_bad_options_are_refused_by_value(backend, case):
     options, error, message = BAD_OPTIONS[case]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...printable import printable
-from ...specs.base import MAX_INDEX
+from ...validation import MAX_INDEX
 
 
 class ModelConfig:

@@ -14,6 +14,7 @@ import torch_attn
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.cli import demo
 from attn_bridge.cli.app import run
+from attn_bridge.models import families
 from attn_bridge.parity import check_model
 from attn_bridge.parity.compare.sides import large
 from attn_bridge.weights import WeightsMismatchError
@@ -188,6 +189,14 @@ BAD = {
     "tokens": (["--tokens", "0"], "tokens (0) must be at least 1"),
     "oracle": (["--oracle", "jax"], "oracle (jax) must be one of auto, transformers, torch"),
 }
+
+
+def test_more_tokens_than_a_table_of_positions_has_are_refused(tmp_path, capsys):
+    sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 8, "n_head": 2, "n_layer": 1}
+    model = torch_attn.DecoderModel(families.find_decoder({"model_type": "gpt2", **sizes}))
+    model.save_pretrained(tmp_path / "gpt")
+    assert run(["check", "--model", str(tmp_path / "gpt")]) == 2
+    assert capsys.readouterr().err == "error: tokens (12) must be at most num_positions (8)\n"
 
 
 @pytest.mark.parametrize("case", BAD)

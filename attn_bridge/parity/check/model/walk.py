@@ -81,6 +81,9 @@ def check_model(
         raise ValueError(f"oracle ({oracle}) must be one of {', '.join(get_args(Oracle))}")
     paths = modules.find_folder(folder), modules.find_folder(folder if against is None else against)
     walk = _Walk(paths, oracle, seeds, seed, progress)
+    positions = walk.config.num_positions
+    if positions is not None and tokens > positions:
+        raise ValueError(f"tokens ({tokens}) must be at most num_positions ({positions})")
     return walk.report(batch, tokens)
 
 
