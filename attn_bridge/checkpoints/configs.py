@@ -16,6 +16,7 @@ from .. import specs
 from ..models import bert, families, gpt2, originals
 from ..models.layout import Layout
 from ..models.ours import OWN
+from ..models.reading.model_config import ModelConfig as ModelKeys
 from ..printable import printable
 from ..specs import as_json
 from ..specs.model import ModelConfig, Shape
@@ -318,6 +319,16 @@ def _with_kept(written: Mapping[str, Any], source: Mapping[str, Any]) -> dict[st
     if family is None or family.whole is None or families.find_whole(found) == families.find_whole(written):
         return found
     return {**found, POSITIONS: written[POSITIONS]}
+
+
+def with_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config of `transformers` with what that takes for the keys that it leaves out, as settings need it."""
+    kind = config.get("model_type")
+    family = families.FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None or "text_config" in config:
+        return config
+    read = ModelKeys(config, str(kind), {}, family.aliases)
+    return {**{key: value for key, value in family.defaults.items() if key not in read}, **config}
 
 
 def with_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:

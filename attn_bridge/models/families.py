@@ -235,7 +235,11 @@ def _read(config: Mapping[str, Any], choices: Iterable[str]) -> tuple[Family, Mo
         raise TypeError(f"config must be a config.json as a dict, got {type(config).__name__}")
     outer = config.get("model_type")
     inner = config.get("text_config")
-    given = {**inner, "model_type": inner.get("model_type", outer)} if isinstance(inner, Mapping) else config
+    given = config
+    if isinstance(inner, Mapping):
+        given = {**inner, "model_type": inner.get("model_type", outer)}
+        if "tie_word_embeddings" in config:  # the head is that of the whole model
+            given["tie_word_embeddings"] = config["tie_word_embeddings"]
     name = given.get("model_type")
     if name is None:
         raise ValueError(f"config has no model_type, which must be one of {', '.join(choices)}")

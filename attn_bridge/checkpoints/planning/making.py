@@ -83,7 +83,7 @@ def make(
     back = manifest.restore.get(theirs.name, {}) if manifest else {}
     check_settings(settings or {}, ours, theirs)
     check_settings(back.get("settings", {}), theirs)
-    known = {**ours.read_settings(config or {}), **(settings or {})}
+    known = {**ours.read_settings(configs.with_defaults(config or {})), **(settings or {})}
     decoded = ours.decode(shapes, known)
     written = configs.of_target(config or {}, theirs, shapes, is_needed=is_folder)
     wanted = {

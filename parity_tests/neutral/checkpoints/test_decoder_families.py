@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from attn_bridge.models import families
+from attn_bridge.checkpoints import configs
+from attn_bridge.models import families, layouts
 from attn_bridge.specs.as_json import as_json, from_json
 
 DECODERS = sorted(name for name, family in families.FAMILIES.items() if family.block is not None)
@@ -66,6 +67,20 @@ ALIKE = {
     "scores in float32": ("gpt2", {"reorder_and_upcast_attn": True}, {}),
 }
 """Case -> ``model_type``, keys, and others that mean the same in `transformers`."""
+
+
+def test_the_head_of_a_multimodal_model_is_tied_as_the_whole_says():
+    inner = {**small("gemma3_text"), "tie_word_embeddings": True}
+    whole = {"model_type": "gemma3", "text_config": inner}
+    assert families.find_decoder(whole).tie
+    assert not families.find_decoder({**whole, "tie_word_embeddings": False}).tie
+
+
+@pytest.mark.parametrize("key", ["n_head", "num_attention_heads"])
+def test_settings_have_what_a_config_leaves_out(key):
+    heads = layouts.find("hf-bloom").read_settings
+    assert heads(configs.with_defaults({"model_type": "bloom"}))["num_heads"] == 8
+    assert heads(configs.with_defaults({"model_type": "bloom", key: 6}))["num_heads"] == 6
 
 
 @pytest.mark.parametrize("case", ALIKE)
