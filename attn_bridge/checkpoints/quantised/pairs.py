@@ -124,9 +124,9 @@ def find(path: Path, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any
             known |= {name, found[-1].scales}
     stand_for: dict[str, str] = {}  # two kinds of names may mean the same tensor
     for one in found:
-        other = one.name if one.name in tensors and one.name != one.numbers else stand_for.get(one.name)
-        if other is not None:
-            raise bad(path, f"both {printable(other)} and {printable(one.numbers)} are there; only one can be")
+        twin = one.name if one.name in tensors and one.name != one.numbers else stand_for.get(one.name)
+        if twin is not None:
+            raise bad(path, f"both {printable(twin)} and {printable(one.numbers)} are there; only one can be")
         stand_for[one.name] = one.numbers
     if not found:
         raise bad(path, "nothing of it is quantised in a way that is known: MXFP4 (*_blocks, *_scales), or float8 with "
