@@ -141,7 +141,10 @@ def check_settings(settings: Mapping[str, Any], *pair: layouts.Layout) -> None:
             if not any(value in layout.prefixes for layout in pair):
                 choices = [repr(one) for layout in pair if len(layout.prefixes) > 1 for one in layout.prefixes]
                 raise layouts.LayoutError(f"prefix ({printable(value)}) must be one of {', '.join(choices)}")
-        elif isinstance(value, bool) or not isinstance(value, int) or value < (name not in FLAGS):
+        elif name in FLAGS:
+            if type(value) is not int or value not in (0, 1):
+                raise layouts.LayoutError(f"{name} ({printable(value)}) must be 0 or 1")
+        elif type(value) is not int or value < 1:
             raise layouts.LayoutError(f"{name} ({printable(value)}) must be a whole number of at least 1")
 
 

@@ -9,9 +9,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from attn_bridge import checkpoints
 from attn_bridge.checkpoints import configs
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.models import families
+from attn_bridge.models.layout import LayoutError
 from attn_bridge.specs import GroupedQueryAttentionConfig, Rotary
 from attn_bridge.specs.position import YaRNScaling
 from parity_tests.fuzz.samples import write
@@ -129,3 +131,14 @@ def test_a_config_that_is_no_file_is_not_read(tmp_path, kind):
     write("safetensors", tmp_path / "model.safetensors", {"x": np.arange(3.0)})
     with pytest.raises(CheckpointError, match=r"config\.json can't be read as JSON: it is no file$"):
         configs.read_config("DecoderModel", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["scan", "interleaved", "tie"])
+@pytest.mark.parametrize("value", [2, -1, True, "x"])
+def test_what_is_yes_or_no_is_0_or_1(tmp_path, name, value):
+    config = families.find_decoder({"model_type": "llama", **SIZES})
+    arrays = {row.rule.torch: np.full(row.shape, 0.5, np.float32) for row in config.parameters}
+    source = write("safetensors", tmp_path / "x.safetensors", arrays)
+    settings = {"head_dim": 4, "interleaved": 0, name: value}
+    with pytest.raises(LayoutError, match=rf"^{name} \({value}\) must be 0 or 1$"):
+        checkpoints.plan(source, tmp_path / "y.npz", to_layout="maxtext", settings=settings)
