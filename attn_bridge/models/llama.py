@@ -220,7 +220,7 @@ LAYOUT = decoder(
         *norms(norm1="input_layernorm", norm2="post_attention_layernorm"),
         FINAL_NORM,
     ],
-    model_types=("llama", "mistral", "qwen2", "qwen3", "granite", "smollm3", "ministral"),
+    model_types=("llama", "mistral", "qwen2", "qwen3", "granite", "ministral", "smollm3"),
 )
 
 

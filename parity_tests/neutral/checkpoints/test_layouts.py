@@ -125,7 +125,7 @@ def test_a_model_type_names_its_layout_and_tells_models_of_others():
     assert layouts.detect(theirs, None).name == "hf-llama"
     with pytest.raises(
         LayoutError,
-        match=r"which is for llama, mistral, qwen2, qwen3, granite, smollm3, ministral, but config.json says gemma, ",
+        match=r"which is for llama, mistral, qwen2, qwen3, granite, ministral, smollm3, but config.json says gemma, ",
     ):
         layouts.detect(theirs, "gemma")
     assert layouts.detect(llama(2), "gemma").name == "torch"

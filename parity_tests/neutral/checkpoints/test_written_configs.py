@@ -155,7 +155,7 @@ CHOSEN = {
     "heads that transformers does not take for Llama": ("mistral", decoder(hidden_size=60, num_attention_heads=8)),
     "a window": ("mistral", changed(decoder(), mask=WINDOW)),
     "biases but for the output": ("qwen2", changed(decoder(), qkv_bias=True, key_bias=True)),
-    "a window in some layers": ("smollm3", changed(decoder(), [1], mask=WINDOW)),
+    "a window in some layers": ("ministral", changed(decoder(), [1], mask=WINDOW)),
     "a window in the last layers": ("qwen2", changed(decoder(), [2], mask=WINDOW)),
     "no positions in a layer": ("smollm3", changed(decoder(), [0], position=None)),
     "a scale": ("granite", changed(decoder(), scale=0.3)),
@@ -179,7 +179,7 @@ def test_a_reciprocal_is_the_shortest_number():
     assert written["logits_scaling"] == 7.0
 
 
-OTHERS = "(llama, mistral, qwen2, qwen3, granite, smollm3, ministral) says all of this decoder; "
+OTHERS = "(llama, mistral, qwen2, qwen3, granite, ministral, smollm3) says all of this decoder; "
 ALL = {
     "sinks": (changed(decoder(), sinks=True), "llama has another blocks[0].attention.sinks (True) in 3 blocks"),
     "pairs": (
@@ -188,7 +188,7 @@ ALL = {
     ),
     "windows": (
         changed(changed(decoder(), [0], mask=WINDOW), [1], mask=masks.sliding_window(6)),
-        "smollm3 has another blocks[1].attention.mask.size (6)",
+        "ministral has another blocks[1].attention.mask.size (6)",
     ),
     "bases": (
         changed(decoder(), [1, 2], position=Rotary(7.0)),
