@@ -151,6 +151,17 @@ CASES = {
         "deepseek_v3", {**LATENT, "rope_scaling": {"type": "linear", "factor": 2.0, "mscale_all_dim": 1.0}}
     ),
     "deepseek-v3-halves": Case("deepseek_v3", {**LATENT, "rope_interleave": False, "attention_bias": True}),
+    "gpt2": Case(
+        "gpt2",
+        {"n_embd": 24, "n_head": 4, "n_layer": 2, "n_positions": 100_064, "attn_pdrop": 0.0},
+        attention="attn",
+        layers_at="h",
+    ),
+    "ministral": Case(
+        "ministral",
+        {**SIZES, **SLIDING, "layer_types": ["sliding_attention", "full_attention"]},
+        layers=(0, 1),
+    ),
     "phi3": Case("phi3", {**SIZES, "sliding_window": 4}),
     "diffllama": Case("diffllama", {**SIZES, "head_dim": 6, "attention_bias": True}, layers=(0, 1)),
     "diffllama-many-heads": Case(

@@ -17,7 +17,7 @@ from attn_bridge.checkpoints import execution, planning
 from attn_bridge.checkpoints.containers.base import CheckpointError
 
 from ..support.hf_folders import FAMILIES, equal, saved
-from .test_hf_layouts import openais
+from ..support.originals import openais
 
 IDS = torch.arange(14).reshape(2, 7) % 11
 BLOCK = [8, 4]
@@ -167,7 +167,7 @@ def test_openais_own_files_in_mxfp4_become_those_of_transformers(tmp_path):
     model = gpt_oss(tmp_path / "hf")
     wanted = checkpoints.convert(tmp_path / "hf", tmp_path / "x", to_layout="hf-gpt-oss", dequantize=True).target
     quantised = safetensors.torch.load_file(tmp_path / "hf" / "model.safetensors")
-    state = openais(model)
+    state = openais(model.state_dict())
     for i in range(model.config.num_hidden_layers):
         for number, name in ((1, "gate_up_proj"), (2, "down_proj")):
             own = f"block.{i}.mlp.mlp{number}_weight"
