@@ -16,7 +16,7 @@ from attn_bridge import parity
 from attn_bridge.models import families
 from jax_attn._parity.probes.numpy_interpreter import evaluate
 from jax_attn.backend import precision
-from parity_tests.support.hf_oracle import LAYERS, judge_layer, run
+from parity_tests.support.hf_oracle import CASES, LAYERS, judge_layer, run
 
 from ..attention.compiled import in_jit
 
@@ -106,11 +106,11 @@ def test_weights_go_there_and_back_through_both_twins(name, index):
     assert {parameter.dtype for parameter in one.parameters()} == {torch.bfloat16}
     assert one.config == two.config
     attn_bridge.transfer(one, two)
-    bare = {key.rpartition("self_attn.")[2].rpartition("self_attention.")[2] for key in layer.state}
+    bare = {key.rpartition(f".{CASES[name].attention}.")[2] for key in layer.state}
     for package, module in ((torch_attn, one), (jax_attn, two)):
         back = package.to_hf(layer.config, layer.index, module)
         assert {key: array.tobytes() for key, array in back.items()} == {
-            (key if name != "bloom" else key.replace("model.", "transformer.", 1)): array.tobytes()
+            (key if name not in ("bloom", "gpt2") else key.replace("model.", "transformer.", 1)): array.tobytes()
             for key, array in layer.state.items()
         }
         assert package.to_hf(layer.config, layer.index, module, prefix="").keys() == bare

@@ -325,7 +325,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
             "block.0.mlp.mlp1_weight.blocks": torch.zeros(5, 40, 1, 16).byte(),
             "block.0.mlp.mlp1_weight.scales": torch.zeros(5, 40, 1).byte(),
         },
-        "block.0.mlp.mlp1_weight.blocks: experts in MXFP4, which can't be rearranged; attn-bridge convert --dequantize",
+        "block.0.mlp.mlp1_weight.blocks: experts in MXFP4, which can't be rearranged; --dequantize makes bfloat16",
     ),
     "groups": ("the book's llama 3", {"n_kv_groups": None}, {}, "of the book's Llama 3 lacks n_kv_groups"),
     "kinds": ("the book's gemma 3", {"layer_types": KINDS[:2]}, {}, "of the book's Gemma 3 has 2 entries, none for"),
