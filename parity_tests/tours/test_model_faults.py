@@ -1,6 +1,7 @@
-"""Faults of whole models, planted in every family where they make sense: each is different, and at its block.
+"""Faults of whole models, planted in families that have all pieces between them: each is different, and at its block.
 
-The measure is `transformers`' own model; the parts without a fault are equal.
+The measure is `transformers`' own model; the parts without a fault are equal. `python -m
+parity_tests.support.fault_table` does the same for every family, in an hour, and writes docs/model-faults.md.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import pytest
 
 from attn_bridge.parity import check_model
 
-from ..support import decoder_oracle, model_faults
+from ..support import model_faults
 
-FAMILIES = list(decoder_oracle.DECODERS)
+FAMILIES = ["gemma2", "gpt-oss", "deepseek-v3"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
