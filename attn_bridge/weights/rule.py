@@ -216,7 +216,14 @@ class Rule:
         return found
 
     def _prove(self) -> None:
-        """Push an array of unique ids through the pattern and back: the proof that the rule is a bijection."""
+        """Push an array of unique ids through the pattern and back: the proof that the rule is a bijection.
+
+        What was proved once is remembered: a model of experts has tens of thousands of rules of one pattern.
+        """
+        is_plain = all(type(size) is int for size in self.sizes.values())
+        proof = (self.pattern, tuple(sorted(self.sizes.items()))) if is_plain else None
+        if proof in _proved:
+            return
         left, arrow, right = self.pattern.partition("->")
         if not arrow or "->" in right:
             raise ValueError(f"{self}: pattern must read 'torch axes -> flax axes'")
@@ -250,6 +257,13 @@ class Rule:
             raise ValueError(f"{self}: pattern is not a bijection of axes") from error
         if back.shape != ids.shape or not np.array_equal(back, ids) or np.unique(there).size != ids.size:
             raise ValueError(f"{self}: pattern is not a bijection of axes")
+        if proof is not None and len(_proved) < _MAX_PROVED:
+            _proved.add(proof)
+
+
+_proved: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
+
+_MAX_PROVED = 10_000
 
 
 def rule_from(table: Mapping[str, Any], place: str = "") -> Rule:
