@@ -1,9 +1,9 @@
 """MaxText's decoders: Llama, Mistral, Mixtral, Qwen 2 and 3, Qwen3-MoE, Gemma 2 and 3.
 
-MaxText is on no package index. This is read off AI-Hypercomputer/maxtext of August 2026: in ``checkpoint_conversion``,
-``utils/param_mapping.py`` (names, axes, what is done to the numbers), ``to_maxtext.py`` (stacks), and of its
-``standalone_scripts`` ``llama_or_mistral_ckpt.py`` and ``convert_gemma2_chkpt.py``; ``layers/attentions.py`` (where
-scores are scaled, which rotary positions) and ``models/gemma3.py``.
+MaxText is on no package index. This is read off AI-Hypercomputer/maxtext, commit e591f30 of August 2026: in
+``checkpoint_conversion``, ``utils/param_mapping.py`` (names, axes, what is done to the numbers), ``to_maxtext.py``
+(stacks), and of its ``standalone_scripts`` ``llama_or_mistral_ckpt.py`` and ``convert_gemma2_chkpt.py``;
+``layers/attentions.py`` (where scores are scaled, which rotary positions) and ``models/gemma3.py``.
 
 - Layers are numbered (``layers_0``), or stacked (``scan=1``) along the second axis (``param_scan_axis``). Gemma 2
   has pairs of a local and a global layer; Gemma 3 stacks six kinds of layers, and what is left over is not.
@@ -11,7 +11,7 @@ scores are scaled, which rotary positions) and ``models/gemma3.py``.
   ``query_pre_attn_scalar`` or the width of a head; for Gemma 2 27B, ``param_mapping.py`` takes the latter, against the
   model and ``convert_gemma2_chkpt.py``.
 - Rotary positions turn halves, as in `transformers`, but for Llama 3.1 and later, where they turn neighbours.
-- Gemma's norms hold the 1 that is added elsewhere, and its embeddings their factor.
+- Gemma's norms hold the 1 that is added elsewhere, and its embeddings their factor; that of Gemma 3 is in bfloat16.
 """
 
 from __future__ import annotations
