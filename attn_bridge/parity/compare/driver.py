@@ -274,14 +274,17 @@ def _verdict_of_training(pair: Pair, verdict: Verdict) -> tuple[Verdict, str]:
 
 
 def _weights_compared(pair: Pair) -> list[TensorVerdict]:
-    """Compare the weights that both sides hold, bit by bit, where they are not transferred."""
+    """Compare the weights that both sides hold, where they are not transferred: bit by bit, or number by number.
+
+    A side may hold the other's numbers in a wider dtype, as `transformers` does where it keeps some in float32.
+    """
     if pair.transfer:
         return []
     ours, theirs = (pair.pairing.aligned(pair.held[side], side) for side in SIDES)
     found = []
     for match in pair.pairing.matches:
         one, two = ours[match.first.name], theirs[match.first.name]
-        differing = one.size if one.dtype != two.dtype else int((_bits(one) != _bits(two)).any(axis=-1).sum())
+        differing = int(_differ(one, two).sum())
         found.append(
             TensorVerdict(
                 f"weight {match.first.name}",
@@ -296,6 +299,15 @@ def _weights_compared(pair: Pair) -> list[TensorVerdict]:
             )
         )
     return found
+
+
+def _differ(one: Array, two: Array) -> Array:
+    """Return which elements are not the same."""
+    if one.dtype == two.dtype:
+        found: Array = (_bits(one) != _bits(two)).any(axis=-1)
+        return found
+    wide, other = (array.astype(np.float64) for array in (one, two))
+    return (wide != other) & ~(np.isnan(wide) & np.isnan(other))
 
 
 def _bits(array: Array) -> Array:
