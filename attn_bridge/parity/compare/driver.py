@@ -303,11 +303,13 @@ def _weights_compared(pair: Pair) -> list[TensorVerdict]:
 
 def _differ(one: Array, two: Array) -> Array:
     """Return which elements are not the same."""
+    found: Array
     if one.dtype == two.dtype:
-        found: Array = (_bits(one) != _bits(two)).any(axis=-1)
-        return found
-    wide, other = (array.astype(np.float64) for array in (one, two))
-    return (wide != other) & ~(np.isnan(wide) & np.isnan(other))
+        found = (_bits(one) != _bits(two)).any(axis=-1)
+    else:
+        wide, other = (array.astype(np.float64) for array in (one, two))
+        found = (wide != other) & ~(np.isnan(wide) & np.isnan(other))
+    return found
 
 
 def _bits(array: Array) -> Array:
