@@ -13,17 +13,53 @@ from ..validation import MAX_INDEX, check_number, check_rate
 from ..weights import Rule, Rules
 
 
+class Axis(str):
+    """Logical name of an axis that is made of equal parts, such as heads: devices may share parts, not cut them."""
+
+    parts: int
+
+    def __new__(cls, name: str, parts: int) -> Self:
+        """Return the name; `parts` says how many equal parts follow each other along the axis."""
+        axis = super().__new__(cls, name)
+        axis.parts = parts
+        return axis
+
+    def __getnewargs__(self) -> tuple[str, int]:  # type: ignore[override]  # copies and pickles keep the parts
+        return str(self), self.parts
+
+
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """One row of a variant's table: the rule that names it in both frameworks, and its torch shape."""
+    """One row of a variant's table: the rule that names it in both frameworks, its torch shape and logical axes.
+
+    Attributes:
+        rule: names it in both frameworks.
+        shape: its shape in torch.
+        axes: logical names of its torch axes, what each is about: ``embed heads kv_heads head_dim mlp experts vocab``
+            and others. What devices share is told by them (`attn_bridge.sharding`); an `Axis` says in how many parts.
+    """
 
     rule: Rule
     shape: tuple[int, ...]
+    axes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.axes) != len(self.shape):
+            raise ValueError(f"axes {self.axes} of {self.rule.torch} must be one per axis of its shape {self.shape}")
+        for axis, size in zip(self.axes, self.shape, strict=True):
+            if isinstance(axis, Axis) and size % axis.parts:
+                raise ValueError(f"axis {axis} of {self.rule.torch} ({size}) must be a multiple of {axis.parts} parts")
 
     @property
     def flax_shape(self) -> tuple[int, ...]:
         """Shape of the Flax leaf, derived from the rule."""
         return self.rule.convert_shape(self.shape, "torch")
+
+    @property
+    def flax_axes(self) -> tuple[str, ...]:
+        """Logical names of the axes of the Flax leaf; the rule says which torch axis each is."""
+        torch_side, flax_side = (side.split() for side in self.rule.pattern.split("->"))
+        return tuple(self.axes[torch_side.index(letter)] for letter in flax_side)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,23 +198,25 @@ class Variant:
     examples: tuple[Example, ...] = ()
 
 
-def linear(name: str, d_in: int, d_out: int, *, bias: bool) -> tuple[Parameter, ...]:
-    """Rows of a linear layer: torch ``weight [out, in]``, Flax ``kernel [in, out]``."""
-    weight = Parameter(Rule(f"{name}.weight", f"{name}.kernel", "o i -> i o"), (d_out, d_in))
-    return (weight, *((vector(f"{name}.bias", d_out),) if bias else ()))
+def linear(
+    name: str, d_in: int, d_out: int, *, bias: bool, axes: tuple[str, str] = ("embed", "embed")
+) -> tuple[Parameter, ...]:
+    """Rows of a linear layer: torch ``weight [out, in]``, Flax ``kernel [in, out]``; `axes` are those of the weight."""
+    weight = Parameter(Rule(f"{name}.weight", f"{name}.kernel", "o i -> i o"), (d_out, d_in), axes)
+    return (weight, *((vector(f"{name}.bias", d_out, axes[0]),) if bias else ()))
 
 
 def convolution(name: str, d_in: int, d_out: int, size: int) -> tuple[Parameter, ...]:
     """Rows of a convolution along one axis: torch ``weight [out, in, size]``, Flax ``kernel [size, in, out]``."""
-    weight = Parameter(Rule(f"{name}.weight", f"{name}.kernel", "o i k -> k i o"), (d_out, d_in, size))
-    return weight, vector(f"{name}.bias", d_out)
+    rule = Rule(f"{name}.weight", f"{name}.kernel", "o i k -> k i o")
+    return Parameter(rule, (d_out, d_in, size), ("embed", "channels", "taps")), vector(f"{name}.bias", d_out)
 
 
-def vector(name: str, size: int) -> Parameter:
+def vector(name: str, size: int, axis: str = "embed") -> Parameter:
     """Row of a vector that has one name in both frameworks."""
-    return Parameter(Rule(name, name, "o -> o"), (size,))
+    return Parameter(Rule(name, name, "o -> o"), (size,), (axis,))
 
 
-def matrix(name: str, d_in: int, d_out: int) -> Parameter:
+def matrix(name: str, d_in: int, d_out: int, axes: tuple[str, str]) -> Parameter:
     """Row of a bare matrix ``[in, out]`` that is the same in both frameworks."""
-    return Parameter(Rule(name, name, "i o -> i o"), (d_in, d_out))
+    return Parameter(Rule(name, name, "i o -> i o"), (d_in, d_out), axes)

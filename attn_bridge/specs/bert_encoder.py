@@ -89,9 +89,9 @@ class BertEncoderConfig(ModelConfig):
             *below("norm2", self.norm.parameters),
         )
         return (
-            table("tok_emb", self.vocab_size, self.hidden_size),
-            table("pos_emb", self.max_position_embeddings, self.hidden_size),
-            table("type_emb", self.type_vocab_size, self.hidden_size),
+            table("tok_emb", self.vocab_size, self.hidden_size, "vocab"),
+            table("pos_emb", self.max_position_embeddings, self.hidden_size, "positions"),
+            table("type_emb", self.type_vocab_size, self.hidden_size, "types"),
             *below("emb_norm", self.norm.parameters),
             *(row for index in range(self.num_hidden_layers) for row in below(f"layers.{index}", layer)),
         )

@@ -26,7 +26,11 @@ class CausalAttentionConfig(Config):
     def parameters(self) -> tuple[Parameter, ...]:
         """Three linear layers; the mask is computed, not stored."""
         names = ("W_query", "W_key", "W_value")
-        return tuple(row for name in names for row in linear(name, self.d_in, self.d_out, bias=self.qkv_bias))
+        return tuple(
+            row
+            for name in names
+            for row in linear(name, self.d_in, self.d_out, bias=self.qkv_bias, axes=("head_dim", "embed"))
+        )
 
 
 VARIANT = Variant("CausalAttention", "causal_attention", CausalAttentionConfig)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from ..validation import check_number
-from .base import Config, Example, Parameter, Variant, linear
+from .base import Axis, Config, Example, Parameter, Variant, linear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +71,13 @@ class CrossAttentionConfig(Config):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Query of the input, key and value of the context, output projection."""
-        query_width, key_width, _, d_context, d_out = self._sizes
+        query_width, key_width, head_dim, d_context, d_out = self._sizes
+        heads, kv_heads = Axis("heads", self.num_heads), Axis("kv_heads", key_width // head_dim)
         return (
-            *linear("W_query", self.d_in, query_width, bias=self.qkv_bias),
-            *linear("W_key", d_context, key_width, bias=bool(self.key_bias)),
-            *linear("W_value", d_context, key_width, bias=self.qkv_bias),
-            *linear("out_proj", query_width, d_out, bias=self.out_bias),
+            *linear("W_query", self.d_in, query_width, bias=self.qkv_bias, axes=(heads, "embed")),
+            *linear("W_key", d_context, key_width, bias=bool(self.key_bias), axes=(kv_heads, "embed")),
+            *linear("W_value", d_context, key_width, bias=self.qkv_bias, axes=(kv_heads, "embed")),
+            *linear("out_proj", query_width, d_out, bias=self.out_bias, axes=("embed", heads)),
         )
 
 

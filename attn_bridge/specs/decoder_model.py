@@ -177,8 +177,8 @@ class DecoderConfig(ModelConfig):
     def embedding_parameters(self) -> tuple[Parameter, ...]:
         """What stands before the blocks."""
         return (
-            table("tok_emb", self.vocab_size, self.emb_dim),
-            *((table("pos_emb", self.num_positions, self.emb_dim),) if self.num_positions else ()),
+            table("tok_emb", self.vocab_size, self.emb_dim, "vocab"),
+            *((table("pos_emb", self.num_positions, self.emb_dim, "positions"),) if self.num_positions else ()),
             *(below("emb_norm", self.embedding_norm.parameters) if self.embedding_norm is not None else ()),
         )
 
@@ -187,5 +187,9 @@ class DecoderConfig(ModelConfig):
         """What stands behind them."""
         return (
             *(below("final_norm", self.norm.parameters) if self.norm is not None else ()),
-            *(() if self.tie else linear("out_head", self.emb_dim, self.vocab_size, bias=False)),
+            *(
+                ()
+                if self.tie
+                else linear("out_head", self.emb_dim, self.vocab_size, bias=False, axes=("vocab", "embed"))
+            ),
         )

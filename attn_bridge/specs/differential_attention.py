@@ -7,7 +7,7 @@ import math
 
 from ..masks import Mask, causal, sliding_window
 from ..validation import check_number
-from .base import Config, Example, Parameter, Variant, linear, vector
+from .base import Axis, Config, Example, Parameter, Variant, linear, vector
 from .position import Rotary
 
 LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
@@ -97,12 +97,13 @@ class DifferentialAttentionConfig(Config):
     def parameters(self) -> tuple[Parameter, ...]:
         """Three projections, the output projection, and the four vectors of the factor."""
         query_width, key_width, head_dim, d_out = self._sizes
+        heads, kv_heads = Axis("heads", self.num_heads), Axis("kv_heads", key_width // head_dim)
         return (
-            *linear("W_query", self.d_in, query_width, bias=self.qkv_bias),
-            *linear("W_key", self.d_in, key_width, bias=self.qkv_bias),
-            *linear("W_value", self.d_in, key_width, bias=self.qkv_bias),
-            *linear("out_proj", query_width, d_out, bias=self.out_bias),
-            *(vector(name, head_dim) for name in LAMBDAS),
+            *linear("W_query", self.d_in, query_width, bias=self.qkv_bias, axes=(heads, "embed")),
+            *linear("W_key", self.d_in, key_width, bias=self.qkv_bias, axes=(kv_heads, "embed")),
+            *linear("W_value", self.d_in, key_width, bias=self.qkv_bias, axes=(kv_heads, "embed")),
+            *linear("out_proj", query_width, d_out, bias=self.out_bias, axes=("embed", heads)),
+            *(vector(name, head_dim, "head_dim") for name in LAMBDAS),
         )
 
 

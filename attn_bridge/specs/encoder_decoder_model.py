@@ -201,8 +201,8 @@ class StackConfig(Config):
         """What makes vectors, positions, the norm before the blocks, the blocks, and the norm behind them."""
         return (
             *(self.convolutions.parameters if self.convolutions is not None else ()),
-            *((table("tok_emb", self.vocab_size, self.emb_dim),) if self.vocab_size is not None else ()),
-            table("pos_emb", self.num_positions + self.position_offset, self.emb_dim),
+            *((table("tok_emb", self.vocab_size, self.emb_dim, "vocab"),) if self.vocab_size is not None else ()),
+            table("pos_emb", self.num_positions + self.position_offset, self.emb_dim, "positions"),
             *(below("emb_norm", self.embedding_norm.parameters) if self.embedding_norm is not None else ()),
             *(row for i, block in enumerate(self.blocks) for row in below(f"trf_blocks.{i}", block.parameters)),
             *(below("final_norm", self.norm.parameters) if self.norm is not None else ()),
@@ -277,11 +277,15 @@ class EncoderDecoderConfig(ModelConfig):
     def parameters(self) -> tuple[Parameter, ...]:
         """The shared table, encoder, decoder, and the head, unless it is tied, with its bias."""
         return (
-            *((table("tok_emb", self.vocab_size, self.table_width),) if self.is_shared else ()),
+            *((table("tok_emb", self.vocab_size, self.table_width, "vocab"),) if self.is_shared else ()),
             *below("encoder", self.encoder.parameters),
             *below("decoder", self.decoder.parameters),
-            *(() if self.tie else linear("out_head", self.table_width, self.vocab_size, bias=False)),
-            *((matrix("logits_bias", 1, self.vocab_size),) if self.logits_bias else ()),
+            *(
+                ()
+                if self.tie
+                else linear("out_head", self.table_width, self.vocab_size, bias=False, axes=("vocab", "embed"))
+            ),
+            *((matrix("logits_bias", 1, self.vocab_size, ("one", "vocab")),) if self.logits_bias else ()),
         )
 
     @property

@@ -72,11 +72,11 @@ class FeedForwardConfig(Config):
         """Two linear layers in a list with the activation, or three with names of their own."""
         if not self.gated:
             return (
-                *linear("layers.0", self.d_in, self.hidden_dim, bias=self.bias),
-                *linear("layers.2", self.hidden_dim, self.d_in, bias=self.bias),
+                *linear("layers.0", self.d_in, self.hidden_dim, bias=self.bias, axes=("mlp", "embed")),
+                *linear("layers.2", self.hidden_dim, self.d_in, bias=self.bias, axes=("embed", "mlp")),
             )
         return (
-            *linear("fc1", self.d_in, self.hidden_dim, bias=self.bias),
-            *linear("fc2", self.d_in, self.hidden_dim, bias=self.bias),
-            *linear("fc3", self.hidden_dim, self.d_in, bias=self.bias),
+            *linear("fc1", self.d_in, self.hidden_dim, bias=self.bias, axes=("mlp", "embed")),
+            *linear("fc2", self.d_in, self.hidden_dim, bias=self.bias, axes=("mlp", "embed")),
+            *linear("fc3", self.hidden_dim, self.d_in, bias=self.bias, axes=("embed", "mlp")),
         )

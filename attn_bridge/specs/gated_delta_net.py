@@ -7,7 +7,7 @@ import math
 
 from ..validation import check_number
 from ..weights import Rule
-from .base import Config, Example, Parameter, Variant, linear, vector
+from .base import Axis, Config, Example, Parameter, Variant, linear, vector
 from .model import below
 from .rms_norm import RMSNormConfig
 
@@ -86,19 +86,20 @@ class GatedDeltaNetConfig(Config):
     def parameters(self) -> tuple[Parameter, ...]:
         """Six projections, the convolution, what the decay is made of, the norm, and the output projection."""
         heads, _, _, d_out = self._sizes
+        by_head = Axis("heads", self.num_heads)
         rule = Rule("conv1d.weight", "conv1d.kernel", "c i k -> k i c")
         return (
-            *linear("W_query", self.d_in, self.key_width, bias=False),
-            *linear("W_key", self.d_in, self.key_width, bias=False),
-            *linear("W_value", self.d_in, self.value_width, bias=False),
-            *linear("W_gate", self.d_in, self.value_width, bias=False),
-            *linear("W_beta", self.d_in, heads, bias=False),
-            *linear("W_alpha", self.d_in, heads, bias=False),
-            Parameter(rule, (self.conv_width, 1, self.conv_size)),
-            vector("dt_bias", heads),
-            vector("A_log", heads),
-            *below("norm", self.norm.parameters),
-            *linear("out_proj", self.value_width, d_out, bias=False),
+            *linear("W_query", self.d_in, self.key_width, bias=False, axes=(by_head, "embed")),
+            *linear("W_key", self.d_in, self.key_width, bias=False, axes=(by_head, "embed")),
+            *linear("W_value", self.d_in, self.value_width, bias=False, axes=(by_head, "embed")),
+            *linear("W_gate", self.d_in, self.value_width, bias=False, axes=(by_head, "embed")),
+            *linear("W_beta", self.d_in, heads, bias=False, axes=(by_head, "embed")),
+            *linear("W_alpha", self.d_in, heads, bias=False, axes=(by_head, "embed")),
+            Parameter(rule, (self.conv_width, 1, self.conv_size), ("channels", "one", "taps")),
+            vector("dt_bias", heads, by_head),
+            vector("A_log", heads, by_head),
+            *(dataclasses.replace(row, axes=("head_dim",)) for row in below("norm", self.norm.parameters)),
+            *linear("out_proj", self.value_width, d_out, bias=False, axes=("embed", by_head)),
         )
 
 

@@ -56,9 +56,9 @@ class GPTModelConfig(ModelConfig):
             *below("norm2", self.norm.parameters),
         )
         return (
-            table("tok_emb", self.vocab_size, self.emb_dim),
-            table("pos_emb", self.context_length, self.emb_dim),
+            table("tok_emb", self.vocab_size, self.emb_dim, "vocab"),
+            table("pos_emb", self.context_length, self.emb_dim, "positions"),
             *(row for index in range(self.n_layers) for row in below(f"trf_blocks.{index}", block)),
             *below("final_norm", self.norm.parameters),
-            *linear("out_head", self.emb_dim, self.vocab_size, bias=False),
+            *linear("out_head", self.emb_dim, self.vocab_size, bias=False, axes=("vocab", "embed")),
         )

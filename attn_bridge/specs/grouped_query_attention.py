@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from ..masks import Mask, causal, chunked, prefix, sliding_window
 from ..printable import printable
 from ..validation import check_number
-from .base import Config, Example, Parameter, Variant, linear, vector
+from .base import Axis, Config, Example, Parameter, Variant, linear, vector
 from .model import below
 from .position import Alibi, LinearScaling, Llama3Scaling, NTKScaling, Rotary, YaRNScaling
 from .rms_norm import RMSNormConfig
@@ -145,17 +145,24 @@ class GroupedQueryAttentionConfig(Config):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Three projections, the gate, the output projection, the two norms, and the sinks: those that there are."""
-        query_width, key_width, _, d_out = self._sizes
+        query_width, key_width, head_dim, d_out = self._sizes
+        heads, kv_heads = Axis("heads", self.num_heads), Axis("kv_heads", key_width // head_dim)
         names: tuple[Literal["q_norm", "k_norm"], ...] = () if self.qk_norm is None else ("q_norm", "k_norm")
         norms = {name: RMSNormConfig(**self.norm_arguments(name)) for name in names}
+        of_head = self.qk_norm is not None and self.qk_norm.scope == "head"
+        kinds = {"q_norm": "head_dim" if of_head else heads, "k_norm": "head_dim" if of_head else kv_heads}
         return (
-            *linear("W_query", self.d_in, query_width, bias=self.qkv_bias),
-            *linear("W_key", self.d_in, key_width, bias=bool(self.key_bias)),
-            *linear("W_value", self.d_in, key_width, bias=self.qkv_bias),
-            *(linear("W_gate", self.d_in, query_width, bias=self.qkv_bias) if self.gate else ()),
-            *linear("out_proj", query_width, d_out, bias=self.out_bias),
-            *(row for name, norm in norms.items() for row in below(name, norm.parameters)),
-            *((vector("sinks", self.num_heads),) if self.sinks else ()),
+            *linear("W_query", self.d_in, query_width, bias=self.qkv_bias, axes=(heads, "embed")),
+            *linear("W_key", self.d_in, key_width, bias=bool(self.key_bias), axes=(kv_heads, "embed")),
+            *linear("W_value", self.d_in, key_width, bias=self.qkv_bias, axes=(kv_heads, "embed")),
+            *(linear("W_gate", self.d_in, query_width, bias=self.qkv_bias, axes=(heads, "embed")) if self.gate else ()),
+            *linear("out_proj", query_width, d_out, bias=self.out_bias, axes=("embed", heads)),
+            *(
+                dataclasses.replace(row, axes=(kinds[name],))
+                for name, norm in norms.items()
+                for row in below(name, norm.parameters)
+            ),
+            *((vector("sinks", self.num_heads, "heads"),) if self.sinks else ()),
         )
 
 

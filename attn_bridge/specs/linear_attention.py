@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .base import Config, Example, Parameter, Variant, linear
+from .base import Axis, Config, Example, Parameter, Variant, linear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +55,12 @@ class LinearAttentionConfig(Config):
     def parameters(self) -> tuple[Parameter, ...]:
         """Three projections, then the output projection."""
         assert self.d_out, "resolved in __post_init__"
+        heads = Axis("heads", self.num_heads)
         return (
-            *linear("W_query", self.d_in, self.key_width, bias=self.qkv_bias),
-            *linear("W_key", self.d_in, self.key_width, bias=self.qkv_bias),
-            *linear("W_value", self.d_in, self.value_width, bias=self.qkv_bias),
-            *linear("out_proj", self.value_width, self.d_out, bias=self.out_bias),
+            *linear("W_query", self.d_in, self.key_width, bias=self.qkv_bias, axes=(heads, "embed")),
+            *linear("W_key", self.d_in, self.key_width, bias=self.qkv_bias, axes=(heads, "embed")),
+            *linear("W_value", self.d_in, self.value_width, bias=self.qkv_bias, axes=(heads, "embed")),
+            *linear("out_proj", self.value_width, self.d_out, bias=self.out_bias, axes=("embed", heads)),
         )
 
 

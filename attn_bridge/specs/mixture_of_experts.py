@@ -138,9 +138,9 @@ class MixtureOfExpertsConfig(Config):
 
     @property
     def _router_parameters(self) -> tuple[Parameter, ...]:
-        correction = vector("correction_bias", self.num_experts)
+        correction = vector("correction_bias", self.num_experts, "experts")
         return (
-            *linear("router", self.d_in, self.num_experts, bias=self.router.bias),
+            *linear("router", self.d_in, self.num_experts, bias=self.router.bias, axes=("experts", "embed")),
             *(below("router", [correction]) if self.router.correction else ()),
         )
 
@@ -148,5 +148,5 @@ class MixtureOfExpertsConfig(Config):
     def _shared_parameters(self) -> tuple[Parameter, ...]:
         return (
             *(below("shared", self.shared.parameters) if self.shared is not None else ()),
-            *(linear("shared_gate", self.d_in, 1, bias=False) if self.shared_gate else ()),
+            *(linear("shared_gate", self.d_in, 1, bias=False, axes=("one", "embed")) if self.shared_gate else ()),
         )

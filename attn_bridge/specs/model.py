@@ -57,14 +57,14 @@ def count_blocks(blocks: Iterable[Config]) -> int:
     return sum(block.count * times for block, times in collections.Counter(blocks).items())
 
 
-def table(name: str, size: int, width: int) -> Parameter:
-    """Row of an embedding table: torch ``weight``, Flax ``embedding``, ``[size, width]`` on both sides."""
-    return Parameter(Rule(f"{name}.weight", f"{name}.embedding", "n d -> n d"), (size, width))
+def table(name: str, size: int, width: int, axis: str) -> Parameter:
+    """Row of an embedding table: torch ``weight``, Flax ``embedding``, ``[size, width]``; `axis` names its rows."""
+    return Parameter(Rule(f"{name}.weight", f"{name}.embedding", "n d -> n d"), (size, width), (axis, "embed"))
 
 
 def below(prefix: str, rows: Iterable[Parameter]) -> tuple[Parameter, ...]:
     """Return the rows of a part of the model, below its path."""
-    return tuple(Parameter(row.rule.prefixed(prefix, prefix), row.shape) for row in rows)
+    return tuple(dataclasses.replace(row, rule=row.rule.prefixed(prefix, prefix)) for row in rows)
 
 
 def check_ids(

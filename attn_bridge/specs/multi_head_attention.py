@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .base import Config, Parameter, Variant, linear
+from .base import Axis, Config, Parameter, Variant, linear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +32,14 @@ class MultiHeadAttentionConfig(Config):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Three projections, then the output projection, which always has a bias."""
-        names = ("W_query", "W_key", "W_value")
+        names, heads = ("W_query", "W_key", "W_value"), Axis("heads", self.num_heads)
         return (
-            *(row for name in names for row in linear(name, self.d_in, self.d_out, bias=self.qkv_bias)),
-            *linear("out_proj", self.d_out, self.d_out, bias=True),
+            *(
+                row
+                for name in names
+                for row in linear(name, self.d_in, self.d_out, bias=self.qkv_bias, axes=(heads, "embed"))
+            ),
+            *linear("out_proj", self.d_out, self.d_out, bias=True, axes=("embed", heads)),
         )
 
 

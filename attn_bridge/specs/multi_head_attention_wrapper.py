@@ -36,7 +36,9 @@ class MultiHeadAttentionWrapperConfig(Config):
             row
             for head in range(self.num_heads)
             for name in ("W_query", "W_key", "W_value")
-            for row in linear(f"heads.{head}.{name}", self.d_in, self.d_out, bias=self.qkv_bias)
+            for row in linear(
+                f"heads.{head}.{name}", self.d_in, self.d_out, bias=self.qkv_bias, axes=("head_dim", "embed")
+            )
         )
 
 

@@ -10,7 +10,7 @@ import math
 
 from ..masks import Mask, causal, sliding_window
 from ..validation import check_number
-from .base import Config, Example, Parameter, Variant, linear
+from .base import Axis, Config, Example, Parameter, Variant, linear
 from .model import below
 from .position import Rotary, YaRNScaling
 from .rms_norm import RMSNormConfig
@@ -102,19 +102,20 @@ class MultiHeadLatentAttentionConfig(Config):
         if self.query_norm is not None:
             width = self.query_norm.emb_dim
             query_latent = (
-                *linear("W_query_latent", d_in, width, bias=bias),
+                *linear("W_query_latent", d_in, width, bias=bias, axes=("latent", "embed")),
                 *below("query_norm", self.query_norm.parameters),
             )
+        by_head = Axis("heads", heads)
         source = d_in if self.query_dim is None else self.query_dim
         return (
             *query_latent,
-            *linear("W_query", source, heads * (self.nope_dim + self.rope_dim), bias=False),
-            *linear("W_latent", d_in, self.latent_dim, bias=bias),
-            *linear("W_key_rope", d_in, self.rope_dim, bias=bias),
+            *linear("W_query", source, heads * (self.nope_dim + self.rope_dim), bias=False, axes=(by_head, "embed")),
+            *linear("W_latent", d_in, self.latent_dim, bias=bias, axes=("latent", "embed")),
+            *linear("W_key_rope", d_in, self.rope_dim, bias=bias, axes=("head_dim", "embed")),
             *below("latent_norm", self.latent_norm.parameters),
-            *linear("W_key", self.latent_dim, heads * self.nope_dim, bias=False),
-            *linear("W_value", self.latent_dim, heads * self.value_dim, bias=False),
-            *linear("out_proj", heads * self.value_dim, self.d_out, bias=bias),
+            *linear("W_key", self.latent_dim, heads * self.nope_dim, bias=False, axes=(by_head, "latent")),
+            *linear("W_value", self.latent_dim, heads * self.value_dim, bias=False, axes=(by_head, "latent")),
+            *linear("out_proj", heads * self.value_dim, self.d_out, bias=bias, axes=("embed", by_head)),
         )
 
 

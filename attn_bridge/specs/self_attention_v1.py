@@ -20,7 +20,9 @@ class SelfAttentionV1Config(Config):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Three matrices ``[d_in, d_out]``."""
-        return tuple(matrix(name, self.d_in, self.d_out) for name in ("W_query", "W_key", "W_value"))
+        return tuple(
+            matrix(name, self.d_in, self.d_out, ("embed", "head_dim")) for name in ("W_query", "W_key", "W_value")
+        )
 
 
 VARIANT = Variant("SelfAttention_v1", "self_attention_v1", SelfAttentionV1Config)

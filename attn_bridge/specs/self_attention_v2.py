@@ -23,7 +23,11 @@ class SelfAttentionV2Config(Config):
     def parameters(self) -> tuple[Parameter, ...]:
         """Three linear layers."""
         names = ("W_query", "W_key", "W_value")
-        return tuple(row for name in names for row in linear(name, self.d_in, self.d_out, bias=self.qkv_bias))
+        return tuple(
+            row
+            for name in names
+            for row in linear(name, self.d_in, self.d_out, bias=self.qkv_bias, axes=("head_dim", "embed"))
+        )
 
 
 VARIANT = Variant("SelfAttention_v2", "self_attention_v2", SelfAttentionV2Config, aliases=("SelfAttention",))
