@@ -27,6 +27,7 @@ from attn_bridge.parity.compare.sides.subject import (
 from attn_bridge.parity.compare.sides.tables import STILL
 
 from ...backend import to_numpy
+from ...parallel.shards import cut_as, is_sharded
 from ..weights import Part, outputs_of
 from .flash import Flash, LogSumExp
 from .gradients import NeedsBackwardError, differentiable, gradients_of
@@ -131,10 +132,15 @@ class Execution:
         lent = {
             name: Lent.of(Loan(weights[whole]))
             for name, whole in names.items()
-            if lends(weights[whole], self.dtype) and name in self.part.trainable and self.subject.device.type == "cpu"
+            if lends(weights[whole], self.dtype)
+            and name in self.part.trainable
+            and self.subject.device.type == "cpu"
+            and not is_sharded(self.part.held[name])
         }
         tensors = {
-            name: lent[name] if name in lent else self.subject.tensor(weights[whole], self.dtype)
+            name: lent[name]
+            if name in lent
+            else cut_as(self.subject.tensor(weights[whole], self.dtype), self.part.held[name])
             for name, whole in names.items()
         }
         for name, tensor in tensors.items():
