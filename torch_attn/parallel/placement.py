@@ -36,7 +36,7 @@ def place(module: nn.Module, rows: Mapping[str, Parameter], sharding: Sharding) 
             if buffer is not None:
                 child._buffers[name] = sharding.shared(buffer)
     for child in module.modules():
-        if type(child).__module__.partition(".")[0] == "torch_attn":
+        if type(child).__module__.partition(".")[0] == "torch_attn" or isinstance(child, nn.Linear):
             child.sharding = sharding  # type: ignore[assignment]  # read by `functional.attention_arguments`
             child.__class__ = local_class(type(child))
 
