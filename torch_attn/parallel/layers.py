@@ -19,9 +19,13 @@ from ..blocks.convolution import Convolution
 from ..blocks.mixture_of_experts import MixtureOfExperts
 from ..dropout import Dropout
 from ..embedding import Embedding
+from ..gated_delta_net import GatedDeltaNet
 from ..implementations import reference
 from ..layer_norm import LayerNorm
+from ..linear_attention import LinearAttention
+from ..recurrent.short_convolution import ShortConvolution
 from ..rms_norm import RMSNorm
+from . import recurrent
 from .classes import cut_of, same_name, tokens_cut
 from .region import local_parameters, on_parts, touched
 from .sharding import Cut, Sharding
@@ -130,6 +134,9 @@ FORWARDS: dict[type[nn.Module], Any] = {
     Dropout: _dropout,
     MixtureOfExperts: _mixture_of_experts,
     Convolution: _convolution,
+    ShortConvolution: recurrent.short_convolution,
+    LinearAttention: recurrent.linear_attention,
+    GatedDeltaNet: recurrent.gated_delta_net,
 }
 """What is called in the place of a class's own forward."""
 
