@@ -75,7 +75,8 @@ def _linear(self: Any, x: Tensor) -> Tensor:
         parts["bias"] = parts["bias"] * float(sharding.rank("tensor") == 0)
     found = nn.functional.linear(sharding.local(x, cut, working), parts["weight"], parts.get("bias"))
     cut["tensor"] = last if by == 0 else None
-    return sharding.joined(found, cut, ["tensor"] if by == 1 else [])
+    joined = sharding.joined(found, cut, ["tensor"] if by == 1 else [])
+    return sharding.cut(joined, {**cut, "tensor": None}) if sharding.whole_heads else joined
 
 
 def _norm(self: Any, x: Tensor, *, base: type[nn.Module]) -> Tensor:
