@@ -23,9 +23,10 @@ from ..gated_delta_net import GatedDeltaNet
 from ..implementations import reference
 from ..layer_norm import LayerNorm
 from ..linear_attention import LinearAttention
+from ..multi_head_latent_attention import MultiHeadLatentAttention
 from ..recurrent.short_convolution import ShortConvolution
 from ..rms_norm import RMSNorm
-from . import recurrent
+from . import latent, recurrent
 from .caches import place_caches
 from .classes import cut_of, same_name, tokens_cut
 from .region import local_parameters, on_parts, touched
@@ -154,6 +155,8 @@ def local_class(kind: type[nn.Module]) -> type[nn.Module]:
             return forward(self, *arguments, **options)
 
         members["forward"] = functools.wraps(kind.forward)(call)
+    if issubclass(kind, MultiHeadLatentAttention):
+        members["_absorbed"] = latent.absorbed
     if hasattr(kind, "init_cache"):
 
         def init_cache(self: Any, *arguments: Any, **options: Any) -> Any:
