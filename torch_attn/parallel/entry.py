@@ -19,6 +19,7 @@ from torch.distributed.tensor.experimental import implicit_replication
 from attn_bridge.masks import Mask
 
 from .classes import same_name, tokens_cut
+from .products import Products
 from .sharding import Sharding
 from .shards import is_sharded, whole
 
@@ -39,7 +40,7 @@ def sharded_class(kind: type[nn.Module]) -> type[nn.Module]:
 
     def forward(self: Any, *arguments: Any, **options: Any) -> Any:
         sharding: Sharding = self.sharding
-        with _replicated():
+        with _entered(sharding):
             must_divide = options.get("cache") is None and not _WHOLE
             given = [enter(sharding, one, must_divide=must_divide) for one in arguments]
             named = {
@@ -97,14 +98,14 @@ _WHOLE: list[bool] = []
 
 
 @contextlib.contextmanager
-def _replicated() -> Iterator[None]:
-    """Take plain tensors that meet shared ones as what every device has."""
+def _entered(sharding: Sharding) -> Iterator[None]:
+    """Hold the context of a call: plain tensors that meet shared ones are what every device has."""
     if _ENTERED:
         yield
         return
     _ENTERED.append(True)
     try:
-        with implicit_replication():
+        with implicit_replication(), Products(sharding):
             yield
     finally:
         _ENTERED.pop()

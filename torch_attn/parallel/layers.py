@@ -29,6 +29,7 @@ from ..rms_norm import RMSNorm
 from . import latent, recurrent
 from .caches import place_caches
 from .classes import cut_of, same_name, tokens_cut
+from .products import product
 from .region import local_parameters, on_parts, touched
 from .sharding import Cut, Sharding
 from .shards import is_sharded, whole
@@ -60,25 +61,13 @@ def _embedding(self: Any, ids: Tensor, name: str = "ids") -> Tensor:
 
 
 def _linear(self: Any, x: Tensor) -> Tensor:
-    """Multiply with the device's columns or rows of the matrix; what rows give is summed over the devices, once."""
+    """Multiply with the device's part of the matrix."""
     sharding: Sharding = self.sharding
     weight = self._parameters["weight"]
     if not is_sharded(x) or not is_sharded(weight):
         return nn.Linear.forward(self, x)
-    cut, last, axis = cut_of(sharding, x), x.ndim - 1, sharding.axis("tensor")
-    placement = None if axis is None else weight.placements[axis]
-    by = placement.dim if isinstance(placement, Shard) else None
-    cut["tensor"] = last if by == 1 else None
-    working: list[Role] = [role for role, number in cut.items() if number is not None]
-    if by == 0:
-        working.append("tensor")
-    parts = local_parameters(self, sharding, working)
-    if by == 1 and "bias" in parts:  # is added once
-        parts["bias"] = parts["bias"] * float(sharding.rank("tensor") == 0)
-    found = nn.functional.linear(sharding.local(x, cut, working), parts["weight"], parts.get("bias"))
-    cut["tensor"] = last if by == 0 else None
-    joined = sharding.joined(found, cut, ["tensor"] if by == 1 else [])
-    return sharding.cut(joined, {**cut, "tensor": None}) if sharding.whole_heads else joined
+    found = product(sharding, x, weight.T, self._parameters["bias"])
+    return sharding.cut(found, {**cut_of(sharding, found), "tensor": None}) if sharding.whole_heads else found
 
 
 def _norm(self: Any, x: Tensor, *, base: type[nn.Module]) -> Tensor:
