@@ -61,6 +61,11 @@ class MeshCase:
     config: Config
     numbers: Numbers
 
+    def inputs(self, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the keyword inputs, those that are floating point in a dtype."""
+        given = self.numbers.inputs
+        return {name: one.astype(dtype) if one.dtype.kind == "f" else one for name, one in given.items()}
+
 
 def mesh_cases(variants: tuple[str, ...] = (), seed: int = 0) -> list[MeshCase]:
     """Return the cases of some variants or models, by their class names; of all without names.

@@ -1,0 +1,59 @@
+"""Simulated devices: processes that speak by gloo, a mesh of them, and the collectives that a call makes.
+
+The twin is `jax_attn._parity.meshes`.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.debug import CommDebugMode
+
+from ..backend import from_numpy
+
+IS_MANY_PROCESSES = True
+"""Whether each device is a process of its own."""
+
+PATIENCE = datetime.timedelta(minutes=5)
+"""How long a process waits for the others: one that has ended is waited for no longer."""
+
+
+def simulate(sizes: Mapping[str, int], rank: int, folder: Path) -> DeviceMesh:
+    """Join the processes of a mesh, and return it.
+
+    Args:
+        sizes: of its axes by name.
+        rank: number of this process.
+        folder: an empty one, which all of them reach.
+    """
+    devices = 1
+    for size in sizes.values():
+        devices *= size
+    place = f"file://{folder.resolve()}/processes"
+    torch.distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=devices, timeout=PATIENCE)
+    return init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def leave() -> None:
+    """Leave the processes of a mesh."""
+    torch.distributed.destroy_process_group()
+
+
+def collectives(module: nn.Module, inputs: Mapping[str, np.ndarray[Any, Any]], *, backward: bool) -> dict[str, int]:
+    """Return how often each collective operation runs in a call of a module, and in its backward pass, too."""
+    tensors = {name: from_numpy(array) for name, array in inputs.items()}
+    with CommDebugMode() as counts, torch.set_grad_enabled(backward):
+        output = module(**tensors)
+        if backward:
+            output.sum().backward()
+    module.zero_grad()
+    found = {str(operation).rpartition(".")[2]: count for operation, count in counts.get_comm_counts().items()}
+    return dict(sorted(found.items()))
