@@ -6,6 +6,8 @@ head, g query heads per key/value head, c channel of a head.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from einops import einsum, rearrange
@@ -15,6 +17,13 @@ from jaxtyping import Bool, Float
 
 from ..random import Rngs, TorchRngs
 from .call import Call
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Drawn:
+    """A dropout mask that is drawn already, ``True`` = kept: a device's part of a larger one, in the place of rng."""
+
+    mask: Bool[Array, "..."]
 
 
 def unsupported(call: Call) -> str | None:
@@ -86,21 +95,37 @@ def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, 
 
 
 def drop(
-    weights: Float[Array, "..."], rate: float, rng: Array | nnx.RngStream | Rngs | None = None
+    weights: Float[Array, "..."], rate: float, rng: Array | nnx.RngStream | Rngs | Drawn | None = None
 ) -> Float[Array, "..."]:
     """Zero each weight with probability `rate` and scale the rest by ``1 / (1 - rate)``; rate 0 draws nothing."""
     if rate == 0.0:
         return weights
+    return jnp.where(draw(weights.shape, rate, rng), weights / (1.0 - rate), 0.0)
+
+
+def draw(shape: tuple[int, ...], rate: float, rng: Array | nnx.RngStream | Rngs | Drawn | None) -> Bool[Array, "..."]:
+    """Return a dropout mask, ``True`` = kept, with probability ``1 - rate``."""
+    rng = source_of(rate, rng)
+    if isinstance(rng, Drawn):
+        return rng.mask
+    if isinstance(rng, TorchRngs):
+        return rng.bernoulli(1.0 - rate, shape)
+    return jax.random.bernoulli(rng, 1.0 - rate, shape)
+
+
+def source_of(rate: float, rng: Array | nnx.RngStream | Rngs | Drawn | None) -> Array | TorchRngs | Drawn:
+    """Return what a dropout mask is drawn with: of a stream its next key.
+
+    Raises:
+        ValueError: no `rng`.
+        TypeError: `rng` is something else.
+    """
     if rng is None:
         raise ValueError(f"dropout ({rate}) needs rng: a key, a stream, an nnx.Rngs or a TorchRngs")
     if isinstance(rng, nnx.Rngs):
         rng = rng.dropout
     if isinstance(rng, nnx.RngStream):
         rng = rng()
-    if isinstance(rng, TorchRngs):
-        keep = rng.bernoulli(1.0 - rate, weights.shape)
-    elif isinstance(rng, Array):
-        keep = jax.random.bernoulli(rng, 1.0 - rate, weights.shape)
-    else:
+    if not isinstance(rng, (Array, TorchRngs, Drawn)):
         raise TypeError(f"rng must be a key, a stream, an nnx.Rngs or a TorchRngs, got {type(rng).__name__}")
-    return jnp.where(keep, weights / (1.0 - rate), 0.0)
+    return rng
