@@ -220,7 +220,7 @@ def with_cache(result: Any, cache: Any) -> Any:
 
 
 def attention_arguments(module: Any) -> dict[str, Any]:
-    """Return the arguments of `dot_product_attention` that a module's dropout, in training, and its devices stand for."""
+    """Return the arguments of `dot_product_attention` that a module's dropout, in training, and its devices are."""
     dropout, sharding = getattr(module, "dropout", None), getattr(module, "sharding", None)
     arguments = {} if sharding is None else {"sharding": sharding}
     if dropout is None or dropout.deterministic:

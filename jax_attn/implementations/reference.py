@@ -33,23 +33,52 @@ def unsupported(call: Call) -> str | None:
 
 def attend(call: Call) -> Array | tuple[Array, Array]:
     """Return the context ``(B, T, H, Dv)``, and the weights ``(B, H, T, S)`` if the call asks for them."""
-    query, key, value = call.query, call.key, call.value
+    weights = masked_softmax(_scores(call), call.allowed(), call.sinks)
+    context = _average(drop(weights, call.dropout, call.rng), call.value.astype(weights.dtype)).astype(call.query.dtype)
+    return (context, weights.astype(call.query.dtype)) if call.return_weights else context
+
+
+def attend_with_lse(call: Call) -> tuple[Array, Array]:
+    """Return the context and, per row, the logarithm of the sum of ``exp(scores)``, as `blocked.attend_with_lse`."""
+    scores = _scores(call)
+    allowed = call.allowed()
+    if allowed is not None:
+        scores = jnp.where(allowed, scores, -jnp.inf)
+    has_key = (scores != -jnp.inf).any(-1, keepdims=True)
+    scores = jnp.where(has_key, scores, 0.0)
+    top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
+    if call.sinks is not None:
+        sinks = rearrange(call.sinks.astype(scores.dtype), "h -> h 1 1")
+        top = jnp.maximum(top, jax.lax.stop_gradient(sinks))
+    weights = jnp.exp(scores - top)
+    total = weights.sum(-1, keepdims=True)
+    if call.sinks is not None:
+        total = total + jnp.exp(sinks - top)
+    weights = jnp.where(has_key, weights / total, 0.0)
+    context = _average(drop(weights, call.dropout, call.rng), call.value.astype(weights.dtype))
+    sums = jnp.where(has_key, top + jnp.log(total), -jnp.inf)[..., 0]
+    return context.astype(call.query.dtype), sums
+
+
+def _scores(call: Call) -> Float[Array, "B H T S"]:
+    """Return the scores with their cap and bias, not masked yet."""
+    query, key = call.query, call.key
     compute_dtype = jnp.promote_types(query.dtype, jnp.float32)
     query_heads, key_heads = query.shape[2], key.shape[2]
     q = rearrange(query.astype(compute_dtype), "b t (h g) c -> b t h g c", h=key_heads, g=query_heads // key_heads)
-    k, v = key.astype(compute_dtype), value.astype(compute_dtype)
+    k = key.astype(compute_dtype)
     scores = rearrange(einsum(q, k, "b t h g c, b s h c -> b h g t s"), "b h g t s -> b (h g) t s") * call.scale
     if call.softcap is not None:
         scores = call.softcap * jnp.tanh(scores / call.softcap)
-    if call.bias is not None:
-        scores = scores + call.bias.astype(compute_dtype)
-    weights = masked_softmax(scores, call.allowed(), call.sinks)
-    dropped = rearrange(
-        drop(weights, call.dropout, call.rng), "b (h g) t s -> b h g t s", h=key_heads, g=query_heads // key_heads
-    )
-    context = rearrange(einsum(dropped, v, "b h g t s, b s h c -> b t h g c"), "b t h g c -> b t (h g) c")
-    context = context.astype(query.dtype)
-    return (context, weights.astype(query.dtype)) if call.return_weights else context
+    return scores if call.bias is None else scores + call.bias.astype(compute_dtype)
+
+
+def _average(weights: Float[Array, "B H T S"], value: Float[Array, "B S K Dv"]) -> Float[Array, "B T H Dv"]:
+    """Return the sums of the values by these weights."""
+    heads = value.shape[2]
+    dropped = rearrange(weights, "b (h g) t s -> b h g t s", h=heads)
+    context = einsum(dropped, value, "b h g t s, b s h c -> b t h g c")
+    return rearrange(context, "b t h g c -> b t (h g) c")
 
 
 def masked_softmax(

@@ -5,7 +5,7 @@ The twin is `torch_attn.parallel.parallelize`.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 from flax import nnx

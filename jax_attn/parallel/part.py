@@ -1,4 +1,4 @@
-"""What one device holds of a call of attention, and the calls that it is made of.
+"""What one device holds of a call of attention, and the call that it is by itself.
 
 Letters: b batch, t query position, s key position, h query head, k key/value head, c channel of a head.
 """
@@ -10,13 +10,16 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from attn_bridge.masks import ArrayMask, Mask
 
 from .. import implementations
 from ..implementations import Call
+from ..implementations.block_plan import SMALL_BLOCK
 from ..implementations.reference import Drawn
+from .ring import Ring
+from .ring import attend as attend_to_blocks
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,50 +30,83 @@ class Part:
         query: ``(b, t, h, c)``, the device's own.
         key: ``(b, s, k, c)``; query head ``i`` of the device reads its key head ``i // (h // k)``.
         value: ``(b, s, k, c)``.
-        mask: description, in positions of the whole sequence; its arrays ``(b, h, t, s)``, each axis the device's
-            queries and all keys, or 1.
-        bias: like an array of the mask.
-        keep: dropout mask of the device's queries and all keys, None without dropout.
+        bias: ``(b, h, t, s)``: each axis the device's, all keys, or 1.
         sinks: ``(h,)``.
+        arrays: those of the mask, like `bias`.
+        keep: dropout mask like `bias`, None without dropout.
+        mask: description, in positions of the whole sequence, with numbered places for its arrays.
         scale: factor of the scores.
         softcap: as `functional.dot_product_attention` has it.
         dropout: rate.
         return_weights: whether the weights are asked for.
         implementation: which one is asked for, None for the fastest.
-        axis: axis of the mesh that cuts the queries, None where all devices hold all of them.
-        keys_are_cut: whether it cuts the keys, too.
     """
 
     query: Float[Array, "b t h c"]
     key: Float[Array, "b s k c"]
     value: Float[Array, "b s k c"]
-    mask: Mask | None
     bias: Float[Array, "..."] | None
-    keep: Bool[Array, "..."] | None
     sinks: Float[Array, "h"] | None
+    arrays: tuple[Array, ...]
+    keep: Bool[Array, "..."] | None
+    mask: Mask | None
     scale: float
     softcap: float | None
     dropout: float
     return_weights: bool
     implementation: str | None
-    axis: str | None
-    keys_are_cut: bool
 
-    @property
-    def start(self) -> Int[Array, ""] | int:
-        """Position of the first query of the device."""
-        return 0 if self.axis is None else lax.axis_index(self.axis) * self.query.shape[1]
+    def attend(self, axis: str | None = None, starts: tuple[tuple[int, ...], ...] = ((0,),)) -> Any:
+        """Return the context, and the weights if asked for, of the queries to all keys, which the device holds.
 
-    def call(self, *, queries: Any = None, keys: Any = 0) -> Call:
-        """Return the call of these queries and keys, which stand at these positions and those after them."""
-        queries = self.start if queries is None else queries
-        mask = self.mask
-        if mask is not None:
-            rows = queries + jnp.arange(self.query.shape[1])[:, None]
-            allowed = mask.allowed(rows, keys + jnp.arange(self.key.shape[1])[None, :])
-            mask = ArrayMask(jnp.array(allowed, ndmin=4, copy=False))
+        Args:
+            axis: axis of the mesh that cuts the queries, None where the device holds all of them.
+            starts: for each piece of the queries where it starts, on each device of that axis.
+        """
+        if axis is not None and self.mask is not None:
+            if len(starts) > 1 or self._are_many():
+                return self.in_blocks(axis, starts, starts_of_keys=((0,) * len(starts[0]),))
+            return self._at(lax.axis_index(axis) * self.query.shape[1])
+        mask = None if self.mask is None else self.mask.with_arrays(lambda place: self.arrays[place.number])
+        return self._run(mask)
+
+    def in_blocks(
+        self, axis: str, starts: tuple[tuple[int, ...], ...], starts_of_keys: tuple[tuple[int, ...], ...], hops: int = 1
+    ) -> Array:
+        """Return the context of the queries to keys of which the device holds those of these places at first.
+
+        Args:
+            axis: axis of the mesh that the devices are on.
+            starts: for each piece of the queries where it starts, on each device.
+            starts_of_keys: the same of the keys.
+            hops: how many devices the keys go to.
+        """
+        devices, options = len(starts[0]), (self.scale, self.softcap, self.dropout, self.implementation)
+        ring = Ring(axis, devices, hops, starts, starts_of_keys, self.mask, *options)
+        operands = (self.query, self.key, self.value, self.bias, self.sinks, self.arrays, self.keep)
+        return attend_to_blocks(ring, *operands)
+
+    def replace(self, **changes: Any) -> Part:
+        """Return a copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def _are_many(self) -> bool:
+        """Return whether there are so many scores that it pays to compile a program for each device's view."""
+        named = None if self.implementation is None else implementations.IMPLEMENTATIONS[self.implementation]
+        many = self.query.shape[1] * self.key.shape[1] >= SMALL_BLOCK * SMALL_BLOCK
+        return many and not self.return_weights and (named is None or hasattr(named, "attend_with_lse"))
+
+    def _at(self, start: Any) -> Any:
+        """Return what `attend` does, for queries from a position on that is not known before the program runs."""
+        assert self.mask is not None
+        rows = start + jnp.arange(self.query.shape[1])[:, None]
+        mask = self.mask.with_arrays(lambda place: self.arrays[place.number])
+        allowed = mask.allowed(rows, jnp.arange(self.key.shape[1])[None, :])
+        return self._run(ArrayMask(jnp.array(allowed, ndmin=4, copy=False)))
+
+    def _run(self, mask: Mask | None) -> Any:
         rng = None if self.keep is None else Drawn(self.keep)
-        return Call(
+        call = Call(
             self.query,
             self.key,
             self.value,
@@ -83,12 +119,4 @@ class Part:
             rng,
             self.return_weights,
         )
-
-    def attend(self) -> Any:
-        """Return the context, and the weights if asked for, of the queries to all keys, which the device holds."""
-        call = self.call()
         return implementations.choose(call, self.implementation).attend(call)
-
-    def replace(self, **changes: Any) -> Part:
-        """Return a copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
