@@ -25,6 +25,7 @@ from attn_bridge.specs import Config, Variant
 
 from .checkpoints.undrawn import give_memory, undrawn
 from .functional import dtype_name
+from .parallel.shards import cut_as, is_sharded, whole
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -33,8 +34,11 @@ _BITS = {1: (np.uint8, torch.uint8), 2: (np.uint16, torch.uint16)}
 
 
 def to_numpy(array: Tensor) -> np.ndarray[Any, Any]:
-    """Return a tensor's elements as a NumPy array, bit for bit; bfloat16 and float8 become `ml_dtypes`."""
-    array = array.detach().cpu().contiguous()
+    """Return a tensor's elements as a NumPy array, bit for bit; bfloat16 and float8 become `ml_dtypes`.
+
+    Of one that devices share it is all of it; every rank of its mesh has to call this.
+    """
+    array = whole(array).detach().cpu().contiguous()
     name = dtype_name(array)
     if not hasattr(ml_dtypes, name):
         return array.numpy()
@@ -102,6 +106,10 @@ def set_weights(module: nn.Module, arrays: Mapping[str, np.ndarray[Any, Any]], *
     _check_writable(targets, values)
     with torch.no_grad():
         for name, value in values.items():
+            if is_sharded(targets[name]):
+                targets[name].grad = None
+                targets[name].data = cut_as(value, targets[name])
+                continue
             if targets[name].dtype == value.dtype and not adopt:
                 targets[name].copy_(value)
             else:

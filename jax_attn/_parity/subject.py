@@ -47,6 +47,7 @@ from .sides.adapter import Adapter, Part, Setting, is_jax_float
 from .sides.function import FunctionSide
 from .sides.linen_module import LinenModule, of_bridge
 from .sides.nnx_module import NNXModule
+from .sides.shards import shares_of
 
 MODES = ("eager", "jit", "jitter", "tables", "logsumexp", "flash")
 """Ways to run; `JaxSubject.run` says what each is."""
@@ -112,12 +113,17 @@ class JaxSubject:
     def __init__(self, adapter: Adapter, *, train: bool = False):
         self._adapter = adapter
         self.train = train
-        self.device = adapter.device
+        self.home = adapter.home
         self._parts: dict[str, Part] = {}
         self._programs: dict[Any, _Program] = {}
         self._promoted: dict[Any, tuple[Any, Any]] = {}
         self._asked: dict[Any, tuple[list[Draw], bool]] = {}
         self.plain: dict[str, Any] = {}
+
+    @property
+    def device(self) -> str:
+        """Where it runs, in words."""
+        return str(self.home)
 
     @property
     def kind(self) -> str:
@@ -240,6 +246,7 @@ class JaxSubject:
             program = self._programs[key]
             found = program.run((*operands, drawn), seed)
         outputs, of_weights, of_inputs = found.results
+        shares = shares_of(dict(zip(program.structure, outputs, strict=True)), of_weights, self.home.shardings)
         return Run(
             [to_numpy(one) for one in outputs],
             list(program.structure),  # known only now where the first run traces
@@ -249,6 +256,7 @@ class JaxSubject:
             foreign,
             found.count,
             found.tables,
+            shares,
         )
 
     def describe_outputs(
@@ -377,7 +385,7 @@ class JaxSubject:
             return lambda operands, seed: jax.tree.unflatten(tree, evaluate(closed, *jax.tree.leaves(operands)))
         if mode == "jit":
             compiled = jax.jit(function)
-            return lambda operands, seed: compiled(*jax.device_put(operands, self.device))
+            return lambda operands, seed: compiled(*self.home.put(operands))
         try:
             # What is compiled within the module was perhaps traced before, with masks of its own.
             with jax.disable_jit() if self.train else contextlib.nullcontext(), precise(dtype):
@@ -386,8 +394,7 @@ class JaxSubject:
             return directly(function, promote=dtype == "float64")
 
         def _put(operands: Any) -> list[Any]:
-            found: list[Any] = jax.device_put(jax.tree.leaves(operands), self.device)
-            return found
+            return jax.tree.leaves(self.home.put(operands))
 
         if mode == "jitter":
             double = is_double(operands)

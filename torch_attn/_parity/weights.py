@@ -36,6 +36,7 @@ class Part:
         name: its class.
         names: name of a weight inside the part -> its name in the whole.
         trainable: the names inside the part that get gradients.
+        held: the weights that it holds, by their name inside the part: a run's own are shared by devices as they are.
         constants: all other tensors that it holds; a run gets copies to write to.
         holding: a context that swaps tensors in, by their name inside the part, and yields how to call the part.
         target: what `torch.compile` compiles.
@@ -44,6 +45,7 @@ class Part:
     name: str
     names: dict[str, str]
     trainable: frozenset[str]
+    held: dict[str, Tensor]
     constants: dict[str, Tensor]
     holding: Callable[[dict[str, Tensor], Any], contextlib.AbstractContextManager[Call]]
     target: Any
@@ -120,6 +122,7 @@ class ModuleSide:
             type(module).__name__,
             names,
             frozenset(name for name, _, role in own if role == "parameter"),
+            {name: tensor for name, tensor, _ in own},
             {name: buffer for name, buffer in module.named_buffers() if name not in names},
             functools.partial(_swapped, module),
             module,
@@ -169,7 +172,7 @@ class FunctionSide:
             raise ModuleFailedError(f"torch function {self.name} has no submodule {path}")
         held = self.tensors()
         trained = frozenset(name for name, one in held.items() if one.is_floating_point())
-        return Part(self.name, {name: name for name in held}, trained, {}, self._holding, self._call)
+        return Part(self.name, {name: name for name in held}, trained, held, {}, self._holding, self._call)
 
     @property
     def call(self) -> Any:

@@ -36,6 +36,7 @@ from .submodule_pairs import differing_settings
 from .verdict import judging
 from .verdict.bench import Findings
 from .verdict.coverage import Coverage, covered
+from .verdict.on_devices import copies_compared, on_shards
 from .verdict.runner import Live, Runner
 
 MODES = ("eager", "jit")
@@ -194,13 +195,14 @@ def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], 
     if unstable:
         return Judged(_report(pair, "inconclusive", [], message=_verdict_of_training(pair, "different")[1] or unstable))
     found = [judging.judge_in(runner, dtype, modes, seeds, first_seed) for dtype in dtypes]
-    tensors = [one for each in found for one in each.verdicts]
+    tensors = [one for each in found for one in on_shards(runner, each)]
     if pair.effort.large and any(max(one.first_ulps or 0.0, one.second_ulps or 0.0) > UNSTABLE_ULPS for one in tensors):
         unstable = runner.unstable()
         if unstable:
             return Judged(_report(pair, "inconclusive", [], message=unstable))
     seen = covered(runner, found[0])
-    tensors = seen.applied([*_masks_compared(pair), *_weights_compared(pair), *tensors])
+    copies = [one for each in found for one in copies_compared(each, pair.shown)]
+    tensors = seen.applied([*_masks_compared(pair), *_weights_compared(pair), *copies, *tensors])
     verdict, message = _verdict_of_training(pair, worst([one.verdict for one in tensors]))
     if verdict == "inconclusive" and not message:
         message = next(one.message for one in tensors if one.verdict == "inconclusive")

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .numpy_interpreter import bind
+
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
 _SAME = ("convert_element_type", "stop_gradient", "copy", "optimization_barrier", "reduce_precision")
 _SHAPED = ("reshape", "squeeze", "expand_dims")
@@ -89,10 +91,7 @@ class _Rewriter:
             if softmax is not None:
                 self._found[id(equation)] = equation
                 return [_weights(softmax).astype(equation.outvars[0].aval.dtype)]
-        given = equation.primitive.get_bind_params(params)
-        functions, rest = given if isinstance(given, tuple) else ((), given)  # as JAX before 0.10 has it
-        result = equation.primitive.bind(*functions, *operands, **rest)
-        results = list(result) if equation.primitive.multiple_results else [result]
+        results = bind(equation, operands)
         if len(results) == 1:
             self._made[id(results[0])] = _Made(results[0], name, params, operands)
         return results

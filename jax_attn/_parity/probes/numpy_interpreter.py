@@ -206,9 +206,36 @@ def _bind(equation: Any, args: list[Any]) -> list[Any]:
     """Let JAX run an operation that is not in the table."""
     with jax.enable_x64(True):
         arrays = [jnp.asarray(arg) if isinstance(arg, np.ndarray) else arg for arg in args]
-        result = equation.primitive.bind(*arrays, **equation.params)
-    results = result if equation.primitive.multiple_results else [result]
-    return [_to_numpy(value) for value in results]
+        return [_to_numpy(value) for value in bind(equation, arrays)]
+
+
+def bind(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """Let JAX run an operation as it stands in a program, also one that holds a program.
+
+    What a `jax.shard_map` holds is compiled, once: run operation by operation on its devices it takes a second.
+    """
+    if equation.primitive.name == "shard_map" and not any(isinstance(one, jax.core.Tracer) for one in operands):
+        key = (id(equation), *(operand.dtype for operand in operands))
+        if key not in _COMPILED:
+            if len(_COMPILED) >= MAX_COMPILED:
+                _COMPILED.pop(next(iter(_COMPILED)))
+            _COMPILED[key] = equation, jax.jit(functools.partial(_bind_itself, equation))
+        return list(_COMPILED[key][1](*operands))
+    return _bind_itself(equation, *operands)
+
+
+_COMPILED: dict[Any, tuple[Any, Any]] = {}
+"""Identity of an equation, and dtypes -> the equation, so that its identity stays its own, and what was compiled."""
+
+MAX_COMPILED = 64
+"""Most of them that are kept."""
+
+
+def _bind_itself(equation: Any, *operands: Any) -> list[Any]:
+    given = equation.primitive.get_bind_params(equation.params)
+    functions, params = given if isinstance(given, tuple) else ((), given)  # as JAX before 0.10 has it
+    result = equation.primitive.bind(*functions, *operands, **params)
+    return list(result) if equation.primitive.multiple_results else [result]
 
 
 def _to_numpy(value: Any) -> Any:

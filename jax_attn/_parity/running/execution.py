@@ -10,7 +10,7 @@ from jax import Array
 
 from attn_bridge.parity.compare.sides.large import Lent
 
-from ..probes.numpy_interpreter import inline, last_uses
+from ..probes.numpy_interpreter import bind, inline, last_uses
 
 _MOVES = ("reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "slice", "concatenate", "iota", "copy")
 """Operations that round nothing, so that it does not matter what they are fused with."""
@@ -98,8 +98,7 @@ def walk(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], after: After | 
         if called is not None:
             results = walk(called.jaxpr, called.consts, operands, after)
         else:
-            result = equation.primitive.bind(*operands, **equation.params)
-            results = list(result) if equation.primitive.multiple_results else [result]
+            results = bind(equation, operands)
             if after is not None:
                 results = after.moved(equation.primitive.name, results)
         values.update(zip(equation.outvars, results, strict=True))

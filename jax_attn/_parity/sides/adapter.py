@@ -62,7 +62,7 @@ class Adapter(Protocol):
 
     kind: str
     name: str
-    device: Any
+    home: Home
 
     @property
     def label(self) -> str:
@@ -168,17 +168,44 @@ def _is_rate(child: Any, name: str) -> bool:
     return is_number(value) and 0.0 < value <= 1.0
 
 
-def device_of(arrays: Iterable[Any], wanted: str | None) -> Any:
-    """Return the device that is wanted, or the one where the arrays are.
+@dataclasses.dataclass(frozen=True)
+class Home:
+    """Where the operands of a run are put.
+
+    Attributes:
+        device: the device of all that is not shared; None leaves it to JAX, which takes it where the rest is.
+        shardings: name of a weight that several devices share -> how.
+    """
+
+    device: Any
+    shardings: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        """Return the device, or how many share the weights."""
+        devices = max((len(one.device_set) for one in self.shardings.values()), default=1)
+        return f"{devices} devices" if devices > 1 else str(self.device)
+
+    def put(self, operands: Any) -> Any:
+        """Return weights and whatever else a run takes, put in place."""
+        weights, *rest = operands
+        placed = {name: jax.device_put(one, self.shardings.get(name, self.device)) for name, one in weights.items()}
+        return (placed, *jax.device_put(rest, self.device))
+
+
+def home_of(weights: Mapping[str, Any], wanted: str | None) -> Home:
+    """Return where the weights are; those that no devices share are on the device that is wanted.
 
     Raises:
         ModuleFailedError: there is no such device.
     """
+    held = {name: one for name, one in weights.items() if isinstance(one, Array)}
+    shared = {name: one.sharding for name, one in held.items() if len(one.sharding.device_set) > 1}
     if wanted is None:
-        leaf = next((one for one in arrays if isinstance(one, Array)), None)
-        return jax.devices()[0] if leaf is None else next(iter(leaf.devices()))
+        leaf = next(iter(held.values()), None)
+        device = jax.devices()[0] if leaf is None else next(iter(leaf.devices()))
+        return Home(None if shared else device, shared)
     try:
-        return jax.devices(wanted)[0]
+        return Home(None if shared else jax.devices(wanted)[0], shared)
     except RuntimeError:
         raise ModuleFailedError(f"device {wanted}: JAX finds none on this machine") from None
 

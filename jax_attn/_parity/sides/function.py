@@ -16,7 +16,7 @@ from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, ModuleFa
 
 from ...backend import to_numpy
 from ..drawing import drawn_from
-from .adapter import Setting, device_of, dotted
+from .adapter import Setting, dotted, home_of
 from .nnx_module import signature_of
 
 
@@ -47,7 +47,7 @@ class FunctionSide:
                     f"the weights of the JAX function {self.name} must be arrays, got {type(leaf).__name__} at "
                     f"{name or 'the top'}; split off what is none, as equinox.partition(model, equinox.is_array) does"
                 )
-        self.device = device_of(self._held.values(), wanted)
+        self.home = home_of(self._held, wanted)
         self.names, self.changed = set(self._held), set[str]()
         self.trainable = {name for name, leaf in self._held.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
 

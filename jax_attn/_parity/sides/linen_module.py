@@ -25,7 +25,7 @@ from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, ModuleFa
 from ...backend import to_numpy
 from ..drawing import drawn_from, setting_of
 from ..recording import Tape
-from .adapter import Setting, cache_off, constant, device_of, dotted, off_in_eval_mode, stock_name
+from .adapter import Setting, cache_off, constant, dotted, home_of, off_in_eval_mode, stock_name
 from .linen_template import Path, Template
 from .nnx_module import signature_of
 
@@ -79,7 +79,7 @@ class LinenModule:
                 f"the Linen module {self.name} has no variables; give (module, variables), with variables = "
                 "module.init(key, *inputs)"
             )
-        self.device = device_of(self.variables.values(), wanted)
+        self.home = home_of({dotted(path): one for path, one in self.variables.items()}, wanted)
         self.places: dict[str, tuple[str, Path]] = {}  # name -> collection and path
         for (collection, path), _ in self.variables.items():
             name = dotted(path)

@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -22,7 +21,7 @@ from attn_bridge.parity.compare.sides.subject import Arguments, Arrays, Paramete
 from ...backend import WEIGHTS, to_numpy
 from ..drawing import _prepare, drawing
 from ..recording import Tape
-from .adapter import Setting, asks_for_mode, cache_off, constant, device_of, dotted, off_in_eval_mode, stock_name
+from .adapter import Setting, asks_for_mode, cache_off, constant, dotted, home_of, off_in_eval_mode, stock_name
 
 METHODS = ("__call__", "attend")
 """Methods of submodules whose calls are recorded."""
@@ -45,7 +44,8 @@ class NNXModule:
         self.name = type(module).__name__
         self._weights = nnx.state(module, WEIGHTS)
         self._failed: dict[int, str] = {}  # id of a submodule of the call that has failed -> its path
-        self.device = device_of(jax.tree.leaves(self._weights), wanted)
+        flat = nnx.to_flat_state(self._weights)
+        self.home = home_of({dotted(path): one.get_value() for path, one in flat}, wanted)
 
     @property
     def label(self) -> str:

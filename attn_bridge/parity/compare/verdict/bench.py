@@ -61,6 +61,7 @@ class Findings:
         notes: what a reader has to know.
         unreached: rows and columns of matrices that no gradient reached, in words.
         compared: names of the tensors that were compared.
+        apart: side and name of a result -> how the copies of it that devices hold differ.
     """
 
     verdicts: list[TensorVerdict]
@@ -75,6 +76,7 @@ class Findings:
     notes: list[str]
     unreached: list[str]
     compared: frozenset[str]
+    apart: dict[tuple[Side, str], str] = dataclasses.field(default_factory=dict)
 
 
 class Bench:
@@ -100,6 +102,7 @@ class Bench:
         self.reached = Reached()
         self._probing = Probing(runner, dtype)
         self.notes: list[str] = []
+        self.apart: dict[tuple[Side, str], str] = {}
 
     def findings(self, verdicts: list[TensorVerdict]) -> Findings:
         """Return what is known."""
@@ -123,6 +126,7 @@ class Bench:
             [*self.noise.notes, *self.notes],
             [*self.reached.unreached(), *notes.on_flushed(self.measures, self.dtype)],
             frozenset(self.about),
+            self.apart,
         )
 
     @property
@@ -154,6 +158,7 @@ class Bench:
             self.held = {side: taken.low[side, self.modes[0]].outputs for side in SIDES}
         for mode in self.modes:
             self._measure(taken, mode)
+        self._note_copies(taken)
         self.planned.append(planned)
         self._allow_tables(taken)
         self._allow_flash(taken)
@@ -172,6 +177,14 @@ class Bench:
                 except CannotPromoteError as error:
                     self.pair.lacks[side] = str(error)
         return Taken(sample, low, exact)
+
+    def _note_copies(self, taken: Taken) -> None:
+        """Note where devices hold other copies of one result than others do."""
+        runs = [(side, run) for (side, _), run in taken.low.items()] + list(taken.exact.items())
+        for side, run in runs:
+            for line in run.shares.apart:
+                what, _, how = line.partition(": ")
+                self.apart.setdefault((side, what), how)
 
     def agrees(self, planned: Planned) -> bool:
         """Run one sample without float64, and say whether the sides are as close there as in the samples so far."""

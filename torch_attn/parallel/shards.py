@@ -1,0 +1,43 @@
+"""Tensors that devices share (`torch.distributed.tensor.DTensor`): put together, and cut as another one is.
+
+torch.distributed is imported by whoever has such a tensor, never here: it takes a second.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, TypeGuard
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Return whether a tensor is one that devices share."""
+    distributed = sys.modules.get("torch.distributed.tensor")
+    return distributed is not None and isinstance(tensor, distributed.DTensor)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor; every rank of its mesh has to ask for it where it is shared."""
+    if not is_sharded(tensor):
+        return tensor
+    with torch.no_grad(), torch._C.DisableTorchFunction():  # modes that are entered are not for what is moved here
+        found: Tensor = tensor.detach().full_tensor()
+    return found
+
+
+def cut_as(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return this rank's part of a tensor that every rank has, over the devices that share `like`; else it itself.
+
+    Where these hold parts of a sum, each gets all of it.
+    """
+    if not is_sharded(like):
+        return tensor
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    placements = [Replicate() if one.is_partial() else one for one in like.placements]
+    return distribute_tensor(tensor, like.device_mesh, placements, src_data_rank=None)
