@@ -8,6 +8,7 @@ is part of what they keep, and it is called as before.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,18 +24,21 @@ from ..decoding.cache import KeyValueCache
 from ..decoding.recurrent_cache import RecurrentCache
 from .sharding import Sharding
 
-SEQUENCES = ("context",)
-"""Names of arguments that are sequences beside those that are given by their place."""
+SEQUENCES = ("x", "tokens", "ids", "source", "context")
+"""Names of arguments that are sequences; those of a context need not divide."""
 
 
 @functools.cache
 def sharded_class(kind: type[nnx.Module]) -> type[nnx.Module]:
     """Return the subclass of a module's class whose calls put inputs and outputs on the devices of `sharding`."""
+    order = list(inspect.signature(kind.__call__).parameters)[1:]
 
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
         sharding: Sharding = self.sharding
-        given, options = enter(sharding, arguments, options)
-        return leave(sharding, kind.__call__(self, *given, **options))
+        named = dict(zip(order, arguments, strict=False)) | options
+        if len(named) < len(arguments) + len(options):
+            return kind.__call__(self, *arguments, **options)  # which says what is wrong
+        return leave(sharding, kind.__call__(self, **enter(sharding, named)))
 
     members: dict[str, Any] = {"__call__": functools.wraps(kind.__call__)(call)}
     if hasattr(kind, "init_cache"):
@@ -47,21 +51,19 @@ def sharded_class(kind: type[nnx.Module]) -> type[nnx.Module]:
     return type(kind)(kind.__name__, (kind,), members | names)
 
 
-def enter(
-    sharding: Sharding, arguments: tuple[Any, ...], options: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def enter(sharding: Sharding, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call on the devices: sequences cut by tokens, all else whole.
 
     Raises:
         ValueError: tokens that do not divide.
     """
-    is_cached = options.get("cache") is not None
-    given = tuple(_sequence(sharding, one, must_divide=not is_cached) for one in arguments)
-    named = {
-        name: _sequence(sharding, one, must_divide=False) if name in SEQUENCES else _whole(sharding, one)
-        for name, one in options.items()
+    is_cached = arguments.get("cache") is not None
+    return {
+        name: _sequence(sharding, one, must_divide=not is_cached and name != "context")
+        if name in SEQUENCES
+        else _whole(sharding, one)
+        for name, one in arguments.items()
     }
-    return given, named
 
 
 def leave(sharding: Sharding, result: Any) -> Any:
