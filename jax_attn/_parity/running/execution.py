@@ -12,19 +12,9 @@ from attn_bridge.parity.compare.sides.large import Lent
 
 from ..probes.numpy_interpreter import bind, inline, last_uses
 
-_MOVES = frozenset(
-    [
-        "reshape",
-        "transpose",
-        "broadcast_in_dim",
-        "squeeze",
-        "expand_dims",
-        "slice",
-        "concatenate",
-        "iota",
-        "copy",
-        "top_k",
-    ]
+_MOVES = (
+    *("reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims"),
+    *("slice", "concatenate", "iota", "copy", "top_k"),
 )
 """Operations that round nothing, so that it does not matter what they are fused with.
 
