@@ -15,6 +15,8 @@ from torch import Tensor
 
 from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, Rotary
 
+from .parallel.shards import beside
+
 
 def rotary_tables(
     rotary: Rotary, positions: Int[Tensor, "... T"], dim: int, dtype: Any
@@ -61,7 +63,7 @@ def apply_rotary(
         Like `x`; computed in the dtype of the tables, rounded once.
     """
     turning, rest = x[..., : 2 * cos.shape[-1]].to(cos.dtype), x[..., 2 * cos.shape[-1] :]
-    cos, sin = cos[..., None, :], sin[..., None, :]
+    cos, sin = beside(cos[..., None, :], x), beside(sin[..., None, :], x)
     if pairing == "half":
         one, two = rearrange(turning, "b t h (two i) -> two b t h i", two=2)
         turned = torch.cat([one * cos - two * sin, two * cos + one * sin], -1)

@@ -41,3 +41,13 @@ def cut_as(tensor: Tensor, like: Tensor) -> Tensor:
 
     placements = [Replicate() if one.is_partial() else one for one in like.placements]
     return distribute_tensor(tensor, like.device_mesh, placements, src_data_rank=None)
+
+
+def beside(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor that every rank has as one that it shares whole with the others, where they share `like`."""
+    if not is_sharded(like) or is_sharded(tensor):
+        return tensor
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = like.device_mesh
+    return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
