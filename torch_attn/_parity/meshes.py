@@ -50,6 +50,7 @@ def leave() -> None:
 def collectives(module: nn.Module, inputs: Mapping[str, np.ndarray[Any, Any]], *, backward: bool) -> dict[str, int]:
     """Return how often each collective operation runs in a call of a module, and in its backward pass, too."""
     tensors = {name: from_numpy(array) for name, array in inputs.items()}
+    tensors = {name: one.requires_grad_() if one.is_floating_point() else one for name, one in tensors.items()}
     with CommDebugMode() as counts, torch.set_grad_enabled(backward):
         output = module(**tensors)
         if backward:

@@ -20,8 +20,8 @@ from . import all_gather, balance, ring, ulysses
 from .heads import heads_to_hold
 from .masks import part_of
 from .part import Part
-from .shards import whole
 from .sharding import Cut, Sharding, as_scores
+from .shards import whole
 
 
 @dataclasses.dataclass(frozen=True)
