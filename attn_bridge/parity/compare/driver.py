@@ -127,7 +127,9 @@ def compare(
     if inputs is MISSING:
         raise TypeError("compare needs inputs: an array, a tuple of positional ones or a dict of keyword ones")
     modes, wanted = choose("modes", modes, MODES), None if dtypes is None else choose("dtypes", dtypes, DTYPES)
-    _check_options({"train": train, "transfer": transfer, "reference": reference, "strict": strict}, modes, seeds, first_seed)
+    _check_options(
+        {"train": train, "transfer": transfer, "reference": reference, "strict": strict}, modes, seeds, first_seed
+    )
     accepted = checked(allow or {})
     held = pinned() if strict else contextlib.nullcontext()
     with orderly_interrupts(), _ONE_AT_A_TIME, np.errstate(all="ignore"), held:
