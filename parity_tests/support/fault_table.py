@@ -1,7 +1,7 @@
 """``python -m parity_tests.support.fault_table``: judges whole models of every family, right and with faults planted.
 
-Tables of both are written to docs/model-faults.md. What was found is kept in a file, a line per family and kind, so that
-a run that was stopped goes on where it was.
+Tables of both are written to docs/model-faults.md. What was found is kept in a file, a line per family and kind, so
+that a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -71,19 +71,16 @@ def table_of_right(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
         "## Right models",
         "",
-        "Models without a fault, judged as `attn-bridge check --model` does: the Flax twin against `transformers` and the",
-        "torch twin, and decoding with a cache. Every part must be equal.",
+        "Models without a fault, judged as `attn-bridge check --model` does: the Flax twin against `transformers` and",
+        "the torch twin, and decoding with a cache. Every part must be equal.",
         "",
         "| precision | families | parts | decoded | false alarms | seconds |",
         "|---|---|---|---|---|---|",
     ]
     for dtype in PRECISIONS:
         some = [row for row in rows if row["kind"] == dtype]
-        parts, decoded, alarms, seconds = (
-            (sum(column) for column in zip(*((r["parts"], r["decoded"], len(r["alarms"]), r["seconds"]) for r in some)))
-            if some
-            else (0, 0, 0, 0.0)
-        )
+        parts, decoded, seconds = (sum(row[name] for row in some) for name in ("parts", "decoded", "seconds"))
+        alarms = sum(len(row["alarms"]) for row in some)
         lines.append(f"| {dtype} | {len(some)} | {parts} | {decoded} | {alarms} | {seconds:.0f} |")
     named = [f"- {row['family']} in {row['kind']}: {', '.join(row['alarms'])}" for row in rows if row["alarms"]]
     alone = sorted({row["family"] for row in rows if "transformers" not in row["pairs"]})
@@ -109,9 +106,9 @@ def table_of_faults(rows: list[dict[str, Any]]) -> list[str]:
     alarms = sum(len(row["alarms"]) for row in rows)
     seconds = sum(row["seconds"] for row in rows)
     return [
-        "Each fault is planted in the Flax side of a tiny random model of each family where it makes sense, one per part,",
-        "and `check_model` judges it against `transformers`. *Placed* is: called `different`, at the submodule of the",
-        "block that the fault is in.",
+        "Each fault is planted in the Flax side of a tiny random model of each family where it makes sense, one per",
+        "part, and `check_model` judges it against `transformers`. *Placed* is: called `different`, at the submodule of",
+        "the block that the fault is in.",
         "",
         "| fault | families | different | placed | not placed in |",
         "|---|---|---|---|---|",

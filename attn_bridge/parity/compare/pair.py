@@ -57,7 +57,7 @@ class Pair:
         pairing: which parameter is which.
         transfer: whether the second side is given the first side's weights.
         train: whether both run in train mode, with given dropout masks.
-        reference: whether the first side is what the second is judged by, and not judged itself where it loses precision.
+        reference: whether the first side is what the second is judged by, and may lose precision itself.
         lacks: sides that have no float64, and why.
         masks: dropout masks that the two sides do not have in common, in train mode.
         foreign: sides that draw random numbers that are no dropout masks, in train mode.

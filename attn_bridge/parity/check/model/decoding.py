@@ -68,8 +68,8 @@ def judge(torch_block: Any, flax_block: Any, inputs: Array, dtype: str) -> Decod
 def steps(block: DecoderBlockConfig, tokens: int) -> tuple[int, int]:
     """Return how many tokens of a sequence are read at once, half of them where that can be, and how many there are.
 
-    Keys in a cache stay turned by the angles of their time. Where those change with the length of the sequence (LongRoPE,
-    dynamic NTK), decoding gives what all at once gives as long as the sequence does not grow past a change.
+    Keys in a cache stay turned by the angles of their time. Where those change with the length of the sequence
+    (LongRoPE, dynamic NTK), decoding gives what all at once gives as long as the sequence grows past no change.
     """
     scaling = getattr(getattr(block.attention, "position", None), "scaling", None)
     for length in range(tokens, 1, -1):

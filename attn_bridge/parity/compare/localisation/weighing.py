@@ -113,7 +113,7 @@ def weigh(
     worse: dict[str, Side] = {}
     for direction, found in measures.items():
         shares = dict(zip(SIDES, precision_used(found) if found else (0.0, 0.0), strict=True))
-        worse[direction] = max(reversed(sides.judged), key=lambda side: shares[side])  # noqa: B023 - called at once
+        worse[direction] = max(reversed(sides.judged), key=lambda side: shares[side])
         used[direction] = shares[worse[direction]]
     return used, worse, ""
 

@@ -47,8 +47,8 @@ def on_reference(verdicts: Sequence[TensorVerdict], shown: Mapping[Side, str]) -
     if used > NOTED:
         yield (
             f"the {shown['first']} side, which is the reference, loses up to {used:.1f} times its share of precision "
-            f"against the {shown['second']} side's arithmetic, most in {name}; that is no fault of the {shown['second']} "
-            "side"
+            f"against the {shown['second']} side's arithmetic, most in {name}; that is no fault of the "
+            f"{shown['second']} side"
         )
 
 
