@@ -106,9 +106,9 @@ def table_of_faults(rows: list[dict[str, Any]]) -> list[str]:
     alarms = sum(len(row["alarms"]) for row in rows)
     seconds = sum(row["seconds"] for row in rows)
     return [
-        "Each fault is planted in the Flax side of a tiny random model of each family where it makes sense, one per",
-        "part, and `check_model` judges it against `transformers`. *Placed* is: called `different`, at the submodule of",
-        "the block that the fault is in.",
+        "Each fault is planted in the Flax side of a tiny random model of each family where it makes sense, one",
+        "per part, and `check_model` judges it against `transformers`. *Placed* is: called `different`, at the",
+        "submodule of the block that the fault is in.",
         "",
         "| fault | families | different | placed | not placed in |",
         "|---|---|---|---|---|",
