@@ -22,6 +22,7 @@ from attn_bridge.masks import Mask
 
 from ..decoding.cache import KeyValueCache
 from ..decoding.recurrent_cache import RecurrentCache
+from .classes import same_name
 from .sharding import Sharding
 
 SEQUENCES = ("x", "tokens", "ids", "source", "context")
@@ -47,8 +48,7 @@ def sharded_class(kind: type[nnx.Module]) -> type[nnx.Module]:
             return place_caches(self.sharding, kind.init_cache(self, *arguments, **options))
 
         members["init_cache"] = functools.wraps(kind.init_cache)(init_cache)
-    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(kind)(kind.__name__, (kind,), members | names)
+    return same_name(kind, members)
 
 
 def enter(sharding: Sharding, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def place_caches(sharding: Sharding, caches: Any) -> Any:
         cuts: list[str | None] = [None] * array.ndim
         if size > 1 and array.shape[axis] % size == 0:
             cuts[axis] = plan.tensor
-        cuts[0] = _cut(sharding, "fsdp", array.shape[0])
+        cuts[0] = sharding.divided("fsdp", array.shape[0])
         return _put(sharding, array, *cuts)
 
     def placed(cache: Any) -> Any:
@@ -104,9 +104,9 @@ def _sequence(sharding: Sharding, array: Any, *, must_divide: bool) -> Any:
     if must_divide:
         sharding.plan.check_tokens(array.shape[tokens])
     cuts: list[str | None] = [None] * array.ndim
-    cuts[tokens] = _cut(sharding, "context", array.shape[tokens])
+    cuts[tokens] = sharding.divided("context", array.shape[tokens])
     if tokens:
-        cuts[0] = _cut(sharding, "fsdp", array.shape[0])
+        cuts[0] = sharding.divided("fsdp", array.shape[0])
     return _put(sharding, array, *cuts)
 
 
@@ -115,7 +115,7 @@ def _cut_tokens(sharding: Sharding, array: Any) -> Any:
     if not isinstance(array, Array) or array.ndim < 2:
         return array
     cuts: list[Any] = [jax.sharding.PartitionSpec.UNCONSTRAINED] * array.ndim
-    cuts[-2] = _cut(sharding, "context", array.shape[-2])
+    cuts[-2] = sharding.divided("context", array.shape[-2])
     if not isinstance(array, jax.core.Tracer):
         return array
     return jax.lax.with_sharding_constraint(array, sharding.of(*cuts))
@@ -125,11 +125,6 @@ def _whole(sharding: Sharding, value: Any) -> Any:
     if isinstance(value, Mask):
         return value.with_arrays(lambda array: _whole(sharding, array))
     return _put(sharding, value) if isinstance(value, Array) else value
-
-
-def _cut(sharding: Sharding, role: Any, size: int) -> str | None:
-    devices = sharding.plan.size(role)
-    return getattr(sharding.plan, role) if devices > 1 and size % devices == 0 else None
 
 
 def _is_array(array: Any) -> bool:

@@ -15,6 +15,7 @@ from attn_bridge.sharding import Plan
 
 from .. import backend
 from .entry import sharded_class
+from .layers import local_class
 from .sharding import Sharding
 
 Module = TypeVar("Module", bound=nnx.Module)
@@ -67,6 +68,7 @@ def parallelize(
     for _, child in nnx.iter_modules(module):
         if type(child).__module__.partition(".")[0] == "jax_attn":
             child.sharding = sharding
+            child.__class__ = local_class(type(child))
     module.sharding = sharding
     module.__class__ = sharded_class(type(module))
     return module

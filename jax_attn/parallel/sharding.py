@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Self
 
+from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_bridge.sharding import Plan
+from attn_bridge.sharding.plan import Role
 from attn_bridge.specs import Parameter
 
 from ..implementations import Call
-from . import attention
+from . import attention, recurrent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +32,21 @@ class Sharding:
         """Return what `functional.dot_product_attention` does, computed by all devices."""
         return attention.attend(self.mesh, self.plan, call, implementation)
 
+    def recur(
+        self, run: recurrent.Run, sequences: tuple[Array, ...], state: Array, chunk_size: int
+    ) -> tuple[Array, Array]:
+        """Return what ``run(*sequences, state, chunk_size)`` does, computed by all devices."""
+        return recurrent.recur(self.mesh, self.plan, run, sequences, state, chunk_size)
+
     def of(self, *axes: str | tuple[str, ...] | None) -> NamedSharding:
         """Return the sharding of an array whose axes are cut by these axes of the mesh."""
         return NamedSharding(self.mesh, P(*axes))
+
+    def divided(self, role: Role, size: int) -> str | None:
+        """Return the axis of the mesh that cuts an axis of this size; None where it does not divide."""
+        devices = self.plan.size(role)
+        name: str | None = getattr(self.plan, role)
+        return name if devices > 1 and size % devices == 0 else None
 
     def of_parameter(self, row: Parameter) -> NamedSharding:
         """Return the sharding of a Flax leaf; the rule says which torch axis each of its axes is."""
