@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Self
 
 from jax import Array
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_bridge.sharding import Plan
@@ -19,10 +19,26 @@ from . import attention, recurrent
 
 @dataclasses.dataclass(frozen=True)
 class Sharding:
-    """A mesh, and what its axes stand for; equal by value, so that modules of one kind share compiled programs."""
+    """A mesh, and what its axes stand for; equal by value, so that modules of one kind share compiled programs.
 
-    mesh: Mesh
+    Attributes:
+        given: the mesh as it was given: arrays lie on it outside of a call.
+        plan: what its axes stand for.
+    """
+
+    given: Mesh
     plan: Plan
+
+    @property
+    def mesh(self) -> Mesh:
+        """The same devices, on axes along which XLA shares arrays out: explicit ones would ask every operation."""
+        names = self.given.axis_names
+        return Mesh(self.given.devices, names, axis_types=(AxisType.Auto,) * len(names))
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether shardings are part of the types of arrays outside of a call."""
+        return AxisType.Explicit in self.given.axis_types
 
     def __deepcopy__(self, memo: Any) -> Self:
         """Return itself: a copy of a module is on the same devices."""
@@ -39,8 +55,12 @@ class Sharding:
         return recurrent.recur(self.mesh, self.plan, run, sequences, state, chunk_size)
 
     def of(self, *axes: str | tuple[str, ...] | None) -> NamedSharding:
-        """Return the sharding of an array whose axes are cut by these axes of the mesh."""
+        """Return the sharding of an array whose axes are cut by these axes of the mesh, inside of a call."""
         return NamedSharding(self.mesh, P(*axes))
+
+    def outside(self, inside: NamedSharding) -> NamedSharding:
+        """Return a sharding as it is outside of a call."""
+        return NamedSharding(self.given, inside.spec)
 
     def divided(self, role: Role, size: int) -> str | None:
         """Return the axis of the mesh that cuts an axis of this size; None where it does not divide."""
