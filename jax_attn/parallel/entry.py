@@ -53,6 +53,9 @@ def sharded_class(kind: type[nnx.Module]) -> type[nnx.Module]:
             return place_caches(self.sharding, kind.init_cache(self, *arguments, **options), outside=True)
 
         members["init_cache"] = functools.wraps(kind.init_cache)(init_cache)
+    for name in ("generate", "generate_greedy"):
+        if hasattr(kind, name):
+            members[name] = explicit.generating(getattr(kind, name))
     return same_name(kind, members)
 
 

@@ -6,12 +6,14 @@ comes back (`jax.sharding.auto_axes`), with the parameters and all else that is 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from flax import nnx
-from jax.sharding import NamedSharding
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_bridge.masks import Mask
@@ -54,6 +56,37 @@ def call(kind: type[nnx.Module], module: Any, arguments: Mapping[str, Any], leav
     if counts:
         nnx.update(module, nnx.from_flat_state(counts))
     return result
+
+
+def generating(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that compiles programs of its own, and so runs where XLA shares arrays out as a whole."""
+
+    @functools.wraps(method)
+    def run(self: Any, *arguments: Any, **options: Any) -> Any:
+        sharding: Sharding = self.sharding
+        if not sharding.is_explicit:
+            return method(self, *arguments, **options)
+        graph, state = nnx.split(self)
+        inside = nnx.merge(graph, jax.tree.map(lambda one: _moved(one, sharding.mesh), state))
+        for _, child in nnx.iter_modules(inside):
+            if hasattr(child, "sharding"):
+                child.sharding = Sharding(sharding.mesh, sharding.plan)
+        with jax.set_mesh(sharding.mesh):
+            given = [_moved(one, sharding.mesh) for one in arguments]
+            named = {name: _moved(one, sharding.mesh) for name, one in options.items()}
+            found = method(inside, *given, **named)
+        counts = nnx.state(inside, nnx.RngState)
+        nnx.update(self, jax.tree.map(lambda one: _moved(one, sharding.given), counts))
+        return jax.device_put(found, sharding.outside(sharding.of()))
+
+    return run
+
+
+def _moved(array: Any, mesh: Mesh) -> Any:
+    """Return an array that devices share as one of the same devices, on axes of another type; all else as it is."""
+    if not isinstance(array, Array) or not isinstance(array.sharding, NamedSharding):
+        return array
+    return jax.device_put(array, NamedSharding(mesh, array.sharding.spec))
 
 
 def _shardings(sharding: Sharding, shapes: Any) -> Any:
