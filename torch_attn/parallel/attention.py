@@ -124,9 +124,14 @@ def attend(sharding: Sharding, call: Call, implementation: str | None) -> Any:
     part = Part(query, key, value, mask, bias, sinks, keep, places.start, *options)
     result = _run(part, sharding, cuts, plan.size("context"))
     if not call.return_weights:
-        return sharding.joined(result, cuts.query)
+        return _joined(sharding, result, cuts.query)
     context, weights = result
-    return sharding.joined(context, cuts.query), sharding.joined(weights, cuts.of_scores((2, 2, 2, 2)))
+    return _joined(sharding, context, cuts.query), _joined(sharding, weights, cuts.of_scores((2, 2, 2, 2)))
+
+
+def _joined(sharding: Sharding, part: Tensor, cut: Cut) -> Tensor:
+    joined = sharding.joined(part, cut)
+    return sharding.cut(joined, {**cut, "tensor": None}) if sharding.whole_heads else joined
 
 
 def _run(part: Part, sharding: Sharding, cuts: Cuts, devices: int) -> Any:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
 
-from .sharding import Cut, Sharding
+from attn_bridge.sharding.plan import Role
+
+from .sharding import ROLES, Cut, Sharding
 
 
 def same_name(kind: type[nn.Module], members: dict[str, Any]) -> type[nn.Module]:
@@ -22,3 +25,13 @@ def tokens_cut(sharding: Sharding, x: Tensor) -> Cut:
         "context": tokens if sharding.divides("context", x.shape[tokens]) else None,
         "fsdp": 0 if tokens and sharding.divides("fsdp", x.shape[0]) else None,
     }
+
+
+def cut_of(sharding: Sharding, x: DTensor) -> dict[Role, int | None]:
+    """Return how a tensor is cut."""
+    found: dict[Role, int | None] = {}
+    for role in ROLES:
+        axis = sharding.axis(role)
+        placement = None if axis is None else x.placements[axis]
+        found[role] = placement.dim if isinstance(placement, Shard) else None
+    return found

@@ -30,7 +30,8 @@ SEQUENCES = ("x", "context", "source", "features")
 
 def enter_by(module: nn.Module, sharding: Sharding) -> None:
     """Make a module one that takes whole inputs and gives outputs that devices share."""
-    module.sharding = sharding  # type: ignore[assignment]  # read by `functional.attention_arguments`
+    if not hasattr(module, "sharding"):  # a module of somebody else's, which has some of ours inside
+        module.sharding = sharding  # type: ignore[assignment]  # read by `functional.attention_arguments`
     module.__class__ = sharded_class(type(module))
 
 

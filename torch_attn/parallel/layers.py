@@ -19,8 +19,14 @@ from ..blocks.convolution import Convolution
 from ..blocks.mixture_of_experts import MixtureOfExperts
 from ..dropout import Dropout
 from ..embedding import Embedding
+from ..gated_delta_net import GatedDeltaNet
 from ..implementations import reference
-from .classes import same_name, tokens_cut
+from ..layer_norm import LayerNorm
+from ..linear_attention import LinearAttention
+from ..recurrent.short_convolution import ShortConvolution
+from ..rms_norm import RMSNorm
+from . import recurrent
+from .classes import cut_of, same_name, tokens_cut
 from .region import local_parameters, on_parts, touched
 from .sharding import Cut, Sharding
 from .shards import is_sharded, whole
@@ -49,6 +55,40 @@ def _embedding(self: Any, ids: Tensor, name: str = "ids") -> Tensor:
     is_here = (rows >= 0) & (rows < len(table))
     found = nn.functional.embedding(torch.where(is_here, rows, 0), table)
     return sharding.joined(torch.where(is_here[..., None], found, 0.0), cut, ["tensor"])
+
+
+def _linear(self: Any, x: Tensor) -> Tensor:
+    """Multiply with the device's columns or rows of the matrix; what rows give is summed over the devices, once."""
+    sharding: Sharding = self.sharding
+    weight = self._parameters["weight"]
+    if not is_sharded(x) or not is_sharded(weight):
+        return nn.Linear.forward(self, x)
+    cut, last, axis = cut_of(sharding, x), x.ndim - 1, sharding.axis("tensor")
+    placement = None if axis is None else weight.placements[axis]
+    by = placement.dim if isinstance(placement, Shard) else None
+    cut["tensor"] = last if by == 1 else None
+    working: list[Role] = [role for role, number in cut.items() if number is not None]
+    if by == 0:
+        working.append("tensor")
+    parts = local_parameters(self, sharding, working)
+    if by == 1 and "bias" in parts:  # is added once
+        parts["bias"] = parts["bias"] * float(sharding.rank("tensor") == 0)
+    found = nn.functional.linear(sharding.local(x, cut, working), parts["weight"], parts.get("bias"))
+    cut["tensor"] = last if by == 0 else None
+    joined = sharding.joined(found, cut, ["tensor"] if by == 1 else [])
+    return sharding.cut(joined, {**cut, "tensor": None}) if sharding.whole_heads else joined
+
+
+def _norm(self: Any, x: Tensor, *, base: type[nn.Module]) -> Tensor:
+    """Norm the vectors that the device has."""
+    sharding: Sharding = self.sharding
+    cut = cut_of(sharding, x) if is_sharded(x) else {}
+    if not is_sharded(x) or x.ndim - 1 in cut.values():
+        found: Tensor = base.forward(self, x)
+        return found
+    working: list[Role] = [role for role, number in cut.items() if number is not None]
+    with on_parts(self, local_parameters(self, sharding, working)):
+        return sharding.joined(base.forward(self, sharding.local(x, cut, working)), cut)
 
 
 def _dropout(self: Any, x: Tensor) -> Tensor:
@@ -88,10 +128,16 @@ def _convolution(self: Any, x: Tensor) -> Tensor:
 
 
 FORWARDS: dict[type[nn.Module], Any] = {
+    nn.Linear: _linear,
+    LayerNorm: functools.partial(_norm, base=LayerNorm),
+    RMSNorm: functools.partial(_norm, base=RMSNorm),
     Embedding: _embedding,
     Dropout: _dropout,
     MixtureOfExperts: _mixture_of_experts,
     Convolution: _convolution,
+    ShortConvolution: recurrent.short_convolution,
+    LinearAttention: recurrent.linear_attention,
+    GatedDeltaNet: recurrent.gated_delta_net,
 }
 """What is called in the place of a class's own forward."""
 
@@ -100,4 +146,10 @@ FORWARDS: dict[type[nn.Module], Any] = {
 def local_class(kind: type[nn.Module]) -> type[nn.Module]:
     """Return the class of a part of a sharded module: its own, or a subclass of it."""
     forward = next((own for base, own in FORWARDS.items() if issubclass(kind, base)), None)
-    return kind if forward is None else same_name(kind, {"forward": functools.wraps(kind.forward)(forward)})
+    if forward is None:
+        return kind
+
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        return forward(self, *arguments, **options)
+
+    return same_name(kind, {"forward": functools.wraps(kind.forward)(call)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import torch
@@ -10,6 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from attn_bridge.specs import Parameter
 
+from ..differential_attention import DifferentialAttention
 from .layers import local_class
 from .sharding import Sharding
 
@@ -35,9 +37,12 @@ def place(module: nn.Module, rows: Mapping[str, Parameter], sharding: Sharding) 
         for name, buffer in child._buffers.items():
             if buffer is not None:
                 child._buffers[name] = sharding.shared(buffer)
+    mixing = [child for child in module.modules() if isinstance(child, DifferentialAttention)]
+    mixed = {id(part) for child in mixing for part in child.modules()}
     for child in module.modules():
-        if type(child).__module__.partition(".")[0] == "torch_attn":
-            child.sharding = sharding  # type: ignore[assignment]  # read by `functional.attention_arguments`
+        if type(child).__module__.partition(".")[0] == "torch_attn" or isinstance(child, nn.Linear):
+            whole_heads = id(child) in mixed
+            child.sharding = dataclasses.replace(sharding, whole_heads=whole_heads)  # type: ignore[assignment]  # read by `functional.attention_arguments`
             child.__class__ = local_class(type(child))
 
 

@@ -130,15 +130,14 @@ class _Ring(torch.autograd.Function):
                 held = to_next(held, ring.at.group, ring.at.rank, ring.at.devices)
             for block in ring.blocks(hop, query.shape[1], _rows_at_once(query, held[0])):
                 scores = _scores(ring, block, query, held[0], bias)
-                found = _finite(torch.logsumexp(scores, -1))
-                weights = _kept(ring, block, torch.exp(scores - found[..., None]))
-                more, more_sums = _average(weights, held[-1][:, block.columns]), torch.logsumexp(scores, -1)
+                found = torch.logsumexp(scores, -1)
+                weights = _kept(ring, block, torch.exp(scores - _finite(found)[..., None]))
+                more = _average(weights, held[-1][:, block.columns])
                 old = sums[:, :, block.rows]
-                together = torch.logaddexp(old, more_sums)
+                together = torch.logaddexp(old, found)
+                context[:, block.rows] *= _share(old, together)
+                context[:, block.rows] += more * _share(found, together)
                 sums[:, :, block.rows] = together
-                context[:, block.rows] = context[:, block.rows] * _share(old, together) + more * _share(
-                    more_sums, together
-                )
         ctx.ring = ring
         ctx.save_for_backward(query, key, value, bias, context, sums)
         return context, sums

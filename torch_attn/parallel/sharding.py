@@ -27,10 +27,17 @@ Cut = Mapping[Role, int | None]
 
 @dataclasses.dataclass(frozen=True)
 class Sharding:
-    """A mesh, and what its axes stand for."""
+    """A mesh, and what its axes stand for.
+
+    Attributes:
+        mesh: the devices.
+        plan: what the axes of the mesh stand for.
+        whole_heads: whether what comes out of heads goes to all devices, for a module that mixes heads of all.
+    """
 
     mesh: DeviceMesh
     plan: Plan
+    whole_heads: bool = False
 
     def __deepcopy__(self, memo: Any) -> Self:
         """Return itself: a copy of a module is on the same devices."""

@@ -6,6 +6,7 @@ torch.distributed is imported by whoever has such a tensor, never here: it takes
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
@@ -43,11 +44,22 @@ def cut_as(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor, like.device_mesh, placements, src_data_rank=None)
 
 
-def beside(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor that every rank has as one that it shares whole with the others, where they share `like`."""
-    if not is_sharded(like) or is_sharded(tensor):
-        return tensor
-    from torch.distributed.tensor import DTensor, Replicate
+def on_parts(function: Callable[..., Tensor], x: Tensor, *beside: Tensor) -> Tensor:
+    """Return a function of a tensor, element by element or along axes that are not cut, computed on each rank's part.
 
-    mesh = like.device_mesh
-    return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    Args:
+        function: of `x` and what stands beside it; gives what is cut as `x` is.
+        x: shared or not.
+        *beside: tensors that every rank has, without gradients, which broadcast to all axes of `x` but the last.
+    """
+    if not is_sharded(x):
+        return function(x, *beside)
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    def part(tensor: Tensor) -> Tensor:
+        tensor = tensor.reshape((1,) * (x.ndim - tensor.ndim) + tuple(tensor.shape))
+        cuts = [one if isinstance(one, Shard) and tensor.shape[one.dim] > 1 else Replicate() for one in x.placements]
+        return distribute_tensor(tensor, x.device_mesh, cuts, src_data_rank=None).to_local()
+
+    found = function(x.to_local(), *map(part, beside))
+    return DTensor.from_local(found.contiguous(), x.device_mesh, x.placements, run_check=False)
