@@ -208,7 +208,8 @@ def _mask_of(self: Any, x: Tensor, options: dict[str, Any], cut: Cut) -> Any:
     if not isinstance(mask, Mask) and recurrence.hides_tokens_only(mask):
         mask = torch.as_tensor(mask)
         return mask[rows] if mask.shape[0] > 1 else mask
-    mask = as_mask(mask).with_arrays(lambda array: whole(torch.as_tensor(array)))
+    tokens = x.shape[-2]
+    mask = as_mask(mask).with_arrays(lambda array: whole(torch.as_tensor(array))).placed(tokens, tokens)
     return part_of(mask, rows, sharding.slice_of("tensor", self.config.num_heads, _has_tensor(self)))
 
 
