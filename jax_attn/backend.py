@@ -32,6 +32,9 @@ _QUICK_TO_COMPILE = {
 WEIGHTS = (nnx.Param, nnx.BatchStat)
 """Kinds of variables that count as weights; random-number and cache state does not."""
 
+READS_PARTS = True
+"""Whether `reading` holds no more of a weight than is asked for."""
+
 
 def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     """Return an array's elements as a NumPy array, bit for bit; bfloat16 and float8 are `ml_dtypes`.
@@ -67,6 +70,14 @@ def describe_weights(module: nnx.Module) -> dict[str, tuple[tuple[int, ...], str
 def get_weights(module: nnx.Module) -> Arrays:
     """Return every parameter and batch statistic by name; arrays may share memory with the module."""
     return {_name(path): to_numpy(value) for path, value in _values(module).items()}
+
+
+def lazy_weights(module: nnx.Module) -> dict[str, LazyArray]:
+    """Return what `get_weights` does as arrays that are read when they are asked for, from the devices' parts."""
+    return {
+        _name(path): LazyArray(value.shape, np.dtype(value.dtype), functools.partial(_region, value))
+        for path, value in _values(module).items()
+    }
 
 
 def set_weights(module: nnx.Module, arrays: Mapping[str, np.ndarray[Any, Any]], *, adopt: bool = False) -> None:
@@ -149,7 +160,7 @@ def _is_shared(value: Any) -> bool:
 def _region(array: Array, region: Region) -> np.ndarray[Any, Any]:
     """Return a region of an array, put together from the devices' parts; JAX would keep all of it beside the array."""
     if not _is_shared(array):
-        return np.asarray(array)[slices(region)]
+        return np.array(np.asarray(array)[slices(region)], order="C")
     found = np.empty([stop - start for start, stop in region], array.dtype)
     seen: set[Region] = set()
     for shard in array.addressable_shards:

@@ -35,6 +35,9 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 _BITS = {1: (np.uint8, torch.uint8), 2: (np.uint16, torch.uint16)}
 """Integers of an item's size: what NumPy and torch both know, to carry the bits of what only one of them knows."""
 
+READS_PARTS = False
+"""Whether `reading` holds no more of a weight than is asked for; DTensors are put together whole."""
+
 
 def to_numpy(array: Tensor) -> np.ndarray[Any, Any]:
     """Return a tensor's elements as a NumPy array, bit for bit; bfloat16 and float8 become `ml_dtypes`.
@@ -76,6 +79,37 @@ def get_weights(module: nn.Module) -> Arrays:
         TypeError: no module, or a tensor that has no plain numbers: quantised, sparse, nested, or on the meta device.
     """
     return {name: to_numpy(_dense(name, tensor)) for name, tensor in _tensors(module).items()}
+
+
+def lazy_weights(module: nn.Module) -> dict[str, LazyArray]:
+    """Return what `get_weights` does as arrays that are read when they are asked for, a whole tensor at a time.
+
+    Raises:
+        TypeError: no module, or a tensor that has no plain numbers: quantised, sparse, nested, or on the meta device.
+    """
+    tensors = {name: _dense(name, tensor) for name, tensor in _tensors(module).items()}
+    read = _holding(lambda name: tensors[name])
+    return {
+        name: LazyArray(
+            tuple(tensor.shape),
+            to_numpy(torch.empty(0, dtype=tensor.dtype)).dtype,
+            functools.partial(read, name),
+        )
+        for name, tensor in tensors.items()
+    }
+
+
+def _holding(ask: Callable[[str], Tensor]) -> Callable[[str, Region], np.ndarray[Any, Any]]:
+    """Return what reads a region of a tensor by name, and holds the last tensor that was asked for."""
+    held: Arrays = {}
+
+    def read(name: str, region: Region) -> np.ndarray[Any, Any]:
+        if name not in held:
+            held.clear()
+            held[name] = to_numpy(ask(name))
+        return np.array(held[name][slices(region)], order="C")
+
+    return read
 
 
 def _dense(name: str, tensor: Tensor) -> Tensor:
@@ -188,15 +222,7 @@ def reading(module: nn.Module) -> Iterator[Callable[[str, Region], np.ndarray[An
     """
     tensors = {name: _dense(name, tensor) for name, tensor in _tensors(module).items()}
     with shards.gathering(tensors) as ask:
-        held: Arrays = {}
-
-        def read(name: str, region: Region) -> np.ndarray[Any, Any]:
-            if name not in held and ask is not None:
-                held.clear()
-                held[name] = to_numpy(ask(name))
-            return held[name][slices(region)]
-
-        yield None if ask is None else read
+        yield None if ask is None else _holding(ask)
 
 
 def find_configs(module: nn.Module) -> dict[str, Config]:

@@ -303,7 +303,8 @@ def save(
         return
     with backend.together(module), backend.reading(module) as read:
         if read is not None:
-            _save(side, module, SharedReader(backend.describe_weights(module), read), *options)
+            bound = planning.IDLE + 4 * execution.MIN if backend.READS_PARTS else None
+            _save(side, module, SharedReader(backend.describe_weights(module), read), *options, bound)
 
 
 def _save(
@@ -316,6 +317,7 @@ def _save(
     settings: Mapping[str, Any] | None,
     overwrite: bool,
     config: Mapping[str, Any] | None,
+    max_memory: int | None = None,
 ) -> None:
     kind = containers.format_of(path, format)
     is_folder = configs.is_folder(path, kind)
@@ -347,6 +349,7 @@ def _save(
         before=before,
         is_folder=is_folder,
         overwrite=overwrite,
+        max_memory=max_memory,
         config=config if plan.config is None else plan.config,
     )
 

@@ -71,13 +71,20 @@ class SharedReader(Reader):
         return flat[start - first : stop - first].data
 
     def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
-        """Read a matrix: where its rows are those of the weight, the columns that are wanted alone."""
+        """Read a matrix: where its rows are those of the weight, no others are read, nor other columns."""
         shape, (rows, run) = self.tensors[name].shape, into.shape
-        if len(shape) == 2 and step == shape[1] and start % step + run <= step:
-            row, column = divmod(start, step)
-            into[...] = self._read(name, ((row, row + rows), (column, column + run)))
-        else:
+        axis = next((axis for axis in range(1, len(shape)) if math.prod(shape[axis:]) == step), 0)
+        (row, column), inner = divmod(start, step), math.prod(shape[axis + 1 :])
+        if not axis or column + run > step:
             super().read_rows(name, start, step, into)
+            return
+        above, left = math.prod(shape[1:axis]), column // inner
+        region = list(everything(shape))
+        region[0] = row // above, -(-(row + rows) // above)
+        region[axis] = left, -(-(column + run) // inner)
+        found = self._read(name, tuple(region))
+        found = found.reshape(-1, math.prod(found.shape[axis:]))[row - region[0][0] * above :, column - left * inner :]
+        into[...] = found[:rows, :run]
 
 
 class NumberedReader(Reader):
