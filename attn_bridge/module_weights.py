@@ -11,8 +11,7 @@ import numpy as np
 
 from . import backends
 from .printable import printable
-from .sharding import LazyArray, Region, everything, slices
-from .weights import Rule, Rules, Side, WeightsMismatchError, as_rules
+from .weights import LazyArray, Region, Rule, Rules, Side, WeightsMismatchError, as_rules, everything, slices
 
 _WITHOUT_MEANING = ("dropout", "drop_rate", "hidden_dropout_prob", "attention_probs_dropout_prob", "context_length")
 """Fields of configs that the same weights may differ in: what training drops, and the longest sequence."""

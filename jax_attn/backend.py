@@ -18,8 +18,8 @@ from jax import Array
 
 import jax_attn
 from attn_bridge.masks import Mask
-from attn_bridge.sharding import LazyArray, Region, everything, slices
 from attn_bridge.specs import Config, Variant
+from attn_bridge.weights import LazyArray, Region, everything, slices
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

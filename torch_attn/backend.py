@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 import torch_attn
 from attn_bridge.masks import Mask
-from attn_bridge.sharding import LazyArray, Region, everything, slices
 from attn_bridge.specs import Config, Variant
+from attn_bridge.weights import LazyArray, Region, everything, slices
 
 from .checkpoints.undrawn import give_memory, undrawn
 from .functional import dtype_name

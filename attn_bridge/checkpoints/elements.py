@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..sharding import LazyArray, Region, slices
+from ..weights import LazyArray, Region, slices
 from ..weights.changes import Steps, rounded, wider
 from .containers.base import Reader, numpy_dtype
 from .containers.writing import PAGE

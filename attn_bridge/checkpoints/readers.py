@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..sharding import Region, everything
+from ..weights import Region, everything
 from .containers.base import Array, Reader, TensorInfo
 
 

@@ -2,11 +2,9 @@
 
 `Plan` says which axes of the mesh stand for tensor, context and fsdp, places parameters by the logical axes that the
 specs name, and refuses what does not divide before anything is moved. `sequences` says how a sequence is shared out.
-`LazyArray` is what shards are read from.
 """
 
-from .lazy import LazyArray, Region, everything, slices
 from .plan import METHODS, Plan
 from .sequences import Turn, pieces_of, turns
 
-__all__ = ["METHODS", "LazyArray", "Plan", "Region", "Turn", "everything", "pieces_of", "slices", "turns"]
+__all__ = ["METHODS", "Plan", "Turn", "pieces_of", "turns"]

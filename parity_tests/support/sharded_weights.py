@@ -36,8 +36,9 @@ from attn_bridge.weights import torch_to_flax
 
 Arrays = dict[str, np.ndarray]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+CONTAINERS: tuple[dict[str, Any], ...] = ({"own.npz": {}, "own.pt": {}}, {"own.msgpack": {}})
 TRANSFORMERS = {"to_layout": "hf-gpt2", "settings": {"tie": 0}}
-MODELS = (("GPTModel", np.float32), ("GPTModel", BFLOAT16), ("DecoderModel experts", BFLOAT16))
+MODELS = (("GPTModel", np.float32), ("DecoderModel experts", BFLOAT16))
 """Whole models, and the dtype of their weights."""
 
 MESH = {"tensor": 2, "fsdp": 2}
@@ -248,9 +249,7 @@ def a_sharded_module_loads_what_a_plain_one_saves(side: Any, folder: Path) -> No
         want = side.backend.get_weights(plain)
         targets = {
             "own.safetensors": {},
-            "own.npz": {},
-            "own.msgpack": {},
-            "own.pt": {},
+            **CONTAINERS[number],
             "twin": {"to_layout": "torch" if side.side == "flax" else "flax"},
             **({"transformers": TRANSFORMERS} if name == "GPTModel" else {}),
         }
@@ -303,9 +302,7 @@ def a_sharded_module_saves_what_a_plain_one_does(side: Any, folder: Path) -> Non
         plain, shared = (build(side, name, config, arrays, shared=one) for one in (False, True))
         targets = {
             "own.safetensors": {},
-            "own.npz": {},
-            "own.msgpack": {},
-            "own.pt": {},
+            **CONTAINERS[number],
             "twin": {"to_layout": "torch" if side.side == "flax" else "flax"},
             **({"transformers": TRANSFORMERS, "book": {"to_layout": "book"}} if name == "GPTModel" else {}),
             "pretrained": None,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import Tensor
 
-from attn_bridge.sharding import Region
+from attn_bridge.weights import Region
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -116,9 +116,9 @@ def together(tensors: Iterable[Tensor]) -> Iterator[None]:
     if own is not None:
         raise own
     if found:
-        rank, error = found[0]
-        error.add_note(f"raised by rank {rank}")
-        raise error
+        rank, theirs = found[0]
+        theirs.add_note(f"raised by rank {rank}")
+        raise theirs
 
 
 def _portable(error: Exception) -> Exception:

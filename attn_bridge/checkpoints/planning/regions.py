@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from ...sharding import Region
+from ...weights import Region
 from ..copying import Axis, Move, move_of, pieces
 from .plans import Target
 

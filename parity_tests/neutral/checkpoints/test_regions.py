@@ -13,7 +13,7 @@ from attn_bridge.checkpoints.copying import Move, move_of
 from attn_bridge.checkpoints.elements import Elements, Parts
 from attn_bridge.checkpoints.planning import Target, part_of
 from attn_bridge.checkpoints.readers import ArraysReader
-from attn_bridge.sharding import slices
+from attn_bridge.weights import slices
 
 
 class CountingReader(ArraysReader):

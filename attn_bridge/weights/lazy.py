@@ -1,4 +1,4 @@
-"""An array of which any region can be read without the rest: what devices that share it take their parts from."""
+"""An array of which any region can be read without the rest: what devices take their parts of it from."""
 
 from __future__ import annotations
 
