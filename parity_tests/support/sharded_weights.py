@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import traceback
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from attn_bridge import backends, transfer
 from attn_bridge.checkpoints import execution
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.checkpoints.containers.safetensors import SafetensorsReader, SafetensorsWriter
+from attn_bridge.parity import workers
 from attn_bridge.parity.check.mesh.cases import mesh_cases
 from attn_bridge.sharding import Plan
 from attn_bridge.specs import (
@@ -479,6 +481,22 @@ BOTH = (
     what_does_not_fit_is_said_as_of_a_plain_module,
 )
 TORCH = (transfers_are_exact_both_ways, a_written_tensor_is_the_same_parameter, tied_names_must_agree)
+
+
+RANKS = {"torch": 4, "flax": 1}
+"""Processes of a side."""
+
+Scenario = Callable[[Any, Path], None]
+Outcome = list[dict[str, str]]
+"""For each rank, scenario -> what went wrong."""
+
+
+def outcome(side: str, folder: Path) -> Outcome:
+    """Run all scenarios of a side in workers."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    tasks = [(side, rank, str(folder)) for rank in range(RANKS[side])]
+    with mock.patch.dict(os.environ, XLA_FLAGS=flags, JAX_PLATFORMS="cpu"):
+        return list(workers.run(run, tasks, jobs=len(tasks)))
 
 
 def run(task: tuple[str, int, str]) -> dict[str, str]:

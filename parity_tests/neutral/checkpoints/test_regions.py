@@ -12,8 +12,8 @@ from attn_bridge.checkpoints.containers.base import Array, TensorInfo
 from attn_bridge.checkpoints.copying import Move, move_of
 from attn_bridge.checkpoints.elements import Elements, Parts
 from attn_bridge.checkpoints.planning import Target, part_of
-from attn_bridge.checkpoints.readers import ArraysReader
-from attn_bridge.weights import slices
+from attn_bridge.checkpoints.readers import ArraysReader, SharedReader
+from attn_bridge.weights import Region, slices
 
 
 class CountingReader(ArraysReader):
@@ -122,3 +122,42 @@ def test_what_is_no_box_of_the_target_is_read_whole():
     source = drawn(24)
     found = Parts(ArraysReader({"a": source}), None).of(target).read(((1, 3), (2, 5)))
     np.testing.assert_array_equal(found, source.reshape(4, 6)[1:3, 2:5])
+
+
+@pytest.mark.parametrize("shape", [(7,), (6, 10), (5, 4, 6), (3, 4, 2, 5), ()], ids=str)
+def test_a_shared_weight_is_read_by_its_regions(shape):
+    """Any bytes of it, and any matrix in it, be its rows those of the weight or not; no row is read for nothing."""
+    array = drawn(*shape)
+    seen: list[int] = []
+
+    def read(name: str, region: Region) -> Array:
+        seen.append(math.prod(stop - start for start, stop in region))
+        return np.ascontiguousarray(array[slices(region)])
+
+    reader = SharedReader({"a": (shape, "float32")}, read)
+    flat = array.reshape(-1)
+    row = max(1, flat.size // (shape[0] if shape else 1))
+    for start, stop in itertools.combinations(range(0, array.nbytes + 1, 6), 2):
+        seen.clear()
+        assert bytes(reader.read_range("a", start, stop)) == flat.tobytes()[start:stop]
+        assert sum(seen) <= (stop - start) // 4 + 2 * row
+    for step in range(1, flat.size + 1):
+        for run, rows, start in itertools.product(range(1, step + 1, 2), (1, 2, 3), range(0, flat.size, 3)):
+            if start + (rows - 1) * step + run <= flat.size:
+                into = np.zeros((rows, run), np.float32)
+                reader.read_rows("a", start, step, into)
+                want = np.stack([flat[start + n * step :][:run] for n in range(rows)])
+                np.testing.assert_array_equal(into, want)
+
+
+def test_columns_of_a_shared_weight_are_read_alone():
+    array, seen = drawn(8, 4, 16), []
+
+    def read(name: str, region: Region) -> Array:
+        seen.append(region)
+        return np.ascontiguousarray(array[slices(region)])
+
+    into = np.zeros((6, 20), np.float32)
+    SharedReader({"a": (array.shape, "float32")}, read).read_rows("a", 64 + 16, 64, into)
+    np.testing.assert_array_equal(into, array.reshape(8, 64)[1:7, 16:36])
+    assert seen == [((1, 7), (1, 3), (0, 16))]
