@@ -105,6 +105,15 @@ class Torch:
             held = owner._parameters[leaf]
             owner._parameters[leaf] = nn.Parameter(distribute_tensor(held.data, self.mesh, placements))
 
+    def without_memory(self, name: str, config: Any) -> Any:
+        """Return a module that is shared, and whose parameters hold whatever was in memory."""
+        import torch
+
+        with torch.device("meta"):
+            module = getattr(self.package, name)(config)
+        self.share(module, config)
+        return module.to_empty(device="cpu")
+
     def parts(self, module: Any) -> dict[str, tuple[str, tuple[int, ...], int]]:
         """Return name -> how a weight is shared, the shape of a device's part, and bytes of this process's."""
         return {
@@ -159,8 +168,20 @@ class Flax:
                 ours, theirs = (one.split() for one in row.rule.pattern.split("->"))
                 cuts = dict(zip(ours, PLAN.placement(row), strict=True))
                 spec = tuple(cuts[letter] for letter in theirs)
-            values[path] = jax.device_put(leaf.get_value(), NamedSharding(self.mesh, PartitionSpec(*spec)))
+            sharding, value = NamedSharding(self.mesh, PartitionSpec(*spec)), leaf.get_value()
+            if isinstance(value, jax.ShapeDtypeStruct):
+                values[path] = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+            else:
+                values[path] = jax.device_put(value, sharding)
         nnx.update(module, nnx.from_flat_state(values))
+
+    def without_memory(self, name: str, config: Any) -> Any:
+        """Return a module that is shared, and whose parameters are shapes."""
+        from flax import nnx
+
+        module = nnx.eval_shape(lambda: getattr(self.package, name)(config, rngs=nnx.Rngs(0)))
+        self.share(module, config)
+        return module
 
     def parts(self, module: Any) -> dict[str, tuple[str, tuple[int, ...], int]]:
         """Return name -> how a weight is shared, the shape of a device's part, and bytes of this process's."""
@@ -352,6 +373,18 @@ def a_save_holds_little(side: Any, folder: Path) -> None:
     side.barrier()
 
 
+def a_model_without_memory_is_loaded(side: Any, folder: Path) -> None:
+    """Make a model whose parameters have shapes alone, cut it, and load it: it is never anywhere whole."""
+    config, arrays = numbers("DecoderModel experts", BFLOAT16)
+    if side.is_first:
+        side.save(build(side, "DecoderModel", config, arrays, shared=False), folder / "model.safetensors")
+    side.barrier()
+    module = side.without_memory("DecoderModel", config)
+    side.load(folder / "model.safetensors", module)
+    assert same(side.backend.get_weights(module), side.names(arrays, config))
+    assert side.backend.shared_names(module) == set(side.names(arrays, config))
+
+
 def what_goes_wrong_is_said_by_every_rank(side: Any, folder: Path) -> None:
     """Nothing is half written: a file that is there, a disk that fails under way, a part that can't be read."""
     config, arrays = numbers("GPTModel")
@@ -470,6 +503,33 @@ def tied_names_must_agree(side: Any, folder: Path) -> None:
     side.barrier()
 
 
+def parts_may_be_uneven(side: Any, folder: Path) -> None:
+    """torch: sizes that do not divide, ranks that hold nothing, and one axis that both axes of the mesh cut."""
+    import torch
+    from torch import nn
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    random = np.random.default_rng(5)
+    module, arrays = nn.Module(), {}
+    cuts = ([Shard(0), Shard(0)], [Shard(1), Shard(0)], [Replicate(), Shard(1)], [Replicate(), Replicate()])
+    for number, placements in enumerate(cuts):
+        for shape in ((7, 5), (1, 3), (5, 2)):
+            name, array = f"w{number}_{shape[0]}", random.normal(size=shape)
+            held = distribute_tensor(torch.zeros(shape, dtype=torch.float64), side.mesh, placements)
+            module.register_parameter(name, nn.Parameter(held))
+            arrays[name] = array
+    shapes = {name: one.to_local().shape for name, one in module.named_parameters()}
+    side.backend.set_weights(module, arrays)
+    assert same(side.backend.get_weights(module), arrays)
+    path = folder / "uneven.safetensors"
+    side.save(module, path)
+    for dtype in (np.float64, np.float32):
+        side.backend.set_weights(module, {name: np.zeros_like(one, dtype) for name, one in arrays.items()})
+        side.load(path, module)
+        assert same(side.backend.get_weights(module), arrays)
+        assert {name: one.to_local().shape for name, one in module.named_parameters()} == shapes
+
+
 BOTH = (
     written_weights_stay_shared,
     a_refused_array_leaves_all_as_it_was,
@@ -477,10 +537,16 @@ BOTH = (
     a_part_is_all_that_is_read,
     a_sharded_module_saves_what_a_plain_one_does,
     a_save_holds_little,
+    a_model_without_memory_is_loaded,
     what_goes_wrong_is_said_by_every_rank,
     what_does_not_fit_is_said_as_of_a_plain_module,
 )
-TORCH = (transfers_are_exact_both_ways, a_written_tensor_is_the_same_parameter, tied_names_must_agree)
+TORCH = (
+    transfers_are_exact_both_ways,
+    a_written_tensor_is_the_same_parameter,
+    tied_names_must_agree,
+    parts_may_be_uneven,
+)
 
 
 RANKS = {"torch": 4, "flax": 1}
@@ -521,7 +587,7 @@ def run(task: tuple[str, int, str]) -> dict[str, str]:
         import jax_attn as package
 
         side = Flax()
-    side.load, side.save = package.load, package.save
+    side.package, side.load, side.save = package, package.load, package.save
     found = {}
     for number, scenario in enumerate((*BOTH, *(TORCH if kind == "torch" else ()))):
         place = Path(folder, str(number))

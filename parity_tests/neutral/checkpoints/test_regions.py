@@ -137,12 +137,12 @@ def test_a_shared_weight_is_read_by_its_regions(shape):
     reader = SharedReader({"a": (shape, "float32")}, read)
     flat = array.reshape(-1)
     row = max(1, flat.size // (shape[0] if shape else 1))
-    for start, stop in itertools.combinations(range(0, array.nbytes + 1, 6), 2):
+    for start, stop in itertools.combinations(range(0, array.nbytes + 1, 14), 2):
         seen.clear()
         assert bytes(reader.read_range("a", start, stop)) == flat.tobytes()[start:stop]
         assert sum(seen) <= (stop - start) // 4 + 2 * row
-    for step in range(1, flat.size + 1):
-        for run, rows, start in itertools.product(range(1, step + 1, 2), (1, 2, 3), range(0, flat.size, 3)):
+    for step in sorted({1, 3, row, row + 1, *(math.prod(shape[axis:]) for axis in range(len(shape) + 1))}):
+        for run, rows, start in itertools.product(range(1, step + 1, 2), (1, 3), range(0, flat.size, 5)):
             if start + (rows - 1) * step + run <= flat.size:
                 into = np.zeros((rows, run), np.float32)
                 reader.read_rows("a", start, step, into)
