@@ -25,10 +25,10 @@ from attn_bridge.masks import Mask
 from attn_bridge.specs import Config, Variant
 from attn_bridge.weights import LazyArray, Region, everything, slices
 
+from . import shards
 from .checkpoints.undrawn import give_memory, undrawn
 from .functional import dtype_name
-from .parallel import shards
-from .parallel.shards import is_sharded
+from .shards import is_sharded
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
