@@ -39,6 +39,7 @@ def dot_product_attention(
     rng: Array | nnx.RngStream | Rngs | None = None,
     return_weights: bool = False,
     implementation: str | None = None,
+    sharding: Any = None,
 ) -> Float[Array, "B T H Dv"] | tuple[Float[Array, "B T H Dv"], Float[Array, "B H T S"]]:
     """Scaled dot-product attention (arXiv 1706.03762): ``softmax(scale * query key^T) value`` per head.
 
@@ -59,6 +60,8 @@ def dot_product_attention(
         rng: source of the dropout mask: a key, a stream, an `nnx.Rngs` (its ``dropout`` stream) or a `TorchRngs`.
         return_weights: also return the weights ``(B, H, T, S)``, as they are before dropout; only the reference does.
         implementation: a name in `IMPLEMENTATIONS`; None takes the fastest that supports the call.
+        sharding: devices that share the call, as `parallel.parallelize` gives it to modules; the arguments stay those
+            of the whole, and each device takes its heads and tokens of them.
 
     Returns:
         The context ``(B, T, H, Dv)`` in the dtype of `query`, and the weights if asked for.
@@ -70,6 +73,8 @@ def dot_product_attention(
     """
     validation.check_implementation(implementation, IMPLEMENTATIONS)
     call = _checked(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
+    if sharding is not None:
+        return sharding.attend(call, implementation)
     return implementations.choose(call, implementation).attend(call)
 
 
@@ -214,9 +219,13 @@ def with_cache(result: Any, cache: Any) -> Any:
     return (*result, cache) if isinstance(result, tuple) else (result, cache)
 
 
-def dropout_arguments(dropout: nnx.Dropout) -> dict[str, Any]:
-    """Return the arguments of `dot_product_attention` that a dropout layer stands for: nothing in eval mode."""
-    return {} if dropout.deterministic else {"dropout": dropout.rate, "rng": dropout.rngs}
+def attention_arguments(module: Any) -> dict[str, Any]:
+    """Return the arguments of `dot_product_attention` that a module's dropout, in training, and its devices are."""
+    dropout, sharding = getattr(module, "dropout", None), getattr(module, "sharding", None)
+    arguments = {} if sharding is None else {"sharding": sharding}
+    if dropout is None or dropout.deterministic:
+        return arguments
+    return {"dropout": dropout.rate, "rng": dropout.rngs, **arguments}
 
 
 def shape_of(array: Array) -> tuple[int, ...]:

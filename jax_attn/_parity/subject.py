@@ -47,6 +47,7 @@ from .sides.adapter import Adapter, Part, Setting, is_jax_float
 from .sides.function import FunctionSide
 from .sides.linen_module import LinenModule, of_bridge
 from .sides.nnx_module import NNXModule
+from .sides.shards import shares_of
 
 MODES = ("eager", "jit", "jitter", "tables", "logsumexp", "flash")
 """Ways to run; `JaxSubject.run` says what each is."""
@@ -245,6 +246,7 @@ class JaxSubject:
             program = self._programs[key]
             found = program.run((*operands, drawn), seed)
         outputs, of_weights, of_inputs = found.results
+        shares = shares_of(outputs, program.structure, of_weights, self.home.shardings)
         return Run(
             [to_numpy(one) for one in outputs],
             list(program.structure),  # known only now where the first run traces
@@ -254,6 +256,7 @@ class JaxSubject:
             foreign,
             found.count,
             found.tables,
+            shares,
         )
 
     def describe_outputs(

@@ -6,6 +6,8 @@ head, g query heads per key/value head, c channel of a head.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from einops import einsum, rearrange
@@ -17,6 +19,13 @@ from ..random import Rngs, TorchRngs
 from .call import Call
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Drawn:
+    """A dropout mask that is drawn already, ``True`` = kept: a device's part of a larger one, in the place of rng."""
+
+    mask: Bool[Array, "..."]
+
+
 def unsupported(call: Call) -> str | None:
     """Return why it can't serve a call; None, as it serves every one."""
     return None
@@ -24,23 +33,52 @@ def unsupported(call: Call) -> str | None:
 
 def attend(call: Call) -> Array | tuple[Array, Array]:
     """Return the context ``(B, T, H, Dv)``, and the weights ``(B, H, T, S)`` if the call asks for them."""
-    query, key, value = call.query, call.key, call.value
+    weights = masked_softmax(_scores(call), call.allowed(), call.sinks)
+    context = _average(drop(weights, call.dropout, call.rng), call.value.astype(weights.dtype)).astype(call.query.dtype)
+    return (context, weights.astype(call.query.dtype)) if call.return_weights else context
+
+
+def attend_with_lse(call: Call) -> tuple[Array, Array]:
+    """Return the context and, per row, the logarithm of the sum of ``exp(scores)``, as `blocked.attend_with_lse`."""
+    scores = _scores(call)
+    allowed = call.allowed()
+    if allowed is not None:
+        scores = jnp.where(allowed, scores, -jnp.inf)
+    has_key = (scores != -jnp.inf).any(-1, keepdims=True)
+    scores = jnp.where(has_key, scores, 0.0)
+    top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
+    if call.sinks is not None:
+        sinks = rearrange(call.sinks.astype(scores.dtype), "h -> h 1 1")
+        top = jnp.maximum(top, jax.lax.stop_gradient(sinks))
+    weights = jnp.exp(scores - top)
+    total = weights.sum(-1, keepdims=True)
+    if call.sinks is not None:
+        total = total + jnp.exp(sinks - top)
+    weights = jnp.where(has_key, weights / total, 0.0)
+    context = _average(drop(weights, call.dropout, call.rng), call.value.astype(weights.dtype))
+    sums = jnp.where(has_key, top + jnp.log(total), -jnp.inf)[..., 0]
+    return context.astype(call.query.dtype), sums
+
+
+def _scores(call: Call) -> Float[Array, "B H T S"]:
+    """Return the scores with their cap and bias, not masked yet."""
+    query, key = call.query, call.key
     compute_dtype = jnp.promote_types(query.dtype, jnp.float32)
     query_heads, key_heads = query.shape[2], key.shape[2]
     q = rearrange(query.astype(compute_dtype), "b t (h g) c -> b t h g c", h=key_heads, g=query_heads // key_heads)
-    k, v = key.astype(compute_dtype), value.astype(compute_dtype)
+    k = key.astype(compute_dtype)
     scores = rearrange(einsum(q, k, "b t h g c, b s h c -> b h g t s"), "b h g t s -> b (h g) t s") * call.scale
     if call.softcap is not None:
         scores = call.softcap * jnp.tanh(scores / call.softcap)
-    if call.bias is not None:
-        scores = scores + call.bias.astype(compute_dtype)
-    weights = masked_softmax(scores, call.allowed(), call.sinks)
-    dropped = rearrange(
-        drop(weights, call.dropout, call.rng), "b (h g) t s -> b h g t s", h=key_heads, g=query_heads // key_heads
-    )
-    context = rearrange(einsum(dropped, v, "b h g t s, b s h c -> b t h g c"), "b t h g c -> b t (h g) c")
-    context = context.astype(query.dtype)
-    return (context, weights.astype(query.dtype)) if call.return_weights else context
+    return scores if call.bias is None else scores + call.bias.astype(compute_dtype)
+
+
+def _average(weights: Float[Array, "B H T S"], value: Float[Array, "B S K Dv"]) -> Float[Array, "B T H Dv"]:
+    """Return the sums of the values by these weights."""
+    heads = value.shape[2]
+    dropped = rearrange(weights, "b (h g) t s -> b h g t s", h=heads)
+    context = einsum(dropped, value, "b h g t s, b s h c -> b t h g c")
+    return rearrange(context, "b t h g c -> b t (h g) c")
 
 
 def masked_softmax(
@@ -86,21 +124,37 @@ def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, 
 
 
 def drop(
-    weights: Float[Array, "..."], rate: float, rng: Array | nnx.RngStream | Rngs | None = None
+    weights: Float[Array, "..."], rate: float, rng: Array | nnx.RngStream | Rngs | Drawn | None = None
 ) -> Float[Array, "..."]:
     """Zero each weight with probability `rate` and scale the rest by ``1 / (1 - rate)``; rate 0 draws nothing."""
     if rate == 0.0:
         return weights
+    return jnp.where(draw(weights.shape, rate, rng), weights / (1.0 - rate), 0.0)
+
+
+def draw(shape: tuple[int, ...], rate: float, rng: Array | nnx.RngStream | Rngs | Drawn | None) -> Bool[Array, "..."]:
+    """Return a dropout mask, ``True`` = kept, with probability ``1 - rate``."""
+    rng = source_of(rate, rng)
+    if isinstance(rng, Drawn):
+        return rng.mask
+    if isinstance(rng, TorchRngs):
+        return rng.bernoulli(1.0 - rate, shape)
+    return jax.random.bernoulli(rng, 1.0 - rate, shape)
+
+
+def source_of(rate: float, rng: Array | nnx.RngStream | Rngs | Drawn | None) -> Array | TorchRngs | Drawn:
+    """Return what a dropout mask is drawn with: of a stream its next key.
+
+    Raises:
+        ValueError: no `rng`.
+        TypeError: `rng` is something else.
+    """
     if rng is None:
         raise ValueError(f"dropout ({rate}) needs rng: a key, a stream, an nnx.Rngs or a TorchRngs")
     if isinstance(rng, nnx.Rngs):
         rng = rng.dropout
     if isinstance(rng, nnx.RngStream):
         rng = rng()
-    if isinstance(rng, TorchRngs):
-        keep = rng.bernoulli(1.0 - rate, weights.shape)
-    elif isinstance(rng, Array):
-        keep = jax.random.bernoulli(rng, 1.0 - rate, weights.shape)
-    else:
+    if not isinstance(rng, (Array, TorchRngs, Drawn)):
         raise TypeError(f"rng must be a key, a stream, an nnx.Rngs or a TorchRngs, got {type(rng).__name__}")
-    return jnp.where(keep, weights / (1.0 - rate), 0.0)
+    return rng

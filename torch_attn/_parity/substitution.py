@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attn_bridge.parity.compare.sides.subject import Array, ModuleFailedError, Substitute, flatten, replace
 
 from ..backend import from_numpy
+from ..shards import cut_as
 from .weights import is_tensor
 
 
@@ -89,12 +90,12 @@ class _Added(torch.autograd.Function):
 def _with_gradient(leaf: Tensor, added: Array | None) -> Tensor:
     if added is None or not leaf.requires_grad:
         return leaf
-    found: Tensor = _Added.apply(leaf, from_numpy(added).to(leaf))
+    found: Tensor = _Added.apply(leaf, cut_as(from_numpy(added).to(leaf.device, leaf.dtype), leaf))
     return found
 
 
 def _with_value(leaf: Tensor, array: Array | None) -> Tensor:
     if array is None:
         return leaf
-    value = from_numpy(array).to(leaf)
+    value = cut_as(from_numpy(array).to(leaf.device, leaf.dtype), leaf)
     return value + (leaf - leaf.detach()) if leaf.requires_grad else value

@@ -147,7 +147,7 @@ class Trainer:
                 loss = self._loss(self._module(*call.args, **call.kwargs), self._tensor(targets))
                 if not loss.requires_grad or loss.numel() != 1:
                     raise ValueError("the loss must be one number that depends on the weights")
-                found = gradients_of([loss], [torch.ones_like(loss)], sources, accumulate)
+                found = gradients_of([loss], [torch.ones_like(loss)], sources, accumulate, lambda _, one: to_numpy(one))
         except (ModuleFailedError, NeedsBackwardError):
             raise
         except Exception as error:  # whatever a step raises is told as its own

@@ -16,11 +16,11 @@ from attn_bridge.sharding import Plan
 from attn_bridge.sharding.plan import Role
 
 from ..implementations import Call, reference
+from ..shards import whole
 from . import all_gather, balance, ring, ulysses
 from .heads import heads_to_hold
 from .masks import part_of
 from .part import Part
-from .shards import whole
 from .sharding import Cut, Sharding, as_scores
 
 

@@ -13,15 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 
 from attn_bridge.masks import Mask
 
+from ..shards import is_sharded, whole
 from .classes import same_name, tokens_cut
 from .products import Products
 from .sharding import Sharding
-from .shards import is_sharded, whole
 
 SEQUENCES = ("x", "context", "source", "features")
 """Names of arguments that are sequences of vectors."""

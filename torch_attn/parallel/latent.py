@@ -13,9 +13,9 @@ from attn_bridge.sharding.plan import Role
 
 from .. import functional
 from ..multi_head_latent_attention import MultiHeadLatentAttention
+from ..shards import is_sharded
 from .classes import cut_of
 from .sharding import Sharding
-from .shards import is_sharded
 
 
 def absorbed(

@@ -26,13 +26,13 @@ from ..linear_attention import LinearAttention
 from ..multi_head_latent_attention import MultiHeadLatentAttention
 from ..recurrent.short_convolution import ShortConvolution
 from ..rms_norm import RMSNorm
+from ..shards import is_sharded, whole
 from . import latent, recurrent
 from .caches import place_caches
 from .classes import cut_of, same_name, tokens_cut
 from .products import product
 from .region import local_parameters, on_parts, touched
 from .sharding import Cut, Sharding
-from .shards import is_sharded, whole
 
 
 def _embedding(self: Any, ids: Tensor, name: str = "ids") -> Tensor:

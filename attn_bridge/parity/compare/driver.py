@@ -36,6 +36,7 @@ from .submodule_pairs import differing_settings
 from .verdict import judging
 from .verdict.bench import Findings
 from .verdict.coverage import Coverage, covered
+from .verdict.on_devices import copies_compared, on_shards
 from .verdict.runner import Live, Runner
 
 MODES = ("eager", "jit")
@@ -61,6 +62,7 @@ def compare(
     rules: Any = None,
     transfer: bool = True,
     train: bool = False,
+    reference: bool = False,
     seeds: int = 4,
     first_seed: int = 0,
     modes: Iterable[str] = ("eager",),
@@ -95,6 +97,8 @@ def compare(
         transfer: give the second side the first side's weights; False judges the weights that each side holds.
         train: run both in train mode, with dropout masks of one stream; masks that only one side asks for are
             ``different``, by the name of the submodule that drops.
+        reference: the first side is what the second is judged by: where it is the one that loses precision, that is a
+            note and no verdict.
         seeds: how many times weights and inputs are drawn, at most 1000.
         first_seed: the first of them.
         modes: ``eager``, and ``jit`` for torch.compile and jax.jit.
@@ -124,7 +128,9 @@ def compare(
     if inputs is MISSING:
         raise TypeError("compare needs inputs: an array, a tuple of positional ones or a dict of keyword ones")
     modes, wanted = choose("modes", modes, MODES), None if dtypes is None else choose("dtypes", dtypes, DTYPES)
-    _check_options({"train": train, "transfer": transfer, "strict": strict}, modes, seeds, first_seed)
+    _check_options(
+        {"train": train, "transfer": transfer, "reference": reference, "strict": strict}, modes, seeds, first_seed
+    )
     accepted = checked(allow or {})
     held = pinned() if strict else contextlib.nullcontext()
     with orderly_interrupts(), _ONE_AT_A_TIME, np.errstate(all="ignore"), held:
@@ -137,6 +143,7 @@ def compare(
             rules=rules,
             transfer=transfer,
             train=train,
+            reference=reference,
             fixed=fixed,
             vary=vary,
             progress=progress or (lambda what, done, total: None),
@@ -194,13 +201,14 @@ def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], 
     if unstable:
         return Judged(_report(pair, "inconclusive", [], message=_verdict_of_training(pair, "different")[1] or unstable))
     found = [judging.judge_in(runner, dtype, modes, seeds, first_seed) for dtype in dtypes]
-    tensors = [one for each in found for one in each.verdicts]
+    tensors = [one for each in found for one in on_shards(runner, each)]
     if pair.effort.large and any(max(one.first_ulps or 0.0, one.second_ulps or 0.0) > UNSTABLE_ULPS for one in tensors):
         unstable = runner.unstable()
         if unstable:
             return Judged(_report(pair, "inconclusive", [], message=unstable))
     seen = covered(runner, found[0])
-    tensors = seen.applied([*_masks_compared(pair), *_weights_compared(pair), *tensors])
+    copies = [one for each in found for one in copies_compared(each, pair.shown)]
+    tensors = seen.applied([*_masks_compared(pair), *_weights_compared(pair), *copies, *tensors])
     verdict, message = _verdict_of_training(pair, worst([one.verdict for one in tensors]))
     if verdict == "inconclusive" and not message:
         message = next(one.message for one in tensors if one.verdict == "inconclusive")

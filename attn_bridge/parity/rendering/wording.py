@@ -35,7 +35,8 @@ def where(tensor: TensorVerdict, report: Report) -> str:
     if worst is None:
         return f"on {tensor.on}" if tensor.sample else ""
     values = f"{shown(report.first_label)} {number(worst.first)}, {shown(report.second_label)} {number(worst.second)}"
-    return f"at {index(worst.index)}: {values}, on {tensor.on}"
+    shards = f", {tensor.shards}" if tensor.shards else ""
+    return f"at {index(worst.index)}: {values}, on {tensor.on}{shards}"
 
 
 def telling_notes(report: Report) -> list[str]:

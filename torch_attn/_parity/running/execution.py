@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attn_bridge.parity.compare.sides.dropout_masks import Masks
 from attn_bridge.parity.compare.sides.large import lends
+from attn_bridge.parity.compare.sides.shards import Shares
 from attn_bridge.parity.compare.sides.subject import (
     Arguments,
     Array,
@@ -26,14 +27,14 @@ from attn_bridge.parity.compare.sides.subject import (
 )
 from attn_bridge.parity.compare.sides.tables import STILL
 
-from ...backend import to_numpy
-from ...parallel.shards import cut_as, is_sharded
+from ...shards import cut_as, is_sharded
 from ..weights import Part, outputs_of
 from .flash import Flash, LogSumExp
 from .gradients import NeedsBackwardError, differentiable, gradients_of
 from .lent import Lent, Loan, returned
 from .probes import Tables
 from .promotion import promoted
+from .replicas import cut_of, read
 from .rounding import Rounding
 from .state import Changes, Watching, eager, undisturbed, unregistered
 
@@ -82,9 +83,15 @@ class Execution:
                     self.subject.changed |= changes.found()
                     self.subject.plain = plain_values(result)
                     structure, outputs = outputs_of(result, self.label)
-                    results = _copies(outputs)  # before a checkpoint that computes again writes to them
+                    apart, mesh = [*self.subject.apart], self.subject.mesh
+                    places = zip(structure, outputs, strict=True)
+                    # before a checkpoint that computes again writes to them
+                    results = [_copy(one, f"output{place}", apart, mesh) for place, one in places]
                     sources = [] if cotangents is None else [*leaves, *map(_source, tensors.values())]
-                    gradients = gradients_of(outputs, given, sources, accumulate)
+                    names = [f"grad {name}" for name in (*arguments.named(self.subject.argument_names), *tensors)]
+                    gradients = gradients_of(
+                        outputs, given, sources, accumulate, lambda at, one: _read(one, names[at], apart, mesh)
+                    )
             except (CannotPromoteError, ModuleFailedError, NeedsBackwardError):
                 raise
             except Exception as error:  # whatever the module raises is told as its own
@@ -105,7 +112,14 @@ class Execution:
                 drawn is not None and drawn.foreign(),
                 getattr(probe, "moved", 0),
                 probe.met if isinstance(probe, Tables) and self.seed == STILL else None,
+                self._shares(outputs, tensors, apart),
             )
+
+    def _shares(self, outputs: Sequence[Tensor], tensors: Mapping[str, Tensor], apart: Sequence[str]) -> Shares:
+        """Return how devices share the results."""
+        cuts = {self.part.names[name]: cut_of(one) for name, one in tensors.items() if is_sharded(one)}
+        parameters = {name: cut for name, cut in cuts.items() if cut.is_cut}
+        return Shares(tuple(map(cut_of, outputs)), parameters, tuple(apart))
 
     @contextlib.contextmanager
     def _prepared(self, source: Masks) -> Iterator[Any]:
@@ -196,10 +210,18 @@ def _gradient(lent: Lent) -> Array:
     return np.zeros(loan.array.shape) if loan.gradient is None else loan.gradient
 
 
-def _copies(tensors: Sequence[Tensor]) -> list[Array]:
-    """Return tensors as arrays of their own."""
+def _copy(tensor: Tensor, what: str, apart: list[str], mesh: Any) -> Array:
+    """Return a tensor as an array of its own."""
     with torch._C.DisableTorchFunction():  # what is done here is not the module's
-        return [np.array(to_numpy(one), copy=True) for one in tensors]
+        return np.array(_read(tensor, what, apart, mesh), copy=True)
+
+
+def _read(tensor: Tensor, what: str, apart: list[str], mesh: Any) -> Array:
+    """Return a tensor as an array, and note where devices hold other copies of it."""
+    array, difference = read(tensor, what, mesh)
+    if difference:
+        apart.append(difference)
+    return array
 
 
 def as_written(run: Callable[[], Run]) -> Run:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from attn_bridge.parity.compare.sides.subject import Array
 
 from ...backend import to_numpy
+from ...shards import cut_as
 
 
 class NeedsBackwardError(Exception):
@@ -26,9 +28,20 @@ def differentiable() -> Iterator[None]:
 
 
 def gradients_of(
-    outputs: Sequence[Tensor], cotangents: Sequence[Tensor | None], sources: Sequence[Tensor], accumulate: bool
+    outputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor | None],
+    sources: Sequence[Tensor],
+    accumulate: bool,
+    read: Callable[[int, Tensor], Array],
 ) -> list[Array | None]:
     """Return the gradient of each source; None for one that has none, zeros for one that nothing depends on.
+
+    Args:
+        outputs: what the gradients are of.
+        cotangents: one for each output, or None.
+        sources: what they are for.
+        accumulate: have them added to their sources, as ``loss.backward()`` does.
+        read: makes an array of the gradient of the source at a position.
 
     Raises:
         NeedsBackwardError: the graph has a checkpoint that only accumulates.
@@ -36,7 +49,7 @@ def gradients_of(
     wanted = [source for source in sources if source.requires_grad]
     with torch._C.DisableTorchFunction():  # what is done here is not the module's
         pairs = [
-            (output, cotangent.to(output.device, output.dtype))
+            (output, cut_as(cotangent.to(output.device, output.dtype), output))
             for output, cotangent in zip(outputs, cotangents, strict=bool(cotangents))
             if output.requires_grad and cotangent is not None
         ]
@@ -52,7 +65,10 @@ def gradients_of(
             found = iter(torch.autograd.grad(roots, [edge(one) for one in wanted], given, allow_unused=True))
         except RuntimeError as error:
             raise NeedsBackwardError from error
-    return [_zeros_for(_numpy_or_none(next(found)), one) if one.requires_grad else None for one in sources]
+    return [
+        _zeros_for(_numpy_or_none(next(found), functools.partial(read, position)), one) if one.requires_grad else None
+        for position, one in enumerate(sources)
+    ]
 
 
 def _zeros_for(gradient: Array | None, tensor: Tensor) -> Array:
@@ -62,5 +78,5 @@ def _zeros_for(gradient: Array | None, tensor: Tensor) -> Array:
     return np.zeros(tuple(tensor.shape), to_numpy(tensor[..., :0] if tensor.ndim else tensor).dtype)
 
 
-def _numpy_or_none(gradient: Tensor | None) -> Array | None:
-    return None if gradient is None else to_numpy(gradient if gradient.layout == torch.strided else gradient.to_dense())
+def _numpy_or_none(gradient: Tensor | None, read: Callable[[Tensor], Array]) -> Array | None:
+    return None if gradient is None else read(gradient if gradient.layout == torch.strided else gradient.to_dense())

@@ -82,6 +82,7 @@ class TensorVerdict:
         worst: the element that is furthest off.
         sample: what showed the worst, in words: ``your weights``, ``random weights, seed 1``.
         allowed: path of the allowance that covers the difference; such a tensor is no failure.
+        shards: the shards that the difference lies in, in words, where it is not in all of them.
     """
 
     name: str
@@ -105,6 +106,7 @@ class TensorVerdict:
     worst: Worst | None = None
     sample: str = ""
     allowed: str = ""
+    shards: str = ""
 
     @property
     def used(self) -> float | None:

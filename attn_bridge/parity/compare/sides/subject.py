@@ -16,6 +16,7 @@ import numpy as np
 
 from ....backends import Framework
 from .dropout_masks import Draw
+from .shards import Shares
 from .tables import Tables
 
 Array = np.ndarray[Any, Any]
@@ -222,6 +223,7 @@ class Run:
         foreign: whether other random numbers were drawn, in train mode.
         moved: how many values the mode ``tables`` moved, or how many operations ``logsumexp`` or ``flash`` replaced.
         tables: the tables that the mode ``tables`` met; None where that is not known.
+        shares: how devices share the results.
     """
 
     outputs: list[Array]
@@ -232,6 +234,7 @@ class Run:
     foreign: bool = False
     moved: int = 0
     tables: Tables | None = None
+    shares: Shares = dataclasses.field(default_factory=Shares)
 
 
 @dataclasses.dataclass(frozen=True)

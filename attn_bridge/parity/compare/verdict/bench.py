@@ -61,6 +61,7 @@ class Findings:
         notes: what a reader has to know.
         unreached: rows and columns of matrices that no gradient reached, in words.
         compared: names of the tensors that were compared.
+        apart: side and name of a result -> how the copies of it that devices hold differ.
     """
 
     verdicts: list[TensorVerdict]
@@ -75,6 +76,7 @@ class Findings:
     notes: list[str]
     unreached: list[str]
     compared: frozenset[str]
+    apart: dict[tuple[Side, str], str] = dataclasses.field(default_factory=dict)
 
 
 class Bench:
@@ -100,6 +102,7 @@ class Bench:
         self.reached = Reached()
         self._probing = Probing(runner, dtype)
         self.notes: list[str] = []
+        self.apart: dict[tuple[Side, str], str] = {}
 
     def findings(self, verdicts: list[TensorVerdict]) -> Findings:
         """Return what is known."""
@@ -123,6 +126,7 @@ class Bench:
             [*self.noise.notes, *self.notes],
             [*self.reached.unreached(), *notes.on_flushed(self.measures, self.dtype)],
             frozenset(self.about),
+            self.apart,
         )
 
     @property
@@ -154,6 +158,7 @@ class Bench:
             self.held = {side: taken.low[side, self.modes[0]].outputs for side in SIDES}
         for mode in self.modes:
             self._measure(taken, mode)
+        self._note_copies(taken)
         self.planned.append(planned)
         self._allow_tables(taken)
         self._allow_flash(taken)
@@ -172,6 +177,14 @@ class Bench:
                 except CannotPromoteError as error:
                     self.pair.lacks[side] = str(error)
         return Taken(sample, low, exact)
+
+    def _note_copies(self, taken: Taken) -> None:
+        """Note where devices hold other copies of one result than others do."""
+        runs = [(side, run) for (side, _), run in taken.low.items()] + list(taken.exact.items())
+        for side, run in runs:
+            for line in run.shares.apart:
+                what, _, how = line.partition(": ")
+                self.apart.setdefault((side, what), how)
 
     def agrees(self, planned: Planned) -> bool:
         """Run one sample without float64, and say whether the sides are as close there as in the samples so far."""
@@ -318,12 +331,13 @@ class Bench:
             noise=self.noise.floors.get(name, 0.0) + self._growth(kind),
             labels=self.pair.labels,
         )
-        one: TensorVerdict = decided(self.measures.get((name, mode), []))
+        judged = self.pair.judged
+        one: TensorVerdict = decided(self.measures.get((name, mode), []), sides=judged)
         if one.verdict != "precision" or not self.probed:
             return one
         # Each side by what the other one loses when its roundings are drawn again: where softmax saturates, one may be
         # exact by luck of its roundings, and the other is not to blame then.
-        ways = ((side, other) for side, other in (SIDES, SIDES[::-1]))
+        ways = ((side, other) for side, other in (SIDES, SIDES[::-1]) if side in judged)
         return max((decided(self._probed(other, name, mode), sides=(side,)) for side, other in ways), key=_badness)
 
     def _growth(self, kind: str) -> float:
@@ -339,6 +353,8 @@ class Bench:
         mode, kinds = self.modes[0], {name: kind for name, (kind, _, _) in self.about.items()}
         self.notes += notes.on_stress(self.measures, mode, verdicts, self.pair.labels)
         self.notes += notes.on_nonfinite(self.measures, mode)
+        if "first" not in self.pair.judged:
+            self.notes += notes.on_reference(verdicts, self.pair.shown)
         self.notes += notes.on_small(self.measures, mode, kinds)
 
     # ---- probes of precision

@@ -32,12 +32,16 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def cut_as(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's part of a tensor that every rank has, over the devices that share `like`; else it itself."""
+    """Return this rank's part of a tensor that every rank has, over the devices that share `like`; else it itself.
+
+    Where these hold parts of a sum, each gets all of it.
+    """
     if not is_sharded(like):
         return tensor
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import Replicate, distribute_tensor
 
-    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+    placements = [Replicate() if one.is_partial() else one for one in like.placements]
+    return distribute_tensor(tensor, like.device_mesh, placements, src_data_rank=None)
 
 
 def beside(tensor: Tensor, like: Tensor) -> Tensor:

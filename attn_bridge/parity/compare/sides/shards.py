@@ -1,0 +1,112 @@
+"""Which devices hold which part of an array, as plain data, and which of their parts a difference lies in."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .dtypes import unit_of
+
+Array = np.ndarray[Any, Any]
+
+COPIES_APART = 64.0
+"""Units in the last place of the largest value by which copies may differ: devices may add up in another order."""
+
+MAX_NAMED = 3
+"""Most shards that are named."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """How devices share an array.
+
+    Attributes:
+        axes: for each axis of the array the axes of the mesh that cut it, the first of them coarsest, with their sizes.
+    """
+
+    axes: tuple[tuple[tuple[str, int], ...], ...]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there is more than one part."""
+        return any(size > 1 for axis in self.axes for _, size in axis)
+
+    def numbers(self, shape: Sequence[int]) -> Array:
+        """Return, for each element of an array, the number of the shard that it is in, as a float."""
+        found = np.zeros(tuple(shape))
+        for position, (size, cuts) in enumerate(zip(shape, self.axes, strict=True)):
+            parts = math.prod(count for _, count in cuts)
+            per_part = max(-(-size // parts), 1)
+            along = np.arange(size) // per_part
+            found = found * parts + along.reshape(-1, *[1] * (len(shape) - position - 1))
+        return found
+
+    def name(self, number: int) -> str:
+        """Return what the shard of a number is called, such as ``tensor=1``."""
+        sizes = [(name, size) for axis in self.axes for name, size in axis]
+        words = []
+        for name, size in reversed(sizes):
+            number, at = divmod(number, size)
+            words.append(f"{name}={at}")
+        return ", ".join(reversed(words))
+
+    @property
+    def count(self) -> int:
+        """How many shards there are."""
+        return math.prod(size for axis in self.axes for _, size in axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shares:
+    """How devices share the results of a run, and where those that should hold the same numbers do not.
+
+    Attributes:
+        outputs: how each output is cut.
+        parameters: how a gradient is, by the name of its parameter; of those that are cut.
+        apart: one line for each result whose copies differ.
+    """
+
+    outputs: tuple[Cut, ...] = ()
+    parameters: dict[str, Cut] = dataclasses.field(default_factory=dict)
+    apart: tuple[str, ...] = ()
+
+    @property
+    def any_cut(self) -> bool:
+        """Whether any result has more than one part."""
+        return any(one.is_cut for one in (*self.outputs, *self.parameters.values()))
+
+
+def where(differs: Array, numbers: Array, cut: Cut) -> str:
+    """Say in which shards elements differ; "" if in all of them, or in none.
+
+    Args:
+        differs: bool, which elements do.
+        numbers: of `Cut.numbers`, perhaps moved as the elements were.
+        cut: names the shards.
+    """
+    found = np.unique(numbers[differs]).astype(int).tolist()
+    if not found or len(found) == cut.count:
+        return ""
+    named = "; ".join(cut.name(number) for number in found[:MAX_NAMED])
+    more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+    return f"only in shard{'s' * (len(found) > 1)} {named}{more} of {cut.count}"
+
+
+def differing_copies(copies: Iterable[tuple[str, Array]]) -> str:
+    """Say which copy of an array differs from the first one by more than rounding; "" if none.
+
+    Args:
+        copies: name of a device, and what it holds.
+    """
+    (first_name, first), *others = copies
+    limit = COPIES_APART * unit_of(first.dtype.name) if first.dtype.kind not in "biu" else 0.0
+    scale = float(np.abs(first).max(initial=0.0)) or 1.0
+    for name, other in others:
+        apart = float(np.abs(other.astype(np.float64) - first.astype(np.float64)).max(initial=0.0))
+        if not apart <= limit * scale:
+            return f"{name} holds other numbers than {first_name}, by {apart / scale:.2g} of the largest value"
+    return ""
