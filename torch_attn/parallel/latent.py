@@ -15,7 +15,7 @@ from .. import functional
 from ..multi_head_latent_attention import MultiHeadLatentAttention
 from ..shards import is_sharded
 from .classes import cut_of
-from .sharding import Sharding
+from .devices import Devices
 
 
 def absorbed(
@@ -33,7 +33,7 @@ def absorbed(
 
 def _by_heads(self: Any, array: Tensor, layer: Any, pattern: str, width: int | None = None) -> DTensor:
     """Return the product with the matrix of each head, of the first channels of each."""
-    sharding: Sharding = self.sharding
+    sharding: Devices = self.sharding
     heads = self.config.num_heads
     cut = cut_of(sharding, array)
     cut["tensor"] = 2 if sharding.divides("tensor", heads) else None

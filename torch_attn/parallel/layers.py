@@ -30,14 +30,14 @@ from ..shards import is_sharded, whole
 from . import latent, recurrent
 from .caches import place_caches
 from .classes import cut_of, same_name, tokens_cut
+from .devices import Cut, Devices
 from .products import product
 from .region import local_parameters, on_parts, touched
-from .sharding import Cut, Sharding
 
 
 def _embedding(self: Any, ids: Tensor, name: str = "ids") -> Tensor:
     """Look up ids, which every device has; where the vocabulary is cut, a device has some of the rows."""
-    sharding: Sharding = self.sharding
+    sharding: Devices = self.sharding
     ids = whole(ids).long()
     if ids.numel():
         check_range(name, int(ids.min()), int(ids.max()), self.num_embeddings - self.first)
@@ -62,7 +62,7 @@ def _embedding(self: Any, ids: Tensor, name: str = "ids") -> Tensor:
 
 def _linear(self: Any, x: Tensor) -> Tensor:
     """Multiply with the device's part of the matrix."""
-    sharding: Sharding = self.sharding
+    sharding: Devices = self.sharding
     weight = self._parameters["weight"]
     if not is_sharded(x) or not is_sharded(weight):
         return nn.Linear.forward(self, x)
@@ -72,7 +72,7 @@ def _linear(self: Any, x: Tensor) -> Tensor:
 
 def _norm(self: Any, x: Tensor, *, base: type[nn.Module]) -> Tensor:
     """Norm the vectors that the device has."""
-    sharding: Sharding = self.sharding
+    sharding: Devices = self.sharding
     cut = cut_of(sharding, x) if is_sharded(x) else {}
     if not is_sharded(x) or x.ndim - 1 in cut.values():
         found: Tensor = base.forward(self, x)
@@ -92,7 +92,7 @@ def _dropout(self: Any, x: Tensor) -> Tensor:
 
 def _mixture_of_experts(self: Any, x: Tensor) -> Tensor:
     """Send the device's tokens to its part of every expert: there is one sum over devices, at the end."""
-    sharding: Sharding = self.sharding
+    sharding: Devices = self.sharding
     cut = tokens_cut(sharding, x)
     working: list[Role] = [role for role, number in cut.items() if number is not None]
     sums: list[Role] = ["tensor"] if sharding.plan.size("tensor") > 1 else []
@@ -108,7 +108,7 @@ def _mixture_of_experts(self: Any, x: Tensor) -> Tensor:
 
 def _convolution(self: Any, x: Tensor) -> Tensor:
     """Convolve all positions on every device; what comes out is cut by positions."""
-    sharding: Sharding = self.sharding
+    sharding: Devices = self.sharding
     rows: Cut = {"fsdp": 0 if sharding.divides("fsdp", x.shape[0]) else None}
     working: list[Role] = ["fsdp"] if rows["fsdp"] is not None else []
     parts = local_parameters(self, sharding, working)

@@ -17,7 +17,7 @@ from attn_bridge.sharding.plan import Role
 
 from ..shards import is_sharded
 from .classes import cut_of
-from .sharding import Sharding
+from .devices import Devices
 
 PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
 
@@ -25,7 +25,7 @@ PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
 class Products(TorchFunctionMode):
     """Context in which ``x @ matrix`` is computed by `product` where devices share both."""
 
-    def __init__(self, sharding: Sharding):
+    def __init__(self, sharding: Devices):
         super().__init__()
         self.sharding = sharding
 
@@ -40,7 +40,7 @@ class Products(TorchFunctionMode):
         return function(*arguments, **(options or {}))
 
 
-def product(sharding: Sharding, x: DTensor, matrix: DTensor, bias: Tensor | None = None) -> DTensor:
+def product(sharding: Devices, x: DTensor, matrix: DTensor, bias: Tensor | None = None) -> DTensor:
     """Return ``x @ matrix + bias``, for the device's columns or rows of the matrix; rows are summed, once.
 
     Args:
