@@ -12,8 +12,13 @@ from attn_bridge.parity.compare.sides.large import Lent
 
 from ..probes.numpy_interpreter import bind, inline, last_uses
 
-_MOVES = ("reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "slice", "concatenate", "iota", "copy")
-"""Operations that round nothing, so that it does not matter what they are fused with."""
+_MOVES = (
+    *("reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims"),
+    *("slice", "concatenate", "iota", "copy", "top_k"),
+)
+"""Operations that round nothing, so that it does not matter what they are fused with.
+
+For `top_k` it must not: XLA ends the process where a barrier follows it."""
 
 _PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
 

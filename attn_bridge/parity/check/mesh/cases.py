@@ -61,6 +61,11 @@ class MeshCase:
     config: Config
     numbers: Numbers
 
+    def inputs(self, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the keyword inputs, those that are floating point in a dtype."""
+        given = self.numbers.inputs
+        return {name: one.astype(dtype) if one.dtype.kind == "f" else one for name, one in given.items()}
+
 
 def mesh_cases(variants: tuple[str, ...] = (), seed: int = 0) -> list[MeshCase]:
     """Return the cases of some variants or models, by their class names; of all without names.
@@ -68,7 +73,7 @@ def mesh_cases(variants: tuple[str, ...] = (), seed: int = 0) -> list[MeshCase]:
     Raises:
         ValueError: a name that is none of them.
     """
-    wanted = {find_variant(name).name if name not in MODELS else name for name in variants}
+    wanted = {find_variant(name, tuple(MODELS)).name if name not in MODELS else name for name in variants}
     found = [
         _case(variant, case, seed)
         for variant in VARIANTS
