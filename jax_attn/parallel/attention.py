@@ -182,8 +182,6 @@ def _run(part: Part, cuts: Cuts, plan: Plan) -> Any:
     if cuts.method is None:
         return part.attend(axis, in_order)
     is_balanced = not part.return_weights and part.key.shape[1] == part.query.shape[1]
-    if cuts.method == "ring":
-        is_balanced = is_balanced and part.query.shape[1] <= balance.MOST_TOKENS_OF_RING
     is_balanced = is_balanced and balance.pays(part.mask, tokens, devices)
     starts = balance.starts_of(tokens, devices, balanced=is_balanced)
     if is_balanced:

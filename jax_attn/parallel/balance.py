@@ -17,10 +17,6 @@ from attn_bridge.sharding import pieces_of
 LEAST_TOKENS = 128
 """Tokens of a piece from which on the exchange pays."""
 
-MOST_TOKENS_OF_RING = 4096
-"""Tokens of a device up to which a ring is balanced. It is there to save memory, and the exchange copies what a device
-holds: with more tokens that would be felt, and keys go round in order."""
-
 
 def pays(mask: Mask | None, tokens: int, devices: int) -> bool:
     """Return whether the device with most to do has less to do in the balanced order."""
