@@ -232,12 +232,12 @@ class Block:
 
     def run(self, mask: Mask | None, operands: tuple[Any, ...]) -> tuple[Array, Array]:
         """Return the context of the block, not rounded to 16 bits, and its sums."""
-        ring, (*arrays, bias) = self.ring, operands
-        wide = jnp.promote_types(arrays[0].dtype, jnp.float32)
+        ring, (query, key, value, bias) = self.ring, operands
+        wide = jnp.promote_types(query.dtype, jnp.float32)
+        query, key, value = (array.astype(wide) for array in (query, key, value))
         mask = None if mask is None else mask.with_arrays(lambda place: self.arrays[place.number])
         rng = None if self.keep is None else Drawn(self.keep)
-        options = (mask, bias, ring.scale, ring.softcap, None, ring.dropout, rng, False)
-        call = Call(*(array.astype(wide) for array in arrays), *options)
+        call = Call(query, key, value, mask, bias, ring.scale, ring.softcap, None, ring.dropout, rng, False)
         context, sums = implementations.choose_with_sums(call, ring.implementation).attend_with_lse(call)
         return context, sums
 
