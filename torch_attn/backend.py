@@ -25,10 +25,10 @@ from attn_bridge.masks import Mask
 from attn_bridge.specs import Config, Variant
 from attn_bridge.weights import LazyArray, Region, everything, slices
 
-from . import shards
+from .checkpoints import shared_weights
 from .checkpoints.undrawn import give_memory, undrawn
 from .functional import dtype_name
-from .shards import is_sharded
+from .shards import cut_as, is_sharded, whole
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -44,7 +44,7 @@ def to_numpy(array: Tensor) -> np.ndarray[Any, Any]:
 
     Of one that devices share it is all of it; every rank of its mesh has to call this.
     """
-    array = shards.whole(array).detach().cpu().contiguous()
+    array = whole(array).detach().cpu().contiguous()
     name = dtype_name(array)
     if not hasattr(ml_dtypes, name):
         return array.numpy()
@@ -153,14 +153,14 @@ def prepare_weights(
 
 def _value(array: np.ndarray[Any, Any] | LazyArray, target: Tensor, name: str, adopt: bool) -> Tensor:
     """Return an array as a tensor where a module's is, shared as that is."""
-    region = shards.region_of(target) if is_sharded(target) else None
+    region = shared_weights.region_of(target) if is_sharded(target) else None
     if isinstance(array, LazyArray):
         array, adopt = array.read(everything(array.shape) if region is None else region), True
     elif region is not None:
         array = array[slices(region)]
     value = from_numpy(array, name, adopt=adopt).to(target.device)
     return (
-        shards.from_part(value, target) if is_sharded(target) and region is not None else shards.cut_as(value, target)
+        shared_weights.from_part(value, target) if is_sharded(target) and region is not None else cut_as(value, target)
     )
 
 
@@ -169,7 +169,7 @@ def _write(targets: Mapping[str, Tensor], values: Mapping[str, Tensor], adopt: b
         for name, value in values.items():
             target = targets[name]
             if is_sharded(target) and is_sharded(value):
-                shards.write(target, value)
+                shared_weights.write(target, value)
             elif target.dtype == value.dtype and not adopt:
                 target.copy_(value)
             else:
@@ -190,9 +190,9 @@ def _check_writable(targets: Mapping[str, Tensor], values: Mapping[str, Tensor])
             raise TypeError(f"{name} requires gradients and cannot take dtype {dtype_name(value)}")
         if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
             raise TypeError(f"{name} is an expanded tensor, whose elements share memory, and cannot be written")
-        held = shards.own_part(target)
+        held = shared_weights.own_part(target)
         owner = owners.setdefault((held.data_ptr(), tuple(target.shape)), name) if held.numel() else name
-        if owner != name and not torch.equal(*(_bits(shards.own_part(values[one])) for one in (owner, name))):
+        if owner != name and not torch.equal(*(_bits(shared_weights.own_part(values[one])) for one in (owner, name))):
             both = " and ".join(sorted((owner, name)))
             raise ValueError(f"{both} are one tensor in the target and two different ones in the source")
 
@@ -208,7 +208,7 @@ def shared_names(module: nn.Module) -> set[str]:
 
 def together(module: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Return the context that every rank leaves when all do, with an error on all where one has one."""
-    return shards.together(_tensors(module).values())
+    return shared_weights.together(_tensors(module).values())
 
 
 @contextlib.contextmanager
@@ -221,7 +221,7 @@ def reading(module: nn.Module) -> Iterator[Callable[[str, Region], np.ndarray[An
         TypeError: a tensor that has no plain numbers.
     """
     tensors = {name: _dense(name, tensor) for name, tensor in _tensors(module).items()}
-    with shards.gathering(tensors) as ask:
+    with shared_weights.gathering(tensors) as ask:
         yield None if ask is None else _holding(ask)
 
 
