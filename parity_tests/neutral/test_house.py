@@ -149,10 +149,15 @@ def files(package: Path) -> set[str]:
 NAMESAKES = {"random.py"}
 """Files of one name that are no twins: each gives its framework the random numbers of the other."""
 
-FREE = ("_parity/", "implementations/")
-"""Rooms free of the twin rule: how the judge runs a framework's modules, and kernels of attention."""
+FREE = ("_parity/", "implementations/", "parallel/")
+"""Rooms free of the twin rule: how the judge runs a framework's modules, kernels of attention, and what a framework
+tells its devices."""
 
-TWINS = sorted(name for name in (files(JAX) & files(TORCH)) - NAMESAKES if not name.startswith("_parity/"))
+TWINS = sorted(
+    name
+    for name in (files(JAX) & files(TORCH)) - NAMESAKES
+    if not name.startswith(("_parity/", "parallel/")) or name == "parallel/parallelize.py"
+)
 
 
 def without_free(names: set[str]) -> set[str]:
