@@ -150,8 +150,7 @@ NAMESAKES = {"random.py"}
 """Files of one name that are no twins: each gives its framework the random numbers of the other."""
 
 FREE = ("_parity/", "implementations/", "parallel/")
-"""Rooms free of the twin rule: how the judge runs a framework's modules, kernels of attention, and what a framework
-tells its devices."""
+"""Rooms free of the twin rule: how the judge runs a framework's modules, kernels of attention, and what devices do."""
 
 TWINS = sorted(
     name
