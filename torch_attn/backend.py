@@ -25,10 +25,10 @@ from attn_bridge.masks import Mask
 from attn_bridge.specs import Config, Variant
 from attn_bridge.weights import LazyArray, Region, everything, slices
 
+from .checkpoints import shared_weights
 from .checkpoints.undrawn import give_memory, undrawn
 from .functional import dtype_name
-from .parallel import weights as shared_weights
-from .parallel.shards import cut_as, is_sharded, whole
+from .shards import cut_as, is_sharded, whole
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -63,13 +64,17 @@ class Ring:
     @property
     def stages(self) -> tuple[tuple[int, ...], ...]:
         """Turns that go together: with many scores all but the first are one loop, which holds one block at a time."""
-        others = tuple(range(1, self.hops))
-        return ((0,), others) if self.is_rolled and others else tuple((hop,) for hop in range(self.hops))
+        first, *others = range(self.hops)
+        return ((first,), tuple(others)) if self.is_rolled and others else tuple((hop,) for hop in range(self.hops))
 
     def key_starts(self, hops: tuple[int, ...], piece: int) -> tuple[int, ...]:
         """Return where a piece of the keys starts that each device holds, for each of these turns."""
         starts, devices = self.keys[piece], range(self.devices)
         return tuple(starts[turns(self.devices)[hop].owner(device, self.devices)] for hop in hops for device in devices)
+
+    def received(self, hops: tuple[int, ...], held: Arrays) -> Arrays:
+        """Return what the device before this one held in the turn before; in the first one that is what it has."""
+        return self.forward(held) if hops[0] > 0 else held
 
     def forward(self, arrays: Arrays) -> Arrays:
         """Return what the device before this one holds."""
@@ -121,33 +126,16 @@ def _attend(ring: Ring, query: Array, key: Array, value: Array, bias: Any, array
 
     def turn(hops: tuple[int, ...], number: Any, state: Arrays) -> Arrays:
         held, found = state
-        if hops[0] > 0:
-            held = ring.forward(held)
-        return held, [
-            functools.reduce(_merge, parts, before)
-            for before, parts in zip(found, _parts(ring, hops, number, held, pieces, rows), strict=True)
-        ]
+        held, found = ring.received(hops, held), list(found)
+        for piece, other in itertools.product(range(count), range(len(ring.keys))):
+            block = _block(ring, hops, number, piece, other, held, pieces[piece], rows[piece])
+            found[piece] = block.views.switch(block.at, block.add_to, found[piece], in_place=ring.is_rolled)
+        return held, found
 
     state = (key, value), [_nothing(piece, value) for piece in pieces]
     _, found = _run_turns(ring, turn, state)
     contexts, sums = zip(*found, strict=True)
     return jnp.concatenate(contexts, 1), jnp.concatenate(sums, 2)
-
-
-def _parts(
-    ring: Ring, hops: tuple[int, ...], number: Any, held: Arrays, pieces: Sequence[Array], rows: Sequence[Any]
-) -> Iterator[list[Any]]:
-    """Yield what each piece of the queries finds in the pieces of the keys at hand."""
-    for piece, (query, of_rows) in enumerate(zip(pieces, rows, strict=True)):
-        blocks = [_block(ring, hops, number, piece, other, held, query, of_rows) for other in range(len(ring.keys))]
-        yield [
-            block.views.switch(
-                block.at,
-                functools.partial(Block.run, block, operands=block.operands),
-                functools.partial(_nothing, query, held[1]),
-            )
-            for block in blocks
-        ]
 
 
 def _run_turns(ring: Ring, turn: Callable[..., Arrays], state: Arrays) -> Arrays:
@@ -170,33 +158,26 @@ def _attend_backward(ring: Ring, kept: Any, cotangents: Any) -> Any:
     count, wide = len(ring.queries), context.dtype
     pieces = [_piece(query, number, count, 1) for number in range(count)]
     rows = [_rows(ring, number, bias, arrays, keep) for number in range(count)]
-    axes = (1, 2, 1, 2)
+    d_context, d_sums = cotangents
+    # What comes back to a row is told apart from what its keys have in common.
+    slope = rearrange((d_context * context).sum(-1), "b t h -> b h t")
     results = [
-        [_piece(one, number, count, axis) for one, axis in zip((context, sums, *cotangents), axes, strict=True)]
+        (
+            _piece(sums, number, count, 2),
+            *(_piece(one, number, count, axis) for one, axis in ((d_context, 1), (slope, 2))),
+            _piece(d_sums, number, count, 2),
+        )
         for number in range(count)
     ]
 
     def turn(hops: tuple[int, ...], number: Any, state: Arrays) -> Arrays:
         held, back, d_queries, d_bias = state
-        if hops[0] > 0:
-            held, back = ring.forward((held, back))
-        d_queries = list(d_queries)
-        for piece in range(count):
-            for other in range(len(ring.keys)):
-                block = _block(ring, hops, number, piece, other, held, pieces[piece], rows[piece])
-                found = block.views.switch(
-                    block.at,
-                    functools.partial(Block.gradients, block, results=results[piece]),
-                    functools.partial(_zeros_like, block.operands, wide),
-                )
-                d_query, d_key, d_value, d_columns = found
-                d_queries[piece] = d_queries[piece] + d_query
-                back = tuple(
-                    _add_piece(one, part, other, len(ring.keys), 1)
-                    for one, part in zip(back, (d_key, d_value), strict=True)
-                )
-                if d_bias is not None:
-                    d_bias = _add_block(d_bias, d_columns, piece, count, block.key_start)
+        (held, back), d_queries = ring.received(hops, (held, back)), list(d_queries)
+        for piece, other in itertools.product(range(count), range(len(ring.keys))):
+            block = _block(ring, hops, number, piece, other, held, pieces[piece], rows[piece])
+            add = functools.partial(block.add_gradients, results=results[piece], piece=(piece, count), other=other)
+            before = (d_queries[piece], back, d_bias)
+            d_queries[piece], back, d_bias = block.views.switch(block.at, add, before)
         return held, back, d_queries, d_bias
 
     d_bias = None if bias is None else _zeros_like(bias, wide)
@@ -245,10 +226,32 @@ class Block:
         context, sums = implementations.choose_with_sums(call, ring.implementation).attend_with_lse(call)
         return context, sums
 
-    def gradients(self, mask: Mask | None, results: Sequence[Array]) -> Arrays:
-        """Return those of the operands from context and sums of all keys, and what comes back to these."""
+    def add_to(self, mask: Mask | None, before: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Return what its queries have found so far, together with what they find here."""
+        return _merge(before, self.run(mask, self.operands))
+
+    def add_gradients(
+        self, mask: Mask | None, before: Arrays, results: Sequence[Array], piece: tuple[int, int], other: int
+    ) -> Arrays:
+        """Return gradients of the queries, of all keys and values at hand and of the bias, with those of the block.
+
+        Args:
+            mask: of the block.
+            before: those gradients.
+            results: sums of all keys, what comes back to context and sums, and how these two meet.
+            piece: number of the queries' piece, and how many there are.
+            other: number of the keys' piece.
+        """
+        d_query, back, d_bias = before
         (part, part_sums), pull = jax.vjp(lambda *operands: self.run(mask, operands), *self.operands)
-        return jax.tree.map(lambda array: array.astype(part.dtype), pull(_weighed(part, part_sums, *results)))
+        found = pull(_weighed(part, part_sums, *results))
+        more, d_key, d_value, d_columns = jax.tree.map(lambda array: array.astype(part.dtype), found)
+        back = tuple(
+            _add_piece(one, new, other, len(self.ring.keys), 1) for one, new in zip(back, (d_key, d_value), strict=True)
+        )
+        if d_bias is not None:
+            d_bias = _add_block(d_bias, d_columns, *piece, self.key_start)
+        return d_query + more, back, d_bias
 
 
 def _block(
@@ -326,12 +329,12 @@ def _share(sums: Array, together: Array) -> Array:
 
 
 def _weighed(
-    part: Array, part_sums: Array, context: Array, sums: Array, d_context: Array, d_sums: Array
+    part: Array, part_sums: Array, sums: Array, d_context: Array, slope: Array, d_sums: Array
 ) -> tuple[Array, Array]:
     """Return what comes back to context and sums of a block from what comes back to those of all keys."""
     share = _share(part_sums, sums)
-    of_context = rearrange((d_context * (part - context)).sum(-1, keepdims=True) * share, "b t h 1 -> b h t")
-    return d_context * share, of_context + d_sums * rearrange(share, "b t h 1 -> b h t")
+    of_context = rearrange((d_context * part).sum(-1), "b t h -> b h t") - slope
+    return d_context * share, (of_context + d_sums) * rearrange(share, "b t h 1 -> b h t")
 
 
 def _zeros_like(arrays: Arrays, dtype: Any) -> Arrays:

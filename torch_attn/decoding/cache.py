@@ -19,7 +19,7 @@ from attn_bridge import validation
 from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full
 
 from .. import functional
-from ..parallel.shards import beside
+from ..shards import beside
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

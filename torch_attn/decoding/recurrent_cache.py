@@ -16,7 +16,7 @@ from attn_bridge import validation
 from attn_bridge.recurrence import check_cache_sizes, check_room, check_rows, check_trim
 
 from .. import functional
-from ..parallel.shards import beside
+from ..shards import beside
 
 
 class RecurrentCache:

@@ -17,9 +17,9 @@ from torch.distributed.tensor.experimental import implicit_replication
 
 from attn_bridge.masks import Mask
 
+from ..shards import is_sharded, whole
 from .classes import same_name, tokens_cut
 from .sharding import Sharding
-from .shards import is_sharded, whole
 
 SEQUENCES = ("x", "context", "source", "features")
 """Names of arguments that are sequences of vectors."""

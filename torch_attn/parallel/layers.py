@@ -25,12 +25,12 @@ from ..layer_norm import LayerNorm
 from ..linear_attention import LinearAttention
 from ..recurrent.short_convolution import ShortConvolution
 from ..rms_norm import RMSNorm
+from ..shards import is_sharded, whole
 from . import recurrent
 from .caches import place_caches
 from .classes import cut_of, same_name, tokens_cut
 from .region import local_parameters, on_parts, touched
 from .sharding import Cut, Sharding
-from .shards import is_sharded, whole
 
 
 def _embedding(self: Any, ids: Tensor, name: str = "ids") -> Tensor:

@@ -19,11 +19,11 @@ from ..gated_delta_net import GatedDeltaNet
 from ..linear_attention import LinearAttention
 from ..recurrent import recurrence
 from ..recurrent.short_convolution import ShortConvolution
+from ..shards import is_sharded, whole
 from .classes import tokens_cut
 from .masks import part_of
 from .region import local_parameters, on_parts
 from .sharding import Cut, Sharding
-from .shards import is_sharded, whole
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from attn_bridge.parity.compare.sides.subject import (
 )
 from attn_bridge.parity.compare.sides.tables import STILL
 
-from ...parallel.shards import cut_as, is_sharded
+from ...shards import cut_as, is_sharded
 from ..weights import Part, outputs_of
 from .flash import Flash, LogSumExp
 from .gradients import NeedsBackwardError, differentiable, gradients_of

@@ -16,7 +16,7 @@ from torch import Tensor
 from attn_bridge.parity.compare.sides.shards import Cut, differing_copies
 
 from ...backend import to_numpy
-from ...parallel.shards import is_sharded
+from ...shards import is_sharded
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attn_bridge.weights import Region
 
-from .shards import is_sharded, whole
+from ..shards import is_sharded, whole
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
