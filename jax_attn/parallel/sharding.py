@@ -56,6 +56,8 @@ class Sharding:
 
     def of(self, *axes: str | tuple[str, ...] | None) -> NamedSharding:
         """Return the sharding of an array whose axes are cut by these axes of the mesh, inside of a call."""
+        while axes and axes[-1] is None:  # as XLA gives them back: a step that is given its own results compiles once
+            axes = axes[:-1]
         return NamedSharding(self.mesh, P(*axes))
 
     def outside(self, inside: NamedSharding) -> NamedSharding:
