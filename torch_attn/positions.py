@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, Rotary
 
-from .parallel.shards import on_parts
+from .shards import on_parts
 
 
 def rotary_tables(

@@ -106,9 +106,10 @@ def check(
     from ..parity.check.matrix import seldom_collecting
 
     if mesh is not None:
-        if case or dtype or full or weights is not None or settings or model is not None or html is not None:
-            raise ValueError("--mesh goes with VARIANT, --method, --framework, --seeds and --json alone")
-        return _check_mesh(parse_mesh(mesh), variants or [], method, framework or [], seeds, json_file)
+        if case or full or weights is not None or settings or model is not None or html is not None:
+            raise ValueError("--mesh goes with VARIANT, --method, --framework, --dtype, --seeds and --json alone")
+        options = {"frameworks": framework or (), "dtypes": dtype or (), "seeds": seeds}
+        return _check_mesh(parse_mesh(mesh), variants or [], method, options, json_file)
     for option, words in (("method", [method] if method else []), ("framework", framework or [])):
         if words:
             raise ValueError(f"--{option} ({', '.join(words)}) goes with --mesh")
@@ -224,8 +225,7 @@ def _check_mesh(
     sizes: dict[str, int],
     variants: list[str],
     method: str | None,
-    frameworks: list[str],
-    seeds: int,
+    options: Mapping[str, Any],
     json_file: str | None,
 ) -> int:
     from rich.console import Console
@@ -235,9 +235,7 @@ def _check_mesh(
     if json_file is not None:
         check_writable(json_file)
     with progress() as advance:
-        report = check_mesh(
-            sizes, variants, method=method or "all_gather", frameworks=frameworks, seeds=seeds, progress=advance
-        )
+        report = check_mesh(sizes, variants, method=method or "all_gather", progress=advance, **options)
     writes = [] if json_file in (None, "-") else [functools.partial(write_json, report.to_json(), json_file)]
     with written(*writes):
         if json_file == "-":

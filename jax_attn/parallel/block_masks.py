@@ -8,6 +8,7 @@ nothing, or the diagonal.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -29,22 +30,39 @@ class Views:
 
     Attributes:
         masks: what is to be masked: a description with numbered places for arrays, None where all is seen, or `HIDDEN`.
-        of_device: for each device the number of its view.
+        of_device: for each device, and before that for each turn, the number of its view.
     """
 
     masks: tuple[Mask | str | None, ...]
     of_device: tuple[int, ...]
 
-    def switch(self, axis: str | None, run: Callable[[Mask | None], Any], hidden: Callable[[], Any]) -> Any:
-        """Run what a device's view asks for: `run` with its mask, or `hidden`."""
-        branches = [hidden if isinstance(mask, str) else _branch(run, mask) for mask in self.masks]
-        if len(branches) == 1:
-            return branches[0]()
-        return lax.switch(jnp.asarray(self.of_device)[lax.axis_index(axis)], branches)
+    def switch(self, at: Any, run: Callable[[Mask | None, Any], Any], state: Any, *, in_place: bool = False) -> Any:
+        """Return a new state of what the view at a place in `of_device` asks for: none where nothing is seen.
+
+        Args:
+            at: the place.
+            run: is called with the mask and the state.
+            state: what it starts from.
+            in_place: whether to leave the state where it is if nothing is seen, at the cost of its derivatives.
+        """
+        seen = [mask for mask in self.masks if not isinstance(mask, str)]
+        branches = [functools.partial(run, mask) for mask in seen]
+        if len(self.masks) == 1:
+            return branches[0](state) if seen else state
+        if in_place and len(seen) < len(self.masks):
+            numbers = np.cumsum([not isinstance(mask, str) for mask in self.masks]) - 1
+            number = jnp.asarray(numbers)[jnp.asarray(self.of_device)[at]]
+            times = jnp.asarray([0 if isinstance(mask, str) else 1 for mask in self.masks])[
+                jnp.asarray(self.of_device)[at]
+            ]
+            # A branch would have a state of its own to return; a loop that runs once or not at all has not.
+            return lax.fori_loop(0, times, lambda _, now: lax.switch(number, branches, now), state)
+        every = [_same if isinstance(mask, str) else functools.partial(run, mask) for mask in self.masks]
+        return lax.switch(jnp.asarray(self.of_device)[at], every, state)
 
 
-def _branch(run: Callable[[Mask | None], Any], mask: Mask | None) -> Callable[[], Any]:
-    return lambda: run(mask)
+def _same(state: Any) -> Any:
+    return state
 
 
 def views_of(

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -45,6 +46,7 @@ class Ring:
         softcap: as `functional.dot_product_attention` has it.
         dropout: rate.
         implementation: which one is asked for, None for the fastest.
+        is_rolled: whether all turns but the first are one loop.
     """
 
     axis: str | None
@@ -57,11 +59,22 @@ class Ring:
     softcap: float | None
     dropout: float
     implementation: str | None
+    is_rolled: bool
 
-    def key_starts(self, hop: int, piece: int) -> tuple[int, ...]:
-        """Return where a piece of the keys starts that each device holds in a turn."""
-        starts = self.keys[piece]
-        return tuple(starts[turns(self.devices)[hop].owner(device, self.devices)] for device in range(self.devices))
+    @property
+    def stages(self) -> tuple[tuple[int, ...], ...]:
+        """Turns that go together: with many scores all but the first are one loop, which holds one block at a time."""
+        first, *others = range(self.hops)
+        return ((first,), tuple(others)) if self.is_rolled and others else tuple((hop,) for hop in range(self.hops))
+
+    def key_starts(self, hops: tuple[int, ...], piece: int) -> tuple[int, ...]:
+        """Return where a piece of the keys starts that each device holds, for each of these turns."""
+        starts, devices = self.keys[piece], range(self.devices)
+        return tuple(starts[turns(self.devices)[hop].owner(device, self.devices)] for hop in hops for device in devices)
+
+    def received(self, hops: tuple[int, ...], held: Arrays) -> Arrays:
+        """Return what the device before this one held in the turn before; in the first one that is what it has."""
+        return self.forward(held) if hops[0] > 0 else held
 
     def forward(self, arrays: Arrays) -> Arrays:
         """Return what the device before this one holds."""
@@ -107,25 +120,32 @@ def attend(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(ring: Ring, query: Array, key: Array, value: Array, bias: Any, arrays: Any, keep: Any) -> Arrays:
-    held = (key, value)
-    pieces = [_piece(query, number, len(ring.queries), 1) for number in range(len(ring.queries))]
-    found = [_nothing(piece, value) for piece in pieces]
-    for hop in range(ring.hops):
-        if hop:
-            held = ring.forward(held)
-        for number, piece in enumerate(pieces):
-            rows = _rows(ring, number, bias, arrays, keep)
-            for other in range(len(ring.keys)):
-                views, block = _block(ring, hop, number, other, held, piece, rows)
-                nothing = _nothing(piece, value)
-                part = views.switch(
-                    ring.axis,
-                    lambda mask, block=block: block.run(mask, *block.operands),
-                    lambda nothing=nothing: nothing,
-                )
-                found[number] = _merge(found[number], part)
+    count = len(ring.queries)
+    pieces = [_piece(query, number, count, 1) for number in range(count)]
+    rows = [_rows(ring, number, bias, arrays, keep) for number in range(count)]
+
+    def turn(hops: tuple[int, ...], number: Any, state: Arrays) -> Arrays:
+        held, found = state
+        held, found = ring.received(hops, held), list(found)
+        for piece, other in itertools.product(range(count), range(len(ring.keys))):
+            block = _block(ring, hops, number, piece, other, held, pieces[piece], rows[piece])
+            found[piece] = block.views.switch(block.at, block.add_to, found[piece], in_place=ring.is_rolled)
+        return held, found
+
+    state = (key, value), [_nothing(piece, value) for piece in pieces]
+    _, found = _run_turns(ring, turn, state)
     contexts, sums = zip(*found, strict=True)
     return jnp.concatenate(contexts, 1), jnp.concatenate(sums, 2)
+
+
+def _run_turns(ring: Ring, turn: Callable[..., Arrays], state: Arrays) -> Arrays:
+    """Go through all turns: ``turn(hops, number, state)`` is one of `hops`, the one of that number."""
+    for hops in ring.stages:
+        if len(hops) == 1:
+            state = turn(hops, 0, state)
+        else:
+            state = lax.fori_loop(0, len(hops), functools.partial(turn, hops), state)
+    return state
 
 
 def _attend_forward(ring: Ring, *operands: Any) -> tuple[Arrays, Any]:
@@ -135,36 +155,34 @@ def _attend_forward(ring: Ring, *operands: Any) -> tuple[Arrays, Any]:
 
 def _attend_backward(ring: Ring, kept: Any, cotangents: Any) -> Any:
     (query, key, value, bias, arrays, keep), (context, sums) = kept
-    d_context, d_sums = cotangents
     count, wide = len(ring.queries), context.dtype
-    held, back = (key, value), _zeros_like((key, value), wide)
+    pieces = [_piece(query, number, count, 1) for number in range(count)]
+    rows = [_rows(ring, number, bias, arrays, keep) for number in range(count)]
+    d_context, d_sums = cotangents
+    # What comes back to a row is told apart from what its keys have in common.
+    slope = rearrange((d_context * context).sum(-1), "b t h -> b h t")
+    results = [
+        (
+            _piece(sums, number, count, 2),
+            *(_piece(one, number, count, axis) for one, axis in ((d_context, 1), (slope, 2))),
+            _piece(d_sums, number, count, 2),
+        )
+        for number in range(count)
+    ]
+
+    def turn(hops: tuple[int, ...], number: Any, state: Arrays) -> Arrays:
+        held, back, d_queries, d_bias = state
+        (held, back), d_queries = ring.received(hops, (held, back)), list(d_queries)
+        for piece, other in itertools.product(range(count), range(len(ring.keys))):
+            block = _block(ring, hops, number, piece, other, held, pieces[piece], rows[piece])
+            add = functools.partial(block.add_gradients, results=results[piece], piece=(piece, count), other=other)
+            before = (d_queries[piece], back, d_bias)
+            d_queries[piece], back, d_bias = block.views.switch(block.at, add, before)
+        return held, back, d_queries, d_bias
+
     d_bias = None if bias is None else _zeros_like(bias, wide)
-    d_queries = [_zeros_like(_piece(query, number, count, 1), wide) for number in range(count)]
-    for hop in range(ring.hops):
-        if hop:
-            held, back = ring.forward((held, back))
-        for number in range(count):
-            piece = _piece(query, number, count, 1)
-            rows = _rows(ring, number, bias, arrays, keep)
-            whole = [_piece(one, number, count, axis) for one, axis in ((context, 1), (sums, 2))]
-            given = [_piece(one, number, count, axis) for one, axis in ((d_context, 1), (d_sums, 2))]
-            for other in range(len(ring.keys)):
-                views, block = _block(ring, hop, number, other, held, piece, rows)
-                zeros = _zeros_like(block.operands, wide)
-
-                def gradients(mask: Mask | None, block: Any = block, whole: Any = whole, given: Any = given) -> Any:
-                    (part, part_sums), pull = jax.vjp(functools.partial(block.run, mask), *block.operands)
-                    found = pull(_weighed(part, part_sums, *whole, *given))
-                    return jax.tree.map(lambda array: array.astype(wide), found)
-
-                d_query, d_key, d_value, d_columns = views.switch(ring.axis, gradients, lambda zeros=zeros: zeros)
-                d_queries[number] = d_queries[number] + d_query
-                back = tuple(
-                    _add_piece(one, part, other, len(ring.keys), 1)
-                    for one, part in zip(back, (d_key, d_value), strict=True)
-                )
-                if d_bias is not None:
-                    d_bias = _add_block(d_bias, d_columns, number, count, block.key_start)
+    state = (key, value), _zeros_like((key, value), wide), [_zeros_like(piece, wide) for piece in pieces], d_bias
+    _, back, d_queries, d_bias = _run_turns(ring, turn, state)
     if ring.hops > 1:
         back = ring.forward(back)
     d_key, d_value = (one.astype(array.dtype) for one, array in zip(back, (key, value), strict=True))
@@ -181,6 +199,8 @@ class Block:
 
     Attributes:
         ring: who holds what.
+        views: the masks that devices have of it.
+        at: place of this device, and of the turn, in the views.
         operands: query, key, value and the bias of both.
         arrays: those of the mask, for both.
         keep: dropout mask of both.
@@ -188,33 +208,72 @@ class Block:
     """
 
     ring: Ring
+    views: Views
+    at: Any
     operands: tuple[Any, ...]
     arrays: tuple[Array, ...]
     keep: Array | None
     key_start: Array
 
-    def run(self, mask: Mask | None, query: Array, key: Array, value: Array, bias: Any) -> tuple[Array, Array]:
+    def run(self, mask: Mask | None, operands: tuple[Any, ...]) -> tuple[Array, Array]:
         """Return the context of the block, not rounded to 16 bits, and its sums."""
-        ring, wide = self.ring, jnp.promote_types(query.dtype, jnp.float32)
-        query, key, value = (array.astype(wide) for array in (query, key, value))
+        ring, (*arrays, bias) = self.ring, operands
+        wide = jnp.promote_types(arrays[0].dtype, jnp.float32)
         mask = None if mask is None else mask.with_arrays(lambda place: self.arrays[place.number])
         rng = None if self.keep is None else Drawn(self.keep)
-        call = Call(query, key, value, mask, bias, ring.scale, ring.softcap, None, ring.dropout, rng, False)
+        options = (mask, bias, ring.scale, ring.softcap, None, ring.dropout, rng, False)
+        call = Call(*(array.astype(wide) for array in arrays), *options)
         context, sums = implementations.choose_with_sums(call, ring.implementation).attend_with_lse(call)
         return context, sums
 
+    def add_to(self, mask: Mask | None, before: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Return what its queries have found so far, together with what they find here."""
+        return _merge(before, self.run(mask, self.operands))
+
+    def add_gradients(
+        self, mask: Mask | None, before: Arrays, results: Sequence[Array], piece: tuple[int, int], other: int
+    ) -> Arrays:
+        """Return gradients of the queries, of all keys and values at hand and of the bias, with those of the block.
+
+        Args:
+            mask: of the block.
+            before: those gradients.
+            results: sums of all keys, what comes back to context and sums, and how these two meet.
+            piece: number of the queries' piece, and how many there are.
+            other: number of the keys' piece.
+        """
+        d_query, back, d_bias = before
+        (part, part_sums), pull = jax.vjp(lambda *operands: self.run(mask, operands), *self.operands)
+        found = pull(_weighed(part, part_sums, *results))
+        more, d_key, d_value, d_columns = jax.tree.map(lambda array: array.astype(part.dtype), found)
+        back = tuple(
+            _add_piece(one, new, other, len(self.ring.keys), 1) for one, new in zip(back, (d_key, d_value), strict=True)
+        )
+        if d_bias is not None:
+            d_bias = _add_block(d_bias, d_columns, *piece, self.key_start)
+        return d_query + more, back, d_bias
+
 
 def _block(
-    ring: Ring, hop: int, number: int, other: int, held: Arrays, piece: Array, rows: tuple[Any, ...]
-) -> tuple[Views, Block]:
-    """Return the block where a piece of the queries meets one of the keys, and the views that devices have of it."""
+    ring: Ring,
+    hops: tuple[int, ...],
+    number: Any,
+    piece: int,
+    other: int,
+    held: Arrays,
+    query: Array,
+    rows: tuple[Any, ...],
+) -> Block:
+    """Return the block where a piece of the queries meets one of the keys, in one of these turns."""
     key, value = (_piece(one, other, len(ring.keys), 1) for one in held)
-    starts, keys = ring.key_starts(hop, other), key.shape[1]
-    views = views_of(ring.mask, piece.shape[1], keys, ring.queries[number], starts)
-    start = jnp.asarray(starts)[0 if ring.axis is None else lax.axis_index(ring.axis)]
+    starts, keys = ring.key_starts(hops, other), key.shape[1]
+    views = views_of(ring.mask, query.shape[1], keys, ring.queries[piece] * len(hops), starts)
+    at = number * ring.devices + (0 if ring.axis is None else lax.axis_index(ring.axis))
+    start = jnp.asarray(starts)[at]
     bias, arrays, keep = rows
     bias, keep = (None if one is None else columns(one, start, keys) for one in (bias, keep))
-    return views, Block(ring, (piece, key, value, bias), local_arrays(ring.mask, arrays, start, keys), keep, start)
+    arrays = local_arrays(ring.mask, arrays, start, keys)
+    return Block(ring, views, at, (query, key, value, bias), arrays, keep, start)
 
 
 def _rows(ring: Ring, number: int, bias: Any, arrays: tuple[Array, ...], keep: Any) -> tuple[Any, ...]:
@@ -270,12 +329,12 @@ def _share(sums: Array, together: Array) -> Array:
 
 
 def _weighed(
-    part: Array, part_sums: Array, context: Array, sums: Array, d_context: Array, d_sums: Array
+    part: Array, part_sums: Array, sums: Array, d_context: Array, slope: Array, d_sums: Array
 ) -> tuple[Array, Array]:
     """Return what comes back to context and sums of a block from what comes back to those of all keys."""
     share = _share(part_sums, sums)
-    of_context = rearrange((d_context * (part - context)).sum(-1, keepdims=True) * share, "b t h 1 -> b h t")
-    return d_context * share, of_context + d_sums * rearrange(share, "b t h 1 -> b h t")
+    of_context = rearrange((d_context * part).sum(-1), "b t h -> b h t") - slope
+    return d_context * share, (of_context + d_sums) * rearrange(share, "b t h 1 -> b h t")
 
 
 def _zeros_like(arrays: Arrays, dtype: Any) -> Arrays:

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 
 from ..backend import from_numpy, to_numpy
-from ..parallel.shards import cut_as
+from ..shards import cut_as
 
 IS_MANY_PROCESSES = True
 """Whether each device is a process of its own."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attn_bridge.parity.compare.sides.subject import Array, ModuleFailedError, Substitute, flatten, replace
 
 from ..backend import from_numpy
-from ..parallel.shards import cut_as
+from ..shards import cut_as
 from .weights import is_tensor
 
 

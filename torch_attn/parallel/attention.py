@@ -16,12 +16,12 @@ from attn_bridge.sharding import Plan
 from attn_bridge.sharding.plan import Role
 
 from ..implementations import Call, reference
+from ..shards import whole
 from . import all_gather, balance, ring, ulysses
 from .heads import heads_to_hold
 from .masks import part_of
 from .part import Part
 from .sharding import Cut, Sharding, as_scores
-from .shards import whole
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,16 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 
 from attn_bridge.masks import Mask
 
-from ..decoding.cache import KeyValueCache
-from ..decoding.recurrent_cache import RecurrentCache
+from ..shards import is_sharded, whole
 from .classes import same_name, tokens_cut
 from .sharding import Sharding
-from .shards import is_sharded, whole
 
 SEQUENCES = ("x", "context", "source", "features")
 """Names of arguments that are sequences of vectors."""
@@ -42,8 +39,8 @@ def sharded_class(kind: type[nn.Module]) -> type[nn.Module]:
     def forward(self: Any, *arguments: Any, **options: Any) -> Any:
         sharding: Sharding = self.sharding
         with _replicated():
-            cached = options.get("cache") is not None
-            given = [enter(sharding, one, must_divide=not cached) for one in arguments]
+            must_divide = options.get("cache") is None and not _WHOLE
+            given = [enter(sharding, one, must_divide=must_divide) for one in arguments]
             named = {
                 name: enter(sharding, one, must_divide=False, is_sequence=name in SEQUENCES)
                 for name, one in options.items()
@@ -51,12 +48,6 @@ def sharded_class(kind: type[nn.Module]) -> type[nn.Module]:
             return leave(sharding, kind.forward(self, *given, **named))
 
     members: dict[str, Any] = {"forward": functools.wraps(kind.forward)(forward)}
-    if hasattr(kind, "init_cache"):
-
-        def init_cache(self: Any, *arguments: Any, **options: Any) -> Any:
-            return place_caches(self.sharding, kind.init_cache(self, *arguments, **options))
-
-        members["init_cache"] = functools.wraps(kind.init_cache)(init_cache)
     for name in ("generate", "generate_greedy"):
         if hasattr(kind, name):
             members[name] = _in_whole_outputs(getattr(kind, name))
@@ -98,27 +89,6 @@ def leave(sharding: Sharding, result: Any) -> Any:
         placements[axis] = sharding.placements({"context": result.ndim - 2})[axis]
     kept = [one if not one.is_partial() else sharding.placements({})[0] for one in placements]
     return result if tuple(kept) == result.placements else result.redistribute(sharding.mesh, kept)
-
-
-def place_caches(sharding: Sharding, caches: Any) -> Any:
-    """Return caches, or tuples of them, with each device's heads of keys, values and states on it."""
-    if isinstance(caches, tuple):
-        return tuple(place_caches(sharding, one) for one in caches)
-
-    def by_head(array: Tensor | None, axis: int | None) -> DTensor | None:
-        if array is None:
-            return None
-        heads = axis if axis is not None and sharding.divides("tensor", array.shape[axis]) else None
-        rows = 0 if sharding.divides("fsdp", array.shape[0]) else None
-        return sharding.cut(array, {"tensor": heads, "fsdp": rows})
-
-    if isinstance(caches, KeyValueCache):
-        for name, axis in (("key", 2), ("value", 2), ("positions", None), ("visible", None)):
-            setattr(caches, name, by_head(getattr(caches, name), axis))
-    if isinstance(caches, RecurrentCache):
-        caches.state = by_head(caches.state, 1)  # type: ignore[assignment]
-        caches.conv_state = by_head(caches.conv_state, None)
-    return caches
 
 
 _ENTERED: list[bool] = []

@@ -25,11 +25,12 @@ from ..layer_norm import LayerNorm
 from ..linear_attention import LinearAttention
 from ..recurrent.short_convolution import ShortConvolution
 from ..rms_norm import RMSNorm
+from ..shards import is_sharded, whole
 from . import recurrent
+from .caches import place_caches
 from .classes import cut_of, same_name, tokens_cut
 from .region import local_parameters, on_parts, touched
 from .sharding import Cut, Sharding
-from .shards import is_sharded, whole
 
 
 def _embedding(self: Any, ids: Tensor, name: str = "ids") -> Tensor:
@@ -146,10 +147,17 @@ FORWARDS: dict[type[nn.Module], Any] = {
 def local_class(kind: type[nn.Module]) -> type[nn.Module]:
     """Return the class of a part of a sharded module: its own, or a subclass of it."""
     forward = next((own for base, own in FORWARDS.items() if issubclass(kind, base)), None)
-    if forward is None:
-        return kind
+    members: dict[str, Any] = {}
+    if forward is not None:
 
-    def call(self: Any, *arguments: Any, **options: Any) -> Any:
-        return forward(self, *arguments, **options)
+        def call(self: Any, *arguments: Any, **options: Any) -> Any:
+            return forward(self, *arguments, **options)
 
-    return same_name(kind, {"forward": functools.wraps(kind.forward)(call)})
+        members["forward"] = functools.wraps(kind.forward)(call)
+    if hasattr(kind, "init_cache"):
+
+        def init_cache(self: Any, *arguments: Any, **options: Any) -> Any:
+            return place_caches(self.sharding, kind.init_cache(self, *arguments, **options))
+
+        members["init_cache"] = functools.wraps(kind.init_cache)(init_cache)
+    return same_name(kind, members) if members else kind

@@ -19,11 +19,11 @@ from ..gated_delta_net import GatedDeltaNet
 from ..linear_attention import LinearAttention
 from ..recurrent import recurrence
 from ..recurrent.short_convolution import ShortConvolution
+from ..shards import is_sharded, whole
 from .classes import tokens_cut
 from .masks import part_of
 from .region import local_parameters, on_parts
 from .sharding import Cut, Sharding
-from .shards import is_sharded, whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +208,8 @@ def _mask_of(self: Any, x: Tensor, options: dict[str, Any], cut: Cut) -> Any:
     if not isinstance(mask, Mask) and recurrence.hides_tokens_only(mask):
         mask = torch.as_tensor(mask)
         return mask[rows] if mask.shape[0] > 1 else mask
-    mask = as_mask(mask).with_arrays(lambda array: whole(torch.as_tensor(array)))
+    tokens = x.shape[-2]
+    mask = as_mask(mask).with_arrays(lambda array: whole(torch.as_tensor(array))).placed(tokens, tokens)
     return part_of(mask, rows, sharding.slice_of("tensor", self.config.num_heads, _has_tensor(self)))
 
 

@@ -17,7 +17,7 @@ from attn_bridge.sharding.plan import Role
 from attn_bridge.specs import Parameter
 
 from ..implementations import Call
-from .shards import is_sharded
+from ..shards import is_sharded
 
 ROLES: tuple[Role, ...] = ("tensor", "context", "fsdp")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from attn_bridge.parity.compare.sides.subject import Array
 
 from ...backend import to_numpy
-from ...parallel.shards import cut_as
+from ...shards import cut_as
 
 
 class NeedsBackwardError(Exception):

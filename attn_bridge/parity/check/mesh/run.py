@@ -18,6 +18,7 @@ from ....sharding import Plan
 from ....specs import find_variant
 from ... import workers
 from ...compare.driver import compare
+from ...compare.sides.dtypes import LOW_PRECISIONS
 from ...settings.environment import environment
 from .cases import MODELS, MeshCase, mesh_cases
 from .report import MeshReport, MeshRow
@@ -48,6 +49,7 @@ class Task:
         method: how queries meet keys of other devices.
         variants: names of classes.
         seeds: how many times numbers are drawn.
+        dtypes: precisions to judge in.
         folder: where the processes meet, and the first one says how far it is.
         rank: number of the process.
     """
@@ -58,6 +60,7 @@ class Task:
     method: str
     variants: tuple[str, ...]
     seeds: int
+    dtypes: tuple[str, ...]
     folder: Path
     rank: int
 
@@ -72,6 +75,7 @@ def check_mesh(
     *,
     method: str = "all_gather",
     frameworks: Iterable[str] = (),
+    dtypes: Iterable[str] = (),
     seeds: int = 2,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> MeshReport:
@@ -86,6 +90,7 @@ def check_mesh(
         variants: class names, of models too; all by default.
         method: ``all_gather``, ``ring`` or ``ulysses``.
         frameworks: ``torch``, ``flax``; those that are installed by default.
+        dtypes: precisions to judge in, beside the meaning, which float64 proves; float32 by default.
         seeds: how many times numbers are drawn.
         progress: called as ``progress(what was done, done, total)``.
 
@@ -97,14 +102,17 @@ def check_mesh(
     started = time.perf_counter()
     _check(sizes, method, seeds)
     chosen = tuple(dict.fromkeys(variants))
-    cases = mesh_cases(chosen)
+    cases, wanted = mesh_cases(chosen), tuple(dict.fromkeys(dtypes)) or ("float32",)
+    for name in wanted:
+        if name not in LOW_PRECISIONS:
+            raise ValueError(f"dtype ({name!r}) must be one of {', '.join(LOW_PRECISIONS)}")
     found = _frameworks(tuple(frameworks))
     rows: list[MeshRow] = []
     total = len(cases) * len(found)
     for number, framework in enumerate(found):
         with tempfile.TemporaryDirectory() as folder:
             plain: backends.Framework = "torch" if "torch" in _installed() else framework
-            task = Task(framework, plain, tuple(sizes.items()), method, chosen, seeds, Path(folder), 0)
+            task = Task(framework, plain, tuple(sizes.items()), method, chosen, seeds, wanted, Path(folder), 0)
             tasks = [dataclasses.replace(task, rank=rank) for rank in range(_processes(framework, sizes))]
             with _told(Path(folder), progress, number * len(cases), total):
                 rows += _rows_of(tasks)
@@ -228,7 +236,7 @@ def judge(case: MeshCase, task: Task, mesh: Any) -> MeshRow:
     except ValueError as error:
         return dataclasses.replace(row, message=str(error), seconds=time.perf_counter() - started)
     inputs = case.inputs("float32")
-    report = compare(build(task.plain, case), sharded, inputs, seeds=task.seeds)
+    report = compare(build(task.plain, case), sharded, inputs, seeds=task.seeds, dtypes=task.dtypes)
     worst = max((one.relative or 0.0 for one in report.tensors), default=0.0)
     different = [one for one in report.tensors if one.verdict != "equal"]
     lines = [f"{one.name}: {one.message}" for one in different]

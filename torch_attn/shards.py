@@ -44,6 +44,16 @@ def cut_as(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor, like.device_mesh, placements, src_data_rank=None)
 
 
+def beside(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor that every rank has as one that is whole on all of them, where they share `like`."""
+    if not is_sharded(like) or is_sharded(tensor):
+        return tensor
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = like.device_mesh
+    return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
 def on_parts(function: Callable[..., Tensor], x: Tensor, *beside: Tensor) -> Tensor:
     """Return a function of a tensor, element by element or along axes that are not cut, computed on each rank's part.
 
