@@ -1,6 +1,6 @@
 """What a device holds and what goes between devices, for each way to share a module out, counted without a clock.
 
-python -m benchmarks.meshes [--width 512] [--tokens 2048] [--devices 4] [--long 65536] [--json FILE]
+python -m benchmarks.meshes [--width 512] [--tokens 1024] [--devices 4] [--long 65536] [--json FILE]
 
 One attention and a model of two layers are shared out over simulated devices. JAX says of its compiled programs what
 they hold and send; torch's collectives are counted as they run (`CommDebugMode`). What torch's processes hold at most
@@ -100,7 +100,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--width", type=int, default=512, help="of the module")
-    parser.add_argument("--tokens", type=int, default=2048, help="of each of two sequences")
+    parser.add_argument("--tokens", type=int, default=1024, help="of each of two sequences")
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--long", type=int, default=65536, help="tokens of the sequence that goes round a ring")
     parser.add_argument("--json", type=Path, help="write what was measured")
@@ -116,14 +116,12 @@ def main() -> None:
     )
     for subject, rows in found["tables"].items():
         print_table(subject, rows)
-    size = f"{options.long} tokens, {LONG_HEADS} heads of {HEAD}, causal, float32"
-    print(
-        f"\na ring of {LONG_DEVICES} devices, {size}: MiB of inputs, results and temporary arrays, on 1 device and on each"
-    )
+    print(f"\na ring of {LONG_DEVICES} devices, {options.long} tokens, {LONG_HEADS} heads of {HEAD}, causal, float32;")
+    print("MiB of inputs, results and temporary arrays in JAX, on one device and on each of the ring")
     for direction, one in found["long"].items():
         parts = " -> ".join(f"{sum(one[side]) / 2**20:.1f}" for side in ("plain", "ring"))
         print(f"  {direction:16}{parts:>18}, 1/{sum(one['plain']) / sum(one['ring']):.1f}")
-    print(f"decoding with tensor={options.devices}: {found['decoding']} program for {STEPS} steps")
+    print(f"decoding with tensor={options.devices}: {STEPS} steps in JAX compile {found['decoding']} program")
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 
@@ -279,8 +277,7 @@ def long_ring(task: Task) -> dict[str, dict[str, tuple[int, int, int]]]:
     """Return direction -> plain or ring -> bytes that a device holds of inputs, results and temporary arrays."""
     import jax
     import jax.numpy as jnp
-    from jax.sharding import NamedSharding
-    from jax.sharding import PartitionSpec as P
+    from jax.sharding import NamedSharding, PartitionSpec
 
     from attn_bridge.sharding import Plan
     from jax_attn.functional import dot_product_attention
@@ -297,7 +294,9 @@ def long_ring(task: Task) -> dict[str, dict[str, tuple[int, int, int]]]:
             return jax.vjp(forward, *operands)[1](cotangent)
 
         place = (
-            NamedSharding(mesh, P(None, "context")) if sharding else jax.sharding.SingleDeviceSharding(jax.devices()[0])
+            NamedSharding(mesh, PartitionSpec(None, "context"))
+            if sharding
+            else jax.sharding.SingleDeviceSharding(jax.devices()[0])
         )
         one = jax.ShapeDtypeStruct((1, task.tokens, LONG_HEADS, HEAD), jnp.float32, sharding=place)
         function: Callable[..., Any] = both if differentiated else forward
@@ -316,6 +315,7 @@ def decoding(task: Task) -> int:
     import jax
     import jax.numpy as jnp
     from flax import nnx
+    from jax.sharding import NamedSharding, PartitionSpec
 
     from jax_attn.parallel import parallelize
 
@@ -327,7 +327,7 @@ def decoding(task: Task) -> int:
         donate_argnums=3,
     )
     cache = model.init_cache(BATCH, STEPS)
-    tokens = jnp.ones((BATCH, 1), jnp.int32)
+    tokens = jax.device_put(jnp.ones((BATCH, 1), jnp.int32), NamedSharding(mesh, PartitionSpec()))
     for _ in range(STEPS):
         logits, cache = step(*nnx.split(model), tokens, cache)
         tokens = logits.argmax(-1)
