@@ -62,7 +62,7 @@ def parallelize(
         row = rows.get(".".join(map(str, path)))
         target = sharding.of() if row is None else sharding.of_parameter(row)
         value = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
-        values[path] = jax.device_put(value, sharding.outside(target))
+        values[path] = jax.device_put(value, sharding.outside(target, value.ndim))
     nnx.update(module, nnx.from_flat_state(values))
     for _, child in nnx.iter_modules(module):
         if type(child).__module__.partition(".")[0] == "jax_attn":
