@@ -145,7 +145,7 @@ def _is_array(array: Any) -> bool:
 
 def _put(sharding: Sharding, array: Any, *cuts: Any) -> Any:
     """Return an array on the mesh as it was given."""
-    target = sharding.outside(sharding.of(*cuts))
+    target = sharding.outside(sharding.of(*cuts), array.ndim)
     if sharding.is_explicit and is_tracing():
         return jax.sharding.reshard(array, target)
     return jax.device_put(array, target)

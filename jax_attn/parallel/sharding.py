@@ -29,6 +29,11 @@ class Sharding:
     given: Mesh
     plan: Plan
 
+    @classmethod
+    def on(cls, mesh: Mesh, **names: Any) -> Self:
+        """Return the sharding of a mesh; `names` are those of `Plan.of`: tensor, context, fsdp, method."""
+        return cls(mesh, Plan.of(dict(mesh.shape), **names))
+
     @property
     def mesh(self) -> Mesh:
         """The same devices, on axes along which XLA shares arrays out: explicit ones would ask every operation."""
@@ -56,11 +61,14 @@ class Sharding:
 
     def of(self, *axes: str | tuple[str, ...] | None) -> NamedSharding:
         """Return the sharding of an array whose axes are cut by these axes of the mesh, inside of a call."""
+        while axes and axes[-1] is None:  # as XLA gives them back: a step that is given its own results compiles once
+            axes = axes[:-1]
         return NamedSharding(self.mesh, P(*axes))
 
-    def outside(self, inside: NamedSharding) -> NamedSharding:
-        """Return a sharding as it is outside of a call."""
-        return NamedSharding(self.given, inside.spec)
+    def outside(self, inside: NamedSharding, axes: int = 0) -> NamedSharding:
+        """Return a sharding as it is outside of a call, of an array with so many axes; explicit ones name them all."""
+        missing = axes - len(inside.spec) if self.is_explicit else 0
+        return NamedSharding(self.given, P(*inside.spec, *(None,) * missing))
 
     def divided(self, role: Role, size: int) -> str | None:
         """Return the axis of the mesh that cuts an axis of this size; None where it does not divide."""

@@ -21,7 +21,11 @@ EXAMPLES = Path(attn_bridge.__file__).parent.parent / "examples"
 
 def run(name, capsys, *arguments):
     """Run an example; return its exit status and the lines that it printed."""
-    main = runpy.run_path(str(EXAMPLES / name))["main"]
+    return run_main(runpy.run_path(str(EXAMPLES / name))["main"], capsys, *arguments)
+
+
+def run_main(main, capsys, *arguments):
+    """Run the function of an example; return its exit status and the lines that it printed."""
     with pytest.raises(SystemExit) as end:
         main(*arguments)
     return int(end.value.code), capsys.readouterr().out.splitlines()
@@ -120,6 +124,32 @@ def test_a_wrong_window_is_not_equal(capsys, monkeypatch):
     status, lines = run("hugging_face.py", capsys, "gemma3_text")
     assert status == 1
     assert lines[0].endswith("bit for bit: NOT equal")
+
+
+def test_four_devices_learn_what_one_does(capsys, monkeypatch):
+    script = runpy.run_path(str(EXAMPLES / "train_on_a_mesh.py"))
+    train, found = script["train"], []
+    monkeypatch.setitem(
+        script["main"].__globals__, "train", lambda method: found or found.extend(train(method)) or found
+    )
+    status, lines = run_main(script["main"], capsys)
+    assert status == 0
+    of_steps = [list(map(float, line.split()[1:])) for line in lines[2:6]]
+    assert of_steps[0][0] > of_steps[-1][0] > 1
+    assert np.ptp(of_steps, axis=1).max() < 1e-9
+    apart = [float(re.findall(r"at most (\S+) apart: equal", line)[0]) for line in lines[6:]]
+    assert 1e-12 < apart[0] < 1e-5
+    assert apart[1] < 1e-13
+    found[1]["JAX, 4 devices"]["float64"][2] += 1e-11
+    status, lines = run_main(script["main"], capsys)
+    assert status == 1
+    assert [line.endswith("NOT equal") for line in lines[6:]] == [False, True]
+
+
+def test_a_method_that_is_none_is_one_line():
+    main = runpy.run_path(str(EXAMPLES / "train_on_a_mesh.py"))["main"]
+    with pytest.raises(SystemExit, match=r"^error: method \(rings\) must be one of all_gather, ring, ulysses$"):
+        main("rings")
 
 
 def test_a_family_without_an_example_is_one_line(capsys):

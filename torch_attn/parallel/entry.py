@@ -32,7 +32,7 @@ def enter_by(module: nn.Module, sharding: Devices) -> None:
     """Make a module one that takes whole inputs and gives outputs that devices share."""
     if not hasattr(module, "sharding"):  # a module of somebody else's, which has some of ours inside
         module.sharding = sharding
-    module.__class__ = sharded_class(type(module))
+    module.__class__ = sharded_class(type(module))  # type: ignore[arg-type]  # a class can be hashed
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from .. import functional
 from ..multi_head_latent_attention import MultiHeadLatentAttention
 from ..shards import is_sharded
 from .classes import cut_of
-from .devices import Devices
+from .devices import Cut, Devices
 
 
 def absorbed(
@@ -38,7 +38,7 @@ def _by_heads(self: Any, array: Tensor, layer: Any, pattern: str, width: int | N
     cut = cut_of(sharding, array)
     cut["tensor"] = 2 if sharding.divides("tensor", heads) else None
     working: list[Role] = [role for role, number in cut.items() if number is not None]
-    rows = {"tensor": None if cut["tensor"] is None else 0}
+    rows: Cut = {"tensor": None if cut["tensor"] is None else 0}
     matrix = sharding.local(layer._parameters["weight"], rows, working)
     matrix = rearrange(matrix, "(h c) l -> h c l", c=layer.out_features // heads)
     return sharding.joined(einsum(sharding.local(array, cut, working)[..., :width], matrix, pattern), cut)

@@ -43,7 +43,7 @@ def place(module: nn.Module, rows: Mapping[str, Parameter], sharding: Devices) -
         if type(child).__module__.partition(".")[0] == "torch_attn" or isinstance(child, nn.Linear):
             whole_heads = id(child) in mixed
             child.sharding = dataclasses.replace(sharding, whole_heads=whole_heads)
-            child.__class__ = local_class(type(child))
+            child.__class__ = local_class(type(child))  # type: ignore[arg-type]  # a class can be hashed
 
 
 def _shared(parameter: Tensor, row: Parameter | None, sharding: Devices) -> nn.Parameter:
