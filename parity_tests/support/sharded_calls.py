@@ -1,4 +1,4 @@
-"""Calls of sharded torch modules in gloo processes, and how far they are from the plain modules: masks, weights, caches.
+"""Calls of sharded torch modules in gloo processes, beside the plain modules: masks, weights, dropout, caches.
 
 The variants by themselves are what `mesh_matrix` runs; here is what a call may ask for beside its input.
 """
@@ -19,14 +19,10 @@ from attn_bridge import masks
 from attn_bridge.specs import (
     Alibi,
     CrossAttentionConfig,
-    DecoderBlockConfig,
-    FeedForwardConfig,
     GatedDeltaNetConfig,
     GroupedQueryAttentionConfig,
     LinearAttentionConfig,
-    MixtureOfExpertsConfig,
     MultiHeadLatentAttentionConfig,
-    RMSNormConfig,
     Rotary,
 )
 
@@ -75,7 +71,7 @@ def run_job(job: Job) -> dict[str, float]:
             for call in calls()
             for method in job.methods
         }
-        return found | _cached(mesh, dict(job.sizes)) | _counted(mesh, dict(job.sizes))
+        return found | _cached(mesh, dict(job.sizes))
     finally:
         meshes.leave()
 
@@ -236,37 +232,4 @@ def _cached(mesh: Any, sizes: dict[str, int]) -> dict[str, float]:
                     cache = cache.reorder(torch.tensor([1, 0]))
             outputs.append(torch.cat(steps, 1))
         found[f"cache of {name}"] = _distance(*outputs)
-    return found
-
-
-def _counted(mesh: Any, sizes: dict[str, int]) -> dict[str, float]:
-    """Return how many more all-reduces than two a block takes under tensor, and how often a ring moves keys too often."""
-    from torch.distributed.tensor.debug import CommDebugMode
-
-    from torch_attn import MultiHeadAttention
-    from torch_attn.blocks import decoder_block
-    from torch_attn.parallel import parallelize
-
-    x = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
-
-    def count(module: nn.Module) -> dict[str, int]:
-        with CommDebugMode() as mode:
-            module(x)
-        return {str(name).rpartition(".")[2]: number for name, number in mode.get_comm_counts().items()}
-
-    attention = GroupedQueryAttentionConfig(WIDTH, HEADS, 4, position=Rotary())
-    experts = MixtureOfExpertsConfig(FeedForwardConfig(WIDTH, 8), num_experts=4, top_k=2)
-    found = {}
-    for name, layers in {"feed-forward": FeedForwardConfig(WIDTH, 24), "experts": experts}.items():
-        config = DecoderBlockConfig(attention, layers, RMSNormConfig(WIDTH))
-        block = decoder_block.DecoderBlock(config, dtype=torch.float64)
-        block.drop_shortcut = nn.Identity()  # CommDebugMode of torch 2.13 fails at modules that are called twice
-        counts = count(parallelize(block, mesh, tensor="tensor"))
-        found[f"collectives of a block, {name}"] = float(counts != {"all_reduce": 2})
-    module = MultiHeadAttention(WIDTH, WIDTH, TOKENS, 0.0, HEADS, dtype=torch.float64)
-    counts = count(parallelize(module, mesh, tensor="tensor"))
-    found["collectives of MHA"] = float(counts != {"all_reduce": 1})
-    module = MultiHeadAttention(WIDTH, WIDTH, TOKENS, 0.0, HEADS, dtype=torch.float64)
-    counts = count(parallelize(module, mesh, context="context", method="ring"))
-    found["moves of a ring"] = float(counts != {"alltoall_base_": sizes["context"] - 1})
     return found
