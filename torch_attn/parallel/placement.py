@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
 
 from attn_bridge.specs import Parameter
 
@@ -60,10 +60,15 @@ def _shared(parameter: Tensor, row: Parameter | None, sharding: Devices) -> nn.P
 class _Collected:
     """Hook that puts a gradient where its parameter is, once for all uses: each device may have a summand only."""
 
-    def __init__(self, placements: tuple[object, ...]):
+    def __init__(self, placements: tuple[Placement, ...]):
         self.placements = placements
 
     def __call__(self, gradient: Tensor) -> Tensor:
         if not isinstance(gradient, DTensor):
             return gradient
-        return gradient.redistribute(placements=self.placements)
+        placements = list(gradient.placements)
+        for axis, placement in enumerate(self.placements):  # one by one: DTensor warns of two sums at once
+            if placements[axis] != placement:
+                placements[axis] = placement
+                gradient = gradient.redistribute(placements=placements)
+        return gradient
