@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
@@ -94,7 +94,11 @@ class Devices:
             working: what shares the computation: along it, gradients of what is whole are parts of a sum.
         """
         sums: dict[Role, Placement] = {role: Partial() for role in working}
-        return self.cut(tensor, cut).to_local(grad_placements=self.placements(cut, sums))
+        lies = self.placements(cut)
+        # Of a parameter that lies so already, the hook of `placement` collects the gradient of all uses at once.
+        is_there = is_sharded(tensor) and isinstance(tensor, nn.Parameter) and tensor.placements == lies
+        shared = tensor if is_there else self.cut(tensor, cut)
+        return shared.to_local(grad_placements=self.placements(cut, sums))
 
     def joined(self, part: Tensor, cut: Cut, sums: Iterable[Role] = ()) -> DTensor:
         """Return the tensor of which every device made a part, or, along `sums`, a summand."""
