@@ -60,7 +60,12 @@ class Sharding:
         return recurrent.recur(self.mesh, self.plan, run, sequences, state, chunk_size)
 
     def of(self, *axes: str | tuple[str, ...] | None) -> NamedSharding:
-        """Return the sharding of an array whose axes are cut by these axes of the mesh, inside of a call."""
+        """Return the sharding of an array whose axes are cut by these axes of the mesh, inside of a call.
+
+        It is written as XLA writes those of results: else a step whose cache comes back would be compiled twice.
+        """
+        while axes and axes[-1] is None:
+            axes = axes[:-1]
         return NamedSharding(self.mesh, P(*axes))
 
     def outside(self, inside: NamedSharding) -> NamedSharding:
