@@ -60,8 +60,11 @@ class Sharding:
         return recurrent.recur(self.mesh, self.plan, run, sequences, state, chunk_size)
 
     def of(self, *axes: str | tuple[str, ...] | None) -> NamedSharding:
-        """Return the sharding of an array whose axes are cut by these axes of the mesh, inside of a call."""
-        while axes and axes[-1] is None:  # as XLA gives them back: a step that is given its own results compiles once
+        """Return the sharding of an array whose axes are cut by these axes of the mesh, inside of a call.
+
+        It is written as XLA writes those of results: else a step whose cache comes back would be compiled twice.
+        """
+        while axes and axes[-1] is None:
             axes = axes[:-1]
         return NamedSharding(self.mesh, P(*axes))
 

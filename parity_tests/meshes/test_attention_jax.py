@@ -6,11 +6,17 @@ import pytest
 
 from ..support.sharded_attention import calls, deviations, memory
 
+CASES = {
+    "few scores": (tuple(calls()), False),
+    "in blocks, balanced": (("causal", "rows that see nothing"), True),
+}
 
-@pytest.mark.parametrize("as_many", [False, True], ids=["few scores", "in blocks, balanced"])
-def test_a_call_that_devices_share_is_the_plain_one(as_many):
-    found = deviations(tuple(calls()), as_many=as_many)
-    assert len(found) == 4 * 3 * len(calls())
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_call_that_devices_share_is_the_plain_one(case):
+    names, as_many = CASES[case]
+    found = deviations(names, as_many=as_many)
+    assert len(found) == 4 * 3 * len(names)
     assert {name: one for name, one in found.items() if not one <= 1e-12} == {}
 
 

@@ -96,7 +96,9 @@ def run(task: Task) -> dict[str, float]:
                 mesh = meshes.simulate(sizes, 0, None)  # type: ignore[arg-type]  # no folder is used
                 sharding = Sharding.on(mesh, **{role: role for role in sizes}, method=method)
                 shared = _results(name, sharding)
-                found[f"{name}, {sizes}, {method}"] = max(map(_difference, plain, shared, strict=True))
+                found[f"{name}, {sizes}, {method}"] = max(
+                    _difference(one, other) for one, other in zip(plain, shared, strict=True)
+                )
     return found
 
 
@@ -141,31 +143,35 @@ def memory(tokens: int, devices: int) -> dict[str, float]:
 
 
 def measure(task: tuple[int, int]) -> dict[str, float]:
-    """Compile attention for one device, and round a ring; nothing runs."""
+    """Compile causal attention for one device, and round a ring; nothing runs."""
     import jax
     import jax.numpy as jnp
+    from flax import nnx
     from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-    from jax_attn import functional
+    import jax_attn
     from jax_attn._parity import meshes
-    from jax_attn.parallel.sharding import Sharding
+    from jax_attn.parallel import parallelize
 
     tokens, devices = task
     mesh = meshes.simulate({"context": devices}, 0, None)  # type: ignore[arg-type]  # no folder is used
-    ring = Sharding.on(mesh, context="context", method="ring")
+    alone, shared = (jax_attn.MultiHeadAttention(256, 256, tokens, num_heads=4, rngs=nnx.Rngs(0)) for _ in range(2))
+    parallelize(shared, mesh, context="context", method="ring")
 
-    def needed(sharding: Any, place: Any, *, backward: bool) -> int:
-        def loss(query: Any, key: Any, value: Any) -> Any:
-            context = functional.dot_product_attention(query, key, value, sharding=sharding)
-            return (context**2).sum() if backward else context
+    def needed(module: Any, place: Any, *, backward: bool) -> int:
+        graph, state = nnx.split(module)
 
-        shapes = [jax.ShapeDtypeStruct((1, tokens, 4, 64), jnp.float32, sharding=place)] * 3
-        function = jax.grad(loss, argnums=(0, 1, 2)) if backward else loss
-        found = jax.jit(function).lower(*shapes).compile().memory_analysis()
+        def loss(state: Any, x: Any) -> Any:
+            output = nnx.merge(graph, state)(x)
+            return (output**2).sum() if backward else output
+
+        function = jax.grad(loss, argnums=(0, 1), allow_int=True) if backward else loss
+        given = jax.ShapeDtypeStruct((1, tokens, 256), jnp.float32, sharding=place)
+        found = jax.jit(function).lower(state, given).compile().memory_analysis()
         return int(found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes)
 
-    alone, cut = SingleDeviceSharding(jax.devices()[0]), NamedSharding(mesh, PartitionSpec(None, "context"))
+    whole, cut = SingleDeviceSharding(jax.devices()[0]), NamedSharding(mesh, PartitionSpec(None, "context"))
     return {
-        name: needed(None, alone, backward=backward) / needed(ring, cut, backward=backward)
+        name: needed(alone, whole, backward=backward) / needed(shared, cut, backward=backward)
         for name, backward in (("forward", False), ("with gradients", True))
     }
