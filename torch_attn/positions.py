@@ -6,7 +6,6 @@ Letters: b batch, t query position, s key position, h head, i pair of channels, 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, Rotary
 
-from .shards import on_parts
+from .shards import is_sharded, on_parts
 
 
 def rotary_tables(
@@ -63,11 +62,15 @@ def apply_rotary(
     Returns:
         Like `x`; computed in the dtype of the tables, rounded once.
     """
-    return on_parts(functools.partial(_turn, pairing=pairing), x, cos[..., None, :], sin[..., None, :])
-
-
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, *, pairing: str) -> Tensor:
+    if is_sharded(x):
+        return on_parts(
+            lambda x, cos, sin: apply_rotary(x, cos[..., 0, :], sin[..., 0, :], pairing),
+            x,
+            cos[..., None, :],
+            sin[..., None, :],
+        )
     turning, rest = x[..., : 2 * cos.shape[-1]].to(cos.dtype), x[..., 2 * cos.shape[-1] :]
+    cos, sin = cos[..., None, :], sin[..., None, :]
     if pairing == "half":
         one, two = rearrange(turning, "b t h (two i) -> two b t h i", two=2)
         turned = torch.cat([one * cos - two * sin, two * cos + one * sin], -1)

@@ -16,6 +16,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from attn_bridge.masks import Mask
 from attn_bridge.sharding import Plan
 from attn_bridge.sharding.plan import Role
 
@@ -150,11 +151,25 @@ def _attend(
 ) -> Any:
     cuts = shared.cuts
 
-    def run(query: Array, key: Array, value: Any, *others: Any) -> Any:
+    def run(query: Array, key: Array, value: Any, bias: Any, sinks: Any, arrays: Any, keep: Any) -> Any:
         key = _pick_heads(shared, key)
         value = key if value is None else _pick_heads(shared, value)
-        options = (shared.scale, shared.softcap, shared.dropout, shared.return_weights, shared.implementation)
-        return _run(Part(query, key, value, *others, shared.mask, *options), cuts, shared.plan)
+        part = Part(
+            query,
+            key,
+            value,
+            bias,
+            sinks,
+            arrays,
+            keep,
+            shared.mask,
+            shared.scale,
+            shared.softcap,
+            shared.dropout,
+            shared.return_weights,
+            shared.implementation,
+        )
+        return _run(part, cuts, shared.plan)
 
     specs = (
         cuts.query,

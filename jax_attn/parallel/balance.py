@@ -50,7 +50,8 @@ def to_balanced(array: Array, axis: int, name: str, devices: int) -> Array:
 
 def in_order(array: Array, axis: int, name: str, devices: int) -> Array:
     """Return what `to_balanced` was given, from what it returned."""
-    evens, odds = _swapped(*jnp.split(array, 2, axis), name)
+    early, late = jnp.split(array, 2, axis)
+    evens, odds = _swapped(early, late, name)
     moved = (
         lax.ppermute(one, name, [(owner, device) for device, owner in _pairs(number, devices)])
         for number, one in enumerate((evens, odds))

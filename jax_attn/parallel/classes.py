@@ -10,5 +10,6 @@ from flax import nnx
 def same_name(kind: type[nnx.Module], members: dict[str, Any]) -> type[nnx.Module]:
     """Return a subclass of a module's class that bears its name."""
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    found: type[nnx.Module] = type(kind)(kind.__name__, (kind,), names | members)
+    metaclass: Any = type(kind)
+    found: type[nnx.Module] = metaclass(kind.__name__, (kind,), names | members)
     return found

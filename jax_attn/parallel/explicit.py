@@ -45,7 +45,7 @@ def call(kind: type[nnx.Module], module: Any, arguments: Mapping[str, Any], leav
         inside = nnx.merge(graph, nnx.from_flat_state(values))
         given = jax.tree.unflatten(structure, [arrays.get(number, leaf) for number, leaf in enumerate(leaves)])
         for name, (mask, _) in masks.items():
-            given[name] = mask.with_arrays(lambda place, name=name: held[name][place.number])
+            given[name] = mask.with_arrays(functools.partial(_in_place, held[name]))
         result = leave(kind.__call__(inside, **given))
         counts = {path: leaf.get_value() for path, leaf in nnx.to_flat_state(nnx.state(inside, nnx.RngState))}
         return result, counts
@@ -56,6 +56,10 @@ def call(kind: type[nnx.Module], module: Any, arguments: Mapping[str, Any], leav
     if counts:
         nnx.update(module, nnx.from_flat_state(counts))
     return result
+
+
+def _in_place(arrays: tuple[Array, ...], place: Any) -> Array:
+    return arrays[place.number]
 
 
 def generating(method: Callable[..., Any]) -> Callable[..., Any]:

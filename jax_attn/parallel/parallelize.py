@@ -5,7 +5,7 @@ The twin is `torch_attn.parallel.parallelize`.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 from flax import nnx
@@ -67,7 +67,9 @@ def parallelize(
     for _, child in nnx.iter_modules(module):
         if type(child).__module__.partition(".")[0] == "jax_attn":
             child.sharding = sharding
-            child.__class__ = local_class(type(child))
+            kind: Any = type(child)
+            child.__class__ = local_class(kind)
     module.sharding = sharding
-    module.__class__ = sharded_class(type(module))
+    kind = type(module)
+    module.__class__ = sharded_class(kind)
     return module

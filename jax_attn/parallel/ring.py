@@ -79,8 +79,23 @@ class Ring:
     def forward(self, arrays: Arrays) -> Arrays:
         """Return what the device before this one holds."""
         pairs = [(device, (device + 1) % self.devices) for device in range(self.devices)]
-        return jax.tree.map(lambda array: lax.ppermute(array, self.axis, pairs), arrays)
+        parts = PARTS if self.is_rolled else 1
 
+        def move(number: Any, array: Array) -> Array:
+            size = array.shape[1] // parts
+            moved = lax.ppermute(lax.dynamic_slice_in_dim(array, number * size, size, 1), self.axis, pairs)
+            return lax.dynamic_update_slice_in_dim(array, moved, number * size, 1)
+
+        leaves, structure = jax.tree.flatten(arrays)
+        if parts == 1 or leaves[0].shape[1] % parts:
+            return jax.tree.map(lambda array: lax.ppermute(array, self.axis, pairs), arrays)
+        leaves = lax.fori_loop(0, parts, lambda number, held: [move(number, one) for one in held], leaves)
+        return jax.tree.unflatten(structure, leaves)
+
+
+PARTS = 8
+"""Parts of keys and values that are moved one after the other, each in the place of the one before: room for all of
+them twice is most of what a device would need."""
 
 Arrays = Any
 """Arrays of a device, in tuples."""
@@ -217,12 +232,12 @@ class Block:
 
     def run(self, mask: Mask | None, operands: tuple[Any, ...]) -> tuple[Array, Array]:
         """Return the context of the block, not rounded to 16 bits, and its sums."""
-        ring, (*arrays, bias) = self.ring, operands
-        wide = jnp.promote_types(arrays[0].dtype, jnp.float32)
+        ring, (query, key, value, bias) = self.ring, operands
+        wide = jnp.promote_types(query.dtype, jnp.float32)
+        query, key, value = (array.astype(wide) for array in (query, key, value))
         mask = None if mask is None else mask.with_arrays(lambda place: self.arrays[place.number])
         rng = None if self.keep is None else Drawn(self.keep)
-        options = (mask, bias, ring.scale, ring.softcap, None, ring.dropout, rng, False)
-        call = Call(*(array.astype(wide) for array in arrays), *options)
+        call = Call(query, key, value, mask, bias, ring.scale, ring.softcap, None, ring.dropout, rng, False)
         context, sums = implementations.choose_with_sums(call, ring.implementation).attend_with_lse(call)
         return context, sums
 

@@ -29,6 +29,11 @@ class Sharding:
     given: Mesh
     plan: Plan
 
+    @classmethod
+    def on(cls, mesh: Mesh, **names: Any) -> Self:
+        """Return the sharding of a mesh; `names` are those of `Plan.of`: tensor, context, fsdp, method."""
+        return cls(mesh, Plan.of(dict(mesh.shape), **names))
+
     @property
     def mesh(self) -> Mesh:
         """The same devices, on axes along which XLA shares arrays out: explicit ones would ask every operation."""

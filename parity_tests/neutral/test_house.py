@@ -21,8 +21,10 @@ JAX, TORCH = ROOT / "jax_attn", ROOT / "torch_attn"
 
 ONLY_JAX = {"linear.py", "decoding/running.py"}
 ONLY_TORCH = {"checkpoints/book.py", "checkpoints/undrawn.py", "threefry.py"}
+ONLY_TORCH |= {"shards.py", "checkpoints/shared_weights.py"}
 """Files without a twin: torch's initial weights for Flax, checks that wait for a jit to run; the mask buffers in the
-book's checkpoints, modules for which nothing is drawn, and Flax's random bits for torch."""
+book's checkpoints, modules for which nothing is drawn, Flax's random bits for torch, and what a `DTensor` is put
+together by, which JAX does itself."""
 
 JAX_ARGUMENTS, TORCH_ARGUMENTS = {"rngs", "param_dtype", "dtype", "device"}, {"rngs", "device", "dtype"}
 """Arguments that may stand on one side alone."""
@@ -149,10 +151,14 @@ def files(package: Path) -> set[str]:
 NAMESAKES = {"random.py"}
 """Files of one name that are no twins: each gives its framework the random numbers of the other."""
 
-FREE = ("_parity/", "implementations/")
-"""Rooms free of the twin rule: how the judge runs a framework's modules, and kernels of attention."""
+FREE = ("_parity/", "implementations/", "parallel/")
+"""Rooms free of the twin rule: how the judge runs a framework's modules, kernels of attention, and what devices do."""
 
-TWINS = sorted(name for name in (files(JAX) & files(TORCH)) - NAMESAKES if not name.startswith("_parity/"))
+TWINS = sorted(
+    name
+    for name in (files(JAX) & files(TORCH)) - NAMESAKES
+    if not name.startswith(("_parity/", "parallel/")) or name == "parallel/parallelize.py"
+)
 
 
 def without_free(names: set[str]) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import traceback
 import tracemalloc
@@ -188,6 +189,25 @@ def a_model_without_memory_is_loaded(side: Any, folder: Path) -> None:
     assert side.backend.shared_names(module) == set(side.names(arrays, config))
 
 
+def what_parallelize_cut_is_loaded_and_saved(side: Any, folder: Path) -> None:
+    """Load a model that `parallelize` has cut from a folder, under the other side's names, and save it as a folder."""
+    parallelize = importlib.import_module(f"{side.package.__name__}.parallel").parallelize
+    config, arrays = numbers("DecoderModel", BFLOAT16)
+    plain = build(side, "DecoderModel", config, arrays, shared=False)
+    module = build(side, "DecoderModel", config, numbers("DecoderModel", seed=1)[1], shared=False)
+    parallelize(module, side.mesh, tensor="tensor", fsdp="fsdp")
+    if side.is_first:
+        side.save(plain, folder / "twin", to_layout="flax" if side.side == "torch" else "torch")
+        (folder / "plain").mkdir()
+        plain.save_pretrained(folder / "plain" / "model")
+    side.barrier()
+    side.load(folder / "twin", module)
+    assert same(side.backend.get_weights(module), side.backend.get_weights(plain))
+    module.save_pretrained(folder / "model")
+    assert files_of(folder / "model") == files_of(folder / "plain" / "model")
+    assert len(files_of(folder / "model")) == 3
+
+
 def what_goes_wrong_is_said_by_every_rank(side: Any, folder: Path) -> None:
     """Nothing is half written: a file that is there, a disk that fails under way, a part that can't be read."""
     config, arrays = numbers("GPTModel")
@@ -340,6 +360,7 @@ BOTH = (
     a_part_is_all_that_is_read,
     a_sharded_module_saves_what_a_plain_one_does,
     a_save_holds_little,
+    what_parallelize_cut_is_loaded_and_saved,
     a_model_without_memory_is_loaded,
     what_goes_wrong_is_said_by_every_rank,
     what_does_not_fit_is_said_as_of_a_plain_module,

@@ -13,7 +13,7 @@ from types import ModuleType
 from . import by_rows, flex, reference, sdpa, windowed
 from .call import Call
 
-__all__ = ["IMPLEMENTATIONS", "Call", "choose", "explain", "unavailable"]
+__all__ = ["IMPLEMENTATIONS", "Call", "choose", "choose_with_sums", "explain", "unavailable"]
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {
     "windowed": windowed,
@@ -37,6 +37,21 @@ def choose(call: Call, name: str | None = None) -> ModuleType:
     if reason is not None:
         raise NotImplementedError(f"implementation {name!r} does not support this call: {reason}")
     return IMPLEMENTATIONS[name]
+
+
+def choose_with_sums(call: Call, name: str | None = None) -> ModuleType:
+    """Return what `choose` does among those that have ``attend_with_lse``: parts of the keys can be put together then.
+
+    Raises:
+        NotImplementedError: the named one does not support the call, or gives no sums of rows; says why.
+    """
+    if name is None:
+        return next(
+            one for one in IMPLEMENTATIONS.values() if hasattr(one, "attend_with_lse") and _against(one, call) is None
+        )
+    if not hasattr(IMPLEMENTATIONS[name], "attend_with_lse"):
+        raise NotImplementedError(f"implementation {name!r} does not support this call: it gives no sums of rows")
+    return choose(call, name)
 
 
 def explain(call: Call) -> dict[str, str | None]:

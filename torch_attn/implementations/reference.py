@@ -7,6 +7,7 @@ head, g query heads per key/value head, c channel of a head.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from einops import einsum, rearrange
@@ -31,23 +32,52 @@ def unsupported(call: Call) -> str | None:
 
 def attend(call: Call) -> Tensor | tuple[Tensor, Tensor]:
     """Return the context ``(B, T, H, Dv)``, and the weights ``(B, H, T, S)`` if the call asks for them."""
-    query, key, value = call.query, call.key, call.value
+    weights = masked_softmax(_scores(call), call.allowed(), call.sinks)
+    context = _average(drop(weights, call.dropout, call.rng), call.value.to(weights.dtype)).to(call.query.dtype)
+    return (context, weights.to(call.query.dtype)) if call.return_weights else context
+
+
+def attend_with_lse(call: Call) -> tuple[Tensor, Tensor]:
+    """Return the context and, per row, the logarithm of the sum of ``exp(scores)``, minus infinity without a key."""
+    scores = _scores(call)
+    allowed = call.allowed()
+    if allowed is not None:
+        scores = torch.where(allowed, scores, -torch.inf)
+    has_key = (scores != -torch.inf).any(-1, keepdim=True)
+    scores = torch.where(has_key, scores, 0.0)
+    top = scores.detach().amax(-1, keepdim=True)
+    if call.sinks is not None:
+        sinks = rearrange(call.sinks.to(scores.dtype), "h -> h 1 1")
+        top = torch.maximum(top, sinks.detach())
+    weights = torch.exp(scores - top)
+    total = weights.sum(-1, keepdim=True)
+    if call.sinks is not None:
+        total = total + torch.exp(sinks - top)
+    weights = torch.where(has_key, weights / total, 0.0)
+    context = _average(drop(weights, call.dropout, call.rng), call.value.to(weights.dtype))
+    sums = torch.where(has_key, top + torch.log(total), -torch.inf)[..., 0]
+    return context.to(call.query.dtype), sums
+
+
+def _scores(call: Call) -> Float[Tensor, "B H T S"]:
+    """Return the scores with their cap and bias, not masked yet."""
+    query, key = call.query, call.key
     compute_dtype = torch.promote_types(query.dtype, torch.float32)
     query_heads, key_heads = query.shape[2], key.shape[2]
     q = rearrange(query.to(compute_dtype), "b t (h g) c -> b t h g c", h=key_heads, g=query_heads // key_heads)
-    k, v = key.to(compute_dtype), value.to(compute_dtype)
+    k = key.to(compute_dtype)
     scores = rearrange(einsum(q, k, "b t h g c, b s h c -> b h g t s"), "b h g t s -> b (h g) t s") * call.scale
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
-    if call.bias is not None:
-        scores = scores + call.bias.to(compute_dtype)
-    weights = masked_softmax(scores, call.allowed(), call.sinks)
-    dropped = rearrange(
-        drop(weights, call.dropout, call.rng), "b (h g) t s -> b h g t s", h=key_heads, g=query_heads // key_heads
-    )
-    context = rearrange(einsum(dropped, v, "b h g t s, b s h c -> b t h g c"), "b t h g c -> b t (h g) c")
-    context = context.to(query.dtype)
-    return (context, weights.to(query.dtype)) if call.return_weights else context
+    return scores if call.bias is None else scores + call.bias.to(compute_dtype)
+
+
+def _average(weights: Float[Tensor, "B H T S"], value: Float[Tensor, "B S K Dv"]) -> Float[Tensor, "B T H Dv"]:
+    """Return the sums of the values by these weights."""
+    heads = value.shape[2]
+    dropped = rearrange(weights, "b (h g) t s -> b h g t s", h=heads)
+    context = einsum(dropped, value, "b h g t s, b s h c -> b t h g c")
+    return rearrange(context, "b t h g c -> b t (h g) c")
 
 
 def masked_softmax(
@@ -86,18 +116,46 @@ def drop(
     """Zero each weight with probability `rate` and scale the rest by ``1 / (1 - rate)``; rate 0 draws nothing."""
     if rate == 0.0:
         return weights
+    rng = source_of(rate, rng)
     if rng is None:
         return nn.functional.dropout(weights, rate)
-    if isinstance(rng, Drawn):
-        return torch.where(rng.mask, weights / (1.0 - rate), 0.0)
-    if isinstance(rng, JaxRngs):
-        rng = rng.dropout
     if isinstance(rng, RngStream):
         return _drop_as_jax(weights, rate, rng)
-    if not isinstance(rng, torch.Generator):
+    keep = draw(weights.shape, rate, rng, weights.dtype, weights.device)
+    return torch.where(keep, weights / (1.0 - rate), 0.0)
+
+
+def draw(
+    shape: tuple[int, ...],
+    rate: float,
+    rng: torch.Generator | RngStream | JaxRngs | Drawn | None,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+) -> Bool[Tensor, "..."]:
+    """Return a dropout mask, ``True`` = kept, with probability ``1 - rate``: that of weights of this dtype."""
+    rng = source_of(rate, rng)
+    if isinstance(rng, Drawn):
+        return rng.mask
+    if isinstance(rng, RngStream):
+        return rng.bernoulli(1.0 - rate, shape, device=device)
+    if rng is None:
+        return nn.functional.dropout(torch.ones(shape, dtype=dtype, device=device), rate) != 0.0
+    return torch.empty(shape, dtype=dtype, device=device).bernoulli_(1.0 - rate, generator=rng) == 1.0
+
+
+def source_of(
+    rate: float, rng: torch.Generator | RngStream | JaxRngs | Drawn | None
+) -> torch.Generator | RngStream | Drawn | None:
+    """Return what a dropout mask is drawn with; None is torch's global generator.
+
+    Raises:
+        TypeError: `rng` is something else.
+    """
+    if isinstance(rng, JaxRngs):
+        rng = rng.dropout
+    if rng is not None and not isinstance(rng, (torch.Generator, RngStream, Drawn)):
         raise TypeError(f"rng must be a torch.Generator, a stream, a JaxRngs or None, got {type(rng).__name__}")
-    keep = torch.empty_like(weights).bernoulli_(1.0 - rate, generator=rng)
-    return torch.where(keep == 1.0, weights / (1.0 - rate), 0.0)
+    return rng
 
 
 def _drop_as_jax(weights: Float[Tensor, "..."], rate: float, rng: RngStream) -> Float[Tensor, "..."]:
@@ -106,14 +164,3 @@ def _drop_as_jax(weights: Float[Tensor, "..."], rate: float, rng: RngStream) -> 
     keep_prob = torch.tensor(1.0 - rate, dtype=weights.dtype, device=weights.device)
     scaled = weights / keep_prob if weights.dtype == torch.bfloat16 else weights * (1.0 / keep_prob)
     return torch.where(keep, scaled, 0.0)
-
-
-def draw(
-    shape: tuple[int, ...],
-    rate: float,
-    rng: torch.Generator | RngStream | JaxRngs | None,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Bool[Tensor, "..."]:
-    """Return the mask, ``True`` = kept, with which `drop` would drop weights of this shape and dtype."""
-    return drop(torch.ones(shape, dtype=dtype, device=device), rate, rng) != 0.0

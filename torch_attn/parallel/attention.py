@@ -18,10 +18,10 @@ from attn_bridge.sharding.plan import Role
 from ..implementations import Call, reference
 from ..shards import whole
 from . import all_gather, balance, ring, ulysses
+from .devices import Cut, Devices, as_scores
 from .heads import heads_to_hold
 from .masks import part_of
 from .part import Part
-from .sharding import Cut, Sharding, as_scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _if(is_cut: bool, axis: int) -> int | None:
     return axis if is_cut else None
 
 
-def attend(sharding: Sharding, call: Call, implementation: str | None) -> Any:
+def attend(sharding: Devices, call: Call, implementation: str | None) -> Any:
     """Return what `implementations` return for a call, computed by all devices of a mesh."""
     cuts, plan = Cuts.of(sharding.plan, call), sharding.plan
     batch, heads, queries, keys = call.scores_shape
@@ -129,12 +129,12 @@ def attend(sharding: Sharding, call: Call, implementation: str | None) -> Any:
     return _joined(sharding, context, cuts.query), _joined(sharding, weights, cuts.of_scores((2, 2, 2, 2)))
 
 
-def _joined(sharding: Sharding, part: Tensor, cut: Cut) -> Tensor:
+def _joined(sharding: Devices, part: Tensor, cut: Cut) -> Tensor:
     joined = sharding.joined(part, cut)
     return sharding.cut(joined, {**cut, "tensor": None}) if sharding.whole_heads else joined
 
 
-def _run(part: Part, sharding: Sharding, cuts: Cuts, devices: int) -> Any:
+def _run(part: Part, sharding: Devices, cuts: Cuts, devices: int) -> Any:
     """Compute a device's part, by the method."""
     if cuts.method is None:
         return part.attend()
@@ -148,7 +148,7 @@ def _run(part: Part, sharding: Sharding, cuts: Cuts, devices: int) -> Any:
     return (ring if cuts.method == "ring" else all_gather).attend(part, at)
 
 
-def _pick_heads(sharding: Sharding, cuts: Cuts, call: Call, array: Tensor) -> Tensor:
+def _pick_heads(sharding: Devices, cuts: Cuts, call: Call, array: Tensor) -> Tensor:
     """Return the key heads that a device's query heads read, where it holds those of all devices."""
     if not cuts.heads or cuts.key_heads:
         return array

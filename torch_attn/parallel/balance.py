@@ -89,13 +89,13 @@ class Places:
         size = array.shape[axis] // 2
         sent = sorted(pieces, key=lambda piece: (owner[piece], piece))
         got = sorted(then[self.rank], key=lambda piece: (holder[piece], piece))
-        counts = [
+        sending, getting = (
             [size * sum(by[p] == device for p in held) for device in range(self.devices)]
             for by, held in ((owner, sent), (holder, got))
-        ]
+        )
         is_bool = array.dtype == torch.bool
         rows = torch.cat([pieces[piece] for piece in sent])
-        found = exchange(rows.to(torch.uint8) if is_bool else rows, *counts, self.group)
+        found = exchange(rows.to(torch.uint8) if is_bool else rows, sending, getting, self.group)
         found = found.to(torch.bool) if is_bool else found
         arrived = dict(zip(got, found.chunk(2), strict=True))
         return torch.cat([arrived[piece] for piece in then[self.rank]]).movedim(0, axis)

@@ -9,10 +9,10 @@ from torch.distributed.tensor import DTensor
 
 from ..decoding.cache import KeyValueCache
 from ..decoding.recurrent_cache import RecurrentCache
-from .sharding import Sharding
+from .devices import Devices
 
 
-def place_caches(sharding: Sharding, caches: Any) -> Any:
+def place_caches(sharding: Devices, caches: Any) -> Any:
     """Return caches, or tuples of them, with each device's heads of keys, values and states on it."""
     if isinstance(caches, tuple):
         return tuple(place_caches(sharding, one) for one in caches)
@@ -28,6 +28,6 @@ def place_caches(sharding: Sharding, caches: Any) -> Any:
         for name, axis in (("key", 2), ("value", 2), ("positions", None), ("visible", None)):
             setattr(caches, name, by_head(getattr(caches, name), axis))
     if isinstance(caches, RecurrentCache):
-        caches.state = by_head(caches.state, 1)  # type: ignore[assignment]
+        caches.state = by_head(caches.state, 1)
         caches.conv_state = by_head(caches.conv_state, None)
     return caches

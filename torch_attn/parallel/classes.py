@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from attn_bridge.sharding.plan import Role
 
-from .sharding import ROLES, Cut, Sharding
+from .devices import ROLES, Cut, Devices
 
 
 def same_name(kind: type[nn.Module], members: dict[str, Any]) -> type[nn.Module]:
@@ -18,7 +18,7 @@ def same_name(kind: type[nn.Module], members: dict[str, Any]) -> type[nn.Module]
     return type(kind.__name__, (kind,), names | members)
 
 
-def tokens_cut(sharding: Sharding, x: Tensor) -> Cut:
+def tokens_cut(sharding: Devices, x: Tensor) -> Cut:
     """Return how vectors ``(..., T, D)`` are cut: by tokens and by sequences of the batch, where they divide."""
     tokens = x.ndim - 2
     return {
@@ -27,7 +27,7 @@ def tokens_cut(sharding: Sharding, x: Tensor) -> Cut:
     }
 
 
-def cut_of(sharding: Sharding, x: DTensor) -> dict[Role, int | None]:
+def cut_of(sharding: Devices, x: DTensor) -> dict[Role, int | None]:
     """Return how a tensor is cut."""
     found: dict[Role, int | None] = {}
     for role in ROLES:

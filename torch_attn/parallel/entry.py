@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,35 +18,43 @@ from torch.distributed.tensor.experimental import implicit_replication
 
 from attn_bridge.masks import Mask
 
+from ..encoder_decoder_model import EncoderDecoderModel
 from ..shards import is_sharded, whole
 from .classes import same_name, tokens_cut
-from .sharding import Sharding
+from .devices import Devices
+from .products import Products
 
-SEQUENCES = ("x", "context", "source", "features")
-"""Names of arguments that are sequences of vectors."""
+SEQUENCES = ("x", "tokens", "ids", "source", "context")
+"""Names of arguments that are sequences; those of a context need not divide."""
 
 
-def enter_by(module: nn.Module, sharding: Sharding) -> None:
+def enter_by(module: nn.Module, sharding: Devices) -> None:
     """Make a module one that takes whole inputs and gives outputs that devices share."""
     if not hasattr(module, "sharding"):  # a module of somebody else's, which has some of ours inside
-        module.sharding = sharding  # type: ignore[assignment]  # read by `functional.attention_arguments`
-    module.__class__ = sharded_class(type(module))
+        module.sharding = sharding
+    module.__class__ = sharded_class(type(module))  # type: ignore[arg-type]  # a class can be hashed
 
 
 @functools.cache
 def sharded_class(kind: type[nn.Module]) -> type[nn.Module]:
     """Return the subclass of a module's class whose calls put inputs and outputs on the devices of `sharding`."""
+    order = list(inspect.signature(kind.forward).parameters)[1:]
+    takes_frames = issubclass(kind, EncoderDecoderModel)
 
     def forward(self: Any, *arguments: Any, **options: Any) -> Any:
-        sharding: Sharding = self.sharding
-        with _replicated():
-            must_divide = options.get("cache") is None and not _WHOLE
-            given = [enter(sharding, one, must_divide=must_divide) for one in arguments]
-            named = {
-                name: enter(sharding, one, must_divide=False, is_sequence=name in SEQUENCES)
-                for name, one in options.items()
-            }
-            return leave(sharding, kind.forward(self, *given, **named))
+        sharding: Devices = self.sharding
+        named = dict(zip(order, arguments, strict=False)) | options
+        if len(named) < len(arguments) + len(options):
+            return kind.forward(self, *arguments, **options)  # which says what is wrong
+        is_free = named.get("cache") is not None or bool(_WHOLE)
+        with _entered(sharding):
+            for name, one in named.items():
+                if takes_frames and name == "source" and isinstance(one, Tensor) and one.is_floating_point():
+                    named[name] = sharding.shared(one)  # (B, C, F), which are tokens behind the convolutions only
+                    continue
+                must_divide = not is_free and name in SEQUENCES and name != "context"
+                named[name] = enter(sharding, one, must_divide=must_divide, is_sequence=name in SEQUENCES)
+            return leave(sharding, kind.forward(self, **named))
 
     members: dict[str, Any] = {"forward": functools.wraps(kind.forward)(forward)}
     for name in ("generate", "generate_greedy"):
@@ -54,7 +63,7 @@ def sharded_class(kind: type[nn.Module]) -> type[nn.Module]:
     return same_name(kind, members)
 
 
-def enter(sharding: Sharding, value: Any, *, must_divide: bool, is_sequence: bool = True) -> Any:
+def enter(sharding: Devices, value: Any, *, must_divide: bool, is_sequence: bool = True) -> Any:
     """Return an argument of a call on the devices: sequences of vectors cut by tokens, all else whole.
 
     Raises:
@@ -75,7 +84,7 @@ def enter(sharding: Sharding, value: Any, *, must_divide: bool, is_sequence: boo
     return sharding.cut(value, tokens_cut(sharding, value))
 
 
-def leave(sharding: Sharding, result: Any) -> Any:
+def leave(sharding: Devices, result: Any) -> Any:
     """Return the result of a call, its output cut by tokens."""
     if isinstance(result, tuple):
         return (leave(sharding, result[0]), *result[1:])
@@ -96,14 +105,14 @@ _WHOLE: list[bool] = []
 
 
 @contextlib.contextmanager
-def _replicated() -> Iterator[None]:
-    """Take plain tensors that meet shared ones as what every device has."""
+def _entered(sharding: Devices) -> Iterator[None]:
+    """Hold the context of a call: plain tensors that meet shared ones are what every device has."""
     if _ENTERED:
         yield
         return
     _ENTERED.append(True)
     try:
-        with implicit_replication():
+        with implicit_replication(), Products(sharding):
             yield
     finally:
         _ENTERED.pop()

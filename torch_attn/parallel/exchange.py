@@ -39,7 +39,7 @@ def exchange(rows: Tensor, sent: Sequence[int], got: Sequence[int], group: Proce
         got: how many come from each device.
         group: the devices.
     """
-    found: Tensor = _Exchange.apply(rows, list(sent), list(got), group)  # type: ignore[no-untyped-call]  # torch's
+    found: Tensor = _Exchange.apply(rows, list(sent), list(got), group)
     return found
 
 

@@ -23,19 +23,21 @@ from ..gated_delta_net import GatedDeltaNet
 from ..implementations import reference
 from ..layer_norm import LayerNorm
 from ..linear_attention import LinearAttention
+from ..multi_head_latent_attention import MultiHeadLatentAttention
 from ..recurrent.short_convolution import ShortConvolution
 from ..rms_norm import RMSNorm
 from ..shards import is_sharded, whole
-from . import recurrent
+from . import latent, recurrent
 from .caches import place_caches
 from .classes import cut_of, same_name, tokens_cut
+from .devices import Cut, Devices
+from .products import product
 from .region import local_parameters, on_parts, touched
-from .sharding import Cut, Sharding
 
 
 def _embedding(self: Any, ids: Tensor, name: str = "ids") -> Tensor:
     """Look up ids, which every device has; where the vocabulary is cut, a device has some of the rows."""
-    sharding: Sharding = self.sharding
+    sharding: Devices = self.sharding
     ids = whole(ids).long()
     if ids.numel():
         check_range(name, int(ids.min()), int(ids.max()), self.num_embeddings - self.first)
@@ -59,30 +61,18 @@ def _embedding(self: Any, ids: Tensor, name: str = "ids") -> Tensor:
 
 
 def _linear(self: Any, x: Tensor) -> Tensor:
-    """Multiply with the device's columns or rows of the matrix; what rows give is summed over the devices, once."""
-    sharding: Sharding = self.sharding
+    """Multiply with the device's part of the matrix."""
+    sharding: Devices = self.sharding
     weight = self._parameters["weight"]
     if not is_sharded(x) or not is_sharded(weight):
         return nn.Linear.forward(self, x)
-    cut, last, axis = cut_of(sharding, x), x.ndim - 1, sharding.axis("tensor")
-    placement = None if axis is None else weight.placements[axis]
-    by = placement.dim if isinstance(placement, Shard) else None
-    cut["tensor"] = last if by == 1 else None
-    working: list[Role] = [role for role, number in cut.items() if number is not None]
-    if by == 0:
-        working.append("tensor")
-    parts = local_parameters(self, sharding, working)
-    if by == 1 and "bias" in parts:  # is added once
-        parts["bias"] = parts["bias"] * float(sharding.rank("tensor") == 0)
-    found = nn.functional.linear(sharding.local(x, cut, working), parts["weight"], parts.get("bias"))
-    cut["tensor"] = last if by == 0 else None
-    joined = sharding.joined(found, cut, ["tensor"] if by == 1 else [])
-    return sharding.cut(joined, {**cut, "tensor": None}) if sharding.whole_heads else joined
+    found = product(sharding, x, weight.T, self._parameters["bias"])
+    return sharding.cut(found, {**cut_of(sharding, found), "tensor": None}) if sharding.whole_heads else found
 
 
 def _norm(self: Any, x: Tensor, *, base: type[nn.Module]) -> Tensor:
     """Norm the vectors that the device has."""
-    sharding: Sharding = self.sharding
+    sharding: Devices = self.sharding
     cut = cut_of(sharding, x) if is_sharded(x) else {}
     if not is_sharded(x) or x.ndim - 1 in cut.values():
         found: Tensor = base.forward(self, x)
@@ -102,7 +92,7 @@ def _dropout(self: Any, x: Tensor) -> Tensor:
 
 def _mixture_of_experts(self: Any, x: Tensor) -> Tensor:
     """Send the device's tokens to its part of every expert: there is one sum over devices, at the end."""
-    sharding: Sharding = self.sharding
+    sharding: Devices = self.sharding
     cut = tokens_cut(sharding, x)
     working: list[Role] = [role for role, number in cut.items() if number is not None]
     sums: list[Role] = ["tensor"] if sharding.plan.size("tensor") > 1 else []
@@ -118,7 +108,7 @@ def _mixture_of_experts(self: Any, x: Tensor) -> Tensor:
 
 def _convolution(self: Any, x: Tensor) -> Tensor:
     """Convolve all positions on every device; what comes out is cut by positions."""
-    sharding: Sharding = self.sharding
+    sharding: Devices = self.sharding
     rows: Cut = {"fsdp": 0 if sharding.divides("fsdp", x.shape[0]) else None}
     working: list[Role] = ["fsdp"] if rows["fsdp"] is not None else []
     parts = local_parameters(self, sharding, working)
@@ -154,6 +144,8 @@ def local_class(kind: type[nn.Module]) -> type[nn.Module]:
             return forward(self, *arguments, **options)
 
         members["forward"] = functools.wraps(kind.forward)(call)
+    if issubclass(kind, MultiHeadLatentAttention):
+        members["_absorbed"] = latent.absorbed
     if hasattr(kind, "init_cache"):
 
         def init_cache(self: Any, *arguments: Any, **options: Any) -> Any:

@@ -11,7 +11,7 @@ from attn_bridge.masks import ArrayMask, Mask
 from attn_bridge.masks.description import AnyOf, Combined, Offset
 from attn_bridge.masks.sequences import Equal, Padding
 
-from .sharding import as_scores
+from .devices import as_scores
 
 ALL = slice(None)
 

@@ -12,11 +12,11 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from attn_bridge.specs import Parameter
 
 from ..differential_attention import DifferentialAttention
+from .devices import Devices
 from .layers import local_class
-from .sharding import Sharding
 
 
-def place(module: nn.Module, rows: Mapping[str, Parameter], sharding: Sharding) -> None:
+def place(module: nn.Module, rows: Mapping[str, Parameter], sharding: Devices) -> None:
     """Put parameters and buffers on the devices, and tell every part of ours about them.
 
     Args:
@@ -33,7 +33,7 @@ def place(module: nn.Module, rows: Mapping[str, Parameter], sharding: Sharding) 
             if id(tensor) not in made:
                 row = rows.get(f"{path}.{name}".lstrip("."), rows.get(names[id(tensor)]))
                 made[id(tensor)] = _shared(tensor, row, sharding)
-            child._parameters[name] = made[id(tensor)]  # type: ignore[assignment]  # one that was one is one again
+            child._parameters[name] = made[id(tensor)]
         for name, buffer in child._buffers.items():
             if buffer is not None:
                 child._buffers[name] = sharding.shared(buffer)
@@ -42,11 +42,11 @@ def place(module: nn.Module, rows: Mapping[str, Parameter], sharding: Sharding) 
     for child in module.modules():
         if type(child).__module__.partition(".")[0] == "torch_attn" or isinstance(child, nn.Linear):
             whole_heads = id(child) in mixed
-            child.sharding = dataclasses.replace(sharding, whole_heads=whole_heads)  # type: ignore[assignment]  # read by `functional.attention_arguments`
-            child.__class__ = local_class(type(child))
+            child.sharding = dataclasses.replace(sharding, whole_heads=whole_heads)
+            child.__class__ = local_class(type(child))  # type: ignore[arg-type]  # a class can be hashed
 
 
-def _shared(parameter: Tensor, row: Parameter | None, sharding: Sharding) -> nn.Parameter:
+def _shared(parameter: Tensor, row: Parameter | None, sharding: Devices) -> nn.Parameter:
     placements = [Replicate()] * sharding.mesh.ndim if row is None else sharding.of_parameter(row)
     with torch.no_grad():
         # Every rank has the same numbers: nothing is sent.
@@ -66,4 +66,4 @@ class _Collected:
     def __call__(self, gradient: Tensor) -> Tensor:
         if not isinstance(gradient, DTensor):
             return gradient
-        return gradient.redistribute(placements=self.placements)  # type: ignore[arg-type]
+        return gradient.redistribute(placements=self.placements)

@@ -21,9 +21,9 @@ from ..recurrent import recurrence
 from ..recurrent.short_convolution import ShortConvolution
 from ..shards import is_sharded, whole
 from .classes import tokens_cut
+from .devices import Cut, Devices
 from .masks import part_of
 from .region import local_parameters, on_parts
-from .sharding import Cut, Sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Line:
         """
         if self.rank == 0:
             return state
-        found: Tensor = _Receive.apply(self, state, *beside)  # type: ignore[no-untyped-call]  # torch's
+        found: Tensor = _Receive.apply(self, state, *beside)
         return found
 
     def behind(self, result: Tensor, state: Tensor) -> Tensor:
         """Return a result, when the state beside it has gone to the next device; both have the same gradient then."""
         if self.rank == self.devices - 1:
             return result
-        found: Tensor = _Send.apply(self, result, state)  # type: ignore[no-untyped-call]  # torch's
+        found: Tensor = _Send.apply(self, result, state)
         return found
 
     def send(self, tensor: Tensor, hops: int) -> None:
@@ -123,7 +123,7 @@ def linear_attention(self: Any, x: Tensor, **options: Any) -> Any:
 
 def gated_delta_net(self: Any, x: Tensor, **options: Any) -> Any:
     """Compute the device's heads and tokens."""
-    sharding: Sharding = self.sharding
+    sharding: Devices = self.sharding
     width, values = self.config.key_width, self.config.value_width
     channels = torch.cat(
         [
@@ -143,7 +143,7 @@ def _recurrent(
 ) -> Any:
     if not is_sharded(x):
         return base.forward(self, x, **options)
-    sharding: Sharding = self.sharding
+    sharding: Devices = self.sharding
     functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=options.get("cache"))
     cut = dict(tokens_cut(sharding, x))
     if needs_all:
@@ -214,7 +214,7 @@ def _mask_of(self: Any, x: Tensor, options: dict[str, Any], cut: Cut) -> Any:
 
 
 def _part_of_cache(
-    sharding: Sharding, cache: RecurrentCache, cut: Cut, working: list[Role], channels: Tensor | None
+    sharding: Devices, cache: RecurrentCache, cut: Cut, working: list[Role], channels: Tensor | None
 ) -> RecurrentCache:
     """Return the states of a device's heads."""
     by_heads = 1 if "tensor" in working else None
@@ -227,7 +227,7 @@ def _part_of_cache(
 
 
 def _whole_cache(
-    sharding: Sharding, cache: RecurrentCache, part: RecurrentCache, cut: Cut, channels: Tensor | None
+    sharding: Devices, cache: RecurrentCache, part: RecurrentCache, cut: Cut, channels: Tensor | None
 ) -> RecurrentCache:
     """Put the states of a device's heads back into the cache of all."""
     by_heads = 1 if sharding.plan.size("tensor") > 1 else None

@@ -12,15 +12,15 @@ from torch.distributed.tensor import Shard
 
 from attn_bridge.sharding.plan import Role
 
-from .sharding import Sharding
+from .devices import Devices
 
 
-def local_parameters(module: nn.Module, sharding: Sharding, working: Iterable[Role]) -> dict[str, Tensor]:
+def local_parameters(module: nn.Module, sharding: Devices, working: Iterable[Role]) -> dict[str, Tensor]:
     """Return the device's part of every parameter of a module, those that fsdp cuts whole."""
     axis, working = sharding.axis("tensor"), list(working)
     parts: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
-        placement = None if axis is None else parameter.placements[axis]  # type: ignore[attr-defined]  # is a DTensor
+        placement = None if axis is None else parameter.placements[axis]
         cut = placement.dim if isinstance(placement, Shard) else None
         parts[name] = sharding.local(parameter, {"tensor": cut}, working)
     return parts
@@ -36,7 +36,7 @@ def on_parts(module: nn.Module, parts: Mapping[str, Tensor], **attributes: Any) 
             path, _, leaf = name.rpartition(".")
             owner = module.get_submodule(path)._parameters
             lent.append((owner, leaf, owner[leaf]))
-            owner[leaf] = tensor  # type: ignore[assignment]  # for a call, as torch's fully_shard does
+            owner[leaf] = tensor
         for name, value in attributes.items():
             setattr(module, name, value)
         yield
@@ -61,5 +61,5 @@ class _Touched(torch.autograd.Function):
 
 def touched(result: Tensor, others: Iterable[Tensor]) -> Tensor:
     """Return a result whose gradient reaches others as zeros, whether it needs them or not."""
-    found: Tensor = _Touched.apply(result, *others)  # type: ignore[no-untyped-call]  # torch's
+    found: Tensor = _Touched.apply(result, *others)
     return found

@@ -20,6 +20,9 @@ from torch import Tensor
 from attn_bridge.masks import Mask
 from attn_bridge.sharding import turns
 
+from .. import implementations
+from ..implementations import Call
+from ..implementations.reference import Drawn
 from .balance import Places
 from .exchange import to_next
 from .masks import block_of
@@ -41,6 +44,7 @@ class Ring:
         scale: factor of the scores.
         softcap: as `functional.dot_product_attention` has it.
         dropout: rate.
+        implementation: which one is asked for, None for the fastest.
     """
 
     at: Places
@@ -50,6 +54,7 @@ class Ring:
     scale: float
     softcap: float | None
     dropout: float
+    implementation: str | None
 
     def blocks(self, hop: int, queries: int, rows_at_once: int) -> Iterator[Block]:
         """Yield what a device computes in a turn: some of its queries, and keys that some of them see."""
@@ -103,8 +108,8 @@ def attend(part: Part, at: Places) -> Tensor:
         part = at.exchanged(part)
         key = at.to_balanced(key, 1)
         value = value if value is None else at.to_balanced(value, 1)
-    ring = Ring(at, keys, part.mask, part.keep, part.scale, part.softcap, part.dropout)
-    context, sums = _Ring.apply(  # type: ignore[no-untyped-call]  # torch's
+    ring = Ring(at, keys, part.mask, part.keep, part.scale, part.softcap, part.dropout, part.implementation)
+    context, sums = _Ring.apply(
         ring, part.query.to(dtype), key.to(dtype), None if value is None else value.to(dtype), part.bias
     )
     if part.sinks is not None:
@@ -129,10 +134,7 @@ class _Ring(torch.autograd.Function):
             if hop:
                 held = to_next(held, ring.at.group, ring.at.rank, ring.at.devices)
             for block in ring.blocks(hop, query.shape[1], _rows_at_once(query, held[0])):
-                scores = _scores(ring, block, query, held[0], bias)
-                found = torch.logsumexp(scores, -1)
-                weights = _kept(ring, block, torch.exp(scores - _finite(found)[..., None]))
-                more = _average(weights, held[-1][:, block.columns])
+                more, found = _attend(ring, block, query, held[0], held[-1], bias)
                 old = sums[:, :, block.rows]
                 together = torch.logaddexp(old, found)
                 context[:, block.rows] *= _share(old, together)
@@ -144,7 +146,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d_context: Tensor, d_sums: Tensor) -> Any:  # type: ignore[override]  # torch's takes any
+    def backward(ctx: Any, d_context: Tensor, d_sums: Tensor) -> Any:
         ring: Ring = ctx.ring
         query, key, value, bias, context, sums = ctx.saved_tensors
         held = [key] if value is None else [key, value]
@@ -184,6 +186,19 @@ class _Ring(torch.autograd.Function):
 
 def _rows_at_once(query: Tensor, key: Tensor) -> int:
     return max(1, MAX_SCORES // max(1, query.shape[0] * query.shape[2] * key.shape[1]))
+
+
+def _attend(
+    ring: Ring, block: Block, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None
+) -> tuple[Float[Tensor, "b t h c"], Float[Tensor, "b h t"]]:
+    """Return what the queries of a block find among its keys, and the logarithms of their sums."""
+    mask = block_of(ring.mask, block.queries, block.keys, query.device)
+    part = None if bias is None else _of_block(bias, block)
+    kept = None if ring.keep is None else Drawn(_of_block(ring.keep, block))
+    arrays = query[:, block.rows], key[:, block.columns], value[:, block.columns]
+    call = Call(*arrays, mask, part, ring.scale, ring.softcap, None, ring.dropout, kept, False)
+    found: tuple[Tensor, Tensor] = implementations.choose_with_sums(call, ring.implementation).attend_with_lse(call)
+    return found
 
 
 def _products(ring: Ring, block: Block, query: Tensor, key: Tensor) -> Float[Tensor, "b h t s"]:
@@ -229,11 +244,6 @@ def _add(total: Tensor, part: Tensor, block: Block) -> None:
 
 def _grouped(array: Float[Tensor, "b t h c"], groups: int) -> Float[Tensor, "b t k g c"]:
     return rearrange(array, "b t (k g) c -> b t k g c", g=groups)
-
-
-def _average(weights: Float[Tensor, "b h t s"], value: Float[Tensor, "b s k c"]) -> Float[Tensor, "b t h c"]:
-    weights = rearrange(weights, "b (k g) t s -> b k g t s", k=value.shape[2])
-    return einsum(weights, value, "b k g t s, b s k c -> b t k g c").flatten(2, 3)
 
 
 def _finite(sums: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -1123,7 +1124,9 @@ def test_loading_from_the_folder_of_a_single_file_finds_its_manifest(tmp_path, m
     loaded = {}
     backend = types.SimpleNamespace(
         describe_weights=lambda module: {name: (array.shape, "float32") for name, array in wanted.items()},
-        set_weights=lambda module, found, adopt: loaded.update(found),
+        shared_names=lambda module: set(),
+        together=lambda module: contextlib.nullcontext(),
+        prepare_weights=lambda module, found, adopt: lambda: loaded.update(found),
     )
     monkeypatch.setattr(modules.backends, "load", lambda side: backend)
     modules.load("torch", tmp_path / "there", None, None, None)

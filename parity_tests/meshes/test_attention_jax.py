@@ -1,0 +1,19 @@
+"""Attention over simulated devices in JAX: all operands and masks, and what a ring needs of memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..support.sharded_attention import calls, deviations, memory
+
+
+@pytest.mark.parametrize("as_many", [False, True], ids=["few scores", "in blocks, balanced"])
+def test_a_call_that_devices_share_is_the_plain_one(as_many):
+    found = deviations(tuple(calls()), as_many=as_many)
+    assert len(found) == 4 * 3 * len(calls())
+    assert {name: one for name, one in found.items() if not one <= 1e-12} == {}
+
+
+def test_a_ring_needs_a_sixth_of_the_memory_over_eight_devices():
+    found = memory(65_536, 8)
+    assert min(found.values()) >= 6.0, found
