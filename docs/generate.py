@@ -34,7 +34,14 @@ REPORT = "attn-bridge compare demo/pairs.py:torch_norm demo/pairs.py:flax_norm -
 FILES = (
     "README.md",
     *("docs/report.svg", "docs/compare.md", "docs/check.md", "docs/checkpoints.md", "docs/pairs.md"),
-    *("docs/mutants.md", "docs/benchmarks.md", "docs/attention.md", "docs/models.md", "docs/port-llama.md"),
+    *(
+        "docs/mutants.md",
+        "docs/benchmarks.md",
+        "docs/attention.md",
+        "docs/models.md",
+        "docs/port-llama.md",
+        "docs/devices.md",
+    ),
 )
 
 PICTURE = """\

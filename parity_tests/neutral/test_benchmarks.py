@@ -15,6 +15,7 @@ from attn_bridge.specs import MultiHeadAttentionConfig
 from benchmarks import oracle, page
 from benchmarks.app import run
 from benchmarks.cells import LINEARS, Cell, Group
+from benchmarks.collectives import traffic
 from benchmarks.plot import svg
 from benchmarks.report import Report, Row
 
@@ -246,3 +247,35 @@ def test_bad_usage_is_one_line_and_status_2(arguments, message, capsys):
 def test_help_gives_an_example(capsys):
     assert run(["--help"]) == 0
     assert "Example: python -m benchmarks attention" in capsys.readouterr().out
+
+
+PROGRAM = """
+HloModule jit_f, is_scheduled=true
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+%turn (p: (s32[], bf16[2,8])) -> (s32[], bf16[2,8]) {
+  %held = bf16[2,8]{1,0} get-tuple-element(%p), index=1
+  %moved = bf16[2,8]{1,0} collective-permute(%held), source_target_pairs={{0,1},{1,0}}
+  ROOT %next = (s32[], bf16[2,8]{1,0}) tuple(%i, %moved)
+}
+
+ENTRY %main (a: f32[4,4]) -> f32[4,4] {
+  %whole = (f32[4,4]{1,0}, pred[3]{0}) all-gather(%a, %b), dimensions={0}
+  %loop = (s32[], bf16[2,8]{1,0}) while(%start), condition=%c, body=%turn, backend_config={"known_trip_count":{"n":"7"}}
+  ROOT %all = f32[4,4]{1,0} all-reduce(%a), to_apply=%add
+}
+"""
+
+
+def test_what_devices_send_is_read_from_a_program_loops_and_all():
+    found = traffic(PROGRAM)
+    assert found.words == "1 all-reduce, 1 all-gather, 7 collective-permute"
+    assert found.bytes == 64 + 64 + 3 + 7 * 32
+
+
+def test_a_loop_that_says_not_how_often_it_turns_is_refused():
+    with pytest.raises(ValueError, match="a loop with collectives must say how often it turns: %loop"):
+        traffic(PROGRAM.replace("known_trip_count", "no_count"))

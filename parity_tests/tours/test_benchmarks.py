@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import attn_bridge
-from benchmarks import decoding, jax_side, models, options, torch_side
+from benchmarks import decoding, jax_side, meshes, models, options, torch_side
 from benchmarks.bench import Bench
 from benchmarks.cells import Cell, Group
 from benchmarks.session import Plan, Worker, WorkerError, groups, measure
@@ -186,3 +186,22 @@ def test_a_model_whose_logits_are_wrong_is_not_measured(monkeypatch):
     monkeypatch.setattr(sys, "argv", TINY_MODEL)
     with pytest.raises(SystemExit, match=r"error: a prompt, torch: logits are off by .*e-02 of the largest"):
         models.main()
+
+
+TINY_MESHES = ["meshes", "--width", "64", "--tokens", "256", "--devices", "2", "--long", "16384"]
+
+
+def test_meshes_are_measured_in_both_frameworks(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", [*TINY_MESHES, "--json", str(tmp_path / "meshes.json")])
+    meshes.main()
+    assert "decoding with tensor=2: 5 steps in JAX compile 1 program" in capsys.readouterr().out
+    found = json.loads((tmp_path / "meshes.json").read_text())
+    for rows in found["tables"].values():
+        plain, tensor, fsdp = (rows[name]["flax"] for name in ("1 device", "tensor=2", "fsdp=2"))
+        assert max(tensor["weights"], fsdp["weights"]) < 0.51 * plain["weights"]
+        assert max(one["flax"]["runs"][1]["temporary"] for one in rows.values()) == plain["runs"][1]["temporary"]
+        assert all(one["flax"]["weights"] == one["torch"]["weights"] for one in rows.values())
+    sums = [found["tables"][name]["tensor=2"]["flax"]["runs"][0]["counts"] for name in ("one attention", "two layers")]
+    assert sums == [{"all-reduce": 1}, {"all-reduce": 5}]
+    held = {name: sum(one["plain"]) / sum(one["ring"]) for name, one in found["long"].items()}
+    assert min(held.values()) > 4  # of 8 devices; what a device holds beside its tokens does not shrink
