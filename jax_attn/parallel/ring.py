@@ -93,7 +93,7 @@ class Ring:
         return jax.tree.unflatten(structure, leaves)
 
 
-PARTS = 8
+PARTS = 16
 """Parts of keys and values that are moved one after the other, each in the place of the one before: room for all of
 them twice is most of what a device would need."""
 
