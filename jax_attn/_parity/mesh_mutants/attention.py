@@ -14,7 +14,7 @@ import numpy as np
 from einops import einsum, rearrange
 from jax import Array
 
-from attn_bridge.parity.mutation.mesh_configs import MeshConfig
+from attn_bridge.parity.mutation.mesh.configs import MeshConfig
 
 from .devices import Devices, detach
 
@@ -94,7 +94,9 @@ def _own_gradient(setup: Setup, whole: Array, own: Array) -> Array:
     size, rank = setup.devices.size("context"), setup.devices.rank("context")
     mine = setup.devices.row(np.repeat(np.eye(size), own.shape[1], 1), rank)[None, :, None, None]
     still = detach(whole)
-    return still + jnp.asarray(mine, whole.dtype) * (jnp.concatenate([own] * size, 1) - detach(jnp.concatenate([own] * size, 1)))
+    return still + jnp.asarray(mine, whole.dtype) * (
+        jnp.concatenate([own] * size, 1) - detach(jnp.concatenate([own] * size, 1))
+    )
 
 
 def score(setup: Setup, query: Array, keys: Keys, places: Array) -> tuple[Array, Array, Array]:

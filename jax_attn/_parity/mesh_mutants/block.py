@@ -1,7 +1,7 @@
 """A transformer block whose parts each device computes by itself, with faults by name.
 
 The twin is `torch_attn._parity.mesh_mutants.block`; configurations and faults stand in
-`attn_bridge.parity.mutation.mesh_configs` and `mesh_faults`. Letters: b batch, t token, h head, c channel of a head.
+`attn_bridge.parity.mutation.mesh`. Letters: b batch, t token, h head, c channel of a head.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from attn_bridge.parity.mutation.mesh_configs import MeshConfig
+from attn_bridge.parity.mutation.mesh.configs import MeshConfig
 from attn_bridge.parity.mutation.mutants import Arrays, block_rules
 
 from ... import backend
@@ -251,8 +251,7 @@ class MeshBlock(nnx.Module):
     """
 
     def __init__(self, config: MeshConfig, mesh: Mesh | None = None, fault: str = "", *, rngs: nnx.Rngs):
-        setup = Setup(config, Devices(mesh), fault)
-        self.fault = fault
+        self.setup = setup = Setup(config, Devices(mesh), fault)
         self.attention_norm = Norm(config.d_model, setup)
         self.attention = Attention(setup, rngs=rngs)
         self.mlp_norm = Norm(config.d_model, setup)
@@ -260,8 +259,9 @@ class MeshBlock(nnx.Module):
 
     def __call__(self, x: Array, attention_mask: Array | None = None) -> Array:
         """Return the block's output."""
+        x = self.setup.devices.share(x)
         x = x + self.attention(self.attention_norm(x), attention_mask)
-        if self.fault == "residual-inside-reduction":
+        if self.setup.fault == "residual-inside-reduction":
             return self.mlp(self.mlp_norm(x), x)
         return x + self.mlp(self.mlp_norm(x))
 
@@ -269,11 +269,13 @@ class MeshBlock(nnx.Module):
 def build(config: MeshConfig, weights: Arrays, mesh: Mesh | None = None, fault: str = "") -> MeshBlock:
     """Return a block that holds weights, given by torch names, on the devices of a mesh."""
     module = MeshBlock(config, mesh, fault, rngs=nnx.Rngs(0))
-    backend.set_weights(module, block_rules({name: one.shape for name, one in weights.items()}).convert(weights, "torch"))
+    backend.set_weights(
+        module, block_rules({name: one.shape for name, one in weights.items()}).convert(weights, "torch")
+    )
     for path, leaf in nnx.to_flat_state(nnx.state(module, nnx.Param)):
         axis = config.cut_axis(_torch_name(path))
         axis = 1 - axis if path[-1] == "kernel" and axis is not None else axis
-        leaf.set_value(module.mlp.setup.devices.place(leaf.get_value(), axis))
+        leaf.set_value(module.setup.devices.place(leaf.get_value(), axis))
     return module
 
 

@@ -54,7 +54,7 @@ class Devices:
         cuts: Mapping[str, int | None],
         tokens: Sequence[Array],
     ) -> Array:
-        """Have each device run a body on its parts: of weights, and of arrays ``(B, T, ...)``, cut along the tokens."""
+        """Have each device run a body on its parts of weights, and of arrays ``(B, T, ...)``, cut along the tokens."""
         if self.mesh is None:
             return body(weights, *tokens)
         specs = {name: self.spec(one.ndim, cuts[name], "tensor") for name, one in weights.items()}
@@ -63,6 +63,10 @@ class Devices:
             body, mesh=self.mesh, in_specs=(specs, *inputs), out_specs=self.spec(3, 1, "context"), check_vma=False
         )
         return run(dict(weights), *tokens)
+
+    def share(self, x: Array) -> Array:
+        """Return an array ``(B, T, ...)`` that every device was given, cut along the tokens."""
+        return x
 
     # ---- in the body
 

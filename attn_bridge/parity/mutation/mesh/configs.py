@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...sharding.sequences import pieces_of
-from .mutants import Array, Arrays
+from ....sharding.sequences import pieces_of
+from ..mutants import Array, Arrays
 
 
 @dataclasses.dataclass(frozen=True)
