@@ -3,6 +3,7 @@
 #:              test-neutral test-torch test-jax test-both test-optimized
 #: make tours   what takes longer: commands as users run them, every documented block, the gallery of ports,
 #:              planted faults found, named and placed
+#: make meshes  modules over many devices, simulated on this processor
 #: make lanes   the tests of Flax modules again, with NNX's coming defaults
 #: make lint    format, lint and who imports whom
 #: make types   strict type check
@@ -23,7 +24,8 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --maxprocesses 8
 # Each test runs once, with no more frameworks than it needs: what passes without the other needs no other.
 PARTS := test-neutral test-torch test-jax test-both test-optimized
 LONG := $(addprefix parity_tests/,tours wild twins/mutation twins/places)
-TESTS := test $(PARTS) tours lanes
+MESHES := parity_tests/meshes
+TESTS := test $(PARTS) tours meshes lanes
 
 # What XLA compiled is kept beside the packages: the workers of a run share it, and the next run starts with it.
 check $(TESTS): export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/xla
@@ -62,13 +64,17 @@ test-jax: $(VENV)/.installed-test
 	$(PYTEST) -q parity_tests --exact --without torch -m "not optimized"
 
 test-both: $(VENV)/.installed-test
-	$(PYTEST) -q parity_tests --exact $(addprefix --ignore ,$(LONG)) -m "not optimized" --durations 25
+	$(PYTEST) -q parity_tests --exact $(addprefix --ignore ,$(LONG) $(MESHES)) -m "not optimized" --durations 25
 
 test-optimized: $(VENV)/.installed-test
 	XLA_FLAGS= $(PYTEST) -q parity_tests -m optimized
 
 tours: $(VENV)/.installed-test
 	$(PYTEST) -q $(LONG) -m "not optimized" --durations 10
+
+# Each test starts as many processes as its mesh has devices; they would wait for each other's.
+meshes: $(VENV)/.installed-test
+	$(PYTEST) -q $(MESHES) -n 2 --durations 10
 
 # The tests that go through functions of NNX which the flags change.
 lanes: $(VENV)/.installed-test

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from . import backends
 from .printable import printable
-from .weights import Arrays, Rule, Rules, WeightsMismatchError, as_rules, convert_pairs
+from .weights import LazyArray, Region, Rule, Rules, Side, WeightsMismatchError, as_rules, everything, slices
 
 _WITHOUT_MEANING = ("dropout", "drop_rate", "hidden_dropout_prob", "attention_probs_dropout_prob", "context_length")
 """Fields of configs that the same weights may differ in: what training drops, and the longest sequence."""
@@ -64,23 +67,49 @@ def transfer(source: Any, target: Any, rules: Rules | Iterable[Rule] | None = No
         )
     reader, writer = backends.load(side), backends.load(other)
     rule_set = own_rules(reader, source) if rules is None else as_rules(rules)
-    arrays: Arrays = reader.get_weights(source)
-    wanted: dict[str, tuple[tuple[int, ...], str]] = writer.describe_weights(target)
-    pairs, missing, unexpected = rule_set.pair(arrays, side)
-    converted, misshapen = convert_pairs(pairs, arrays, side)
-    targets = {target_name for _, target_name in pairs.values()}
-    missing += [name for name in wanted if name not in targets]
-    unexpected += [name for name in targets if name not in wanted]
-    for name, array in converted.items():
-        if name in wanted and array.shape != wanted[name][0]:
-            misshapen.append(f"{printable(name)}: expected {wanted[name][0]}, got {array.shape}")
-    if missing or unexpected or misshapen:
-        raise WeightsMismatchError(missing, unexpected, misshapen)
-    check_same_meaning(reader.find_configs(source), writer.find_configs(target))
-    writer.set_weights(target, converted)
+    with reader.together(source), writer.together(target):
+        arrays: dict[str, LazyArray] = reader.lazy_weights(source)
+        wanted: dict[str, tuple[tuple[int, ...], str]] = writer.describe_weights(target)
+        pairs, missing, unexpected = rule_set.pair(arrays, side)
+        converted, misshapen = _converted(pairs, arrays, side)
+        targets = {target_name for _, target_name in pairs.values()}
+        missing += [name for name in wanted if name not in targets]
+        unexpected += [name for name in targets if name not in wanted]
+        for name, array in converted.items():
+            if name in wanted and array.shape != wanted[name][0]:
+                misshapen.append(f"{printable(name)}: expected {wanted[name][0]}, got {array.shape}")
+        if missing or unexpected or misshapen:
+            raise WeightsMismatchError(missing, unexpected, misshapen)
+        check_same_meaning(reader.find_configs(source), writer.find_configs(target))
+        write = writer.prepare_weights(target, converted)
+    write()
     redtyped = tuple(name for name, array in converted.items() if array.dtype.name != wanted[name][1])
     rows = ((name, other, converted[other].shape, converted[other].dtype.name) for name, (_, other) in pairs.items())
     return TransferReport(f"{side} -> {other}", tuple(rows), redtyped)
+
+
+def _converted(
+    pairs: Mapping[str, tuple[Rule, str]], arrays: Mapping[str, LazyArray], side: Side
+) -> tuple[dict[str, LazyArray], list[str]]:
+    """Return the other side's arrays, which are read when they are written, and list what does not fit."""
+    converted: dict[str, LazyArray] = {}
+    misshapen: list[str] = []
+    for name, (rule, other) in pairs.items():
+        try:
+            shape = rule.convert_shape(arrays[name].shape, side)
+        except ValueError as error:
+            misshapen.append(f"{printable(name)}: {error}")
+            continue
+        converted[other] = LazyArray(shape, arrays[name].dtype, functools.partial(_read, arrays[name], rule, side))
+    return converted, misshapen
+
+
+def _read(array: LazyArray, rule: Rule, side: Side, region: Region) -> np.ndarray[Any, Any]:
+    """Return a region of what a rule makes of an array; where it only moves axes, no more of that is read."""
+    own = rule.region(region, side)
+    if own is None:
+        return np.array(rule.convert(array.read(everything(array.shape)), side)[slices(region)], order="C")
+    return np.ascontiguousarray(rule.convert(array.read(own), side)).reshape([stop - start for start, stop in region])
 
 
 def own_rules(backend: Any, module: Any) -> Rules:

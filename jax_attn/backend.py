@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jax import Array
 import jax_attn
 from attn_bridge.masks import Mask
 from attn_bridge.specs import Config, Variant
+from attn_bridge.weights import LazyArray, Region, everything, slices
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -31,10 +32,16 @@ _QUICK_TO_COMPILE = {
 WEIGHTS = (nnx.Param, nnx.BatchStat)
 """Kinds of variables that count as weights; random-number and cache state does not."""
 
+READS_PARTS = True
+"""Whether `reading` holds no more of a weight than is asked for."""
+
 
 def to_numpy(array: Array) -> np.ndarray[Any, Any]:
-    """Return an array's elements as a NumPy array, bit for bit; bfloat16 and float8 are `ml_dtypes`."""
-    return np.asarray(array)
+    """Return an array's elements as a NumPy array, bit for bit; bfloat16 and float8 are `ml_dtypes`.
+
+    Of one that devices share it is all of it.
+    """
+    return _region(array, everything(array.shape)) if _is_shared(array) else np.asarray(array)
 
 
 def from_numpy(array: np.ndarray[Any, Any], name: str = "array", *, adopt: bool = False) -> Array:
@@ -43,11 +50,16 @@ def from_numpy(array: np.ndarray[Any, Any], name: str = "array", *, adopt: bool 
     Raises:
         TypeError: JAX would narrow the dtype, as it does with 64 bits unless ``jax_enable_x64`` is set.
     """
+    return _put(array, name, adopt, None)
+
+
+def _put(array: np.ndarray[Any, Any], name: str, adopt: bool, sharding: Any) -> Array:
+    """Return a NumPy array as a JAX array on the devices of a sharding, each with its part."""
     array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=None if adopt else True)
     narrowed = jax.dtypes.canonicalize_dtype(array.dtype)
     if narrowed != array.dtype:
         raise TypeError(f"{name} of dtype {array.dtype} would narrow to {narrowed} in JAX; enable jax_enable_x64 first")
-    return jax.device_put(array)  # `jnp.array` would compile a program per shape
+    return jax.device_put(array, sharding)  # `jnp.array` would compile a program per shape
 
 
 def describe_weights(module: nnx.Module) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -60,26 +72,111 @@ def get_weights(module: nnx.Module) -> Arrays:
     return {_name(path): to_numpy(value) for path, value in _values(module).items()}
 
 
+def lazy_weights(module: nnx.Module) -> dict[str, LazyArray]:
+    """Return what `get_weights` does as arrays that are read when they are asked for, from the devices' parts."""
+    return {
+        _name(path): LazyArray(value.shape, np.dtype(value.dtype), functools.partial(_region, value))
+        for path, value in _values(module).items()
+    }
+
+
 def set_weights(module: nnx.Module, arrays: Mapping[str, np.ndarray[Any, Any]], *, adopt: bool = False) -> None:
     """Write arrays, of the right names and shapes, into a module; a variable takes its array's dtype.
 
     Args:
-        module: any module.
+        module: any module; of an array that devices share, each keeps its part.
         arrays: by name.
         adopt: whether the module may keep the arrays themselves, which nobody else holds, so that nothing is copied.
 
     Raises:
         TypeError: JAX would narrow a dtype; then nothing was written.
     """
-    targets = _values(module)
-    values = {}
-    for path, old in targets.items():
-        if _name(path) in arrays:
-            value = from_numpy(arrays[_name(path)], _name(path), adopt=adopt)
-            # What is bound to no device stays so: a step compiled for the one would be compiled again for the other.
-            bound = isinstance(old, Array) and old.committed
-            values[path] = jax.device_put(value, old.sharding) if bound else value
-    nnx.update(module, nnx.from_flat_state(values))
+    prepare_weights(module, arrays, adopt=adopt)()
+
+
+def prepare_weights(
+    module: nnx.Module, arrays: Mapping[str, np.ndarray[Any, Any] | LazyArray], *, adopt: bool = False
+) -> Callable[[], None]:
+    """Do what can fail of `set_weights`, and return the rest of it; of lazy arrays each device reads its own part."""
+    values = {
+        path: _placed(arrays[_name(path)], old, _name(path), adopt)
+        for path, old in _values(module).items()
+        if _name(path) in arrays
+    }
+    return functools.partial(nnx.update, module, nnx.from_flat_state(values))
+
+
+def _placed(array: np.ndarray[Any, Any] | LazyArray, old: Any, name: str, adopt: bool) -> Array:
+    """Return an array where a module's is, shared as that is."""
+    # What is bound to no device stays so: a step compiled for the one would be compiled again for the other.
+    sharding = None if isinstance(old, Array) and not old.committed else getattr(old, "sharding", None)
+    if not isinstance(array, LazyArray):
+        return _put(array, name, adopt, sharding)
+    if sharding is None:
+        return from_numpy(array.read(everything(array.shape)), name, adopt=True)
+    from_numpy(np.empty(0, array.dtype), name)
+    held: dict[Region, np.ndarray[Any, Any]] = {}
+
+    def part(index: Any) -> np.ndarray[Any, Any]:
+        region = tuple(one.indices(size)[:2] for one, size in zip(index, array.shape, strict=True))
+        if region in held:
+            return held[region].copy()  # a device may keep the memory that it is given
+        held[region] = array.read(region)
+        return held[region]
+
+    return jax.make_array_from_callback(array.shape, sharding, part, dtype=array.dtype)
+
+
+def shared_names(module: nnx.Module) -> set[str]:
+    """Return the names of the weights that devices share."""
+    return {_name(path) for path, value in _values(module).items() if _is_shared(value)}
+
+
+def together(module: nnx.Module) -> contextlib.AbstractContextManager[None]:
+    """Return the context that every process leaves when all do; here there is one."""
+    del module
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def reading(module: nnx.Module) -> Iterator[Callable[[str, Region], np.ndarray[Any, Any]] | None]:
+    """Yield what reads a region of a weight by name, from the devices that hold some of it.
+
+    Raises:
+        ValueError: devices of other processes hold some of a weight.
+    """
+    arrays = {_name(path): value for path, value in _values(module).items()}
+    for name, array in arrays.items():
+        if isinstance(array, Array) and not array.is_fully_addressable:
+            raise ValueError(f"{name} lies on devices of several processes; gather it in one first")
+    yield lambda name, region: _region(arrays[name], region)
+
+
+def _is_shared(value: Any) -> bool:
+    sharding = getattr(value, "sharding", None)
+    return sharding is not None and len(sharding.device_set) > 1
+
+
+def _region(array: Array, region: Region) -> np.ndarray[Any, Any]:
+    """Return a region of an array, put together from the devices' parts; JAX would keep all of it beside the array."""
+    if not _is_shared(array):
+        return np.array(np.asarray(array)[slices(region)], order="C")
+    found = np.empty([stop - start for start, stop in region], array.dtype)
+    seen: set[Region] = set()
+    for shard in array.addressable_shards:
+        own = tuple(one.indices(size)[:2] for one, size in zip(shard.index, array.shape, strict=True))
+        common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(own, region, strict=True))
+        if own in seen or any(start >= stop for start, stop in common):
+            continue
+        seen.add(own)
+        here, there = (
+            tuple((start - first, stop - first) for (start, stop), (first, _) in zip(common, one, strict=True))
+            for one in (own, region)
+        )
+        # On an accelerator, JAX keeps beside an array what it was once copied to the host as.
+        data = shard.data if shard.device.platform == "cpu" else shard.data.copy()
+        found[slices(there)] = np.asarray(data)[slices(here)]
+    return found
 
 
 def find_configs(module: nnx.Module) -> dict[str, Config]:

@@ -104,6 +104,7 @@ class GatedDeltaNet(nnx.Module):
             jax.nn.sigmoid(self.W_beta(batch).astype(key.dtype)),
             state=None if cache is None else cache.state,
             form=form,
+            **functional.attention_arguments(self),
         )
         gated = self.norm(context.astype(value.dtype)).astype(key.dtype) * jax.nn.silu(gate.astype(key.dtype))
         output = self.out_proj(rearrange(gated.astype(value.dtype), "b t h c -> b t (h c)"))

@@ -100,7 +100,7 @@ class TorchRngs:
 
     def bernoulli(self, p: float = 0.5, shape: int | Sequence[int] = ()) -> Bool[Array, "..."]:
         """Draw as ``torch.empty(shape).bernoulli_(p)`` does; a dropout at rate r draws with ``p = 1 - r``."""
-        if not _is_tracing():
+        if not is_tracing():
             jax.effects_barrier()
             return jnp.asarray(self._generator.bernoulli(shape, p))
         result = jax.ShapeDtypeStruct(rng.as_shape(shape), jnp.bool_)
@@ -121,13 +121,13 @@ def check_rngs(rngs: object) -> None:
     validation.check_source("rngs", rngs, kinds, "an nnx.Rngs or a jax_attn.random.TorchRngs")
 
 
-def _is_tracing() -> bool:
+def is_tracing() -> bool:
     """Whether operations are recorded, to run later and maybe often; taking gradients is not that."""
     return isinstance(jnp.zeros(()), jax.core.Tracer)
 
 
 def _on_the_host(what: str) -> None:
     """Refuse a trace, and wait for masks that compiled functions still draw."""
-    if _is_tracing():
+    if is_tracing():
         raise RuntimeError(f"TorchRngs must be {what} outside jax.jit, jax.eval_shape and other traces")
     jax.effects_barrier()

@@ -6,12 +6,13 @@ The twin is `jax_attn.backend`; `attn_bridge.backends.load` returns either.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 import shutil
 import sysconfig
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -22,15 +23,20 @@ from torch import Tensor, nn
 import torch_attn
 from attn_bridge.masks import Mask
 from attn_bridge.specs import Config, Variant
+from attn_bridge.weights import LazyArray, Region, everything, slices
 
 from .checkpoints.undrawn import give_memory, undrawn
 from .functional import dtype_name
-from .parallel.shards import cut_as, is_sharded, whole
+from .parallel import shards
+from .parallel.shards import is_sharded
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 _BITS = {1: (np.uint8, torch.uint8), 2: (np.uint16, torch.uint16)}
 """Integers of an item's size: what NumPy and torch both know, to carry the bits of what only one of them knows."""
+
+READS_PARTS = False
+"""Whether `reading` holds no more of a weight than is asked for; DTensors are put together whole."""
 
 
 def to_numpy(array: Tensor) -> np.ndarray[Any, Any]:
@@ -38,7 +44,7 @@ def to_numpy(array: Tensor) -> np.ndarray[Any, Any]:
 
     Of one that devices share it is all of it; every rank of its mesh has to call this.
     """
-    array = whole(array).detach().cpu().contiguous()
+    array = shards.whole(array).detach().cpu().contiguous()
     name = dtype_name(array)
     if not hasattr(ml_dtypes, name):
         return array.numpy()
@@ -75,6 +81,37 @@ def get_weights(module: nn.Module) -> Arrays:
     return {name: to_numpy(_dense(name, tensor)) for name, tensor in _tensors(module).items()}
 
 
+def lazy_weights(module: nn.Module) -> dict[str, LazyArray]:
+    """Return what `get_weights` does as arrays that are read when they are asked for, a whole tensor at a time.
+
+    Raises:
+        TypeError: no module, or a tensor that has no plain numbers: quantised, sparse, nested, or on the meta device.
+    """
+    tensors = {name: _dense(name, tensor) for name, tensor in _tensors(module).items()}
+    read = _holding(lambda name: tensors[name])
+    return {
+        name: LazyArray(
+            tuple(tensor.shape),
+            to_numpy(torch.empty(0, dtype=tensor.dtype)).dtype,
+            functools.partial(read, name),
+        )
+        for name, tensor in tensors.items()
+    }
+
+
+def _holding(ask: Callable[[str], Tensor]) -> Callable[[str, Region], np.ndarray[Any, Any]]:
+    """Return what reads a region of a tensor by name, and holds the last tensor that was asked for."""
+    held: Arrays = {}
+
+    def read(name: str, region: Region) -> np.ndarray[Any, Any]:
+        if name not in held:
+            held.clear()
+            held[name] = to_numpy(ask(name))
+        return np.array(held[name][slices(region)], order="C")
+
+    return read
+
+
 def _dense(name: str, tensor: Tensor) -> Tensor:
     """Return a tensor that has plain numbers; refuse one that is quantised, sparse, nested or on the meta device."""
     kind = "" if tensor.layout == torch.strided else f"sparse ({tensor.layout})"
@@ -93,7 +130,7 @@ def set_weights(module: nn.Module, arrays: Mapping[str, np.ndarray[Any, Any]], *
     """Write arrays, of the right names and shapes, into a module; a tensor takes its array's dtype.
 
     Args:
-        module: any module.
+        module: any module; of a tensor that devices share, each keeps its part.
         arrays: by name.
         adopt: whether the module may keep the arrays themselves, which nobody else holds, so that nothing is copied.
 
@@ -101,20 +138,43 @@ def set_weights(module: nn.Module, arrays: Mapping[str, np.ndarray[Any, Any]], *
         TypeError: torch lacks a dtype, or a tensor cannot be written; then nothing was.
         ValueError: two names are one tensor in the module, and their arrays differ; then nothing was written.
     """
+    prepare_weights(module, arrays, adopt=adopt)()
+
+
+def prepare_weights(
+    module: nn.Module, arrays: Mapping[str, np.ndarray[Any, Any] | LazyArray], *, adopt: bool = False
+) -> Callable[[], None]:
+    """Do what can fail of `set_weights`, and return the rest of it; of lazy arrays each device reads its own part."""
     targets = _tensors(module)
-    values = {name: from_numpy(array, name, adopt=adopt).to(targets[name].device) for name, array in arrays.items()}
+    values = {name: _value(array, targets[name], name, adopt) for name, array in arrays.items()}
     _check_writable(targets, values)
+    return functools.partial(_write, targets, values, adopt)
+
+
+def _value(array: np.ndarray[Any, Any] | LazyArray, target: Tensor, name: str, adopt: bool) -> Tensor:
+    """Return an array as a tensor where a module's is, shared as that is."""
+    region = shards.region_of(target) if is_sharded(target) else None
+    if isinstance(array, LazyArray):
+        array, adopt = array.read(everything(array.shape) if region is None else region), True
+    elif region is not None:
+        array = array[slices(region)]
+    value = from_numpy(array, name, adopt=adopt).to(target.device)
+    return (
+        shards.from_part(value, target) if is_sharded(target) and region is not None else shards.cut_as(value, target)
+    )
+
+
+def _write(targets: Mapping[str, Tensor], values: Mapping[str, Tensor], adopt: bool) -> None:
     with torch.no_grad():
         for name, value in values.items():
-            if is_sharded(targets[name]):
-                targets[name].grad = None
-                targets[name].data = cut_as(value, targets[name])
-                continue
-            if targets[name].dtype == value.dtype and not adopt:
-                targets[name].copy_(value)
+            target = targets[name]
+            if is_sharded(target) and is_sharded(value):
+                shards.write(target, value)
+            elif target.dtype == value.dtype and not adopt:
+                target.copy_(value)
             else:
-                targets[name].grad = None
-                targets[name].data = value
+                target.grad = None
+                target.data = value
 
 
 def _check_writable(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
@@ -130,14 +190,39 @@ def _check_writable(targets: Mapping[str, Tensor], values: Mapping[str, Tensor])
             raise TypeError(f"{name} requires gradients and cannot take dtype {dtype_name(value)}")
         if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
             raise TypeError(f"{name} is an expanded tensor, whose elements share memory, and cannot be written")
-        owner = owners.setdefault((target.data_ptr(), tuple(target.shape)), name) if target.numel() else name
-        if owner != name and not torch.equal(_bits(values[owner]), _bits(value)):
+        held = shards.own_part(target)
+        owner = owners.setdefault((held.data_ptr(), tuple(target.shape)), name) if held.numel() else name
+        if owner != name and not torch.equal(*(_bits(shards.own_part(values[one])) for one in (owner, name))):
             both = " and ".join(sorted((owner, name)))
             raise ValueError(f"{both} are one tensor in the target and two different ones in the source")
 
 
 def _bits(value: Tensor) -> Tensor:
     return value.contiguous().view(torch.uint8) if value.ndim else value.reshape(1).view(torch.uint8)
+
+
+def shared_names(module: nn.Module) -> set[str]:
+    """Return the names of the weights that devices share."""
+    return {name for name, tensor in _tensors(module).items() if is_sharded(tensor)}
+
+
+def together(module: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Return the context that every rank leaves when all do, with an error on all where one has one."""
+    return shards.together(_tensors(module).values())
+
+
+@contextlib.contextmanager
+def reading(module: nn.Module) -> Iterator[Callable[[str, Region], np.ndarray[Any, Any]] | None]:
+    """Yield what reads a region of a weight by name, on the one process that is to; the others give it their parts.
+
+    One whole tensor is held at a time.
+
+    Raises:
+        TypeError: a tensor that has no plain numbers.
+    """
+    tensors = {name: _dense(name, tensor) for name, tensor in _tensors(module).items()}
+    with shards.gathering(tensors) as ask:
+        yield None if ask is None else _holding(ask)
 
 
 def find_configs(module: nn.Module) -> dict[str, Config]:

@@ -165,6 +165,6 @@ class BertAttention(nn.Module):
             for project in (self.W_query, self.W_key, self.W_value)
         )
         context = functional.dot_product_attention(
-            query, key, value, mask=attention_mask, **functional.dropout_arguments(self.dropout)
+            query, key, value, mask=attention_mask, **functional.attention_arguments(self)
         )
         return self.out_proj(rearrange(context, "b t h c -> b t (h c)"))

@@ -93,7 +93,7 @@ class CausalAttention(nn.Module):
             value,
             mask=causal().restrict(attention_mask),
             return_weights=return_weights,
-            **functional.dropout_arguments(self.dropout),
+            **functional.attention_arguments(self),
         )
         context, weights = functional.as_pair(result)
         context = rearrange(context, "b t 1 c -> b t c")

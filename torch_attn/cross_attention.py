@@ -94,7 +94,7 @@ class CrossAttention(nn.Module):
             mask=mask,
             scale=config.scale,
             return_weights=return_weights,
-            **functional.dropout_arguments(self.dropout),
+            **functional.attention_arguments(self),
         )
         result, weights = functional.as_pair(result)
         if cache is not None and context is not None:

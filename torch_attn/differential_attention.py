@@ -98,9 +98,8 @@ class DifferentialAttention(nn.Module):
             arguments = {"mask": config.mask, "attention_mask": attention_mask, "positions": positions}
             cache, view = cache.append(key, value, **arguments, num_heads=config.num_heads)
             key, value, mask = view.key, view.value, view.mask
-        result = functional.dot_product_attention(
-            query, key, value, mask=mask, scale=config.scale, return_weights=return_weights
-        )
+        arguments = {"scale": config.scale, "return_weights": return_weights, **functional.attention_arguments(self)}
+        result = functional.dot_product_attention(query, key, value, mask=mask, **arguments)
         context, weights = functional.as_pair(result)
         context = self._subtract(rearrange(context, "b t (p n g) c -> n b t (p g) c", n=2, p=key.shape[2]))
         if weights is not None:

@@ -41,6 +41,7 @@ def dot_product_attention(
     rng: torch.Generator | RngStream | JaxRngs | None = None,
     return_weights: bool = False,
     implementation: str | None = None,
+    sharding: Any = None,
 ) -> Float[Tensor, "B T H Dv"] | tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H T S"]]:
     """Scaled dot-product attention (arXiv 1706.03762): ``softmax(scale * query key^T) value`` per head.
 
@@ -62,6 +63,8 @@ def dot_product_attention(
             stream), or None for the global generator.
         return_weights: also return the weights ``(B, H, T, S)``, as they are before dropout; only the reference does.
         implementation: a name in `IMPLEMENTATIONS`; None takes the fastest that supports the call.
+        sharding: devices that share the call, as `parallel.parallelize` gives it to modules; the arguments stay those
+            of the whole, and each device takes its heads and tokens of them.
 
     Returns:
         The context ``(B, T, H, Dv)`` in the dtype of `query`, and the weights if asked for.
@@ -73,6 +76,8 @@ def dot_product_attention(
     """
     validation.check_implementation(implementation, IMPLEMENTATIONS)
     call = _checked(query, key, value, mask, bias, scale, softcap, sinks, dropout, rng, return_weights)
+    if sharding is not None:
+        return sharding.attend(call, implementation)
     return implementations.choose(call, implementation).attend(call)
 
 
@@ -229,9 +234,13 @@ def with_cache(result: Any, cache: Any) -> Any:
     return (*result, cache) if isinstance(result, tuple) else (result, cache)
 
 
-def dropout_arguments(dropout: nn.Dropout) -> dict[str, Any]:
-    """Return the arguments of `dot_product_attention` that a dropout layer stands for: nothing in eval mode."""
-    return {"dropout": dropout.p, "rng": getattr(dropout, "rngs", None)} if dropout.training else {}
+def attention_arguments(module: nn.Module) -> dict[str, Any]:
+    """Return the arguments of `dot_product_attention` that a module's dropout, in training, and its devices are."""
+    dropout, sharding = getattr(module, "dropout", None), getattr(module, "sharding", None)
+    arguments = {} if sharding is None else {"sharding": sharding}
+    if dropout is None or not dropout.training:
+        return arguments
+    return {"dropout": dropout.p, "rng": getattr(dropout, "rngs", None), **arguments}
 
 
 def shape_of(array: Tensor) -> tuple[int, ...]:

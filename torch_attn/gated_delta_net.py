@@ -105,6 +105,7 @@ class GatedDeltaNet(nn.Module):
             torch.sigmoid(self.W_beta(batch).to(key.dtype)),
             state=None if cache is None else cache.state,
             form=form,
+            **functional.attention_arguments(self),
         )
         gated = self.norm(context.to(self.norm.scale.dtype)).to(key.dtype) * nn.functional.silu(gate.to(key.dtype))
         output = self.out_proj(rearrange(gated.to(value.dtype), "b t h c -> b t (h c)"))

@@ -111,7 +111,7 @@ class GroupedQueryAttention(nn.Module):
             softcap=config.softcap,
             sinks=self.sinks if config.sinks else None,
             return_weights=return_weights,
-            **functional.dropout_arguments(self.dropout),
+            **functional.attention_arguments(self),
         )
         context, weights = functional.as_pair(result)
         context = rearrange(context, "b t h c -> b t (h c)")

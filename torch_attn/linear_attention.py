@@ -94,7 +94,8 @@ class LinearAttention(nn.Module):
             visible = recurrence.visible_tokens(attention_mask, batch, cache)
             key = recurrence.without(key, visible)
             state = None if cache is None else cache.state
-            context, state = recurrence.linear_attention(query, key, value, state=state, form=form)
+            arguments = {"state": state, "form": form, **functional.attention_arguments(self)}
+            context, state = recurrence.linear_attention(query, key, value, **arguments)
             cache = cache if cache is None else cache.advance(state, None, batch.shape[1])
         output = self.out_proj(rearrange(context.to(value.dtype), "b t h c -> b t (h c)"))
         shown = weights.to(value.dtype) if return_weights else None

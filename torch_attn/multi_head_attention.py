@@ -98,7 +98,7 @@ class MultiHeadAttention(nn.Module):
             value,
             mask=causal().restrict(attention_mask),
             return_weights=return_weights,
-            **functional.dropout_arguments(self.dropout),
+            **functional.attention_arguments(self),
         )
         context, weights = functional.as_pair(result)
         context = self.out_proj(rearrange(context, "b t h c -> b t (h c)"))

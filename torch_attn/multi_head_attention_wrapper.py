@@ -97,7 +97,7 @@ class MultiHeadAttentionWrapper(nn.Module):
             value,
             mask=causal().restrict(attention_mask),
             return_weights=return_weights,
-            **functional.dropout_arguments(self.dropout),
+            **functional.attention_arguments(self),
         )
         context, weights = functional.as_pair(result)
         return functional.as_given(x, rearrange(context, "b t h c -> b t (h c)"), weights)

@@ -110,7 +110,7 @@ class MultiHeadLatentAttention(nn.Module):
             cache, view = cache.append(latent, latent[..., :0], **arguments, num_heads=config.num_heads)
             latent, mask = view.key, view.mask
         options = {"mask": mask, "scale": config.scale, "return_weights": return_weights}
-        options |= functional.dropout_arguments(self.dropout)
+        options |= functional.attention_arguments(self)
         if absorbed or (absorbed is None and cache is not None and batch.shape[1] == 1):
             context, weights = self._absorbed(query_nope, query_rope, latent, options)
         else:

@@ -6,6 +6,7 @@ Letters: b batch, t query position, s key position, h head, i pair of channels, 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attn_bridge.specs import Alibi, LongRoPEScaling, NTKScaling, Rotary
+
+from .parallel.shards import on_parts
 
 
 def rotary_tables(
@@ -60,8 +63,11 @@ def apply_rotary(
     Returns:
         Like `x`; computed in the dtype of the tables, rounded once.
     """
+    return on_parts(functools.partial(_turn, pairing=pairing), x, cos[..., None, :], sin[..., None, :])
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, *, pairing: str) -> Tensor:
     turning, rest = x[..., : 2 * cos.shape[-1]].to(cos.dtype), x[..., 2 * cos.shape[-1] :]
-    cos, sin = cos[..., None, :], sin[..., None, :]
     if pairing == "half":
         one, two = rearrange(turning, "b t h (two i) -> two b t h i", two=2)
         turned = torch.cat([one * cos - two * sin, two * cos + one * sin], -1)

@@ -69,7 +69,8 @@ class SelfAttention_v1(nn.Module):
         batch = functional.as_batch(x, self.W_query, d_in=self.config.d_in)
         matrices = self.W_query, self.W_key, self.W_value
         query, key, value = (rearrange(batch @ weight, "b t c -> b t 1 c") for weight in matrices)
-        result = functional.dot_product_attention(query, key, value, mask=attention_mask, return_weights=return_weights)
+        arguments = {"return_weights": return_weights, **functional.attention_arguments(self)}
+        result = functional.dot_product_attention(query, key, value, mask=attention_mask, **arguments)
         context, weights = functional.as_pair(result)
         context = rearrange(context, "b t 1 c -> b t c")
         weights = None if weights is None else rearrange(weights, "b 1 t s -> b t s")

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..weights import LazyArray, Region, slices
 from ..weights.changes import Steps, rounded, wider
 from .containers.base import Reader, numpy_dtype
 from .containers.writing import PAGE
 from .copying import Move, apply, blocks, boxed, move_of, pieces, source_runs
+from .planning import part_of
 
 if TYPE_CHECKING:
     from .planning.plans import Target
@@ -160,6 +162,35 @@ class Elements:
             self._source = np.empty(0, np.uint8)  # freed before there is a larger one
             self._source = np.empty(size, np.uint8)
         return self._source[:size].view(dtype)
+
+
+class Parts:
+    """Reads regions of targets, and of the source no more than they are made of, where that can be told.
+
+    Args:
+        reader: the source.
+        kept: what an earlier conversion kept aside.
+    """
+
+    def __init__(self, reader: Reader, kept: Reader | None):
+        self._reader, self._kept = reader, kept
+        self._held: tuple[str, Array] | None = None
+
+    def of(self, target: Target) -> LazyArray:
+        """Return a target as an array that is read by regions."""
+        dtype = numpy_dtype(target.info.dtype)
+        return LazyArray(target.info.shape, dtype, lambda region: self._read(target, region))
+
+    def _read(self, target: Target, region: Region) -> Array:
+        part = part_of(target, region) if self._reader.random_access else None
+        if part is not None:
+            # Elements of its own: the memory that it lends is kept here.
+            return Elements(self._reader, self._kept, 0).read(part)[0].reshape(part.info.shape)
+        name, shape = target.info.name, target.info.shape
+        if self._held is None or self._held[0] != name:
+            self._held = None  # freed before the next is read
+            self._held = name, Elements(self._reader, self._kept, target.info.nbytes).read(target)[0].reshape(shape)
+        return np.array(self._held[1][slices(region)], order="C")
 
 
 def _change(steps: Steps, result: Array, found: Array, kept: Array | None) -> None:

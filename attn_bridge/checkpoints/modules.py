@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import mmap
 import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,39 +20,15 @@ from .. import backends, specs
 from ..specs.model import ModelConfig
 from ..weights import WeightsMismatchError
 from . import configs, containers, execution, manifest, planning
-from .containers.base import Array, CheckpointError, Reader, TensorInfo, numpy_dtype
-from .elements import Elements
+from .containers.base import Array, CheckpointError, Reader, numpy_dtype
+from .elements import Elements, Parts
+from .readers import ArraysReader, NumberedReader, SharedReader
 
 Side = Literal["torch", "flax"]
 
 
 WITH_MASKS = ("book", "fused-qkv")
 """Layouts whose classes hold a causal mask beside their weights."""
-
-
-class ArraysReader(Reader):
-    """Arrays in memory as a checkpoint to be written.
-
-    Args:
-        arrays: name -> array.
-    """
-
-    format: ClassVar[str] = "memory"
-
-    def __init__(self, arrays: Mapping[str, Array]):
-        self.path = Path("<memory>")
-        self.tensors = {name: TensorInfo(name, array.dtype.name, array.shape) for name, array in arrays.items()}
-        self.metadata: dict[str, Any] = {}
-        self._arrays = dict(arrays)
-
-    def files(self) -> list[Path]:
-        """Return no file."""
-        return []
-
-    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes of an array."""
-        flat = np.ascontiguousarray(self._arrays[name]).reshape(-1).view(np.uint8)
-        return flat[start:stop].data
 
 
 def check_arguments(call: str, wanted: str, kind: type, module: Any, path: Any) -> None:
@@ -83,7 +58,7 @@ def load(
     """
     backend = backends.load(side)
     wanted = backend.describe_weights(module)
-    with containers.open_reader(path) as reader:
+    with backend.together(module), containers.open_reader(path) as reader:
         if from_layout is None and reader.tensors.keys() == wanted.keys():
             before, plan = None, planning.make(reader, target_layout="same")
         else:
@@ -116,7 +91,11 @@ def load(
         if adopt:
             _check_head(path, config, found)
         execution.check_dropped(plan, reader)
-        backend.set_weights(module, _read(elements, found), adopt=adopt)
+        shared, parts = backend.shared_names(module), Parts(reader, None if before is None else before.kept)
+        lazy = {name: parts.of(found[name]) for name in found if name in shared}
+        arrays = _read(elements, {name: one for name, one in found.items() if name not in shared})
+        write = backend.prepare_weights(module, {**arrays, **lazy}, adopt=adopt)
+    write()
 
 
 ARENA, ALIGNED = 1 << 28, 64
@@ -232,36 +211,6 @@ def _first_rows(array: Array, rows: tuple[int, int] | None) -> Array:
     return array[tuple(slice(0, rows[1]) if size == rows[0] else slice(None) for size in array.shape)]
 
 
-class NumberedReader(Reader):
-    """A checkpoint in float64 whose elements hold their own numbers, counted over all tensors.
-
-    Args:
-        reader: the checkpoint.
-    """
-
-    format: ClassVar[str] = "memory"
-
-    def __init__(self, reader: Reader):
-        self.path, self.metadata = reader.path, reader.metadata
-        self.tensors = {
-            name: dataclasses.replace(info, dtype="float64") if "float" in info.dtype else info
-            for name, info in reader.tensors.items()
-        }
-        sizes = [math.prod(info.shape) for info in self.tensors.values()]
-        starts = np.cumsum([1, *sizes])  # from 1: zero is what a module may hold that no element was written to
-        self._starts = dict(zip(self.tensors, map(int, starts), strict=False))
-
-    def files(self) -> list[Path]:
-        """Return no file."""
-        return []
-
-    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes of a tensor."""
-        first, last = start // 8, -(-stop // 8)
-        found = np.arange(first, last, dtype=np.float64) + self._starts[name]
-        return found.view(np.uint8)[start - 8 * first : stop - 8 * first].data
-
-
 def check_names(side: Side, path: Path, config: specs.DecoderConfig) -> None:
     """Check a folder's names and shapes against a model's; of numbers, whether tied matrices are the same.
 
@@ -348,8 +297,28 @@ def save(
     config: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a module's weights to a checkpoint; see ``torch_attn.checkpoints.save``."""
-    backend = backends.load(side)
-    reader = ArraysReader(backend.get_weights(module))
+    backend, options = backends.load(side), (path, to_layout, format, settings, overwrite, config)
+    if not backend.shared_names(module):
+        _save(side, module, ArraysReader(backend.get_weights(module)), *options)
+        return
+    with backend.together(module), backend.reading(module) as read:
+        if read is not None:
+            bound = planning.IDLE + 4 * execution.MIN if backend.READS_PARTS else None
+            _save(side, module, SharedReader(backend.describe_weights(module), read), *options, bound)
+
+
+def _save(
+    side: Side,
+    module: Any,
+    reader: Reader,
+    path: Path,
+    to_layout: str,
+    format: str | None,
+    settings: Mapping[str, Any] | None,
+    overwrite: bool,
+    config: Mapping[str, Any] | None,
+    max_memory: int | None = None,
+) -> None:
     kind = containers.format_of(path, format)
     is_folder = configs.is_folder(path, kind)
     own = getattr(module, "config", None)
@@ -367,7 +336,7 @@ def save(
         config=config,
     )
     before = None
-    masks = _masks(backend.find_configs(module)) if to_layout in WITH_MASKS else {}
+    masks = _masks(backends.load(side).find_configs(module)) if to_layout in WITH_MASKS else {}
     if masks:
         kept = ArraysReader(masks)
         plan = planning.with_kept(plan, kept)
@@ -380,6 +349,7 @@ def save(
         before=before,
         is_folder=is_folder,
         overwrite=overwrite,
+        max_memory=max_memory,
         config=config if plan.config is None else plan.config,
     )
 

@@ -66,6 +66,20 @@ def check(
     tokens: Annotated[int | None, typer.Option(help="With --model: tokens of each row; 12 by default.")] = None,
     batch: Annotated[int | None, typer.Option(help="With --model: rows of tokens; 2 by default.")] = None,
     html: Annotated[str | None, typer.Option(metavar="FILE", help="With --model: write the report as a page.")] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXES",
+            help="Share each VARIANT out over simulated devices: tensor=2,context=2,fsdp=2, or some of them.",
+        ),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="With --mesh: all_gather, ring or ulysses, how queries meet keys of other devices."),
+    ] = None,
+    framework: Annotated[
+        list[str] | None, typer.Option(help="With --mesh: torch or flax; those that are installed by default.")
+    ] = None,
     jobs: Jobs = AUTO,
     json_file: Annotated[
         str | None,
@@ -91,6 +105,13 @@ def check(
     from ..parity.check.matrix import check as run_check
     from ..parity.check.matrix import seldom_collecting
 
+    if mesh is not None:
+        if case or dtype or full or weights is not None or settings or model is not None or html is not None:
+            raise ValueError("--mesh goes with VARIANT, --method, --framework, --seeds and --json alone")
+        return _check_mesh(parse_mesh(mesh), variants or [], method, framework or [], seeds, json_file)
+    for option, words in (("method", [method] if method else []), ("framework", framework or [])):
+        if words:
+            raise ValueError(f"--{option} ({', '.join(words)}) goes with --mesh")
     if model is not None:
         if variants or case or dtype or full or weights is not None or settings:
             raise ValueError(
@@ -181,6 +202,54 @@ def _check_model(
             print("\n".join(report.lines()))
     if report.stopped:
         raise KeyboardInterrupt
+    return 0 if report.passed else 1
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Return the sizes of the axes of a mesh by name.
+
+    Raises:
+        ValueError: the text is not made of ``NAME=SIZE``, or names an axis twice.
+    """
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, size = part.strip().partition("=")
+        if not equals or not size.isdecimal() or name in found:
+            raise ValueError(f"--mesh takes axes such as tensor=2,context=2, each once, got {text}")
+        found[name] = int(size)
+    return found
+
+
+def _check_mesh(
+    sizes: dict[str, int],
+    variants: list[str],
+    method: str | None,
+    frameworks: list[str],
+    seeds: int,
+    json_file: str | None,
+) -> int:
+    from rich.console import Console
+
+    from ..parity.check.mesh.run import check_mesh
+
+    if json_file is not None:
+        check_writable(json_file)
+    with progress() as advance:
+        report = check_mesh(
+            sizes, variants, method=method or "all_gather", frameworks=frameworks, seeds=seeds, progress=advance
+        )
+    writes = [] if json_file in (None, "-") else [functools.partial(write_json, report.to_json(), json_file)]
+    with written(*writes):
+        if json_file == "-":
+            write_json(report.to_json(), "-")
+        else:
+            console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+            console.print(report.table())
+            for line in report.explanations():
+                console.print(line, markup=False, soft_wrap=True)
+            facts = ", ".join(f"{name} {value}" for name, value in report.environment.items())
+            console.print(facts, markup=False, soft_wrap=True)
+            console.print(report.summary(), markup=False, soft_wrap=True)
     return 0 if report.passed else 1
 
 

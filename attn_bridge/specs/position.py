@@ -47,6 +47,10 @@ class Scaling:
         """Return the frequencies ``(dim // 2,)``, in radians per position."""
         raise NotImplementedError
 
+    def turns_alike(self, tokens: int, other: int) -> bool:
+        """Tell whether sequences of so many tokens turn each of their positions by the same angles."""
+        return True
+
 
 @dataclasses.dataclass(frozen=True)
 class LinearScaling(Scaling):
@@ -87,6 +91,10 @@ class NTKScaling(Scaling):
     def exponents(self, dim: int) -> Floats:
         """Return the powers ``(dim // 2,)`` of the growth by which the frequencies are divided: 0 first, 1 last."""
         return _indices(dim) / max(dim // 2 - 1, 1)
+
+    def turns_alike(self, tokens: int, other: int) -> bool:
+        """Tell whether sequences of so many tokens turn each of their positions by the same angles."""
+        return self.original_context is None or tokens == other or max(tokens, other) <= self.original_context
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,6 +246,10 @@ class LongRoPEScaling(Scaling):
     def long_frequencies(self, base: float, dim: int) -> Floats:
         """Return the frequencies ``(dim // 2,)`` of long ones."""
         return self._divided(base, dim, self.long_factors)
+
+    def turns_alike(self, tokens: int, other: int) -> bool:
+        """Tell whether sequences of so many tokens turn each of their positions by the same angles."""
+        return (tokens > self.original_context) == (other > self.original_context)
 
     def _divided(self, base: float, dim: int, factors: tuple[float, ...]) -> Floats:
         if len(factors) != dim // 2:

@@ -196,6 +196,17 @@ class Rule:
         result: tuple[int, ...] = self.convert(np.broadcast_to(np.empty((), np.bool_), shape), source).shape
         return result
 
+    def region(self, region: Sequence[tuple[int, int]], source: AnySide) -> tuple[tuple[int, int], ...] | None:
+        """Return which region of the `source` side becomes that of the other; None where axes do more than move."""
+        pattern = self.pattern if source in ("torch", "first") else _reversed(self.pattern)
+        ours, theirs = (side.split() for side in pattern.split("->"))
+        if ours == theirs == ["..."]:
+            return tuple(region)
+        if self.sizes or sorted(ours) != sorted(theirs) or not all(map(_AXIS.fullmatch, ours)):
+            return None
+        bounds = dict(zip(theirs, region, strict=True))
+        return tuple(bounds[axis] for axis in ours)
+
     def prefixed(self, torch: str, flax: str) -> Rule:
         """Return the rule for the same tensors inside a larger module, below dotted prefixes (empty = none)."""
         names = [

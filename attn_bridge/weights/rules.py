@@ -46,6 +46,10 @@ class WeightsMismatchError(ValueError):
         parts = [f"{kind}: {', '.join(texts)}" for kind, texts in shown.items() if texts]
         super().__init__(f"weights do not match: {'; '.join(parts)}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what it is made of, for another process to raise."""
+        return type(self), (self.missing, self.unexpected, self.misshapen)
+
 
 class Rules:
     """A set of rules that is a bijection between torch and Flax tensors; checked before any data moves.

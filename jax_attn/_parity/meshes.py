@@ -6,6 +6,7 @@ The twin is `torch_attn._parity.meshes`.
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import re
 from collections.abc import Mapping
@@ -25,13 +26,14 @@ _COLLECTIVE = re.compile(
 )
 
 
-def simulate(sizes: Mapping[str, int], rank: int, folder: Path) -> Mesh:
+def simulate(sizes: Mapping[str, int], rank: int, folder: Path, *, again: bool = False) -> Mesh:
     """Have JAX take the processor for as many devices as a mesh needs, and return the mesh.
 
     Args:
         sizes: of its axes by name.
         rank: number of this process; there is one.
         folder: not used.
+        again: not used; further meshes have as many devices at most.
 
     Raises:
         ValueError: JAX has fewer devices, because it was used before.
@@ -52,6 +54,36 @@ def simulate(sizes: Mapping[str, int], rank: int, folder: Path) -> Mesh:
 
 def leave() -> None:
     """Do nothing: no other process takes part."""
+
+
+def double_precision() -> contextlib.AbstractContextManager[None]:
+    """Return the context in which there is float64."""
+    return jax.enable_x64(True)
+
+
+def results(module: nnx.Module, inputs: Mapping[str, np.ndarray[Any, Any]], seed: int) -> dict[str, Any]:
+    """Return the output of a call, and the gradients of inputs and parameters, whole, by name.
+
+    Args:
+        module: plain or sharded, with one output.
+        inputs: keyword arguments.
+        seed: of the numbers that the output is multiplied with to give the loss.
+    """
+    graphdef, weights, rest = nnx.split(module, nnx.Param, ...)
+    sources = {name: one for name, one in inputs.items() if one.dtype.kind == "f"}
+    fixed = {name: one for name, one in inputs.items() if name not in sources}
+
+    def loss(weights: Any, sources: Any, rest: Any, fixed: Any) -> Any:
+        output = nnx.merge(graphdef, weights, rest)(**sources, **fixed)
+        cotangent = np.random.default_rng(seed).normal(size=output.shape)
+        return (output * cotangent.astype(output.dtype)).sum(), output
+
+    differentiate = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
+    (of_weights, of_inputs), output = differentiate(weights, sources, rest, fixed)
+    found = {"output": np.asarray(output)}
+    found |= {f"grad {name}": np.asarray(one) for name, one in of_inputs.items()}
+    flat = nnx.to_flat_state(of_weights)
+    return found | {f"grad {'.'.join(map(str, path))}": np.asarray(one.get_value()) for path, one in flat}
 
 
 def collectives(module: nnx.Module, inputs: Mapping[str, np.ndarray[Any, Any]], *, backward: bool) -> dict[str, int]:

@@ -246,7 +246,7 @@ class JaxSubject:
             program = self._programs[key]
             found = program.run((*operands, drawn), seed)
         outputs, of_weights, of_inputs = found.results
-        shares = shares_of(dict(zip(program.structure, outputs, strict=True)), of_weights, self.home.shardings)
+        shares = shares_of(outputs, program.structure, of_weights, self.home.shardings)
         return Run(
             [to_numpy(one) for one in outputs],
             list(program.structure),  # known only now where the first run traces

@@ -29,18 +29,18 @@ class Views:
 
     Attributes:
         masks: what is to be masked: a description with numbered places for arrays, None where all is seen, or `HIDDEN`.
-        of_device: for each device the number of its view.
+        of_device: for each device, and before that for each turn, the number of its view.
     """
 
     masks: tuple[Mask | str | None, ...]
     of_device: tuple[int, ...]
 
-    def switch(self, axis: str | None, run: Callable[[Mask | None], Any], hidden: Callable[[], Any]) -> Any:
-        """Run what a device's view asks for: `run` with its mask, or `hidden`."""
+    def switch(self, at: Any, run: Callable[[Mask | None], Any], hidden: Callable[[], Any]) -> Any:
+        """Run what the view at a place in `of_device` asks for: `run` with its mask, or `hidden`."""
         branches = [hidden if isinstance(mask, str) else _branch(run, mask) for mask in self.masks]
         if len(branches) == 1:
             return branches[0]()
-        return lax.switch(jnp.asarray(self.of_device)[lax.axis_index(axis)], branches)
+        return lax.switch(jnp.asarray(self.of_device)[at], branches)
 
 
 def _branch(run: Callable[[Mask | None], Any], mask: Mask | None) -> Callable[[], Any]:

@@ -22,6 +22,9 @@ from attn_bridge.masks import Mask
 
 from ..decoding.cache import KeyValueCache
 from ..decoding.recurrent_cache import RecurrentCache
+from ..random import is_tracing
+from . import explicit
+from .classes import same_name
 from .sharding import Sharding
 
 SEQUENCES = ("x", "tokens", "ids", "source", "context")
@@ -38,17 +41,22 @@ def sharded_class(kind: type[nnx.Module]) -> type[nnx.Module]:
         named = dict(zip(order, arguments, strict=False)) | options
         if len(named) < len(arguments) + len(options):
             return kind.__call__(self, *arguments, **options)  # which says what is wrong
-        return leave(sharding, kind.__call__(self, **enter(sharding, named)))
+        given = enter(sharding, named)
+        if sharding.is_explicit:
+            return explicit.call(kind, self, given, lambda result: leave(sharding, result))
+        return leave(sharding, kind.__call__(self, **given))
 
     members: dict[str, Any] = {"__call__": functools.wraps(kind.__call__)(call)}
     if hasattr(kind, "init_cache"):
 
         def init_cache(self: Any, *arguments: Any, **options: Any) -> Any:
-            return place_caches(self.sharding, kind.init_cache(self, *arguments, **options))
+            return place_caches(self.sharding, kind.init_cache(self, *arguments, **options), outside=True)
 
         members["init_cache"] = functools.wraps(kind.init_cache)(init_cache)
-    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(kind)(kind.__name__, (kind,), members | names)
+    for name in ("generate", "generate_greedy"):
+        if hasattr(kind, name):
+            members[name] = explicit.generating(getattr(kind, name))
+    return same_name(kind, members)
 
 
 def enter(sharding: Sharding, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,8 +82,9 @@ def leave(sharding: Sharding, result: Any) -> Any:
     return (_cut_tokens(sharding, first), *(place_caches(sharding, one) for one in rest))
 
 
-def place_caches(sharding: Sharding, caches: Any) -> Any:
+def place_caches(sharding: Sharding, caches: Any, *, outside: bool = False) -> Any:
     """Return caches, or whatever else there is, with each device's heads of keys, values and states on it."""
+    put = _put if outside else _constrain
     kinds = (KeyValueCache, RecurrentCache)
     plan = sharding.plan
 
@@ -84,14 +93,14 @@ def place_caches(sharding: Sharding, caches: Any) -> Any:
         cuts: list[str | None] = [None] * array.ndim
         if size > 1 and array.shape[axis] % size == 0:
             cuts[axis] = plan.tensor
-        cuts[0] = _cut(sharding, "fsdp", array.shape[0])
-        return _put(sharding, array, *cuts)
+        cuts[0] = sharding.divided("fsdp", array.shape[0])
+        return put(sharding, array, *cuts)
 
     def placed(cache: Any) -> Any:
         if not isinstance(cache, kinds):
             return cache
         head_axis = 2 if isinstance(cache, KeyValueCache) else 1
-        return jax.tree.map(lambda leaf: by_head(leaf, head_axis) if leaf.ndim == 4 else _put(sharding, leaf), cache)
+        return jax.tree.map(lambda leaf: by_head(leaf, head_axis) if leaf.ndim == 4 else put(sharding, leaf), cache)
 
     return jax.tree.map(placed, caches, is_leaf=lambda one: isinstance(one, kinds))
 
@@ -104,9 +113,9 @@ def _sequence(sharding: Sharding, array: Any, *, must_divide: bool) -> Any:
     if must_divide:
         sharding.plan.check_tokens(array.shape[tokens])
     cuts: list[str | None] = [None] * array.ndim
-    cuts[tokens] = _cut(sharding, "context", array.shape[tokens])
+    cuts[tokens] = sharding.divided("context", array.shape[tokens])
     if tokens:
-        cuts[0] = _cut(sharding, "fsdp", array.shape[0])
+        cuts[0] = sharding.divided("fsdp", array.shape[0])
     return _put(sharding, array, *cuts)
 
 
@@ -115,7 +124,7 @@ def _cut_tokens(sharding: Sharding, array: Any) -> Any:
     if not isinstance(array, Array) or array.ndim < 2:
         return array
     cuts: list[Any] = [jax.sharding.PartitionSpec.UNCONSTRAINED] * array.ndim
-    cuts[-2] = _cut(sharding, "context", array.shape[-2])
+    cuts[-2] = sharding.divided("context", array.shape[-2])
     if not isinstance(array, jax.core.Tracer):
         return array
     return jax.lax.with_sharding_constraint(array, sharding.of(*cuts))
@@ -127,11 +136,6 @@ def _whole(sharding: Sharding, value: Any) -> Any:
     return _put(sharding, value) if isinstance(value, Array) else value
 
 
-def _cut(sharding: Sharding, role: Any, size: int) -> str | None:
-    devices = sharding.plan.size(role)
-    return getattr(sharding.plan, role) if devices > 1 and size % devices == 0 else None
-
-
 def _is_array(array: Any) -> bool:
     """Whether it is an array that JAX holds as it is."""
     return isinstance(array, Array) or (
@@ -140,6 +144,15 @@ def _is_array(array: Any) -> bool:
 
 
 def _put(sharding: Sharding, array: Any, *cuts: Any) -> Any:
+    """Return an array on the mesh as it was given."""
+    target = sharding.outside(sharding.of(*cuts))
+    if sharding.is_explicit and is_tracing():
+        return jax.sharding.reshard(array, target)
+    return jax.device_put(array, target)
+
+
+def _constrain(sharding: Sharding, array: Any, *cuts: Any) -> Any:
+    """Return an array on the mesh as XLA sees it."""
     target = sharding.of(*cuts)
     if isinstance(array, jax.core.Tracer):
         return jax.lax.with_sharding_constraint(array, target)

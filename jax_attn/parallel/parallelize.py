@@ -9,12 +9,13 @@ from typing import TypeVar
 
 import jax
 from flax import nnx
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
 from attn_bridge.sharding import Plan
 
 from .. import backend
 from .entry import sharded_class
+from .layers import local_class
 from .sharding import Sharding
 
 Module = TypeVar("Module", bound=nnx.Module)
@@ -54,19 +55,19 @@ def parallelize(
     configs = backend.find_configs(module)
     for config in configs.values():
         plan.check(config)
-    # What is computed with whole arrays is shared out by XLA: axes that are explicit would ask each operation.
-    sharding = Sharding(Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names)), plan)
+    sharding = Sharding(mesh, plan)
     rows = {f"{path}.{row.rule.flax}".lstrip("."): row for path, config in configs.items() for row in config.parameters}
     values = {}
     for path, leaf in nnx.to_flat_state(nnx.state(module)):
         row = rows.get(".".join(map(str, path)))
         target = sharding.of() if row is None else sharding.of_parameter(row)
         value = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
-        values[path] = jax.device_put(value, target)
+        values[path] = jax.device_put(value, sharding.outside(target))
     nnx.update(module, nnx.from_flat_state(values))
     for _, child in nnx.iter_modules(module):
         if type(child).__module__.partition(".")[0] == "jax_attn":
             child.sharding = sharding
+            child.__class__ = local_class(type(child))
     module.sharding = sharding
     module.__class__ = sharded_class(type(module))
     return module

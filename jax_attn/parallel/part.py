@@ -82,7 +82,7 @@ class Part:
             hops: how many devices the keys go to.
         """
         devices, options = len(starts[0]), (self.scale, self.softcap, self.dropout, self.implementation)
-        ring = Ring(axis, devices, hops, starts, starts_of_keys, self.mask, *options)
+        ring = Ring(axis, devices, hops, starts, starts_of_keys, self.mask, *options, is_rolled=self._are_many())
         operands = (self.query, self.key, self.value, self.bias, self.sinks, self.arrays, self.keep)
         return attend_to_blocks(ring, *operands)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -45,6 +45,7 @@ class Ring:
         softcap: as `functional.dot_product_attention` has it.
         dropout: rate.
         implementation: which one is asked for, None for the fastest.
+        is_rolled: whether all turns but the first are one loop.
     """
 
     axis: str | None
@@ -57,11 +58,18 @@ class Ring:
     softcap: float | None
     dropout: float
     implementation: str | None
+    is_rolled: bool
 
-    def key_starts(self, hop: int, piece: int) -> tuple[int, ...]:
-        """Return where a piece of the keys starts that each device holds in a turn."""
-        starts = self.keys[piece]
-        return tuple(starts[turns(self.devices)[hop].owner(device, self.devices)] for device in range(self.devices))
+    @property
+    def stages(self) -> tuple[tuple[int, ...], ...]:
+        """Turns that go together: with many scores all but the first are one loop, which holds one block at a time."""
+        others = tuple(range(1, self.hops))
+        return ((0,), others) if self.is_rolled and others else tuple((hop,) for hop in range(self.hops))
+
+    def key_starts(self, hops: tuple[int, ...], piece: int) -> tuple[int, ...]:
+        """Return where a piece of the keys starts that each device holds, for each of these turns."""
+        starts, devices = self.keys[piece], range(self.devices)
+        return tuple(starts[turns(self.devices)[hop].owner(device, self.devices)] for hop in hops for device in devices)
 
     def forward(self, arrays: Arrays) -> Arrays:
         """Return what the device before this one holds."""
@@ -107,25 +115,49 @@ def attend(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(ring: Ring, query: Array, key: Array, value: Array, bias: Any, arrays: Any, keep: Any) -> Arrays:
-    held = (key, value)
-    pieces = [_piece(query, number, len(ring.queries), 1) for number in range(len(ring.queries))]
-    found = [_nothing(piece, value) for piece in pieces]
-    for hop in range(ring.hops):
-        if hop:
+    count = len(ring.queries)
+    pieces = [_piece(query, number, count, 1) for number in range(count)]
+    rows = [_rows(ring, number, bias, arrays, keep) for number in range(count)]
+
+    def turn(hops: tuple[int, ...], number: Any, state: Arrays) -> Arrays:
+        held, found = state
+        if hops[0] > 0:
             held = ring.forward(held)
-        for number, piece in enumerate(pieces):
-            rows = _rows(ring, number, bias, arrays, keep)
-            for other in range(len(ring.keys)):
-                views, block = _block(ring, hop, number, other, held, piece, rows)
-                nothing = _nothing(piece, value)
-                part = views.switch(
-                    ring.axis,
-                    lambda mask, block=block: block.run(mask, *block.operands),
-                    lambda nothing=nothing: nothing,
-                )
-                found[number] = _merge(found[number], part)
+        return held, [
+            functools.reduce(_merge, parts, before)
+            for before, parts in zip(found, _parts(ring, hops, number, held, pieces, rows), strict=True)
+        ]
+
+    state = (key, value), [_nothing(piece, value) for piece in pieces]
+    _, found = _run_turns(ring, turn, state)
     contexts, sums = zip(*found, strict=True)
     return jnp.concatenate(contexts, 1), jnp.concatenate(sums, 2)
+
+
+def _parts(
+    ring: Ring, hops: tuple[int, ...], number: Any, held: Arrays, pieces: Sequence[Array], rows: Sequence[Any]
+) -> Iterator[list[Any]]:
+    """Yield what each piece of the queries finds in the pieces of the keys at hand."""
+    for piece, (query, of_rows) in enumerate(zip(pieces, rows, strict=True)):
+        blocks = [_block(ring, hops, number, piece, other, held, query, of_rows) for other in range(len(ring.keys))]
+        yield [
+            block.views.switch(
+                block.at,
+                functools.partial(Block.run, block, operands=block.operands),
+                functools.partial(_nothing, query, held[1]),
+            )
+            for block in blocks
+        ]
+
+
+def _run_turns(ring: Ring, turn: Callable[..., Arrays], state: Arrays) -> Arrays:
+    """Go through all turns: ``turn(hops, number, state)`` is one of `hops`, the one of that number."""
+    for hops in ring.stages:
+        if len(hops) == 1:
+            state = turn(hops, 0, state)
+        else:
+            state = lax.fori_loop(0, len(hops), functools.partial(turn, hops), state)
+    return state
 
 
 def _attend_forward(ring: Ring, *operands: Any) -> tuple[Arrays, Any]:
@@ -135,36 +167,41 @@ def _attend_forward(ring: Ring, *operands: Any) -> tuple[Arrays, Any]:
 
 def _attend_backward(ring: Ring, kept: Any, cotangents: Any) -> Any:
     (query, key, value, bias, arrays, keep), (context, sums) = kept
-    d_context, d_sums = cotangents
     count, wide = len(ring.queries), context.dtype
-    held, back = (key, value), _zeros_like((key, value), wide)
-    d_bias = None if bias is None else _zeros_like(bias, wide)
-    d_queries = [_zeros_like(_piece(query, number, count, 1), wide) for number in range(count)]
-    for hop in range(ring.hops):
-        if hop:
+    pieces = [_piece(query, number, count, 1) for number in range(count)]
+    rows = [_rows(ring, number, bias, arrays, keep) for number in range(count)]
+    axes = (1, 2, 1, 2)
+    results = [
+        [_piece(one, number, count, axis) for one, axis in zip((context, sums, *cotangents), axes, strict=True)]
+        for number in range(count)
+    ]
+
+    def turn(hops: tuple[int, ...], number: Any, state: Arrays) -> Arrays:
+        held, back, d_queries, d_bias = state
+        if hops[0] > 0:
             held, back = ring.forward((held, back))
-        for number in range(count):
-            piece = _piece(query, number, count, 1)
-            rows = _rows(ring, number, bias, arrays, keep)
-            whole = [_piece(one, number, count, axis) for one, axis in ((context, 1), (sums, 2))]
-            given = [_piece(one, number, count, axis) for one, axis in ((d_context, 1), (d_sums, 2))]
+        d_queries = list(d_queries)
+        for piece in range(count):
             for other in range(len(ring.keys)):
-                views, block = _block(ring, hop, number, other, held, piece, rows)
-                zeros = _zeros_like(block.operands, wide)
-
-                def gradients(mask: Mask | None, block: Any = block, whole: Any = whole, given: Any = given) -> Any:
-                    (part, part_sums), pull = jax.vjp(functools.partial(block.run, mask), *block.operands)
-                    found = pull(_weighed(part, part_sums, *whole, *given))
-                    return jax.tree.map(lambda array: array.astype(wide), found)
-
-                d_query, d_key, d_value, d_columns = views.switch(ring.axis, gradients, lambda zeros=zeros: zeros)
-                d_queries[number] = d_queries[number] + d_query
+                block = _block(ring, hops, number, piece, other, held, pieces[piece], rows[piece])
+                found = block.views.switch(
+                    block.at,
+                    functools.partial(Block.gradients, block, results=results[piece]),
+                    functools.partial(_zeros_like, block.operands, wide),
+                )
+                d_query, d_key, d_value, d_columns = found
+                d_queries[piece] = d_queries[piece] + d_query
                 back = tuple(
                     _add_piece(one, part, other, len(ring.keys), 1)
                     for one, part in zip(back, (d_key, d_value), strict=True)
                 )
                 if d_bias is not None:
-                    d_bias = _add_block(d_bias, d_columns, number, count, block.key_start)
+                    d_bias = _add_block(d_bias, d_columns, piece, count, block.key_start)
+        return held, back, d_queries, d_bias
+
+    d_bias = None if bias is None else _zeros_like(bias, wide)
+    state = (key, value), _zeros_like((key, value), wide), [_zeros_like(piece, wide) for piece in pieces], d_bias
+    _, back, d_queries, d_bias = _run_turns(ring, turn, state)
     if ring.hops > 1:
         back = ring.forward(back)
     d_key, d_value = (one.astype(array.dtype) for one, array in zip(back, (key, value), strict=True))
@@ -181,6 +218,8 @@ class Block:
 
     Attributes:
         ring: who holds what.
+        views: the masks that devices have of it.
+        at: place of this device, and of the turn, in the views.
         operands: query, key, value and the bias of both.
         arrays: those of the mask, for both.
         keep: dropout mask of both.
@@ -188,33 +227,50 @@ class Block:
     """
 
     ring: Ring
+    views: Views
+    at: Any
     operands: tuple[Any, ...]
     arrays: tuple[Array, ...]
     keep: Array | None
     key_start: Array
 
-    def run(self, mask: Mask | None, query: Array, key: Array, value: Array, bias: Any) -> tuple[Array, Array]:
+    def run(self, mask: Mask | None, operands: tuple[Any, ...]) -> tuple[Array, Array]:
         """Return the context of the block, not rounded to 16 bits, and its sums."""
-        ring, wide = self.ring, jnp.promote_types(query.dtype, jnp.float32)
-        query, key, value = (array.astype(wide) for array in (query, key, value))
+        ring, (*arrays, bias) = self.ring, operands
+        wide = jnp.promote_types(arrays[0].dtype, jnp.float32)
         mask = None if mask is None else mask.with_arrays(lambda place: self.arrays[place.number])
         rng = None if self.keep is None else Drawn(self.keep)
-        call = Call(query, key, value, mask, bias, ring.scale, ring.softcap, None, ring.dropout, rng, False)
+        options = (mask, bias, ring.scale, ring.softcap, None, ring.dropout, rng, False)
+        call = Call(*(array.astype(wide) for array in arrays), *options)
         context, sums = implementations.choose_with_sums(call, ring.implementation).attend_with_lse(call)
         return context, sums
 
+    def gradients(self, mask: Mask | None, results: Sequence[Array]) -> Arrays:
+        """Return those of the operands from context and sums of all keys, and what comes back to these."""
+        (part, part_sums), pull = jax.vjp(lambda *operands: self.run(mask, operands), *self.operands)
+        return jax.tree.map(lambda array: array.astype(part.dtype), pull(_weighed(part, part_sums, *results)))
+
 
 def _block(
-    ring: Ring, hop: int, number: int, other: int, held: Arrays, piece: Array, rows: tuple[Any, ...]
-) -> tuple[Views, Block]:
-    """Return the block where a piece of the queries meets one of the keys, and the views that devices have of it."""
+    ring: Ring,
+    hops: tuple[int, ...],
+    number: Any,
+    piece: int,
+    other: int,
+    held: Arrays,
+    query: Array,
+    rows: tuple[Any, ...],
+) -> Block:
+    """Return the block where a piece of the queries meets one of the keys, in one of these turns."""
     key, value = (_piece(one, other, len(ring.keys), 1) for one in held)
-    starts, keys = ring.key_starts(hop, other), key.shape[1]
-    views = views_of(ring.mask, piece.shape[1], keys, ring.queries[number], starts)
-    start = jnp.asarray(starts)[0 if ring.axis is None else lax.axis_index(ring.axis)]
+    starts, keys = ring.key_starts(hops, other), key.shape[1]
+    views = views_of(ring.mask, query.shape[1], keys, ring.queries[piece] * len(hops), starts)
+    at = number * ring.devices + (0 if ring.axis is None else lax.axis_index(ring.axis))
+    start = jnp.asarray(starts)[at]
     bias, arrays, keep = rows
     bias, keep = (None if one is None else columns(one, start, keys) for one in (bias, keep))
-    return views, Block(ring, (piece, key, value, bias), local_arrays(ring.mask, arrays, start, keys), keep, start)
+    arrays = local_arrays(ring.mask, arrays, start, keys)
+    return Block(ring, views, at, (query, key, value, bias), arrays, keep, start)
 
 
 def _rows(ring: Ring, number: int, bias: Any, arrays: tuple[Array, ...], keep: Any) -> tuple[Any, ...]:

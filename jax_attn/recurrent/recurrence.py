@@ -32,6 +32,7 @@ def gated_delta_rule(
     state: Float[Array, "B H D Dv"] | None = None,
     form: str | None = None,
     chunk_size: int = CHUNK_SIZE,
+    sharding: Any = None,
 ) -> tuple[Float[Array, "B T H Dv"], Float[Array, "B H D Dv"]]:
     """Forget, then correct what the state says about a key, then read it (arXiv 2412.06464).
 
@@ -47,6 +48,7 @@ def gated_delta_rule(
         state: ``(B, H, D, Dv)`` that earlier tokens left; None is zeros.
         form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
         chunk_size: tokens of a chunk.
+        sharding: devices that share the call, as `parallel.parallelize` gives it to modules.
 
     Returns:
         The context ``(B, T, H, Dv)`` and the new state, in the dtype of the computation.
@@ -67,7 +69,10 @@ def gated_delta_rule(
         state = jnp.zeros((value.shape[0], value.shape[2], key.shape[3], value.shape[3]), dtype)
     chunked = choose_form(form, value.shape[1], chunk_size) == "chunked"
     run = _delta_chunks if chunked else _delta_tokens
-    return run(query, key, value, log_decay, beta, state.astype(dtype), chunk_size)
+    sequences = (query, key, value, log_decay, beta)
+    if sharding is not None:
+        return sharding.recur(run, sequences, state.astype(dtype), chunk_size)
+    return run(*sequences, state.astype(dtype), chunk_size)
 
 
 def linear_attention(
@@ -78,6 +83,7 @@ def linear_attention(
     state: Float[Array, "B H D Dv+1"] | None = None,
     form: str | None = None,
     chunk_size: int = CHUNK_SIZE,
+    sharding: Any = None,
 ) -> tuple[Float[Array, "B T H Dv"], Float[Array, "B H D Dv+1"]]:
     """Causal attention whose weights are products of features, divided by their sum (arXiv 2006.16236).
 
@@ -91,6 +97,7 @@ def linear_attention(
         state: ``(B, H, D, Dv + 1)`` that earlier tokens left; None is zeros.
         form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
         chunk_size: tokens of a chunk.
+        sharding: devices that share the call, as `parallel.parallelize` gives it to modules.
 
     Returns:
         The context ``(B, T, H, Dv)`` and the new state, in the dtype of the computation.
@@ -105,7 +112,11 @@ def linear_attention(
     check_state(None if state is None else tuple(state.shape), shape)
     state = jnp.zeros(shape, dtype) if state is None else state.astype(dtype)
     chunked = choose_form(form, value.shape[1], chunk_size) == "chunked"
-    context, state = (_linear_chunks if chunked else _linear_tokens)(query, key, value, state, chunk_size)
+    run = _linear_chunks if chunked else _linear_tokens
+    if sharding is not None:
+        context, state = sharding.recur(run, (query, key, value), state, chunk_size)
+    else:
+        context, state = run(query, key, value, state, chunk_size)
     total = context[..., -1:]
     return _share(context[..., :-1], _divisor(total)), state
 

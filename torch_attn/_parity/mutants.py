@@ -253,7 +253,7 @@ class Block(nn.Module):
             scale=c.scale,
             softcap=c.softcap,
             sinks=self.sinks if c.sinks else None,
-            **functional.dropout_arguments(self.dropout),
+            **functional.attention_arguments(self),
         )
         return context
 

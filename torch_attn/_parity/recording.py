@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from attn_bridge.parity.compare.sides.subject import Arguments, Array, Call, flatten, replace
 
-from ..backend import to_numpy
+from .running.replicas import read
 from .weights import is_tensor, unreadable
 
 
@@ -33,10 +33,16 @@ class _Recorded:
 
 
 class Recorder:
-    """Records the calls of submodules while `recording` is held."""
+    """Records the calls of submodules while `recording` is held.
 
-    def __init__(self, modules: dict[str, nn.Module]):
+    Args:
+        modules: path -> submodule.
+        mesh: the devices that share the weights; None where there are no others.
+    """
+
+    def __init__(self, modules: dict[str, nn.Module], mesh: Any = None):
         self._modules = modules
+        self._mesh = mesh
         self._calls: list[_Recorded] = []
         self._began: dict[int, list[_Recorded | None]] = {}
         self._count = 0
@@ -73,7 +79,9 @@ class Recorder:
             found = _tensors((args, kwargs))
             begun = None
             if all(map(_is_plain, found)):
-                begun = _Recorded(path, self._count, Arguments(*replace((args, kwargs), is_tensor, _copies(found))))
+                begun = _Recorded(
+                    path, self._count, Arguments(*replace((args, kwargs), is_tensor, self._copies(found)))
+                )
                 if not _is_backward():
                     self._count += 1
             self._began.setdefault(id(child), []).append(begun)
@@ -90,7 +98,7 @@ class Recorder:
             if first is not None:
                 self._listen(first, results)
             return
-        call.outputs = _copies(results)
+        call.outputs = self._copies(results)
         self._calls.append(call)
         self._listen(call, results)
 
@@ -104,11 +112,17 @@ class Recorder:
                     return one
         return None
 
+    def _copies(self, tensors: list[Tensor]) -> list[Array]:
+        with torch._C.DisableTorchFunction():  # our own way to NumPy is not the module's
+            return [np.array(read(one, "", self._mesh)[0], copy=True) for one in tensors]
+
     def _listen(self, call: _Recorded, results: list[Tensor]) -> None:
         call.has_graph = [one.requires_grad for one in results]
         for place, one in enumerate(results):
             if one.requires_grad:
-                one.register_hook(lambda gradient, place=place: call.gradients.update({place: _copies([gradient])[0]}))
+                one.register_hook(
+                    lambda gradient, place=place: call.gradients.update({place: self._copies([gradient])[0]})
+                )
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -122,8 +136,3 @@ def _is_backward() -> bool:
 def _is_plain(tensor: Tensor) -> bool:
     """Tell whether a tensor is an array; inside torch.func.vmap and grad it stands for others."""
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor) and not unreadable(tensor)
-
-
-def _copies(tensors: list[Tensor]) -> list[Array]:
-    with torch._C.DisableTorchFunction():  # our own way to NumPy is not the module's
-        return [np.array(to_numpy(one), copy=True) for one in tensors]

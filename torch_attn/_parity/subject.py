@@ -30,12 +30,13 @@ from attn_bridge.parity.compare.sides.subject import (
     plain_values,
 )
 
-from ..backend import _can_build_extensions, few_threads, from_numpy, to_numpy
+from ..backend import _can_build_extensions, few_threads, from_numpy
 from ..functional import dtype_name
 from .drawing import drawing
 from .recording import Recorder
 from .running.execution import Execution, as_written
 from .running.gradients import NeedsBackwardError
+from .running.replicas import mesh_of, read
 from .running.state import ONE_AT_A_TIME, asks_for_mode, eager, undisturbed
 from .substitution import Substitution
 from .weights import FunctionSide, ModuleSide, Part, check_readable, device_of, outputs_of, side_of
@@ -74,6 +75,8 @@ class TorchSubject:
         self.train = train
         self.device = device_of(self.side.tensors(), device)
         self.changed = set()
+        self.mesh = mesh_of(self.side.tensors().values())
+        self.apart: list[str] = []
         self.plain: dict[str, Any] = {}
         self._compiled: dict[str, Any] = {}
         self._accumulates = False
@@ -108,7 +111,11 @@ class TorchSubject:
             held = self.side.tensors()
             held = {name: held[name] for name in self.parameters()}
             check_readable(held, f"{self.kind} {self.name}")
-            arrays = {name: to_numpy(one) for name, one in held.items()}
+            arrays = {}
+            self.apart = []
+            for name, one in held.items():
+                arrays[name], difference = read(one, f"weight {name}", self.mesh)
+                self.apart += [difference] if difference else []
             return {name: array if is_large(array) else array.copy() for name, array in arrays.items()}
 
     def tied(self) -> dict[str, str]:
@@ -242,7 +249,7 @@ class TorchSubject:
         one = Execution(self, self.side.part(""), "", "float64", "eager", 0, 0, frozenset())
         with ONE_AT_A_TIME:
             for accumulate in (self._accumulates, True):
-                recorder = Recorder(self.side.modules())
+                recorder = Recorder(self.side.modules(), self.mesh)
                 # Its hooks come first, and so the recorder sees what was replaced.
                 substitution = Substitution(self.side.modules(), substitutes)
                 try:

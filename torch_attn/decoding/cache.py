@@ -19,6 +19,7 @@ from attn_bridge import validation
 from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full
 
 from .. import functional
+from ..parallel.shards import beside
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -286,7 +287,7 @@ class KeyValueCache:
         """
         validation.check_trim(length, self.length, self.key.shape[1], self.rolling)
         if not self.rolling:
-            self.visible[:, length:] = True
+            self.visible[:, length:].fill_(True)
         self._advance(length)
         return self
 
@@ -300,7 +301,7 @@ class KeyValueCache:
         known = () if torch.compiler.is_compiling() else indices.tolist()
         validation.check_reorder(tuple(indices.shape), functional.dtype_name(indices), self.key.shape[0], known)
         for array in (self.key, self.value, self.positions, self.visible):
-            array.copy_(array[indices])
+            array.copy_(array[beside(indices, array)])
         return self
 
 

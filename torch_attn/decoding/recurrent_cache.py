@@ -16,6 +16,7 @@ from attn_bridge import validation
 from attn_bridge.recurrence import check_cache_sizes, check_room, check_rows, check_trim
 
 from .. import functional
+from ..parallel.shards import beside
 
 
 class RecurrentCache:
@@ -116,6 +117,7 @@ class RecurrentCache:
         """
         known = () if torch.compiler.is_compiling() else indices.tolist()
         validation.check_reorder(tuple(indices.shape), functional.dtype_name(indices), self.state.shape[0], known)
+        indices = beside(indices, self.state)
         conv_state = None if self.conv_state is None else self.conv_state[indices]
         return self._become(self.state[indices], conv_state, self.length)
 

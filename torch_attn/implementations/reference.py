@@ -6,6 +6,8 @@ head, g query heads per key/value head, c channel of a head.
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from einops import einsum, rearrange
 from jaxtyping import Bool, Float
@@ -13,6 +15,13 @@ from torch import Tensor, nn
 
 from ..random import JaxRngs, RngStream
 from .call import Call
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Drawn:
+    """A dropout mask that is drawn already, ``True`` = kept: a device's part of a larger one, in the place of rng."""
+
+    mask: Bool[Tensor, "..."]
 
 
 def unsupported(call: Call) -> str | None:
@@ -72,13 +81,15 @@ def softmax(scores: Float[Tensor, "... s"]) -> Float[Tensor, "... s"]:
 
 
 def drop(
-    weights: Float[Tensor, "..."], rate: float, rng: torch.Generator | RngStream | JaxRngs | None = None
+    weights: Float[Tensor, "..."], rate: float, rng: torch.Generator | RngStream | JaxRngs | Drawn | None = None
 ) -> Float[Tensor, "..."]:
     """Zero each weight with probability `rate` and scale the rest by ``1 / (1 - rate)``; rate 0 draws nothing."""
     if rate == 0.0:
         return weights
     if rng is None:
         return nn.functional.dropout(weights, rate)
+    if isinstance(rng, Drawn):
+        return torch.where(rng.mask, weights / (1.0 - rate), 0.0)
     if isinstance(rng, JaxRngs):
         rng = rng.dropout
     if isinstance(rng, RngStream):
@@ -95,3 +106,14 @@ def _drop_as_jax(weights: Float[Tensor, "..."], rate: float, rng: RngStream) -> 
     keep_prob = torch.tensor(1.0 - rate, dtype=weights.dtype, device=weights.device)
     scaled = weights / keep_prob if weights.dtype == torch.bfloat16 else weights * (1.0 / keep_prob)
     return torch.where(keep, scaled, 0.0)
+
+
+def draw(
+    shape: tuple[int, ...],
+    rate: float,
+    rng: torch.Generator | RngStream | JaxRngs | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Bool[Tensor, "..."]:
+    """Return the mask, ``True`` = kept, with which `drop` would drop weights of this shape and dtype."""
+    return drop(torch.ones(shape, dtype=dtype, device=device), rate, rng) != 0.0

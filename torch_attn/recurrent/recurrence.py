@@ -32,6 +32,7 @@ def gated_delta_rule(
     state: Float[Tensor, "B H D Dv"] | None = None,
     form: str | None = None,
     chunk_size: int = CHUNK_SIZE,
+    sharding: Any = None,
 ) -> tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H D Dv"]]:
     """Forget, then correct what the state says about a key, then read it (arXiv 2412.06464).
 
@@ -47,6 +48,7 @@ def gated_delta_rule(
         state: ``(B, H, D, Dv)`` that earlier tokens left; None is zeros.
         form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
         chunk_size: tokens of a chunk.
+        sharding: devices that share the call, as `parallel.parallelize` gives it to modules.
 
     Returns:
         The context ``(B, T, H, Dv)`` and the new state, in the dtype of the computation.
@@ -68,7 +70,10 @@ def gated_delta_rule(
     chunked = choose_form(form, value.shape[1], chunk_size) == "chunked"
     with _without_autocast(value):
         run = _delta_chunks if chunked else _delta_tokens
-        return run(query, key, value, log_decay, beta, state.to(dtype), chunk_size)
+        sequences = (query, key, value, log_decay, beta)
+        if sharding is not None:
+            return sharding.recur(run, sequences, state.to(dtype), chunk_size)
+        return run(*sequences, state.to(dtype), chunk_size)
 
 
 def linear_attention(
@@ -79,6 +84,7 @@ def linear_attention(
     state: Float[Tensor, "B H D Dv+1"] | None = None,
     form: str | None = None,
     chunk_size: int = CHUNK_SIZE,
+    sharding: Any = None,
 ) -> tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H D Dv+1"]]:
     """Causal attention whose weights are products of features, divided by their sum (arXiv 2006.16236).
 
@@ -92,6 +98,7 @@ def linear_attention(
         state: ``(B, H, D, Dv + 1)`` that earlier tokens left; None is zeros.
         form: ``"chunked"`` or ``"recurrent"``; None takes chunks unless there is a single token.
         chunk_size: tokens of a chunk.
+        sharding: devices that share the call, as `parallel.parallelize` gives it to modules.
 
     Returns:
         The context ``(B, T, H, Dv)`` and the new state, in the dtype of the computation.
@@ -107,7 +114,11 @@ def linear_attention(
     state = value.new_zeros(shape) if state is None else state.to(dtype)
     chunked = choose_form(form, value.shape[1], chunk_size) == "chunked"
     with _without_autocast(value):
-        context, state = (_linear_chunks if chunked else _linear_tokens)(query, key, value, state, chunk_size)
+        run = _linear_chunks if chunked else _linear_tokens
+        if sharding is not None:
+            context, state = sharding.recur(run, (query, key, value), state, chunk_size)
+        else:
+            context, state = run(query, key, value, state, chunk_size)
     total = context[..., -1:]
     return _share(context[..., :-1], _divisor(total)), state
 

@@ -30,8 +30,9 @@ MAX_HEADER = 100_000_000
 """Bytes of a header, an index or a pickle beyond which it is refused unread."""
 
 
-SPARSE, SPAN = 4, 1 << 20
-"""How many times their own bytes rows of a matrix are read with what lies between them; and bytes at a time, then."""
+SPARSE, GAP, SPAN = 4, 1 << 10, 1 << 20
+"""How many times their own bytes rows of a matrix are read with what lies between them, which is less than so many
+bytes; and bytes at a time, then."""
 
 ORBAX_METADATA = "_METADATA"
 """File of a folder of Orbax that says what is in it."""
@@ -111,7 +112,7 @@ class Reader(abc.ABC):
     def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
         """Read a matrix from element `start` of a tensor on, each row `step` elements behind the one before."""
         width, (rows, run) = into.itemsize, into.shape
-        if not 0 < run <= step <= SPARSE * run:
+        if not 0 < run <= step <= SPARSE * run or (step - run) * width >= GAP:
             for number, row in enumerate(into):
                 self.read_into(name, (start + number * step) * width, row.view(np.uint8).data)
             return

@@ -1,6 +1,22 @@
-"""What a conversion will do, from headers alone: `making` makes a plan; `plans` has what it holds and checks of it."""
+"""What a conversion will do, from headers alone: `making` makes a plan; `plans` has what it holds and checks of it.
+
+`regions` has parts of its targets.
+"""
 
 from .making import TWINS, WHOLE, kept_name, make, with_kept
 from .plans import DTYPES, IDLE, Plan, Target, check_dtype
+from .regions import part_of
 
-__all__ = ["DTYPES", "IDLE", "TWINS", "WHOLE", "Plan", "Target", "check_dtype", "kept_name", "make", "with_kept"]
+__all__ = [
+    "DTYPES",
+    "IDLE",
+    "TWINS",
+    "WHOLE",
+    "Plan",
+    "Target",
+    "check_dtype",
+    "kept_name",
+    "make",
+    "part_of",
+    "with_kept",
+]

@@ -62,6 +62,7 @@ def compare(
     rules: Any = None,
     transfer: bool = True,
     train: bool = False,
+    reference: bool = False,
     seeds: int = 4,
     first_seed: int = 0,
     modes: Iterable[str] = ("eager",),
@@ -96,6 +97,8 @@ def compare(
         transfer: give the second side the first side's weights; False judges the weights that each side holds.
         train: run both in train mode, with dropout masks of one stream; masks that only one side asks for are
             ``different``, by the name of the submodule that drops.
+        reference: the first side is what the second is judged by: where it is the one that loses precision, that is a
+            note and no verdict.
         seeds: how many times weights and inputs are drawn, at most 1000.
         first_seed: the first of them.
         modes: ``eager``, and ``jit`` for torch.compile and jax.jit.
@@ -125,7 +128,9 @@ def compare(
     if inputs is MISSING:
         raise TypeError("compare needs inputs: an array, a tuple of positional ones or a dict of keyword ones")
     modes, wanted = choose("modes", modes, MODES), None if dtypes is None else choose("dtypes", dtypes, DTYPES)
-    _check_options({"train": train, "transfer": transfer, "strict": strict}, modes, seeds, first_seed)
+    _check_options(
+        {"train": train, "transfer": transfer, "reference": reference, "strict": strict}, modes, seeds, first_seed
+    )
     accepted = checked(allow or {})
     held = pinned() if strict else contextlib.nullcontext()
     with orderly_interrupts(), _ONE_AT_A_TIME, np.errstate(all="ignore"), held:
@@ -138,6 +143,7 @@ def compare(
             rules=rules,
             transfer=transfer,
             train=train,
+            reference=reference,
             fixed=fixed,
             vary=vary,
             progress=progress or (lambda what, done, total: None),

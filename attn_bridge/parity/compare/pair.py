@@ -57,6 +57,7 @@ class Pair:
         pairing: which parameter is which.
         transfer: whether the second side is given the first side's weights.
         train: whether both run in train mode, with given dropout masks.
+        reference: whether the first side is what the second is judged by, and may lose precision itself.
         lacks: sides that have no float64, and why.
         masks: dropout masks that the two sides do not have in common, in train mode.
         foreign: sides that draw random numbers that are no dropout masks, in train mode.
@@ -76,6 +77,7 @@ class Pair:
     pairing: Pairing
     transfer: bool = True
     train: bool = False
+    reference: bool = False
     lacks: dict[Side, str] = dataclasses.field(default_factory=dict)
     masks: Sequence[Difference] = ()
     foreign: Sequence[Side] = ()
@@ -92,6 +94,11 @@ class Pair:
     def shown(self) -> dict[Side, str]:
         """What the sides are called in sentences: ``torch`` and ``Flax``, or by their order."""
         return {side: shown(label) for side, label in self.labels.items()}
+
+    @property
+    def judged(self) -> tuple[Side, ...]:
+        """The sides whose loss of precision is a finding; without float64 of both, it can't be told whose it is."""
+        return ("second",) if self.reference and not self.lacks else SIDES
 
     @property
     def effort(self) -> Effort:

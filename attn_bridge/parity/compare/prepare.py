@@ -36,6 +36,7 @@ def prepare(
     rules: Any = None,
     transfer: bool = True,
     train: bool = False,
+    reference: bool = False,
     fixed: Iterable[int | str] | int | str = (),
     vary: Iterable[int | str] | int | str = (),
     progress: Progress = lambda what, done, total: None,
@@ -71,6 +72,7 @@ def prepare(
         outputs=[],
         pairing=Pairing(()),
         transfer=transfer,
+        reference=reference,
         progress=progress,
     )
     pair.outputs = _common_structure(pair)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
@@ -115,13 +116,19 @@ def _paired_by_likeness(
 def _pair_without_parameters(
     pairs: dict[str, str], matches: Sequence[Any], first: Sequence[Submodule], second: Sequence[Submodule]
 ) -> None:
-    """Pair the submodules that hold no parameters, inside paired ones: by name, then by what they do."""
+    """Pair the submodules that hold no parameters, inside paired ones: by name, then by what they do.
+
+    What stays goes through modules around and inside the paired ones that hold nothing else: a wrapper's children and
+    those of what it wraps stand in one place.
+    """
     ours, theirs = _holdings(matches, "first", first), _holdings(matches, "second", second)
-    for by_kind in (False, True):
+    for wide, by_kind in itertools.product((False, True), repeat=2):
         taken = set(pairs.values())
         for parent, second_parent in list(pairs.items()):
-            mine = [one for one in _children(parent, first) if not ours[one.path] and one.path not in pairs]
-            its = [one for one in _children(second_parent, second) if not theirs[one.path] and one.path not in taken]
+            parents = _nested(parent, ours) if wide else {parent}
+            second_parents = _nested(second_parent, theirs) if wide else {second_parent}
+            mine = [one for one in _children(parents, first) if not ours[one.path] and one.path not in pairs]
+            its = [one for one in _children(second_parents, second) if not theirs[one.path] and one.path not in taken]
             key = _kind if by_kind else (lambda one: _last(one.path))
             for label in dict.fromkeys(map(key, mine)):
                 some = [one.path for one in mine if key(one) == label]
@@ -131,8 +138,13 @@ def _pair_without_parameters(
                     taken |= set(others)
 
 
-def _children(path: str, modules: Sequence[Submodule]) -> list[Submodule]:
-    return [one for one in modules if one.path and one.path.rpartition(".")[0] == path]
+def _nested(path: str, held: Mapping[str, frozenset[int]]) -> set[str]:
+    """Return the modules that hold the same as one, itself among them; of none that holds nothing, itself alone."""
+    return {other for other, numbers in held.items() if numbers == held[path]} if held[path] else {path}
+
+
+def _children(paths: Collection[str], modules: Sequence[Submodule]) -> list[Submodule]:
+    return [one for one in modules if one.path and one.path.rpartition(".")[0] in paths]
 
 
 def _kind(module: Submodule) -> str:

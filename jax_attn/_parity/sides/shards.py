@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,23 @@ from jax.sharding import NamedSharding
 from attn_bridge.parity.compare.sides.shards import Cut, Shares, differing_copies
 
 
-def shares_of(outputs: Mapping[str, Any], gradients: Mapping[str, Any], shardings: Mapping[str, Any]) -> Shares:
-    """Return how devices share the results of a run; `shardings` are those of the weights that are shared."""
+def shares_of(
+    outputs: Sequence[Any], places: Sequence[str], gradients: Mapping[str, Any], shardings: Mapping[str, Any]
+) -> Shares:
+    """Return how devices share the results of a run.
+
+    Args:
+        outputs: the arrays that came out.
+        places: where each stands in what was returned; none where there was nothing to trace.
+        gradients: of the weights, by name.
+        shardings: of the weights that devices share.
+    """
     cuts = {name: cut_of(one, gradients[name].ndim) for name, one in shardings.items() if name in gradients}
-    named = {f"output{place}": one for place, one in outputs.items()}
+    named = {f"output{place}": one for place, one in zip(places, outputs, strict=False)}
     named |= {f"grad {name}": one for name, one in gradients.items()}
     apart = [f"{name}: {line}" for name, one in named.items() if (line := _apart(one))]
     return Shares(
-        tuple(cut_of(getattr(one, "sharding", None), np.ndim(one)) for one in outputs.values()),
+        tuple(cut_of(getattr(one, "sharding", None), np.ndim(one)) for one in outputs),
         {name: cut for name, cut in cuts.items() if cut.is_cut},
         tuple(apart),
     )

@@ -10,8 +10,8 @@ from attn_bridge.checkpoints import copying
 from attn_bridge.checkpoints.containers.base import TensorInfo
 from attn_bridge.checkpoints.copying import apply, move_of, pieces, source_runs
 from attn_bridge.checkpoints.elements import Elements
-from attn_bridge.checkpoints.modules import ArraysReader
 from attn_bridge.checkpoints.planning import Target
+from attn_bridge.checkpoints.readers import ArraysReader
 
 DTYPES = [np.uint8, np.uint16, np.uint32, np.uint64, np.complex128]
 CASES = [

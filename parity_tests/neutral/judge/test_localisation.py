@@ -122,6 +122,18 @@ def test_wrappers_are_paired_with_what_is_like_them():
     assert pairs == {"": "", "a": "b", "a.fc": "b.x"}
 
 
+def test_modules_without_parameters_are_paired_through_wrappers():
+    """A layer in a module that calls it has its norms without weights one level below the other side's."""
+    first = ["layer:Layer", "layer.norm:OlmoLayerNorm", "layer.fc:Linear", "layer.post:OlmoLayerNorm"]
+    second = ["norm1:LayerNorm", "norm2:LayerNorm", "ff:Linear"]
+    pairs = paired(first, second, [("layer.fc", "ff")])
+    assert pairs == {"": "", "layer.fc": "ff", "layer.norm": "norm1", "layer.post": "norm2"}
+    assert paired([*first, "norm:LayerNorm"], second, [("layer.fc", "ff")]) == {"": "", "layer.fc": "ff"}, "which two?"
+    other = ["layer:Layer", "layer.norm:Norm", "layer.fc:Linear", "layer.fc.act:GELU", "x:Linear"]
+    pairs = paired(other, ["norm:Norm", "ff:Linear", "y:Linear"], [("layer.fc", "ff"), ("x", "y")])
+    assert "layer.norm" not in pairs, "the layer holds less than the whole"
+
+
 def test_of_nested_modules_with_the_same_weights_those_are_paired_that_return_the_same():
     """A tied head has no weights of its own, so that the language model and the decoder in it hold the same."""
     first, second = ["lm:LM", "lm.model:Model", "lm.model.fc:Linear"], ["model:Model", "model.linear:Linear", "x:X"]

@@ -11,12 +11,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import torch_attn
+from attn_bridge.checkpoints import configs
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.cli import demo
 from attn_bridge.cli.app import run
 from attn_bridge.models import families
 from attn_bridge.parity import check_model
+from attn_bridge.parity.check.model import decoding
 from attn_bridge.parity.compare.sides import large
+from attn_bridge.specs import LongRoPEScaling, NTKScaling, Rotary
 from attn_bridge.weights import WeightsMismatchError
 from jax_attn._parity import decoded as flax_decoded
 from torch_attn._parity import decoded as torch_decoded
@@ -141,6 +144,54 @@ def test_decoding_that_gives_something_else_is_different(folder, monkeypatch, si
     assert [part.verdict for part in found.parts] == ["equal", "different", "different"]
     assert found.parts[1].place == "trf_blocks.0 (decoding)"
     assert found.parts[1].decoding.message.startswith(f"{side}: with a cache")
+
+
+STRETCHED = {
+    "longrope": LongRoPEScaling((1.1, 1.3), (1.5, 2.9), original_context=8, factor=4.0),
+    "dynamic ntk": NTKScaling(3.0, original_context=8),
+}
+
+
+@pytest.mark.parametrize("scaling", STRETCHED)
+def test_decoding_past_a_change_of_the_angles_is_no_fault(folder, tmp_path, scaling):
+    """Cached keys stay turned by the angles of their time, here and in `transformers`."""
+    model = torch_attn.DecoderModel.from_pretrained(folder)
+    arrays = {name: one.numpy() for name, one in model.state_dict().items() if name != "out_head.weight"}
+    rotary = Rotary(500.0, scaling=STRETCHED[scaling])
+    blocks = [one.replace(attention=one.attention.replace(position=rotary)) for one in model.config.blocks]
+    config = model.config.replace(blocks=tuple(blocks))
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "config.json").write_text(json.dumps(configs.own_config("DecoderModel", config)))
+    if not config.tie:
+        arrays["out_head.weight"] = model.state_dict()["out_head.weight"].numpy()
+    save_file(arrays, tmp_path / "ours" / "model.safetensors")
+    found = check_model(tmp_path / "ours", oracle="torch", seeds=1, tokens=12)
+    assert [(part.verdict, part.place) for part in found.parts] == [("equal", "")] * 3
+    assert all(0 < max(part.decoding.apart.values()) < 1e-12 for part in found.parts[1:])
+
+
+STEPS = {
+    "none": (None, 12, (6, 12)),
+    "one token": (None, 1, (1, 1)),
+    "two tokens": (None, 2, (1, 2)),
+    "longrope within": (STRETCHED["longrope"], 8, (4, 8)),
+    "longrope beyond": (STRETCHED["longrope"], 12, (9, 12)),
+    "longrope far beyond": (STRETCHED["longrope"], 30, (15, 30)),
+    "longrope, the token after": (STRETCHED["longrope"], 9, (4, 8)),
+    "ntk": (NTKScaling(3.0), 12, (6, 12)),
+    "dynamic ntk within": (STRETCHED["dynamic ntk"], 7, (3, 7)),
+    "dynamic ntk beyond": (STRETCHED["dynamic ntk"], 12, (4, 8)),
+    "dynamic ntk, context of one": (NTKScaling(3.0, original_context=1), 12, (1, 1)),
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_decoding_is_judged_where_the_angles_stay(case):
+    scaling, tokens, steps = STEPS[case]
+    block = families.find_decoder({"model_type": "llama", "vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1,
+                                   "intermediate_size": 12, "num_attention_heads": 2}).blocks[0]  # fmt: skip
+    attention = block.attention.replace(position=Rotary(500.0, scaling=scaling))
+    assert decoding.steps(block.replace(attention=attention), tokens) == steps
 
 
 @pytest.mark.parametrize("oracle", ["transformers", "torch"])

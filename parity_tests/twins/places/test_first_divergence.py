@@ -167,16 +167,46 @@ def test_modules_without_a_counterpart_are_shown_and_an_equal_pair_has_no_diverg
     assert nodes["blocks.1.attn"].forward_error < 1e-12
 
 
+class Half(nn.Linear):
+    def forward(self, x):
+        weight = self.weight.to(torch.bfloat16).to(self.weight.dtype)
+        return nn.functional.linear(x, weight, self.bias)
+
+
+class FlaxHalf(nnx.Linear):
+    def __call__(self, x):
+        return x @ self.kernel.astype(jax.numpy.bfloat16).astype(self.kernel.dtype) + self.bias
+
+
 def test_the_submodule_that_loses_precision_is_found():
     ours, theirs = models()
-
-    class Half(nn.Linear):
-        def forward(self, x):
-            weight = self.weight.to(torch.bfloat16).to(self.weight.dtype)
-            return nn.functional.linear(x, weight, self.bias)
-
     ours.blocks[1].down.__class__ = Half
     report = compare(ours, theirs, X, seeds=2)
     assert report.verdict == "precision"
     assert {one.side for one in report.failures} == {"torch"}
     assert report.first_divergence.path == "blocks.1.down"
+
+
+def test_a_reference_that_loses_precision_is_noted_and_no_fault():
+    ours, theirs = models()
+    ours.blocks[1].down.__class__ = Half
+    report = compare(ours, theirs, X, seeds=2, reference=True)
+    assert (report.verdict, report.first_divergence) == ("equal", None)
+    (note,) = [one for one in report.notes if "reference" in one]
+    assert note.startswith("the torch side, which is the reference, loses up to ")
+    assert note.endswith("that is no fault of the Flax side")
+
+
+def test_what_is_judged_by_a_reference_may_lose_no_more_than_it():
+    ours, theirs = models()
+    theirs.blocks[1].up.__class__ = FlaxHalf
+    report = compare(ours, theirs, X, seeds=2, reference=True)
+    assert report.verdict == "precision"
+    assert {one.side for one in report.failures} == {"flax"}
+    assert report.first_divergence.path == "blocks.1.up"
+
+
+def test_a_reference_computes_the_same():
+    ours, theirs = models()
+    ours.blocks[0].gain = 1.001
+    assert compare(ours, theirs, X, seeds=1, reference=True).verdict == "different"

@@ -83,14 +83,14 @@ class Execution:
                     self.subject.changed |= changes.found()
                     self.subject.plain = plain_values(result)
                     structure, outputs = outputs_of(result, self.label)
-                    apart: list[str] = []
+                    apart, mesh = [*self.subject.apart], self.subject.mesh
                     places = zip(structure, outputs, strict=True)
                     # before a checkpoint that computes again writes to them
-                    results = [_copy(one, f"output{place}", apart) for place, one in places]
+                    results = [_copy(one, f"output{place}", apart, mesh) for place, one in places]
                     sources = [] if cotangents is None else [*leaves, *map(_source, tensors.values())]
                     names = [f"grad {name}" for name in (*arguments.named(self.subject.argument_names), *tensors)]
                     gradients = gradients_of(
-                        outputs, given, sources, accumulate, lambda at, one: _read(one, names[at], apart)
+                        outputs, given, sources, accumulate, lambda at, one: _read(one, names[at], apart, mesh)
                     )
             except (CannotPromoteError, ModuleFailedError, NeedsBackwardError):
                 raise
@@ -210,15 +210,15 @@ def _gradient(lent: Lent) -> Array:
     return np.zeros(loan.array.shape) if loan.gradient is None else loan.gradient
 
 
-def _copy(tensor: Tensor, what: str, apart: list[str]) -> Array:
+def _copy(tensor: Tensor, what: str, apart: list[str], mesh: Any) -> Array:
     """Return a tensor as an array of its own."""
     with torch._C.DisableTorchFunction():  # what is done here is not the module's
-        return np.array(_read(tensor, what, apart), copy=True)
+        return np.array(_read(tensor, what, apart, mesh), copy=True)
 
 
-def _read(tensor: Tensor, what: str, apart: list[str]) -> Array:
+def _read(tensor: Tensor, what: str, apart: list[str], mesh: Any) -> Array:
     """Return a tensor as an array, and note where devices hold other copies of it."""
-    array, difference = read(tensor, what)
+    array, difference = read(tensor, what, mesh)
     if difference:
         apart.append(difference)
     return array

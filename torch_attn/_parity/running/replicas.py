@@ -6,6 +6,7 @@ take those of the first device.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ...backend import to_numpy
 from ...parallel.shards import is_sharded
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 Array = np.ndarray[Any, Any]
@@ -33,11 +35,27 @@ def cut_of(tensor: Tensor) -> Cut:
     return Cut(tuple(tuple(axis) for axis in axes))
 
 
-def read(tensor: Tensor, what: str) -> tuple[Array, str]:
-    """Return all of a tensor, and one line if copies of it differ; `what` is its name there."""
-    if not is_sharded(tensor):
+def mesh_of(tensors: Iterable[Tensor]) -> DeviceMesh | None:
+    """Return the devices that share some tensors; None if none are shared."""
+    return next((one.device_mesh for one in tensors if is_sharded(one)), None)
+
+
+def read(tensor: Tensor, what: str, mesh: DeviceMesh | None) -> tuple[Array, str]:
+    """Return all of a tensor, and one line if copies of it differ.
+
+    Args:
+        tensor: shared by devices, or plain: then each device of the mesh has one.
+        what: its name in the line.
+        mesh: the devices that share the weights; None where there are no others.
+    """
+    if not is_sharded(tensor) and (mesh is None or tensor.is_meta):
         return to_numpy(tensor), ""
     with torch.no_grad(), torch._C.DisableTorchFunction():
+        if not is_sharded(tensor):
+            from torch.distributed.tensor import DTensor, Replicate
+
+            assert mesh is not None
+            tensor = DTensor.from_local(tensor.detach(), mesh, [Replicate()] * mesh.ndim, run_check=False)
         copies = [number for number, one in enumerate(tensor.placements) if one.is_replicate()]
         copies = [number for number in copies if tensor.device_mesh.size(number) > 1]
         whole = tensor.detach()

@@ -73,7 +73,7 @@ def mesh_cases(variants: tuple[str, ...] = (), seed: int = 0) -> list[MeshCase]:
     Raises:
         ValueError: a name that is none of them.
     """
-    wanted = {find_variant(name).name if name not in MODELS else name for name in variants}
+    wanted = {find_variant(name, tuple(MODELS)).name if name not in MODELS else name for name in variants}
     found = [
         _case(variant, case, seed)
         for variant in VARIANTS

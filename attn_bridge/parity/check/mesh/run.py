@@ -144,13 +144,13 @@ def judge(case: MeshCase, task: Task, mesh: Any) -> MeshRow:
     )
 
 
-def build(framework: backends.Framework, case: MeshCase) -> Any:
-    """Return the plain module of a case, with its weights, in float32."""
+def build(framework: backends.Framework, case: MeshCase, dtype: str = "float32") -> Any:
+    """Return the plain module of a case, with its weights."""
     backend = backends.load(framework)
     if case.class_name in {name.split()[0] for name in MODELS}:
-        module = backend.build_blank(case.class_name, case.config, "float32")
+        module = backend.build_blank(case.class_name, case.config, dtype)
     else:
-        module = backend.build(find_variant(case.class_name), case.arguments, "float32")
-    weights = {name: array.astype("float32") for name, array in case.numbers.weights.items()}
+        module = backend.build(find_variant(case.class_name), case.arguments, dtype)
+    weights = {name: array.astype(dtype) for name, array in case.numbers.weights.items()}
     backend.set_weights(module, weights if framework == "torch" else case.config.rules().convert(weights, "torch"))
     return module

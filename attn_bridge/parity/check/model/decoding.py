@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .... import backends
+from ....specs import DecoderBlockConfig
 from ...compare.prepare import subject_of
 from ...compare.results.findings import SEVERITY
 from ...compare.sides.dtypes import numpy_dtype
@@ -22,7 +23,7 @@ def judge(torch_block: Any, flax_block: Any, inputs: Array, dtype: str) -> Decod
     """Judge the decoding of a block of ours in both frameworks.
 
     In float64 each side's results with a cache are those without one to `MEANING_LIMIT`; in the precision of the
-    weights, and across the two sides, the criterion of every comparison holds.
+    weights, and across the two sides, the criterion of every comparison holds. The tokens are those of `steps`.
 
     Args:
         torch_block: the torch twin.
@@ -31,7 +32,8 @@ def judge(torch_block: Any, flax_block: Any, inputs: Array, dtype: str) -> Decod
         dtype: precision of the weights.
     """
     blocks = {"torch": torch_block, "flax": flax_block}
-    prompt = max(1, inputs.shape[1] // 2)
+    prompt, tokens = steps(torch_block.config, inputs.shape[1])
+    inputs = inputs[:, :tokens]
     apart: dict[str, float] = {}
     low: dict[str, Array] = {}
     exact: dict[str, Array] = {}
@@ -61,6 +63,20 @@ def judge(torch_block: Any, flax_block: Any, inputs: Array, dtype: str) -> Decod
     verdict = decide("decoding", "decoding", "output", low["torch"].shape, dtype, [one])
     is_wrong = SEVERITY.index(verdict.verdict) > SEVERITY.index("inconclusive")
     return Decoding(verdict.verdict, apart, verdict.message if is_wrong else "")
+
+
+def steps(block: DecoderBlockConfig, tokens: int) -> tuple[int, int]:
+    """Return how many tokens of a sequence are read at once, half of them where that can be, and how many there are.
+
+    Keys in a cache stay turned by the angles of their time. Where those change with the length of the sequence
+    (LongRoPE, dynamic NTK), decoding gives what all at once gives as long as the sequence grows past no change.
+    """
+    scaling = getattr(getattr(block.attention, "position", None), "scaling", None)
+    for length in range(tokens, 1, -1):
+        for prompt in range(max(1, length // 2), length):
+            if scaling is None or scaling.turns_alike(prompt, length):
+                return prompt, length
+    return 1, 1
 
 
 def _run(subject: Subject, inputs: Array, dtype: str | None) -> Array:

@@ -1,6 +1,6 @@
 """Which parameter of one side is which of the other, read off two modules loaded from one numbered checkpoint.
 
-Each element of the checkpoint holds a number of its own (`checkpoints.modules.NumberedReader`), so that what both sides
+Each element of the checkpoint holds a number of its own (`checkpoints.readers.NumberedReader`), so that what both sides
 made of a tensor (fused, split, turned, rows in another order) shows which of their elements are the same, whatever
 their names.
 """

@@ -210,7 +210,14 @@ class _Walk:
             started = time.perf_counter()
             rules = self._pairing(make, sides[first], made) if first == "transformers" else None
             report = compare(
-                made[first], made["flax"], inputs, transfer=False, rules=rules, seeds=self.seeds, first_seed=self.seed
+                made[first],
+                made["flax"],
+                inputs,
+                transfer=False,
+                reference=first == "transformers",
+                rules=rules,
+                seeds=self.seeds,
+                first_seed=self.seed,
             )
             pairs.append(_verdict(name, first, report, time.perf_counter() - started))
         decoded = None

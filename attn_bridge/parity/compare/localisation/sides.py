@@ -50,6 +50,7 @@ class Sides:
         labels: side -> what people call it.
         progress: called with what is done, how much of it, and how much there is.
         tables: side -> positions of the arrays of the whole call that only this side is given.
+        judged: sides whose loss of precision is looked for.
     """
 
     subjects: Mapping[Side, Any]
@@ -61,6 +62,7 @@ class Sides:
     labels: Mapping[Side, str] = dataclasses.field(default_factory=lambda: {side: side for side in SIDES})
     progress: Callable[[str, int, int], None] = lambda what, done, total: None
     tables: Mapping[Side, Sequence[int]] = dataclasses.field(default_factory=dict)
+    judged: Sequence[Side] = SIDES
 
 
 class Runner(Protocol):
@@ -183,4 +185,15 @@ def sides_of(pair: Pair, sample: Sample | None = None) -> Sides:
     weights = pair.held if sample is None else {side: pair.weights(sample, side) for side in SIDES}
     subjects = {side: pair.subject(side) for side in SIDES}
     tables = {side: pair.tables(side) for side in SIDES}
-    return Sides(subjects, pair.pairing, arguments, weights, pair.dtype, pair.lacks, pair.labels, pair.progress, tables)
+    return Sides(
+        subjects,
+        pair.pairing,
+        arguments,
+        weights,
+        pair.dtype,
+        pair.lacks,
+        pair.labels,
+        pair.progress,
+        tables,
+        pair.judged,
+    )

@@ -109,9 +109,13 @@ def weigh(
         for position, group in enumerate(groups):
             totals = [None if run is None else group.total(side, run.input_gradients) for run, side in sided]
             measures["backward"] += _measured(totals, sides.dtype, position, copy)
-    used = {direction: precision_used(found) if found else (0.0, 0.0) for direction, found in measures.items()}
-    worse: dict[str, Side] = {direction: "first" if one > two else "second" for direction, (one, two) in used.items()}
-    return {direction: max(shares) for direction, shares in used.items()}, worse, ""
+    used: dict[str, float] = {}
+    worse: dict[str, Side] = {}
+    for direction, found in measures.items():
+        shares = dict(zip(SIDES, precision_used(found) if found else (0.0, 0.0), strict=True))
+        worse[direction] = max(reversed(sides.judged), key=lambda side: shares[side])
+        used[direction] = shares[worse[direction]]
+    return used, worse, ""
 
 
 def _measured(tensors: Sequence[Array | None], dtype: str, group: int, sample: int) -> list[Measure]:

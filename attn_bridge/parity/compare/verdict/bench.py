@@ -331,12 +331,13 @@ class Bench:
             noise=self.noise.floors.get(name, 0.0) + self._growth(kind),
             labels=self.pair.labels,
         )
-        one: TensorVerdict = decided(self.measures.get((name, mode), []))
+        judged = self.pair.judged
+        one: TensorVerdict = decided(self.measures.get((name, mode), []), sides=judged)
         if one.verdict != "precision" or not self.probed:
             return one
         # Each side by what the other one loses when its roundings are drawn again: where softmax saturates, one may be
         # exact by luck of its roundings, and the other is not to blame then.
-        ways = ((side, other) for side, other in (SIDES, SIDES[::-1]))
+        ways = ((side, other) for side, other in (SIDES, SIDES[::-1]) if side in judged)
         return max((decided(self._probed(other, name, mode), sides=(side,)) for side, other in ways), key=_badness)
 
     def _growth(self, kind: str) -> float:
@@ -352,6 +353,8 @@ class Bench:
         mode, kinds = self.modes[0], {name: kind for name, (kind, _, _) in self.about.items()}
         self.notes += notes.on_stress(self.measures, mode, verdicts, self.pair.labels)
         self.notes += notes.on_nonfinite(self.measures, mode)
+        if "first" not in self.pair.judged:
+            self.notes += notes.on_reference(verdicts, self.pair.shown)
         self.notes += notes.on_small(self.measures, mode, kinds)
 
     # ---- probes of precision

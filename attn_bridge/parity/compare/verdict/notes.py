@@ -13,6 +13,9 @@ from .measures import Key, Measure
 SMALL = 1e-6
 """Part of the largest of its kind below which a note says that a tensor is judged by that one."""
 
+NOTED = 2.0
+"""Share of precision from which on a side that is not judged by it is named."""
+
 MAX_NAMES = 4
 """How many small tensors are named."""
 
@@ -23,7 +26,7 @@ def on_stress(
     measures: Measures, mode: str, verdicts: Sequence[TensorVerdict], labels: Mapping[Side, str]
 ) -> Iterator[str]:
     """Tell of a side that loses much precision on hard inputs only; that is no fault, and worth knowing."""
-    largest: tuple[float, Side, str] = (2.0, "first", "")
+    largest: tuple[float, Side, str] = (NOTED, "first", "")
     for one in verdicts:
         hard = [found for found in measures.get((one.name, mode), []) if found.stress]
         if one.verdict == "equal" and hard:
@@ -35,6 +38,17 @@ def on_stress(
             f"on hard inputs (vectors nearly constant and far from zero, or very small) the "
             f"{labels[side]} side loses {used:.0f} times its share of precision, most in {name}; on "
             "inputs like the given ones it does not"
+        )
+
+
+def on_reference(verdicts: Sequence[TensorVerdict], shown: Mapping[Side, str]) -> Iterator[str]:
+    """Tell of a reference that loses much more precision than the side that is judged by it, which is no fault."""
+    used, name = max(((one.first_used or 0.0, one.name) for one in verdicts), default=(0.0, ""))
+    if used > NOTED:
+        yield (
+            f"the {shown['first']} side, which is the reference, loses up to {used:.1f} times its share of precision "
+            f"against the {shown['second']} side's arithmetic, most in {name}; that is no fault of the "
+            f"{shown['second']} side"
         )
 
 

@@ -58,7 +58,7 @@ def on_shards(runner: Runner, found: Findings) -> list[TensorVerdict]:
             for name, one in runs[shared].parameter_gradients.items()
         },
     )
-    cuts = {f"output{place}": cut for place, cut in zip(runs[shared].structure, shares.outputs, strict=True)}
+    cuts = {f"output{place}": cut for place, cut in zip(low[shared].structure, shares.outputs, strict=False)}
     cuts |= {f"grad {name}": cut for name, cut in shares.parameters.items()}
     aligned = runner.pair.aligned(runs["first"], runs["second"])
     moved = runner.pair.aligned(*(numbers if side == shared else runs[side] for side in SIDES))

@@ -1,0 +1,117 @@
+"""What is in memory as a checkpoint: arrays, modules whose weights devices share, and numbers in place of elements."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..weights import Region, everything
+from .containers.base import Array, Reader, TensorInfo
+
+
+class ArraysReader(Reader):
+    """Arrays in memory as a checkpoint to be written.
+
+    Args:
+        arrays: name -> array.
+    """
+
+    format: ClassVar[str] = "memory"
+
+    def __init__(self, arrays: Mapping[str, Array]):
+        self.path = Path("<memory>")
+        self.tensors = {name: TensorInfo(name, array.dtype.name, array.shape) for name, array in arrays.items()}
+        self.metadata: dict[str, Any] = {}
+        self._arrays = dict(arrays)
+
+    def files(self) -> list[Path]:
+        """Return no file."""
+        return []
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of an array."""
+        flat = np.ascontiguousarray(self._arrays[name]).reshape(-1).view(np.uint8)
+        return flat[start:stop].data
+
+
+class SharedReader(Reader):
+    """The weights of a module that devices share, put together a tensor or a part of one at a time.
+
+    Args:
+        described: name -> shape and dtype name.
+        read: gives a region of a weight by name.
+    """
+
+    format: ClassVar[str] = "memory"
+
+    def __init__(self, described: Mapping[str, tuple[tuple[int, ...], str]], read: Callable[[str, Region], Array]):
+        self.path = Path("<memory>")
+        self.tensors = {name: TensorInfo(name, dtype, shape) for name, (shape, dtype) in described.items()}
+        self.metadata: dict[str, Any] = {}
+        self._read = read
+
+    def files(self) -> list[Path]:
+        """Return no file."""
+        return []
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of a weight: of the rows that hold them, no others are read."""
+        info = self.tensors[name]
+        first, region = 0, everything(info.shape)
+        if info.shape and info.nbytes:
+            row = info.nbytes // info.shape[0]
+            first = start // row * row
+            region = ((start // row, -(-stop // row)), *region[1:])
+        flat = np.ascontiguousarray(self._read(name, region)).reshape(-1).view(np.uint8)
+        return flat[start - first : stop - first].data
+
+    def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
+        """Read a matrix: where its rows are those of the weight, no others are read, nor other columns."""
+        shape, (rows, run) = self.tensors[name].shape, into.shape
+        axis = next((axis for axis in range(1, len(shape)) if math.prod(shape[axis:]) == step), 0)
+        (row, column), inner = divmod(start, step), math.prod(shape[axis + 1 :])
+        if not axis or column + run > step:
+            super().read_rows(name, start, step, into)
+            return
+        above, left = math.prod(shape[1:axis]), column // inner
+        region = list(everything(shape))
+        region[0] = row // above, -(-(row + rows) // above)
+        region[axis] = left, -(-(column + run) // inner)
+        found = self._read(name, tuple(region))
+        found = found.reshape(-1, math.prod(found.shape[axis:]))[row - region[0][0] * above :, column - left * inner :]
+        into[...] = found[:rows, :run]
+
+
+class NumberedReader(Reader):
+    """A checkpoint in float64 whose elements hold their own numbers, counted over all tensors.
+
+    Args:
+        reader: the checkpoint.
+    """
+
+    format: ClassVar[str] = "memory"
+
+    def __init__(self, reader: Reader):
+        self.path, self.metadata = reader.path, reader.metadata
+        self.tensors = {
+            name: dataclasses.replace(info, dtype="float64") if "float" in info.dtype else info
+            for name, info in reader.tensors.items()
+        }
+        sizes = [math.prod(info.shape) for info in self.tensors.values()]
+        starts = np.cumsum([1, *sizes])  # from 1: zero is what a module may hold that no element was written to
+        self._starts = dict(zip(self.tensors, map(int, starts), strict=False))
+
+    def files(self) -> list[Path]:
+        """Return no file."""
+        return []
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of a tensor."""
+        first, last = start // 8, -(-stop // 8)
+        found = np.arange(first, last, dtype=np.float64) + self._starts[name]
+        return found.view(np.uint8)[start - 8 * first : stop - 8 * first].data

@@ -1,0 +1,14 @@
+"""Classes made for sharded modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flax import nnx
+
+
+def same_name(kind: type[nnx.Module], members: dict[str, Any]) -> type[nnx.Module]:
+    """Return a subclass of a module's class that bears its name."""
+    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    found: type[nnx.Module] = type(kind)(kind.__name__, (kind,), names | members)
+    return found

@@ -1,0 +1,122 @@
+"""Calls of a module on a mesh whose axes are explicit: its own code runs where XLA shares arrays out.
+
+Where shardings are part of types, each operation has to be told what becomes of them. So a call leaves that world and
+comes back (`jax.sharding.auto_axes`), with the parameters and all else that is an array.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from attn_bridge.masks import Mask
+
+from ..decoding.cache import KeyValueCache
+from ..decoding.recurrent_cache import RecurrentCache
+from .sharding import Sharding
+
+
+def call(kind: type[nnx.Module], module: Any, arguments: Mapping[str, Any], leave: Callable[[Any], Any]) -> Any:
+    """Return what the class's own ``__call__`` gives for arguments on the mesh as it was given.
+
+    Args:
+        kind: the class.
+        module: the module, whose counts of random numbers go on.
+        arguments: by name.
+        leave: is called with the result.
+    """
+    sharding: Sharding = module.sharding
+    graph, state = nnx.split(module)
+    values = {path: leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
+    masks = {name: one.separate() for name, one in arguments.items() if isinstance(one, Mask)}
+    plain = {name: one for name, one in arguments.items() if name not in masks}
+    leaves, structure = jax.tree.flatten(plain)
+    arrays = {number: leaf for number, leaf in enumerate(leaves) if hasattr(leaf, "dtype")}
+    held = {name: arrays_of for name, (_, arrays_of) in masks.items()}
+
+    def body(values: Any, arrays: Any, held: Any) -> Any:
+        inside = nnx.merge(graph, nnx.from_flat_state(values))
+        given = jax.tree.unflatten(structure, [arrays.get(number, leaf) for number, leaf in enumerate(leaves)])
+        for name, (mask, _) in masks.items():
+            given[name] = mask.with_arrays(lambda place, name=name: held[name][place.number])
+        result = leave(kind.__call__(inside, **given))
+        counts = {path: leaf.get_value() for path, leaf in nnx.to_flat_state(nnx.state(inside, nnx.RngState))}
+        return result, counts
+
+    anywhere = sharding.outside(sharding.of())
+    shapes = jax.eval_shape(jax.sharding.auto_axes(body, out_sharding=anywhere), values, arrays, held)
+    result, counts = jax.sharding.auto_axes(body, out_sharding=_shardings(sharding, shapes))(values, arrays, held)
+    if counts:
+        nnx.update(module, nnx.from_flat_state(counts))
+    return result
+
+
+def generating(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that compiles programs of its own, and so runs where XLA shares arrays out as a whole."""
+
+    @functools.wraps(method)
+    def run(self: Any, *arguments: Any, **options: Any) -> Any:
+        sharding: Sharding = self.sharding
+        if not sharding.is_explicit:
+            return method(self, *arguments, **options)
+        graph, state = nnx.split(self)
+        inside = nnx.merge(graph, jax.tree.map(lambda one: _moved(one, sharding.mesh), state))
+        for _, child in nnx.iter_modules(inside):
+            if hasattr(child, "sharding"):
+                child.sharding = Sharding(sharding.mesh, sharding.plan)
+        with jax.set_mesh(sharding.mesh):
+            given = [_moved(one, sharding.mesh) for one in arguments]
+            named = {name: _moved(one, sharding.mesh) for name, one in options.items()}
+            found = method(inside, *given, **named)
+        counts = nnx.state(inside, nnx.RngState)
+        nnx.update(self, jax.tree.map(lambda one: _moved(one, sharding.given), counts))
+        return jax.device_put(found, sharding.outside(sharding.of()))
+
+    return run
+
+
+def _moved(array: Any, mesh: Mesh) -> Any:
+    """Return an array that devices share as one of the same devices, on axes of another type; all else as it is."""
+    if not isinstance(array, Array) or not isinstance(array.sharding, NamedSharding):
+        return array
+    return jax.device_put(array, NamedSharding(mesh, array.sharding.spec))
+
+
+def _shardings(sharding: Sharding, shapes: Any) -> Any:
+    """Return the shardings of results outside of a call."""
+    result, counts = shapes
+
+    def of(*cuts: Any) -> NamedSharding:
+        return NamedSharding(sharding.given, P(*cuts))
+
+    def tokens(leaf: Any) -> NamedSharding:
+        if leaf.ndim < 2:
+            return of()
+        batch = sharding.divided("fsdp", leaf.shape[0]) if leaf.ndim > 2 else None
+        return of(*(batch,) * (leaf.ndim > 2), *(None,) * (leaf.ndim - 3), sharding.divided("context", leaf.shape[-2]))
+
+    def cache(one: Any) -> Any:
+        if not isinstance(one, (KeyValueCache, RecurrentCache)):
+            return jax.tree.map(lambda _: of(), one)
+        axis = 2 if isinstance(one, KeyValueCache) else 1
+
+        def by_head(leaf: Any) -> NamedSharding:
+            if leaf.ndim != 4:
+                return of()
+            heads = sharding.divided("tensor", leaf.shape[axis])
+            return of(sharding.divided("fsdp", leaf.shape[0]), *(None,) * (axis - 1), heads)
+
+        return jax.tree.map(by_head, one)
+
+    first, *rest = result if isinstance(result, tuple) else (result,)
+    kinds = (KeyValueCache, RecurrentCache)
+    others = [jax.tree.map(cache, one, is_leaf=lambda held: isinstance(held, kinds)) for one in rest]
+    found = (jax.tree.map(tokens, first), *others)
+    return found if isinstance(result, tuple) else found[0], jax.tree.map(lambda _: of(), counts)

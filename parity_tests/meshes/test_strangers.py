@@ -1,0 +1,38 @@
+"""The judge on sharded modules that other people write: right ones are equal, and a fault on one shard names it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..support.sharded_strangers import judged
+
+
+@pytest.mark.parametrize("framework", ["torch", "flax"])
+def test_a_right_sharded_module_is_equal(framework):
+    for said in judged(framework, ""):
+        assert (said.verdict, said.first) == ("equal", "")
+
+
+@pytest.mark.parametrize(("framework", "fault"), [("torch", "scale on one shard"), ("flax", "mask on one shard")])
+def test_a_fault_on_one_shard_is_found_and_its_shard_named(framework, fault):
+    shard = {"torch": "model=2", "flax": "model=1"}[framework]
+    told = judged(framework, fault)
+    assert {said.verdict for said in told} == {"different"}
+    weight = {"torch": "grad o.weight", "flax": "grad o.kernel"}[framework]
+    for said in told:  # every process finds the same
+        assert said == told[0]
+        assert said.shards[weight] == f"only in shard {shard} of {4 if framework == 'torch' else 2}"
+
+
+def test_positions_that_a_shard_counts_itself_are_told_by_where_they_agree():
+    (said,) = judged("flax", "positions counted locally")
+    assert said.verdict == "different"
+    assert "between" in said.first
+
+
+def test_copies_that_devices_should_hold_alike_are_compared():
+    told = judged("torch", "copies differ")
+    assert {said.verdict for said in told} == {"different"}
+    for said in told:
+        assert said == told[0]
+        assert "model=3 holds other numbers than model=0" in said.messages["copies of output"]

@@ -1,0 +1,25 @@
+"""Context parallel attention that gathers all keys and values: each device attends from its queries to all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .balance import Places
+from .part import Part
+
+
+def attend(part: Part, at: Places) -> Any:
+    """Return the context of the device's queries, and the weights if asked for.
+
+    Args:
+        part: what the device holds; its keys are all there are, gathered where they were cut.
+        at: which queries it serves.
+    """
+    if not at.is_balanced:
+        return part.attend()
+    part = at.exchanged(part)
+    half = part.query.shape[1] // 2
+    contexts = [part.rows(number * half, half, start).attend() for number, start in enumerate(at.starts())]
+    return at.in_order(torch.cat(contexts, 1), 1)

@@ -1,0 +1,37 @@
+"""Classes made for sharded modules, and how their inputs are cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from attn_bridge.sharding.plan import Role
+
+from .sharding import ROLES, Cut, Sharding
+
+
+def same_name(kind: type[nn.Module], members: dict[str, Any]) -> type[nn.Module]:
+    """Return a subclass of a module's class that bears its name."""
+    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(kind.__name__, (kind,), names | members)
+
+
+def tokens_cut(sharding: Sharding, x: Tensor) -> Cut:
+    """Return how vectors ``(..., T, D)`` are cut: by tokens and by sequences of the batch, where they divide."""
+    tokens = x.ndim - 2
+    return {
+        "context": tokens if sharding.divides("context", x.shape[tokens]) else None,
+        "fsdp": 0 if tokens and sharding.divides("fsdp", x.shape[0]) else None,
+    }
+
+
+def cut_of(sharding: Sharding, x: DTensor) -> dict[Role, int | None]:
+    """Return how a tensor is cut."""
+    found: dict[Role, int | None] = {}
+    for role in ROLES:
+        axis = sharding.axis(role)
+        placement = None if axis is None else x.placements[axis]
+        found[role] = placement.dim if isinstance(placement, Shard) else None
+    return found

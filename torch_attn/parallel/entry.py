@@ -1,0 +1,125 @@
+"""The door of a sharded module: whole inputs go onto its devices, what comes out is shared by them.
+
+A module that `parallelize` has sharded is of a class made for it, a subclass of its own of the same name (as torch's
+``fully_shard`` does), so that it stays an instance of its class and is called as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.experimental import implicit_replication
+
+from attn_bridge.masks import Mask
+
+from .classes import same_name, tokens_cut
+from .sharding import Sharding
+from .shards import is_sharded, whole
+
+SEQUENCES = ("x", "context", "source", "features")
+"""Names of arguments that are sequences of vectors."""
+
+
+def enter_by(module: nn.Module, sharding: Sharding) -> None:
+    """Make a module one that takes whole inputs and gives outputs that devices share."""
+    if not hasattr(module, "sharding"):  # a module of somebody else's, which has some of ours inside
+        module.sharding = sharding  # type: ignore[assignment]  # read by `functional.attention_arguments`
+    module.__class__ = sharded_class(type(module))
+
+
+@functools.cache
+def sharded_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the subclass of a module's class whose calls put inputs and outputs on the devices of `sharding`."""
+
+    def forward(self: Any, *arguments: Any, **options: Any) -> Any:
+        sharding: Sharding = self.sharding
+        with _replicated():
+            must_divide = options.get("cache") is None and not _WHOLE
+            given = [enter(sharding, one, must_divide=must_divide) for one in arguments]
+            named = {
+                name: enter(sharding, one, must_divide=False, is_sequence=name in SEQUENCES)
+                for name, one in options.items()
+            }
+            return leave(sharding, kind.forward(self, *given, **named))
+
+    members: dict[str, Any] = {"forward": functools.wraps(kind.forward)(forward)}
+    for name in ("generate", "generate_greedy"):
+        if hasattr(kind, name):
+            members[name] = _in_whole_outputs(getattr(kind, name))
+    return same_name(kind, members)
+
+
+def enter(sharding: Sharding, value: Any, *, must_divide: bool, is_sequence: bool = True) -> Any:
+    """Return an argument of a call on the devices: sequences of vectors cut by tokens, all else whole.
+
+    Raises:
+        ValueError: tokens that do not divide.
+    """
+    if isinstance(value, Mask):
+        return value.with_arrays(lambda array: whole(array) if isinstance(array, Tensor) else array)
+    if not isinstance(value, Tensor):
+        return value
+    if not is_sequence or not 2 <= value.ndim <= 3:
+        return value
+    if not value.is_floating_point():
+        if must_divide:
+            sharding.plan.check_tokens(value.shape[-1])
+        return whole(value)
+    if must_divide:
+        sharding.plan.check_tokens(value.shape[-2])
+    return sharding.cut(value, tokens_cut(sharding, value))
+
+
+def leave(sharding: Sharding, result: Any) -> Any:
+    """Return the result of a call, its output cut by tokens."""
+    if isinstance(result, tuple):
+        return (leave(sharding, result[0]), *result[1:])
+    if not is_sharded(result) or result.ndim < 2:
+        return whole(result) if _WHOLE else result
+    if _WHOLE:
+        return result.full_tensor()
+    placements = list(result.placements)
+    axis = sharding.axis("context")
+    if axis is not None and sharding.divides("context", result.shape[-2]):
+        placements[axis] = sharding.placements({"context": result.ndim - 2})[axis]
+    kept = [one if not one.is_partial() else sharding.placements({})[0] for one in placements]
+    return result if tuple(kept) == result.placements else result.redistribute(sharding.mesh, kept)
+
+
+_ENTERED: list[bool] = []
+_WHOLE: list[bool] = []
+
+
+@contextlib.contextmanager
+def _replicated() -> Iterator[None]:
+    """Take plain tensors that meet shared ones as what every device has."""
+    if _ENTERED:
+        yield
+        return
+    _ENTERED.append(True)
+    try:
+        with implicit_replication():
+            yield
+    finally:
+        _ENTERED.pop()
+
+
+def _in_whole_outputs(method: Any) -> Any:
+    """Return a method during which outputs are whole on every device, as tokens are drawn from them."""
+
+    @functools.wraps(method)
+    def run(self: Any, *arguments: Any, **options: Any) -> Any:
+        _WHOLE.append(True)
+        try:
+            with torch.no_grad():
+                return method(self, *arguments, **options)
+        finally:
+            _WHOLE.pop()
+
+    return run

@@ -1,0 +1,52 @@
+"""Tensors that go from device to device, and whose gradients go back: each device sends to each a number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import ProcessGroup
+
+
+class _Exchange(torch.autograd.Function):
+    """All to all: rows for the first device first, and so they come."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], got: list[int], group: ProcessGroup) -> Tensor:
+        ctx.sent, ctx.got, ctx.group = sent, got, group
+        return send(rows, sent, got, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return send(gradient, ctx.got, ctx.sent, ctx.group), None, None, None
+
+
+def send(rows: Tensor, sent: list[int], got: list[int], group: ProcessGroup) -> Tensor:
+    """Return what a device gets, without a gradient."""
+    found = rows.new_empty((sum(got), *rows.shape[1:]))
+    distributed.all_to_all_single(found, rows.contiguous(), got, sent, group=group)
+    return found
+
+
+def exchange(rows: Tensor, sent: Sequence[int], got: Sequence[int], group: ProcessGroup) -> Tensor:
+    """Send rows of the first axis to every device.
+
+    Args:
+        rows: those for the first device first.
+        sent: how many go to each device.
+        got: how many come from each device.
+        group: the devices.
+    """
+    found: Tensor = _Exchange.apply(rows, list(sent), list(got), group)  # type: ignore[no-untyped-call]  # torch's
+    return found
+
+
+def to_next(arrays: Sequence[Tensor], group: ProcessGroup, rank: int, devices: int) -> list[Tensor]:
+    """Return what the device before this one holds, of the same shapes, in one move; without a gradient."""
+    sent, got = [0] * devices, [0] * devices
+    flat = torch.cat([array.reshape(-1) for array in arrays]) if len(arrays) > 1 else arrays[0].reshape(-1)
+    sent[(rank + 1) % devices] = got[(rank - 1) % devices] = len(flat)
+    found = send(flat, sent, got, group).split([array.numel() for array in arrays])
+    return [part.view(array.shape) for part, array in zip(found, arrays, strict=True)]

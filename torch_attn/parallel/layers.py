@@ -1,0 +1,163 @@
+"""Modules that know their own part of a computation, where operations on whole tensors would not do.
+
+Each is a subclass of the module's class with its name; `placement` gives it to the parts of a sharded module.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import Shard
+
+from attn_bridge.sharding.plan import Role
+from attn_bridge.specs.model import check_range
+
+from ..blocks.convolution import Convolution
+from ..blocks.mixture_of_experts import MixtureOfExperts
+from ..dropout import Dropout
+from ..embedding import Embedding
+from ..gated_delta_net import GatedDeltaNet
+from ..implementations import reference
+from ..layer_norm import LayerNorm
+from ..linear_attention import LinearAttention
+from ..recurrent.short_convolution import ShortConvolution
+from ..rms_norm import RMSNorm
+from . import recurrent
+from .caches import place_caches
+from .classes import cut_of, same_name, tokens_cut
+from .region import local_parameters, on_parts, touched
+from .sharding import Cut, Sharding
+from .shards import is_sharded, whole
+
+
+def _embedding(self: Any, ids: Tensor, name: str = "ids") -> Tensor:
+    """Look up ids, which every device has; where the vocabulary is cut, a device has some of the rows."""
+    sharding: Sharding = self.sharding
+    ids = whole(ids).long()
+    if ids.numel():
+        check_range(name, int(ids.min()), int(ids.max()), self.num_embeddings - self.first)
+    cut: Cut = {
+        "context": ids.ndim - 1 if ids.ndim and sharding.divides("context", ids.shape[-1]) else None,
+        "fsdp": 0 if ids.ndim > 1 and sharding.divides("fsdp", ids.shape[0]) else None,
+    }
+    rows = sharding.local(ids, cut, ()) + self.first
+    weight = self._parameters["weight"]
+    axis = sharding.axis("tensor")
+    is_cut = axis is not None and isinstance(weight.placements[axis], Shard)
+    working: list[Role] = [role for role, number in cut.items() if number is not None]
+    if not is_cut:
+        table = sharding.local(weight, {}, working)
+        return sharding.joined(nn.functional.embedding(rows, table), cut)
+    table = sharding.local(weight, {"tensor": 0}, [*working, "tensor"])
+    rows = rows - sharding.rank("tensor") * len(table)
+    is_here = (rows >= 0) & (rows < len(table))
+    found = nn.functional.embedding(torch.where(is_here, rows, 0), table)
+    return sharding.joined(torch.where(is_here[..., None], found, 0.0), cut, ["tensor"])
+
+
+def _linear(self: Any, x: Tensor) -> Tensor:
+    """Multiply with the device's columns or rows of the matrix; what rows give is summed over the devices, once."""
+    sharding: Sharding = self.sharding
+    weight = self._parameters["weight"]
+    if not is_sharded(x) or not is_sharded(weight):
+        return nn.Linear.forward(self, x)
+    cut, last, axis = cut_of(sharding, x), x.ndim - 1, sharding.axis("tensor")
+    placement = None if axis is None else weight.placements[axis]
+    by = placement.dim if isinstance(placement, Shard) else None
+    cut["tensor"] = last if by == 1 else None
+    working: list[Role] = [role for role, number in cut.items() if number is not None]
+    if by == 0:
+        working.append("tensor")
+    parts = local_parameters(self, sharding, working)
+    if by == 1 and "bias" in parts:  # is added once
+        parts["bias"] = parts["bias"] * float(sharding.rank("tensor") == 0)
+    found = nn.functional.linear(sharding.local(x, cut, working), parts["weight"], parts.get("bias"))
+    cut["tensor"] = last if by == 0 else None
+    joined = sharding.joined(found, cut, ["tensor"] if by == 1 else [])
+    return sharding.cut(joined, {**cut, "tensor": None}) if sharding.whole_heads else joined
+
+
+def _norm(self: Any, x: Tensor, *, base: type[nn.Module]) -> Tensor:
+    """Norm the vectors that the device has."""
+    sharding: Sharding = self.sharding
+    cut = cut_of(sharding, x) if is_sharded(x) else {}
+    if not is_sharded(x) or x.ndim - 1 in cut.values():
+        found: Tensor = base.forward(self, x)
+        return found
+    working: list[Role] = [role for role, number in cut.items() if number is not None]
+    with on_parts(self, local_parameters(self, sharding, working)):
+        return sharding.joined(base.forward(self, sharding.local(x, cut, working)), cut)
+
+
+def _dropout(self: Any, x: Tensor) -> Tensor:
+    """Drop what the module on one device drops: each device has its place in the mask of the whole."""
+    if not self.training or self.p == 0.0 or not is_sharded(x):
+        return x if not self.training else Dropout.forward(self, x)
+    keep = reference.draw(tuple(x.shape), self.p, self.rngs, x.dtype, x.device)
+    return torch.where(self.sharding.shared(keep), x / (1.0 - self.p), 0.0)
+
+
+def _mixture_of_experts(self: Any, x: Tensor) -> Tensor:
+    """Send the device's tokens to its part of every expert: there is one sum over devices, at the end."""
+    sharding: Sharding = self.sharding
+    cut = tokens_cut(sharding, x)
+    working: list[Role] = [role for role, number in cut.items() if number is not None]
+    sums: list[Role] = ["tensor"] if sharding.plan.size("tensor") > 1 else []
+    parts = local_parameters(self, sharding, [*working, *sums])
+    for name, part in parts.items():
+        if sums and name.endswith("fc3.bias"):  # is added once
+            parts[name] = part * float(sharding.rank("tensor") == 0)
+    with on_parts(self, parts):
+        found = MixtureOfExperts.forward(self, sharding.local(x, cut, [*working, *sums]))
+    # Experts that no token of this device goes to have gradients, too: all devices sum them up.
+    return sharding.joined(touched(found, parts.values()), cut, sums)
+
+
+def _convolution(self: Any, x: Tensor) -> Tensor:
+    """Convolve all positions on every device; what comes out is cut by positions."""
+    sharding: Sharding = self.sharding
+    rows: Cut = {"fsdp": 0 if sharding.divides("fsdp", x.shape[0]) else None}
+    working: list[Role] = ["fsdp"] if rows["fsdp"] is not None else []
+    parts = local_parameters(self, sharding, working)
+    with on_parts(self, parts):
+        found = Convolution.forward(self, sharding.local(x, rows, working))
+    joined = sharding.joined(found, rows)
+    return sharding.cut(joined, tokens_cut(sharding, joined))
+
+
+FORWARDS: dict[type[nn.Module], Any] = {
+    nn.Linear: _linear,
+    LayerNorm: functools.partial(_norm, base=LayerNorm),
+    RMSNorm: functools.partial(_norm, base=RMSNorm),
+    Embedding: _embedding,
+    Dropout: _dropout,
+    MixtureOfExperts: _mixture_of_experts,
+    Convolution: _convolution,
+    ShortConvolution: recurrent.short_convolution,
+    LinearAttention: recurrent.linear_attention,
+    GatedDeltaNet: recurrent.gated_delta_net,
+}
+"""What is called in the place of a class's own forward."""
+
+
+@functools.cache
+def local_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the class of a part of a sharded module: its own, or a subclass of it."""
+    forward = next((own for base, own in FORWARDS.items() if issubclass(kind, base)), None)
+    members: dict[str, Any] = {}
+    if forward is not None:
+
+        def call(self: Any, *arguments: Any, **options: Any) -> Any:
+            return forward(self, *arguments, **options)
+
+        members["forward"] = functools.wraps(kind.forward)(call)
+    if hasattr(kind, "init_cache"):
+
+        def init_cache(self: Any, *arguments: Any, **options: Any) -> Any:
+            return place_caches(self.sharding, kind.init_cache(self, *arguments, **options))
+
+        members["init_cache"] = functools.wraps(kind.init_cache)(init_cache)
+    return same_name(kind, members) if members else kind

@@ -1,0 +1,73 @@
+"""Put a module on a mesh of devices.
+
+The twin is `jax_attn.parallel.parallelize`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from torch import nn
+
+from attn_bridge.sharding import Plan
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def parallelize(
+    module: Module,
+    mesh: DeviceMesh,
+    *,
+    tensor: str | None = None,
+    context: str | None = None,
+    fsdp: str | None = None,
+    method: str = "all_gather",
+) -> Module:
+    """Share a module out over the devices of a mesh: the same numbers, gradients included, computed by all of them.
+
+    It is called as before, with whole inputs, the same on every rank; its output is whole, too, a `DTensor`, and cut
+    along the tokens by `context`.
+
+    Args:
+        module: one of ours, or one that has some of ours inside. It is changed.
+        mesh: devices, on axes with names.
+        tensor: axis that shares heads, hidden units of feed-forward layers and the vocabulary.
+        context: axis that shares the tokens of a sequence.
+        fsdp: axis that shares what is left of the parameters, and the sequences of a batch where they divide.
+        method: how queries meet keys of other devices: ``"all_gather"``, ``"ring"`` or ``"ulysses"``.
+
+    Returns:
+        The module.
+
+    Raises:
+        TypeError: a module, a mesh or a name that is none.
+        ValueError: an axis that the mesh does not have, or sizes that do not divide; nothing was moved.
+    """
+    # Imported here: torch.distributed.tensor takes a second, which who has one device does not wait for.
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from .. import backend
+    from .entry import enter_by
+    from .placement import place
+    from .sharding import Sharding
+
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"mesh must be a torch.distributed.device_mesh.DeviceMesh, got {type(mesh).__name__}")
+    names = mesh.mesh_dim_names or ()
+    sizes = dict(zip(names, mesh.shape, strict=False))
+    plan = Plan.of(sizes, tensor=tensor, context=context, fsdp=fsdp, method=method)
+    configs = backend.find_configs(module)
+    for config in configs.values():
+        plan.check(config)
+    sharding = Sharding(mesh, plan)
+    rows = {
+        f"{path}.{row.rule.torch}".lstrip("."): row for path, config in configs.items() for row in config.parameters
+    }
+    place(module, rows, sharding)
+    enter_by(module, sharding)
+    return module

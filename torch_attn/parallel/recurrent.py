@@ -1,0 +1,241 @@
+"""Recurrent attention over devices: each has some heads, and some tokens; states go from each device to the next."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
+
+from attn_bridge.masks import Mask, as_mask
+from attn_bridge.sharding.plan import Role
+
+from .. import functional
+from ..decoding.recurrent_cache import RecurrentCache
+from ..gated_delta_net import GatedDeltaNet
+from ..linear_attention import LinearAttention
+from ..recurrent import recurrence
+from ..recurrent.short_convolution import ShortConvolution
+from .classes import tokens_cut
+from .masks import part_of
+from .region import local_parameters, on_parts
+from .sharding import Cut, Sharding
+from .shards import is_sharded, whole
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """Devices that share the tokens of a sequence in order: what one leaves, the next begins with.
+
+    Attributes:
+        group: the devices.
+        rank: this device's place among them.
+        devices: how many there are.
+    """
+
+    group: ProcessGroup
+    rank: int
+    devices: int
+
+    def recur(self, run: Callable[..., Any], sequences: tuple[Tensor, ...], state: Tensor, chunk_size: int) -> Any:
+        """Return the context of the device's tokens and the state that they leave."""
+        context, state = run(*sequences, self.before(state, *sequences), chunk_size)
+        return self.behind(context, state), state
+
+    def before(self, state: Tensor, *beside: Tensor) -> Tensor:
+        """Return what the device before left; the first one has the state of the beginning.
+
+        Args:
+            state: that of the beginning, or whatever else has its shape and dtype.
+            *beside: what the result is computed of: where one of it has a gradient, so has the state.
+        """
+        if self.rank == 0:
+            return state
+        found: Tensor = _Receive.apply(self, state, *beside)  # type: ignore[no-untyped-call]  # torch's
+        return found
+
+    def behind(self, result: Tensor, state: Tensor) -> Tensor:
+        """Return a result, when the state beside it has gone to the next device; both have the same gradient then."""
+        if self.rank == self.devices - 1:
+            return result
+        found: Tensor = _Send.apply(self, result, state)  # type: ignore[no-untyped-call]  # torch's
+        return found
+
+    def send(self, tensor: Tensor, hops: int) -> None:
+        """Send a tensor so many places on."""
+        distributed.send(tensor.contiguous(), self._peer(hops), group=self.group)
+
+    def receive(self, like: Tensor, hops: int) -> Tensor:
+        """Return a tensor from so many places on."""
+        found = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        distributed.recv(found, self._peer(hops), group=self.group)
+        return found
+
+    def _peer(self, hops: int) -> int:
+        return distributed.get_global_rank(self.group, self.rank + hops)
+
+
+class _Receive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, line: Line, state: Tensor, *beside: Tensor) -> Tensor:
+        ctx.line, ctx.count = line, len(beside)
+        return line.receive(state, -1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ctx.line.send(gradient, -1)
+        return None, None, *[None] * ctx.count
+
+
+class _Send(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, line: Line, result: Tensor, state: Tensor) -> Tensor:
+        ctx.line = line
+        ctx.save_for_backward(state)
+        line.send(state, 1)
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, gradient, ctx.line.receive(ctx.saved_tensors[0], 1)
+
+
+def short_convolution(self: Any, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Convolve the device's tokens, behind the last ones of the device before."""
+    line: Line | None = getattr(self, "line", None)
+    if line is None:
+        return ShortConvolution.forward(self, x, state)
+    start = x.new_zeros(x.shape[0], self.kernel_size[0] - 1, x.shape[2])
+    found, state = ShortConvolution.forward(self, x, line.before(start, x, self.weight))
+    return line.behind(found, state), state
+
+
+def linear_attention(self: Any, x: Tensor, **options: Any) -> Any:
+    """Compute the device's heads and tokens; all tokens, where weights are asked for or a mask needs them."""
+    mask, cache = options.get("attention_mask"), options.get("cache")
+    has_weights = bool(options.get("return_weights"))
+    needs_all = has_weights or cache is not None or not recurrence.hides_tokens_only(mask)
+    return _recurrent(self, x, LinearAttention, options, needs_all, {})
+
+
+def gated_delta_net(self: Any, x: Tensor, **options: Any) -> Any:
+    """Compute the device's heads and tokens."""
+    sharding: Sharding = self.sharding
+    width, values = self.config.key_width, self.config.value_width
+    channels = torch.cat(
+        [
+            torch.arange(start, start + size)[sharding.slice_of("tensor", size, _has_tensor(self))]
+            for start, size in ((0, width), (width, width), (2 * width, values))
+        ]
+    )
+    return _recurrent(self, x, GatedDeltaNet, options, options.get("cache") is not None, {"conv1d.weight": channels})
+
+
+def _has_tensor(self: Any) -> bool:
+    return bool(self.sharding.plan.size("tensor") > 1)
+
+
+def _recurrent(
+    self: Any, x: Tensor, base: type[nn.Module], options: dict[str, Any], needs_all: bool, picked: dict[str, Tensor]
+) -> Any:
+    if not is_sharded(x):
+        return base.forward(self, x, **options)
+    sharding: Sharding = self.sharding
+    functional.as_batch(x, self.W_query, d_in=self.config.d_in, cache=options.get("cache"))
+    cut = dict(tokens_cut(sharding, x))
+    if needs_all:
+        cut["context"] = None
+    by_heads = _has_tensor(self)
+    working: list[Role] = [role for role, number in cut.items() if number is not None]
+    if by_heads:
+        working.append("tensor")
+    parts = local_parameters(self, sharding, working)
+    for name, rows in picked.items():
+        parts[name] = parts[name][rows]
+    if by_heads and "out_proj.bias" in parts:  # is added once
+        parts["out_proj.bias"] = parts["out_proj.bias"] * float(sharding.rank("tensor") == 0)
+    config, line = _config_of_heads(self.config, sharding.plan.size("tensor")), None
+    if cut["context"] is not None:
+        line = Line(sharding.group("context"), sharding.rank("context"), sharding.plan.size("context"))
+    channels = picked.get("conv1d.weight")
+    own = dict(options)
+    own["attention_mask"] = _mask_of(self, x, options, cut)
+    cache = options.get("cache")
+    if cache is not None:
+        own["cache"] = _part_of_cache(sharding, cache, cut, working, channels)
+    attributes = {"config": config, "sharding": line}
+    with on_parts(self, parts, **attributes):
+        if hasattr(self, "conv1d"):
+            self.conv1d.line = line
+        result = base.forward(self, sharding.local(x, cut, working), **own)
+        if hasattr(self, "conv1d"):
+            self.conv1d.line = None
+    found = list(result) if isinstance(result, tuple) else [result]
+    if cache is not None:
+        found[-1] = _whole_cache(sharding, cache, found[-1], cut, channels)
+    found[0] = sharding.joined(found[0], cut, ["tensor"] if by_heads else [])
+    if options.get("return_weights"):
+        first = x.ndim - 2
+        found[1] = sharding.joined(found[1], {"fsdp": cut["fsdp"], "tensor": first if by_heads else None})
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _config_of_heads(config: Any, devices: int) -> Any:
+    """Return the config of a device's heads."""
+    changes = {"num_heads": config.num_heads // devices}
+    if hasattr(config, "num_value_heads"):
+        changes["num_value_heads"] = config.num_value_heads // devices
+    return config.replace(**changes) if devices > 1 else config
+
+
+def _mask_of(self: Any, x: Tensor, options: dict[str, Any], cut: Cut) -> Any:
+    """Return what a device needs of the attention mask of a call."""
+    mask, sharding = options.get("attention_mask"), self.sharding
+    if mask is None:
+        return None
+    if isinstance(mask, Tensor):
+        mask = whole(mask)
+    batch = 1 if x.ndim == 2 else x.shape[0]
+    rows = sharding.slice_of("fsdp", batch, cut["fsdp"] is not None)
+    if cut["context"] is not None:
+        shown = x if x.ndim == 3 else x[None]
+        visible = recurrence.visible_tokens(mask, shown, None)
+        assert visible is not None, "there is a mask"
+        return visible[rows, sharding.slice_of("context", x.shape[-2], True)]
+    if not isinstance(mask, Mask) and recurrence.hides_tokens_only(mask):
+        mask = torch.as_tensor(mask)
+        return mask[rows] if mask.shape[0] > 1 else mask
+    tokens = x.shape[-2]
+    mask = as_mask(mask).with_arrays(lambda array: whole(torch.as_tensor(array))).placed(tokens, tokens)
+    return part_of(mask, rows, sharding.slice_of("tensor", self.config.num_heads, _has_tensor(self)))
+
+
+def _part_of_cache(
+    sharding: Sharding, cache: RecurrentCache, cut: Cut, working: list[Role], channels: Tensor | None
+) -> RecurrentCache:
+    """Return the states of a device's heads."""
+    by_heads = 1 if "tensor" in working else None
+    state = sharding.local(cache.state, {"fsdp": cut["fsdp"], "tensor": by_heads}, working)
+    conv_state = None
+    if cache.conv_state is not None:
+        conv_state = sharding.local(cache.conv_state, {"fsdp": cut["fsdp"]}, working)
+        conv_state = conv_state if channels is None else conv_state[..., channels]
+    return RecurrentCache(state, conv_state, cache.length, cache.capacity)
+
+
+def _whole_cache(
+    sharding: Sharding, cache: RecurrentCache, part: RecurrentCache, cut: Cut, channels: Tensor | None
+) -> RecurrentCache:
+    """Put the states of a device's heads back into the cache of all."""
+    by_heads = 1 if sharding.plan.size("tensor") > 1 else None
+    cache.state = sharding.joined(part.state, {"fsdp": cut["fsdp"], "tensor": by_heads})
+    if cache.conv_state is not None and part.conv_state is not None and channels is not None:
+        conv_state = part.conv_state.new_zeros((*part.conv_state.shape[:2], cache.conv_state.shape[2]))
+        conv_state[..., channels] = part.conv_state
+        sums: list[Role] = [] if by_heads is None else ["tensor"]
+        cache.conv_state = sharding.joined(conv_state, {"fsdp": cut["fsdp"]}, sums)
+    cache.length = part.length
+    return cache
