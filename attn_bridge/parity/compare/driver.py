@@ -22,7 +22,7 @@ from ..interrupts import orderly_interrupts
 from ..settings.environment import environment
 from ..settings.precision import record
 from ..settings.precision import strict as pinned
-from .hints import hint_for
+from .hints import hint_for, of_devices
 from .localisation import Remainder, find, remainder
 from .pair import SIDES, Pair, Progress, few_threads
 from .prepare import prepare
@@ -176,7 +176,9 @@ def judge(
     place = find(pair, found.furthest, "precision" if found.report.verdict == "precision" else "meaning", found.tables)
     divergence = None if found.report.verdict in ("equal", "inconclusive") else place.divergence
     if divergence is not None:
-        hint = divergence.hint or ("" if place.evidence is None else hint_for(place.evidence))
+        hint = divergence.hint
+        if place.evidence is not None and not hint:
+            hint = of_devices(place.evidence, found.mesh, place.evidence.labels) or hint_for(place.evidence)
         divergence = dataclasses.replace(divergence, second_label=pair.labels["second"], hint=hint)
     report = dataclasses.replace(found.report, tree=place.tree, first_divergence=divergence)
     left: Remainder = "unknown"
@@ -192,6 +194,7 @@ class Judged:
     report: Report
     furthest: Any = None
     tables: float = 0.0
+    mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], dtypes: tuple[str, ...]) -> Judged:
@@ -214,7 +217,7 @@ def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], 
         message = next(one.message for one in tensors if one.verdict == "inconclusive")
     report = _report(pair, verdict, tensors, message=message, findings=found, seen=seen)
     furthest = next((one.furthest for one in reversed(found) if one.furthest is not None), None)
-    return Judged(report, furthest, max(one.tables for one in found))
+    return Judged(report, furthest, max(one.tables for one in found), found[0].mesh)
 
 
 def _report(

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from ....sharding.plan import Method
 from ....sharding.sequences import pieces_of
 from ..mutants import Array, Arrays
 
@@ -46,7 +47,7 @@ class MeshConfig:
     seed: int
     tensor: int
     context: int
-    method: Literal["all_gather", "ring", "ulysses"]
+    method: Method
     balanced: bool
     lengths: tuple[int, ...]
     tokens: int
@@ -136,7 +137,7 @@ def draw_mesh_config(seed: int, sizes: Mapping[str, int]) -> MeshConfig:
     def chance(probability: float) -> bool:
         return bool(random.random() < probability)
 
-    method = one_of("all_gather", "ring", "ring", "ulysses") if context > 1 else "all_gather"
+    method: Method = one_of("all_gather", "ring", "ring", "ulysses") if context > 1 else "all_gather"
     heads = tensor * (context * one_of(1, 2) if method == "ulysses" else one_of(1, 2, 3))
     kv_heads = one_of(*(count for count in range(1, heads + 1) if heads % count == 0))
     tokens = 2 * context * int(random.integers(2, 4))

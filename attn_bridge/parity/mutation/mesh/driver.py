@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from .... import backends
 from ....backends import Framework
 from ...check.mesh.processes import (
+    FRAMEWORKS,
     check_mesh_sizes,
     chosen_frameworks,
     installed,
@@ -21,14 +23,12 @@ from ...check.mesh.processes import (
     told,
 )
 from ...settings.environment import environment
+from ..driver import CONFIGS, check_number
 from ..mutants import FIRST_SEED, find_seed
 from .configs import draw_mesh_config
 from .faults import MESH_FAULTS, MeshFault, find_mesh_fault
 from .report import MeshMutationReport
 from .trials import MeshResult, MeshTrial, run_trial
-
-CONFIGS = 10
-"""Right pairs of each framework that are judged by default."""
 
 FAULT_SEEDS = 100_000
 """Faults are planted into configurations from this many seeds after the right pairs."""
@@ -67,7 +67,7 @@ class Task:
 def mutate_mesh(
     sizes: Mapping[str, int],
     configs: int = CONFIGS,
-    faults: Iterable[str] | None = None,
+    faults: int | Iterable[str] | None = None,
     seed: int = FIRST_SEED,
     *,
     plants: int = 1,
@@ -82,7 +82,8 @@ def mutate_mesh(
     Args:
         sizes: size of each axis of the mesh: of ``tensor``, ``context`` and ``fsdp`` those that there are.
         configs: number of right pairs of each framework.
-        faults: names of faults; None is all. Those that no configuration of this mesh can have are left out.
+        faults: names of faults, or how many, the first ones of the list; None is all. Those that no configuration of
+            this mesh can have are left out.
         seed: where seeds begin.
         plants: how many times each fault is planted in each framework.
         frameworks: ``torch``, ``flax``; those that are installed by default.
@@ -93,35 +94,70 @@ def mutate_mesh(
         MissingBackendError: a framework is not installed.
         WorkerDiedError: a process was killed.
     """
-    started = time.perf_counter()
     check_mesh_sizes(sizes)
     for name, value, least in (("configs", configs, 0), ("plants", plants, 1), ("seed", seed, 0)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
-        if value < least:
-            raise ValueError(f"{name} ({value}) must be at least {least}")
-    wanted = MESH_FAULTS if faults is None else tuple(map(find_mesh_fault, faults))
+        check_number(name, value, least)
+    wanted = _chosen(faults)
+    trials = [
+        trial
+        for framework in chosen_frameworks(tuple(frameworks))
+        for trial in plan_trials(framework, sizes, configs, wanted, seed, plants)
+    ]
+    return _judged(sizes, trials, configs, seed, plants, progress)
+
+
+def run_cases(
+    sizes: Mapping[str, int], cases: Iterable[str], *, progress: Progress | None = None
+) -> MeshMutationReport:
+    """Run some trials of a report again, by the names that it calls them: ``FAULT:FRAMEWORK:SEED``, or ``right:...``.
+
+    Raises:
+        ValueError: a name that is none, or a configuration that does not have what the fault needs.
+    """
+    check_mesh_sizes(sizes)
+    return _judged(sizes, [_trial(case, sizes) for case in cases], 0, FIRST_SEED, 1, progress)
+
+
+def _trial(case: str, sizes: Mapping[str, int]) -> MeshTrial:
+    fault, _, rest = case.partition(":")
+    framework, _, number = rest.partition(":")
+    if framework not in FRAMEWORKS or not number.isdecimal():
+        names = ", ".join(FRAMEWORKS)
+        raise ValueError(f"case ({case}) must read FAULT:FRAMEWORK:SEED or right:FRAMEWORK:SEED, of {names}")
+    name = "" if fault == "right" else find_mesh_fault(fault).name
+    if name and not find_mesh_fault(name).needs(draw_mesh_config(int(number), sizes)):
+        raise ValueError(f"case ({case}): the configuration of seed {number} does not have what this fault needs")
+    return MeshTrial(name, "torch" if framework == "torch" else "flax", int(number))
+
+
+def _chosen(faults: int | Iterable[str] | None) -> tuple[MeshFault, ...]:
+    if faults is None:
+        return MESH_FAULTS
+    if not isinstance(faults, int):
+        return tuple(map(find_mesh_fault, faults))
+    check_number("faults", faults, 0)
+    if faults > len(MESH_FAULTS):
+        raise ValueError(f"faults ({faults}) must be at most {len(MESH_FAULTS)}")
+    return MESH_FAULTS[:faults]
+
+
+def _judged(
+    sizes: Mapping[str, int], trials: list[MeshTrial], configs: int, seed: int, plants: int, progress: Progress | None
+) -> MeshMutationReport:
+    started = time.perf_counter()
     found: list[MeshResult] = []
-    chosen = chosen_frameworks(tuple(frameworks))
-    planned = {one: plan_trials(one, sizes, configs, wanted, seed, plants) for one in chosen}
-    total = sum(map(len, planned.values()))
-    for framework, trials in planned.items():
-        if not trials:
+    for framework in FRAMEWORKS:
+        own = tuple(trial for trial in trials if trial.framework == framework)
+        if not own:
             continue
         with tempfile.TemporaryDirectory() as folder:
             plain: Framework = "torch" if "torch" in installed() else framework
-            task = Task(framework, plain, tuple(sizes.items()), tuple(trials), Path(folder), 0)
+            task = Task(framework, plain, tuple(sizes.items()), own, Path(folder), 0)
             tasks = [dataclasses.replace(task, rank=rank) for rank in range(process_count(framework, sizes))]
-            with told(Path(folder), progress, len(found), total):
+            with told(Path(folder), progress, len(found), len(trials)):
                 found += results_of(run_process, tasks)
     return MeshMutationReport(
-        tuple(found),
-        mesh=dict(sizes),
-        configs=configs,
-        plants=plants,
-        seed=seed,
-        environment=environment(),
-        seconds=time.perf_counter() - started,
+        tuple(found), dict(sizes), configs, plants, seed, environment(), time.perf_counter() - started
     )
 
 
@@ -133,13 +169,18 @@ def plan_trials(
     for fault in faults:
         start = seed + FAULT_SEEDS + 1000 * MESH_FAULTS.index(fault)
         for _ in range(plants):
+            fits = functools.partial(_fits, fault, sizes)
             try:
-                start = find_seed(start, lambda one, fault=fault: fault.needs(draw_mesh_config(one, sizes)))  # type: ignore[misc]
+                start = find_seed(start, fits)
             except ValueError:  # devices of this mesh can't go wrong so
                 break
             trials.append(MeshTrial(fault.name, framework, start))
             start += 1
     return trials
+
+
+def _fits(fault: MeshFault, sizes: Mapping[str, int], seed: int) -> bool:
+    return fault.needs(draw_mesh_config(seed, sizes))
 
 
 def run_process(task: Task) -> list[MeshResult]:

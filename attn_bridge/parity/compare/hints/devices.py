@@ -1,0 +1,91 @@
+"""Relations that the devices which share a side explain: each function returns a sentence if it holds, "" if not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..results.findings import shown
+from .case import FIT, Array, Case, ratio_of
+from .evidence import cases_of
+
+MAX_PARTS = 32
+"""Most pieces of a sequence whose order is looked for."""
+
+
+def of_devices(evidence: Any, mesh: Mapping[str, int], labels: tuple[str, str]) -> str:
+    """Return what a difference is consistent with that only devices explain, "" if nothing is recognised.
+
+    Args:
+        evidence: an `Evidence`.
+        mesh: how many devices each axis of the mesh has.
+        labels: what the two sides are called.
+    """
+    sizes = {name: size for name, size in mesh.items() if size > 1}
+    names = shown(labels[0]), shown(labels[1])
+    with np.errstate(all="ignore"):
+        for case in cases_of(evidence, names) if sizes else ():
+            text = _multiplied(case, sizes) or _repeated(case, sizes) or _reordered(case, sizes)
+            if text:
+                return f"{case.name}: {text}" if case.is_gradient else text
+    return ""
+
+
+def _axes(sizes: Mapping[str, int], count: int) -> str:
+    return " or ".join(name for name, size in sizes.items() if size == count)
+
+
+def _multiplied(case: Case, sizes: Mapping[str, int]) -> str:
+    """Recognise what is added up twice over devices, or averaged: a multiple, but for what is added behind that."""
+    added: dict[str, Array | float] = {"": 0.0}
+    if not case.is_gradient:
+        added |= {name: one for name, one in case.weights.items() if one.shape == case.one.shape[-1:]}
+        added |= {"the input": one for one in case.inputs if one.shape == case.one.shape}
+    for name, one in added.items():
+        ratio = ratio_of(np.asarray(case.one - one), np.asarray(case.two - one))
+        for count in sorted(set(sizes.values())):
+            but, what = f" but for {name}" if name else "", f"over the {count} devices of {_axes(sizes, count)}"
+            for factor, text in ((count, f"added up twice {what}"), (1 / count, f"averaged {what}, not added up")):
+                if ratio is not None and abs(ratio - factor) <= FIT * factor:
+                    times = f"{case.labels[1]} is {factor:.6g} times {case.labels[0]} everywhere{but}"
+                    return f"{times}: consistent with what is {text}"
+    return ""
+
+
+def _repeated(case: Case, sizes: Mapping[str, int]) -> str:
+    """Recognise a bias, or the residual stream, that each device adds before all add up."""
+    if case.is_gradient:
+        return ""
+    added = {name: one for name, one in case.weights.items() if one.shape == case.one.shape[-1:]}
+    added |= {"the input": one for one in case.inputs if one.shape == case.one.shape}
+    for name, one in added.items():
+        for count in sorted(set(sizes.values())):
+            for sign, label in ((1, case.labels[1]), (-1, case.labels[0])):
+                if case.fits(case.apart, np.broadcast_to(sign * (count - 1) * one, case.one.shape)):
+                    axis = _axes(sizes, count)
+                    return (
+                        f"{label} has {name} {count} times: consistent with each of the {count} devices of {axis} "
+                        "adding it before they add up"
+                    )
+    return ""
+
+
+def _reordered(case: Case, sizes: Mapping[str, int]) -> str:
+    """Recognise pieces of a sequence in another order."""
+    if case.is_gradient or case.one.ndim < 2:
+        return ""
+    axis = case.one.ndim - 2
+    for parts in sorted({times * size for size in sizes.values() for times in (1, 2)}):
+        if parts > MAX_PARTS or case.one.shape[axis] % parts:
+            continue
+        first, second = (np.split(one, parts, axis) for one in (case.one, case.two))
+        order = [next((at for at, one in enumerate(first) if case.fits(one, two)), None) for two in second]
+        if None not in order and order != list(range(parts)):
+            text = ", ".join(map(str, order))
+            return (
+                f"{case.labels[1]} has the {parts} pieces of the sequence in the order {text}: consistent with parts "
+                "of devices put together in another order, or a balanced order not restored"
+            )
+    return ""
