@@ -229,15 +229,17 @@ class FeedForward(Layer):
         self.fc_in = nnx.Linear(setup.config.d_model, setup.config.hidden, rngs=rngs)
         self.fc_out = nnx.Linear(setup.config.hidden, setup.config.d_model, rngs=rngs)
 
-    def __call__(self, x: Array, added: Array | None = None) -> Array:
-        """Return what the layer adds to the residual stream; `added` joins it before devices add up."""
-        return self.run([x, added])
+    def __call__(self, x: Array, residual: Array) -> Array:
+        """Return the residual stream with what the layer adds."""
+        return self.run([x, residual])
 
     def body(self, weights: Mapping[str, Array], x: Array, *others: Array) -> Array:
         """Compute the part of a device's tokens and hidden units."""
         x = self.setup.devices.enter(x, ["tensor"])
         hidden = jax.nn.gelu(self.multiply(weights, x, "fc_in"), approximate=False)
-        return self.reduced(weights, hidden, "fc_out", "mlp", others[0] if others else None)
+        early = self.setup.fault == "residual-inside-reduction"
+        out = self.reduced(weights, hidden, "fc_out", "mlp", others[0] if early else None)
+        return out if early else others[0] + out
 
 
 class MeshBlock(nnx.Module):
@@ -261,9 +263,7 @@ class MeshBlock(nnx.Module):
         """Return the block's output."""
         x = self.setup.devices.share(x)
         x = x + self.attention(self.attention_norm(x), attention_mask)
-        if self.setup.fault == "residual-inside-reduction":
-            return self.mlp(self.mlp_norm(x), x)
-        return x + self.mlp(self.mlp_norm(x))
+        return self.mlp(self.mlp_norm(x), x)
 
 
 def build(config: MeshConfig, weights: Arrays, mesh: Mesh | None = None, fault: str = "") -> MeshBlock:

@@ -225,15 +225,17 @@ class FeedForward(Layer):
         self.fc_in = nn.Linear(setup.config.d_model, setup.config.hidden)
         self.fc_out = nn.Linear(setup.config.hidden, setup.config.d_model)
 
-    def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        """Return what the layer adds to the residual stream; `added` joins it before devices add up."""
-        return self.run([x, added])
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Return the residual stream with what the layer adds."""
+        return self.run([x, residual])
 
     def body(self, weights: Mapping[str, Tensor], x: Tensor, *others: Tensor) -> Tensor:
         """Compute the part of a device's tokens and hidden units."""
         x = self.setup.devices.enter(x, ["tensor"])
         hidden = nn.functional.gelu(self.multiply(weights, x, "fc_in"))
-        return self.reduced(weights, hidden, "fc_out", "mlp", others[0] if others else None)
+        early = self.setup.fault == "residual-inside-reduction"
+        out = self.reduced(weights, hidden, "fc_out", "mlp", others[0] if early else None)
+        return out if early else others[0] + out
 
 
 class MeshBlock(nn.Module):
@@ -257,9 +259,7 @@ class MeshBlock(nn.Module):
         """Return the block's output."""
         x = self.setup.devices.share(x)
         x = x + self.attention(self.attention_norm(x), attention_mask)
-        if self.setup.fault == "residual-inside-reduction":
-            return self.mlp(self.mlp_norm(x), x)
-        return x + self.mlp(self.mlp_norm(x))
+        return self.mlp(self.mlp_norm(x), x)
 
 
 def build(config: MeshConfig, weights: Arrays, mesh: DeviceMesh | None = None, fault: str = "") -> MeshBlock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ from .evidence import cases_of
 
 MAX_PARTS = 32
 """Most pieces of a sequence whose order is looked for."""
+
+MAX_ADDENDS = 2
+"""Most things that are added to a multiple behind it: a bias and the residual stream."""
 
 
 def of_devices(evidence: Any, mesh: Mapping[str, int], labels: tuple[str, str]) -> str:
@@ -37,16 +41,22 @@ def _axes(sizes: Mapping[str, int], count: int) -> str:
     return " or ".join(name for name, size in sizes.items() if size == count)
 
 
+def _addends(case: Case) -> dict[str, Array]:
+    """Return what may be added to an output as it is: biases, and inputs of its shape."""
+    added = {name: one for name, one in case.weights.items() if one.shape == case.one.shape[-1:]}
+    return added | {f"input {place}": one for place, one in enumerate(case.inputs) if one.shape == case.one.shape}
+
+
 def _multiplied(case: Case, sizes: Mapping[str, int]) -> str:
     """Recognise what is added up twice over devices, or averaged: a multiple, but for what is added behind that."""
-    added: dict[str, Array | float] = {"": 0.0}
-    if not case.is_gradient:
-        added |= {name: one for name, one in case.weights.items() if one.shape == case.one.shape[-1:]}
-        added |= {"the input": one for one in case.inputs if one.shape == case.one.shape}
-    for name, one in added.items():
-        ratio = ratio_of(np.asarray(case.one - one), np.asarray(case.two - one))
+    added = {} if case.is_gradient else _addends(case)
+    known = [names for count in range(MAX_ADDENDS + 1) for names in itertools.combinations(added, count)]
+    for names in known:
+        behind = sum((added[name] for name in names), np.zeros(1))
+        ratio = ratio_of(np.asarray(case.one - behind), np.asarray(case.two - behind))
         for count in sorted(set(sizes.values())):
-            but, what = f" but for {name}" if name else "", f"over the {count} devices of {_axes(sizes, count)}"
+            but = f" but for {' and '.join(names)}" if names else ""
+            what = f"over the {count} devices of {_axes(sizes, count)}"
             for factor, text in ((count, f"added up twice {what}"), (1 / count, f"averaged {what}, not added up")):
                 if ratio is not None and abs(ratio - factor) <= FIT * factor:
                     times = f"{case.labels[1]} is {factor:.6g} times {case.labels[0]} everywhere{but}"
@@ -58,9 +68,7 @@ def _repeated(case: Case, sizes: Mapping[str, int]) -> str:
     """Recognise a bias, or the residual stream, that each device adds before all add up."""
     if case.is_gradient:
         return ""
-    added = {name: one for name, one in case.weights.items() if one.shape == case.one.shape[-1:]}
-    added |= {"the input": one for one in case.inputs if one.shape == case.one.shape}
-    for name, one in added.items():
+    for name, one in _addends(case).items():
         for count in sorted(set(sizes.values())):
             for sign, label in ((1, case.labels[1]), (-1, case.labels[0])):
                 if case.fits(case.apart, np.broadcast_to(sign * (count - 1) * one, case.one.shape)):
