@@ -27,7 +27,7 @@ from .localisation import Remainder, find, remainder
 from .pair import SIDES, Pair, Progress, few_threads
 from .prepare import prepare
 from .results.allowances import accept, checked
-from .results.findings import TensorVerdict, Verdict, worst
+from .results.findings import Divergence, TensorVerdict, Verdict, worst
 from .results.report import Report
 from .samples.limits import MAX_SEEDS
 from .sides.dtypes import DTYPES
@@ -36,6 +36,7 @@ from .submodule_pairs import differing_settings
 from .verdict import judging
 from .verdict.bench import Findings
 from .verdict.coverage import Coverage, covered
+from .verdict.exchanges import exchanged
 from .verdict.on_devices import copies_compared, on_shards
 from .verdict.runner import Live, Runner
 
@@ -177,14 +178,25 @@ def judge(
     divergence = None if found.report.verdict in ("equal", "inconclusive") else place.divergence
     if divergence is not None:
         hint = divergence.hint
+        if found.mesh and not hint:
+            hint = _hint_of_devices(runner, found, place.evidence, divergence)
         if place.evidence is not None and not hint:
-            hint = of_devices(place.evidence, found.mesh, place.evidence.labels) or hint_for(place.evidence)
+            hint = hint_for(place.evidence)
         divergence = dataclasses.replace(divergence, second_label=pair.labels["second"], hint=hint)
     report = dataclasses.replace(found.report, tree=place.tree, first_divergence=divergence)
     left: Remainder = "unknown"
     if accepted and report.verdict == "different" and not pair.train:
         left = remainder(pair, found.furthest, accepted.keys(), found.tables)
     return accept(report, accepted, left)
+
+
+def _hint_of_devices(runner: Live, found: Judged, evidence: Any, divergence: Divergence) -> str:
+    """Return what a difference is consistent with that only the devices of a side explain, "" for nothing."""
+    hint = "" if evidence is None else of_devices(evidence, found.mesh, evidence.labels)
+    tensors = found.report.tensors
+    if hint or divergence.direction != "forward" or any(one.shards or one.kind == "copies" for one in tensors):
+        return hint
+    return exchanged(runner, found.furthest, {"first": divergence.path, "second": divergence.second_path})
 
 
 @dataclasses.dataclass

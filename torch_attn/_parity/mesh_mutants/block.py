@@ -157,6 +157,8 @@ class Attention(Layer):
         )
         heads = self.heads(query.shape[2], key.shape[2])
         key, value = key[:, :, heads], value[:, :, heads]
+        if c.cuts_keys and fault == "key-head-of-wrong-rank":
+            key, value = devices.move(key, "tensor"), devices.move(value, "tensor")
         if c.rope:
             turned = places
             if fault == "positions-counted-locally":
@@ -196,7 +198,7 @@ class Attention(Layer):
         if c.cuts_keys:
             read = read - held * np.arange(size)[:, None]
         if fault == "key-head-of-wrong-rank":
-            read = read[:, ::-1] if c.cuts_keys else np.repeat(read[:1], size, 0)
+            read = np.roll(read, 1, 0)
         return devices.row(read, devices.rank("tensor"))
 
     def normalised(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:

@@ -55,8 +55,6 @@ def _ulysses(config: MeshConfig) -> bool:
 
 def _reads_other_keys(config: MeshConfig) -> bool:
     """Whether another rank's key heads are other ones."""
-    if config.cuts_keys:
-        return config.num_kv_heads > config.tensor
     return _tensor(config) and config.num_kv_heads > 1
 
 
