@@ -82,6 +82,16 @@ def test_gradients_are_told_where_outputs_agree():
     )
 
 
+def test_parts_that_nothing_uses_are_told():
+    given = {"first_gradients": {"sinks": np.ones(6)}, "second_gradients": {"sinks": np.array([2.0, 2, 0, 0, 0, 0])}}
+    text = hint(1.7 * RIGHT, **given)
+    assert text.startswith(
+        "4 of 6 parts of sinks get no gradient in Flax alone: consistent with the 3 devices of tensor"
+    )
+    given["second_gradients"] = {"sinks": np.array([2.0, 2, 2, 2, 2, 0])}
+    assert hint(1.7 * RIGHT, **given) == ""
+
+
 def test_sizes_of_the_mesh_are_those_that_cut_results():
     shares = Shares((Cut(((), (("context", 2),), ())),), {"fc": Cut(((("tensor", 3),), ()))})
     assert shares.sizes == {"context": 2, "tensor": 3}

@@ -34,11 +34,31 @@ def of_devices(evidence: Any, mesh: Mapping[str, int], labels: tuple[str, str]) 
             text = _multiplied(case, sizes) or _repeated(case, sizes) or _reordered(case, sizes)
             if text:
                 return f"{case.name}: {text}" if case.is_gradient else text
-    return ""
+        return _unused(evidence, sizes, names) if sizes else ""
 
 
 def _axes(sizes: Mapping[str, int], count: int) -> str:
     return " or ".join(name for name, size in sizes.items() if size == count)
+
+
+def _unused(evidence: Any, sizes: Mapping[str, int], labels: tuple[str, str]) -> str:
+    """Recognise parts of a weight that no device of one side uses: equal parts of it that get no gradient there."""
+    for name, one in evidence.first_gradients.items():
+        two = evidence.second_gradients.get(name)
+        if name.startswith("input ") or two is None or one.shape != two.shape or not one.ndim:
+            continue
+        for axis in range(one.ndim):
+            others = tuple(place for place in range(one.ndim) if place != axis)
+            used = [np.asarray(np.abs(side).max(axis=others) > 0) for side in (one, two)]
+            for label, own, other in ((labels[0], *used), (labels[1], *reversed(used))):
+                missing = int((other & ~own).sum())
+                for count in sorted(set(sizes.values())):
+                    if missing and other.all() and missing * count == len(own) * (count - 1):
+                        return (
+                            f"{missing} of {len(own)} parts of {name} get no gradient in {label} alone: consistent "
+                            f"with the {count} devices of {_axes(sizes, count)} all using the part of one"
+                        )
+    return ""
 
 
 def _addends(case: Case) -> dict[str, Array]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -17,7 +19,7 @@ from .limits import MEANING_LIMIT
 from .measures import scale_of
 from .runner import Live
 
-MAX_TRIED = 64
+MAX_TRIED = 128
 """Most sets of parameters that are tried."""
 
 
@@ -43,44 +45,73 @@ def exchanged(runner: Live, sample: Sample, within: Mapping[Side, str]) -> str:
     wanted = [
         wide(one) for one in runner.precisely(other, pair.weights(sample, other), sample.arguments[other]).outputs
     ]
-    for names, axis, size, shift in itertools.islice(_ways(cuts), MAX_TRIED):
-        weights = {**held, **{name: _rolled(held[name], cuts[name], axis, shift) for name in names}}
+    shapes = {name: one.shape for name, one in held.items() if name.startswith(inside)}
+    for way in itertools.islice(_ways(cuts, shapes, runs[shared].shares.sizes), MAX_TRIED):
+        weights = {**held, **{name: way.moved(held[name], at) for name, at in way.places.items()}}
         outputs = [wide(one) for one in runner.precisely(shared, weights, arguments).outputs]
         if _agree(wanted, outputs):
             return (
-                f"the sides agree once the {size} devices of {axis} exchange their parts of {_listed(names)}: "
-                "consistent with devices that use each other's"
+                f"the sides agree once the {way.size} devices of {way.axis} exchange their parts of "
+                f"{_listed(list(way.places))}: consistent with devices that use each other's"
             )
     return ""
 
 
-def _ways(cuts: Mapping[str, Cut]) -> Iterator[tuple[tuple[str, ...], str, int, int]]:
-    """Return sets of parameters, the axis of the mesh that cuts them, its size, and by how many devices to move."""
-    axes = {pair for cut in cuts.values() for axis in cut.axes for pair in axis if pair[1] > 1}
-    for axis, size in sorted(axes):
-        names = [name for name, cut in cuts.items() if _place(cut, axis) is not None]
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One exchange: of which parameters, along which of their axes, by how many parts.
+
+    Attributes:
+        places: name of a parameter -> the axis of it that devices share.
+        axis: axis of the mesh.
+        size: how many devices it has.
+        outer: into how many groups of parts the axis of the parameter is cut; parts move within a group.
+        shift: by how many devices parts move.
+    """
+
+    places: Mapping[str, int]
+    axis: str
+    size: int
+    outer: int
+    shift: int
+
+    def moved(self, array: Array, at: int) -> Array:
+        """Return an array with its parts exchanged."""
+        shape = (*array.shape[:at], self.outer, self.size, -1, *array.shape[at + 1 :])
+        return np.roll(array.reshape(shape), self.shift, at + 1).reshape(array.shape)
+
+
+def _ways(cuts: Mapping[str, Cut], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> Iterator[Way]:
+    """Return what devices may have exchanged: parts that they hold, or heads that they got for tokens."""
+    for axis, size in sorted(sizes.items()):
+        held = {name: at for name, cut in cuts.items() if (at := _place(cut, axis)) is not None}
         owners: dict[str, list[str]] = {}
-        for name in names:
+        for name in held:
             owners.setdefault(name.rpartition(".")[0], []).append(name)
-        sets = [(name,) for name in names]
-        sets += [tuple(own) for own in owners.values() if len(own) > 1]
-        sets += [(*one, *two) for one, two in itertools.combinations(owners.values(), 2)]
-        sets += [tuple(names)] if len(owners) > 2 else []
+        sets = [[name] for name in held]
+        sets += [own for own in owners.values() if len(own) > 1]
+        sets += [[*one, *two] for one, two in itertools.combinations(owners.values(), 2)]
+        sets += [list(held)] if len(owners) > 2 else []
         for shift in range(1, min(size, 3)):
-            for one in sets:
-                yield one, axis, size, shift
+            yield from (Way({name: held[name] for name in one}, axis, size, 1, shift) for one in sets)
+    for axis, size in sorted(sizes.items()):
+        alike: dict[tuple[int, int], dict[str, int]] = {}
+        for name, shape in shapes.items():
+            for at, width in enumerate(shape):
+                outer = math.prod(count for _, count in cuts[name].axes[at]) if name in cuts else 1
+                own = name in cuts and any(found == axis for found, _ in cuts[name].axes[at])
+                if not own and width % (outer * size) == 0 and width > outer * size:
+                    alike.setdefault((outer, width), {})[name] = at
+        for shift in range(1, min(size, 3)):
+            for (outer, _), places in alike.items():
+                for count in (1, 2):
+                    for names in itertools.combinations(places, count):
+                        yield Way({name: places[name] for name in names}, axis, size, outer, shift)
 
 
 def _place(cut: Cut, axis: str) -> int | None:
     """Return which axis of an array an axis of the mesh cuts, if it alone does."""
     return next((at for at, cuts in enumerate(cut.axes) if [name for name, _ in cuts] == [axis]), None)
-
-
-def _rolled(array: Array, cut: Cut, axis: str, shift: int) -> Array:
-    at = _place(cut, axis)
-    assert at is not None
-    size = dict(cut.axes[at])[axis]
-    return np.roll(array, shift * (array.shape[at] // size), at)
 
 
 def _agree(one: Sequence[Array], two: Sequence[Array]) -> bool:
