@@ -9,7 +9,7 @@ from attn_bridge.parity import mutate_mesh
 FAULTS = ("attention-reduction-missing", "mlp-bias-on-every-rank", "heads-of-ranks-in-wrong-order")
 """What devices hold copies of, what is added by each of them, and what they use of each other."""
 
-IN_CONTEXT = ("padding-of-first-shard", "gradient-of-one-shard")
+IN_CONTEXT = ("padding-of-first-shard", "ring-hop-doubled", "gradient-of-one-shard")
 
 
 @pytest.mark.parametrize("framework", ["torch", "flax"])

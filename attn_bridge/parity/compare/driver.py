@@ -36,7 +36,7 @@ from .submodule_pairs import differing_settings
 from .verdict import judging
 from .verdict.bench import Findings
 from .verdict.coverage import Coverage, covered
-from .verdict.exchanges import exchanged
+from .verdict.exchanges import exchanged, mixed
 from .verdict.on_devices import copies_compared, on_shards
 from .verdict.runner import Live, Runner
 
@@ -182,6 +182,8 @@ def judge(
             hint = _hint_of_devices(runner, found, place.evidence, divergence)
         if place.evidence is not None and not hint:
             hint = hint_for(place.evidence)
+        if found.mesh and not hint and divergence.direction == "forward":
+            hint = mixed(runner, found.furthest)
         divergence = dataclasses.replace(divergence, second_label=pair.labels["second"], hint=hint)
     report = dataclasses.replace(found.report, tree=place.tree, first_divergence=divergence)
     left: Remainder = "unknown"

@@ -12,7 +12,7 @@ import numpy as np
 from ..pair import SIDES
 from ..results.findings import Side
 from ..samples.sampling import Sample
-from ..sides.dtypes import wide
+from ..sides.dtypes import is_float, wide
 from ..sides.shards import Cut
 from ..sides.subject import Array
 from .limits import MEANING_LIMIT
@@ -55,6 +55,35 @@ def exchanged(runner: Live, sample: Sample, within: Mapping[Side, str]) -> str:
                 f"{_listed(list(way.places))}: consistent with devices that use each other's"
             )
     return ""
+
+
+def mixed(runner: Live, sample: Sample) -> str:
+    """Say that two sides agree where all tokens of an input are the same one, so that none is weighed or misplaced.
+
+    Args:
+        runner: runs both sides.
+        sample: what they differ on.
+    """
+    pair = runner.pair
+    if pair.lacks or pair.effort.large or pair.train:
+        return ""
+    found = {}
+    for side in SIDES:
+        arguments = sample.arguments[side]
+        leaves = [_alike(leaf) if is_float(leaf) and leaf.ndim > 1 else leaf for leaf in arguments.leaves]
+        run = runner.precisely(side, pair.weights(sample, side), arguments.with_leaves(leaves))
+        found[side] = [wide(one) for one in run.outputs]
+    if not _agree(found["first"], found["second"]):
+        return ""
+    return (
+        "the sides agree where all tokens are the same one: consistent with devices that let tokens meet in another "
+        "way (order of gathered keys, hops of a ring and how they are merged, masks, positions)"
+    )
+
+
+def _alike(array: Array) -> Array:
+    """Return an array with the first token in place of all."""
+    return np.ascontiguousarray(np.broadcast_to(array[..., :1, :], array.shape))
 
 
 @dataclasses.dataclass(frozen=True)
