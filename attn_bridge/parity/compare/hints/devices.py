@@ -49,8 +49,8 @@ def _unused(evidence: Any, sizes: Mapping[str, int], labels: tuple[str, str]) ->
             continue
         for axis in range(one.ndim):
             others = tuple(place for place in range(one.ndim) if place != axis)
-            used = [np.asarray(np.abs(side).max(axis=others) > 0) for side in (one, two)]
-            for label, own, other in ((labels[0], *used), (labels[1], *reversed(used))):
+            used: list[Array] = [np.asarray(np.abs(side).max(axis=others) > 0) for side in (one, two)]
+            for label, own, other in ((labels[0], used[0], used[1]), (labels[1], used[1], used[0])):
                 missing = int((other & ~own).sum())
                 for count in sorted(set(sizes.values())):
                     if missing and other.all() and missing * count == len(own) * (count - 1):
