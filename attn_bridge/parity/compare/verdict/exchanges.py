@@ -19,7 +19,7 @@ from .limits import MEANING_LIMIT
 from .measures import scale_of
 from .runner import Live
 
-MAX_TRIED = 128
+MAX_TRIED = 256
 """Most sets of parameters that are tried."""
 
 
@@ -132,8 +132,8 @@ def _ways(cuts: Mapping[str, Cut], shapes: Mapping[str, tuple[int, ...]], sizes:
                 if not own and width % (outer * size) == 0 and width > outer * size:
                     alike.setdefault((outer, width), {})[name] = at
         for shift in range(1, min(size, 3)):
-            for (outer, _), places in alike.items():
-                for count in (1, 2):
+            for count in (1, 2):
+                for (outer, _), places in alike.items():
                     for names in itertools.combinations(places, count):
                         yield Way({name: places[name] for name in names}, axis, size, outer, shift)
 

@@ -97,13 +97,16 @@ def mutate_mesh(
     check_mesh_sizes(sizes)
     for name, value, least in (("configs", configs, 0), ("plants", plants, 1), ("seed", seed, 0)):
         check_number(name, value, least)
-    wanted = _chosen(faults)
+    wanted, frameworks = _chosen(faults), tuple(frameworks)
     trials = [
         trial
-        for framework in chosen_frameworks(tuple(frameworks))
+        for framework in chosen_frameworks(frameworks)
         for trial in plan_trials(framework, sizes, configs, wanted, seed, plants)
     ]
-    return _judged(sizes, trials, configs, seed, plants, progress)
+    options = [f"--framework {one}" for one in frameworks]
+    options += [f"--faults {faults}"] if isinstance(faults, int) else []
+    report = _judged(sizes, trials, configs, seed, plants, progress)
+    return dataclasses.replace(report, options=tuple(options))
 
 
 def run_cases(

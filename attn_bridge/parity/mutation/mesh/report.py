@@ -41,6 +41,7 @@ class MeshMutationReport:
         seed: where seeds began.
         environment: versions and machine.
         seconds: how long it took.
+        options: further options of the command that runs it again.
     """
 
     results: tuple[MeshResult, ...]
@@ -50,6 +51,7 @@ class MeshMutationReport:
     seed: int
     environment: Mapping[str, str]
     seconds: float
+    options: tuple[str, ...] = ()
 
     @property
     def right(self) -> list[MeshResult]:
@@ -89,7 +91,7 @@ class MeshMutationReport:
         mesh = ",".join(f"{name}={size}" for name, size in self.mesh.items())
         options = [f"--mesh {mesh}", f"--configs {self.configs}", f"--plants {self.plants}"]
         options += [f"--seed {self.seed}"] if self.seed != FIRST_SEED else []
-        return " ".join(["attn-bridge mutate", *options])
+        return " ".join(["attn-bridge mutate", *options, *self.options])
 
     def summary(self) -> str:
         """Return the last line of the report."""
