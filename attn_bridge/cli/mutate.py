@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from .check import parse_mesh
 from .output import check_writable, progress, write_json, written
 from .processes import AUTO, Jobs, parse_jobs
 
@@ -28,6 +29,16 @@ def mutate(
     case: Annotated[
         str | None,
         typer.Option(metavar="CASE", help="Run one case of a report again, as right:SEED or FAULT:SIDE:SEED."),
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=SIZE,...",
+            help="Plant distributed faults on a mesh of simulated devices, such as tensor=2,context=2.",
+        ),
+    ] = None,
+    framework: Annotated[
+        list[str] | None, typer.Option(help="With --mesh: torch or flax; those that are installed by default.")
     ] = None,
     json_file: Annotated[
         str | None,
@@ -51,6 +62,11 @@ def mutate(
 
     Example: attn-bridge mutate --configs 0 --faults 0 --gallery my_pairs.py
 
+    With --mesh the faults are those of many devices, in a block that is written for them by hand; right pairs are that
+    block and our own modules on the mesh. --configs and --plants then count for each framework.
+
+    Example: attn-bridge mutate --mesh tensor=2,context=2 --configs 50
+
     Exit status: 0 = every fault that shows is found and there is no false alarm, 1 otherwise, 2 = bad usage.
     """
     from rich.console import Console
@@ -66,6 +82,16 @@ def mutate(
         if target is not None:
             check_writable(target, option)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+    if mesh is not None:
+        if gallery or jobs != AUTO:
+            raise ValueError(
+                "--mesh goes with --configs, --faults, --plants, --seed, --case, --framework and the files"
+            )
+        return _mutate_mesh(
+            parse_mesh(mesh), configs, faults, seed, plants, framework or [], case, json_file, markdown, console
+        )
+    if framework:
+        raise ValueError(f"--framework ({', '.join(framework)}) goes with --mesh")
     if case is not None:
         result = run_trial(find_trial(case, galleries))
         if json_file is not None:
@@ -97,6 +123,43 @@ def mutate(
                 console.print(report.table())
             if report.gallery:
                 console.print(table_of(report.gallery))
+            for line in report.lines():
+                console.print(line, markup=False, soft_wrap=True)
+            facts = ", ".join(f"{name} {value}" for name, value in report.environment.items())
+            console.print(facts, markup=False, soft_wrap=True)
+            console.print(report.summary(), markup=False, soft_wrap=True)
+    return 0 if report.passed else 1
+
+
+def _mutate_mesh(
+    sizes: dict[str, int],
+    configs: int,
+    faults: int | None,
+    seed: int,
+    plants: int,
+    frameworks: list[str],
+    case: str | None,
+    json_file: str | None,
+    markdown: str | None,
+    console: Any,
+) -> int:
+    from ..parity.mutation.mesh.driver import mutate_mesh, run_cases
+
+    with progress() as advance:
+        if case is not None:
+            report = run_cases(sizes, [case], progress=advance)
+        else:
+            report = mutate_mesh(sizes, configs, faults, seed, plants=plants, frameworks=frameworks, progress=advance)
+    writes: list[Callable[[], object]] = []
+    if json_file is not None and json_file != "-":
+        writes.append(functools.partial(write_json, report.to_json(), json_file))
+    if markdown is not None:
+        writes.append(functools.partial(report.to_markdown, markdown))
+    with written(*writes):
+        if json_file == "-":
+            write_json(report.to_json(), "-")
+        else:
+            console.print(report.table())
             for line in report.lines():
                 console.print(line, markup=False, soft_wrap=True)
             facts = ", ".join(f"{name} {value}" for name, value in report.environment.items())

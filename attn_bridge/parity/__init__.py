@@ -6,6 +6,7 @@ attn_bridge.parity.train(torch_module, flax_module, data)       judge whether a 
 attn_bridge.parity.check()                                      judge our own variants
 attn_bridge.parity.check_model(folder)                          judge a whole model block by block
 attn_bridge.parity.mutate()                                     measure the judge with planted faults
+attn_bridge.parity.mutate_mesh({"tensor": 2})                   the same with faults of many devices
 attn_bridge.parity.strict()                                     a context in which no framework rounds more than it must
 """
 
@@ -29,6 +30,7 @@ __all__ = [
     "compare",
     "function",
     "mutate",
+    "mutate_mesh",
     "strict",
     "train",
 ]
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from .compare.results.report import ParityError, Report
     from .compare.sides.function import function
     from .mutation.driver import mutate
+    from .mutation.mesh.driver import mutate_mesh
     from .mutation.report import MutationReport
     from .settings.precision import strict
     from .training.driver import train
@@ -61,6 +64,7 @@ _HOMES = {
     "compare": "compare.driver",
     "function": "compare.sides.function",
     "mutate": "mutation.driver",
+    "mutate_mesh": "mutation.mesh.driver",
     "strict": "settings.precision",
     "train": "training.driver",
 }

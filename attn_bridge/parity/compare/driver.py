@@ -22,12 +22,12 @@ from ..interrupts import orderly_interrupts
 from ..settings.environment import environment
 from ..settings.precision import record
 from ..settings.precision import strict as pinned
-from .hints import hint_for
+from .hints import hint_for, of_devices
 from .localisation import Remainder, find, remainder
 from .pair import SIDES, Pair, Progress, few_threads
 from .prepare import prepare
 from .results.allowances import accept, checked
-from .results.findings import TensorVerdict, Verdict, worst
+from .results.findings import Divergence, TensorVerdict, Verdict, worst
 from .results.report import Report
 from .samples.limits import MAX_SEEDS
 from .sides.dtypes import DTYPES
@@ -36,6 +36,7 @@ from .submodule_pairs import differing_settings
 from .verdict import judging
 from .verdict.bench import Findings
 from .verdict.coverage import Coverage, covered
+from .verdict.exchanges import exchanged, mixed
 from .verdict.on_devices import copies_compared, on_shards
 from .verdict.runner import Live, Runner
 
@@ -176,13 +177,28 @@ def judge(
     place = find(pair, found.furthest, "precision" if found.report.verdict == "precision" else "meaning", found.tables)
     divergence = None if found.report.verdict in ("equal", "inconclusive") else place.divergence
     if divergence is not None:
-        hint = divergence.hint or ("" if place.evidence is None else hint_for(place.evidence))
+        hint = divergence.hint
+        if found.mesh and not hint:
+            hint = _hint_of_devices(runner, found, place.evidence, divergence)
+        if place.evidence is not None and not hint:
+            hint = hint_for(place.evidence)
+        if found.mesh and not hint and divergence.direction == "forward":
+            hint = mixed(runner, found.furthest)
         divergence = dataclasses.replace(divergence, second_label=pair.labels["second"], hint=hint)
     report = dataclasses.replace(found.report, tree=place.tree, first_divergence=divergence)
     left: Remainder = "unknown"
     if accepted and report.verdict == "different" and not pair.train:
         left = remainder(pair, found.furthest, accepted.keys(), found.tables)
     return accept(report, accepted, left)
+
+
+def _hint_of_devices(runner: Live, found: Judged, evidence: Any, divergence: Divergence) -> str:
+    """Return what a difference is consistent with that only the devices of a side explain, "" for nothing."""
+    hint = "" if evidence is None else of_devices(evidence, found.mesh, evidence.labels)
+    tensors = found.report.tensors
+    if hint or divergence.direction != "forward" or any(one.shards or one.kind == "copies" for one in tensors):
+        return hint
+    return exchanged(runner, found.furthest, {"first": divergence.path, "second": divergence.second_path})
 
 
 @dataclasses.dataclass
@@ -192,6 +208,7 @@ class Judged:
     report: Report
     furthest: Any = None
     tables: float = 0.0
+    mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], dtypes: tuple[str, ...]) -> Judged:
@@ -214,7 +231,7 @@ def judged(runner: Runner, seeds: int, first_seed: int, modes: tuple[str, ...], 
         message = next(one.message for one in tensors if one.verdict == "inconclusive")
     report = _report(pair, verdict, tensors, message=message, findings=found, seen=seen)
     furthest = next((one.furthest for one in reversed(found) if one.furthest is not None), None)
-    return Judged(report, furthest, max(one.tables for one in found))
+    return Judged(report, furthest, max(one.tables for one in found), found[0].mesh)
 
 
 def _report(

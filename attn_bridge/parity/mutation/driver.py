@@ -87,9 +87,9 @@ def mutate(
     galleries = (gallery,) if isinstance(gallery, str) else tuple(gallery)
     fewest = 0 if galleries else 1
     for name, value, least in (("configs", configs, fewest), ("faults", faults, fewest), ("plants", plants, 1)):
-        _check_number(name, value, least)
-    _check_number("seed", seed, 0)
-    _check_number("jobs", jobs, 1)
+        check_number(name, value, least)
+    check_number("seed", seed, 0)
+    check_number("jobs", jobs, 1)
     if faults > len(FAULTS):
         raise ValueError(f"faults ({faults}) must be at most {len(FAULTS)}")
     for side in SIDES:
@@ -354,7 +354,13 @@ def _run_in_turn(trial: Trial | GalleryTrial) -> Result | Finding:
     return result
 
 
-def _check_number(name: str, value: int, least: int) -> None:
+def check_number(name: str, value: int, least: int) -> None:
+    """Refuse what is no whole number, or too small.
+
+    Raises:
+        TypeError: it is no int.
+        ValueError: it is too small.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
     if value < least:

@@ -82,7 +82,7 @@ class Result:
         """Return it as JSON-ready data; infinities become null."""
         change = None
         if self.change is not None:
-            change = {name: _finite(value) for name, value in dataclasses.asdict(self.change).items()}
+            change = {name: finite(value) for name, value in dataclasses.asdict(self.change).items()}
             change |= {"effect": self.change.effect, "limit": self.change.limit}
         rules = self.rules
         return {
@@ -123,5 +123,6 @@ def upper_bound(failures: int, count: int) -> float:
     return high
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return a value; None for an infinity, which JSON has not."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import math
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from .... import backends
-from ....sharding import Plan
 from ....specs import find_variant
-from ... import workers
 from ...compare.driver import compare
 from ...compare.sides.dtypes import LOW_PRECISIONS
 from ...settings.environment import environment
 from .cases import MODELS, MeshCase, mesh_cases
+from .processes import (
+    check_mesh_sizes,
+    chosen_frameworks,
+    installed,
+    joined,
+    process_count,
+    results_of,
+    tell_done,
+    told,
+)
 from .report import MeshReport, MeshRow
-
-ROLES = ("tensor", "context", "fsdp")
-"""What an axis of the mesh may stand for; the axes are called what they stand for."""
-
-MAX_DEVICES = 16
-"""Most devices that are simulated."""
-
-FRAMEWORKS: tuple[backends.Framework, ...] = ("torch", "flax")
-
-FAILED = "failed"
-"""File in which processes that fail say why, in the order in which they do."""
-
-_POLL = 0.2
-"""Seconds between two looks at how far the processes are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,105 +90,25 @@ def check_mesh(
         WorkerDiedError: a process was killed.
     """
     started = time.perf_counter()
-    _check(sizes, method, seeds)
+    check_mesh_sizes(sizes, method)
+    if seeds < 1:
+        raise ValueError(f"seeds ({seeds}) must be at least 1")
     chosen = tuple(dict.fromkeys(variants))
     cases, wanted = mesh_cases(chosen), tuple(dict.fromkeys(dtypes)) or ("float32",)
     for name in wanted:
         if name not in LOW_PRECISIONS:
             raise ValueError(f"dtype ({name!r}) must be one of {', '.join(LOW_PRECISIONS)}")
-    found = _frameworks(tuple(frameworks))
+    found = chosen_frameworks(tuple(frameworks))
     rows: list[MeshRow] = []
     total = len(cases) * len(found)
     for number, framework in enumerate(found):
         with tempfile.TemporaryDirectory() as folder:
-            plain: backends.Framework = "torch" if "torch" in _installed() else framework
+            plain: backends.Framework = "torch" if "torch" in installed() else framework
             task = Task(framework, plain, tuple(sizes.items()), method, chosen, seeds, wanted, Path(folder), 0)
-            tasks = [dataclasses.replace(task, rank=rank) for rank in range(_processes(framework, sizes))]
-            with _told(Path(folder), progress, number * len(cases), total):
-                rows += _rows_of(tasks)
+            tasks = [dataclasses.replace(task, rank=rank) for rank in range(process_count(framework, sizes))]
+            with told(Path(folder), progress, number * len(cases), total):
+                rows += results_of(run_process, tasks)
     return MeshReport(tuple(rows), dict(sizes), method, environment(), seeds, time.perf_counter() - started)
-
-
-def _rows_of(tasks: list[Task]) -> list[MeshRow]:
-    """Run the processes of a mesh, and return what the first one found; all of them find the same.
-
-    Raises:
-        ValueError: one of them failed; the message is that of the first that did.
-    """
-    try:
-        return next(iter(list(workers.run(run_process, tasks, len(tasks), str))))
-    except workers.WorkerDiedError:
-        raise
-    except Exception as error:  # the others may only have lost the one that failed
-        place = tasks[0].folder / FAILED
-        raise ValueError(place.read_text().splitlines()[0] if place.exists() else str(error)) from error
-
-
-def _check(sizes: Mapping[str, int], method: str, seeds: int) -> None:
-    for name, size in sizes.items():
-        if name not in ROLES:
-            raise ValueError(f"axis of the mesh ({name!r}) must be one of {', '.join(ROLES)}")
-        if size < 1:
-            raise ValueError(f"{name} ({size}) must be at least 1")
-    devices = math.prod(sizes.values())
-    if not 2 <= devices <= MAX_DEVICES:
-        raise ValueError(f"devices of the mesh ({devices}) must be 2 to {MAX_DEVICES}")
-    if seeds < 1:
-        raise ValueError(f"seeds ({seeds}) must be at least 1")
-    Plan.of(sizes, **{name: name for name in sizes}, method=method)
-
-
-def _installed() -> list[backends.Framework]:
-    found = []
-    for name in FRAMEWORKS:
-        with contextlib.suppress(backends.MissingBackendError):
-            backends.require(name, *backends.PACKAGES[name])
-            found.append(name)
-    return found
-
-
-def _frameworks(wanted: tuple[str, ...]) -> list[backends.Framework]:
-    for name in wanted:
-        if name not in FRAMEWORKS:
-            raise ValueError(f"framework ({name!r}) must be one of {', '.join(FRAMEWORKS)}")
-    found = [name for name in FRAMEWORKS if (name in wanted if wanted else name in _installed())]
-    for name in found:
-        backends.require(name, *backends.PACKAGES[name])
-    return found
-
-
-def _processes(framework: backends.Framework, sizes: Mapping[str, int]) -> int:
-    return math.prod(sizes.values()) if framework == "torch" else 1
-
-
-@contextlib.contextmanager
-def _told(folder: Path, progress: Callable[[str, int, int], None] | None, before: int, total: int) -> Iterator[None]:
-    """Hand on how far the processes are, while the context is held."""
-    if progress is None:
-        yield
-        return
-    ended, told = threading.Event(), 0
-
-    def tell() -> None:
-        nonlocal told
-        place = folder / "progress"
-        lines = place.read_text().splitlines() if place.exists() else []
-        for line in lines[told:]:
-            told += 1
-            progress(json.loads(line), before + told, total)
-
-    def watch() -> None:
-        while not ended.wait(_POLL):
-            tell()
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        tell()
 
 
 # ---- in a process of the mesh
@@ -206,21 +116,11 @@ def _told(folder: Path, progress: Callable[[str, int, int], None] | None, before
 
 def run_process(task: Task) -> list[MeshRow]:
     """Judge all cases in one process of a mesh."""
-    meshes = backends.load(task.framework, "_parity.meshes")
-    mesh = meshes.simulate(dict(task.sizes), task.rank, task.folder)
     rows = []
-    try:
+    with joined(task) as mesh:
         for case in mesh_cases(task.variants):
             rows.append(judge(case, task, mesh))
-            if task.rank == 0:
-                with (task.folder / "progress").open("a") as file:
-                    file.write(json.dumps(f"{task.framework} {case.name}") + "\n")
-    except Exception as error:  # it is raised again; the other processes lose this one, and fail by that
-        with (task.folder / FAILED).open("a") as file:
-            file.write(f"{task}: {' '.join(str(error).split())}\n")
-        raise
-    finally:
-        meshes.leave()
+            tell_done(task, f"{task.framework} {case.name}")
     return rows
 
 

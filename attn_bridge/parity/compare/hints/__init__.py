@@ -5,9 +5,11 @@ what was measured and never that it is the cause.
 
 settings    attributes of layers by one name for all frameworks, and what it means that two differ
 relations   what holds between two tensors: a ratio, an order, a shift
+devices     what devices that share a side explain: sums taken twice, pieces of a sequence in another order
 layers      layers computed both ways: activations, gates, attention, convolutions
 """
 
+from .devices import of_devices
 from .evidence import Evidence, hint_for, of_statistic
 
-__all__ = ["Evidence", "hint_for", "of_statistic"]
+__all__ = ["Evidence", "hint_for", "of_devices", "of_statistic"]

@@ -84,14 +84,14 @@ def relation(
 ) -> str:
     """Return the first known relation that holds between what the two sides computed, "" if there is none."""
     with np.errstate(all="ignore"):
-        for case in _cases(evidence, labels):
+        for case in cases_of(evidence, labels):
             text = next((text for one in known if (text := one(case))), "")
             if text:
                 return f"{case.name}: {text}" if case.is_gradient else text
     return ""
 
 
-def _cases(evidence: Any, labels: tuple[str, str]) -> list[Case]:
+def cases_of(evidence: Any, labels: tuple[str, str]) -> list[Case]:
     """Return the tensors that differ: outputs, or where these agree the gradients, those of parameters first.
 
     Nothing that is known of layers is about complex numbers, so these are left out.

@@ -75,6 +75,12 @@ class Shares:
     apart: tuple[str, ...] = ()
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """How many devices each axis of the mesh has, of those that cut a result."""
+        cuts = (*self.outputs, *self.parameters.values())
+        return {name: size for cut in cuts for axis in cut.axes for name, size in axis}
+
+    @property
     def any_cut(self) -> bool:
         """Whether any result has more than one part."""
         return any(one.is_cut for one in (*self.outputs, *self.parameters.values()))
@@ -91,9 +97,14 @@ def where(differs: Array, numbers: Array, cut: Cut) -> str:
     found = np.unique(numbers[differs]).astype(int).tolist()
     if not found or len(found) == cut.count:
         return ""
-    named = "; ".join(cut.name(number) for number in found[:MAX_NAMED])
+    return f"only in {named(found, cut)}"
+
+
+def named(found: Sequence[int], cut: Cut) -> str:
+    """Return what some shards are called, by their numbers."""
+    names = "; ".join(cut.name(number) for number in found[:MAX_NAMED])
     more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
-    return f"only in shard{'s' * (len(found) > 1)} {named}{more} of {cut.count}"
+    return f"shard{'s' * (len(found) > 1)} {names}{more} of {cut.count}"
 
 
 def differing_copies(copies: Iterable[tuple[str, Array]]) -> str:

@@ -62,6 +62,7 @@ class Findings:
         unreached: rows and columns of matrices that no gradient reached, in words.
         compared: names of the tensors that were compared.
         apart: side and name of a result -> how the copies of it that devices hold differ.
+        mesh: how many devices each axis has that cuts a result.
     """
 
     verdicts: list[TensorVerdict]
@@ -77,6 +78,7 @@ class Findings:
     unreached: list[str]
     compared: frozenset[str]
     apart: dict[tuple[Side, str], str] = dataclasses.field(default_factory=dict)
+    mesh: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 class Bench:
@@ -103,6 +105,7 @@ class Bench:
         self._probing = Probing(runner, dtype)
         self.notes: list[str] = []
         self.apart: dict[tuple[Side, str], str] = {}
+        self.mesh: dict[str, int] = {}
 
     def findings(self, verdicts: list[TensorVerdict]) -> Findings:
         """Return what is known."""
@@ -127,6 +130,7 @@ class Bench:
             [*self.reached.unreached(), *notes.on_flushed(self.measures, self.dtype)],
             frozenset(self.about),
             self.apart,
+            self.mesh,
         )
 
     @property
@@ -182,6 +186,7 @@ class Bench:
         """Note where devices hold other copies of one result than others do."""
         runs = [(side, run) for (side, _), run in taken.low.items()] + list(taken.exact.items())
         for side, run in runs:
+            self.mesh |= run.shares.sizes
             for line in run.shares.apart:
                 what, _, how = line.partition(": ")
                 self.apart.setdefault((side, what), how)

@@ -110,6 +110,12 @@ class Live:
         found = self._run(side, sampling.rounded(sample, cast), cast, "float64", mode, seed)
         return self._kept(found, side, sample, dtype, mode, seed, exact=True)
 
+    def of_part(self, side: Side, sample: Sample, dtype: str, kept: Sequence[Array]) -> Run:
+        """Do so with the gradient of the loss kept for some elements of the outputs alone, 1 in `kept`, and 0 else."""
+        cast = self._cast(dtype)
+        given = [one * part for one, part in zip(self.cotangents(sample, cast), kept, strict=True)]
+        return self._run(side, sampling.rounded(sample, cast), cast, "float64", "eager", 0, given)
+
     def plain(self, side: Side, sample: Sample, dtype: str, *, exact: bool) -> Run:
         """Return a plain run of the latest sample again, which many probes are compared with; a large pair runs it."""
         if sample is self._latest and (side, dtype, exact) in self._plain:
@@ -209,9 +215,18 @@ class Live:
     def _cast(self, dtype: str) -> str | None:
         return None if dtype == self.pair.dtype else dtype
 
-    def _run(self, side: Side, sample: Sample, cast: str | None, dtype: str | None, mode: str, seed: int) -> Run:
+    def _run(
+        self,
+        side: Side,
+        sample: Sample,
+        cast: str | None,
+        dtype: str | None,
+        mode: str,
+        seed: int,
+        cotangents: list[Array] | None = None,
+    ) -> Run:
         pair = self.pair
-        gradients = self.cotangents(sample, cast)
+        gradients = self.cotangents(sample, cast) if cotangents is None else cotangents
         more = {"masks": sample.group} if pair.train else {}
         more |= {"tables": pair.tables(side)} if mode == "tables" else {}  # type: ignore[dict-item]
         call = pair.weights(sample, side), sample.arguments[side], gradients

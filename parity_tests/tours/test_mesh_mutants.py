@@ -1,0 +1,31 @@
+"""`attn-bridge mutate --mesh` finds and names distributed faults, and objects to no right sharded pair."""
+
+from __future__ import annotations
+
+import pytest
+
+from attn_bridge.parity import mutate_mesh
+from attn_bridge.parity.mutation.mesh.driver import run_cases
+
+FAULTS = ("attention-reduction-missing", "mlp-bias-on-every-rank", "heads-of-ranks-in-wrong-order")
+"""What devices hold copies of, what is added by each of them, and what they use of each other."""
+
+IN_CONTEXT = ("padding-of-first-shard", "gradient-of-one-shard")
+
+
+@pytest.mark.parametrize("framework", ["torch", "flax"])
+@pytest.mark.parametrize(("sizes", "faults"), [({"tensor": 2}, FAULTS), ({"context": 2}, IN_CONTEXT)])
+def test_faults_are_found_and_named_and_right_pairs_pass(framework, sizes, faults):
+    report = mutate_mesh(sizes, 2, faults, 5001, frameworks=[framework])
+    assert report.passed, report.lines()
+    assert {one.trial.fault for one in report.visible} == set(faults)
+    assert report.unnamed == [], report.lines()
+    assert all(one.change.changes_meaning for one in report.visible)
+    assert len(report.right) == 2
+
+
+@pytest.mark.parametrize("framework", ["torch", "flax"])
+def test_tokens_that_meet_in_another_way_are_told_by_tokens_that_are_all_the_same(framework):
+    (found,) = run_cases({"tensor": 2, "context": 2}, [f"ring-hop-doubled:{framework}:132000"]).results
+    assert found.outcome == "detected"
+    assert found.kind.startswith("the sides agree where all tokens are the same one: consistent with devices that let ")

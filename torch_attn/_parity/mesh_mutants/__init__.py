@@ -1,0 +1,1 @@
+"""A transformer block for many devices, written as people write it, and with faults that they make."""
