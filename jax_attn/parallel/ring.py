@@ -79,26 +79,38 @@ class Ring:
     def forward(self, arrays: Arrays) -> Arrays:
         """Return what the device before this one holds."""
         pairs = [(device, (device + 1) % self.devices) for device in range(self.devices)]
-        parts = PARTS if self.is_rolled else 1
+        leaves, structure = jax.tree.flatten(arrays)
+        parts = _parts_of(leaves) if self.is_rolled else 1
 
         def move(number: Any, array: Array) -> Array:
             size = array.shape[1] // parts
             moved = lax.ppermute(lax.dynamic_slice_in_dim(array, number * size, size, 1), self.axis, pairs)
             return lax.dynamic_update_slice_in_dim(array, moved, number * size, 1)
 
-        leaves, structure = jax.tree.flatten(arrays)
-        if parts == 1 or leaves[0].shape[1] % parts:
+        if parts == 1:
             return jax.tree.map(lambda array: lax.ppermute(array, self.axis, pairs), arrays)
         leaves = lax.fori_loop(0, parts, lambda number, held: [move(number, one) for one in held], leaves)
         return jax.tree.unflatten(structure, leaves)
 
 
 PARTS = 16
-"""Parts of keys and values that are moved one after the other, each in the place of the one before: room for all of
-them twice is most of what a device would need."""
+"""Most parts of keys and values that are moved one after the other, each in the place of the one before: room for all
+of them twice is most of what a device would need."""
+
+LEAST_PART = 1 << 18
+"""Bytes of a part: smaller ones take as long to send as these."""
 
 Arrays = Any
 """Arrays of a device, in tuples."""
+
+
+def _parts_of(arrays: Sequence[Array]) -> int:
+    """Return in how many parts of their tokens arrays are moved, a power of two."""
+    parts, tokens = 1, arrays[0].shape[1]
+    most = min(PARTS, min(one.size * one.dtype.itemsize for one in arrays) // LEAST_PART)
+    while 2 * parts <= most and tokens % (2 * parts) == 0:
+        parts *= 2
+    return parts
 
 
 def attend(

@@ -87,7 +87,7 @@ def run(task: Task) -> dict[str, float]:
     jax.config.update("jax_enable_x64", True)
     if task.as_many:
         balance.LEAST_TOKENS = part.SMALL_BLOCK = 1
-        ring.PARTS = 2
+        ring.PARTS, ring.LEAST_PART = 2, 1
     found = {}
     for name in task.names:
         plain = _results(name, None)
