@@ -7,7 +7,7 @@ fsdp cuts what is left of every parameter (ZeRO, arXiv 1910.02054); context cuts
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args
 
 from ..printable import printable
@@ -100,22 +100,32 @@ class Plan:
                 cuts[max(free, key=lambda number: row.shape[number])] = self.fsdp
         return tuple(cuts)
 
-    def check(self, config: Config) -> None:
+    def check(self, *configs: Config) -> None:
         """Refuse a mesh that a module can't be shared out over, before anything is moved.
 
-        Raises:
-            ValueError: heads or hidden units that do not divide, or a module without anything that tensor cuts.
-        """
-        rows = list(config.parameters)
-        tensor, context = self.size("tensor"), self.size("context")
-        if tensor > 1:
-            self._check_tensor(config, rows, tensor)
-        if context > 1 and self.method == "ulysses":
-            self._check_ulysses(config, rows, tensor, context)
+        Args:
+            configs: of the module, or of each of ours that is inside.
 
-    def _check_tensor(self, config: Config, rows: Iterable[Parameter], devices: int) -> None:
+        Raises:
+            ValueError: there is none; heads or hidden units that do not divide, or nothing at all that tensor cuts.
+        """
+        if not configs:
+            raise ValueError("the module has none of ours inside, whose axes are known")
+        tensor, context = self.size("tensor"), self.size("context")
+        cut = [self._check_tensor(config, tensor) for config in configs] if tensor > 1 else []
+        if tensor > 1 and not any(cut):
+            raise ValueError(
+                f"tensor ({self.tensor!r}) of {tensor} devices has nothing to cut in {type(configs[0]).__name__}: "
+                "it has one head, or heads that are modules of their own"
+            )
+        if context > 1 and self.method == "ulysses":
+            for config in configs:
+                self._check_ulysses(config, tensor, context)
+
+    def _check_tensor(self, config: Config, devices: int) -> bool:
+        """Refuse what does not divide, and return whether anything is cut."""
         cut = False
-        for row in rows:
+        for row in config.parameters:
             for number, axis in enumerate(row.axes):
                 if axis in MUST_DIVIDE and _parts(row, number) % devices:
                     raise ValueError(
@@ -123,20 +133,28 @@ class Plan:
                         f"{devices} devices of tensor ({self.tensor!r})"
                     )
                 cut = cut or axis in MUST_DIVIDE
-        if not cut:
-            raise ValueError(
-                f"tensor ({self.tensor!r}) of {devices} devices has nothing to cut in {type(config).__name__}: "
-                "it has one head, or heads that are modules of their own"
-            )
+        return cut
 
-    def _check_ulysses(self, config: Config, rows: Iterable[Parameter], tensor: int, context: int) -> None:
+    def _check_ulysses(self, config: Config, tensor: int, context: int) -> None:
+        rows = config.parameters
         heads = {_parts(row, number) for row in rows for number, axis in enumerate(row.axes) if axis == "heads"}
-        for count in sorted(heads) or [1]:
+        if not heads and any("head_dim" in row.axes and len(row.shape) > 1 for row in rows):
+            heads = {1}  # attention with one head; a norm has none
+        for count in sorted(heads):
             if count % (tensor * context):
                 raise ValueError(
                     f"num_heads ({count}) of {type(config).__name__} must be a multiple of the {tensor * context} "
                     f"devices of tensor and context for method 'ulysses'"
                 )
+
+    def check_module(self, where: object) -> None:
+        """Refuse a module that is on a mesh already; `where` is what it says of that, None if it says nothing.
+
+        Raises:
+            ValueError: it is on one.
+        """
+        if where is not None:
+            raise ValueError("the module is on a mesh already; parallelize takes one that is not")
 
     def check_tokens(self, tokens: int, name: str = "number of tokens") -> None:
         """Refuse a sequence that the devices of context can't share.

@@ -47,14 +47,18 @@ def parallelize(
 
     Raises:
         TypeError: a module, a mesh or a name that is none.
-        ValueError: an axis that the mesh does not have, or sizes that do not divide; nothing was moved.
+        ValueError: an axis that the mesh does not have, sizes that do not divide, a module that has none of ours or is
+            on a mesh already; nothing was moved.
     """
+    if not isinstance(module, nnx.Module):
+        raise TypeError(f"module must be a flax.nnx.Module, got {type(module).__name__}")
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}")
     plan = Plan.of(dict(mesh.shape), tensor=tensor, context=context, fsdp=fsdp, method=method)
+    for _, child in nnx.iter_modules(module):
+        plan.check_module(getattr(child, "sharding", None))
     configs = backend.find_configs(module)
-    for config in configs.values():
-        plan.check(config)
+    plan.check(*configs.values())
     sharding = Sharding(mesh, plan)
     rows = {f"{path}.{row.rule.flax}".lstrip("."): row for path, config in configs.items() for row in config.parameters}
     values = {}

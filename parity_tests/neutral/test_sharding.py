@@ -10,7 +10,12 @@ import pytest
 
 from attn_bridge.parity.check.mesh.cases import mesh_cases
 from attn_bridge.sharding import Plan, pieces_of, turns
-from attn_bridge.specs import GroupedQueryAttentionConfig, MultiHeadAttentionConfig, SelfAttentionV2Config
+from attn_bridge.specs import (
+    GroupedQueryAttentionConfig,
+    MultiHeadAttentionConfig,
+    RMSNormConfig,
+    SelfAttentionV2Config,
+)
 from attn_bridge.specs.base import Axis, Parameter
 from attn_bridge.weights import Rule
 
@@ -144,3 +149,22 @@ def test_in_a_ring_every_device_meets_the_keys_of_every_other_once(devices):
     for device in range(devices):
         assert sorted(turn.owner(device, devices) for turn in turns(devices)) == list(range(devices))
     assert turns(devices)[0].owner(1, devices) == 1
+
+
+def test_norms_beside_attention_are_no_reason_to_refuse_a_mesh():
+    configs = (RMSNormConfig(12), MultiHeadAttentionConfig(12, 16, 8, 0.0, 8))
+    Plan.of(MESH, tensor="model", context="rows", method="ulysses").check(*configs)
+    with pytest.raises(ValueError, match="nothing to cut in RMSNormConfig"):
+        Plan.of(MESH, tensor="model").check(configs[0])
+    Plan.of(MESH, context="rows", method="ulysses").check(configs[0])
+
+
+def test_a_module_without_any_of_ours_is_refused():
+    with pytest.raises(ValueError, match=r"^the module has none of ours inside, whose axes are known$"):
+        Plan.of(MESH, context="rows").check()
+
+
+def test_a_module_that_is_on_a_mesh_is_refused():
+    Plan.of(MESH, context="rows").check_module(None)
+    with pytest.raises(ValueError, match="on a mesh already"):
+        Plan.of(MESH, context="rows").check_module(object())

@@ -44,7 +44,8 @@ def parallelize(
 
     Raises:
         TypeError: a module, a mesh or a name that is none.
-        ValueError: an axis that the mesh does not have, or sizes that do not divide; nothing was moved.
+        ValueError: an axis that the mesh does not have, sizes that do not divide, a module that has none of ours or is
+            on a mesh already; nothing was moved.
     """
     # Imported here: torch.distributed.tensor takes a second, which who has one device does not wait for.
     from torch.distributed.device_mesh import DeviceMesh
@@ -61,9 +62,10 @@ def parallelize(
     names = mesh.mesh_dim_names or ()
     sizes = dict(zip(names, mesh.shape, strict=False))
     plan = Plan.of(sizes, tensor=tensor, context=context, fsdp=fsdp, method=method)
+    for child in module.modules():
+        plan.check_module(getattr(child, "sharding", None))
     configs = backend.find_configs(module)
-    for config in configs.values():
-        plan.check(config)
+    plan.check(*configs.values())
     sharding = Sharding(mesh, plan)
     rows = {
         f"{path}.{row.rule.torch}".lstrip("."): row for path, config in configs.items() for row in config.parameters
