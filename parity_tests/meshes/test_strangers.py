@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..support.sharded_strangers import judged
+from ..support.sharded_strangers import judged, refused
 
 
 @pytest.mark.parametrize("framework", ["torch", "flax"])
@@ -36,3 +36,16 @@ def test_copies_that_devices_should_hold_alike_are_compared():
     for said in told:
         assert said == told[0]
         assert "model=3 holds other numbers than model=0" in said.messages["copies of output"]
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "told"),
+    [
+        ("fully_shard", "1 of Sequential is sharded by fully_shard, which keeps the weights itself"),
+        ("DDP", "DistributedDataParallel sums gradients of weights that can't be exchanged; give its .module"),
+    ],
+)
+def test_what_keeps_its_weights_is_refused_on_every_process(wrapper, told):
+    # With its weights exchanged below it, fully_shard ends the process.
+    for text in refused(wrapper):
+        assert told in text

@@ -110,6 +110,35 @@ def judge_flax(task: Task) -> Judged:
     return _said(plain, sharded)
 
 
+def refused(wrapper: str) -> list[str]:
+    """Return what each process is told of a module that torch's wrappers share out."""
+    with tempfile.TemporaryDirectory() as folder:
+        tasks = [Task("torch", Path(folder), rank, wrapper) for rank in range(2)]
+        return list(workers.run(refuse, tasks, len(tasks)))
+
+
+def refuse(task: Task) -> str:
+    """Compare a plain module with one that a wrapper of torch shares out."""
+    import torch
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    meshes = backends.load("torch", "_parity.meshes")
+    meshes.simulate({"data": 2}, task.rank, task.folder)
+    plain, inner = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
+    wrapped = DistributedDataParallel(inner) if task.fault == "DDP" else inner
+    if task.fault == "fully_shard":
+        fully_shard(inner[1])
+    try:
+        parity.compare(plain, wrapped, torch.randn(2, 4))
+    except ValueError as error:
+        return str(error)
+    finally:
+        meshes.leave()
+    return ""
+
+
 def judge_torch(task: Task) -> Judged:
     """Compare attention over a mesh by torch's own `parallelize_module` with plain attention."""
     import torch

@@ -208,12 +208,36 @@ def side_of(value: Any) -> ModuleSide | FunctionSide:
             "it was made from"
         )
     if isinstance(value, nn.Module):
+        for path, child in value.named_modules():
+            kept = _keeps_its_weights(child)
+            if kept:
+                what = f"{path} of {type(value).__name__}" if path else type(value).__name__
+                raise ModuleFailedError(f"{what} {kept}")
         return ModuleSide(value)
     if isinstance(value, Function):
         return FunctionSide(value)
     raise ModuleFailedError(
         f"a torch side must be an nn.Module or parity.function(f, weights), got {type(value).__name__}"
     )
+
+
+_WRAPPERS = {
+    "FSDPModule": (
+        "is sharded by fully_shard, which keeps the weights itself, so that they can't be exchanged; "
+        "give the module before fully_shard"
+    ),
+    "FullyShardedDataParallel": (
+        "keeps its weights in one flat tensor, so that they can't be exchanged; give the module that it was made from"
+    ),
+    "DistributedDataParallel": "sums gradients of weights that can't be exchanged; give its .module",
+}
+"""Class of torch that shares a module out over processes -> why it is no side, and what to give instead."""
+
+
+def _keeps_its_weights(module: nn.Module) -> str:
+    """Say why a module that torch has shared out can't be given other weights; "" if it can."""
+    names = {kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("torch.")}
+    return next((reason for name, reason in _WRAPPERS.items() if name in names), "")
 
 
 def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor, str]]:
