@@ -25,8 +25,8 @@ from ..shards import cut_as
 IS_MANY_PROCESSES = True
 """Whether each device is a process of its own."""
 
-PATIENCE = datetime.timedelta(minutes=5)
-"""How long a process waits for the others: one that has ended is waited for no longer."""
+PATIENCE = datetime.timedelta(days=1)
+"""How long a process waits for the others: however busy the machine is. One that has ended is waited for no longer."""
 
 
 def simulate(sizes: Mapping[str, int], rank: int, folder: Path, *, again: bool = False) -> DeviceMesh:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from .... import backends
 from ....sharding import Plan
@@ -31,24 +32,27 @@ _POLL = 0.2
 Found = TypeVar("Found")
 
 
-class Task(Protocol):
-    """What one process of a mesh does; it can be pickled, and its text is its name in messages."""
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What one process of a mesh does; its text is its name in messages.
 
-    @property
-    def framework(self) -> backends.Framework:
-        """The framework of the sharded modules."""
+    Attributes:
+        framework: of the sharded modules.
+        plain: framework of the plain ones.
+        sizes: of the axes of the mesh, in order.
+        folder: where the processes meet, and the first one says how far it is.
+        rank: number of the process.
+    """
 
-    @property
-    def sizes(self) -> tuple[tuple[str, int], ...]:
-        """Of the axes of the mesh, in order."""
+    framework: backends.Framework
+    plain: backends.Framework
+    sizes: tuple[tuple[str, int], ...]
+    folder: Path
+    rank: int
 
-    @property
-    def folder(self) -> Path:
-        """Where the processes meet, and the first one says how far it is."""
-
-    @property
-    def rank(self) -> int:
-        """Number of the process."""
+    def __str__(self) -> str:
+        """Return its name in messages."""
+        return f"process {self.rank} of the {self.framework} mesh"
 
 
 OfTask = TypeVar("OfTask", bound=Task)

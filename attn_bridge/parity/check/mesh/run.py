@@ -16,6 +16,7 @@ from ...compare.sides.dtypes import LOW_PRECISIONS
 from ...settings.environment import environment
 from .cases import MODELS, MeshCase, mesh_cases
 from .processes import (
+    Task,
     check_mesh_sizes,
     chosen_frameworks,
     installed,
@@ -29,34 +30,20 @@ from .report import MeshReport, MeshRow
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """What one process of a mesh does.
+class CheckTask(Task):
+    """What one process of a mesh judges.
 
     Attributes:
-        framework: of the sharded modules.
-        plain: framework of the plain ones.
-        sizes: of the axes of the mesh, in order.
         method: how queries meet keys of other devices.
         variants: names of classes.
         seeds: how many times numbers are drawn.
         dtypes: precisions to judge in.
-        folder: where the processes meet, and the first one says how far it is.
-        rank: number of the process.
     """
 
-    framework: backends.Framework
-    plain: backends.Framework
-    sizes: tuple[tuple[str, int], ...]
     method: str
     variants: tuple[str, ...]
     seeds: int
     dtypes: tuple[str, ...]
-    folder: Path
-    rank: int
-
-    def __str__(self) -> str:
-        """Return its name in messages."""
-        return f"process {self.rank} of the {self.framework} mesh"
 
 
 def check_mesh(
@@ -104,7 +91,8 @@ def check_mesh(
     for number, framework in enumerate(found):
         with tempfile.TemporaryDirectory() as folder:
             plain: backends.Framework = "torch" if "torch" in installed() else framework
-            task = Task(framework, plain, tuple(sizes.items()), method, chosen, seeds, wanted, Path(folder), 0)
+            place = (framework, plain, tuple(sizes.items()), Path(folder), 0)
+            task = CheckTask(*place, method, chosen, seeds, wanted)
             tasks = [dataclasses.replace(task, rank=rank) for rank in range(process_count(framework, sizes))]
             with told(Path(folder), progress, number * len(cases), total):
                 rows += results_of(run_process, tasks)
@@ -114,7 +102,7 @@ def check_mesh(
 # ---- in a process of the mesh
 
 
-def run_process(task: Task) -> list[MeshRow]:
+def run_process(task: CheckTask) -> list[MeshRow]:
     """Judge all cases in one process of a mesh."""
     rows = []
     with joined(task) as mesh:
@@ -124,7 +112,7 @@ def run_process(task: Task) -> list[MeshRow]:
     return rows
 
 
-def judge(case: MeshCase, task: Task, mesh: Any) -> MeshRow:
+def judge(case: MeshCase, task: CheckTask, mesh: Any) -> MeshRow:
     """Share one module out over a mesh, and compare it with a plain one."""
     started = time.perf_counter()
     parallel, meshes = (backends.load(task.framework, name) for name in ("parallel", "_parity.meshes"))

@@ -13,6 +13,7 @@ from .... import backends
 from ....backends import Framework
 from ...check.mesh.processes import (
     FRAMEWORKS,
+    Task,
     check_mesh_sizes,
     chosen_frameworks,
     installed,
@@ -40,28 +41,14 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """What one process of a mesh does.
+class MutationTask(Task):
+    """What one process of a mesh judges.
 
     Attributes:
-        framework: of the sharded side.
-        plain: framework of the plain side.
-        sizes: of the axes of the mesh, in order.
         trials: what is judged.
-        folder: where the processes meet.
-        rank: number of the process.
     """
 
-    framework: Framework
-    plain: Framework
-    sizes: tuple[tuple[str, int], ...]
     trials: tuple[MeshTrial, ...]
-    folder: Path
-    rank: int
-
-    def __str__(self) -> str:
-        """Return its name in messages."""
-        return f"process {self.rank} of the {self.framework} mesh"
 
 
 def mutate_mesh(
@@ -155,7 +142,7 @@ def _judged(
             continue
         with tempfile.TemporaryDirectory() as folder:
             plain: Framework = "torch" if "torch" in installed() else framework
-            task = Task(framework, plain, tuple(sizes.items()), own, Path(folder), 0)
+            task = MutationTask(framework, plain, tuple(sizes.items()), Path(folder), 0, own)
             tasks = [dataclasses.replace(task, rank=rank) for rank in range(process_count(framework, sizes))]
             with told(Path(folder), progress, len(found), len(trials)):
                 found += results_of(run_process, tasks)
@@ -186,7 +173,7 @@ def _fits(fault: MeshFault, sizes: Mapping[str, int], seed: int) -> bool:
     return fault.needs(draw_mesh_config(seed, sizes))
 
 
-def run_process(task: Task) -> list[MeshResult]:
+def run_process(task: MutationTask) -> list[MeshResult]:
     """Judge all pairs in one process of a mesh."""
     found = []
     with joined(task) as mesh:
