@@ -404,7 +404,7 @@ def run(task: tuple[str, int, str]) -> dict[str, str]:
         import torch_attn as package
 
         distributed.init_process_group(
-            "gloo", f"file://{folder}/group", timeout=timedelta(seconds=60), rank=rank, world_size=4
+            "gloo", f"file://{folder}/group", timeout=timedelta(minutes=10), rank=rank, world_size=4
         )
         side: Any = Torch(rank)
     else:
