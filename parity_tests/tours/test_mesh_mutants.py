@@ -29,3 +29,22 @@ def test_tokens_that_meet_in_another_way_are_told_by_tokens_that_are_all_the_sam
     (found,) = run_cases({"tensor": 2, "context": 2}, [f"ring-hop-doubled:{framework}:132000"]).results
     assert found.outcome == "detected"
     assert found.kind.startswith("the sides agree where all tokens are the same one: consistent with devices that let ")
+
+
+NAMED = {
+    "merge-weights-swapped": (135000, "by weights of a softmax that do not add up to 1"),
+    "sinks-at-every-hop": (137008, "the sides agree once attention.sinks is log(2) larger in "),
+    "heads-exchanged-back-in-wrong-order": (139002, "exchange their parts of attention.inner_norm.weight"),
+    "input-gradient-not-reduced": (143000, ""),
+    "norm-gradient-of-shard-alone": (145000, "consistent with a gradient that is not added up over the 2 devices"),
+}
+"""Fault -> seed of a configuration, and what its hint says; "" where copies that differ are named in its place."""
+
+
+@pytest.mark.parametrize("framework", ["torch", "flax"])
+def test_faults_that_only_other_numbers_tell_are_named(framework):
+    cases = [f"{fault}:{framework}:{seed}" for fault, (seed, _) in NAMED.items()]
+    for found in run_cases({"tensor": 2, "context": 2}, cases).results:
+        assert found.outcome == "detected"
+        assert found.is_named, found
+        assert NAMED[found.trial.fault][1] in found.kind, found.kind

@@ -27,7 +27,7 @@ from .localisation import Remainder, find, remainder
 from .pair import SIDES, Pair, Progress, few_threads
 from .prepare import prepare
 from .results.allowances import accept, checked
-from .results.findings import Divergence, TensorVerdict, Verdict, worst
+from .results.findings import Divergence, Side, TensorVerdict, Verdict, worst
 from .results.report import Report
 from .samples.limits import MAX_SEEDS
 from .sides.dtypes import DTYPES
@@ -36,8 +36,10 @@ from .submodule_pairs import differing_settings
 from .verdict import judging
 from .verdict.bench import Findings
 from .verdict.coverage import Coverage, covered
-from .verdict.exchanges import exchanged, mixed
-from .verdict.on_devices import copies_compared, on_shards
+from .verdict.devices.contributions import lost
+from .verdict.devices.exchanges import exchanged
+from .verdict.devices.shards import copies_compared, on_shards
+from .verdict.devices.softmaxes import mixed
 from .verdict.runner import Live, Runner
 
 MODES = ("eager", "jit")
@@ -183,7 +185,7 @@ def judge(
         if place.evidence is not None and not hint:
             hint = hint_for(place.evidence)
         if found.mesh and not hint and divergence.direction == "forward":
-            hint = mixed(runner, found.furthest)
+            hint = mixed(runner, found.furthest, _paths(divergence), found.mesh)
         divergence = dataclasses.replace(divergence, second_label=pair.labels["second"], hint=hint)
     report = dataclasses.replace(found.report, tree=place.tree, first_divergence=divergence)
     left: Remainder = "unknown"
@@ -196,9 +198,15 @@ def _hint_of_devices(runner: Live, found: Judged, evidence: Any, divergence: Div
     """Return what a difference is consistent with that only the devices of a side explain, "" for nothing."""
     hint = "" if evidence is None else of_devices(evidence, found.mesh, evidence.labels)
     tensors = found.report.tensors
-    if hint or divergence.direction != "forward" or any(one.shards or one.kind == "copies" for one in tensors):
+    if hint or any(one.shards or one.kind == "copies" for one in tensors):
         return hint
-    return exchanged(runner, found.furthest, {"first": divergence.path, "second": divergence.second_path})
+    if divergence.direction != "forward":
+        return lost(runner, found.furthest, _paths(divergence))
+    return exchanged(runner, found.furthest, _paths(divergence), found.mesh)
+
+
+def _paths(divergence: Divergence) -> dict[Side, str]:
+    return {"first": divergence.path, "second": divergence.second_path}
 
 
 @dataclasses.dataclass

@@ -9,27 +9,28 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ..pair import SIDES
-from ..results.findings import Side
-from ..samples.sampling import Sample
-from ..sides.dtypes import is_float, wide
-from ..sides.shards import Cut
-from ..sides.subject import Array
-from .limits import MEANING_LIMIT
-from .measures import scale_of
-from .runner import Live
+from ...pair import SIDES
+from ...results.findings import Side
+from ...samples.sampling import Sample
+from ...sides.dtypes import wide
+from ...sides.shards import Cut
+from ...sides.subject import Array
+from ..limits import MEANING_LIMIT
+from ..measures import scale_of
+from ..runner import Live
 
 MAX_TRIED = 256
 """Most sets of parameters that are tried."""
 
 
-def exchanged(runner: Live, sample: Sample, within: Mapping[Side, str]) -> str:
+def exchanged(runner: Live, sample: Sample, within: Mapping[Side, str], mesh: Mapping[str, int]) -> str:
     """Say of which parameters devices have to exchange their parts for the two sides to agree; "" for none.
 
     Args:
         runner: runs both sides.
         sample: what they differ on.
         within: path of the submodule that differs, on each side.
+        mesh: how many devices each axis of the mesh has.
     """
     pair = runner.pair
     if pair.lacks or pair.effort.large or pair.train:
@@ -46,44 +47,15 @@ def exchanged(runner: Live, sample: Sample, within: Mapping[Side, str]) -> str:
         wide(one) for one in runner.precisely(other, pair.weights(sample, other), sample.arguments[other]).outputs
     ]
     shapes = {name: one.shape for name, one in held.items() if name.startswith(inside)}
-    for way in itertools.islice(_ways(cuts, shapes, runs[shared].shares.sizes), MAX_TRIED):
+    for way in itertools.islice(_ways(cuts, shapes, mesh), MAX_TRIED):
         weights = {**held, **{name: way.moved(held[name], at) for name, at in way.places.items()}}
         outputs = [wide(one) for one in runner.precisely(shared, weights, arguments).outputs]
-        if _agree(wanted, outputs):
+        if agree(wanted, outputs):
             return (
                 f"the sides agree once the {way.size} devices of {way.axis} exchange their parts of "
                 f"{_listed(list(way.places))}: consistent with devices that use each other's"
             )
     return ""
-
-
-def mixed(runner: Live, sample: Sample) -> str:
-    """Say that two sides agree where all tokens of an input are the same one, so that none is weighed or misplaced.
-
-    Args:
-        runner: runs both sides.
-        sample: what they differ on.
-    """
-    pair = runner.pair
-    if pair.lacks or pair.effort.large or pair.train:
-        return ""
-    found = {}
-    for side in SIDES:
-        arguments = sample.arguments[side]
-        leaves = [_alike(leaf) if is_float(leaf) and leaf.ndim > 1 else leaf for leaf in arguments.leaves]
-        run = runner.precisely(side, pair.weights(sample, side), arguments.with_leaves(leaves))
-        found[side] = [wide(one) for one in run.outputs]
-    if not _agree(found["first"], found["second"]):
-        return ""
-    return (
-        "the sides agree where all tokens are the same one: consistent with devices that let tokens meet in another "
-        "way (order of gathered keys, hops of a ring and how they are merged, masks, positions)"
-    )
-
-
-def _alike(array: Array) -> Array:
-    """Return an array with the first token in place of all."""
-    return np.ascontiguousarray(np.broadcast_to(array[..., :1, :], array.shape))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +84,8 @@ class Way:
 
 def _ways(cuts: Mapping[str, Cut], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> Iterator[Way]:
     """Return what devices may have exchanged: parts that they hold, or heads that they got for tokens."""
-    for axis, size in sorted(sizes.items()):
+    several = sorted((name, size) for name, size in sizes.items() if size > 1)
+    for axis, size in several:
         held = {name: at for name, cut in cuts.items() if (at := _place(cut, axis)) is not None}
         owners: dict[str, list[str]] = {}
         for name in held:
@@ -123,7 +96,7 @@ def _ways(cuts: Mapping[str, Cut], shapes: Mapping[str, tuple[int, ...]], sizes:
         sets += [list(held)] if len(owners) > 2 else []
         for shift in range(1, min(size, 3)):
             yield from (Way({name: held[name] for name in one}, axis, size, 1, shift) for one in sets)
-    for axis, size in sorted(sizes.items()):
+    for axis, size in several:
         alike: dict[tuple[int, int], dict[str, int]] = {}
         for name, shape in shapes.items():
             for at, width in enumerate(shape):
@@ -143,9 +116,10 @@ def _place(cut: Cut, axis: str) -> int | None:
     return next((at for at, cuts in enumerate(cut.axes) if [name for name, _ in cuts] == [axis]), None)
 
 
-def _agree(one: Sequence[Array], two: Sequence[Array]) -> bool:
+def agree(one: Sequence[Array], two: Sequence[Array], limit: float = MEANING_LIMIT) -> bool:
+    """Tell whether two lists of arrays are the same but for a relative difference, by default float64's rounding."""
     return all(
-        float(np.abs(first - second).max(initial=0.0)) <= MEANING_LIMIT * scale_of([first])
+        float(np.abs(first - second).max(initial=0.0)) <= limit * scale_of([first])
         for first, second in zip(one, two, strict=True)
     )
 

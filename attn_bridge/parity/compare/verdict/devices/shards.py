@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..pair import SIDES
-from ..results.findings import Side, TensorVerdict
-from ..samples.sampling import Sample
-from ..sides.dtypes import wide
-from ..sides.shards import Cut, named, where
-from ..sides.subject import Run
-from .bench import Findings
-from .limits import MEANING_LIMIT
-from .measures import scale_of
-from .runner import Live, Runner
+from ...pair import SIDES
+from ...results.findings import Side, TensorVerdict
+from ...samples.sampling import Sample
+from ...sides.dtypes import wide
+from ...sides.shards import Cut, named, where
+from ...sides.subject import Run
+from ..bench import Findings
+from ..limits import MEANING_LIMIT
+from ..measures import scale_of
+from ..runner import Live, Runner
 
 TOUCHED = 1e-3
 """Part of a tensor's largest difference from which on an element differs, where a shard is looked for."""
