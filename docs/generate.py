@@ -6,8 +6,8 @@ commands of a page run in order in one temporary folder, those of this repositor
 A block below a line with nothing but a file name is that file, from there on.
 docs/report.svg is the picture of a report that `compare` prints. docs/mutants.md is made by the two commands that it
 names, its gallery alone as ``docs/generate.py docs/mutants.md#gallery``, and for another size by ``attn-bridge mutate
---configs N --markdown docs/mutants.md``. docs/benchmarks.md is made from what was measured before: ``make bench
-BENCH='--json docs/benchmarks.json'``.
+--configs N --markdown docs/mutants.md``; docs/mesh-mutants.md likewise. docs/benchmarks.md is made from what was
+measured before: ``make bench BENCH='--json docs/benchmarks.json'``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ FILE = re.compile(r"^`(?P<file>[\w/.-]+\.\w+)`\n+```\w+\n(?P<text>.*?)^```$", re
 MADE_BY = re.compile(r"<!-- made by: (?P<command>.+?) -->")
 GALLERY_MADE_BY = re.compile(r"<!-- gallery made by: (?P<command>.+?) -->")
 GALLERY = "attn-bridge mutate --configs 0 --faults 0 --gallery parity_tests.wild.gallery --jobs 2"
+MESH_MUTANTS = "attn-bridge mutate --mesh tensor=2,context=2"
 REPORT = "attn-bridge compare demo/pairs.py:torch_norm demo/pairs.py:flax_norm --inputs demo/inputs.npz"
 FILES = (
     "README.md",
     *("docs/report.svg", "docs/compare.md", "docs/check.md", "docs/checkpoints.md", "docs/pairs.md"),
     *(
         "docs/mutants.md",
+        "docs/mesh-mutants.md",
         "docs/benchmarks.md",
         "docs/attention.md",
         "docs/models.md",
@@ -80,6 +82,8 @@ def main() -> None:
             _make_mutants(ROOT / name)
         elif name == "docs/mutants.md#gallery":
             _make_gallery(ROOT / "docs/mutants.md")
+        elif name == "docs/mesh-mutants.md":
+            _make_mesh_mutants(ROOT / name)
         elif name == "docs/benchmarks.md":
             _make_benchmarks(ROOT / name)
         elif name == "docs/report.svg":
@@ -100,6 +104,11 @@ def _make_gallery(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
     gallery = _parts(_mutate(GALLERY_MADE_BY.search(page), GALLERY))[1]
     path.write_text(_parts(page)[0].rstrip("\n") + "\n\n" + gallery, encoding="utf-8")
+
+
+def _make_mesh_mutants(path: Path) -> None:
+    page = path.read_text(encoding="utf-8") if path.exists() else ""
+    path.write_text(_mutate(MADE_BY.search(page), MESH_MUTANTS), encoding="utf-8")
 
 
 def _parts(page: str) -> tuple[str, str]:
