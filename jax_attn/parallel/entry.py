@@ -148,6 +148,9 @@ def _put(sharding: Sharding, array: Any, *cuts: Any) -> Any:
     target = sharding.outside(sharding.of(*cuts), array.ndim)
     if sharding.is_explicit and is_tracing():
         return jax.sharding.reshard(array, target)
+    if isinstance(array, jax.core.Tracer) and not sharding.is_explicit and not is_tracing():
+        # jax.vmap has device_put count the axes of the whole batch, and with_sharding_constraint its own.
+        return jax.lax.with_sharding_constraint(jax.device_put(array, sharding.of()), target)
     return jax.device_put(array, target)
 
 
