@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...printable import printable
-from .base import ORBAX_ITEMS, ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
+from .base import DCP_METADATA, ORBAX_ITEMS, ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
 from .files import bad
 
 __all__ = [
@@ -31,6 +31,7 @@ _READERS = {
     "npz": ("npz", "NpzReader"),
     "msgpack": ("msgpack.reader", "MsgpackReader"),
     "orbax": ("orbax", "OrbaxReader"),
+    "dcp": ("dcp.reader", "DcpReader"),
 }
 """Name of a format -> module and name of what opens a checkpoint of it."""
 
@@ -40,6 +41,7 @@ _WRITERS = {
     "npz": ("npz", "NpzWriter"),
     "msgpack": ("msgpack.writer", "MsgpackWriter"),
     "orbax": ("orbax", "OrbaxWriter"),
+    "dcp": ("dcp.writer", "DcpWriter"),
 }
 """Name of a format -> module and name of its writer."""
 
@@ -66,16 +68,15 @@ ENDINGS = {
     ".npz": "npz",
     ".msgpack": "msgpack",
     ".orbax": "orbax",
+    ".dcp": "dcp",
 }
 """Extension -> format."""
 
+FOLDERS = ("orbax", "dcp")
+"""Formats that are folders, so that no file is known by their extension."""
+
 INDEXES = {".safetensors.index.json": "safetensors", ".bin.index.json": "torch"}
 """Ending of an index -> format."""
-
-DCP = (
-    "is a distributed checkpoint of torch: its .metadata is a pickle that runs code when it is loaded, which is "
-    "refused; where you trust it, make it one file: python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
-)
 
 
 def open_reader(path: Path, format: str | None = None) -> Reader:
@@ -98,17 +99,15 @@ def open_reader(path: Path, format: str | None = None) -> Reader:
 def _reader_of(path: Path, format: str | None) -> Reader:
     if "\0" in str(path) or not path.exists():
         raise bad(path, "does not exist")
-    if path.name == ".metadata":
-        raise bad(path.parent, DCP)
+    if path.name == DCP_METADATA and format in (None, "dcp"):
+        path, format = path.parent, "dcp"
     if format is None and path.is_dir():
         path, format = _look_into(path)
     elif format is None:
         indexes = [name for ending, name in INDEXES.items() if path.name.endswith(ending)]
         format = indexes[0] if indexes else ENDINGS.get(path.suffix)
-        if format is None or format == "orbax":
+        if format is None or format in FOLDERS:
             raise bad(path, f"its extension says no format; name one of {', '.join(_READERS)}")
-    elif format == "torch" and (path / ".metadata").exists():
-        raise bad(path, DCP)
     if format not in _READERS:
         raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(_READERS)}")
     if path.is_dir() and format in ("npz", "msgpack"):
@@ -125,8 +124,8 @@ def _look_into(folder: Path) -> tuple[Path, str]:
             return folder, "safetensors"
     if ORBAX_METADATA in names or any((folder / one / ORBAX_METADATA).is_file() for one in ORBAX_ITEMS):
         return folder, "orbax"
-    if ".metadata" in names:
-        raise bad(folder, DCP)
+    if DCP_METADATA in names:
+        return folder, "dcp"
     if any(name.endswith((".bin", ".bin.index.json", ".pt", ".pth")) for name in names):
         return folder, "torch"
     single = [name for name in names if name.endswith((".npz", ".msgpack"))]

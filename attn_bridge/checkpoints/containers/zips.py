@@ -34,6 +34,28 @@ MAX_EXTRA = 1024
 _lock = threading.Lock()
 
 
+class Window:
+    """A part of a file, read by position as a file of its own.
+
+    Args:
+        file: the file.
+        start: where it begins there.
+        size: its bytes.
+        what: named in errors behind the path.
+    """
+
+    def __init__(self, file: File, start: int, size: int, what: str):
+        self.path = Path(f"{file.path}: {what}")
+        self.size = size
+        self._file, self._start = file, start
+
+    def read(self, start: int, count: int) -> bytes | memoryview:
+        """Return exactly that many bytes."""
+        if start < 0 or count < 0 or start + count > self.size:
+            raise bad(self.path, f"ends at byte {self.size}, before byte {start + count}")
+        return self._file.read(self._start + start, count)
+
+
 @dataclasses.dataclass
 class Member:
     """A member of an archive: `size` bytes at `start`, of this checksum.
@@ -41,7 +63,7 @@ class Member:
     Reading it from first to last byte in order checks that; reading parts of it does not.
     """
 
-    file: File
+    file: File | Window
     name: str
     start: int
     size: int
@@ -66,7 +88,7 @@ class Member:
         return data
 
 
-def members(file: File) -> dict[str, Member]:
+def members(file: File | Window) -> dict[str, Member]:
     """Return all members of an archive by name.
 
     Raises:
@@ -133,7 +155,7 @@ def _entries(path: Path, directory: bytes, count: int) -> list[zipfile.ZipInfo]:
         raise bad(path, f"the directory of the zip is damaged: {printable(error)}") from None
 
 
-def _directory(file: File) -> tuple[int, int, int]:
+def _directory(file: File | Window) -> tuple[int, int, int]:
     """Return where the directory begins, its bytes, and how many members it has."""
     tail_at = max(0, file.size - 22 - FULL16)
     tail = bytes(file.read(tail_at, file.size - tail_at))
