@@ -40,7 +40,7 @@ WARM_UP = 500
 MAX_GROWTH = 2 * MAX_MEMORY
 """Bytes that the peak of the process may grow by after that; a leak of 1 KiB per file is beyond it after 131,072."""
 
-FORMATS = ("safetensors", "sharded", "torch", "npz", "msgpack", "orbax")
+FORMATS = ("safetensors", "sharded", "torch", "npz", "msgpack", "orbax", "dcp")
 
 NUMBERS = (0, 1, 7, 127, 128, 255, 256, 65535, 1 << 31, (1 << 32) - 1, 1 << 36, 1 << 62, (1 << 63) - 1, (1 << 64) - 1)
 
@@ -113,7 +113,7 @@ def damage(format: str, valid: Path, target: Path, seed: int) -> None:
     if valid.is_dir():
         shutil.copytree(valid, target)
         files = sorted(path for path in target.rglob("*") if path.is_file())
-        named = [path for path in files if path.name in ("_METADATA", ".zarray") or path.name.endswith(".json")]
+        named = [path for path in files if path.name in ("_METADATA", ".zarray", ".metadata") or path.name.endswith(".json")]
         victim = rng.choice(named if rng.random() < 0.7 else files)
         if rng.random() < 0.1:
             victim.unlink()

@@ -21,13 +21,21 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 HELD = {
     "safetensors": frozenset(CODES),
     "torch": TORCH_DTYPES,
+    "dcp": TORCH_DTYPES,
     "npz": DTYPES,
     "msgpack": DTYPES,
     "orbax": frozenset(name for name in DTYPES if numpy_dtype(name).isbuiltin == 1) | FOREIGN,
 }
 """Format -> dtypes that it holds."""
 
-ENDINGS = {"safetensors": ".safetensors", "torch": ".pt", "npz": ".npz", "msgpack": ".msgpack", "orbax": ".orbax"}
+ENDINGS = {
+    "safetensors": ".safetensors",
+    "torch": ".pt",
+    "npz": ".npz",
+    "msgpack": ".msgpack",
+    "orbax": ".orbax",
+    "dcp": ".dcp",
+}
 
 SHAPES = ((3, 5), (), (0, 4), (7,), (2, 1, 3))
 

@@ -31,7 +31,7 @@ from .files import (
     unwritable,
 )
 from .shards import inside
-from .writing import Target, as_bytes, dump_json, sync_folder
+from .writing import Target, as_bytes, chunk_shape, dump_json, sync_folder
 
 EXTRA = "attn_bridge.json"
 """File with the metadata, which Orbax does not look at; written where there is some."""
@@ -358,13 +358,8 @@ class OrbaxWriter(Writer):
             raise bad(path, f"{shown} can't be the name of a folder: a part is empty, it has a slash, or is too long")
         if info.name in ("manifest", "d", "ocdbt", METADATA, "_CHECKPOINT_METADATA", "_sharding"):
             raise bad(path, f"{shown} is a name that Orbax keeps for itself")
-        chunks = [max(size, 1) for size in info.shape]
-        for axis in range(len(chunks)):
-            row = math.prod(chunks[axis + 1 :]) * info.itemsize
-            chunks[axis] = max(1, min(chunks[axis], CHUNK // row))
-            if chunks[axis] > 1:
-                break
-        return Plain(path / info.name, info.shape, tuple(chunks), math.prod(chunks) * info.itemsize)
+        chunks = chunk_shape(info.shape, info.itemsize, CHUNK)
+        return Plain(path / info.name, info.shape, chunks, math.prod(chunks) * info.itemsize)
 
     def _put(self, path: Path, data: bytes) -> None:
         target = Target(path)
