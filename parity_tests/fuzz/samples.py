@@ -21,10 +21,10 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 HELD = {
     "safetensors": frozenset(CODES),
     "torch": TORCH_DTYPES,
-    "dcp": TORCH_DTYPES,
     "npz": DTYPES,
     "msgpack": DTYPES,
     "orbax": frozenset(name for name in DTYPES if numpy_dtype(name).isbuiltin == 1) | FOREIGN,
+    "dcp": TORCH_DTYPES,
 }
 """Format -> dtypes that it holds."""
 

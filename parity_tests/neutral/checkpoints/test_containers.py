@@ -303,14 +303,13 @@ def test_safetensors_go_before_torch_in_a_folder_with_both(tmp_path):
     assert open_reader(tmp_path).format == "safetensors"
 
 
-@pytest.mark.parametrize("format", [None, "torch"])
-def test_a_distributed_checkpoint_of_torch_is_refused_with_what_to_do(format, tmp_path):
-    (tmp_path / ".metadata").write_bytes(b"\x80\x02.")
-    (tmp_path / "__0_0.distcp").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match=r"is a distributed checkpoint of torch.*dcp_to_torch$"):
-        open_reader(tmp_path, format)
-    with pytest.raises(CheckpointError, match="is a distributed checkpoint of torch"):
-        open_reader(tmp_path / ".metadata", format)
+def test_a_distributed_checkpoint_is_known_by_its_metadata(tmp_path):
+    arrays = random_arrays({"float32"})
+    write("dcp", tmp_path / "x", arrays)
+    for path in (tmp_path / "x", tmp_path / "x" / ".metadata"):
+        assert_same(read(path), arrays)
+        assert open_reader(path).format == "dcp"
+    assert format_of(tmp_path / "new.dcp") == "dcp"
 
 
 def test_what_has_no_known_format_is_refused(tmp_path):

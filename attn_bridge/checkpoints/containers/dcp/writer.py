@@ -101,7 +101,7 @@ class DcpWriter(Writer):
             if info.name in self.metadata:
                 raise bad(path, f"{printable(info.name)} is to be a tensor and a value")
         self._sizes: list[int] = [0]
-        self._values = [self._value(check_name(path, name), value) for name, value in self.metadata.items()]
+        self._values = [self._value(check_name(path, name), value) for name, value in sorted(self.metadata.items())]
         self._pieces = {info.name: self._cut(info) for info in tensors}
         said = self._pickle()
         if len(said) > MAX_HEADER:

@@ -64,7 +64,7 @@ class Pickler:
         self.raw(b"t")
 
     def value(self, value: Any) -> None:
-        """Write a plain value, as JSON has it."""
+        """Write a plain value, as JSON has it, keys in their order."""
         if value is None or isinstance(value, bool):
             self.raw({None: b"N", True: b"\x88", False: b"\x89"}[value])
         elif isinstance(value, int):
@@ -75,7 +75,7 @@ class Pickler:
             self.text(value)
         elif isinstance(value, Mapping):
             self.raw(b"}(")
-            for key, one in value.items():
+            for key, one in sorted(value.items()):
                 self.text(key)
                 self.value(one)
             self.raw(b"u")
