@@ -113,7 +113,9 @@ def damage(format: str, valid: Path, target: Path, seed: int) -> None:
     if valid.is_dir():
         shutil.copytree(valid, target)
         files = sorted(path for path in target.rglob("*") if path.is_file())
-        named = [path for path in files if path.name in ("_METADATA", ".zarray", ".metadata") or path.name.endswith(".json")]
+        named = [
+            path for path in files if path.name in ("_METADATA", ".zarray", ".metadata") or path.name.endswith(".json")
+        ]
         victim = rng.choice(named if rng.random() < 0.7 else files)
         if rng.random() < 0.1:
             victim.unlink()

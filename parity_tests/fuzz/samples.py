@@ -12,7 +12,7 @@ import numpy as np
 from attn_bridge.checkpoints.containers import TensorInfo, make_writer, open_reader
 from attn_bridge.checkpoints.containers.base import numpy_dtype
 from attn_bridge.checkpoints.containers.files import DTYPES
-from attn_bridge.checkpoints.containers.orbax import FOREIGN
+from attn_bridge.checkpoints.containers.orbax.plain import FOREIGN
 from attn_bridge.checkpoints.containers.pickles import TORCH_DTYPES
 from attn_bridge.checkpoints.containers.safetensors import CODES
 

@@ -9,7 +9,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from attn_bridge.checkpoints.containers import CheckpointError, TensorInfo, make_writer, open_reader, orbax
+from attn_bridge.checkpoints.containers import CheckpointError, TensorInfo, make_writer, open_reader
+from attn_bridge.checkpoints.containers.orbax import writer as orbax_writer
 
 from ..fuzz.checkpoints import outcome
 from ..fuzz.samples import HELD, assert_same, random_array, random_arrays, read, write
@@ -92,7 +93,7 @@ def test_a_python_complex_in_msgpack_is_refused(tmp_path):
 @pytest.mark.parametrize("checkpointer", [ocp.StandardCheckpointer, ocp.PyTreeCheckpointer])
 @pytest.mark.parametrize("chunk", [1 << 28, 16])
 def test_orbax_restores_our_folder(checkpointer, chunk, tmp_path, monkeypatch):
-    monkeypatch.setattr(orbax, "CHUNK", chunk)
+    monkeypatch.setattr(orbax_writer, "CHUNK", chunk)
     arrays = random_arrays(HELD["orbax"], format="orbax")
     path = write("orbax", tmp_path / "x", arrays, {"kind": "test"})
     with checkpointer() as one:

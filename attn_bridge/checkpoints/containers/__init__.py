@@ -30,7 +30,7 @@ _READERS = {
     "torch": ("torch_file", "open_torch"),
     "npz": ("npz", "NpzReader"),
     "msgpack": ("msgpack.reader", "MsgpackReader"),
-    "orbax": ("orbax", "OrbaxReader"),
+    "orbax": ("orbax.reader", "OrbaxReader"),
     "dcp": ("dcp.reader", "DcpReader"),
 }
 """Name of a format -> module and name of what opens a checkpoint of it."""
@@ -40,7 +40,7 @@ _WRITERS = {
     "torch": ("torch_file", "TorchWriter"),
     "npz": ("npz", "NpzWriter"),
     "msgpack": ("msgpack.writer", "MsgpackWriter"),
-    "orbax": ("orbax", "OrbaxWriter"),
+    "orbax": ("orbax.writer", "OrbaxWriter"),
     "dcp": ("dcp.writer", "DcpWriter"),
 }
 """Name of a format -> module and name of its writer."""

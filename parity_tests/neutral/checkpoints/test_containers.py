@@ -26,9 +26,9 @@ from attn_bridge.checkpoints.containers import (
     make_writer,
     open_reader,
 )
-from attn_bridge.checkpoints.containers import orbax as orbax_container
 from attn_bridge.checkpoints.containers.files import File, boxes
 from attn_bridge.checkpoints.containers.msgpack import writer as msgpack_writer
+from attn_bridge.checkpoints.containers.orbax import writer as orbax_writer
 from parity_tests.fuzz.samples import ENDINGS, HELD, assert_same, infos, random_array, random_arrays, read, write
 from parity_tests.support.work import count_calls
 
@@ -597,7 +597,7 @@ def test_large_arrays_of_msgpack_are_cut_as_flax_does(tmp_path, monkeypatch):
 
 
 def test_large_arrays_of_orbax_are_cut_into_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr(orbax_container, "CHUNK", 100)
+    monkeypatch.setattr(orbax_writer, "CHUNK", 100)
     arrays = random_arrays({"float32", "int8", "complex128"}, shapes=[(3, 50), (25,), (101,), (), (2, 3, 4), (0, 9)])
     path = write("orbax", tmp_path / "x.orbax", arrays)
     assert (path / "float32.s0" / "2.1").is_file()

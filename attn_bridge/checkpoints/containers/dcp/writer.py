@@ -143,9 +143,7 @@ class DcpWriter(Writer):
         starts = [range(0, max(size, 1), step) for size, step in zip(info.shape, chunk, strict=True)]
         pieces, first = [], 0
         for offsets in itertools.product(*starts):
-            sizes = tuple(
-                min(step, size - start) for start, step, size in zip(offsets, chunk, info.shape, strict=True)
-            )
+            sizes = tuple(min(step, size - start) for start, step, size in zip(offsets, chunk, info.shape, strict=True))
             count = math.prod(sizes) * info.itemsize
             head, tail = _tensor_shell(info.dtype, sizes)
             file, start = self._room(len(head) + count + len(tail))

@@ -1,42 +1,32 @@
-"""Folders of Orbax: any are read, through TensorStore; ours are written without it, as Zarr arrays as they are."""
+"""Reads folders of Orbax: ours and others that are not compressed as they are, all others through TensorStore."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
-import json
 import math
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ...printable import printable
-from .base import MAX_HEADER, Array, CheckpointError, Reader, TensorInfo, Writer, numpy_dtype
-from .base import ORBAX_ITEMS as ITEMS
-from .base import ORBAX_METADATA as METADATA
-from .files import (
+from ....printable import printable
+from ..base import MAX_HEADER, Array, CheckpointError, Reader, TensorInfo
+from ..base import ORBAX_ITEMS as ITEMS
+from ..base import ORBAX_METADATA as METADATA
+from ..files import (
     File,
     bad,
     boxes,
     check_count,
     check_dtype,
-    check_infos,
     check_name,
     check_range,
     check_shape,
     parse_json,
-    unwritable,
 )
-from .shards import inside
-from .writing import Target, as_bytes, chunk_shape, dump_json, sync_folder
-
-EXTRA = "attn_bridge.json"
-"""File with the metadata, which Orbax does not look at; written where there is some."""
-
-HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
+from ..shards import inside
+from .plain import EXTRA, FOREIGN, Plain, chunk_ranges
 
 MAX_CHUNK = 1 << 35
 """Bytes of a chunk, which has to be read whole."""
@@ -44,26 +34,8 @@ MAX_CHUNK = 1 << 35
 MAX_CLAIM = 1 << 42
 """Bytes of a tensor: zeros need no room on disk, so that the folder's size is no bound."""
 
-CHUNK = 1 << 28
-"""Bytes of a chunk that we write, where a single row has no more."""
-
 BATCH = 256
 """Tensors that are looked up at a time."""
-
-FOREIGN = frozenset(
-    {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz"}
-)
-"""What TensorStore adds to the dtypes of Zarr, by name."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Plain:
-    """An array whose chunks lie one after the other in C order, not compressed: one file per chunk."""
-
-    folder: Path
-    shape: tuple[int, ...]
-    chunks: tuple[int, ...]
-    size: int
 
 
 class OrbaxReader(Reader):
@@ -271,26 +243,6 @@ class OrbaxReader(Reader):
             file.close()
 
 
-def chunk_ranges(plain: Plain, start: int, stop: int) -> list[tuple[str, int, int]]:
-    """Return which bytes of which chunks are bytes ``start:stop`` of an array, in their order."""
-    if not plain.shape:
-        return [("0", start, stop)]
-    split = next((axis for axis, size in enumerate(plain.chunks) if size > 1), len(plain.chunks) - 1)
-    item = plain.size // math.prod(plain.chunks)
-    row = math.prod(plain.shape[split + 1 :]) * item
-    block = plain.shape[split] * row
-    found = []
-    while start < stop:
-        outer, within = divmod(start, block)
-        number, offset = divmod(within, plain.chunks[split] * row)
-        end = min(stop, outer * block + min((number + 1) * plain.chunks[split] * row, block))
-        index = [int(one) for one in np.unravel_index(outer, plain.shape[:split])] if split else []
-        name = ".".join(str(one) for one in (*index, number, *[0] * (len(plain.shape) - split - 1)))
-        found.append((name, offset, offset + end - start))
-        start = end
-    return found
-
-
 def tensorstore(path: Path) -> Any:
     """Import TensorStore.
 
@@ -307,130 +259,3 @@ def _first_line(error: BaseException) -> str:
     if isinstance(error, CheckpointError):
         return str(error)
     return printable(str(error).partition(" [tensorstore_spec")[0].partition("\n")[0], 300)
-
-
-# ---- writing
-
-
-class OrbaxWriter(Writer):
-    """A folder that ``StandardCheckpointer().restore`` and ``PyTreeCheckpointer().restore`` read: nested dicts.
-
-    It is of the layout without OCDBT: a folder per tensor, and its elements as they are in one file per chunk of at
-    most 256 MiB. So the bytes depend on the arguments alone (those of an OCDBT would not: its files have random names
-    and its manifest the time), and nothing but Python is needed. `metadata` goes into a file of ours.
-    """
-
-    format: ClassVar[str] = "orbax"
-    random_access: ClassVar[bool] = True
-
-    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]):
-        super().__init__(path, tensors, metadata)
-        check_infos(path, tensors)
-        self._extra = dump_json(path, self.metadata, sort_keys=True) if metadata else b""
-        self._plain: dict[str, Plain] = {}
-        inner: set[str] = set()
-        for info in tensors:
-            self._plain[info.name] = self._plan(info)
-            parts = info.name.split(".")
-            inner.update(".".join(parts[:count]) for count in range(1, len(parts)))
-        both = [printable(name) for name in self._plain if name in inner]
-        if both:
-            raise bad(path, f"can't be tensors and have others below them: {', '.join(both[:9])}")
-        self._open: tuple[Path, Target] | None = None
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            for plain in self._plain.values():
-                plain.folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise unwritable(path, error) from None
-
-    def _plan(self, info: TensorInfo) -> Plain:
-        """Return where an array goes, after checks of its name and dtype."""
-        path, shown = self.path, printable(info.name)
-        if info.file:
-            raise bad(path, "a folder of Orbax has files of its own; tensors can't name one")
-        if numpy_dtype(info.dtype).isbuiltin != 1 and info.dtype not in FOREIGN:
-            raise bad(path, f"Orbax has no {info.dtype} ({shown})")
-        if len(info.shape) > 32:
-            raise bad(path, f"{shown} has {len(info.shape)} axes; Orbax holds 32")
-        parts = info.name.split(".")
-        if not all(parts) or "/" in info.name or len(info.name.encode("utf-8")) > 255:
-            raise bad(path, f"{shown} can't be the name of a folder: a part is empty, it has a slash, or is too long")
-        if info.name in ("manifest", "d", "ocdbt", METADATA, "_CHECKPOINT_METADATA", "_sharding"):
-            raise bad(path, f"{shown} is a name that Orbax keeps for itself")
-        chunks = chunk_shape(info.shape, info.itemsize, CHUNK)
-        return Plain(path / info.name, info.shape, chunks, math.prod(chunks) * info.itemsize)
-
-    def _put(self, path: Path, data: bytes) -> None:
-        target = Target(path)
-        target.write(0, data)
-        target.sync()
-        target.close()
-
-    def write_range(self, name: str, start: int, data: Any) -> None:
-        """Write bytes of a tensor, in any order."""
-        view = as_bytes(data)
-        check_range(self.path, self.tensors[name], start, start + len(view))
-        if self.tensors[name].dtype == "bool" and len(view) and np.frombuffer(view, np.uint8).max() > 1:
-            raise bad(self.path, f"{printable(name)} has bools that are neither 0 nor 1, which Orbax would not read")
-        plain, done = self._plain[name], 0
-        for file, begin, end in chunk_ranges(plain, start, start + len(view)) if len(view) else []:
-            path = plain.folder / file
-            if self._open is None or self._open[0] != path:
-                self.abort()
-                self._open = path, Target(path, plain.size)
-            self._open[1].write(begin, view[done : done + end - begin])
-            done += end - begin
-
-    def finish(self) -> None:
-        """Write what says where everything is, and flush."""
-        self.abort()
-        tree = {}
-        for name, plain in self._plain.items():
-            dtype = numpy_dtype(self.tensors[name].dtype)
-            array = {
-                "chunks": list(plain.chunks),
-                "compressor": None,
-                "dimension_separator": ".",
-                "dtype": dtype.str if dtype.isbuiltin == 1 else dtype.name,
-                "fill_value": None,
-                "filters": None,
-                "order": "C",
-                "shape": list(plain.shape),
-                "zarr_format": 2,
-            }
-            self._put(plain.folder / ".zarray", json.dumps(array).encode())
-            sync_folder(plain.folder)
-            parts = name.split(".")
-            tree[str(tuple(parts))] = {
-                "key_metadata": [{"key": part, "key_type": 2} for part in parts],
-                "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
-            }
-        if self._extra:
-            self._put(self.path / EXTRA, self._extra)
-        found = {
-            "tree_metadata": tree,
-            "use_ocdbt": False,
-            "use_zarr3": False,
-            "store_array_data_equal_to_fill_value": True,
-            "custom_metadata": None,
-        }
-        self._put(self.path / METADATA, json.dumps(found).encode())
-        step: dict[str, Any] = {
-            "item_handlers": HANDLER,
-            "metrics": {},
-            "performance_metrics": {},
-            "init_timestamp_nsecs": None,
-            "commit_timestamp_nsecs": None,
-            "custom_metadata": {},
-        }
-        self._put(self.path / "_CHECKPOINT_METADATA", json.dumps(step).encode())
-        sync_folder(self.path)
-        sync_folder(self.path.parent)
-
-    def abort(self) -> None:
-        """Close what is open."""
-        if self._open is not None:
-            self._open[1].sync()
-            self._open[1].close()
-            self._open = None
