@@ -22,6 +22,7 @@ __all__ = [
     "format_of",
     "make_writer",
     "open_reader",
+    "with_settings",
     "writer_class",
 ]
 
@@ -44,6 +45,10 @@ _WRITERS = {
     "dcp": ("dcp.writer", "DcpWriter"),
 }
 """Name of a format -> module and name of its writer."""
+
+
+_VARIANTS = {"orbax+ocdbt": ("orbax.writer", "OcdbtWriter")}
+"""Format with what a setting adds to it -> module and name of its writer."""
 
 
 def _load(home: tuple[str, str]) -> Any:
@@ -86,6 +91,7 @@ def open_reader(path: Path, format: str | None = None) -> Reader:
         CheckpointError: there is none, none of a known format, or a malformed one.
     """
     path = Path(path)
+    format = format.partition("+")[0] if format in _VARIANTS else format
     try:
         return _reader_of(path, format)
     except OSError as error:
@@ -143,7 +149,7 @@ def format_of(path: Path, format: str | None = None) -> str:
         CheckpointError: the format is unknown, or the extension says none.
     """
     if format is not None:
-        if format not in _WRITERS:
+        if format not in _WRITERS and format not in _VARIANTS:
             raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(_WRITERS)}")
         return format
     is_extension = re.fullmatch(r"\.[A-Za-z]\w*", path.suffix)
@@ -152,6 +158,21 @@ def format_of(path: Path, format: str | None = None) -> str:
     if path.suffix not in ENDINGS:
         raise bad(path, f"its extension says no format; name one of {', '.join(_WRITERS)}")
     return ENDINGS[path.suffix]
+
+
+def with_settings(format: str, settings: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
+    """Return a format as settings have it, and the settings that are not the container's.
+
+    Raises:
+        CheckpointError: a setting of the container is neither 0 nor 1.
+    """
+    left = dict(settings or {})
+    if format != "orbax" or "ocdbt" not in left:
+        return format, left
+    value = left.pop("ocdbt")
+    if value not in (0, 1):
+        raise CheckpointError(f"--set ocdbt={printable(value)}: must be 0 or 1")
+    return ("orbax+ocdbt" if value else format), left
 
 
 def make_writer(format: str, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]) -> Writer:
@@ -165,5 +186,5 @@ def make_writer(format: str, path: Path, tensors: Sequence[TensorInfo], metadata
 
 def writer_class(format: str) -> type[Writer]:
     """Return the writer of a known format."""
-    found: type[Writer] = _load(_WRITERS[format])
+    found: type[Writer] = _load({**_WRITERS, **_VARIANTS}[format])
     return found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +21,25 @@ FOREIGN = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """An array whose chunks lie one after the other in C order, not compressed: one file per chunk."""
+    """An array whose chunks lie one after the other in C order, not compressed.
+
+    Attributes:
+        folder: that of the array, which has a file per chunk; in OCDBT there is none.
+        shape: its shape.
+        chunks: the shape of its chunks.
+        size: bytes of a chunk, those at the edges filled up.
+    """
 
     folder: Path
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
     size: int
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of all chunks, in the order of their elements."""
+        counts = [range(-(-size // chunk)) for size, chunk in zip(self.shape, self.chunks, strict=True)]
+        for index in itertools.product(*counts):
+            yield ".".join(map(str, index)) or "0"
 
 
 def chunk_ranges(plain: Plain, start: int, stop: int) -> list[tuple[str, int, int]]:

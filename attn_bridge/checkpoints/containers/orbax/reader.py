@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import importlib
 import math
 import re
@@ -26,6 +28,7 @@ from ..files import (
     parse_json,
 )
 from ..shards import inside
+from .ocdbt import CompressedError, Place, decode
 from .plain import EXTRA, FOREIGN, Plain, chunk_ranges
 
 MAX_CHUNK = 1 << 35
@@ -33,6 +36,9 @@ MAX_CHUNK = 1 << 35
 
 MAX_CLAIM = 1 << 42
 """Bytes of a tensor: zeros need no room on disk, so that the folder's size is no bound."""
+
+CACHE = 1 << 26
+"""Bytes of decompressed chunks that TensorStore keeps for the next part of an array."""
 
 BATCH = 256
 """Tensors that are looked up at a time."""
@@ -64,7 +70,15 @@ class OrbaxReader(Reader):
         self._plain: dict[str, Plain] = {}
         self._files: dict[Path, File] = {}
         self._used = {path / METADATA}
+        self._places: dict[bytes, Place] | None = None
+        self._claimed = 0
+        if self._ocdbt:
+            with contextlib.suppress(CompressedError):
+                self._places, used = decode(path)
+                self._used |= used
+        self._is_full = said.get("store_array_data_equal_to_fill_value") is True
         self._tensorstore: Any = None
+        self._keys: list[bytes] | None = None
         self.tensors = {}
         self.metadata = {"custom": said["custom_metadata"]} if said.get("custom_metadata") else {}
         check_count(path, len(said["tree_metadata"]))
@@ -76,6 +90,9 @@ class OrbaxReader(Reader):
             self.metadata = own
             self._used.add(path / EXTRA)
         left = [name for name in names if not self._open_plain(name)]
+        held = sum(file.size for file in self._files.values())
+        if self._claimed > held:
+            raise bad(path, f"its arrays claim {self._claimed} bytes; the files that they lie in have {held}")
         for begin in range(0, len(left), BATCH):
             self._open(left[begin : begin + BATCH])
         self.tensors = {name: self.tensors[name] for name in names}
@@ -120,16 +137,20 @@ class OrbaxReader(Reader):
 
     def _open_plain(self, name: str) -> bool:
         """Note an array that can be read without TensorStore, and return whether it is one."""
-        if self._ocdbt or self._zarr3 or "/" in name:
+        if self._zarr3 or "/" in name or (self._ocdbt and self._places is None):
             return False
-        path = inside(self._folder, f"{name}/.zarray", self._folder)
-        if not path.is_file():
+        path = self._folder / name / ".zarray"
+        if self._places is None:
+            if not inside(self._folder, f"{name}/.zarray", self._folder).is_file():
+                return False
+            place = Place(f"{name}/.zarray", 0, path.stat().st_size)
+        elif f"{name}/.zarray".encode() in self._places:
+            place = self._places[f"{name}/.zarray".encode()]
+        else:
             return False
-        file = File(path)
-        if file.size > 1 << 16:
-            raise bad(path, f"has {file.size} bytes; more than {1 << 16} are not read")
-        said = parse_json(file.read(0, file.size), path, "file")
-        file.close()
+        if place.size > 1 << 16:
+            raise bad(path, f"has {place.size} bytes; more than {1 << 16} are not read")
+        said = parse_json(self._value(place, 0, place.size), path, "file")
         if not isinstance(said, dict) or said.get("compressor") or said.get("filters") or said.get("order") != "C":
             return False
         dtype = said.get("dtype")
@@ -156,20 +177,57 @@ class OrbaxReader(Reader):
         plain = Plain(path.parent, shape, chunks, math.prod(chunks) * info.itemsize)
         if info.nbytes:
             count = math.prod(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True))
-            held = sum(1 for one in path.parent.iterdir() if one.name != ".zarray")
-            if count > held:
-                raise bad(path.parent, f"has {held} chunks; its shape {printable(list(shape))} needs {count}")
+            self._check_chunks(plain, name, count)
         self.tensors[name] = info
         self._plain[name] = plain
-        self._used.add(path)
+        if self._places is None:
+            self._used.add(path)
         return True
+
+    def _value(self, place: Place, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of a value, or of a file as it is."""
+        if not place.file:
+            return place.inline[start:stop]
+        path = self._folder / place.file
+        if path not in self._files:
+            self._files[path] = File(inside(self._folder, place.file, self._folder))
+        return self._files[path].read(place.start + start, stop - start)
+
+    def _check_chunks(self, plain: Plain, name: str, count: int) -> None:
+        """Refuse an array that lacks chunks, or that claims more than its files hold."""
+        shape = printable(list(plain.shape))
+        if self._places is None:
+            held = sum(1 for one in plain.folder.iterdir() if one.name != ".zarray")
+            if count > held:
+                raise bad(plain.folder, f"has {held} chunks; its shape {shape} needs {count}")
+            return
+        if count > len(self._places):
+            raise bad(self._folder, f"{printable(name)} has less than the {count} chunks that its shape {shape} needs")
+        for chunk in plain.names():
+            place = self._places.get(f"{name}/{chunk}".encode())
+            if place is None:
+                raise bad(self._folder, f"the chunk {chunk} of {printable(name)} is missing")
+            if place.size != plain.size:
+                raise bad(
+                    self._folder, f"the chunk {chunk} of {printable(name)} has {place.size} bytes, not {plain.size}"
+                )
+            if not place.file:
+                continue
+            if self._folder / place.file not in self._files:
+                self._value(place, 0, 0)
+            self._used.add(self._folder / place.file)
+            self._claimed += place.size
+            if place.start + place.size > self._files[self._folder / place.file].size:
+                raise bad(self._folder / place.file, f"ends before the chunk {chunk} of {printable(name)}")
 
     def _open(self, names: list[str]) -> None:
         """Open arrays through TensorStore and check what they claim."""
+        if self._tensorstore is None:
+            self._check_links()
         for name in [] if self._ocdbt else names:
             inside(self._folder, name, self._folder)
         ts = self._tensorstore = tensorstore(self._folder)
-        context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+        context = ts.Context({"cache_pool": {"total_bytes_limit": CACHE}})
         base = str(self._folder.resolve()) + "/"
         opening = []
         for name in names:
@@ -177,7 +235,12 @@ class OrbaxReader(Reader):
                 where = {"driver": "ocdbt", "base": {"driver": "file", "path": base}, "path": f"{name}/"}
             else:
                 where = {"driver": "file", "path": f"{base}{name}/"}
-            spec = {"driver": "zarr3" if self._zarr3 else "zarr", "kvstore": where, "recheck_cached_metadata": "open"}
+            spec: dict[str, Any] = {
+                "driver": "zarr3" if self._zarr3 else "zarr",
+                "kvstore": where,
+                "recheck_cached_metadata": "open",
+            }
+            spec["recheck_cached_data"] = "open"
             opening.append((name, self._ask(ts.open, spec, open=True, read=True, context=context)))
         for name, future in opening:
             try:
@@ -194,6 +257,31 @@ class OrbaxReader(Reader):
                 raise bad(self._folder, f"{printable(name)} claims {info.nbytes} bytes in chunks of {chunk}")
             self.tensors[name] = info
             self._stores[name] = store
+            if self._is_full and info.nbytes:
+                whole = store.chunk_layout.write_chunk.shape or info.shape
+                needed = math.prod(-(-size // one) for size, one in zip(info.shape, whole, strict=True))
+                held = self._count_values(name)
+                if held < needed:
+                    raise bad(self._folder, f"{printable(name)} has {held} chunks; its shape needs {needed}")
+
+    def _check_links(self) -> None:
+        """Refuse links out of the folder, which TensorStore would follow."""
+        for one in self._folder.rglob("*"):
+            if one.is_symlink():
+                inside(self._folder, one.relative_to(self._folder).as_posix(), self._folder)
+
+    def _count_values(self, name: str) -> int:
+        """Return how many chunks of an array are there."""
+        if not self._ocdbt:
+            folder = self._folder / name
+            return sum(one.is_file() and one.name not in (".zarray", "zarr.json") for one in folder.rglob("*"))
+        if self._keys is None:
+            base = {"driver": "file", "path": str(self._folder.resolve()) + "/"}
+            where = {"driver": "ocdbt", "base": base}
+            keys = self._ask(lambda: self._tensorstore.KvStore.open(where).result().list().result())
+            self._keys = sorted(key for key in keys if not key.endswith((b"/.zarray", b"/zarr.json")))
+        first = bisect.bisect_left(self._keys, f"{name}/".encode())
+        return bisect.bisect_left(self._keys, f"{name}0".encode()) - first  # 0 follows the slash
 
     def _ask(self, function: Any, *arguments: Any, **options: Any) -> Any:
         """Call TensorStore, whose errors are of several kinds."""
@@ -205,7 +293,8 @@ class OrbaxReader(Reader):
     def files(self) -> list[Path]:
         """Return all files of the folder: in most layouts nothing says which holds what."""
         if self._tensorstore is None:
-            chunks = [one for plain in self._plain.values() for one in plain.folder.iterdir()]
+            plains = self._plain.values() if self._places is None else ()
+            chunks = [one for plain in plains for one in plain.folder.iterdir()]
             return sorted({*self._used, *chunks})
         return sorted(one for one in self._folder.rglob("*") if one.is_file())
 
@@ -216,7 +305,7 @@ class OrbaxReader(Reader):
         if start == stop:
             return b""
         if name in self._plain:
-            return self._read_plain(self._plain[name], start, stop)
+            return self._read_plain(name, start, stop)
         first, last = start // info.itemsize, -(-stop // info.itemsize)
         parts: list[memoryview] = []
         for box in boxes(info.shape, first, last):
@@ -225,15 +314,19 @@ class OrbaxReader(Reader):
         data = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
         return data[start - first * info.itemsize : stop - first * info.itemsize]
 
-    def _read_plain(self, plain: Plain, start: int, stop: int) -> bytes | memoryview:
+    def _read_plain(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        plain = self._plain[name]
         parts: list[bytes | memoryview] = []
-        for file, begin, end in chunk_ranges(plain, start, stop):
-            path = plain.folder / file
-            if path not in self._files:
-                self._files[path] = File(inside(plain.folder, file, plain.folder))
+        for chunk, begin, end in chunk_ranges(plain, start, stop):
+            if self._places is not None:
+                parts.append(self._value(self._places[f"{name}/{chunk}".encode()], begin, end))
+                continue
+            path = plain.folder / chunk
+            place = Place(f"{name}/{chunk}", 0, plain.size)
+            self._value(place, 0, 0)
             if self._files[path].size != plain.size:
                 raise bad(path, f"has {self._files[path].size} bytes; a chunk has {plain.size}")
-            parts.append(self._files[path].read(begin, end - begin))
+            parts.append(self._value(place, begin, end))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:

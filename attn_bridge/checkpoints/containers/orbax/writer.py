@@ -15,6 +15,7 @@ from ..base import ORBAX_METADATA as METADATA
 from ..base import TensorInfo, Writer, numpy_dtype
 from ..files import bad, check_infos, check_range, unwritable
 from ..writing import Target, as_bytes, chunk_shape, dump_json, sync_folder
+from .ocdbt import MANIFEST, Place, encode
 from .plain import EXTRA, FOREIGN, Plain, chunk_ranges
 
 HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
@@ -22,17 +23,23 @@ HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCh
 CHUNK = 1 << 28
 """Bytes of a chunk that we write, where a single row has no more."""
 
+FILE = 1 << 31
+"""Bytes of a file of OCDBT, where a single chunk has no more."""
+
+ALIGN = 64
+"""What chunks in such a file begin at a multiple of."""
+
 
 class OrbaxWriter(Writer):
     """A folder that ``StandardCheckpointer().restore`` and ``PyTreeCheckpointer().restore`` read: nested dicts.
 
     It is of the layout without OCDBT: a folder per tensor, and its elements as they are in one file per chunk of at
-    most 256 MiB. So the bytes depend on the arguments alone (those of an OCDBT would not: its files have random names
-    and its manifest the time), and nothing but Python is needed. `metadata` goes into a file of ours.
+    most 256 MiB. Nothing but Python is needed. `metadata` goes into a file of ours.
     """
 
     format: ClassVar[str] = "orbax"
     random_access: ClassVar[bool] = True
+    use_ocdbt: ClassVar[bool] = False
 
     def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]):
         super().__init__(path, tensors, metadata)
@@ -48,12 +55,21 @@ class OrbaxWriter(Writer):
         if both:
             raise bad(path, f"can't be tensors and have others below them: {', '.join(both[:9])}")
         self._open: tuple[Path, Target] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make the folders."""
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
             for plain in self._plain.values():
                 plain.folder.mkdir(exist_ok=True)
         except OSError as error:
-            raise unwritable(path, error) from None
+            raise unwritable(self.path, error) from None
+
+    def _place(self, name: str, chunk: str) -> tuple[Path, int, int]:
+        """Return the file of a chunk, where in it the chunk begins, and the bytes of the file."""
+        plain = self._plain[name]
+        return plain.folder / chunk, 0, plain.size
 
     def _plan(self, info: TensorInfo) -> Plain:
         """Return where an array goes, after checks of its name and dtype."""
@@ -85,33 +101,41 @@ class OrbaxWriter(Writer):
         if self.tensors[name].dtype == "bool" and len(view) and np.frombuffer(view, np.uint8).max() > 1:
             raise bad(self.path, f"{printable(name)} has bools that are neither 0 nor 1, which Orbax would not read")
         plain, done = self._plain[name], 0
-        for file, begin, end in chunk_ranges(plain, start, start + len(view)) if len(view) else []:
-            path = plain.folder / file
+        for chunk, begin, end in chunk_ranges(plain, start, start + len(view)) if len(view) else []:
+            path, first, size = self._place(name, chunk)
             if self._open is None or self._open[0] != path:
                 self.abort()
-                self._open = path, Target(path, plain.size)
-            self._open[1].write(begin, view[done : done + end - begin])
+                self._open = path, Target(path, size)
+            self._open[1].write(first + begin, view[done : done + end - begin])
             done += end - begin
+
+    def _array(self, name: str) -> bytes:
+        """Return what says of an array how it is stored."""
+        plain, dtype = self._plain[name], numpy_dtype(self.tensors[name].dtype)
+        array = {
+            "chunks": list(plain.chunks),
+            "compressor": None,
+            "dimension_separator": ".",
+            "dtype": dtype.str if dtype.isbuiltin == 1 else dtype.name,
+            "fill_value": None,
+            "filters": None,
+            "order": "C",
+            "shape": list(plain.shape),
+            "zarr_format": 2,
+        }
+        return json.dumps(array).encode()
+
+    def _finish_arrays(self) -> None:
+        for name, plain in self._plain.items():
+            self._put(plain.folder / ".zarray", self._array(name))
+            sync_folder(plain.folder)
 
     def finish(self) -> None:
         """Write what says where everything is, and flush."""
         self.abort()
+        self._finish_arrays()
         tree = {}
-        for name, plain in self._plain.items():
-            dtype = numpy_dtype(self.tensors[name].dtype)
-            array = {
-                "chunks": list(plain.chunks),
-                "compressor": None,
-                "dimension_separator": ".",
-                "dtype": dtype.str if dtype.isbuiltin == 1 else dtype.name,
-                "fill_value": None,
-                "filters": None,
-                "order": "C",
-                "shape": list(plain.shape),
-                "zarr_format": 2,
-            }
-            self._put(plain.folder / ".zarray", json.dumps(array).encode())
-            sync_folder(plain.folder)
+        for name in self._plain:
             parts = name.split(".")
             tree[str(tuple(parts))] = {
                 "key_metadata": [{"key": part, "key_type": 2} for part in parts],
@@ -121,7 +145,7 @@ class OrbaxWriter(Writer):
             self._put(self.path / EXTRA, self._extra)
         found = {
             "tree_metadata": tree,
-            "use_ocdbt": False,
+            "use_ocdbt": self.use_ocdbt,
             "use_zarr3": False,
             "store_array_data_equal_to_fill_value": True,
             "custom_metadata": None,
@@ -145,3 +169,55 @@ class OrbaxWriter(Writer):
             self._open[1].sync()
             self._open[1].close()
             self._open = None
+
+
+class OcdbtWriter(OrbaxWriter):
+    """A folder as Orbax writes it by default: with few files, in which a database (OCDBT) says where each chunk is.
+
+    TensorStore gives files random names and notes the time; here the files have numbers and the time is fixed, so that
+    the bytes depend on the arguments alone.
+    """
+
+    use_ocdbt: ClassVar[bool] = True
+
+    def _begin(self) -> None:
+        """Place all chunks, and write the tree that says where they are."""
+        self._sizes: list[int] = [0]
+        self._values: dict[bytes, tuple[int, int, int]] = {}
+        arrays = {name: self._array(name) for name in self._plain}
+        for name, plain in self._plain.items():
+            self._add(f"{name}/.zarray", len(arrays[name]), 1)
+            for chunk in plain.names():
+                self._add(f"{name}/{chunk}", plain.size, ALIGN)
+        places = {key: Place(_file(file), start, size) for key, (file, start, size) in self._values.items()}
+        tree, self._manifest = encode(places, _file(len(self._sizes)))
+        self._put(self.path / _file(len(self._sizes)), tree)
+        for name, array in arrays.items():
+            file, start, _ = self._values[f"{name}/.zarray".encode()]
+            target = Target(self.path / _file(file), self._sizes[file])
+            target.write(start, array)
+            target.close()
+
+    def _add(self, key: str, size: int, align: int) -> None:
+        start = -(-self._sizes[-1] // align) * align
+        if start and start + size > FILE:
+            self._sizes.append(0)
+            start = 0
+        self._sizes[-1] = start + size
+        self._values[key.encode()] = len(self._sizes) - 1, start, size
+
+    def _place(self, name: str, chunk: str) -> tuple[Path, int, int]:
+        file, start, _ = self._values[f"{name}/{chunk}".encode()]
+        return self.path / _file(file), start, self._sizes[file]
+
+    def _finish_arrays(self) -> None:
+        for number, size in enumerate(self._sizes):
+            target = Target(self.path / _file(number), size)
+            target.sync()
+            target.close()
+        self._put(self.path / MANIFEST, self._manifest)
+        sync_folder(self.path / "d")
+
+
+def _file(number: int) -> str:
+    return f"d/{number:032x}"
