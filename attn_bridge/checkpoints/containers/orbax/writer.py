@@ -134,6 +134,12 @@ class OrbaxWriter(Writer):
         """Write what says where everything is, and flush."""
         self.abort()
         self._finish_arrays()
+        self._describe()
+        sync_folder(self.path)
+        sync_folder(self.path.parent)
+
+    def _describe(self) -> None:
+        """Write what Orbax says of all arrays, and what goes with them."""
         tree = {}
         for name in self._plain:
             parts = name.split(".")
@@ -160,8 +166,6 @@ class OrbaxWriter(Writer):
             "custom_metadata": {},
         }
         self._put(self.path / "_CHECKPOINT_METADATA", json.dumps(step).encode())
-        sync_folder(self.path)
-        sync_folder(self.path.parent)
 
     def abort(self) -> None:
         """Close what is open."""
@@ -190,13 +194,17 @@ class OcdbtWriter(OrbaxWriter):
             for chunk in plain.names():
                 self._add(f"{name}/{chunk}", plain.size, ALIGN)
         places = {key: Place(_file(file), start, size) for key, (file, start, size) in self._values.items()}
-        tree, self._manifest = encode(places, _file(len(self._sizes)))
-        self._put(self.path / _file(len(self._sizes)), tree)
+        tree, manifest = encode(places, _file(len(self._sizes)))
+        for number, size in enumerate(self._sizes):
+            Target(self.path / _file(number), size).close()
         for name, array in arrays.items():
             file, start, _ = self._values[f"{name}/.zarray".encode()]
             target = Target(self.path / _file(file), self._sizes[file])
             target.write(start, array)
             target.close()
+        self._put(self.path / _file(len(self._sizes)), tree)
+        self._put(self.path / MANIFEST, manifest)
+        self._describe()  # so that an interrupted run can be read by the one that goes on from it
 
     def _add(self, key: str, size: int, align: int) -> None:
         start = -(-self._sizes[-1] // align) * align
@@ -215,7 +223,6 @@ class OcdbtWriter(OrbaxWriter):
             target = Target(self.path / _file(number), size)
             target.sync()
             target.close()
-        self._put(self.path / MANIFEST, self._manifest)
         sync_folder(self.path / "d")
 
 
