@@ -100,18 +100,18 @@ class DcpReader(Reader):
         missing = [file for file in ranges if not inside(self.path, file, own).is_file()]
         if missing:
             raise bad(own, f"these files of it are missing: {listed([printable(one) for one in sorted(missing)])}")
-        for file, parts in ranges.items():
-            one = self._files[file] = File(self.path / file)
-            one.close()
+        for name, parts in ranges.items():
+            file = self._files[name] = File(self.path / name)
+            file.close()
             parts.sort()
-            for start, stop, name, size in parts:
-                if stop > one.size:
-                    raise bad(one.path, f"ends at byte {one.size}; {printable(name)} is said to end at byte {stop}")
+            for start, stop, shown, size in parts:
+                if stop > file.size:
+                    raise bad(file.path, f"ends at byte {file.size}; {printable(shown)} is said to end at byte {stop}")
                 if stop - start < size:
-                    raise bad(one.path, f"{printable(name)} takes {size} bytes; {stop - start} are said to be there")
-            for (_, stop, name, _), (start, _, other, _) in itertools.pairwise(parts):
+                    raise bad(file.path, f"{printable(shown)} takes {size} bytes; {stop - start} are said to be there")
+            for (_, stop, shown, _), (start, _, other, _) in itertools.pairwise(parts):
                 if start < stop:
-                    raise bad(one.path, f"{printable(name)} and {printable(other)} overlap in it")
+                    raise bad(file.path, f"{printable(shown)} and {printable(other)} overlap in it")
 
     def _value(self, name: str, item: Item) -> Any:
         """Return a value that is no tensor."""
