@@ -26,9 +26,11 @@ from attn_bridge.checkpoints.containers import (
     make_writer,
     open_reader,
 )
+from attn_bridge.checkpoints.containers.dcp import writer as dcp_writer
 from attn_bridge.checkpoints.containers.files import File, boxes
 from attn_bridge.checkpoints.containers.msgpack import writer as msgpack_writer
 from attn_bridge.checkpoints.containers.orbax import writer as orbax_writer
+from attn_bridge.checkpoints.containers.torch_file import Stored
 from parity_tests.fuzz.samples import ENDINGS, HELD, assert_same, infos, random_array, random_arrays, read, write
 from parity_tests.support.work import count_calls
 
@@ -644,3 +646,25 @@ def test_short_reads_are_read_on_until_all_is_there(tmp_path, monkeypatch):
     assert bytes(File(tmp_path / "x").read(10, 25)) == content[10:35]
     assert pieces == [17, 24, 31]
     assert bytes(File(tmp_path / "x").read(70, 30)) == content[70:]
+
+
+# ---- distributed checkpoints of torch
+
+
+def test_columns_of_a_distributed_checkpoint_are_read_alone(tmp_path, monkeypatch):
+    array = random_array("float32", (40, 2, 1024), np.random.default_rng(0))
+    monkeypatch.setattr(dcp_writer, "CHUNK", 10 * array[0].nbytes)
+    path = write("dcp", tmp_path / "x.dcp", {"a": array})
+    amounts, whole = [], Stored.read
+    monkeypatch.setattr(
+        Stored, "read", lambda one, start, stop: amounts.append(stop - start) or whole(one, start, stop)
+    )
+    with open_reader(path) as reader:
+        for step, start, run in ((1024, 1024 * 3 + 70, 12), (2048, 2048 * 9 + 1500, 200), (2048, 2048 * 5 + 900, 300)):
+            rows = array.reshape(-1, step)
+            first, column = divmod(start, step)
+            block = np.zeros((len(rows) - first, run), "f4")
+            amounts.clear()
+            reader.read_rows("a", start, step, block)
+            assert block.tobytes() == rows[first:, column : column + run].tobytes()
+            assert sum(amounts) <= 2 * block.nbytes

@@ -158,10 +158,17 @@ class DcpReader(Reader):
         if found is None:
             super().read_rows(name, start, step, into)
             return
-        region, axis, where = found
-        block = np.empty([last - first for first, last in region], _bits(into.itemsize))
-        self._fill_box(self._chunks[name], region, block)
-        into.view(_bits(into.itemsize))[...] = block.reshape(-1, math.prod(block.shape[axis:]))[where]
+        region, axis, (rows, _) = found
+        done, column = 0, start % step
+        for box in boxes(self.tensors[name].shape[axis:], column, column + into.shape[1]):
+            inner = [(part.start, part.stop) for part in box]
+            inner += region[axis + len(inner) :]  # from the second axis of a row on, its region is all of it
+            bounds = [*region[:axis], *inner]
+            block = np.empty([last - first for first, last in bounds], _bits(into.itemsize))
+            self._fill_box(self._chunks[name], bounds, block)
+            matrix = block.reshape(-1, math.prod(block.shape[axis:]))[rows]
+            into.view(block.dtype)[:, done : done + matrix.shape[1]] = matrix
+            done += matrix.shape[1]
 
     def _fill(self, whole: Chunks, first: int, flat: Array) -> None:
         """Read elements from the first one on, in C order."""
