@@ -189,8 +189,9 @@ class OcdbtWriter(OrbaxWriter):
         self._sizes: list[int] = [0]
         self._values: dict[bytes, tuple[int, int, int]] = {}
         arrays = {name: self._array(name) for name in self._plain}
+        for name, array in arrays.items():
+            self._add(f"{name}/.zarray", len(array), 1)
         for name, plain in self._plain.items():
-            self._add(f"{name}/.zarray", len(arrays[name]), 1)
             for chunk in plain.names():
                 self._add(f"{name}/{chunk}", plain.size, ALIGN)
         places = {key: Place(_file(file), start, size) for key, (file, start, size) in self._values.items()}
