@@ -194,7 +194,7 @@ def convert(
         target: file (its extension names the container) or folder.
         from_layout: layout of the source; None detects it from the names.
         to_layout: layout of the target; None is the twin (flax, or torch for what is Flax's); ``same`` leaves it.
-        format: container of the target: ``safetensors``, ``torch``, ``npz``, ``msgpack`` or ``orbax``.
+        format: container of the target: ``safetensors``, ``torch``, ``npz``, ``msgpack``, ``orbax`` or ``dcp``.
         rules: a TOML file of a user's own rules, in place of the layouts.
         dtype: cast floating-point tensors: ``bf16``, ``f16``, ``f32`` or ``f64``; None never casts.
         settings: what names and shapes don't tell, such as ``{"num_heads": 12}``; ``config.json`` may say it, too.
@@ -217,8 +217,8 @@ def convert(
     with containers.open_reader(Path(source)) as opened:
         reader = _dequantised(opened, dtype) if dequantize else opened
         before = manifest.of(reader, Path(source))
-        planned = _plan(reader, before, target, from_layout, to_layout, format, rules, dtype, settings)
-        kind = containers.format_of(target, format)
+        kind, settings = containers.with_settings(containers.format_of(target, format), settings)
+        planned = _plan(reader, before, target, from_layout, to_layout, kind, rules, dtype, settings)
         return execution.carry_out(
             planned,
             reader,
@@ -328,7 +328,7 @@ def _plan(
     from ..models import rules_file
     from . import configs, containers, planning, quantised
 
-    kind = containers.format_of(target, format)
+    kind, settings = containers.with_settings(containers.format_of(target, format), settings)
     headers = reader.headers if isinstance(reader, quantised.Dequantised) else reader
     table = None
     if rules is not None:
@@ -340,7 +340,7 @@ def _plan(
         headers,
         source_layout=from_layout,
         target_layout=to_layout,
-        target_format=kind,
+        target_format=kind.partition("+")[0],
         is_folder=configs.is_folder(target, kind),
         dtype=dtype,
         settings=settings,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..weights import Region, everything
-from .containers.base import Array, Reader, TensorInfo
+from .containers.base import Array, Reader, TensorInfo, rows_as_region
 
 
 class ArraysReader(Reader):
@@ -72,19 +72,13 @@ class SharedReader(Reader):
 
     def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
         """Read a matrix: where its rows are those of the weight, no others are read, nor other columns."""
-        shape, (rows, run) = self.tensors[name].shape, into.shape
-        axis = next((axis for axis in range(1, len(shape)) if math.prod(shape[axis:]) == step), 0)
-        (row, column), inner = divmod(start, step), math.prod(shape[axis + 1 :])
-        if not axis or column + run > step:
+        found = rows_as_region(self.tensors[name].shape, start, step, *into.shape)
+        if found is None:
             super().read_rows(name, start, step, into)
             return
-        above, left = math.prod(shape[1:axis]), column // inner
-        region = list(everything(shape))
-        region[0] = row // above, -(-(row + rows) // above)
-        region[axis] = left, -(-(column + run) // inner)
-        found = self._read(name, tuple(region))
-        found = found.reshape(-1, math.prod(found.shape[axis:]))[row - region[0][0] * above :, column - left * inner :]
-        into[...] = found[:rows, :run]
+        region, axis, where = found
+        block = self._read(name, tuple(region))
+        into[...] = block.reshape(-1, math.prod(block.shape[axis:]))[where]
 
 
 class NumberedReader(Reader):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import containers, manifest
 from . import digests as digests_of
-from .containers.base import ORBAX_METADATA, CheckpointError, DiskFullError, Reader
+from .containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, DiskFullError, Reader
 from .containers.files import resolve, unwritable
 
 
@@ -54,7 +54,7 @@ def _is_checkpoint(folder: Path) -> bool:
     inside = {one.name: one.is_dir() and not one.is_symlink() for one in folder.iterdir()}
     if not inside or {ORBAX_METADATA, "_CHECKPOINT_METADATA"} & inside.keys():
         return True
-    endings = (*containers.ENDINGS, *containers.INDEXES)
+    endings = (*containers.ENDINGS, *containers.INDEXES, DCP_METADATA)
     return not any(inside.values()) and any(name.endswith(endings) for name in inside)
 
 

@@ -61,7 +61,7 @@ def convert(
     ] = None,
     format: Annotated[
         str | None,
-        typer.Option(metavar="CONTAINER", help="Container of DST: safetensors, torch, npz, msgpack, orbax."),
+        typer.Option(metavar="CONTAINER", help="Container of DST: safetensors, torch, npz, msgpack, orbax, dcp."),
     ] = None,
     rules: Rules = None,
     dtype: Annotated[
@@ -89,7 +89,7 @@ def convert(
     hf-gpt-oss, hf-olmo, hf-olmo2, hf-deepseek, hf-qwen3-next, hf-bloom, hf-bart, hf-whisper, meta-llama,
     openai-gpt-oss, book-llama3, book-qwen3, book-gemma3, tunix-llama3, tunix-qwen2, tunix-qwen3,
     tunix-gemma3, gemma-linen, maxtext; same leaves it.
-    Containers: .safetensors (or a folder of them), .pt .pth .bin, .npz, .msgpack, .orbax.
+    Containers: .safetensors (or a folder of them), .pt .pth .bin, .npz, .msgpack, .orbax, .dcp.
 
     Example: attn-bridge convert gpt2/ gpt2-flax/ --dry-run
 

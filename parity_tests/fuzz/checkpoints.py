@@ -40,7 +40,10 @@ WARM_UP = 500
 MAX_GROWTH = 2 * MAX_MEMORY
 """Bytes that the peak of the process may grow by after that; a leak of 1 KiB per file is beyond it after 131,072."""
 
-FORMATS = ("safetensors", "sharded", "torch", "npz", "msgpack", "orbax")
+FORMATS = ("safetensors", "sharded", "torch", "npz", "msgpack", "orbax", "ocdbt", "dcp")
+
+CONTAINERS = {"sharded": ("safetensors",), "ocdbt": ("orbax", "orbax+ocdbt")}
+"""What is damaged -> its format, and that by which it is written."""
 
 NUMBERS = (0, 1, 7, 127, 128, 255, 256, 65535, 1 << 31, (1 << 32) - 1, 1 << 36, 1 << 62, (1 << 63) - 1, (1 << 64) - 1)
 
@@ -50,12 +53,12 @@ WORDS = (b"-1", b"1e999", b"NaN", b"{", b"}", b"[[[[", b'"', b"\\u0000", b"\x00"
 def build(format: str, folder: Path) -> Path:
     """Write a small valid checkpoint."""
     held = {"float32", "bfloat16", "bool", "int64"}
-    arrays = samples.random_arrays(held, shapes=((2, 3), (), (0,)), format=format)
+    arrays = samples.random_arrays(held, shapes=((2, 3), (), (0,)), format=CONTAINERS.get(format, (format,))[0])
     path = folder / f"valid{samples.ENDINGS.get(format, '')}"
     if format == "sharded":
         files = {name: f"model-{index % 2}.safetensors" for index, name in enumerate(arrays)}
         return samples.write("safetensors", path, arrays, files=files)
-    return samples.write(format, path, arrays, {"kind": "test"})
+    return samples.write(CONTAINERS.get(format, (format,))[-1], path, arrays, {"kind": "test"})
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
@@ -113,7 +116,8 @@ def damage(format: str, valid: Path, target: Path, seed: int) -> None:
     if valid.is_dir():
         shutil.copytree(valid, target)
         files = sorted(path for path in target.rglob("*") if path.is_file())
-        named = [path for path in files if path.name in ("_METADATA", ".zarray") or path.name.endswith(".json")]
+        headers = ("_METADATA", ".zarray", ".metadata", "manifest.ocdbt")
+        named = [path for path in files if path.name in headers or path.name.endswith(".json")]
         victim = rng.choice(named if rng.random() < 0.7 else files)
         if rng.random() < 0.1:
             victim.unlink()
@@ -139,7 +143,7 @@ def outcome(path: Path, format: str) -> str:
     before = tracemalloc.get_traced_memory()[0]
     said = ""
     try:
-        with open_reader(path, "safetensors" if format == "sharded" else format) as reader:
+        with open_reader(path, CONTAINERS.get(format, (format,))[0]) as reader:
             for name, info in reader.tensors.items():
                 assert reader.read(name).nbytes == info.nbytes
     except CheckpointError as error:

@@ -12,7 +12,7 @@ import numpy as np
 from attn_bridge.checkpoints.containers import TensorInfo, make_writer, open_reader
 from attn_bridge.checkpoints.containers.base import numpy_dtype
 from attn_bridge.checkpoints.containers.files import DTYPES
-from attn_bridge.checkpoints.containers.orbax import FOREIGN
+from attn_bridge.checkpoints.containers.orbax.plain import FOREIGN
 from attn_bridge.checkpoints.containers.pickles import TORCH_DTYPES
 from attn_bridge.checkpoints.containers.safetensors import CODES
 
@@ -24,10 +24,18 @@ HELD = {
     "npz": DTYPES,
     "msgpack": DTYPES,
     "orbax": frozenset(name for name in DTYPES if numpy_dtype(name).isbuiltin == 1) | FOREIGN,
+    "dcp": TORCH_DTYPES,
 }
 """Format -> dtypes that it holds."""
 
-ENDINGS = {"safetensors": ".safetensors", "torch": ".pt", "npz": ".npz", "msgpack": ".msgpack", "orbax": ".orbax"}
+ENDINGS = {
+    "safetensors": ".safetensors",
+    "torch": ".pt",
+    "npz": ".npz",
+    "msgpack": ".msgpack",
+    "orbax": ".orbax",
+    "dcp": ".dcp",
+}
 
 SHAPES = ((3, 5), (), (0, 4), (7,), (2, 1, 3))
 

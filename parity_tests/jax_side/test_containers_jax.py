@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
+
 import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import tensorstore
 
-from attn_bridge.checkpoints.containers import CheckpointError, TensorInfo, make_writer, open_reader, orbax
+from attn_bridge import checkpoints
+from attn_bridge.checkpoints.containers import CheckpointError, TensorInfo, make_writer, open_reader
+from attn_bridge.checkpoints.containers.orbax import ocdbt
+from attn_bridge.checkpoints.containers.orbax import writer as orbax_writer
 
 from ..fuzz.checkpoints import outcome
 from ..fuzz.samples import HELD, assert_same, random_array, random_arrays, read, write
@@ -90,19 +98,27 @@ def test_a_python_complex_in_msgpack_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("checkpointer", [ocp.StandardCheckpointer, ocp.PyTreeCheckpointer])
-@pytest.mark.parametrize("chunk", [1 << 28, 16])
-def test_orbax_restores_our_folder(checkpointer, chunk, tmp_path, monkeypatch):
-    monkeypatch.setattr(orbax, "CHUNK", chunk)
+@pytest.mark.parametrize(
+    ("format", "chunk", "file"),
+    [("orbax", 1 << 28, 0), ("orbax", 16, 0), ("orbax+ocdbt", 1 << 28, 1 << 31), ("orbax+ocdbt", 16, 3000)],
+)
+def test_orbax_restores_our_folder(checkpointer, format, chunk, file, tmp_path, monkeypatch):
+    monkeypatch.setattr(orbax_writer, "CHUNK", chunk)
+    monkeypatch.setattr(orbax_writer, "FILE", file)
+    monkeypatch.setattr(ocdbt, "FANOUT", 4096 if chunk > 16 else 3)  # of 3, the tree has several levels
     arrays = random_arrays(HELD["orbax"], format="orbax")
-    path = write("orbax", tmp_path / "x", arrays, {"kind": "test"})
+    path = write(format, tmp_path / "x", arrays, {"kind": "test"})
     with checkpointer() as one:
         assert_same(flat(one.restore(path)), arrays)
+    monkeypatch.setitem(sys.modules, "tensorstore", None)  # which nothing of ours needs
     assert_same(read(path), arrays)
+    assert (path / "manifest.ocdbt").is_file() == (format == "orbax+ocdbt")
 
 
-def test_orbax_restores_our_folder_into_arrays_of_jax(tmp_path):
+@pytest.mark.parametrize("format", ["orbax", "orbax+ocdbt"])
+def test_orbax_restores_our_folder_into_arrays_of_jax(format, tmp_path):
     arrays = random_arrays({"float32", "bfloat16", "int32", "bool"}, shapes=[(4, 3), ()], format="orbax")
-    path = write("orbax", tmp_path / "x", arrays)
+    path = write(format, tmp_path / "x", arrays)
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     target = nested({name: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=place) for name, one in arrays.items()})
     with ocp.StandardCheckpointer() as one:
@@ -161,10 +177,74 @@ def test_a_large_array_of_orbax_is_read_a_part_at_a_time(tmp_path):
     assert b"".join(parts) == array.tobytes()
 
 
+def test_a_database_of_tensorstore_that_is_not_compressed_is_read_without_it(tmp_path, monkeypatch):
+    wanted = random_arrays({"float32", "bfloat16"}, shapes=[(40, 30), (7,), ()])
+    with ocp.PyTreeCheckpointer() as one:
+        one.save(tmp_path / "x", nested(wanted))
+    base = {"driver": "file", "path": f"{tmp_path / 'x'}/"}
+    there = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    values = {key: there[key] for key in there.list().result()}
+    shutil.rmtree(tmp_path / "x" / "d")
+    shutil.rmtree(tmp_path / "x" / "ocdbt.process_0")
+    (tmp_path / "x" / "manifest.ocdbt").unlink()
+    config = {"compression": None, "max_inline_value_bytes": 100, "max_decoded_node_bytes": 400}
+    there = tensorstore.KvStore.open({"driver": "ocdbt", "base": base, "config": config}).result()
+    for key in values:
+        if key.endswith(b"/.zarray"):
+            name = key.decode().removesuffix("/.zarray")
+            array = json.loads(values[key]) | {"compressor": None}
+            (chunk,) = (one for one in values if one.startswith(f"{name}/".encode()) and one != key)
+            there[key], there[chunk] = json.dumps(array).encode(), wanted[name].tobytes()
+    monkeypatch.setitem(sys.modules, "tensorstore", None)
+    assert_same(read(tmp_path / "x"), wanted)
+
+
+@pytest.mark.parametrize("use_zarr3", [True, False])
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_chunks_that_are_missing_are_no_zeros(use_ocdbt, use_zarr3, tmp_path):
+    tree = {"a": {"b": np.arange(3000.0).reshape(30, 100)}, "c": np.arange(4.0)}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)) as one:
+        one.save(tmp_path / "x", tree)
+    chunk = "a.b/c/0/0" if use_zarr3 else "a.b/0.0"
+    if use_ocdbt:
+        base = {"driver": "file", "path": f"{tmp_path / 'x'}/"}
+        there = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+        del there[chunk.encode()]
+    else:
+        (tmp_path / "x" / chunk).unlink()
+    with pytest.raises(CheckpointError, match=r"a\.b has 0 chunks; its shape needs 1$"):
+        read(tmp_path / "x")
+
+
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_links_out_of_a_folder_that_tensorstore_reads_are_refused(use_ocdbt, tmp_path):
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt)) as one:
+        one.save(tmp_path / "x", {"a": np.arange(3000.0)})
+    largest = max(
+        (path for path in (tmp_path / "x").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
+    )
+    largest.rename(tmp_path / "secret")
+    largest.symlink_to(tmp_path / "secret")
+    with pytest.raises(CheckpointError, match=r"is a link out of its folder$"):
+        read(tmp_path / "x")
+
+
+def test_shards_of_an_array_are_read_chunk_by_chunk_and_cut_anew(tmp_path, monkeypatch):
+    array = random_array("float32", (64, 48), np.random.default_rng(0))
+    save_args = {"a": ocp.SaveArgs(chunk_byte_size=array.nbytes // 4)}
+    with ocp.PyTreeCheckpointer() as one:
+        one.save(tmp_path / "x", {"a": jax.device_put(array)}, save_args=save_args)
+    monkeypatch.setattr(orbax_writer, "CHUNK", array.nbytes // 2)
+    checkpoints.convert(tmp_path / "x", tmp_path / "y.orbax", to_layout="same", settings={"ocdbt": 1})
+    with ocp.StandardCheckpointer() as one:
+        assert_same(one.restore(tmp_path / "y.orbax"), {"a": array})
+    assert json.loads((tmp_path / "y.orbax" / "_METADATA").read_text())["use_ocdbt"] is True
+
+
 def test_orbax_without_tensorstore_is_refused_with_what_to_install(tmp_path, monkeypatch):
     with ocp.StandardCheckpointer() as one:
         one.save(tmp_path / "x", {"a": np.ones(1)})
-    monkeypatch.setitem(__import__("sys").modules, "tensorstore", None)
+    monkeypatch.setitem(sys.modules, "tensorstore", None)
     with pytest.raises(CheckpointError, match=r"needs TensorStore: pip install orbax-checkpoint$"):
         open_reader(tmp_path / "x")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...printable import printable
-from .base import ORBAX_ITEMS, ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
+from .base import DCP_METADATA, ORBAX_ITEMS, ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
 from .files import bad
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "format_of",
     "make_writer",
     "open_reader",
+    "with_settings",
     "writer_class",
 ]
 
@@ -30,7 +31,8 @@ _READERS = {
     "torch": ("torch_file", "open_torch"),
     "npz": ("npz", "NpzReader"),
     "msgpack": ("msgpack.reader", "MsgpackReader"),
-    "orbax": ("orbax", "OrbaxReader"),
+    "orbax": ("orbax.reader", "OrbaxReader"),
+    "dcp": ("dcp.reader", "DcpReader"),
 }
 """Name of a format -> module and name of what opens a checkpoint of it."""
 
@@ -39,9 +41,14 @@ _WRITERS = {
     "torch": ("torch_file", "TorchWriter"),
     "npz": ("npz", "NpzWriter"),
     "msgpack": ("msgpack.writer", "MsgpackWriter"),
-    "orbax": ("orbax", "OrbaxWriter"),
+    "orbax": ("orbax.writer", "OrbaxWriter"),
+    "dcp": ("dcp.writer", "DcpWriter"),
 }
 """Name of a format -> module and name of its writer."""
+
+
+_VARIANTS = {"orbax+ocdbt": ("orbax.writer", "OcdbtWriter")}
+"""Format with what a setting adds to it -> module and name of its writer."""
 
 
 def _load(home: tuple[str, str]) -> Any:
@@ -66,16 +73,15 @@ ENDINGS = {
     ".npz": "npz",
     ".msgpack": "msgpack",
     ".orbax": "orbax",
+    ".dcp": "dcp",
 }
 """Extension -> format."""
 
+FOLDERS = ("orbax", "dcp")
+"""Formats that are folders, so that no file is known by their extension."""
+
 INDEXES = {".safetensors.index.json": "safetensors", ".bin.index.json": "torch"}
 """Ending of an index -> format."""
-
-DCP = (
-    "is a distributed checkpoint of torch: its .metadata is a pickle that runs code when it is loaded, which is "
-    "refused; where you trust it, make it one file: python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
-)
 
 
 def open_reader(path: Path, format: str | None = None) -> Reader:
@@ -85,6 +91,7 @@ def open_reader(path: Path, format: str | None = None) -> Reader:
         CheckpointError: there is none, none of a known format, or a malformed one.
     """
     path = Path(path)
+    format = format.partition("+")[0] if format in _VARIANTS else format
     try:
         return _reader_of(path, format)
     except OSError as error:
@@ -98,17 +105,15 @@ def open_reader(path: Path, format: str | None = None) -> Reader:
 def _reader_of(path: Path, format: str | None) -> Reader:
     if "\0" in str(path) or not path.exists():
         raise bad(path, "does not exist")
-    if path.name == ".metadata":
-        raise bad(path.parent, DCP)
+    if path.name == DCP_METADATA and format in (None, "dcp"):
+        path, format = path.parent, "dcp"
     if format is None and path.is_dir():
         path, format = _look_into(path)
     elif format is None:
         indexes = [name for ending, name in INDEXES.items() if path.name.endswith(ending)]
         format = indexes[0] if indexes else ENDINGS.get(path.suffix)
-        if format is None or format == "orbax":
+        if format is None or format in FOLDERS:
             raise bad(path, f"its extension says no format; name one of {', '.join(_READERS)}")
-    elif format == "torch" and (path / ".metadata").exists():
-        raise bad(path, DCP)
     if format not in _READERS:
         raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(_READERS)}")
     if path.is_dir() and format in ("npz", "msgpack"):
@@ -125,8 +130,8 @@ def _look_into(folder: Path) -> tuple[Path, str]:
             return folder, "safetensors"
     if ORBAX_METADATA in names or any((folder / one / ORBAX_METADATA).is_file() for one in ORBAX_ITEMS):
         return folder, "orbax"
-    if ".metadata" in names:
-        raise bad(folder, DCP)
+    if DCP_METADATA in names:
+        return folder, "dcp"
     if any(name.endswith((".bin", ".bin.index.json", ".pt", ".pth")) for name in names):
         return folder, "torch"
     single = [name for name in names if name.endswith((".npz", ".msgpack"))]
@@ -144,7 +149,7 @@ def format_of(path: Path, format: str | None = None) -> str:
         CheckpointError: the format is unknown, or the extension says none.
     """
     if format is not None:
-        if format not in _WRITERS:
+        if format not in _WRITERS and format not in _VARIANTS:
             raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(_WRITERS)}")
         return format
     is_extension = re.fullmatch(r"\.[A-Za-z]\w*", path.suffix)
@@ -153,6 +158,21 @@ def format_of(path: Path, format: str | None = None) -> str:
     if path.suffix not in ENDINGS:
         raise bad(path, f"its extension says no format; name one of {', '.join(_WRITERS)}")
     return ENDINGS[path.suffix]
+
+
+def with_settings(format: str, settings: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
+    """Return a format as settings have it, and the settings that are not the container's.
+
+    Raises:
+        CheckpointError: a setting of the container is neither 0 nor 1.
+    """
+    left = dict(settings or {})
+    if format != "orbax" or "ocdbt" not in left:
+        return format, left
+    value = left.pop("ocdbt")
+    if value not in (0, 1):
+        raise CheckpointError(f"--set ocdbt={printable(value)}: must be 0 or 1")
+    return ("orbax+ocdbt" if value else format), left
 
 
 def make_writer(format: str, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]) -> Writer:
@@ -166,5 +186,5 @@ def make_writer(format: str, path: Path, tensors: Sequence[TensorInfo], metadata
 
 def writer_class(format: str) -> type[Writer]:
     """Return the writer of a known format."""
-    found: type[Writer] = _load(_WRITERS[format])
+    found: type[Writer] = _load({**_WRITERS, **_VARIANTS}[format])
     return found

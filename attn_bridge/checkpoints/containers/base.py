@@ -37,6 +37,9 @@ bytes; and bytes at a time, then."""
 ORBAX_METADATA = "_METADATA"
 """File of a folder of Orbax that says what is in it."""
 
+DCP_METADATA = ".metadata"
+"""File of a distributed checkpoint of torch that says what is in it."""
+
 ORBAX_ITEMS = ("default", "model_params")
 """Folders in a step of Orbax's CheckpointManager that hold a model: without a name, and by the name that Tunix has."""
 
@@ -184,6 +187,34 @@ class Writer(abc.ABC):
     @abc.abstractmethod
     def abort(self) -> None:
         """Close without finishing; what is there stays for whoever cleans up or resumes."""
+
+
+def rows_as_region(
+    shape: Sequence[int], start: int, step: int, rows: int, run: int
+) -> tuple[list[tuple[int, int]], int, tuple[slice, slice]] | None:
+    """Return the region of a tensor that holds a matrix whose rows are its own, or None where they are not.
+
+    Args:
+        shape: of the tensor.
+        start: its element that the matrix begins with.
+        step: elements from one row to the next.
+        rows: of the matrix.
+        run: elements of a row.
+
+    Returns:
+        (start, stop) for each axis; the axis from which on a row lies; and where the matrix is in the region, once
+        that is a matrix, too.
+    """
+    axis = next((axis for axis in range(1, len(shape)) if math.prod(shape[axis:]) == step), 0)
+    (row, column), inner = divmod(start, step), math.prod(shape[axis + 1 :])
+    if not axis or column + run > step:
+        return None
+    above, left = math.prod(shape[1:axis]), column // inner
+    region = [(0, size) for size in shape]
+    region[0] = row // above, -(-(row + rows) // above)
+    region[axis] = left, -(-(column + run) // inner)
+    down, right = row - region[0][0] * above, column - left * inner
+    return region, axis, (slice(down, down + rows), slice(right, right + run))
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

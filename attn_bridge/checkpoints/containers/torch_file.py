@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from .base import MAX_HEADER, Reader, TensorInfo, Writer, numpy_dtype
 from .files import (
     File,
     bad,
-    c_strides,
     check_infos,
     check_range,
     check_shape,
@@ -23,17 +21,106 @@ from .files import (
     is_c_order,
     parse_json,
 )
-from .pickles import STORAGES, TORCH_DTYPES, Strided, read_pickle
+from .pickles import TORCH_DTYPES, Pickler, Strided, read_pickle
 from .shards import ShardedReader, index_of
 from .splits import SplitReader, check_numbers
 from .writing import InOrder, dump_json, sync_folder
-from .zips import Archive, Member, members
-
-CLASSES = {dtype: name for name, dtype in STORAGES.items()}
-"""NumPy name of a dtype -> class of its storage."""
+from .zips import Archive, Member, Window, members
 
 EXTRA = "attn_bridge.json"
 """Member with the metadata, which ``torch.load`` does not look at."""
+
+
+def open_archive(file: File | Window) -> tuple[bytes, dict[str, Member], str]:
+    """Return the pickle of an archive of ``torch.save``, its members, and what their names begin with.
+
+    Raises:
+        CheckpointError: it is none, or malformed.
+    """
+    path = file.path
+    start = bytes(file.read(0, min(4, file.size)))
+    if start[:2] != b"PK":
+        old = start[:1] == b"\x80" or b"ustar" in bytes(file.read(0, min(512, file.size)))
+        how = (
+            "was written by torch.save of torch < 1.6; load it with torch.load(path, weights_only=True) and save "
+            "it again with torch.save"
+        )
+        raise bad(path, how if old else "is no file of torch.save: it is no zip archive")
+    found = members(file)
+    pickles = [name for name in found if name.endswith("/data.pkl") and name.count("/") == 1]
+    if len(pickles) != 1:
+        raise bad(path, f"is no file of torch.save: it has {len(pickles)} members called data.pkl")
+    prefix = pickles[0].removesuffix("data.pkl")
+    if prefix + "constants.pkl" in found or prefix + "code/" in found:
+        raise bad(path, "is a TorchScript archive; save its state_dict with torch.save")
+    pickle = found[pickles[0]]
+    if pickle.size > MAX_HEADER:
+        raise bad(path, f"its pickle has {pickle.size} bytes; more than {MAX_HEADER} are not read")
+    if not pickle.crc and zlib.crc32(pickle.read(0, 1)):  # torch can be told to compute no checksums
+        for member in found.values():
+            member.checked = False
+    order = found.get(prefix + "byteorder")
+    if order is not None and (order.size > 16 or bytes(order.read(0, order.size)).strip() != b"little"):
+        raise bad(path, "was written on a big-endian machine; save it again on a little-endian one")
+    return bytes(pickle.read(0, pickle.size)), found, prefix
+
+
+class Stored:
+    """A tensor in an archive of ``torch.save``, after checks against its storage.
+
+    Args:
+        path: named in errors.
+        name: its name.
+        one: what the pickle says of it.
+        members: the archive.
+        prefix: what the names of its members begin with.
+
+    Attributes:
+        info: its name, dtype and shape.
+    """
+
+    def __init__(self, path: Path, name: str, one: Strided, members: Mapping[str, Member], prefix: str):
+        shown = printable(name)
+        member = members.get(f"{prefix}data/{one.storage.key}")
+        if member is None:
+            raise bad(path, f"the storage {printable(one.storage.key)} of {shown} is missing")
+        size = numpy_dtype(one.storage.dtype or "uint8").itemsize * one.storage.count
+        if size != member.size:
+            raise bad(path, f"the storage of {shown} is said to have {size} bytes; it has {member.size}")
+        shape = check_shape(path, name, one.shape)
+        if (
+            not isinstance(one.strides, tuple)
+            or len(one.strides) != len(shape)
+            or any(type(stride) is not int or not 0 <= stride < 1 << 62 for stride in one.strides)
+            or type(one.offset) is not int
+            or one.offset < 0
+        ):
+            raise bad(path, f"{shown} has strides or an offset that are no natural numbers")
+        itemsize = numpy_dtype(one.dtype).itemsize
+        count = TensorInfo(name, "uint8", shape).nbytes
+        if count > member.size // itemsize or (
+            count and (one.offset + extent(shape, one.strides)) * itemsize > member.size
+        ):
+            raise bad(path, f"{shown} of shape {printable(list(shape))} is larger than its storage")
+        self.info = TensorInfo(name, one.dtype, shape)
+        self._member, self._strides = member, one.strides
+        self._begin = one.offset * itemsize
+        self._gathered: memoryview | None = None
+
+    def read(self, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes ``start:stop`` of its elements in C order."""
+        if is_c_order(self.info.shape, self._strides):
+            return self._member.read(self._begin + start, stop - start) if stop > start else b""
+        if self._gathered is None:
+            dtype = numpy_dtype(f"V{self.info.itemsize}")
+            begin, member = self._begin, self._member
+            whole = gather(lambda at, count: member.read(begin + at, count), dtype, self.info.shape, self._strides)
+            self._gathered = whole.reshape(-1).view("uint8").data
+        return self._gathered[start:stop]
+
+    def release(self) -> None:
+        """Free what was gathered because it does not lie in C order."""
+        self._gathered = None
 
 
 class TorchReader(Reader):
@@ -47,68 +134,17 @@ class TorchReader(Reader):
     def __init__(self, path: Path):
         self.path = path
         self._file = File(path)
-        start = bytes(self._file.read(0, min(4, self._file.size)))
-        if start[:2] != b"PK":
-            old = start[:1] == b"\x80" or b"ustar" in bytes(self._file.read(0, min(512, self._file.size)))
-            how = (
-                "was written by torch.save of torch < 1.6; load it with torch.load(path, weights_only=True) and save "
-                "it again with torch.save"
-            )
-            raise bad(path, how if old else "is no file of torch.save: it is no zip archive")
-        found = members(self._file)
-        pickles = [name for name in found if name.endswith("/data.pkl") and name.count("/") == 1]
-        if len(pickles) != 1:
-            raise bad(path, f"is no file of torch.save: it has {len(pickles)} members called data.pkl")
-        prefix = pickles[0].removesuffix("data.pkl")
-        if prefix + "constants.pkl" in found or prefix + "code/" in found:
-            raise bad(path, "is a TorchScript archive; save its state_dict with torch.save")
-        pickle = found[pickles[0]]
-        if pickle.size > MAX_HEADER:
-            raise bad(path, f"its pickle has {pickle.size} bytes; more than {MAX_HEADER} are not read")
-        if not pickle.crc and zlib.crc32(pickle.read(0, 1)):  # torch can be told to compute no checksums
-            for member in found.values():
-                member.checked = False
-        order = found.get(prefix + "byteorder")
-        if order is not None and (order.size > 16 or bytes(order.read(0, order.size)).strip() != b"little"):
-            raise bad(path, "was written on a big-endian machine; save it again on a little-endian one")
-        tensors, self.metadata = read_pickle(bytes(pickle.read(0, pickle.size)), path)
+        pickle, found, prefix = open_archive(self._file)
+        tensors, self.metadata = read_pickle(pickle, path)
         extra = found.get(prefix + EXTRA)
         if extra is not None:
             own = parse_json(extra.read(0, min(extra.size, MAX_HEADER + 1)), path, EXTRA)
             if not isinstance(own, dict):
                 raise bad(path, f"{EXTRA} in it is no object")
             self.metadata |= own
-        self.tensors = {}
-        self._places: dict[str, tuple[Strided, Member]] = {}
-        for name, one in tensors.items():
-            self._place(name, one, found.get(f"{prefix}data/{one.storage.key}"))
-        self._gathered: tuple[str, memoryview] = ("", memoryview(b""))
-
-    def _place(self, name: str, one: Strided, member: Member | None) -> None:
-        """Check a tensor against its storage."""
-        shown = printable(name)
-        if member is None:
-            raise bad(self.path, f"the storage {printable(one.storage.key)} of {shown} is missing")
-        size = numpy_dtype(one.storage.dtype or "uint8").itemsize * one.storage.count
-        if size != member.size:
-            raise bad(self.path, f"the storage of {shown} is said to have {size} bytes; it has {member.size}")
-        shape = check_shape(self.path, name, one.shape)
-        if (
-            not isinstance(one.strides, tuple)
-            or len(one.strides) != len(shape)
-            or any(type(stride) is not int or not 0 <= stride < 1 << 62 for stride in one.strides)
-            or type(one.offset) is not int
-            or one.offset < 0
-        ):
-            raise bad(self.path, f"{shown} has strides or an offset that are no natural numbers")
-        itemsize = numpy_dtype(one.dtype).itemsize
-        count = TensorInfo(name, "uint8", shape).nbytes
-        if count > member.size // itemsize or (
-            count and (one.offset + extent(shape, one.strides)) * itemsize > member.size
-        ):
-            raise bad(self.path, f"{shown} of shape {printable(list(shape))} is larger than its storage")
-        self.tensors[name] = TensorInfo(name, one.dtype, shape)
-        self._places[name] = one, member
+        self._stored = {name: Stored(path, name, one, found, prefix) for name, one in tensors.items()}
+        self.tensors = {name: one.info for name, one in self._stored.items()}
+        self._last: Stored | None = None
 
     def files(self) -> list[Path]:
         """Return the file."""
@@ -116,22 +152,17 @@ class TorchReader(Reader):
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor."""
-        info = self.tensors[name]
-        check_range(self.path, info, start, stop)
-        one, member = self._places[name]
-        begin = one.offset * info.itemsize
-        if is_c_order(info.shape, one.strides):
-            return member.read(begin + start, stop - start) if stop > start else b""
-        if self._gathered[0] != name:
-            self._gathered = ("", memoryview(b""))
-            dtype = numpy_dtype(f"V{info.itemsize}")
-            whole = gather(lambda at, count: member.read(begin + at, count), dtype, info.shape, one.strides)
-            self._gathered = name, whole.reshape(-1).view("uint8").data
-        return self._gathered[1][start:stop]
+        check_range(self.path, self.tensors[name], start, stop)
+        one = self._stored[name]
+        if self._last is not None and self._last is not one:
+            self._last.release()
+        self._last = one
+        return one.read(start, stop)
 
     def close(self) -> None:
         """Close the file."""
-        self._gathered = ("", memoryview(b""))
+        if self._last is not None:
+            self._last.release()
         self._file.close()
 
 
@@ -194,46 +225,13 @@ class TorchWriter(Writer):
 
     def _pickle(self) -> bytes:
         """Return the pickle, in protocol 2 as torch has it."""
-        memo: dict[str, int] = {}
-
-        def remembered(code: str) -> bytes:
-            """Return a name or text, written out once."""
-            if code in memo:
-                return b"h" + bytes([memo[code]])
-            memo[code] = len(memo)
-            module, _, name = code.rpartition(".")
-            written = f"c{module}\n{name}\n".encode() if module else text(code)
-            return written + b"q" + bytes([memo[code]])
-
-        def text(value: str) -> bytes:
-            raw = value.encode("utf-8")
-            return b"X" + struct.pack("<I", len(raw)) + raw
-
-        def number(value: int) -> bytes:
-            if value < 1 << 31:
-                return b"J" + struct.pack("<i", value)
-            raw = value.to_bytes(9, "little", signed=True)
-            return b"\x8a" + bytes([len(raw)]) + raw
-
-        def numbers(values: Sequence[int]) -> bytes:
-            return b"(" + b"".join(map(number, values)) + b"t"
-
-        parts = [b"\x80\x02}("]
+        pickler = Pickler()
+        pickler.raw(b"}(")
         for index, info in enumerate(self.tensors.values()):
-            count = info.nbytes // info.itemsize
-            typed = info.dtype in CLASSES
-            kind = f"torch.{CLASSES[info.dtype]}" if typed else "torch.storage.UntypedStorage"
-            storage = remembered("storage") + remembered(kind) + text(str(index)) + remembered("cpu")
-            storage += number(count if typed else info.nbytes)
-            parts += [
-                text(info.name),
-                remembered(f"torch._utils._rebuild_tensor_{'v2' if typed else 'v3'}"),
-                b"((" + storage + b"tQ" + number(0) + numbers(info.shape) + numbers(c_strides(info.shape)),
-                b"\x89" + remembered("collections.OrderedDict") + b")R",
-                b"" if typed else remembered(f"torch.{info.dtype}"),
-                b"tR",
-            ]
-        return b"".join([*parts, b"u."])
+            pickler.text(info.name)
+            pickler.tensor(info, str(index))
+        pickler.raw(b"u")
+        return pickler.finish()
 
     def write_range(self, name: str, start: int, data: Any) -> None:
         """Write the next bytes of a tensor."""

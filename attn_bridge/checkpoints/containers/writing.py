@@ -6,10 +6,11 @@ import concurrent.futures
 import contextlib
 import errno
 import json
+import math
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,17 @@ def dump_json(path: object, value: Any, **options: Any) -> bytes:
         return json.dumps(value, allow_nan=False, **options).encode("utf-8")
     except (TypeError, ValueError, RecursionError) as error:
         raise bad(path, f"the metadata can't be written as JSON: {printable(error)}") from None
+
+
+def chunk_shape(shape: Sequence[int], itemsize: int, most: int) -> tuple[int, ...]:
+    """Return the shape of the largest chunks of at most so many bytes that lie one after the other in C order."""
+    chunk = [max(size, 1) for size in shape]
+    for axis in range(len(chunk)):
+        row = math.prod(chunk[axis + 1 :]) * itemsize
+        chunk[axis] = max(1, min(chunk[axis], most // row))
+        if chunk[axis] > 1:
+            break
+    return tuple(chunk)
 
 
 class InOrder:

@@ -34,6 +34,28 @@ MAX_EXTRA = 1024
 _lock = threading.Lock()
 
 
+class Window:
+    """A part of a file, read by position as a file of its own.
+
+    Args:
+        file: the file.
+        start: where it begins there.
+        size: its bytes.
+        what: named in errors behind the path.
+    """
+
+    def __init__(self, file: File, start: int, size: int, what: str):
+        self.path = Path(f"{file.path}: {what}")
+        self.size = size
+        self._file, self._start = file, start
+
+    def read(self, start: int, count: int) -> bytes | memoryview:
+        """Return exactly that many bytes."""
+        if start < 0 or count < 0 or start + count > self.size:
+            raise bad(self.path, f"ends at byte {self.size}, before byte {start + count}")
+        return self._file.read(self._start + start, count)
+
+
 @dataclasses.dataclass
 class Member:
     """A member of an archive: `size` bytes at `start`, of this checksum.
@@ -41,7 +63,7 @@ class Member:
     Reading it from first to last byte in order checks that; reading parts of it does not.
     """
 
-    file: File
+    file: File | Window
     name: str
     start: int
     size: int
@@ -66,7 +88,7 @@ class Member:
         return data
 
 
-def members(file: File) -> dict[str, Member]:
+def members(file: File | Window) -> dict[str, Member]:
     """Return all members of an archive by name.
 
     Raises:
@@ -133,7 +155,7 @@ def _entries(path: Path, directory: bytes, count: int) -> list[zipfile.ZipInfo]:
         raise bad(path, f"the directory of the zip is damaged: {printable(error)}") from None
 
 
-def _directory(file: File) -> tuple[int, int, int]:
+def _directory(file: File | Window) -> tuple[int, int, int]:
     """Return where the directory begins, its bytes, and how many members it has."""
     tail_at = max(0, file.size - 22 - FULL16)
     tail = bytes(file.read(tail_at, file.size - tail_at))
@@ -160,18 +182,49 @@ def _directory(file: File) -> tuple[int, int, int]:
     return begin, length, count
 
 
+class Outline:
+    """An archive in memory, with room for what is written elsewhere."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[int, bytes]] = []
+
+    def write(self, start: int, data: Any) -> None:
+        """Note bytes at a position."""
+        self._parts.append((start, bytes(data)))
+
+    def sync(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def parts(self, gap: int | None, size: int) -> tuple[bytes, bytes]:
+        """Return what comes before a gap of that size, and what comes behind it; without a gap, all and nothing."""
+        whole = bytearray()
+        for start, data in self._parts:
+            at = start if gap is None or start < gap else start - size
+            whole.extend(bytes(max(0, at + len(data) - len(whole))))
+            whole[at : at + len(data)] = data
+        return (bytes(whole), b"") if gap is None else (bytes(whole[:gap]), bytes(whole[gap:]))
+
+
 class Archive:
     """Writes members one after the other; sizes are known beforehand, checksums afterwards.
 
     Args:
         path: the file.
         align: the bytes of a member begin at a multiple of this.
+        target: what is written to; None is the file.
+        has_checksums: whether checksums are written, or 0 for all of them.
     """
 
-    def __init__(self, path: Path, align: int = 64):
+    def __init__(
+        self, path: Path, align: int = 64, target: Target | Outline | None = None, *, has_checksums: bool = True
+    ):
         self._path = path
         self._align = align
-        self._target = Target(path)
+        self._target = Target(path) if target is None else target
+        self._has_checksums = has_checksums
         self._at = 0
         self._members: list[zipfile.ZipInfo] = []
         self._member: zipfile.ZipInfo | None = None
@@ -204,10 +257,15 @@ class Archive:
         if len(view) > self._left:
             raise bad(self._path, "more bytes come than were announced")
         self._target.write(self._data, view)
-        if self._member is not None:
+        if self._member is not None and self._has_checksums:
             self._member.CRC = zlib.crc32(view, self._member.CRC)
         self._data += len(view)
         self._left -= len(view)
+
+    def leave_out(self) -> int:
+        """Leave the bytes of the member to whoever writes them, and return where they begin."""
+        self._left = 0
+        return self._data
 
     def _end_member(self) -> None:
         if self._member is None:

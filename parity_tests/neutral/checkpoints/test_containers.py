@@ -26,9 +26,11 @@ from attn_bridge.checkpoints.containers import (
     make_writer,
     open_reader,
 )
-from attn_bridge.checkpoints.containers import orbax as orbax_container
+from attn_bridge.checkpoints.containers.dcp import writer as dcp_writer
 from attn_bridge.checkpoints.containers.files import File, boxes
 from attn_bridge.checkpoints.containers.msgpack import writer as msgpack_writer
+from attn_bridge.checkpoints.containers.orbax import writer as orbax_writer
+from attn_bridge.checkpoints.containers.torch_file import Stored
 from parity_tests.fuzz.samples import ENDINGS, HELD, assert_same, infos, random_array, random_arrays, read, write
 from parity_tests.support.work import count_calls
 
@@ -303,14 +305,13 @@ def test_safetensors_go_before_torch_in_a_folder_with_both(tmp_path):
     assert open_reader(tmp_path).format == "safetensors"
 
 
-@pytest.mark.parametrize("format", [None, "torch"])
-def test_a_distributed_checkpoint_of_torch_is_refused_with_what_to_do(format, tmp_path):
-    (tmp_path / ".metadata").write_bytes(b"\x80\x02.")
-    (tmp_path / "__0_0.distcp").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match=r"is a distributed checkpoint of torch.*dcp_to_torch$"):
-        open_reader(tmp_path, format)
-    with pytest.raises(CheckpointError, match="is a distributed checkpoint of torch"):
-        open_reader(tmp_path / ".metadata", format)
+def test_a_distributed_checkpoint_is_known_by_its_metadata(tmp_path):
+    arrays = random_arrays({"float32"})
+    write("dcp", tmp_path / "x", arrays)
+    for path in (tmp_path / "x", tmp_path / "x" / ".metadata"):
+        assert_same(read(path), arrays)
+        assert open_reader(path).format == "dcp"
+    assert format_of(tmp_path / "new.dcp") == "dcp"
 
 
 def test_what_has_no_known_format_is_refused(tmp_path):
@@ -598,7 +599,7 @@ def test_large_arrays_of_msgpack_are_cut_as_flax_does(tmp_path, monkeypatch):
 
 
 def test_large_arrays_of_orbax_are_cut_into_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr(orbax_container, "CHUNK", 100)
+    monkeypatch.setattr(orbax_writer, "CHUNK", 100)
     arrays = random_arrays({"float32", "int8", "complex128"}, shapes=[(3, 50), (25,), (101,), (), (2, 3, 4), (0, 9)])
     path = write("orbax", tmp_path / "x.orbax", arrays)
     assert (path / "float32.s0" / "2.1").is_file()
@@ -645,3 +646,25 @@ def test_short_reads_are_read_on_until_all_is_there(tmp_path, monkeypatch):
     assert bytes(File(tmp_path / "x").read(10, 25)) == content[10:35]
     assert pieces == [17, 24, 31]
     assert bytes(File(tmp_path / "x").read(70, 30)) == content[70:]
+
+
+# ---- distributed checkpoints of torch
+
+
+def test_columns_of_a_distributed_checkpoint_are_read_alone(tmp_path, monkeypatch):
+    array = random_array("float32", (40, 2, 1024), np.random.default_rng(0))
+    monkeypatch.setattr(dcp_writer, "CHUNK", 10 * array[0].nbytes)
+    path = write("dcp", tmp_path / "x.dcp", {"a": array})
+    amounts, whole = [], Stored.read
+    monkeypatch.setattr(
+        Stored, "read", lambda one, start, stop: amounts.append(stop - start) or whole(one, start, stop)
+    )
+    with open_reader(path) as reader:
+        for step, start, run in ((1024, 1024 * 3 + 70, 12), (2048, 2048 * 9 + 1500, 200), (2048, 2048 * 5 + 900, 300)):
+            rows = array.reshape(-1, step)
+            first, column = divmod(start, step)
+            block = np.zeros((len(rows) - first, run), "f4")
+            amounts.clear()
+            reader.read_rows("a", start, step, block)
+            assert block.tobytes() == rows[first:, column : column + run].tobytes()
+            assert sum(amounts) <= 2 * block.nbytes

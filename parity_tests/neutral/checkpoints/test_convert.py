@@ -217,7 +217,7 @@ def test_a_flipped_bit_is_found(tmp_path, file):
     assert list(found.problems) == ["trf_blocks.1.ff.layers.0.kernel"]
 
 
-@pytest.mark.parametrize("target", ["folder", "x.orbax"])
+@pytest.mark.parametrize("target", ["folder", "x.orbax", "x.dcp"])
 def test_a_flipped_bit_in_a_folder_is_found(tmp_path, target):
     source = folder(tmp_path / "hf")
     there = checkpoints.convert(source, tmp_path / target).target
@@ -340,7 +340,7 @@ def test_inspect_takes_the_format_that_an_extension_does_not_say(tmp_path, capsy
     assert "npz, layout hf-gpt2" in capsys.readouterr().out
     assert run(["inspect", str(tmp_path / "weights.dat"), "--format", "zip"]) == 2
     assert capsys.readouterr().err == (
-        "error: the format zip is unknown; known are safetensors, torch, npz, msgpack, orbax\n"
+        "error: the format zip is unknown; known are safetensors, torch, npz, msgpack, orbax, dcp\n"
     )
 
 
@@ -507,7 +507,7 @@ def test_an_interrupt_before_anything_is_written_leaves_nothing(tmp_path, monkey
     assert [one.name for one in tmp_path.iterdir()] == ["hf"]
 
 
-@pytest.mark.parametrize("target", ["x", "x.npz", "x.pt", "x.msgpack", "x.orbax"])
+@pytest.mark.parametrize("target", ["x", "x.npz", "x.pt", "x.msgpack", "x.orbax", "x.dcp"])
 def test_a_disk_that_is_really_full_keeps_nothing_of_a_run(tmp_path, monkeypatch, capsys, target):
     source = sharded(tmp_path / "hf", width=32)
     pwrite, written = os.pwrite, []
@@ -575,6 +575,35 @@ def test_resuming_a_single_file_skips_what_is_there(tmp_path, file):
     result = checkpoints.convert(source, tmp_path / file, resume=True)
     assert result.resumed > 5
     assert result.target.read_bytes() == undisturbed
+
+
+@pytest.mark.parametrize(("file", "settings"), [("flax.dcp", {}), ("flax.orbax", {"ocdbt": 1})])
+def test_resuming_a_folder_of_another_container_skips_what_is_there(tmp_path, file, settings):
+    source = sharded(tmp_path / "hf", width=32)
+    undisturbed = tree(checkpoints.convert(source, tmp_path / f"whole{file}", settings=settings).target)
+    interrupted(source, tmp_path / file, settings=settings)
+    result = checkpoints.convert(source, tmp_path / file, resume=True, settings=settings)
+    assert result.resumed > 5
+    assert tree(result.target) == undisturbed
+    assert checkpoints.verify(source, tmp_path / file).passed
+    again = checkpoints.convert(source, tmp_path / file, overwrite=True, settings=settings)
+    assert tree(again.target) == undisturbed
+
+
+def test_ocdbt_is_a_setting_of_orbax_alone(tmp_path, capsys):
+    source = folder(tmp_path / "hf")
+    assert run(["convert", str(source), str(tmp_path / "x.orbax"), "--set", "ocdbt=1"]) == 0
+    assert json.loads((tmp_path / "x.orbax" / "_METADATA").read_text())["use_ocdbt"] is True
+    assert run(["convert", str(source), str(tmp_path / "y.orbax"), "--set", "ocdbt=0", "--to", "same"]) == 0
+    assert json.loads((tmp_path / "y.orbax" / "_METADATA").read_text())["use_ocdbt"] is False
+    assert run(["verify", str(source), str(tmp_path / "x.orbax")]) == 0
+    assert run(["convert", str(tmp_path / "x.orbax"), str(tmp_path / "back"), "--to", "hf-gpt2"]) == 0
+    assert tree(tmp_path / "back").keys() >= {"model.safetensors"}
+    capsys.readouterr()
+    assert run(["convert", str(source), str(tmp_path / "z.orbax"), "--set", "ocdbt=2", "--dry-run"]) == 2
+    assert capsys.readouterr().err == "error: --set ocdbt=2: must be 0 or 1\n"
+    assert run(["convert", str(source), str(tmp_path / "z"), "--set", "ocdbt=1"]) == 2
+    assert "ocdbt" in capsys.readouterr().err
 
 
 def test_resuming_skips_what_is_there_and_redoes_what_was_damaged(tmp_path):

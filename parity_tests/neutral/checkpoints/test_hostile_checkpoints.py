@@ -489,16 +489,6 @@ def test_archives_of_something_else_are_refused(tmp_path):
     assert "was written on a big-endian machine" in refusal(big)
 
 
-def test_a_distributed_checkpoint_is_refused_and_its_pickle_does_not_run(tmp_path):
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / ".metadata").write_bytes(pickle.dumps(Payload(tmp_path / "ran")))
-    (tmp_path / "x" / "__0_0.distcp").write_bytes(b"x")
-    assert "is a distributed checkpoint of torch" in refusal(tmp_path / "x")
-    with pytest.raises(CheckpointError, match="is a distributed checkpoint of torch"):
-        open_reader(tmp_path / "x" / ".metadata")
-    assert not (tmp_path / "ran").exists()
-
-
 # ---- zip archives
 
 

@@ -1,42 +1,35 @@
-"""Folders of Orbax: any are read, through TensorStore; ours are written without it, as Zarr arrays as they are."""
+"""Reads folders of Orbax: ours and others that are not compressed as they are, all others through TensorStore."""
 
 from __future__ import annotations
 
-import dataclasses
+import bisect
+import contextlib
 import importlib
-import json
 import math
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ...printable import printable
-from .base import MAX_HEADER, Array, CheckpointError, Reader, TensorInfo, Writer, numpy_dtype
-from .base import ORBAX_ITEMS as ITEMS
-from .base import ORBAX_METADATA as METADATA
-from .files import (
+from ....printable import printable
+from ..base import MAX_HEADER, Array, CheckpointError, Reader, TensorInfo
+from ..base import ORBAX_ITEMS as ITEMS
+from ..base import ORBAX_METADATA as METADATA
+from ..files import (
     File,
     bad,
     boxes,
     check_count,
     check_dtype,
-    check_infos,
     check_name,
     check_range,
     check_shape,
     parse_json,
-    unwritable,
 )
-from .shards import inside
-from .writing import Target, as_bytes, dump_json, sync_folder
-
-EXTRA = "attn_bridge.json"
-"""File with the metadata, which Orbax does not look at; written where there is some."""
-
-HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
+from ..shards import inside
+from .ocdbt import CompressedError, Place, decode
+from .plain import EXTRA, FOREIGN, Plain, chunk_ranges
 
 MAX_CHUNK = 1 << 35
 """Bytes of a chunk, which has to be read whole."""
@@ -44,26 +37,11 @@ MAX_CHUNK = 1 << 35
 MAX_CLAIM = 1 << 42
 """Bytes of a tensor: zeros need no room on disk, so that the folder's size is no bound."""
 
-CHUNK = 1 << 28
-"""Bytes of a chunk that we write, where a single row has no more."""
+CACHE = 1 << 26
+"""Bytes of decompressed chunks that TensorStore keeps for the next part of an array."""
 
 BATCH = 256
 """Tensors that are looked up at a time."""
-
-FOREIGN = frozenset(
-    {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz"}
-)
-"""What TensorStore adds to the dtypes of Zarr, by name."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Plain:
-    """An array whose chunks lie one after the other in C order, not compressed: one file per chunk."""
-
-    folder: Path
-    shape: tuple[int, ...]
-    chunks: tuple[int, ...]
-    size: int
 
 
 class OrbaxReader(Reader):
@@ -92,7 +70,15 @@ class OrbaxReader(Reader):
         self._plain: dict[str, Plain] = {}
         self._files: dict[Path, File] = {}
         self._used = {path / METADATA}
+        self._places: dict[bytes, Place] | None = None
+        self._claimed = 0
+        if self._ocdbt:
+            with contextlib.suppress(CompressedError):
+                self._places, used = decode(path)
+                self._used |= used
+        self._is_full = said.get("store_array_data_equal_to_fill_value") is True
         self._tensorstore: Any = None
+        self._keys: list[bytes] | None = None
         self.tensors = {}
         self.metadata = {"custom": said["custom_metadata"]} if said.get("custom_metadata") else {}
         check_count(path, len(said["tree_metadata"]))
@@ -104,6 +90,9 @@ class OrbaxReader(Reader):
             self.metadata = own
             self._used.add(path / EXTRA)
         left = [name for name in names if not self._open_plain(name)]
+        held = sum(file.size for file in self._files.values())
+        if self._claimed > held:
+            raise bad(path, f"its arrays claim {self._claimed} bytes; the files that they lie in have {held}")
         for begin in range(0, len(left), BATCH):
             self._open(left[begin : begin + BATCH])
         self.tensors = {name: self.tensors[name] for name in names}
@@ -148,16 +137,20 @@ class OrbaxReader(Reader):
 
     def _open_plain(self, name: str) -> bool:
         """Note an array that can be read without TensorStore, and return whether it is one."""
-        if self._ocdbt or self._zarr3 or "/" in name:
+        if self._zarr3 or "/" in name or (self._ocdbt and self._places is None):
             return False
-        path = inside(self._folder, f"{name}/.zarray", self._folder)
-        if not path.is_file():
+        path = self._folder / name / ".zarray"
+        if self._places is None:
+            if not inside(self._folder, f"{name}/.zarray", self._folder).is_file():
+                return False
+            place = Place(f"{name}/.zarray", 0, path.stat().st_size)
+        elif f"{name}/.zarray".encode() in self._places:
+            place = self._places[f"{name}/.zarray".encode()]
+        else:
             return False
-        file = File(path)
-        if file.size > 1 << 16:
-            raise bad(path, f"has {file.size} bytes; more than {1 << 16} are not read")
-        said = parse_json(file.read(0, file.size), path, "file")
-        file.close()
+        if place.size > 1 << 16:
+            raise bad(path, f"has {place.size} bytes; more than {1 << 16} are not read")
+        said = parse_json(self._value(place, 0, place.size), path, "file")
         if not isinstance(said, dict) or said.get("compressor") or said.get("filters") or said.get("order") != "C":
             return False
         dtype = said.get("dtype")
@@ -184,20 +177,57 @@ class OrbaxReader(Reader):
         plain = Plain(path.parent, shape, chunks, math.prod(chunks) * info.itemsize)
         if info.nbytes:
             count = math.prod(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True))
-            held = sum(1 for one in path.parent.iterdir() if one.name != ".zarray")
-            if count > held:
-                raise bad(path.parent, f"has {held} chunks; its shape {printable(list(shape))} needs {count}")
+            self._check_chunks(plain, name, count)
         self.tensors[name] = info
         self._plain[name] = plain
-        self._used.add(path)
+        if self._places is None:
+            self._used.add(path)
         return True
+
+    def _value(self, place: Place, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of a value, or of a file as it is."""
+        if not place.file:
+            return place.inline[start:stop]
+        path = self._folder / place.file
+        if path not in self._files:
+            self._files[path] = File(inside(self._folder, place.file, self._folder))
+        return self._files[path].read(place.start + start, stop - start)
+
+    def _check_chunks(self, plain: Plain, name: str, count: int) -> None:
+        """Refuse an array that lacks chunks, or that claims more than its files hold."""
+        shape = printable(list(plain.shape))
+        if self._places is None:
+            held = sum(1 for one in plain.folder.iterdir() if one.name != ".zarray")
+            if count > held:
+                raise bad(plain.folder, f"has {held} chunks; its shape {shape} needs {count}")
+            return
+        if count > len(self._places):
+            raise bad(self._folder, f"{printable(name)} has less than the {count} chunks that its shape {shape} needs")
+        for chunk in plain.names():
+            place = self._places.get(f"{name}/{chunk}".encode())
+            if place is None:
+                raise bad(self._folder, f"the chunk {chunk} of {printable(name)} is missing")
+            if place.size != plain.size:
+                raise bad(
+                    self._folder, f"the chunk {chunk} of {printable(name)} has {place.size} bytes, not {plain.size}"
+                )
+            if not place.file:
+                continue
+            if self._folder / place.file not in self._files:
+                self._value(place, 0, 0)
+            self._used.add(self._folder / place.file)
+            self._claimed += place.size
+            if place.start + place.size > self._files[self._folder / place.file].size:
+                raise bad(self._folder / place.file, f"ends before the chunk {chunk} of {printable(name)}")
 
     def _open(self, names: list[str]) -> None:
         """Open arrays through TensorStore and check what they claim."""
+        if self._tensorstore is None:
+            self._check_links()
         for name in [] if self._ocdbt else names:
             inside(self._folder, name, self._folder)
         ts = self._tensorstore = tensorstore(self._folder)
-        context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+        context = ts.Context({"cache_pool": {"total_bytes_limit": CACHE}})
         base = str(self._folder.resolve()) + "/"
         opening = []
         for name in names:
@@ -205,7 +235,12 @@ class OrbaxReader(Reader):
                 where = {"driver": "ocdbt", "base": {"driver": "file", "path": base}, "path": f"{name}/"}
             else:
                 where = {"driver": "file", "path": f"{base}{name}/"}
-            spec = {"driver": "zarr3" if self._zarr3 else "zarr", "kvstore": where, "recheck_cached_metadata": "open"}
+            spec: dict[str, Any] = {
+                "driver": "zarr3" if self._zarr3 else "zarr",
+                "kvstore": where,
+                "recheck_cached_metadata": "open",
+            }
+            spec["recheck_cached_data"] = "open"
             opening.append((name, self._ask(ts.open, spec, open=True, read=True, context=context)))
         for name, future in opening:
             try:
@@ -222,6 +257,31 @@ class OrbaxReader(Reader):
                 raise bad(self._folder, f"{printable(name)} claims {info.nbytes} bytes in chunks of {chunk}")
             self.tensors[name] = info
             self._stores[name] = store
+            if self._is_full and info.nbytes:
+                whole = store.chunk_layout.write_chunk.shape or info.shape
+                needed = math.prod(-(-size // one) for size, one in zip(info.shape, whole, strict=True))
+                held = self._count_values(name)
+                if held < needed:
+                    raise bad(self._folder, f"{printable(name)} has {held} chunks; its shape needs {needed}")
+
+    def _check_links(self) -> None:
+        """Refuse links out of the folder, which TensorStore would follow."""
+        for one in self._folder.rglob("*"):
+            if one.is_symlink():
+                inside(self._folder, one.relative_to(self._folder).as_posix(), self._folder)
+
+    def _count_values(self, name: str) -> int:
+        """Return how many chunks of an array are there."""
+        if not self._ocdbt:
+            folder = self._folder / name
+            return sum(one.is_file() and one.name not in (".zarray", "zarr.json") for one in folder.rglob("*"))
+        if self._keys is None:
+            base = {"driver": "file", "path": str(self._folder.resolve()) + "/"}
+            where = {"driver": "ocdbt", "base": base}
+            keys = self._ask(lambda: self._tensorstore.KvStore.open(where).result().list().result())
+            self._keys = sorted(key for key in keys if not key.endswith((b"/.zarray", b"/zarr.json")))
+        first = bisect.bisect_left(self._keys, f"{name}/".encode())
+        return bisect.bisect_left(self._keys, f"{name}0".encode()) - first  # 0 follows the slash
 
     def _ask(self, function: Any, *arguments: Any, **options: Any) -> Any:
         """Call TensorStore, whose errors are of several kinds."""
@@ -233,7 +293,8 @@ class OrbaxReader(Reader):
     def files(self) -> list[Path]:
         """Return all files of the folder: in most layouts nothing says which holds what."""
         if self._tensorstore is None:
-            chunks = [one for plain in self._plain.values() for one in plain.folder.iterdir()]
+            plains = self._plain.values() if self._places is None else ()
+            chunks = [one for plain in plains for one in plain.folder.iterdir()]
             return sorted({*self._used, *chunks})
         return sorted(one for one in self._folder.rglob("*") if one.is_file())
 
@@ -244,7 +305,7 @@ class OrbaxReader(Reader):
         if start == stop:
             return b""
         if name in self._plain:
-            return self._read_plain(self._plain[name], start, stop)
+            return self._read_plain(name, start, stop)
         first, last = start // info.itemsize, -(-stop // info.itemsize)
         parts: list[memoryview] = []
         for box in boxes(info.shape, first, last):
@@ -253,15 +314,19 @@ class OrbaxReader(Reader):
         data = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
         return data[start - first * info.itemsize : stop - first * info.itemsize]
 
-    def _read_plain(self, plain: Plain, start: int, stop: int) -> bytes | memoryview:
+    def _read_plain(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        plain = self._plain[name]
         parts: list[bytes | memoryview] = []
-        for file, begin, end in chunk_ranges(plain, start, stop):
-            path = plain.folder / file
-            if path not in self._files:
-                self._files[path] = File(inside(plain.folder, file, plain.folder))
+        for chunk, begin, end in chunk_ranges(plain, start, stop):
+            if self._places is not None:
+                parts.append(self._value(self._places[f"{name}/{chunk}".encode()], begin, end))
+                continue
+            path = plain.folder / chunk
+            place = Place(f"{name}/{chunk}", 0, plain.size)
+            self._value(place, 0, 0)
             if self._files[path].size != plain.size:
                 raise bad(path, f"has {self._files[path].size} bytes; a chunk has {plain.size}")
-            parts.append(self._files[path].read(begin, end - begin))
+            parts.append(self._value(place, begin, end))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
@@ -269,26 +334,6 @@ class OrbaxReader(Reader):
         self._stores.clear()
         for file in self._files.values():
             file.close()
-
-
-def chunk_ranges(plain: Plain, start: int, stop: int) -> list[tuple[str, int, int]]:
-    """Return which bytes of which chunks are bytes ``start:stop`` of an array, in their order."""
-    if not plain.shape:
-        return [("0", start, stop)]
-    split = next((axis for axis, size in enumerate(plain.chunks) if size > 1), len(plain.chunks) - 1)
-    item = plain.size // math.prod(plain.chunks)
-    row = math.prod(plain.shape[split + 1 :]) * item
-    block = plain.shape[split] * row
-    found = []
-    while start < stop:
-        outer, within = divmod(start, block)
-        number, offset = divmod(within, plain.chunks[split] * row)
-        end = min(stop, outer * block + min((number + 1) * plain.chunks[split] * row, block))
-        index = [int(one) for one in np.unravel_index(outer, plain.shape[:split])] if split else []
-        name = ".".join(str(one) for one in (*index, number, *[0] * (len(plain.shape) - split - 1)))
-        found.append((name, offset, offset + end - start))
-        start = end
-    return found
 
 
 def tensorstore(path: Path) -> Any:
@@ -307,135 +352,3 @@ def _first_line(error: BaseException) -> str:
     if isinstance(error, CheckpointError):
         return str(error)
     return printable(str(error).partition(" [tensorstore_spec")[0].partition("\n")[0], 300)
-
-
-# ---- writing
-
-
-class OrbaxWriter(Writer):
-    """A folder that ``StandardCheckpointer().restore`` and ``PyTreeCheckpointer().restore`` read: nested dicts.
-
-    It is of the layout without OCDBT: a folder per tensor, and its elements as they are in one file per chunk of at
-    most 256 MiB. So the bytes depend on the arguments alone (those of an OCDBT would not: its files have random names
-    and its manifest the time), and nothing but Python is needed. `metadata` goes into a file of ours.
-    """
-
-    format: ClassVar[str] = "orbax"
-    random_access: ClassVar[bool] = True
-
-    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]):
-        super().__init__(path, tensors, metadata)
-        check_infos(path, tensors)
-        self._extra = dump_json(path, self.metadata, sort_keys=True) if metadata else b""
-        self._plain: dict[str, Plain] = {}
-        inner: set[str] = set()
-        for info in tensors:
-            self._plain[info.name] = self._plan(info)
-            parts = info.name.split(".")
-            inner.update(".".join(parts[:count]) for count in range(1, len(parts)))
-        both = [printable(name) for name in self._plain if name in inner]
-        if both:
-            raise bad(path, f"can't be tensors and have others below them: {', '.join(both[:9])}")
-        self._open: tuple[Path, Target] | None = None
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            for plain in self._plain.values():
-                plain.folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise unwritable(path, error) from None
-
-    def _plan(self, info: TensorInfo) -> Plain:
-        """Return where an array goes, after checks of its name and dtype."""
-        path, shown = self.path, printable(info.name)
-        if info.file:
-            raise bad(path, "a folder of Orbax has files of its own; tensors can't name one")
-        if numpy_dtype(info.dtype).isbuiltin != 1 and info.dtype not in FOREIGN:
-            raise bad(path, f"Orbax has no {info.dtype} ({shown})")
-        if len(info.shape) > 32:
-            raise bad(path, f"{shown} has {len(info.shape)} axes; Orbax holds 32")
-        parts = info.name.split(".")
-        if not all(parts) or "/" in info.name or len(info.name.encode("utf-8")) > 255:
-            raise bad(path, f"{shown} can't be the name of a folder: a part is empty, it has a slash, or is too long")
-        if info.name in ("manifest", "d", "ocdbt", METADATA, "_CHECKPOINT_METADATA", "_sharding"):
-            raise bad(path, f"{shown} is a name that Orbax keeps for itself")
-        chunks = [max(size, 1) for size in info.shape]
-        for axis in range(len(chunks)):
-            row = math.prod(chunks[axis + 1 :]) * info.itemsize
-            chunks[axis] = max(1, min(chunks[axis], CHUNK // row))
-            if chunks[axis] > 1:
-                break
-        return Plain(path / info.name, info.shape, tuple(chunks), math.prod(chunks) * info.itemsize)
-
-    def _put(self, path: Path, data: bytes) -> None:
-        target = Target(path)
-        target.write(0, data)
-        target.sync()
-        target.close()
-
-    def write_range(self, name: str, start: int, data: Any) -> None:
-        """Write bytes of a tensor, in any order."""
-        view = as_bytes(data)
-        check_range(self.path, self.tensors[name], start, start + len(view))
-        if self.tensors[name].dtype == "bool" and len(view) and np.frombuffer(view, np.uint8).max() > 1:
-            raise bad(self.path, f"{printable(name)} has bools that are neither 0 nor 1, which Orbax would not read")
-        plain, done = self._plain[name], 0
-        for file, begin, end in chunk_ranges(plain, start, start + len(view)) if len(view) else []:
-            path = plain.folder / file
-            if self._open is None or self._open[0] != path:
-                self.abort()
-                self._open = path, Target(path, plain.size)
-            self._open[1].write(begin, view[done : done + end - begin])
-            done += end - begin
-
-    def finish(self) -> None:
-        """Write what says where everything is, and flush."""
-        self.abort()
-        tree = {}
-        for name, plain in self._plain.items():
-            dtype = numpy_dtype(self.tensors[name].dtype)
-            array = {
-                "chunks": list(plain.chunks),
-                "compressor": None,
-                "dimension_separator": ".",
-                "dtype": dtype.str if dtype.isbuiltin == 1 else dtype.name,
-                "fill_value": None,
-                "filters": None,
-                "order": "C",
-                "shape": list(plain.shape),
-                "zarr_format": 2,
-            }
-            self._put(plain.folder / ".zarray", json.dumps(array).encode())
-            sync_folder(plain.folder)
-            parts = name.split(".")
-            tree[str(tuple(parts))] = {
-                "key_metadata": [{"key": part, "key_type": 2} for part in parts],
-                "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
-            }
-        if self._extra:
-            self._put(self.path / EXTRA, self._extra)
-        found = {
-            "tree_metadata": tree,
-            "use_ocdbt": False,
-            "use_zarr3": False,
-            "store_array_data_equal_to_fill_value": True,
-            "custom_metadata": None,
-        }
-        self._put(self.path / METADATA, json.dumps(found).encode())
-        step: dict[str, Any] = {
-            "item_handlers": HANDLER,
-            "metrics": {},
-            "performance_metrics": {},
-            "init_timestamp_nsecs": None,
-            "commit_timestamp_nsecs": None,
-            "custom_metadata": {},
-        }
-        self._put(self.path / "_CHECKPOINT_METADATA", json.dumps(step).encode())
-        sync_folder(self.path)
-        sync_folder(self.path.parent)
-
-    def abort(self) -> None:
-        """Close what is open."""
-        if self._open is not None:
-            self._open[1].sync()
-            self._open[1].close()
-            self._open = None

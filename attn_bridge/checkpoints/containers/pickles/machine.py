@@ -1,19 +1,18 @@
-"""The pickle of a ``torch.save`` file, interpreted without executing anything: ``pickletools`` names its operations."""
+"""Pickles interpreted without executing anything: ``pickletools`` names their operations."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import io
-import math
 import pickletools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...printable import printable
-from .base import CheckpointError
-from .files import bad, check_count, check_name
+from ....printable import printable
+from ..base import CheckpointError
+from ..files import bad
 
 STORAGES = {
     "DoubleStorage": "float64",
@@ -54,9 +53,6 @@ GLOBALS = frozenset(
 )
 """All names that a pickle may refer to."""
 
-MAX_DEPTH = 64
-"""Dicts within dicts."""
-
 MAX_BITS = 512
 """Bits of an integer."""
 
@@ -88,27 +84,28 @@ class Strided:
     strides: Any
 
 
-def read_pickle(data: bytes, path: Path) -> tuple[dict[str, Strided], dict[str, Any]]:
-    """Return the tensors of a pickled dict by dotted name, and the plain values beside them.
+@dataclasses.dataclass(eq=False, slots=True)
+class Record:
+    """What an allowed class or function would be called with, and the state that would be set: nothing is called."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    state: Any = None
+
+
+class Machine:
+    """Executes the operations of a pickle that build dicts of tensors, and refuses every other one by name.
+
+    Its memory is bounded by the pickle's length.
 
     Args:
         data: the pickle.
         path: named in errors.
-
-    Raises:
-        CheckpointError: it is damaged, or refers to anything but tensors, dicts, lists and plain values.
-    """
-    # Each value takes a byte of the pickle, so more values than bytes are the same ones again.
-    return _flatten(path, _Machine(data, path).run(), most=len(data))
-
-
-class _Machine:
-    """Executes the operations of a pickle that build dicts of tensors, and refuses every other one by name.
-
-    Its memory is bounded by the pickle's length.
+        inert: further names of classes and functions, whose objects and results become a `Record`.
     """
 
-    def __init__(self, data: bytes, path: Path):
+    def __init__(self, data: bytes, path: Path, inert: frozenset[str] = frozenset()):
+        self._inert = inert
         self._data = data
         self._path = path
         self._stack: list[Any] = []
@@ -197,7 +194,7 @@ class _Machine:
         if not isinstance(into, dict) or len(items) % 2:
             raise self.bad("its pickle is damaged")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            if type(key) not in (str, int):
+            if type(key) not in (str, int) and type(key) is not Record:
                 raise self.bad(f"a key of its dicts is of the type {type(key).__name__}")
             into[key] = value
 
@@ -220,7 +217,7 @@ class _Machine:
 
     def name(self, known: str) -> None:
         """Push a name, if it is allowed."""
-        if known not in GLOBALS:
+        if known not in GLOBALS and known not in self._inert:
             raise self.bad(f"its pickle refers to {printable(known)}, which is refused")
         self.push(Global(known))
 
@@ -254,6 +251,9 @@ class _Machine:
         arguments, function = self.pop(), self.pop()
         if not isinstance(function, Global) or not isinstance(arguments, tuple):
             raise self.bad("its pickle calls something that is no function")
+        if function.name in self._inert:
+            self.push(Record(function.name, arguments))
+            return
         self.push(self._call(function.name.rpartition(".")[2], arguments))
 
     def _call(self, function: str, arguments: tuple[Any, ...]) -> Any:
@@ -291,20 +291,31 @@ class _Machine:
             raise self.bad("its pickle has a conjugated, negated or otherwise marked tensor")
         return Strided(storage, dtype, *place)
 
+    def new_object(self) -> None:
+        """Push a record of an object of an allowed class."""
+        arguments, kind = self.pop(), self.pop()
+        if not isinstance(kind, Global) or kind.name not in self._inert or not isinstance(arguments, tuple):
+            raise self.bad("its pickle makes an object of something that is no class it may use")
+        self.push(Record(kind.name, arguments))
+
     def build(self) -> None:
-        """Leave out the attributes of an OrderedDict."""
+        """Give a record its state; leave out the attributes of an OrderedDict."""
         state, into = self.pop(), self.top()
+        if isinstance(into, Record) and into.state is None:
+            into.state = state
+            return
         if not isinstance(into, dict) or not isinstance(state, dict):
             raise self.bad("its pickle gives attributes to something that is no OrderedDict")
 
 
-STEPS: dict[str, Callable[[_Machine, Any], object]] = {
+STEPS: dict[str, Callable[[Machine, Any], object]] = {
     "PROTO": lambda machine, _: None,
     "FRAME": lambda machine, _: None,
     "STOP": lambda machine, _: None,
-    **dict.fromkeys(("BININT1", "BININT2", "BININT", "BINFLOAT"), _Machine.push),
-    **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"), _Machine.push),
-    **dict.fromkeys(("LONG1", "LONG4"), _Machine.push_long),
+    **dict.fromkeys(("BININT1", "BININT2", "BININT", "BINFLOAT"), Machine.push),
+    **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"), Machine.push),
+    **dict.fromkeys(("SHORT_BINBYTES", "BINBYTES", "BINBYTES8"), Machine.push),
+    **dict.fromkeys(("LONG1", "LONG4"), Machine.push_long),
     "NONE": lambda machine, _: machine.push(None),
     "NEWTRUE": lambda machine, _: machine.push(True),
     "NEWFALSE": lambda machine, _: machine.push(False),
@@ -320,68 +331,16 @@ STEPS: dict[str, Callable[[_Machine, Any], object]] = {
     "APPENDS": lambda machine, _: machine.extend(machine.pop_mark()),
     "SETITEM": lambda machine, _: machine.set_items([machine.pop(), machine.pop()][::-1]),
     "SETITEMS": lambda machine, _: machine.set_items(machine.pop_mark()),
-    **dict.fromkeys(("BINPUT", "LONG_BINPUT", "MEMOIZE"), _Machine.memoize),
-    **dict.fromkeys(("BINGET", "LONG_BINGET"), _Machine.get),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT", "MEMOIZE"), Machine.memoize),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), Machine.get),
     "POP": lambda machine, _: machine.pop(),
-    "GLOBAL": _Machine.name,
+    "GLOBAL": Machine.name,
     "STACK_GLOBAL": lambda machine, _: machine.stack_name(),
     "BINPERSID": lambda machine, _: machine.storage(),
     "REDUCE": lambda machine, _: machine.reduce(),
     "BUILD": lambda machine, _: machine.build(),
+    "NEWOBJ": lambda machine, _: machine.new_object(),
 }
 """Operations that are allowed, by the name that `pickletools` has for them."""
 
 _CODES = {one.code for one in pickletools.opcodes if one.name in STEPS}
-
-
-def _flatten(path: Path, found: Any, most: int) -> tuple[dict[str, Strided], dict[str, Any]]:
-    """Return the tensors of nested dicts by dotted name, and what else is there, in at most so many values."""
-    if isinstance(found, Strided):
-        raise bad(path, "holds a single tensor, not a dict of them")
-    if not isinstance(found, dict):
-        raise bad(path, f"holds a {type(found).__name__}, not a dict of tensors")
-    tensors: dict[str, Strided] = {}
-    others: dict[str, Any] = {}
-    nodes = 0
-
-    def count(name: str, depth: int) -> None:
-        nonlocal nodes
-        nodes += 1
-        if nodes > most or depth > MAX_DEPTH:
-            raise bad(path, f"{printable(name)} is nested too deeply or repeated too often")
-
-    def plain(value: Any, name: str, depth: int) -> Any:
-        count(name, depth)
-        if isinstance(value, Strided):
-            raise bad(path, f"{printable(name)} is a list with tensors; only dicts of them are read")
-        if isinstance(value, list | tuple):
-            return [plain(one, name, depth + 1) for one in value]
-        if isinstance(value, dict):
-            whole = {str(key): plain(one, name, depth + 1) for key, one in value.items()}
-            if len(whole) < len(value):
-                raise bad(path, f"{printable(name)} has a key as a number and as text")
-            return whole
-        if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
-            return value
-        raise bad(path, f"{printable(name)} is neither a tensor nor a plain value: {printable(repr(value), 60)}")
-
-    def walk(value: Any, name: str, depth: int) -> None:
-        count(name, depth)
-        if isinstance(value, dict) and (value or not name):
-            for key, one in value.items():
-                part = str(key)
-                if not part:
-                    raise bad(path, f"a key in {printable(name) or 'its dict'} is empty")
-                walk(one, f"{name}.{part}" if name else part, depth + 1)
-            return
-        check_name(path, name)
-        if name in tensors or name in others:
-            raise bad(path, f"{printable(name)} comes twice")
-        if isinstance(value, Strided):
-            tensors[name] = value
-        else:
-            others[name] = plain(value, name, depth)
-
-    walk(found, "", 0)
-    check_count(path, len(tensors))
-    return tensors, others

@@ -1,0 +1,1 @@
+"""Distributed checkpoints of torch (DCP): folders of ``torch.distributed.checkpoint``, without torch."""

@@ -1,0 +1,225 @@
+"""What the ``.metadata`` of a distributed checkpoint says, from its pickle, of which nothing is executed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....printable import printable
+from ..base import Array, TensorInfo
+from ..files import bad, check_count, check_dtype, check_name, check_shape
+from ..pickles import Machine, Record
+from ..pickles.machine import Global
+
+HOME = "torch.distributed.checkpoint.metadata."
+
+OLD_HOME = "torch.distributed._shard.sharded_tensor.metadata."
+"""Where torch before 2.3 had the properties of a tensor."""
+
+STORAGE_INFO = "torch.distributed.checkpoint.filesystem._StorageInfo"
+
+INERT = frozenset(
+    {
+        *(f"{HOME}{name}" for name in ("Metadata", "MetadataIndex", "StorageMeta", "BytesStorageMetadata")),
+        *(f"{HOME}{name}" for name in ("TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties")),
+        *(f"{HOME}_MEM_FORMAT_ENCODING", f"{OLD_HOME}TensorProperties", f"{OLD_HOME}MEM_FORMAT_ENCODING"),
+        *(STORAGE_INFO, "torch.serialization._get_layout"),
+        *(f"{home}.{name}Path" for home in ("pathlib", "pathlib._local") for name in ("Posix", "PurePosix", "Windows")),
+    }
+)
+"""Classes and functions that a ``.metadata`` may name."""
+
+MAX_CHUNKS = 4_000_000
+"""More chunks than this in one checkpoint are refused."""
+
+MAX_CORNERS = 1 << 24
+"""Corners of a tensor's chunks that are counted to see whether they fill it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Item:
+    """Where in the folder something was stored: a file, and the bytes of it."""
+
+    file: str
+    start: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """A tensor cut into boxes that fill it.
+
+    Attributes:
+        info: the whole tensor.
+        starts: (chunk, axis), first element of each.
+        stops: (chunk, axis), the element behind its last.
+        items: where each is stored.
+    """
+
+    info: TensorInfo
+    starts: Array
+    stops: Array
+    items: tuple[Item, ...]
+
+    def overlapping(self, box: Sequence[tuple[int, int]]) -> list[int]:
+        """Return the numbers of the chunks that hold elements of a box, (start, stop) for each axis."""
+        first, last = (np.array([bounds[side] for bounds in box], np.int64) for side in (0, 1))
+        return [int(one) for one in np.flatnonzero(((self.starts < last) & (self.stops > first)).all(axis=1))]
+
+
+def read_metadata(data: bytes, path: Path) -> tuple[dict[str, Chunks], dict[str, Item]]:
+    """Return the tensors by name, and where everything else is stored.
+
+    Args:
+        data: the pickle.
+        path: named in errors.
+
+    Raises:
+        CheckpointError: it is damaged, names anything but its own classes, or its chunks do not fill its tensors.
+    """
+    whole = Machine(data, path, INERT).run()
+    found = _state(path, whole, f"{HOME}Metadata", ("state_dict_metadata", "storage_data"))
+    entries, stored = found["state_dict_metadata"], found["storage_data"]
+    if not isinstance(entries, dict) or not isinstance(stored, dict):
+        raise bad(path, "has no state_dict_metadata and storage_data")
+    if len(stored) > MAX_CHUNKS:
+        raise bad(path, f"has {len(stored)} chunks; at most {MAX_CHUNKS} are read")
+    check_count(path, len(entries))
+    items = _items(path, stored)
+    tensors, others = {}, {}
+    for name, entry in entries.items():
+        check_name(path, name)
+        places = items.pop(name, {})
+        if isinstance(entry, Record) and entry.name == f"{HOME}BytesStorageMetadata":
+            if list(places) != [None]:
+                raise bad(path, f"{printable(name)} is stored {len(places)} times, or in chunks")
+            others[name] = places[None]
+        else:
+            tensors[name] = _tensor(path, name, entry, places)
+    if items:
+        raise bad(path, f"{printable(next(iter(items)))} is stored, and not listed as a tensor or a value")
+    return tensors, others
+
+
+def _state(path: Path, found: Any, kind: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return the attributes of an object of a class."""
+    is_one = isinstance(found, Record) and found.name == kind and not found.arguments
+    if not is_one or not isinstance(found.state, dict):
+        raise bad(path, f"has {printable(_named(found))} where {kind.rpartition('.')[2]} should be")
+    if missing := [name for name in names if name not in found.state]:
+        raise bad(path, f"has a {kind.rpartition('.')[2]} without {missing[0]}")
+    state: dict[str, Any] = found.state
+    return state
+
+
+def _named(found: Any) -> str:
+    return f"a {found.name.rpartition('.')[2]}" if isinstance(found, Record | Global) else f"a {type(found).__name__}"
+
+
+def _natural(path: Path, shown: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise bad(path, f"{shown} {printable(repr(value), 60)} is no natural number")
+    return value
+
+
+def _items(path: Path, stored: dict[Any, Any]) -> dict[str, dict[tuple[int, ...] | None, Item]]:
+    """Return name -> offset of a chunk (None for what is no tensor) -> where it is."""
+    found: dict[str, dict[tuple[int, ...] | None, Item]] = {}
+    for index, info in stored.items():
+        key = _state(path, index, f"{HOME}MetadataIndex", ("fqn",))
+        name, offset = check_name(path, key["fqn"]), key.get("offset")
+        if offset is not None:
+            offset = check_shape(path, name, offset)
+        place = _state(path, info, STORAGE_INFO, ("relative_path", "offset", "length"))
+        if place.get("transform_descriptors"):
+            how = printable(repr(place["transform_descriptors"]), 60)
+            raise bad(path, f"{printable(name)} was stored by the extension {how}; save it without extensions")
+        file = check_name(path, place["relative_path"])
+        start = _natural(path, f"the offset of {printable(name)}", place["offset"])
+        size = _natural(path, f"the length of {printable(name)}", place["length"])
+        places = found.setdefault(name, {})
+        if offset in places:
+            raise bad(path, f"the chunk {printable(offset)} of {printable(name)} is stored twice")
+        places[offset] = Item(file, start, size)
+    return found
+
+
+def _tensor(path: Path, name: str, entry: Any, places: dict[tuple[int, ...] | None, Item]) -> Chunks:
+    shown = printable(name)
+    said = _state(path, entry, f"{HOME}TensorStorageMetadata", ("properties", "size", "chunks"))
+    properties = said["properties"]
+    kinds = (f"{HOME}TensorProperties", f"{OLD_HOME}TensorProperties")
+    state = properties.state if isinstance(properties, Record) and properties.name in kinds else None
+    if not isinstance(state, tuple) or len(state) != 5 or not isinstance(state[0], Global):
+        raise bad(path, f"{shown} has no properties of a tensor")
+    dtype = check_dtype(path, name, state[0].name.removeprefix("torch."))
+    layout = state[1]
+    if not isinstance(layout, Record) or layout.arguments != ("torch.strided",):
+        raise bad(path, f"{shown} is a sparse tensor, or of another layout than torch.strided")
+    shape = check_shape(path, name, said["size"])
+    if not isinstance(said["chunks"], list):
+        raise bad(path, f"{shown} has no list of chunks")
+    starts, stops, items = [], [], []
+    for chunk in said["chunks"]:
+        box = _state(path, chunk, f"{HOME}ChunkStorageMetadata", ("offsets", "sizes"))
+        offsets, sizes = (check_shape(path, name, box[one]) for one in ("offsets", "sizes"))
+        if len(offsets) != len(shape) or len(sizes) != len(shape):
+            raise bad(path, f"{shown} has a chunk of {len(sizes)} axes at {len(offsets)}; it has {len(shape)}")
+        ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
+        if any(end > size for end, size in zip(ends, shape, strict=True)):
+            raise bad(path, f"{shown} has a chunk that reaches to {printable(ends)}; its shape is {list(shape)}")
+        item = places.pop(offsets, None)
+        if 0 in sizes:  # of a rank that has no part of it
+            continue
+        if item is None:
+            raise bad(path, f"the chunk {printable(list(offsets))} of {shown} is stored nowhere, or listed twice")
+        starts.append(offsets)
+        stops.append(ends)
+        items.append(item)
+    if places:
+        raise bad(path, f"the chunk {printable(next(iter(places)))} of {shown} is stored, and not listed")
+    info = TensorInfo(name, dtype, shape)
+    axes = (len(items), len(shape))
+    made = Chunks(info, np.array(starts, np.int64).reshape(axes), np.array(stops, np.int64).reshape(axes), tuple(items))
+    if 0 not in shape:
+        _check_filled(path, made)
+    return made
+
+
+def _check_filled(path: Path, made: Chunks) -> None:
+    """Refuse chunks that overlap or leave holes.
+
+    The number of chunks over each element is told by its mixed differences, which are +1 or -1 at the corners of each
+    chunk; so all is well exactly if, chunks together, these are those of the whole.
+    """
+    shown, shape = printable(made.info.name), made.info.shape
+    if not made.items:
+        raise bad(path, f"{shown} has no chunks")
+    if len(made.items) == 1 and not shape:
+        return
+    cut = [axis for axis, size in enumerate(shape) if (made.stops[:, axis] - made.starts[:, axis] != size).any()]
+    if not cut and len(made.items) == 1:
+        return
+    if len(made.items) << len(cut) > MAX_CORNERS:
+        raise bad(path, f"{shown} has {len(made.items)} chunks along {len(cut)} axes, which are too many")
+    signs: dict[tuple[int, ...], int] = {}
+    rows = zip(made.starts[:, cut].tolist(), made.stops[:, cut].tolist(), strict=True)
+    whole = ([0] * len(cut), [shape[axis] for axis in cut])
+    for sign, (starts, stops) in itertools.chain(((1, one) for one in rows), [(-1, whole)]):
+        for corner in itertools.product(*zip(starts, stops, strict=True)):
+            upper = sum(at == stop for at, stop in zip(corner, stops, strict=True))
+            count = signs.get(corner, 0) + sign * (-1) ** upper
+            if count:
+                signs[corner] = count
+            else:
+                del signs[corner]
+    if signs:
+        held = int((made.stops - made.starts).prod(axis=1, dtype=object).sum())
+        how = f"hold {held} elements of {math.prod(shape)}" if held != math.prod(shape) else "overlap and leave holes"
+        raise bad(path, f"the chunks of {shown} do not fill it: they {how}")

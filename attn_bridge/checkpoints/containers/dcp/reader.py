@@ -1,0 +1,265 @@
+"""Reads distributed checkpoints of torch chunk by chunk; nothing of their pickles is executed."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ....printable import printable
+from ..base import DCP_METADATA as METADATA
+from ..base import GAP, MAX_HEADER, SPARSE, Array, CheckpointError, Reader, rows_as_region
+from ..files import File, bad, boxes, c_strides, check_range, extent, listed
+from ..pickles import Machine, Plain, Strided
+from ..shards import inside
+from ..torch_file import Stored, open_archive
+from ..zips import Window
+from .metadata import Chunks, Item, read_metadata
+
+UNREAD = "entries that are no plain values"
+"""Key of `DcpReader.metadata` with the names of what is neither a tensor nor a plain value, and why it is not read."""
+
+MAX_OPENED = 1024
+"""Chunks whose own headers are remembered."""
+
+MAX_SPAN = 1 << 24
+"""Bytes that are read at once, with what lies between the elements."""
+
+HARMLESS = frozenset(
+    {
+        *(f"collections.{name}" for name in ("Counter", "defaultdict", "deque")),
+        *(f"datetime.{name}" for name in ("date", "datetime", "time", "timedelta", "timezone")),
+        *(f"{home}.{name}" for home in ("builtins", "__builtin__") for name in ("bytearray", "complex", "frozenset")),
+        *(f"{home}.{name}" for home in ("builtins", "__builtin__") for name in ("int", "list", "set", "slice")),
+        *(f"{home}.multiarray.{name}" for home in ("numpy.core", "numpy._core") for name in ("_reconstruct", "scalar")),
+        *("_codecs.encode", "numpy.dtype", "numpy.ndarray", "torch.device"),
+        *("pathlib.PosixPath", "pathlib._local.PosixPath", "torch.serialization._get_layout"),
+    }
+)
+"""What a value beside the tensors may be made of; it is not made, and left unread."""
+
+Box = list[tuple[int, int]]
+"""(start, stop) for each axis."""
+
+
+class DcpReader(Reader):
+    """A folder that ``torch.distributed.checkpoint.save`` wrote.
+
+    Nested keys have come as dotted names since torch flattens them. `metadata` has the plain values beside the
+    tensors by name, and under `UNREAD` the names of other objects and why they are not read.
+    """
+
+    format: ClassVar[str] = "dcp"
+
+    def __init__(self, path: Path):
+        if not path.is_dir():
+            raise bad(path, "is not a folder, as torch.distributed.checkpoint writes it")
+        self.path = path
+        own = inside(path, METADATA, path)
+        if not own.is_file():
+            raise bad(path, f"has no {METADATA}: it is no distributed checkpoint, or one that was never finished")
+        file = File(own)
+        if file.size > MAX_HEADER:
+            raise bad(own, f"has {file.size} bytes; more than {MAX_HEADER} are not read")
+        self._chunks, others = read_metadata(bytes(file.read(0, file.size)), own)
+        file.close()
+        self._files = {METADATA: file}
+        self.tensors = {name: one.info for name, one in self._chunks.items()}
+        self._open_files(others)
+        self._opened: collections.OrderedDict[tuple[str, int], Stored] = collections.OrderedDict()
+        self._lock = threading.Lock()
+        self._last: Stored | None = None
+        self.metadata = {}
+        unread = {}
+        for name, item in others.items():
+            try:
+                self.metadata[name] = self._value(name, item)
+            except _NotPlainError as error:
+                unread[name] = str(error)
+        if unread:
+            if UNREAD in others:
+                raise bad(own, f"has a value by the name {UNREAD!r}")
+            self.metadata[UNREAD] = unread
+
+    def _open_files(self, others: dict[str, Item]) -> None:
+        """Open all files, and check that what is said to be in them is there, and nothing in two ways."""
+        own = self.path / METADATA
+        ranges: dict[str, list[tuple[int, int, str, int]]] = {}
+        for name, one in self._chunks.items():
+            sizes = (one.stops - one.starts).prod(axis=1, dtype=np.int64) * one.info.itemsize
+            for item, size in zip(one.items, sizes.tolist(), strict=True):
+                ranges.setdefault(item.file, []).append((item.start, item.start + item.size, name, size))
+        for name, item in others.items():
+            ranges.setdefault(item.file, []).append((item.start, item.start + item.size, name, 0))
+        missing = [file for file in ranges if not inside(self.path, file, own).is_file()]
+        if missing:
+            raise bad(own, f"these files of it are missing: {listed([printable(one) for one in sorted(missing)])}")
+        for name, parts in ranges.items():
+            file = self._files[name] = File(self.path / name)
+            file.close()
+            parts.sort()
+            for start, stop, shown, size in parts:
+                if stop > file.size:
+                    raise bad(file.path, f"ends at byte {file.size}; {printable(shown)} is said to end at byte {stop}")
+                if stop - start < size:
+                    raise bad(file.path, f"{printable(shown)} takes {size} bytes; {stop - start} are said to be there")
+            for (_, stop, shown, _), (start, _, other, _) in itertools.pairwise(parts):
+                if start < stop:
+                    raise bad(file.path, f"{printable(shown)} and {printable(other)} overlap in it")
+
+    def _value(self, name: str, item: Item) -> Any:
+        """Return a value that is no tensor."""
+        window = Window(self._files[item.file], item.start, item.size, printable(name))
+        if item.size > MAX_HEADER:
+            raise _NotPlainError(f"it has {item.size} bytes")
+        pickle, _, _ = open_archive(window)
+        found = Machine(pickle, window.path, HARMLESS).run()
+        try:
+            return Plain(window.path, len(pickle)).value(found, "it")
+        except CheckpointError as error:
+            raise _NotPlainError(str(error).removeprefix(f"{printable(window.path, 400)}: ")) from None
+
+    def files(self) -> list[Path]:
+        """Return the metadata and the files that it names."""
+        return [self.path / name for name in self._files]
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of a tensor, from the chunks that hold them."""
+        info = self.tensors[name]
+        check_range(self.path, info, start, stop)
+        if start == stop:
+            return b""
+        whole = self._chunks[name]
+        if len(whole.items) == 1:
+            return self._stored(whole, 0).read(start, stop)
+        first, last = start // info.itemsize, -(-stop // info.itemsize)
+        flat = np.empty(last - first, _bits(info.itemsize))
+        self._fill(whole, first, flat)
+        return flat.view(np.uint8)[start - first * info.itemsize : stop - first * info.itemsize].data
+
+    def read_into(self, name: str, start: int, into: memoryview) -> None:
+        """Read bytes of a tensor into memory that is there."""
+        info, whole = self.tensors[name], self._chunks[name]
+        check_range(self.path, info, start, start + len(into))
+        if len(whole.items) == 1 or not into or start % info.itemsize or len(into) % info.itemsize:
+            super().read_into(name, start, into)
+            return
+        self._fill(whole, start // info.itemsize, np.frombuffer(into, np.uint8).view(_bits(info.itemsize)))
+
+    def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
+        """Read a matrix: where its rows are those of the tensor, from each chunk what it has of them."""
+        found = rows_as_region(self.tensors[name].shape, start, step, *into.shape)
+        if found is None:
+            super().read_rows(name, start, step, into)
+            return
+        region, axis, (rows, _) = found
+        done, column = 0, start % step
+        for box in boxes(self.tensors[name].shape[axis:], column, column + into.shape[1]):
+            inner = [(part.start, part.stop) for part in box]
+            inner += region[axis + len(inner) :]  # from the second axis of a row on, its region is all of it
+            bounds = [*region[:axis], *inner]
+            block = np.empty([last - first for first, last in bounds], _bits(into.itemsize))
+            self._fill_box(self._chunks[name], bounds, block)
+            matrix = block.reshape(-1, math.prod(block.shape[axis:]))[rows]
+            into.view(block.dtype)[:, done : done + matrix.shape[1]] = matrix
+            done += matrix.shape[1]
+
+    def _fill(self, whole: Chunks, first: int, flat: Array) -> None:
+        """Read elements from the first one on, in C order."""
+        done = 0
+        for box in boxes(whole.info.shape, first, first + flat.size):
+            bounds = [(part.start, part.stop) for part in box]
+            bounds += [(0, size) for size in whole.info.shape[len(bounds) :]]
+            sizes = [last - first for first, last in bounds]
+            count = math.prod(sizes)
+            self._fill_box(whole, bounds, flat[done : done + count].reshape(sizes))
+            done += count
+
+    def _fill_box(self, whole: Chunks, box: Box, into: Array) -> None:
+        for number in whole.overlapping(box):
+            begin = whole.starts[number].tolist()
+            part = [
+                (max(first, start), min(last, stop))
+                for (first, last), start, stop in zip(box, begin, whole.stops[number].tolist(), strict=True)
+            ]
+            here = tuple(slice(low - first, high - first) for (low, high), (first, _) in zip(part, box, strict=True))
+            sizes = (whole.stops[number] - whole.starts[number]).tolist()
+            there = [(low - start, high - start) for (low, high), start in zip(part, begin, strict=True)]
+            _read_box(self._stored(whole, number), sizes, there, into[here])
+
+    def _stored(self, whole: Chunks, number: int) -> Stored:
+        """Return a chunk after its own header was read and held against the metadata."""
+        key = whole.info.name, number
+        with self._lock:
+            found = self._opened.get(key)
+            if found is None:
+                found = self._opened[key] = self._open(whole, number)
+                if len(self._opened) > MAX_OPENED:
+                    self._opened.popitem(last=False)
+            self._opened.move_to_end(key)
+            if self._last is not None and self._last is not found:
+                self._last.release()
+            self._last = found
+        return found
+
+    def _open(self, whole: Chunks, number: int) -> Stored:
+        item, info = whole.items[number], whole.info
+        shown = printable(info.name)
+        window = Window(self._files[item.file], item.start, item.size, shown)
+        pickle, members, prefix = open_archive(window)
+        one = Machine(pickle, window.path).run()
+        if not isinstance(one, Strided):
+            raise bad(window.path, "is stored as something that is no tensor")
+        found = Stored(window.path, info.name, one, members, prefix)
+        sizes = tuple((whole.stops[number] - whole.starts[number]).tolist())
+        if (found.info.dtype, found.info.shape) != (info.dtype, sizes):
+            has = f"{found.info.dtype} {printable(list(found.info.shape))}"
+            raise bad(window.path, f"its chunk is {has}; {METADATA} says {info.dtype} {list(sizes)}")
+        return found
+
+    def close(self) -> None:
+        """Close all files."""
+        self._opened.clear()
+        self._last = None
+        for file in self._files.values():
+            file.close()
+
+
+class _NotPlainError(Exception):
+    """A value is none that JSON has."""
+
+
+def _bits(itemsize: int) -> np.dtype[Any]:
+    """Return a dtype of that size whose elements are copied as they are."""
+    return np.dtype(f"u{itemsize}" if itemsize <= 8 else "c16")
+
+
+def _read_box(stored: Stored, shape: Sequence[int], box: Box, into: Array) -> None:
+    """Read a box of a tensor: at once where its elements lie close to each other, or else row by row."""
+    width, strides = into.itemsize, c_strides(shape)
+    first = sum(start * stride for (start, _), stride in zip(box, strides, strict=True))
+    span = extent(into.shape, strides)
+    rows = next((axis for axis, size in enumerate(into.shape) if size > 1), None)
+    is_whole = rows is None or span == into.size
+    if is_whole or _is_dense(into.shape[rows:], strides[rows:], width):
+        data = np.frombuffer(stored.read(first * width, (first + span) * width), into.dtype)
+        steps = [stride * width for stride in strides]
+        into[...] = np.lib.stride_tricks.as_strided(data, into.shape, steps, writeable=False)
+        return
+    assert rows is not None
+    for number in range(into.shape[rows]):
+        here = (slice(None),) * rows + (slice(number, number + 1),)
+        start = box[rows][0] + number
+        _read_box(stored, shape, [*box[:rows], (start, start + 1), *box[rows + 1 :]], into[here])
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int], width: int) -> bool:
+    """Whether what lies between the elements is so little that it is read along."""
+    span, run = extent(shape, strides), extent(shape[1:], strides[1:])
+    return span <= SPARSE * math.prod(shape) and span * width <= MAX_SPAN and (strides[0] - run) * width < GAP

@@ -1,0 +1,310 @@
+"""Writes distributed checkpoints of torch, in chunks and files of bounded size, at places known beforehand."""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ....printable import printable
+from ..base import DCP_METADATA, MAX_HEADER, TensorInfo, Writer
+from ..files import bad, check_infos, check_name, check_range
+from ..pickles import TORCH_DTYPES, Pickler
+from ..writing import Target, as_bytes, chunk_shape, sync_folder
+from ..zips import Archive, Outline
+from .metadata import HOME, STORAGE_INFO
+
+CHUNK = 1 << 26
+"""Bytes of a chunk, where a single element has no more: torch loads chunks whole."""
+
+FILE = 1 << 32
+"""Bytes of a file, where a single chunk has no more."""
+
+ALIGN = 64
+"""What the bytes of a tensor begin at a multiple of."""
+
+
+MAX_OPEN = 8
+"""Files that are open at a time."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """A chunk of a tensor, whose bytes come one after the other there, and where it goes.
+
+    Attributes:
+        offsets: its first element along each axis.
+        sizes: its elements along each axis.
+        first: where its bytes begin in the tensor.
+        count: how many bytes it has.
+        file: number of its file.
+        start: where its archive begins in the file.
+        head: what comes before its bytes in the archive.
+        tail: what comes behind them.
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    first: int
+    count: int
+    file: int
+    start: int
+    head: bytes
+    tail: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of its archive."""
+        return len(self.head) + self.count + len(self.tail)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Value:
+    """A value beside the tensors, and where it goes: an archive of ``torch.save``."""
+
+    name: str
+    file: int
+    start: int
+    archive: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of its archive."""
+        return len(self.archive)
+
+
+class DcpWriter(Writer):
+    """A folder that ``torch.distributed.checkpoint.load`` reads, of tensors by name in as many ranks as one likes.
+
+    Each chunk is a file of ``torch.save`` within ``__0_0.distcp``, ``__0_1.distcp`` and so on, without checksums (as
+    ``torch.serialization.set_crc32_options(False)`` leaves them out), so that it can be written in any order.
+    `metadata` becomes the values beside the tensors, each with its key as its name.
+    """
+
+    format: ClassVar[str] = "dcp"
+    random_access: ClassVar[bool] = True
+
+    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]):
+        super().__init__(path, tensors, metadata)
+        check_infos(path, tensors)
+        for info in tensors:
+            if info.file:
+                raise bad(path, "a distributed checkpoint has files of its own; tensors can't name one")
+            if info.dtype not in TORCH_DTYPES:
+                raise bad(path, f"torch has no {info.dtype} ({printable(info.name)})")
+            if info.name in self.metadata:
+                raise bad(path, f"{printable(info.name)} is to be a tensor and a value")
+        self._sizes: list[int] = [0]
+        self._values = [self._value(check_name(path, name), value) for name, value in sorted(self.metadata.items())]
+        self._pieces = {info.name: self._cut(info) for info in tensors}
+        said = self._pickle()
+        if len(said) > MAX_HEADER:
+            raise bad(path, f"its {DCP_METADATA} would have {len(said)} bytes; more than {MAX_HEADER} are not read")
+        self._open: collections.OrderedDict[int, Target] = collections.OrderedDict()
+        for number in range(len(self._sizes)):
+            self._target(number)
+        for value in self._values:
+            self._target(value.file).write(value.start, value.archive)
+        for pieces in self._pieces.values():
+            if not pieces[0].count:
+                self._target(pieces[0].file).write(pieces[0].start, pieces[0].head + pieces[0].tail)
+        target = Target(path / DCP_METADATA)
+        target.write(0, said)
+        target.sync()
+        target.close()
+
+    def _room(self, size: int) -> tuple[int, int]:
+        """Return the file that so many bytes go to, and where in it."""
+        start = -(-self._sizes[-1] // ALIGN) * ALIGN
+        if start and start + size > FILE:
+            self._sizes.append(0)
+            start = 0
+        self._sizes[-1] = start + size
+        return len(self._sizes) - 1, start
+
+    def _value(self, name: str, value: Any) -> Value:
+        pickler = Pickler()
+        try:
+            pickler.value(value)
+        except (TypeError, RecursionError) as error:
+            raise bad(self.path, f"{printable(name)} can't be written: {printable(error)}") from None
+        archive = _shell(pickler.finish(), None)[0]
+        return Value(name, *self._room(len(archive)), archive)
+
+    def _cut(self, info: TensorInfo) -> list[Piece]:
+        """Return the chunks of a tensor in the order of their bytes, after checks of their places."""
+        chunk = chunk_shape(info.shape, info.itemsize, CHUNK)
+        starts = [range(0, max(size, 1), step) for size, step in zip(info.shape, chunk, strict=True)]
+        pieces, first = [], 0
+        for offsets in itertools.product(*starts):
+            sizes = tuple(min(step, size - start) for start, step, size in zip(offsets, chunk, info.shape, strict=True))
+            count = math.prod(sizes) * info.itemsize
+            head, tail = _tensor_shell(info.dtype, sizes)
+            file, start = self._room(len(head) + count + len(tail))
+            pieces.append(Piece(offsets, sizes, first, count, file, start, head, tail))
+            first += count
+        return pieces
+
+    def _pickle(self) -> bytes:
+        """Return what says where everything is, as torch pickles it."""
+        pickler = Pickler()
+
+        def new(name: str, attributes: Mapping[str, Any]) -> None:
+            pickler.remembered(name)
+            pickler.raw(b")\x81}(")
+            for key, value in attributes.items():
+                pickler.remembered(key)
+                if isinstance(value, tuple):
+                    size(value)
+                else:
+                    pickler.value(value)
+            pickler.raw(b"ub")
+
+        def size(values: tuple[int, ...]) -> None:
+            pickler.remembered("torch.Size")
+            pickler.numbers(values)
+            pickler.raw(b"\x85R")
+
+        def stored(name: str, index: int | None, one: Value | Piece) -> None:
+            where = {} if isinstance(one, Value) else {"offset": one.offsets}
+            new(f"{HOME}MetadataIndex", {"fqn": name, "index": index, **where})
+            place = {"relative_path": _name(one.file), "offset": one.start, "length": one.size}
+            new(STORAGE_INFO, place)
+
+        pickler.remembered(f"{HOME}Metadata")
+        pickler.raw(b")\x81}(")
+        pickler.remembered("state_dict_metadata")
+        pickler.raw(b"}(")
+        for value in self._values:
+            pickler.text(value.name)
+            pickler.remembered(f"{HOME}BytesStorageMetadata")
+            pickler.raw(b")\x81")
+        for name, pieces in self._pieces.items():
+            pickler.text(name)
+            pickler.remembered(f"{HOME}TensorStorageMetadata")
+            pickler.raw(b")\x81}(")
+            pickler.remembered("properties")
+            pickler.remembered(f"{HOME}TensorProperties")
+            pickler.raw(b")\x81(")
+            pickler.remembered(f"torch.{self.tensors[name].dtype}")
+            pickler.remembered("torch.serialization._get_layout")
+            pickler.text("torch.strided")
+            pickler.raw(b"\x85R\x89")
+            pickler.remembered(f"{HOME}_MEM_FORMAT_ENCODING")
+            pickler.number(0)
+            pickler.raw(b"\x85R\x89tb")
+            pickler.remembered("size")
+            size(self.tensors[name].shape)
+            pickler.remembered("chunks")
+            pickler.raw(b"](")
+            for piece in pieces:
+                new(f"{HOME}ChunkStorageMetadata", {"offsets": piece.offsets, "sizes": piece.sizes})
+            pickler.raw(b"eub")
+        pickler.raw(b"u")
+        pickler.remembered("planner_data")
+        pickler.raw(b"}(")
+        for name in (*(value.name for value in self._values), *self._pieces):
+            pickler.text(name)
+            pickler.text(name)
+            pickler.raw(b"\x85")
+        pickler.raw(b"u")
+        pickler.remembered("storage_data")
+        pickler.raw(b"}(")
+        for value in self._values:
+            stored(value.name, None, value)
+        for name, pieces in self._pieces.items():
+            for index, piece in enumerate(pieces):
+                stored(name, index, piece)
+        pickler.raw(b"u")
+        pickler.remembered("storage_meta")
+        pickler.raw(b"N")
+        pickler.remembered("version")
+        pickler.text("1.0.0")
+        pickler.raw(b"ub")
+        return pickler.finish()
+
+    def _target(self, number: int) -> Target:
+        if number not in self._open:
+            if len(self._open) >= MAX_OPEN:
+                self._close_one()
+            self._open[number] = Target(self.path / _name(number), self._sizes[number])
+        self._open.move_to_end(number)
+        return self._open[number]
+
+    def _close_one(self) -> None:
+        _, target = self._open.popitem(last=False)
+        target.sync()
+        target.close()
+
+    def place(self, name: str, start: int) -> int:
+        """Return where in its file a byte of a tensor goes."""
+        piece = self._piece(name, start)[1]
+        return piece.start + len(piece.head) + start - piece.first
+
+    def _piece(self, name: str, start: int) -> tuple[int, Piece]:
+        pieces = self._pieces[name]
+        number = max(0, bisect.bisect_right(pieces, start, key=lambda piece: piece.first) - 1)
+        return number, pieces[number]
+
+    def write_range(self, name: str, start: int, data: Any) -> None:
+        """Write bytes of a tensor, in any order; what is around a chunk is written with its first and last byte."""
+        view = as_bytes(data)
+        check_range(self.path, self.tensors[name], start, start + len(view))
+        number, _ = self._piece(name, start)
+        while len(view):
+            piece = self._pieces[name][number]
+            begin = start - piece.first
+            part = view[: piece.count - begin]
+            target, data_start = self._target(piece.file), piece.start + len(piece.head)
+            if begin == 0:
+                target.write(piece.start, piece.head)
+            target.write(data_start + begin, part)
+            if begin + len(part) == piece.count:
+                target.write(data_start + piece.count, piece.tail)
+            view, start, number = view[len(part) :], start + len(part), number + 1
+
+    def finish(self) -> None:
+        """Flush all files."""
+        for number in range(len(self._sizes)):
+            self._target(number).sync()
+        self.abort()
+        sync_folder(self.path)
+        sync_folder(self.path.parent)
+
+    def abort(self) -> None:
+        """Close all files."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+def _name(number: int) -> str:
+    return f"__0_{number}.distcp"
+
+
+@functools.lru_cache(maxsize=4096)
+def _tensor_shell(dtype: str, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
+    """Return what is before and behind the bytes of a tensor in its archive."""
+    pickler, info = Pickler(), TensorInfo("", dtype, shape)
+    pickler.tensor(info, "0")
+    return _shell(pickler.finish(), info.nbytes)
+
+
+def _shell(pickle: bytes, size: int | None) -> tuple[bytes, bytes]:
+    """Return an archive of ``torch.save`` with so many bytes left out of it, in two parts; with None in one."""
+    outline, gap = Outline(), None
+    archive = Archive(Path(), ALIGN, outline, has_checksums=False)
+    archive.add("archive/data.pkl", pickle)
+    archive.add("archive/byteorder", b"little")
+    if size is not None:
+        archive.begin("archive/data/0", size)
+        gap = archive.leave_out()
+    archive.add("archive/version", b"3\n")
+    archive.add("archive/.data/serialization_id", b"0" * 40)
+    archive.finish()
+    return outline.parts(gap, size or 0)

@@ -1,0 +1,62 @@
+"""What reading and writing folders of Orbax share: arrays whose chunks lie there as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+EXTRA = "attn_bridge.json"
+"""File with the metadata, which Orbax does not look at; written where there is some."""
+
+FOREIGN = frozenset(
+    {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz"}
+)
+"""What TensorStore adds to the dtypes of Zarr, by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """An array whose chunks lie one after the other in C order, not compressed.
+
+    Attributes:
+        folder: that of the array, which has a file per chunk; in OCDBT there is none.
+        shape: its shape.
+        chunks: the shape of its chunks.
+        size: bytes of a chunk, those at the edges filled up.
+    """
+
+    folder: Path
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    size: int
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of all chunks, in the order of their elements."""
+        counts = [range(-(-size // chunk)) for size, chunk in zip(self.shape, self.chunks, strict=True)]
+        for index in itertools.product(*counts):
+            yield ".".join(map(str, index)) or "0"
+
+
+def chunk_ranges(plain: Plain, start: int, stop: int) -> list[tuple[str, int, int]]:
+    """Return which bytes of which chunks are bytes ``start:stop`` of an array, in their order."""
+    if not plain.shape:
+        return [("0", start, stop)]
+    split = next((axis for axis, size in enumerate(plain.chunks) if size > 1), len(plain.chunks) - 1)
+    item = plain.size // math.prod(plain.chunks)
+    row = math.prod(plain.shape[split + 1 :]) * item
+    block = plain.shape[split] * row
+    found = []
+    while start < stop:
+        outer, within = divmod(start, block)
+        number, offset = divmod(within, plain.chunks[split] * row)
+        end = min(stop, outer * block + min((number + 1) * plain.chunks[split] * row, block))
+        index = [int(one) for one in np.unravel_index(outer, plain.shape[:split])] if split else []
+        name = ".".join(str(one) for one in (*index, number, *[0] * (len(plain.shape) - split - 1)))
+        found.append((name, offset, offset + end - start))
+        start = end
+    return found

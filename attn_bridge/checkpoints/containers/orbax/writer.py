@@ -1,0 +1,231 @@
+"""Writes folders of Orbax without TensorStore, as Zarr arrays as they are."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ....printable import printable
+from ..base import ORBAX_METADATA as METADATA
+from ..base import TensorInfo, Writer, numpy_dtype
+from ..files import bad, check_infos, check_range, unwritable
+from ..writing import Target, as_bytes, chunk_shape, dump_json, sync_folder
+from .ocdbt import MANIFEST, Place, encode
+from .plain import EXTRA, FOREIGN, Plain, chunk_ranges
+
+HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
+
+CHUNK = 1 << 28
+"""Bytes of a chunk that we write, where a single row has no more."""
+
+FILE = 1 << 31
+"""Bytes of a file of OCDBT, where a single chunk has no more."""
+
+ALIGN = 64
+"""What chunks in such a file begin at a multiple of."""
+
+
+class OrbaxWriter(Writer):
+    """A folder that ``StandardCheckpointer().restore`` and ``PyTreeCheckpointer().restore`` read: nested dicts.
+
+    It is of the layout without OCDBT: a folder per tensor, and its elements as they are in one file per chunk of at
+    most 256 MiB. Nothing but Python is needed. `metadata` goes into a file of ours.
+    """
+
+    format: ClassVar[str] = "orbax"
+    random_access: ClassVar[bool] = True
+    use_ocdbt: ClassVar[bool] = False
+
+    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]):
+        super().__init__(path, tensors, metadata)
+        check_infos(path, tensors)
+        self._extra = dump_json(path, self.metadata, sort_keys=True) if metadata else b""
+        self._plain: dict[str, Plain] = {}
+        inner: set[str] = set()
+        for info in tensors:
+            self._plain[info.name] = self._plan(info)
+            parts = info.name.split(".")
+            inner.update(".".join(parts[:count]) for count in range(1, len(parts)))
+        both = [printable(name) for name in self._plain if name in inner]
+        if both:
+            raise bad(path, f"can't be tensors and have others below them: {', '.join(both[:9])}")
+        self._open: tuple[Path, Target] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make the folders."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for plain in self._plain.values():
+                plain.folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+
+    def _place(self, name: str, chunk: str) -> tuple[Path, int, int]:
+        """Return the file of a chunk, where in it the chunk begins, and the bytes of the file."""
+        plain = self._plain[name]
+        return plain.folder / chunk, 0, plain.size
+
+    def _plan(self, info: TensorInfo) -> Plain:
+        """Return where an array goes, after checks of its name and dtype."""
+        path, shown = self.path, printable(info.name)
+        if info.file:
+            raise bad(path, "a folder of Orbax has files of its own; tensors can't name one")
+        if numpy_dtype(info.dtype).isbuiltin != 1 and info.dtype not in FOREIGN:
+            raise bad(path, f"Orbax has no {info.dtype} ({shown})")
+        if len(info.shape) > 32:
+            raise bad(path, f"{shown} has {len(info.shape)} axes; Orbax holds 32")
+        parts = info.name.split(".")
+        if not all(parts) or "/" in info.name or len(info.name.encode("utf-8")) > 255:
+            raise bad(path, f"{shown} can't be the name of a folder: a part is empty, it has a slash, or is too long")
+        if info.name in ("manifest", "d", "ocdbt", METADATA, "_CHECKPOINT_METADATA", "_sharding"):
+            raise bad(path, f"{shown} is a name that Orbax keeps for itself")
+        chunks = chunk_shape(info.shape, info.itemsize, CHUNK)
+        return Plain(path / info.name, info.shape, chunks, math.prod(chunks) * info.itemsize)
+
+    def _put(self, path: Path, data: bytes) -> None:
+        target = Target(path)
+        target.write(0, data)
+        target.sync()
+        target.close()
+
+    def write_range(self, name: str, start: int, data: Any) -> None:
+        """Write bytes of a tensor, in any order."""
+        view = as_bytes(data)
+        check_range(self.path, self.tensors[name], start, start + len(view))
+        if self.tensors[name].dtype == "bool" and len(view) and np.frombuffer(view, np.uint8).max() > 1:
+            raise bad(self.path, f"{printable(name)} has bools that are neither 0 nor 1, which Orbax would not read")
+        plain, done = self._plain[name], 0
+        for chunk, begin, end in chunk_ranges(plain, start, start + len(view)) if len(view) else []:
+            path, first, size = self._place(name, chunk)
+            if self._open is None or self._open[0] != path:
+                self.abort()
+                self._open = path, Target(path, size)
+            self._open[1].write(first + begin, view[done : done + end - begin])
+            done += end - begin
+
+    def _array(self, name: str) -> bytes:
+        """Return what says of an array how it is stored."""
+        plain, dtype = self._plain[name], numpy_dtype(self.tensors[name].dtype)
+        array = {
+            "chunks": list(plain.chunks),
+            "compressor": None,
+            "dimension_separator": ".",
+            "dtype": dtype.str if dtype.isbuiltin == 1 else dtype.name,
+            "fill_value": None,
+            "filters": None,
+            "order": "C",
+            "shape": list(plain.shape),
+            "zarr_format": 2,
+        }
+        return json.dumps(array).encode()
+
+    def _finish_arrays(self) -> None:
+        for name, plain in self._plain.items():
+            self._put(plain.folder / ".zarray", self._array(name))
+            sync_folder(plain.folder)
+
+    def finish(self) -> None:
+        """Write what says where everything is, and flush."""
+        self.abort()
+        self._finish_arrays()
+        self._describe()
+        sync_folder(self.path)
+        sync_folder(self.path.parent)
+
+    def _describe(self) -> None:
+        """Write what Orbax says of all arrays, and what goes with them."""
+        tree = {}
+        for name in self._plain:
+            parts = name.split(".")
+            tree[str(tuple(parts))] = {
+                "key_metadata": [{"key": part, "key_type": 2} for part in parts],
+                "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
+            }
+        if self._extra:
+            self._put(self.path / EXTRA, self._extra)
+        found = {
+            "tree_metadata": tree,
+            "use_ocdbt": self.use_ocdbt,
+            "use_zarr3": False,
+            "store_array_data_equal_to_fill_value": True,
+            "custom_metadata": None,
+        }
+        self._put(self.path / METADATA, json.dumps(found).encode())
+        step: dict[str, Any] = {
+            "item_handlers": HANDLER,
+            "metrics": {},
+            "performance_metrics": {},
+            "init_timestamp_nsecs": None,
+            "commit_timestamp_nsecs": None,
+            "custom_metadata": {},
+        }
+        self._put(self.path / "_CHECKPOINT_METADATA", json.dumps(step).encode())
+
+    def abort(self) -> None:
+        """Close what is open."""
+        if self._open is not None:
+            self._open[1].sync()
+            self._open[1].close()
+            self._open = None
+
+
+class OcdbtWriter(OrbaxWriter):
+    """A folder as Orbax writes it by default: with few files, in which a database (OCDBT) says where each chunk is.
+
+    TensorStore gives files random names and notes the time; here the files have numbers and the time is fixed, so that
+    the bytes depend on the arguments alone.
+    """
+
+    use_ocdbt: ClassVar[bool] = True
+
+    def _begin(self) -> None:
+        """Place all chunks, and write the tree that says where they are."""
+        self._sizes: list[int] = [0]
+        self._values: dict[bytes, tuple[int, int, int]] = {}
+        arrays = {name: self._array(name) for name in self._plain}
+        for name, array in arrays.items():
+            self._add(f"{name}/.zarray", len(array), 1)
+        for name, plain in self._plain.items():
+            for chunk in plain.names():
+                self._add(f"{name}/{chunk}", plain.size, ALIGN)
+        places = {key: Place(_file(file), start, size) for key, (file, start, size) in self._values.items()}
+        tree, manifest = encode(places, _file(len(self._sizes)))
+        for number, size in enumerate(self._sizes):
+            Target(self.path / _file(number), size).close()
+        for name, array in arrays.items():
+            file, start, _ = self._values[f"{name}/.zarray".encode()]
+            target = Target(self.path / _file(file), self._sizes[file])
+            target.write(start, array)
+            target.close()
+        self._put(self.path / _file(len(self._sizes)), tree)
+        self._put(self.path / MANIFEST, manifest)
+        self._describe()  # so that an interrupted run can be read by the one that goes on from it
+
+    def _add(self, key: str, size: int, align: int) -> None:
+        start = -(-self._sizes[-1] // align) * align
+        if start and start + size > FILE:
+            self._sizes.append(0)
+            start = 0
+        self._sizes[-1] = start + size
+        self._values[key.encode()] = len(self._sizes) - 1, start, size
+
+    def _place(self, name: str, chunk: str) -> tuple[Path, int, int]:
+        file, start, _ = self._values[f"{name}/{chunk}".encode()]
+        return self.path / _file(file), start, self._sizes[file]
+
+    def _finish_arrays(self) -> None:
+        for number, size in enumerate(self._sizes):
+            target = Target(self.path / _file(number), size)
+            target.sync()
+            target.close()
+        sync_folder(self.path / "d")
+
+
+def _file(number: int) -> str:
+    return f"d/{number:032x}"
