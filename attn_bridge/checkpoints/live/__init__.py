@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from ... import backends
-from ...weights import Region, everything
-from .. import configs, containers, digests as digests_of, manifest, modules, planning
+from ...weights import Region
+from .. import configs, containers, manifest, modules, planning
+from .. import digests as digests_of
 from ..containers.base import CheckpointError, Reader
 from ..elements import Array, Elements
+from ..execution import _check_ties, check_dropped
 from ..readers import SharedReader
 from . import results, tiles
-from .results import Digests, ShardDigest, TensorDigest
+from .results import Digests, ShardDigest, TensorDigest, read
 
-__all__ = ["Digests", "ShardDigest", "TensorDigest", "digests"]
+__all__ = ["Digests", "ShardDigest", "TensorDigest", "compare", "digests", "read"]
 
 Shards = Mapping[str, Sequence[ShardDigest]]
 
@@ -120,6 +122,8 @@ def _merged(everywhere: Sequence[Shards]) -> dict[str, tuple[ShardDigest, ...]]:
 
 def _tensors(plan: planning.Plan, reader: Reader, kept: Reader | None, shards: Shards) -> dict[str, TensorDigest]:
     """Return the digests of a plan's targets, reading pieces in order."""
+    _check_ties(plan, reader, tiles.PIECE)
+    check_dropped(plan, reader)
     elements = Elements(reader, kept, tiles.PIECE)
     found: dict[str, TensorDigest] = {}
     for one in plan.targets:

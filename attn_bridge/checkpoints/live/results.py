@@ -112,8 +112,8 @@ class Digests:
                 f"{self.source or 'one'} has names of layout {self.layout}, {other.source or 'the other'} of "
                 f"{other.layout}; take both in one layout"
             )
-        problems = {name: f"is missing in {other.source or 'the other'}" for name in self.tensors}
-        problems |= {name: f"is missing in {self.source or 'the one'}" for name in other.tensors}
+        problems = dict.fromkeys(self.tensors, f"is missing in {other.source or 'the other'}")
+        problems |= dict.fromkeys(other.tensors, f"is missing in {self.source or 'the one'}")
         for name in self.tensors.keys() & other.tensors.keys():
             text = self._difference(self.tensors[name], other.tensors[name], other)
             if text:

@@ -1,4 +1,4 @@
-"""Tiles of a tensor, by which a difference is found: each has a digest of its own, whichever way the tensor was read."""
+"""Tiles of a tensor, by which a difference is found: each has a digest of its own, however the tensor was read."""
 
 from __future__ import annotations
 
