@@ -362,7 +362,7 @@ def plan_for_digests(
     if layout != "same" and dataclasses.is_dataclass(own):
         with contextlib.suppress(TypeError):  # it may hold what JSON can't say
             config = configs.own_config(type(module).__name__, own)
-    elif layout != "same" and hasattr(own, "to_dict"):  # of `transformers`
+    elif layout != "same" and own is not None and hasattr(own, "to_dict"):  # of `transformers`
         config = own.to_dict()
     plan = planning.make(reader, target_layout=layout, dtype=dtype, settings=settings, config=config)
     masks = _masks(backends.load(side).find_configs(module)) if layout in WITH_MASKS else {}

@@ -241,29 +241,30 @@ def verify(
     Exit status: 0 = every bit is right, 1 = something is wrong, 2 = it can't be read.
     """
     from .. import checkpoints
+    from ..checkpoints import live
 
     if len(paths) > 2:
         raise ValueError(f"verify takes [SRC] DST, got {len(paths)} paths")
     check_report(json_file, *paths)
     memory = None if max_memory is None else parse_size(max_memory)
     source = paths[0] if len(paths) == 2 else None
-    if source is not None and source.suffix == ".json":
-        from .digest import verify_digests
-
-        status = verify_digests(source, paths[-1], parse_settings(settings or []), json_file)
-        if status is not None:
-            return status
+    taken = None if source is None else live.read(source)
+    given = parse_settings(settings or [])
     with _bytes_bar() as advance:
-        found = checkpoints.verify(
-            source,
-            paths[-1],
-            from_layout=from_layout,
-            to_layout=to_layout,
-            rules=rules,
-            settings=parse_settings(settings or []),
-            dequantize=dequantize,
-            max_memory=memory,
-            progress=advance,
+        found = (
+            live.verify(taken, paths[-1], given)
+            if taken is not None
+            else checkpoints.verify(
+                source,
+                paths[-1],
+                from_layout=from_layout,
+                to_layout=to_layout,
+                rules=rules,
+                settings=given,
+                dequantize=dequantize,
+                max_memory=memory,
+                progress=advance,
+            )
         )
     if json_file is not None:
         data = {

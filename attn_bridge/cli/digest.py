@@ -1,9 +1,8 @@
-"""``attn-bridge digest``, and what ``verify`` does with what it wrote: digests of live weights and of checkpoints."""
+"""``attn-bridge digest``: digests of live weights and of checkpoints."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,28 +66,4 @@ def digest(
             console.print(f"{name}: {problem}", markup=False, soft_wrap=True)
         whose = f"layout {found.layout}" if found.layout else "its own names"
         console.print(f"{source}: {len(found.tensors)} tensors, {whose}", markup=False, soft_wrap=True)
-    return 1 if problems else 0
-
-
-def verify_digests(taken: Path, other: Path, settings: Mapping[str, Any], json_file: str | None) -> int | None:
-    """Hold digests that ``digest`` wrote against a checkpoint, a manifest or other digests; return the exit status.
-
-    None where `taken` is no file of digests.
-    """
-    from ..checkpoints import live
-
-    one = live.read(taken)
-    if one is None:
-        return None
-    problems = live.compare(one, other, settings)
-    if json_file is not None:
-        data = {"passed": not problems, "tensors": len(one.tensors), "problems": problems}
-        write_json(data, json_file)
-    if json_file != "-":
-        console = make_console()
-        for name, problem in problems.items():
-            console.print(f"{name} {problem}", markup=False, soft_wrap=True)
-        count = f"{len(problems)} tensor{'s differ' if len(problems) > 1 else ' differs'}"
-        verdict = count if problems else "every digest is the same"
-        console.print(f"{other}: {verdict} ({len(one.tensors)} tensors, by {taken})", markup=False, soft_wrap=True)
     return 1 if problems else 0

@@ -20,10 +20,11 @@ from ..containers.base import CheckpointError, Reader
 from ..elements import Array, Elements
 from ..execution import _check_ties, check_dropped
 from ..readers import SharedReader
+from ..verification import Verification
 from . import results, tiles
 from .results import Digests, ShardDigest, TensorDigest, read
 
-__all__ = ["Digests", "ShardDigest", "TensorDigest", "compare", "digests", "read"]
+__all__ = ["Digests", "ShardDigest", "TensorDigest", "compare", "digests", "read", "verify"]
 
 Shards = Mapping[str, Sequence[ShardDigest]]
 
@@ -101,7 +102,8 @@ def _of_module(
             plan, kept = modules.plan_for_digests(side, module, reader, layout or "same", dtype, settings)
             tensors = _tensors(plan, reader, kept, shards)
             found = Digests(plan.target_layout, plan.dtype, tensors, shards, backend.PLACES)
-    return next(one for one in backend.gathered(module, found) if one is not None)
+    everywhere: list[Digests | None] = backend.gathered(module, found)
+    return next(one for one in everywhere if one is not None)
 
 
 def _shard(place: int, region: Region, read: Callable[[Region], Array], itemsize: int) -> ShardDigest:
@@ -172,3 +174,9 @@ def compare(one: Digests, other: Any, settings: Mapping[str, Any] | None = None)
         return one.compare(digests(other))
     found = digests(other, layout=one.layout or None, dtype=one.dtype or None, settings=settings)
     return one.compare(found if one.layout else dataclasses.replace(found, layout=""))
+
+
+def verify(one: Digests, other: Any, settings: Mapping[str, Any] | None = None) -> Verification:
+    """Hold digests against another place's, as `compare` does, and return what a check of a checkpoint does."""
+    problems = compare(one, other, settings)
+    return Verification(not problems, len(one.tensors), problems, by_digest=True, by_source=False)
