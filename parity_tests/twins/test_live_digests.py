@@ -44,7 +44,7 @@ def _twins(arrays: Arrays, config: object) -> list[object]:
 def test_twins_have_the_same_digests_until_one_number_differs(layout: str, dtype: str | None):
     config, arrays = numbers(NAME)
     one, two = (attn_bridge.digests(module, layout=layout, dtype=dtype) for module in _twins(arrays, config))
-    assert one == two
+    assert (one.tensors, one.layout, one.dtype) == (two.tensors, two.layout, two.dtype)
     name = next(iter(arrays))
     arrays[name] = arrays[name] * np.float32(1.5)
     other = attn_bridge.digests(_twins(arrays, config)[1], layout=layout, dtype=dtype)
