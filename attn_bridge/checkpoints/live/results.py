@@ -214,8 +214,19 @@ def from_json(document: Mapping[str, Any], source: str = "") -> Digests:
 
 
 def of_manifest(known: Manifest, source: str) -> Digests:
-    """Return the digests that a manifest holds; it knows no tiles."""
-    tensors = {name: TensorDigest(one["dtype"], tuple(one["shape"]), one[KEY]) for name, one in known.tensors.items()}
+    """Return the digests that a manifest holds; it knows no tiles.
+
+    Raises:
+        CheckpointError: it is malformed.
+    """
+    try:
+        tensors = {
+            name: TensorDigest(_text(one["dtype"]), _numbers(one["shape"]), _text(one[KEY]))
+            for name, one in known.tensors.items()
+        }
+    except (TypeError, KeyError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(f"{source} can't be used: {reason}") from None
     return Digests(known.layout, known.dtype, tensors, source=source)
 
 
