@@ -3,6 +3,7 @@
 attn_bridge.transfer(source, target)        copy a torch module's weights into its Flax twin, or back
 attn_bridge.torch_to_flax(arrays, rules)    the same on dictionaries of NumPy arrays
 attn_bridge.flax_to_torch(arrays, rules)
+attn_bridge.digests(module)                 a digest per tensor, in any layout's names, sharded or not
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ __all__ = [
     "TransferReport",
     "WeightsMismatchError",
     "checkpoints",
+    "digests",
     "explain_attention",
     "families",
     "flax_to_torch",
@@ -33,6 +35,7 @@ __all__ = [
 if TYPE_CHECKING:
     from . import checkpoints, masks, parity, specs
     from .backends import MissingBackendError, explain_attention
+    from .checkpoints.live import digests
     from .models import families, layouts
     from .module_weights import TransferReport, transfer
     from .weights import Rule, Rules, WeightsMismatchError, flax_to_torch, torch_to_flax
@@ -43,6 +46,7 @@ _HOMES = {
     "Rules": "weights",
     "TransferReport": "module_weights",
     "WeightsMismatchError": "weights",
+    "digests": "checkpoints.live",
     "explain_attention": "backends",
     "families": "models",
     "flax_to_torch": "weights",

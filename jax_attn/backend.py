@@ -32,8 +32,8 @@ _QUICK_TO_COMPILE = {
 WEIGHTS = (nnx.Param, nnx.BatchStat)
 """Kinds of variables that count as weights; random-number and cache state does not."""
 
-READS_PARTS = True
-"""Whether `reading` holds no more of a weight than is asked for."""
+PLACES = "device"
+"""What `held_parts` counts."""
 
 
 def to_numpy(array: Array) -> np.ndarray[Any, Any]:
@@ -150,6 +150,33 @@ def reading(module: nnx.Module) -> Iterator[Callable[[str, Region], np.ndarray[A
         if isinstance(array, Array) and not array.is_fully_addressable:
             raise ValueError(f"{name} lies on devices of several processes; gather it in one first")
     yield lambda name, region: _region(arrays[name], region)
+
+
+Part = tuple[int, Region, Callable[[Region], np.ndarray[Any, Any]], int]
+"""A place, the region of a weight that it holds, what reads a region of that, and bytes of an element."""
+
+
+def held_parts(module: nnx.Module) -> dict[str, list[Part]]:
+    """Return name -> what each device of this process holds of it, where devices share it."""
+    found: dict[str, list[Part]] = {}
+    for name, array in {_name(path): value for path, value in _values(module).items()}.items():
+        for shard in array.addressable_shards if _is_shared(array) else ():
+            region = tuple(one.indices(size)[:2] for one, size in zip(shard.index, array.shape, strict=True))
+            read = functools.partial(_part, shard.data)
+            found.setdefault(name, []).append((shard.device.id, region, read, array.dtype.itemsize))
+    return found
+
+
+def _part(held: Array, region: Region) -> np.ndarray[Any, Any]:
+    # On an accelerator, a slice is copied to the host, and nothing is kept beside the array itself.
+    there = next(iter(held.devices())).platform == "cpu"
+    return np.asarray(held)[slices(region)] if there else np.asarray(held[slices(region)])
+
+
+def gathered(module: nnx.Module, value: Any) -> list[Any]:
+    """Return what every process that shares a module gives, on all of them; here there is one."""
+    del module
+    return [value]
 
 
 def _is_shared(value: Any) -> bool:

@@ -35,8 +35,8 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 _BITS = {1: (np.uint8, torch.uint8), 2: (np.uint16, torch.uint16)}
 """Integers of an item's size: what NumPy and torch both know, to carry the bits of what only one of them knows."""
 
-READS_PARTS = False
-"""Whether `reading` holds no more of a weight than is asked for; DTensors are put together whole."""
+PLACES = "rank"
+"""What `held_parts` counts."""
 
 
 def to_numpy(array: Tensor) -> np.ndarray[Any, Any]:
@@ -88,7 +88,7 @@ def lazy_weights(module: nn.Module) -> dict[str, LazyArray]:
         TypeError: no module, or a tensor that has no plain numbers: quantised, sparse, nested, or on the meta device.
     """
     tensors = {name: _dense(name, tensor) for name, tensor in _tensors(module).items()}
-    read = _holding(lambda name: tensors[name])
+    read = _holding(tensors)
     return {
         name: LazyArray(
             tuple(tensor.shape),
@@ -99,14 +99,14 @@ def lazy_weights(module: nn.Module) -> dict[str, LazyArray]:
     }
 
 
-def _holding(ask: Callable[[str], Tensor]) -> Callable[[str, Region], np.ndarray[Any, Any]]:
+def _holding(tensors: Mapping[str, Tensor]) -> Callable[[str, Region], np.ndarray[Any, Any]]:
     """Return what reads a region of a tensor by name, and holds the last tensor that was asked for."""
     held: Arrays = {}
 
     def read(name: str, region: Region) -> np.ndarray[Any, Any]:
         if name not in held:
             held.clear()
-            held[name] = to_numpy(ask(name))
+            held[name] = to_numpy(tensors[name])
         return np.array(held[name][slices(region)], order="C")
 
     return read
@@ -215,14 +215,41 @@ def together(module: nn.Module) -> contextlib.AbstractContextManager[None]:
 def reading(module: nn.Module) -> Iterator[Callable[[str, Region], np.ndarray[Any, Any]] | None]:
     """Yield what reads a region of a weight by name, on the one process that is to; the others give it their parts.
 
-    One whole tensor is held at a time.
-
     Raises:
         TypeError: a tensor that has no plain numbers.
     """
     tensors = {name: _dense(name, tensor) for name, tensor in _tensors(module).items()}
     with shared_weights.gathering(tensors) as ask:
-        yield None if ask is None else _holding(ask)
+        yield None if ask is None else lambda name, region: np.array(to_numpy(ask(name, region)), order="C")
+
+
+Part = tuple[int, Region, Callable[[Region], np.ndarray[Any, Any]], int]
+"""A place, the region of a weight that it holds, what reads a region of that, and bytes of an element."""
+
+
+def held_parts(module: nn.Module) -> dict[str, list[Part]]:
+    """Return name -> what this rank holds of it, where others have some of the module; () beside them is all of it.
+
+    Raises:
+        TypeError: a tensor that has no plain numbers.
+    """
+    tensors = {name: _dense(name, tensor) for name, tensor in _tensors(module).items()}
+    rank, found = shared_weights.rank_of(tensors.values()), dict[str, list[Part]]()
+    for name, tensor in tensors.items() if rank is not None else ():
+        region = shared_weights.region_of(tensor) if is_sharded(tensor) else everything(tuple(tensor.shape))
+        if rank is not None and region is not None and all(start < stop for start, stop in region):
+            read = functools.partial(_part, shared_weights.own_part(tensor))
+            found[name] = [(rank, region, read, tensor.element_size())]
+    return found
+
+
+def _part(held: Tensor, region: Region) -> np.ndarray[Any, Any]:
+    return to_numpy(held.detach()[slices(region)])
+
+
+def gathered(module: nn.Module, value: Any) -> list[Any]:
+    """Return what every rank that shares a module gives, on all of them."""
+    return shared_weights.gathered(_tensors(module).values(), value)
 
 
 def find_configs(module: nn.Module) -> dict[str, Config]:

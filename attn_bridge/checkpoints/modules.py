@@ -303,7 +303,7 @@ def save(
         return
     with backend.together(module), backend.reading(module) as read:
         if read is not None:
-            bound = planning.IDLE + 4 * execution.MIN if backend.READS_PARTS else None
+            bound = planning.IDLE + 4 * execution.MIN
             _save(side, module, SharedReader(backend.describe_weights(module), read), *options, bound)
 
 
@@ -352,6 +352,24 @@ def _save(
         max_memory=max_memory,
         config=config if plan.config is None else plan.config,
     )
+
+
+def plan_for_digests(
+    side: Side, module: Any, reader: Reader, layout: str, dtype: str | None, settings: Mapping[str, Any] | None
+) -> tuple[planning.Plan, Reader | None]:
+    """Return what `save` would write of a module, and the reader of the masks that go with it."""
+    own, config = getattr(module, "config", None), None
+    if layout != "same" and dataclasses.is_dataclass(own):
+        with contextlib.suppress(TypeError):  # it may hold what JSON can't say
+            config = configs.own_config(type(module).__name__, own)
+    elif layout != "same" and own is not None and hasattr(own, "to_dict"):  # of `transformers`
+        config = own.to_dict()
+    plan = planning.make(reader, target_layout=layout, dtype=dtype, settings=settings, config=config)
+    masks = _masks(backends.load(side).find_configs(module)) if layout in WITH_MASKS else {}
+    if not masks:
+        return plan, None
+    kept = ArraysReader(masks)
+    return planning.with_kept(plan, kept), kept
 
 
 def _masks(found: Mapping[str, Any]) -> dict[str, Array]:

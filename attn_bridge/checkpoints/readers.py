@@ -60,14 +60,16 @@ class SharedReader(Reader):
         return []
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes of a weight: of the rows that hold them, no others are read."""
+        """Return bytes of a weight: of the rows that hold them, no others are read; where a row has all, of its own."""
         info = self.tensors[name]
-        first, region = 0, everything(info.shape)
-        if info.shape and info.nbytes:
-            row = info.nbytes // info.shape[0]
-            first = start // row * row
-            region = ((start // row, -(-stop // row)), *region[1:])
-        flat = np.ascontiguousarray(self._read(name, region)).reshape(-1).view(np.uint8)
+        region, first, size = list(everything(info.shape)), 0, info.nbytes
+        for axis, count in enumerate(info.shape if start < stop else ()):
+            size //= count
+            low, high = (start - first) // size, -(-(stop - first) // size)
+            region[axis], first = (low, high), first + low * size
+            if high - low > 1:
+                break
+        flat = np.ascontiguousarray(self._read(name, tuple(region))).reshape(-1).view(np.uint8)
         return flat[start - first : stop - first].data
 
     def read_rows(self, name: str, start: int, step: int, into: Array) -> None:

@@ -17,6 +17,7 @@ from .check import check
 from .checkpoint import convert, inspect, verify
 from .compare import compare
 from .demo import demo
+from .digest import digest
 from .doctor import doctor
 from .dump import compare_dumps, dump
 from .mutate import mutate
@@ -55,6 +56,7 @@ app.command("compare-dumps")(compare_dumps)
 app.command("convert")(convert)
 app.command("inspect")(inspect)
 app.command("verify")(verify)
+app.command("digest")(digest)
 app.command("doctor")(doctor)
 app.command("mutate")(mutate)
 

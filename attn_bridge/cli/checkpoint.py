@@ -97,13 +97,13 @@ def convert(
     """
     from .. import checkpoints
 
-    _check_report(json_file, source, target)
+    check_report(json_file, source, target)
     given = parse_settings(settings or [])
     memory = None if max_memory is None else parse_size(max_memory)
     layouts: dict[str, Any] = {"from_layout": from_layout, "to_layout": to_layout, "format": format, "rules": rules}
     layouts["dequantize"] = dequantize
     planned = checkpoints.plan(source, target, **layouts, dtype=dtype, settings=given)
-    console = _console()
+    console = make_console()
     if json_file != "-":
         for name, reason in planned.dropped.items():
             console.print(f"kept aside: {name}: {reason}", markup=False, soft_wrap=True)
@@ -166,7 +166,7 @@ def inspect(
 
     from .. import checkpoints
 
-    _check_report(json_file, path)
+    check_report(json_file, path)
     found = checkpoints.inspect(path, format=format)
     if json_file is not None:
         tensors = {
@@ -186,7 +186,7 @@ def inspect(
         write_json(data, json_file)
     if json_file == "-":
         return 0
-    console = _console()
+    console = make_console()
     table = Table(box=None, pad_edge=False)
     for title in ("tensor", "dtype", "shape", "bytes", "file"):
         table.add_column(title, justify="right" if title == "bytes" else "left", overflow="fold")
@@ -213,7 +213,10 @@ def inspect(
 
 def verify(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="[SRC] DST", help="What DST was made of, and DST; or DST alone, by digests.")
+        list[Path],
+        typer.Argument(
+            metavar="[SRC] DST", help="What DST was made of, or digests of it, and DST; or DST alone, by its digests."
+        ),
     ],
     from_layout: Annotated[
         str | None, typer.Option("--from", metavar="LAYOUT", help="Layout of SRC; default: as it was converted.")
@@ -231,28 +234,37 @@ def verify(
 ) -> int:
     """Check every bit of a checkpoint: by the digests beside it, and by converting SRC again in memory.
 
+    SRC may be a file that digest --json wrote; then DST is a checkpoint, a manifest or another such file.
+
     Example: attn-bridge verify gpt2/ gpt2-flax/
 
     Exit status: 0 = every bit is right, 1 = something is wrong, 2 = it can't be read.
     """
     from .. import checkpoints
+    from ..checkpoints import live
 
     if len(paths) > 2:
         raise ValueError(f"verify takes [SRC] DST, got {len(paths)} paths")
-    _check_report(json_file, *paths)
+    check_report(json_file, *paths)
     memory = None if max_memory is None else parse_size(max_memory)
     source = paths[0] if len(paths) == 2 else None
+    taken = None if source is None else live.read(source)
+    given = parse_settings(settings or [])
     with _bytes_bar() as advance:
-        found = checkpoints.verify(
-            source,
-            paths[-1],
-            from_layout=from_layout,
-            to_layout=to_layout,
-            rules=rules,
-            settings=parse_settings(settings or []),
-            dequantize=dequantize,
-            max_memory=memory,
-            progress=advance,
+        found = (
+            live.verify(taken, paths[-1], given)
+            if taken is not None
+            else checkpoints.verify(
+                source,
+                paths[-1],
+                from_layout=from_layout,
+                to_layout=to_layout,
+                rules=rules,
+                settings=given,
+                dequantize=dequantize,
+                max_memory=memory,
+                progress=advance,
+            )
         )
     if json_file is not None:
         data = {
@@ -264,7 +276,7 @@ def verify(
         }
         write_json(data, json_file)
     if json_file != "-":
-        console = _console()
+        console = make_console()
         for name, problem in found.problems.items():
             console.print(f"{name} {problem}", markup=False, soft_wrap=True)
         ways = [way for way, used in (("digests", found.by_digest), ("the source", found.by_source)) if used]
@@ -277,7 +289,7 @@ def verify(
     return 0 if found.passed else 1
 
 
-def _check_report(json_file: str | None, *paths: Path) -> None:
+def check_report(json_file: str | None, *paths: Path) -> None:
     """Refuse a report that can't be written, or that would be written over a checkpoint.
 
     Raises:
@@ -323,7 +335,8 @@ def _size(count: int) -> str:
     return f"{count} B"
 
 
-def _console() -> Console:
+def make_console() -> Console:
+    """Return the console that a table goes to: as wide as a terminal, else wide enough."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 140)

@@ -127,6 +127,35 @@ class Torch:
         distributed.all_gather_object(found, value)
         return found
 
+    def held(self, module: Any, name: str) -> dict[int, np.ndarray]:
+        """Return rank -> what it holds of a weight, on all ranks."""
+        array = self.backend.to_numpy(module.get_parameter(name).to_local())
+        return dict(enumerate(self.everywhere(array.copy())))
+
+    def put(self, module: Any, name: str, place: int, array: np.ndarray) -> None:
+        """Give one rank other numbers."""
+        if self.rank == place:
+            module.get_parameter(name).to_local().detach().copy_(self.backend.from_numpy(array))
+
+    @contextlib.contextmanager
+    def counting(self, moved: list[int]) -> Iterator[None]:
+        """List the bytes of all that one rank sends to another, and of what is put together whole."""
+        from torch import distributed
+        from torch.distributed.tensor import DTensor
+
+        send, full = distributed.send, DTensor.full_tensor
+
+        def sent(tensor: Any, *arguments: Any) -> None:
+            moved.append(tensor.nbytes)
+            send(tensor, *arguments)
+
+        def gathered(tensor: Any) -> Any:
+            moved.append(tensor.nbytes)
+            return full(tensor)
+
+        with mock.patch.object(distributed, "send", sent), mock.patch.object(DTensor, "full_tensor", gathered):
+            yield
+
 
 class Flax:
     """Modules of Flax, shared by the devices of this process."""
@@ -188,6 +217,41 @@ class Flax:
     def everywhere(self, value: Any) -> list[Any]:
         """Return what each process says."""
         return [value]
+
+    def held(self, module: Any, name: str) -> dict[int, np.ndarray]:
+        """Return device -> what it holds of a weight."""
+        return {
+            one.device.id: np.array(one.data) for one in self._variable(module, name).get_value().addressable_shards
+        }
+
+    def put(self, module: Any, name: str, place: int, array: np.ndarray) -> None:
+        """Give one device other numbers."""
+        import jax
+
+        variable = self._variable(module, name)
+        old = variable.get_value()
+        parts = [
+            jax.device_put(array, one.device) if one.device.id == place else one.data for one in old.addressable_shards
+        ]
+        variable.set_value(jax.make_array_from_single_device_arrays(old.shape, old.sharding, parts))
+
+    def _variable(self, module: Any, name: str) -> Any:
+        from flax import nnx
+
+        return next(one for path, one in nnx.to_flat_state(nnx.state(module)) if ".".join(map(str, path)) == name)
+
+    @contextlib.contextmanager
+    def counting(self, moved: list[int]) -> Iterator[None]:
+        """List the bytes of all that is put together of devices' parts."""
+        region_of = self.backend._region
+
+        def region(array: Any, region: Any) -> np.ndarray:
+            found = region_of(array, region)
+            moved.append(found.nbytes)
+            return found
+
+        with mock.patch.object(self.backend, "_region", region):
+            yield
 
 
 def build(side: Any, name: str, config: Any, arrays: Arrays, *, shared: bool) -> Any:

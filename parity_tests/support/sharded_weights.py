@@ -22,6 +22,7 @@ from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.checkpoints.containers.safetensors import SafetensorsReader, SafetensorsWriter
 from attn_bridge.parity import workers
 
+from . import sharded_digests
 from .sharded_sides import (
     BFLOAT16,
     CONTAINERS,
@@ -364,6 +365,7 @@ BOTH = (
     a_model_without_memory_is_loaded,
     what_goes_wrong_is_said_by_every_rank,
     what_does_not_fit_is_said_as_of_a_plain_module,
+    *sharded_digests.SCENARIOS,
 )
 TORCH = (
     transfers_are_exact_both_ways,

@@ -6,14 +6,15 @@ torch.distributed is imported by whoever has such a tensor, never here: it takes
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from attn_bridge.weights import Region
+from attn_bridge.weights import Region, slices
 
 from ..shards import is_sharded, whole
 
@@ -32,9 +33,13 @@ def own_part(tensor: Tensor) -> Tensor:
 
 def region_of(tensor: DTensor) -> Region | None:
     """Return which part of a shared tensor this rank holds; None where it is no box, or the rank holds none."""
+    return _region_at(tensor, tensor.device_mesh.get_coordinate())
+
+
+def _region_at(tensor: DTensor, place: Sequence[int] | None) -> Region | None:
+    """Return which part of a shared tensor is held at a place of its mesh; None where it is no box, or no such."""
     from torch.distributed.tensor import Replicate, Shard
 
-    place = tensor.device_mesh.get_coordinate()
     if place is None or not all(type(one) in (Shard, Replicate) for one in tensor.placements):
         return None
     region = [(0, size) for size in tensor.shape]
@@ -83,19 +88,36 @@ def together(tensors: Iterable[Tensor]) -> Iterator[None]:
         yield
     except Exception as error:  # whatever it is: the others would wait for this rank
         own = error
-    from torch import distributed
-
-    found = [] if own is None else [(mesh.get_rank(), _portable(own))]
-    for axis in range(mesh.ndim):
-        lists: list[Any] = [None] * mesh.size(axis)
-        distributed.all_gather_object(lists, found, group=mesh.get_group(axis))
-        found = [pair for some in lists for pair in some]
+    found = _everywhere(mesh, [] if own is None else [(mesh.get_rank(), _portable(own))])
     if own is not None:
         raise own
     if found:
         rank, theirs = found[0]
         theirs.add_note(f"raised by rank {rank}")
         raise theirs
+
+
+def gathered(tensors: Iterable[Tensor], value: Any) -> list[Any]:
+    """Return what every rank of the tensors' mesh gives, on all of them."""
+    mesh = _mesh_of(tensors)
+    return [value] if mesh is None else _everywhere(mesh, [value])
+
+
+def rank_of(tensors: Iterable[Tensor]) -> int | None:
+    """Return this process's rank, or None where none of the tensors is shared with others."""
+    mesh = _mesh_of(tensors)
+    return None if mesh is None else int(mesh.get_rank())
+
+
+def _everywhere(mesh: DeviceMesh, found: list[Any]) -> list[Any]:
+    """Return the lists of all ranks as one, on all of them: along each axis of the mesh in turn."""
+    from torch import distributed
+
+    for axis in range(mesh.ndim):
+        lists: list[Any] = [None] * mesh.size(axis)
+        distributed.all_gather_object(lists, found, group=mesh.get_group(axis))
+        found = [one for some in lists for one in some]
+    return found
 
 
 def _portable(error: Exception) -> Exception:
@@ -106,41 +128,98 @@ def _portable(error: Exception) -> Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-@contextlib.contextmanager
-def gathering(tensors: Mapping[str, Tensor]) -> Iterator[Callable[[str], Tensor] | None]:
-    """Yield on the first rank of a mesh what gives a whole tensor by name, one at a time; on the others None.
+Ask = Callable[[str, Region], Tensor]
+"""Gives a region of a tensor by name, in memory of the host or of this rank's device."""
 
-    Those have by then given away their parts, in the order in which the first rank asked for them.
+
+@contextlib.contextmanager
+def gathering(tensors: Mapping[str, Tensor]) -> Iterator[Ask | None]:
+    """Yield on the first rank of a mesh what gives a region of a tensor by name; on the others None.
+
+    Those have by then sent what they hold of each region, in the order in which the first rank asked for them: one
+    of those that hold the same. A tensor whose parts are no boxes is put together whole.
     """
     mesh = _mesh_of(tensors.values())
     shared = [name for name, one in tensors.items() if is_sharded(one)]
     if mesh is None:
-        yield lambda name: tensors[name]
+        yield lambda name, region: tensors[name][slices(region)]
         return
+    most = max(tensors[name].ndim for name in shared)
     if any(mesh.get_coordinate() or ()):
-        while (number := _announced(mesh, tensors, -1)) >= 0:
-            whole(tensors[shared[number]])
+        while (said := _announced(mesh, tensors, [-1] + [0] * 2 * most))[0] >= 0:
+            tensor = tensors[shared[said[0]]]
+            bounds = said[1 : 1 + 2 * tensor.ndim]
+            _sent(mesh, tensor, tuple(zip(bounds[::2], bounds[1::2], strict=True)))
         yield None
         return
 
-    def ask(name: str) -> Tensor:
-        if name in shared:
-            _announced(mesh, tensors, shared.index(name))
-        return whole(tensors[name])
+    def ask(name: str, region: Region) -> Tensor:
+        if name not in shared:
+            return tensors[name][slices(region)]
+        bounds = [at for pair in region for at in pair]
+        _announced(mesh, tensors, [shared.index(name), *bounds, *[0] * (2 * most - len(bounds))])
+        return _sent(mesh, tensors[name], region)
 
     try:
         yield ask
     finally:
-        _announced(mesh, tensors, -1)
+        _announced(mesh, tensors, [-1] + [0] * 2 * most)
 
 
-def _announced(mesh: DeviceMesh, tensors: Mapping[str, Tensor], number: int) -> int:
-    """Return the number that the first rank of a mesh says: it tells those of its first axis, they their next, ..."""
+def _sent(mesh: DeviceMesh, tensor: Tensor, region: Region) -> Tensor:
+    """Send what this rank holds of a region to the first rank of a mesh, where it is put together."""
+    from torch import distributed
+
+    assert is_sharded(tensor)
+    first, mine = int(mesh.mesh.flatten()[0]), mesh.get_rank()
+    ranks = tensor.device_mesh.mesh
+    places = {place: _region_at(tensor, place) for place in itertools.product(*map(range, ranks.shape))}
+    if None in places.values():
+        return whole(tensor)[slices(region)]
+    held = own_part(tensor).detach()
+    found = torch.empty([stop - start for start, stop in region] if mine == first else 0, dtype=held.dtype)
+    found = found.to(held.device)
+    seen = set()
+    for place, own in places.items():
+        common = None if own is None or own in seen else _common(own, region)
+        seen.add(own)
+        if own is None or common is None:
+            continue
+        owner = int(ranks[place])
+        here, there = (
+            slices(tuple((a - c, b - c) for (a, b), (c, _) in zip(common, one, strict=True))) for one in (own, region)
+        )
+        if owner == mine:
+            part = held[here].contiguous()
+            if mine == first:
+                found[there] = part
+            else:
+                distributed.send(_flat(part), first)
+        elif mine == first:
+            part = torch.empty([stop - start for start, stop in common], dtype=held.dtype, device=held.device)
+            distributed.recv(_flat(part), owner)
+            found[there] = part
+    return found
+
+
+def _flat(part: Tensor) -> Tensor:
+    """Return the bytes of a part, in the same memory."""
+    return part.reshape(-1).view(torch.uint8)
+
+
+def _common(one: Region, two: Region) -> Region | None:
+    """Return what two regions have in common; None is nothing."""
+    common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, two, strict=True))
+    return None if any(start >= stop for start, stop in common) else common
+
+
+def _announced(mesh: DeviceMesh, tensors: Mapping[str, Tensor], numbers: list[int]) -> list[int]:
+    """Return the numbers that the first rank of a mesh says: it tells those of its first axis, they their next, ..."""
     from torch import distributed
 
     device = next(own_part(one).device for one in tensors.values() if is_sharded(one))
-    said, place = torch.tensor(number, device=device), mesh.get_coordinate() or []
+    said, place = torch.tensor(numbers, device=device), mesh.get_coordinate() or []
     for axis in range(mesh.ndim):
         if not any(place[axis + 1 :]):
             distributed.broadcast(said, group=mesh.get_group(axis), group_src=0)
-    return int(said)
+    return [int(one) for one in said.tolist()]

@@ -1,0 +1,182 @@
+"""Digests of live weights, sharded or not, under any layout's names: what a conversion to that layout would write.
+
+digests(module)                       of a torch or Flax module, or of a checkpoint
+digests(module).compare(other)        name -> what differs, and which rank holds it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ... import backends
+from ...weights import Region
+from .. import configs, containers, manifest, modules, planning
+from .. import digests as digests_of
+from ..containers.base import CheckpointError, Reader
+from ..elements import Array, Elements
+from ..execution import _check_ties, check_dropped
+from ..readers import SharedReader
+from ..verification import Verification
+from . import results, tiles
+from .results import Digests, ShardDigest, TensorDigest, read
+
+__all__ = ["Digests", "ShardDigest", "TensorDigest", "compare", "digests", "read", "verify"]
+
+Shards = Mapping[str, Sequence[ShardDigest]]
+
+
+def digests(
+    source: Any, *, layout: str | None = None, dtype: str | None = None, settings: Mapping[str, Any] | None = None
+) -> Digests:
+    """Return the digest of every tensor that a conversion of weights to a layout would write.
+
+    Of weights that devices share, pieces of at most some MiB are read in order from the devices that hold them; every
+    rank of their mesh has to call this, and all get the same. Beside it each rank digests what it holds.
+
+    Args:
+        source: a torch or Flax module, any; or a path of a checkpoint, of a manifest or of digests in JSON.
+        layout: whose names and shapes; None keeps the source's own.
+        dtype: what floating-point tensors are cast to before: bf16, f16, f32, f64; None is nothing.
+        settings: what names and shapes don't tell.
+
+    Raises:
+        TypeError: neither a module nor a path, or a tensor that has no plain numbers.
+        CheckpointError: (a ValueError) the checkpoint is malformed.
+        LayoutError: (a ValueError) the weights do not fit the layout; `WeightsMismatchError` lists names.
+    """
+    side = backends.framework_of(source)
+    if side is not None and not isinstance(source, tuple) and not hasattr(source, "framework"):
+        return _of_module(side, source, layout, dtype, settings)
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(f"digests takes a torch.nn.Module, a flax.nnx.Module or a path, got {type(source).__name__}")
+    return _of_path(Path(source), layout, dtype, settings)
+
+
+def _of_path(path: Path, layout: str | None, dtype: str | None, settings: Mapping[str, Any] | None) -> Digests:
+    known = results.read(path)
+    if known is None and path.name.endswith(manifest.IN_FOLDER) and path.is_file():
+        is_inside = path.name == manifest.IN_FOLDER
+        checkpoint = path.parent if is_inside else path.with_name(path.name[: -len(manifest.BESIDE_FILE)])
+        found = manifest.read(checkpoint)
+        if found is not None:
+            known = results.of_manifest(found, str(path))
+    if known is not None:
+        wide = planning.check_dtype(dtype)
+        if layout not in (None, known.layout) or wide not in ("", known.dtype):
+            raise CheckpointError(
+                f"{path} holds digests of layout {known.layout or 'same'} and dtype {known.dtype or 'as held'}, "
+                "which can't be made others; take them anew"
+            )
+        return known
+    with containers.open_reader(path) as reader:
+        before = manifest.of(reader, path)
+        config = configs.beside(reader.path) if layout not in (None, "same") else None
+        plan = planning.make(
+            reader,
+            target_layout=layout or "same",
+            dtype=dtype,
+            settings=settings,
+            config=config,
+            manifest=before,
+        )
+        own = before.layout if before is not None and layout is None else plan.target_layout
+        found_tensors = _tensors(plan, reader, None if before is None else before.kept, {})
+        return Digests(own, plan.dtype, found_tensors, source=str(path))
+
+
+def _of_module(
+    side: backends.Framework, module: Any, layout: str | None, dtype: str | None, settings: Mapping[str, Any] | None
+) -> Digests:
+    backend = backends.load(side)
+    found: Digests | None = None
+    with backend.together(module):
+        own = {name: [_shard(*one) for one in some] for name, some in backend.held_parts(module).items()}
+    shards = _merged(backend.gathered(module, own))
+    with backend.together(module), backend.reading(module) as read:
+        if read is not None:
+            reader = SharedReader(backend.describe_weights(module), read)
+            plan, kept = modules.plan_for_digests(side, module, reader, layout or "same", dtype, settings)
+            tensors = _tensors(plan, reader, kept, shards)
+            found = Digests(plan.target_layout, plan.dtype, tensors, shards, backend.PLACES)
+    everywhere: list[Digests | None] = backend.gathered(module, found)
+    return next(one for one in everywhere if one is not None)
+
+
+def _shard(place: int, region: Region, read: Callable[[Region], Array], itemsize: int) -> ShardDigest:
+    """Return the digest of what is held in one place, piece by piece."""
+    digest = digests_of.new()
+    for _, _, box in tiles.boxes([stop - start for start, stop in region], itemsize):
+        digest.update(tiles.bytes_of(read(box)))
+    return ShardDigest(place, region, digest.hexdigest())
+
+
+def _merged(everywhere: Sequence[Shards]) -> dict[str, tuple[ShardDigest, ...]]:
+    names = dict.fromkeys(name for one in everywhere for name in one)
+    return {
+        name: tuple(sorted((one for some in everywhere for one in some.get(name, ())), key=lambda one: one.place))
+        for name in names
+    }
+
+
+def _tensors(plan: planning.Plan, reader: Reader, kept: Reader | None, shards: Shards) -> dict[str, TensorDigest]:
+    """Return the digests of a plan's targets, reading pieces in order."""
+    _check_ties(plan, reader, tiles.PIECE)
+    check_dropped(plan, reader)
+    elements = Elements(reader, kept, tiles.PIECE)
+    found: dict[str, TensorDigest] = {}
+    for one in plan.targets:
+        info, digest = one.info, tiles.TiledDigest(one.info.shape)
+        for start, stop, box in tiles.boxes(info.shape, info.itemsize):
+            array, _ = elements.read(one, start, stop)
+            digest.update(box, array)
+            elements.release(array)
+        places, held = _places(one, reader, shards)
+        found[info.name] = TensorDigest(info.dtype, info.shape, digest.hexdigest(), digest.tiles(), places, held)
+    return found
+
+
+def _places(
+    target: planning.Target, reader: Reader, shards: Shards
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """Return the sets of places that hold tiles of a target, and for each tile which set."""
+    if target.kept or not any(shards.get(name) for name in target.sources):
+        return (), ()
+    sets: dict[tuple[int, ...], int] = {}
+    held = []
+    # Of a tensor whose tiles can't be told from the whole, every tile may lie with all that hold some of it.
+    for region in tiles.regions(target.info.shape):
+        part = planning.part_of(target, region)
+        places: set[int] = set()
+        for move in (target if part is None else part).moves:
+            if move.source not in shards:
+                continue
+            there = tiles.source_region(move, reader.tensors[move.source].shape)
+            places |= {one.place for one in shards[move.source] if tiles.overlap(one.region, there) is not None}
+        held.append(sets.setdefault(tuple(sorted(places)), len(sets)))
+    return tuple(sets), tuple(held)
+
+
+def compare(one: Digests, other: Any, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Hold digests against a checkpoint, a manifest, other digests or a module; return name -> what differs.
+
+    A checkpoint is read, under the names and in the dtype of the digests.
+    """
+    if isinstance(other, Digests):
+        return one.compare(other)
+    is_known = isinstance(other, (str, os.PathLike)) and (
+        Path(other).name.endswith(manifest.IN_FOLDER) or results.read(Path(other)) is not None
+    )
+    if is_known:
+        return one.compare(digests(other))
+    found = digests(other, layout=one.layout or None, dtype=one.dtype or None, settings=settings)
+    return one.compare(found if one.layout else dataclasses.replace(found, layout=""))
+
+
+def verify(one: Digests, other: Any, settings: Mapping[str, Any] | None = None) -> Verification:
+    """Hold digests against another place's, as `compare` does, and return what a check of a checkpoint does."""
+    problems = compare(one, other, settings)
+    return Verification(not problems, len(one.tensors), problems, by_digest=True, by_source=False)

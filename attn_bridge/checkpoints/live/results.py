@@ -1,0 +1,274 @@
+"""Digests of weights as they were found somewhere: as JSON, and held against those of another place."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...printable import printable
+from ...weights import Region
+from ..containers.base import CheckpointError
+from ..digests import KEY
+from ..manifest import MAX_BYTES, Manifest
+
+VERSION, MARK = 1, "attn-bridge-digests"
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorDigest:
+    """The digest of a tensor.
+
+    Attributes:
+        dtype: NumPy name of its dtype.
+        shape: its shape.
+        digest: of its bytes, as a manifest has it.
+        tiles: digests of its tiles, in C order; () is not known.
+        places: sets of ranks (of JAX, devices) that hold some of it.
+        held: for each tile, which of the places hold it; () where it is not shared.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+    tiles: tuple[str, ...] = ()
+    places: tuple[tuple[int, ...], ...] = ()
+    held: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardDigest:
+    """The digest of what one rank (of JAX, one device) holds of a weight.
+
+    Attributes:
+        place: the rank, or the device's number.
+        region: which part of the weight that is.
+        digest: of its bytes.
+    """
+
+    place: int
+    region: Region
+    digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Digests:
+    """Digests of all tensors of a module or a checkpoint, under the names of a layout.
+
+    Attributes:
+        layout: whose names; "" is the module's own, or the checkpoint's.
+        dtype: what floating-point tensors were cast to; "" is nothing.
+        unit: what `place` counts: ``rank`` or ``device``.
+        tensors: name -> digest.
+        shards: name of a weight in the module -> digests of what each rank holds of it, where devices share it.
+        source: where it was found, for messages.
+    """
+
+    layout: str
+    dtype: str
+    tensors: dict[str, TensorDigest]
+    shards: dict[str, tuple[ShardDigest, ...]] = dataclasses.field(default_factory=dict)
+    unit: str = "rank"
+    source: str = ""
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Weight -> which ranks hold other bytes than those that should hold the same."""
+        found: dict[str, str] = {}
+        for name, shards in self.shards.items():
+            parts: dict[Region, list[ShardDigest]] = collections.defaultdict(list)
+            for one in shards:
+                parts[one.region].append(one)
+            said = [text for region, some in parts.items() if (text := self._differing(region, some))]
+            if said:
+                found[name] = "; ".join(said)
+        return found
+
+    def _differing(self, region: Region, replicas: Sequence[ShardDigest]) -> str:
+        groups: dict[str, list[int]] = collections.defaultdict(list)
+        for one in replicas:
+            groups[one.digest].append(one.place)
+        if len(groups) < 2:
+            return ""
+        first, *others = sorted(groups.values(), key=len, reverse=True)
+        where = f"[{', '.join(f'{start}:{stop}' for start, stop in region)}]"
+        if len(first) == len(others[0]):
+            every = " and ".join(_listed(self.unit, one) for one in groups.values())
+            return f"{every} hold different bytes in {where}"
+        odd = [place for some in others for place in some]
+        return f"{_listed(self.unit, odd)} {_hold(odd)} other bytes in {where} than {_listed(self.unit, first)}"
+
+    def compare(self, other: Digests) -> dict[str, str]:
+        """Hold these against another place's; return name -> what differs, with ranks where they are known.
+
+        Raises:
+            ValueError: both have names of a layout, and those are two layouts.
+        """
+        if self.layout and other.layout and self.layout != other.layout:
+            raise ValueError(
+                f"{self.source or 'one'} has names of layout {self.layout}, {other.source or 'the other'} of "
+                f"{other.layout}; take both in one layout"
+            )
+        problems = dict.fromkeys(self.tensors, f"is missing in {other.source or 'the other'}")
+        problems |= dict.fromkeys(other.tensors, f"is missing in {self.source or 'the one'}")
+        for name in self.tensors.keys() & other.tensors.keys():
+            text = self._difference(self.tensors[name], other.tensors[name], other)
+            if text:
+                problems[name] = text
+            else:
+                del problems[name]
+        own, theirs = ((one.problems, one.source) for one in (self, other))
+        for found, source in (own, theirs):
+            for name, text in found.items():
+                said = f"{text} ({source})" if source else text
+                problems[name] = f"{problems[name]}; {said}" if name in problems else said
+        return problems
+
+    def _difference(self, one: TensorDigest, two: TensorDigest, other: Digests) -> str:
+        if (one.dtype, one.shape) != (two.dtype, two.shape):
+            hint = "; cast both to one dtype" if one.shape == two.shape else ""
+            return f"is {one.dtype} {one.shape}, and {two.dtype} {two.shape} in {other.source or 'the other'}{hint}"
+        if one.digest == two.digest:
+            return ""
+        text = "has other bytes"
+        if not one.tiles or len(one.tiles) != len(two.tiles):
+            return text
+        differing = [at for at, pair in enumerate(zip(one.tiles, two.tiles, strict=True)) if pair[0] != pair[1]]
+        text += f" in {len(differing)} of {len(one.tiles)} tiles"
+        for digests, tensor in ((self, one), (other, two)):
+            if tensor.held:
+                sets = dict.fromkeys(tensor.places[tensor.held[at]] for at in differing)
+                places = sorted({place for some in sets for place in some})
+                beside = f" of {digests.source}" if digests.source else ""
+                text += f", which {_listed(digests.unit, places)}{beside} {_hold(places)}"
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` takes."""
+        return {
+            MARK: VERSION,
+            "layout": self.layout,
+            "dtype": self.dtype,
+            "unit": self.unit,
+            "tensors": {
+                name: {
+                    "dtype": one.dtype,
+                    "shape": list(one.shape),
+                    KEY: one.digest,
+                    "tiles": list(one.tiles),
+                    "places": [list(places) for places in one.places],
+                    "held": list(one.held),
+                }
+                for name, one in self.tensors.items()
+            },
+            "shards": {
+                name: [
+                    {"place": one.place, "region": [list(bounds) for bounds in one.region], KEY: one.digest}
+                    for one in shards
+                ]
+                for name, shards in self.shards.items()
+            },
+        }
+
+
+def from_json(document: Mapping[str, Any], source: str = "") -> Digests:
+    """Return digests of what `Digests.to_json` gave.
+
+    Raises:
+        CheckpointError: it is malformed.
+    """
+    try:
+        if document[MARK] != VERSION:
+            raise ValueError(f"it is not of version {VERSION}")
+        tensors = {
+            _text(name): TensorDigest(
+                _text(one["dtype"]),
+                _numbers(one["shape"]),
+                _text(one[KEY]),
+                tuple(map(_text, one["tiles"])),
+                tuple(map(_numbers, one["places"])),
+                _numbers(one["held"]),
+            )
+            for name, one in document["tensors"].items()
+        }
+        for name, one in tensors.items():
+            if one.held and (len(one.held) != len(one.tiles) or max(one.held) >= len(one.places)):
+                raise ValueError(f"{printable(name)}: held does not fit its tiles and places")
+        shards = {
+            name: tuple(
+                ShardDigest(_number(one["place"]), tuple(_pair(pair) for pair in one["region"]), _text(one[KEY]))
+                for one in some
+            )
+            for name, some in document["shards"].items()
+        }
+        unit = document["unit"]
+        if unit not in ("rank", "device"):
+            raise ValueError("unit must be rank or device")
+        return Digests(_text(document["layout"]), _text(document["dtype"]), tensors, shards, unit, source)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(f"{source or 'digests'} can't be used: {reason}") from None
+
+
+def of_manifest(known: Manifest, source: str) -> Digests:
+    """Return the digests that a manifest holds; it knows no tiles.
+
+    Raises:
+        CheckpointError: it is malformed.
+    """
+    try:
+        tensors = {
+            name: TensorDigest(_text(one["dtype"]), _numbers(one["shape"]), _text(one[KEY]))
+            for name, one in known.tensors.items()
+        }
+    except (TypeError, KeyError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(f"{source} can't be used: {reason}") from None
+    return Digests(known.layout, known.dtype, tensors, source=source)
+
+
+def read(path: Path) -> Digests | None:
+    """Return the digests of a file; None where it is no file of digests.
+
+    Raises:
+        CheckpointError: it is one, and malformed.
+    """
+    if path.suffix != ".json" or not path.is_file() or path.stat().st_size > MAX_BYTES:
+        return None
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} can't be used: {error}") from None
+    return from_json(document, str(path)) if isinstance(document, dict) and MARK in document else None
+
+
+def _listed(unit: str, places: Sequence[int]) -> str:
+    return f"{unit}{'s' if len(places) > 1 else ''} {', '.join(map(str, sorted(places)))}"
+
+
+def _hold(places: Sequence[int]) -> str:
+    return "hold" if len(places) > 1 else "holds"
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{printable(str(value))} must be text")
+    return value
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{printable(str(value))} must be a whole number of at least 0")
+    return value
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    return tuple(_number(one) for one in values)
+
+
+def _pair(values: Any) -> tuple[int, int]:
+    start, stop = _numbers(values)
+    return start, stop

@@ -1,0 +1,127 @@
+"""Tiles of a tensor, by which a difference is found: each has a digest of its own, however the tensor was read."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ...weights import Region, slices
+from .. import digests
+from ..containers.base import Array
+from ..copying import Move
+
+PIECE = 8 << 20
+"""Bytes of a tensor that are held at a time, at most."""
+
+COUNTS = (1, 64, 16, 8)
+"""Tiles along each axis, at most, by the number of axes that are longer than 1; beyond that there are `FEW`."""
+FEW = 4
+
+SHORT = 16
+"""Digits of a tile's digest: it says where tensors differ, once their whole digests said that they do."""
+
+MOST_AXES = 4
+"""Axes that are cut into tiles, at most: the longest ones."""
+
+
+def steps(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the size of a tile along each axis; it follows from the shape alone."""
+    cut = sorted((axis for axis, size in enumerate(shape) if size > 1), key=lambda axis: -shape[axis])[:MOST_AXES]
+    count = COUNTS[len(cut)] if len(cut) < len(COUNTS) else FEW
+    return tuple(-(-size // count) if axis in cut else max(size, 1) for axis, size in enumerate(shape))
+
+
+def regions(shape: Sequence[int]) -> list[Region]:
+    """Return all tiles of a tensor, in C order."""
+    return [tuple(one) for one in itertools.product(*_bounds(shape))]
+
+
+def _bounds(shape: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Return where tiles begin and end along each axis."""
+    return [
+        [(start, min(start + step, size)) for start in range(0, size, step)]
+        for size, step in zip(shape, steps(shape), strict=True)
+    ]
+
+
+def boxes(shape: Sequence[int], itemsize: int) -> Iterator[tuple[int, int, Region]]:
+    """Cut a tensor into boxes of at most `PIECE` bytes whose elements lie one after the other.
+
+    Yields:
+        Its first element, the one behind its last, and the box; none spans tiles along the axis that it is cut on.
+    """
+    if not math.prod(shape):
+        return
+    if not shape:
+        yield 0, 1, ()
+        return
+    axis = next(at for at in range(len(shape)) if math.prod(shape[at + 1 :]) * itemsize <= PIECE)
+    inner = math.prod(shape[axis + 1 :])
+    most = max(PIECE // max(inner * itemsize, 1), 1)
+    whole = tuple((0, size) for size in shape[axis + 1 :])
+    for number, above in enumerate(itertools.product(*(range(size) for size in shape[:axis]))):
+        for first, last in _bounds(shape)[axis]:
+            for start in range(first, last, most):
+                stop = min(start + most, last)
+                base = number * shape[axis]
+                box = (*((at, at + 1) for at in above), (start, stop), *whole)
+                yield (base + start) * inner, (base + stop) * inner, box
+
+
+class TiledDigest:
+    """Digests of a tensor and of its tiles, fed box by box in the order of `boxes`.
+
+    Args:
+        shape: of the tensor.
+    """
+
+    def __init__(self, shape: Sequence[int]):
+        self._bounds, self._steps = _bounds(shape), steps(shape)
+        self._whole = digests.new()
+        self._tiles = {at: digests.new() for at in itertools.product(*(range(len(one)) for one in self._bounds))}
+
+    def update(self, box: Region, array: Array) -> None:
+        """Feed the elements of a box, in C order."""
+        array = np.ascontiguousarray(array).reshape([stop - start for start, stop in box])
+        self._whole.update(bytes_of(array))
+        spans = [range(start // step, -(-stop // step)) for (start, stop), step in zip(box, self._steps, strict=True)]
+        for at in itertools.product(*spans):
+            part = [
+                (max(bounds[index][0], start) - start, min(bounds[index][1], stop) - start)
+                for index, bounds, (start, stop) in zip(at, self._bounds, box, strict=True)
+            ]
+            self._tiles[at].update(bytes_of(array[slices(tuple(part))]))
+
+    def hexdigest(self) -> str:
+        """Return the digest of all bytes."""
+        return self._whole.hexdigest()
+
+    def tiles(self) -> tuple[str, ...]:
+        """Return the tiles' digests, in C order."""
+        return tuple(one.hexdigest()[:SHORT] for one in self._tiles.values())
+
+
+def bytes_of(array: Array) -> memoryview:
+    """Return the bytes of an array, in C order."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def source_region(move: Move, shape: Sequence[int]) -> Region:
+    """Return a box of a source tensor in which all lies that a move takes of it."""
+    last = move.source_offset + sum((size - 1) * step for size, step, _ in move.axes)
+    ends = [np.unravel_index(one, tuple(shape)) for one in (move.source_offset, last)]
+    region = [(int(one), int(two) + 1) for one, two in zip(*ends, strict=True)]
+    # Behind the first axis along which it ends after it begins, a move that runs on over whole rows takes all.
+    if any(start >= stop for start, stop in region):
+        at = next(axis for axis, (start, stop) in enumerate(region) if stop > start + 1)
+        region = [*region[: at + 1], *((0, size) for size in shape[at + 1 :])]
+    return tuple(region)
+
+
+def overlap(one: Region, two: Region) -> Region | None:
+    """Return what two regions have in common, or None."""
+    common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, two, strict=True))
+    return None if any(start >= stop for start, stop in common) else common
