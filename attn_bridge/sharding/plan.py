@@ -59,7 +59,8 @@ class Plan:
         """Return a plan over the axes of a mesh.
 
         Raises:
-            ValueError: an axis that the mesh does not have, one axis for two things, none at all, an unknown method.
+            ValueError: an axis that the mesh does not have, one axis for two things, none at all, an unknown method, an
+                axis of the mesh whose name XLA can't read.
             TypeError: the name of an axis that is no str.
         """
         names: dict[str, str] = {}
@@ -76,6 +77,9 @@ class Plan:
             names[name] = role
         if not names:
             raise ValueError("one of tensor, context and fsdp must name an axis of the mesh, all are None")
+        for name in mesh:  # XLA ends the process at other names
+            if not (name.isascii() and name.isprintable()) or set(name) & set('"\\'):
+                raise ValueError(f"axis {printable(repr(name))} of the mesh must have a name of plain ASCII characters")
         if method not in METHODS:
             raise ValueError(f"method ({printable(repr(method))}) must be one of {', '.join(map(repr, METHODS))}")
         return cls(tuple((name, int(size)) for name, size in mesh.items()), tensor, context, fsdp, method)
