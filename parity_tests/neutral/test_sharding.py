@@ -95,7 +95,7 @@ def test_a_mesh_that_does_not_fit_is_one_line(roles, message):
 
 @pytest.mark.parametrize("name", ["\u03b2", "a\nb", 'a"b'])
 def test_a_name_that_xla_cannot_read_is_one_line(name):
-    with pytest.raises(ValueError, match="^axis .* of the mesh must have a name of plain ASCII characters$"):
+    with pytest.raises(ValueError, match=r"^axis .* of the mesh must have a name of plain ASCII characters$"):
         Plan.of({**MESH, name: 2}, tensor="model")
 
 
