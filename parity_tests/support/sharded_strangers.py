@@ -176,3 +176,46 @@ def judge_torch(task: Task) -> Judged:
         return _said(plain, sharded)
     finally:
         meshes.leave()
+
+
+def tables_moved() -> list[tuple[float, float]]:
+    """Return what each process finds of a sharded module with a table: its output's error, and how far it moves."""
+    with tempfile.TemporaryDirectory() as folder:
+        tasks = [Task("torch", Path(folder), rank, "") for rank in range(2)]
+        return list(workers.run(move_tables, tasks, len(tasks)))
+
+
+def move_tables(task: Task) -> tuple[float, float]:
+    """Run a plain and a sharded module of torch with the numbers of their table moved by a float32 unit."""
+    import torch
+    from torch import nn
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    from attn_bridge.parity.compare.sides.subject import Arguments
+
+    meshes = backends.load("torch", "_parity.meshes")
+    mesh = meshes.simulate({"model": 2}, task.rank, task.folder)
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH)
+            self.table = torch.linspace(0.1, 0.9, WIDTH)
+
+        def forward(self, x: Any) -> Any:
+            return self.down(torch.tanh(self.up(x * self.table)))
+
+    torch.manual_seed(0)
+    plain, sharded = Scaled(), Scaled()
+    parallelize_module(sharded, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    subject_of = backends.load("torch", "_parity.subject").TorchSubject
+    weights = subject_of(plain).weights()
+    call = Arguments((np.random.default_rng(0).normal(size=(2, 8, WIDTH)),), {})
+    try:
+        moved, wanted = (
+            subject_of(one).run(weights, call, mode="tables", seed=1).outputs[0] for one in (sharded, plain)
+        )
+        still = subject_of(plain).run(weights, call, dtype="float64").outputs[0]
+    finally:
+        meshes.leave()
+    return float(np.abs(moved - wanted).max()), float(np.abs(moved - still).max())

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from attn_bridge.parity.compare.sides.tables import STILL, Collector
 from attn_bridge.parity.compare.sides.tables import Tables as Found
 
+from ...shards import whole
 from .promotion import _WRITES_NO_DATA, BACKWARD, _writes, backward_inside
 from .rounding import EXACT
 
@@ -122,7 +123,7 @@ class _Dataflow(TorchDispatchMode):
     def mark(self, tensor: Tensor, constant: bool) -> None:
         """Note whether a tensor is a constant."""
         if tensor.layout == torch.strided:
-            storage = StorageWeakRef(tensor.untyped_storage())  # as long as it is held, no other has its address
+            storage = StorageWeakRef(_held(tensor).untyped_storage())  # as long as it is held, no other has its address
             self._known[storage.cdata] = storage, constant
 
     def is_foreign(self, tensor: Tensor) -> bool:
@@ -131,12 +132,12 @@ class _Dataflow(TorchDispatchMode):
             return False
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.is_meta:
             return False
-        return tensor.untyped_storage()._cdata not in self._known
+        return _held(tensor).untyped_storage()._cdata not in self._known
 
     def _is_constant(self, tensor: Tensor) -> bool:
         if tensor.layout != torch.strided:
             return False
-        _, constant = self._known.get(tensor.untyped_storage()._cdata, (None, not _moves(tensor)))
+        _, constant = self._known.get(_held(tensor).untyped_storage()._cdata, (None, not _moves(tensor)))
         return constant
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -164,11 +165,15 @@ class _Dataflow(TorchDispatchMode):
 
     def _meet(self, tensor: Tensor) -> None:
         if self._unit == 0.0 and _moves(tensor) and tensor.layout == torch.strided and not tensor.is_meta:
-            self.met.add(_widest(tensor.detach()).resolve_conj().resolve_neg().cpu().numpy())
+            self.met.add(_held(whole(_widest(tensor.detach()))).resolve_conj().resolve_neg().cpu().numpy())
 
     def shift(self, tensor: Tensor) -> Tensor:
         """Move the numbers of a tensor in place."""
         if not _moves(tensor) or tensor.layout != torch.strided or tensor.is_meta or tensor._is_zerotensor():
+            return tensor
+        held = _held(tensor)
+        if held is not tensor:
+            self.shift(held)
             return tensor
         plain = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
         values = plain.cpu().double().numpy()
@@ -193,6 +198,17 @@ def uniform(values: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, Any]:
     bits ^= bits >> np.uint64(31)
     mixed: np.ndarray[Any, Any] = (bits >> np.uint64(11)) * 2.0**-52 - 1.0
     return mixed
+
+
+def _held(tensor: Tensor) -> Tensor:
+    """Return what a tensor that wraps one other holds, such as this rank's part: it has the memory, and tells it apart."""
+    while is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()  # in newer torch also that of the mesh
+        inside = [one for one in (getattr(tensor, name) for name in names) if isinstance(one, Tensor)]
+        if len(inside) != 1:
+            break
+        (tensor,) = inside
+    return tensor
 
 
 def _widest(tensor: Tensor) -> Tensor:
