@@ -30,6 +30,13 @@ def test_positions_that_a_shard_counts_itself_are_told_by_where_they_agree():
     assert "between" in said.first
 
 
+def test_a_layer_that_takes_its_part_of_the_input_is_judged_by_itself():
+    # Its hook takes what is plain for this process's part: run by itself with all of it, it raised.
+    for said in judged("torch", "bias on every device"):
+        assert said.verdict == "different"
+        assert "in o: fed the same inputs, the outputs differ" in said.first
+
+
 def test_copies_that_devices_should_hold_alike_are_compared():
     told = judged("torch", "copies differ")
     assert {said.verdict for said in told} == {"different"}

@@ -172,6 +172,8 @@ def judge_torch(task: Task) -> Judged:
     plain, sharded = Attention(), Attention(task.fault)
     styles = {**dict.fromkeys("qkv", ColwiseParallel()), "o": RowwiseParallel()}
     parallelize_module(sharded, mesh, styles)
+    if task.fault == "bias on every device":
+        sharded.o.register_forward_hook(lambda layer, _, out: out + 3 * layer.bias.to_local())
     try:
         return _said(plain, sharded)
     finally:

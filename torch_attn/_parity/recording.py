@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from attn_bridge.parity.compare.sides.subject import Arguments, Array, Call, flatten, replace
 
-from .running.replicas import read
+from .running.replicas import cut_of, read
 from .weights import is_tensor, unreadable
 
 
@@ -38,6 +38,9 @@ class Recorder:
     Args:
         modules: path -> submodule.
         mesh: the devices that share the weights; None where there are no others.
+
+    Attributes:
+        parts: path -> for each array that the submodule is given, the one that was given where devices share it.
     """
 
     def __init__(self, modules: dict[str, nn.Module], mesh: Any = None):
@@ -46,6 +49,7 @@ class Recorder:
         self._calls: list[_Recorded] = []
         self._began: dict[int, list[_Recorded | None]] = {}
         self._count = 0
+        self.parts: dict[str, list[Tensor | None]] = {}
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -84,6 +88,7 @@ class Recorder:
                 )
                 if not _is_backward():
                     self._count += 1
+                    self.parts[path] = [one.detach() if cut_of(one).is_cut else None for one in found]
             self._began.setdefault(id(child), []).append(begun)
 
         return hook

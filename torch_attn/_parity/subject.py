@@ -78,6 +78,7 @@ class TorchSubject:
         self.mesh = mesh_of(self.side.tensors().values())
         self.apart: list[str] = []
         self.plain: dict[str, Any] = {}
+        self.parts: dict[str, list[Tensor | None]] = {}
         self._compiled: dict[str, Any] = {}
         self._accumulates = False
 
@@ -257,6 +258,7 @@ class TorchSubject:
                         found = one.results(weights, arguments, cotangents, accumulate)
                 except NeedsBackwardError:
                     continue
+                self.parts = recorder.parts
                 return found, recorder.calls()
         raise AssertionError("gradients that are accumulated need no other way")
 

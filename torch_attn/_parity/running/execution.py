@@ -72,7 +72,7 @@ class Execution:
         source = Masks(self.masks)
         with self._prepared(source) as drawn:
             tensors = self._weights(weights)
-            leaves = [self.subject.tensor(leaf, self.dtype) for leaf in arguments.leaves]
+            leaves = self._cut([self.subject.tensor(leaf, self.dtype) for leaf in arguments.leaves])
             leaves = [leaf.requires_grad_() if leaf.is_floating_point() else leaf for leaf in leaves]
             given = [None if one is None else self.subject.tensor(one, None) for one in cotangents or ()]
             try:
@@ -161,6 +161,14 @@ class Execution:
             if name not in lent:
                 tensor.requires_grad_(name in self.part.trainable and tensor.is_floating_point())
         return tensors
+
+    def _cut(self, leaves: list[Tensor]) -> list[Tensor]:
+        """Return what a submodule is given, cut as it was when the whole ran: its hooks take plain arrays for parts."""
+        parts = self.subject.parts.get(self.path, ())
+        if len(parts) != len(leaves):
+            return leaves
+        pairs = zip(leaves, parts, strict=True)
+        return [one if like is None or like.shape != one.shape else cut_as(one, like) for one, like in pairs]
 
     @contextlib.contextmanager
     def _holding(self, tensors: dict[str, Tensor]) -> Iterator[Any]:

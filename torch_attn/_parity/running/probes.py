@@ -201,7 +201,7 @@ def uniform(values: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, Any]:
 
 
 def _held(tensor: Tensor) -> Tensor:
-    """Return what a tensor that wraps one other holds, such as this rank's part: it has the memory, and tells it apart."""
+    """Return what a tensor that wraps one other holds, such as this rank's part: the memory that tells it apart."""
     while is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()  # in newer torch also that of the mesh
         inside = [one for one in (getattr(tensor, name) for name in names) if isinstance(one, Tensor)]
