@@ -302,7 +302,7 @@ def test_an_interrupt_while_a_setting_is_put_back_leaves_everything_as_it_was(ki
         sys.setprofile(hook)
         try:
             work()
-            if at:
+            if 0 < at <= hook.count:
                 time.sleep(60.0)  # it is on its way
         finally:
             sys.setprofile(None)
@@ -311,12 +311,18 @@ def test_an_interrupt_while_a_setting_is_put_back_leaves_everything_as_it_was(ki
     interrupted(0)  # what is traced once is traced
     total, before = interrupted(0), (state_of(ours, theirs), signal.getsignal(signal.SIGINT))
     assert total > 300
-    for at in range(1, total, total // 6)[:6]:  # the last few may not come again: some are jax's own, for its caches
-        with pytest.raises(KeyboardInterrupt) as kept:  # what it refers to is alive, and puts nothing back by itself
-            interrupted(at)
+    came = 0
+    for at in range(1, total, total // 6)[:6]:
+        try:
+            assert interrupted(at) < at  # some are jax's own, for its caches, and do not come again
+            continue
+        except KeyboardInterrupt as error:
+            kept = error  # what it refers to is alive, and puts nothing back by itself
+        came += 1
         assert (state_of(ours, theirs), signal.getsignal(signal.SIGINT)) == before, at
         assert not list(tmp_path.glob(".*"))  # a dump is whole, or not there
         del kept
+    assert came >= 3
     gc.collect()  # what an interrupt left open is closed here, not in the test after this one
 
 
