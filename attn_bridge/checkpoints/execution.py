@@ -103,7 +103,7 @@ def carry_out(
             files = _stamps(reader)
             budget = _budget(plan, max_memory)
             elements = Elements(reader, None if before is None else before.kept, budget)
-            _check_ties(plan, reader, budget)
+            check_ties(plan, reader, budget)
             check_dropped(plan, reader)
             _check_kept(before)
             own = _config_beside(plan, reader, config) if is_folder else None
@@ -236,7 +236,12 @@ def digest_of(reader: Reader, name: str) -> str:
     return digest.hexdigest()
 
 
-def _check_ties(plan: Plan, reader: Reader, budget: int) -> None:
+def check_ties(plan: Plan, reader: Reader, budget: int) -> None:
+    """Refuse to leave out tensors that are not what they would be tied to.
+
+    Raises:
+        CheckpointError: one is not.
+    """
     for one, two, kept, left_out in plan.ties:
         info = reader.tensors[one.source]
         pair = []

@@ -250,6 +250,11 @@ def verify(
     source = paths[0] if len(paths) == 2 else None
     taken = None if source is None else live.read(source)
     given = parse_settings(settings or [])
+    if taken is not None:
+        options = {"--from": from_layout, "--to": to_layout, "--rules": rules, "--dequantize": dequantize or None}
+        for option, value in {**options, "--max-memory": memory}.items():
+            if value is not None:
+                raise ValueError(f"{option} ({value}) says how a source was converted; {source} holds digests")
     with _bytes_bar() as advance:
         found = (
             live.verify(taken, paths[-1], given)

@@ -82,6 +82,9 @@ def test_the_command_line_says_which_tensor_differs(
     assert run(["verify", "make.json", "other.json"]) == 1
     out = capsys.readouterr().out
     assert out.count("W_key.kernel has other bytes in 1 of 256 tiles") == out.count("has other bytes") == 1
+    for option in (["--from", "torch"], ["--to", "flax"], ["--dequantize"], ["--max-memory", "1GiB"]):
+        assert run(["verify", "make.json", "other.json", *option]) == 2
+        assert f"error: {option[0]} (" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from .. import configs, containers, manifest, modules, planning
 from .. import digests as digests_of
 from ..containers.base import CheckpointError, Reader
 from ..elements import Array, Elements
-from ..execution import _check_ties, check_dropped
+from ..execution import check_dropped, check_ties
 from ..readers import SharedReader
 from ..verification import Verification
 from . import results, tiles
@@ -124,7 +124,7 @@ def _merged(everywhere: Sequence[Shards]) -> dict[str, tuple[ShardDigest, ...]]:
 
 def _tensors(plan: planning.Plan, reader: Reader, kept: Reader | None, shards: Shards) -> dict[str, TensorDigest]:
     """Return the digests of a plan's targets, reading pieces in order."""
-    _check_ties(plan, reader, tiles.PIECE)
+    check_ties(plan, reader, tiles.PIECE)
     check_dropped(plan, reader)
     elements = Elements(reader, kept, tiles.PIECE)
     found: dict[str, TensorDigest] = {}

@@ -20,11 +20,6 @@ FAILURES = (CannotPromoteError, ModuleFailedError)
 """What a subject raises when a submodule can't be run by itself."""
 
 
-def other(side: Side) -> Side:
-    """Return the other side."""
-    return "second" if side == "first" else "first"
-
-
 class Pairing(Protocol):
     """Which parameter is which."""
 

@@ -16,6 +16,7 @@ from ...sides.subject import Array, Run
 from ..limits import MEANING_LIMIT
 from ..measures import scale_of
 from ..runner import Live
+from .asking import is_askable, other_side, shared_side
 
 MAX_TRIED = 12
 """Most parameters whose parts are kept one at a time."""
@@ -53,11 +54,10 @@ def lost(runner: Live, sample: Sample, within: Mapping[Side, str]) -> str:
         sample: what they differ on.
         within: path of the submodule that differs, on each side.
     """
-    pair = runner.pair
-    if pair.lacks or pair.effort.large or pair.train:
+    if not is_askable(runner.pair):
         return ""
-    runs = {side: runner.plain(side, sample, pair.dtype, exact=True) for side in SIDES}
-    side = next((one for one in SIDES if runs[one].shares.any_cut), None)
+    runs = {side: runner.plain(side, sample, runner.pair.dtype, exact=True) for side in SIDES}
+    side = shared_side(runs)
     if side is None:
         return ""
     known = list(_shared(runner, sample, runs, side))
@@ -90,7 +90,7 @@ def _shared(runner: Live, sample: Sample, runs: Mapping[Side, Run], side: Side) 
 
 def _lost_through(runner: Live, sample: Sample, one: Shared, known: list[Shared], side: Side) -> str:
     pair = runner.pair
-    plain: Side = "second" if side == "first" else "first"
+    plain = other_side(side)
     if one.count > MAX_PARTS:
         return ""
     differing: list[list[str]] = []

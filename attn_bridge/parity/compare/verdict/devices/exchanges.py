@@ -18,6 +18,7 @@ from ...sides.subject import Array
 from ..limits import MEANING_LIMIT
 from ..measures import scale_of
 from ..runner import Live
+from .asking import is_askable, other_side, shared_side
 
 MAX_TRIED = 256
 """Most sets of parameters that are tried."""
@@ -32,14 +33,14 @@ def exchanged(runner: Live, sample: Sample, within: Mapping[Side, str], mesh: Ma
         within: path of the submodule that differs, on each side.
         mesh: how many devices each axis of the mesh has.
     """
-    pair = runner.pair
-    if pair.lacks or pair.effort.large or pair.train:
+    if not is_askable(runner.pair):
         return ""
+    pair = runner.pair
     runs = {side: runner.plain(side, sample, pair.dtype, exact=True) for side in SIDES}
-    shared = next((side for side in SIDES if runs[side].shares.any_cut), None)
+    shared = shared_side(runs)
     if shared is None:
         return ""
-    other: Side = "second" if shared == "first" else "first"
+    other = other_side(shared)
     inside = f"{within[shared]}." if within[shared] else ""
     cuts = {name: cut for name, cut in runs[shared].shares.parameters.items() if name.startswith(inside)}
     held, arguments = pair.weights(sample, shared), sample.arguments[shared]

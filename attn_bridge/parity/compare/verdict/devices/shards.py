@@ -17,6 +17,7 @@ from ..bench import Findings
 from ..limits import MEANING_LIMIT
 from ..measures import scale_of
 from ..runner import Live, Runner
+from .asking import shared_side
 
 TOUCHED = 1e-3
 """Part of a tensor's largest difference from which on an element differs, where a shard is looked for."""
@@ -48,7 +49,7 @@ def on_shards(runner: Runner, found: Findings) -> list[TensorVerdict]:
         return verdicts
     dtype = verdicts[0].dtype
     low: dict[Side, Run] = {side: runner.run(side, sample, dtype) for side in SIDES}
-    shared = next((side for side in SIDES if low[side].shares.any_cut), None)
+    shared = shared_side(low)
     if shared is None:
         return verdicts
     exact = not runner.pair.lacks

@@ -16,6 +16,7 @@ from ...sides.subject import Array
 from ..limits import MEANING_LIMIT
 from ..measures import scale_of
 from ..runner import Live
+from .asking import is_askable
 from .exchanges import agree
 
 MAX_VECTORS = 12
@@ -44,8 +45,7 @@ def mixed(runner: Live, sample: Sample, within: Mapping[Side, str], mesh: Mappin
         within: path of the submodule that differs, on each side.
         mesh: how many devices each axis of the mesh has.
     """
-    pair = runner.pair
-    if pair.lacks or pair.effort.large or pair.train:
+    if not is_askable(runner.pair):
         return ""
     alike = _alike(sample)
     found = _outputs(runner, alike)
