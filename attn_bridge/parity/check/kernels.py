@@ -1,11 +1,13 @@
 """Rows of the parity matrix for the implementations of attention: a fast wrong answer can't win.
 
 Each implementation that this machine can run is judged by the plain reference of the other framework, in every case
-that it supports: the context and the gradients of all operands.
+that it supports: the context and the gradients of all operands. A kernel for another device is interpreted, where its
+framework can do that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 from collections.abc import Callable, Mapping
@@ -112,14 +114,22 @@ def check_kernels(
     def judge() -> tuple[list[Cell], list[LeftOut]]:
         found = {framework: one.result() for framework, one in futures.items()}
         runs = {framework: served for framework, (served, _) in found.items()}
+        away = {framework: _elsewhere(framework) for framework in found}
         left_out = [
             LeftOut(f"{NAME}: {name}", case, reason)
             for _, refused in found.values()
             for name, reason in refused.items()
         ]
-        return _judge_all(chosen, runs, dtypes, seeds), left_out
+        return _judge_all(chosen, runs, away, dtypes, seeds), left_out
 
     return judge
+
+
+def _elsewhere(framework: backends.Framework) -> list[str]:
+    """Return the implementations that only another device runs, and that the framework can interpret."""
+    module = backends.load(framework, "implementations")
+    missing = module.unavailable()
+    return [name for name, one in module.IMPLEMENTATIONS.items() if missing[name] and hasattr(one, "interpreted")]
 
 
 Runs = dict[tuple[str, str], list[Arrays]]
@@ -127,7 +137,11 @@ Runs = dict[tuple[str, str], list[Arrays]]
 
 
 def _judge_all(
-    case: KernelCase, runs: Mapping[backends.Framework, dict[str, Runs | str]], dtypes: tuple[str, ...], seeds: int
+    case: KernelCase,
+    runs: Mapping[backends.Framework, dict[str, Runs | str]],
+    away: Mapping[backends.Framework, list[str]],
+    dtypes: tuple[str, ...],
+    seeds: int,
 ) -> list[Cell]:
     cells = []
     for framework, other in OTHER.items():
@@ -135,7 +149,8 @@ def _judge_all(
             for dtype in dtypes:
                 if not isinstance(found, str) and (dtype, dtype) not in found:  # not a precision that it has
                     continue
-                what = f"{framework} {name} vs {other} {REFERENCE}"
+                how = " interpreted" if name in away[framework] else ""
+                what = f"{framework} {name}{how} vs {other} {REFERENCE}"
                 command = ("attn-bridge", "check", NAME, "--case", case.name, "--dtype", dtype, "--seeds", str(seeds))
                 cell = Cell(f"{NAME}: {name}", case.name, dtype, what, "inconclusive", (), shlex.join(command))
                 trusted = runs[other].get(REFERENCE)
@@ -157,15 +172,17 @@ def _run_all(
     framework: backends.Framework, case: KernelCase, numbers: list[Numbers], dtypes: tuple[str, ...], in_full: bool
 ) -> tuple[dict[str, Runs | str], dict[str, str]]:
     """Return the results of every implementation that supports the case, or why it broke; and why others don't."""
-    backend = backends.load(framework)
+    backend, implementations = backends.load(framework), backends.load(framework, "implementations")
+    away = _elsewhere(framework)
     found: dict[str, Runs | str] = {}
     refused: dict[str, str] = {}
-    for name, missing in backends.load(framework, "implementations").unavailable().items():
-        if missing is not None:
+    for name, missing in implementations.unavailable().items():
+        if missing is not None and name not in away:
             refused[name] = missing
             continue
         try:
-            found[name] = _run(backend, name, case, numbers, dtypes, in_full)
+            with implementations.IMPLEMENTATIONS[name].interpreted() if name in away else contextlib.nullcontext():
+                found[name] = _run(backend, name, case, numbers, dtypes, in_full)
         except NotImplementedError as refusal:  # this call is not for it
             refused[name] = str(refusal).removeprefix(f"implementation {name!r} does not support this call: ")
         except Exception as error:  # whatever a framework raises, the other rows still deserve their verdict
