@@ -9,6 +9,7 @@
 #: make types   strict type check
 #: make bench   measure attention next to its peers, options in BENCH='...'; for the docs:
 #:              make bench BENCH='--json docs/benchmarks.json' docs
+#: make accelerator  run check, suite and benchmarks on the GPU or TPU that is here; write docs/accelerators.md
 #: make docs    regenerate what README.md and docs show, in an hour; some of it: .venv/bin/python docs/generate.py FILE
 #: make clean   remove .venv
 #:
@@ -42,7 +43,7 @@ $(TESTS): export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_f
 	--xla_cpu_parallel_codegen_split_count=1
 
 .DEFAULT_GOAL := help
-.PHONY: help check $(TESTS) lint types docs bench clean
+.PHONY: help check $(TESTS) lint types docs bench accelerator clean
 
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
@@ -93,6 +94,9 @@ types: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(BENCH)
+
+accelerator: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.accelerator $(ACCELERATOR)
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/generate.py

@@ -56,18 +56,21 @@ def main() -> None:
 def measure(config: GroupedQueryAttentionConfig, length: int, rounds: int) -> dict[str, float]:
     """Return what is measured -> median seconds."""
     capacity = length + ROOM + 2 * rounds
+    device = torch_side.device()
     in_torch = torch_attn.GroupedQueryAttention(config).eval()
     in_flax = jax_attn.GroupedQueryAttention(config, rngs=nnx.Rngs(0))
     transfer(in_torch, in_flax)
+    in_torch = in_torch.to(device)
     random = np.random.default_rng(0)
 
     def draw(*shape: int) -> Any:
         return random.normal(size=shape).astype(np.float32)
 
     kept = [draw(1, length, config.num_kv_heads, config.head_dim) for _ in range(2)]
-    cache, _ = in_torch.init_cache(1, capacity).append(*map(torch.from_numpy, kept))
+    cache, _ = in_torch.init_cache(1, capacity).append(*(torch.from_numpy(one).to(device) for one in kept))
     state = {"flax": in_flax.init_cache(1, capacity).append(*map(jnp.asarray, kept))[0], "torch": cache}
-    x, query = draw(1, 1, config.d_in), torch.from_numpy(draw(1, 1, config.num_heads, config.head_dim))
+    x, query = draw(1, 1, config.d_in), torch.from_numpy(draw(1, 1, config.num_heads, config.head_dim)).to(device)
+    token = torch.from_numpy(x).to(device)
     step = flax_step()
 
     def sdpa() -> Any:
@@ -81,7 +84,7 @@ def measure(config: GroupedQueryAttentionConfig, length: int, rounds: int) -> di
         return dot_product_attention(query, key, value, mask=causal().offset(held.length - 1))
 
     def torch_step() -> Any:
-        out, state["torch"] = in_torch(torch.from_numpy(x), cache=state["torch"])
+        out, state["torch"] = in_torch(token, cache=state["torch"])
         return out
 
     def one_flax_step() -> Any:
@@ -102,6 +105,7 @@ def measure(config: GroupedQueryAttentionConfig, length: int, rounds: int) -> di
             for name, way in ways.items():
                 start = time.perf_counter()
                 way()
+                torch_side.wait(None)
                 seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(found) for name, found in seconds.items()}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import attn_bridge
-from benchmarks import decoding, jax_side, meshes, models, options, torch_side
+from benchmarks import accelerator, decoding, jax_side, meshes, models, options, torch_side
 from benchmarks.bench import Bench
 from benchmarks.cells import Cell, Group
 from benchmarks.session import Plan, Worker, WorkerError, groups, measure
@@ -88,6 +88,17 @@ def test_a_contender_that_raises_is_a_row_that_says_so(monkeypatch):
     assert not report.passed
 
 
+def test_a_contender_that_is_not_for_a_call_is_left_out(monkeypatch):
+    def attend(query, key, value, implementation):
+        raise NotImplementedError("not for\nthis")
+
+    monkeypatch.setattr(torch_side, "_attend", attend)
+    (wanted,) = groups(["attention"], [CELL], ["float32"], ["forward"])
+    report = measure(plan(wanted, frameworks=("torch",)), connect=here)
+    assert {(row.status, row.reason) for row in report.rows if row.kind == "ours"} == {("skipped", "not for this")}
+    assert report.passed
+
+
 def test_what_would_not_fit_into_memory_is_not_run(monkeypatch):
     monkeypatch.setattr("benchmarks.bench.free_memory", lambda: 0)
     (wanted,) = groups(["attention"], [CELL], ["float32"], ["forward"])
@@ -145,6 +156,31 @@ def test_decoding_is_measured_and_compiles_one_program(monkeypatch, capsys):
     decoding.main()
     printed = capsys.readouterr().out
     assert printed.count("torch, attention") == printed.count("JAX: 1 program for 5 steps") == len(decoding.SIZES)
+
+
+def test_without_an_accelerator_its_page_is_not_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(accelerator, "devices", lambda: {"torch": None, "jax": None})
+    assert accelerator.main(["--markdown", str(tmp_path / "page.md")]) == 2
+    assert "torch and JAX see a processor alone" in capsys.readouterr().err
+    assert not (tmp_path / "page.md").exists()
+
+
+def test_the_page_of_an_accelerator_shows_each_command_with_its_outcome(tmp_path, monkeypatch, capsys):
+    failing = accelerator.Section("failing", "What fails", ("-c", "print('lines\\n' * 99); raise SystemExit(3)"))
+    slow = accelerator.Section("slow", "What hangs", ("-c", "import time; time.sleep(999)"))
+    decoding = next(one for one in accelerator.SECTIONS if one.name == "decoding-8192")
+    monkeypatch.setattr(accelerator, "SECTIONS", (decoding, failing))
+    page = tmp_path / "page.md"
+    assert accelerator.main(["--on-cpu", "--quick", "--markdown", str(page)]) == 1
+    assert "something failed" in capsys.readouterr().out
+    text = page.read_text()
+    assert "jax on a processor" in text
+    assert "JAX: 1 program for 5 steps" in text
+    assert "`: passed in" in text
+    assert "FAILED with status 3" in text
+    assert f"({100 - accelerator.TAIL - 1} lines before)" in text
+    status, part = accelerator.run(slow, quick=False, limit=1)
+    assert (status, "stopped after 1 s" in part) == (124, True)
 
 
 def test_what_options_cost_is_measured(monkeypatch, capsys):

@@ -1,0 +1,149 @@
+"""Everything that says whether an accelerator computes right, and how fast, on one page: ``make accelerator``.
+
+python -m benchmarks.accelerator [--markdown docs/accelerators.md] [--only NAME ...] [--quick]
+
+It runs `attn-bridge doctor`, the matrix of `attn-bridge check`, the suite, the benchmarks of attention, and decoding,
+one after the other, each as the command that the page shows. The page is written anew after each: what an interrupted
+run has measured stays. Exit status: 0 = all of it passed, 1 = something did not, 2 = there is no accelerator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attn_bridge.cli.output import check_writable
+
+from . import jax_side, machine, torch_side
+
+ROOT = Path(__file__).parent.parent
+TAIL = 60
+"""Lines of a long output that the page keeps, from its end."""
+
+LENGTHS = (8192, 32768)
+"""Tokens in the cache of the decoding benchmark."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One command and what the page says of it.
+
+    Attributes:
+        name: word for it on the command line.
+        title: its heading.
+        command: its arguments, after Python's own path.
+        quick: further arguments that make it small.
+    """
+
+    name: str
+    title: str
+    command: tuple[str, ...]
+    quick: tuple[str, ...] = ()
+
+
+SECTIONS = (
+    Section("doctor", "What is here", ("-m", "attn_bridge", "doctor")),
+    Section(
+        "check",
+        "The twins",
+        ("-m", "attn_bridge", "check"),
+        ("LayerNorm", "dot_product_attention", "--case", "one-token", "--case", "windowed", "--seeds", "1"),
+    ),
+    Section(
+        "suite",
+        "The suite",
+        ("-m", "pytest", "-q", "-n", "4", "parity_tests/contract", "parity_tests/torch_side", "parity_tests/jax_side"),
+        ("-k", "LayerNorm and bad_calls"),
+    ),
+    Section("attention", "Attention and modules", ("-m", "benchmarks", "--summary"), ("--quick",)),
+    *(
+        Section(
+            f"decoding-{length}",
+            f"Decoding with {length:,} tokens in the cache",
+            ("-m", "benchmarks.decoding", "--length", str(length)),
+            ("--length", "64", "--rounds", "1"),
+        )
+        for length in LENGTHS
+    ),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the sections, write the page, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accelerator", description=__doc__.splitlines()[0])
+    parser.add_argument("--markdown", default="docs/accelerators.md", metavar="FILE", help="the page to write")
+    names = [one.name for one in SECTIONS]
+    parser.add_argument("--only", action="append", choices=names, help="one section; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="small sizes: shows that it works, not how fast it is")
+    parser.add_argument("--on-cpu", action="store_true", help="run without an accelerator, to try this command")
+    parser.add_argument("--limit", type=int, default=3600, metavar="SECONDS", help="the most that one section takes")
+    options = parser.parse_args(arguments)
+    found = devices()
+    if not any(found.values()) and not options.on_cpu:
+        print("error: no accelerator: torch and JAX see a processor alone; --on-cpu runs anyway", file=sys.stderr)
+        return 2
+    try:
+        check_writable(options.markdown, "--markdown")
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    parts, passed = [head(found)], True
+    for section in SECTIONS:
+        if options.only and section.name not in options.only:
+            continue
+        print(f"{section.title} ...", file=sys.stderr, flush=True)
+        status, part = run(section, options.quick, options.limit)
+        passed = passed and status == 0
+        parts.append(part)
+        Path(options.markdown).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    print(f"wrote {options.markdown}: {'all of it passed' if passed else 'something failed'}")
+    return 0 if passed else 1
+
+
+def devices() -> dict[str, str | None]:
+    """Return the accelerator that each framework runs on, None for a processor."""
+    sides = {"torch": torch_side.describe()["device"], "jax": jax_side.describe()["device"]}
+    return {name: None if device == "cpu" else device for name, device in sides.items()}
+
+
+def head(found: dict[str, str | None]) -> str:
+    """Return the beginning of the page: hardware and versions."""
+    sides = {"torch": torch_side.describe(), "jax": jax_side.describe()}
+    lines = machine.sentences({**machine.describe(), "frameworks": sides})
+    on = ", ".join(f"{name} on {device or 'a processor'}" for name, device in found.items())
+    made = f"Made by `make accelerator` on {time.strftime('%Y-%m-%d')}: {on}."
+    return "\n\n".join(["# Accelerators", made, "\n".join(f"- {line}" for line in lines)])
+
+
+def run(section: Section, quick: bool, limit: int) -> tuple[int, str]:
+    """Run a section's command; return its exit status and its part of the page."""
+    command = (*section.command, *(section.quick if quick else ()))
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, timeout=limit, text=True, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        status, output = done.returncode, done.stdout
+    except subprocess.TimeoutExpired as error:
+        text = error.stdout or b""
+        output = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        status, output = 124, f"{output}\nstopped after {limit} s"
+    lines = output.rstrip().splitlines()
+    if len(lines) > TAIL:
+        lines = [f"({len(lines) - TAIL} lines before)", *lines[-TAIL:]]
+    verdict = "passed" if status == 0 else f"FAILED with status {status}"
+    shown = shlex.join(("python", *command))
+    text = "\n".join(line.rstrip() for line in lines).replace("```", "'''")
+    took = time.perf_counter() - start
+    return status, f"## {section.title}\n\n`{shown}`: {verdict} in {took:.0f} s\n\n```text\n{text}\n```"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
