@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from typing import Any
 
 import numpy as np
@@ -601,6 +602,49 @@ def test_flex_attention_declares_its_limits(changes, options, reason):
     wide = functional._checked(*(one.double() for one in inputs), **all_options({}))
     if reason is None:
         assert flex.unsupported_anywhere(wide) == "it does not compute in float64"
+
+
+# ---- the order of torch's kernels on a GPU, which needs none: operands are stand-ins, and what is asked is recorded
+
+
+@pytest.fixture
+def on_hopper(monkeypatch):
+    monkeypatch.setattr(sdpa, "_is_hopper", lambda index: index == 0)
+    with sdpa_kernel(list(sdpa.FIRST_CUDNN)):
+        yield
+
+
+def stand_in(**changes: Any) -> Any:
+    device = types.SimpleNamespace(index=changes.pop("index", 0))
+    return types.SimpleNamespace(**{"is_cuda": True, "dtype": torch.bfloat16, "device": device, **changes})
+
+
+@pytest.mark.parametrize(
+    ("query", "options", "is_first"),
+    [
+        (stand_in(), {}, True),
+        (stand_in(dtype=torch.float16), {}, True),
+        (stand_in(dtype=torch.float32), {}, False),
+        (stand_in(is_cuda=False), {}, False),
+        (stand_in(index=1), {}, False),
+        (stand_in(), {"mask": torch.ones(1)}, False),
+        (stand_in(), {"dropout": 0.1}, False),
+    ],
+)
+def test_cudnn_comes_first_on_hopper(query, options, is_first, on_hopper):
+    before = torch._C._get_sdp_priority_order()
+    with sdpa._kernels(query, options.get("mask"), options.get("dropout", 0.0)):
+        first = torch._C._get_sdp_priority_order()[0]
+        assert torch.backends.cuda.flash_sdp_enabled(), "what cuDNN refuses goes to the next"
+    assert (first == int(SDPBackend.CUDNN_ATTENTION)) == is_first
+    assert torch._C._get_sdp_priority_order() == before
+
+
+def test_a_choice_of_kernels_stays(on_hopper):
+    before = torch._C._get_sdp_priority_order()
+    with sdpa_kernel(SDPBackend.MATH), sdpa._kernels(stand_in(), None, 0.0):
+        assert torch._C._get_sdp_priority_order() == before
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 # ---- the projections of a list of heads
