@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from typing import ClassVar
 
 from ..containers.base import CheckpointError, DiskFullError
 from ..requests import Request
@@ -28,15 +29,16 @@ class Processes:
         advance: told the bytes that they have done.
     """
 
+    command: ClassVar[tuple[str, ...]] = (sys.executable, "-m", f"{__package__}.process")
+    """What starts one of them."""
+
     def __init__(self, request: Request, job: Job, run: str, indices: Sequence[int], advance: Advance):
         self._advance = advance
         self._errors: collections.deque[Exception] = collections.deque()
         self._children: list[tuple[subprocess.Popen[bytes], threading.Thread]] = []
         asked = {"request": dataclasses.asdict(request), "job": dataclasses.asdict(job), "run": run}
         for index in indices:
-            child = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
+            child = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             listener = threading.Thread(target=self._listen, args=(child, index, job.workers), daemon=True)
             self._children.append((child, listener))
             assert child.stdin is not None

@@ -46,7 +46,7 @@ class Cluster:
                 raise CheckpointError(f"--ray {printable(address)}: {printable(error)}") from None
 
     def job(self, prepared: Prepared, workers: int | None, task_bytes: int | None) -> Job:
-        """Return the job of a conversion by so many tasks of Ray; None: one for each processor, if there is the work."""
+        """Return the job of a conversion by so many tasks of Ray; None: as many as there are processors for."""
         most = int(self._ray.cluster_resources().get("CPU", 1))
         usual = max(1, min(most, prepared.plan.nbytes // WORTH))
         return job_of(prepared, usual if workers is None else workers, task_bytes)
