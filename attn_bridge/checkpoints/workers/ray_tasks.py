@@ -51,7 +51,9 @@ class Cluster:
         usual = max(1, min(most, prepared.plan.nbytes // WORTH))
         return job_of(prepared, usual if workers is None else workers, task_bytes)
 
-    def start(self, request: Request, job: Job, run: str, indices: Sequence[int], advance: Advance) -> Tasks:
+    def start(
+        self, request: Request, prepared: Prepared, job: Job, run: str, indices: Sequence[int], advance: Advance
+    ) -> Tasks:
         """Have Ray run tasks."""
         asked = {"request": dataclasses.asdict(request), "job": dataclasses.asdict(job), "run": run}
         remote = self._ray.remote(num_cpus=1, max_retries=RETRIES)(_do_share)

@@ -361,13 +361,13 @@ def test_a_dequantised_source_is_shared_like_any_other(tmp_path):
     assert last.result.changed == plain.changed
 
 
-MOMENTS = {"worker": 30, "finisher": 8, "parent": 20}
+MOMENTS = {"worker": 20, "finisher": 8, "parent": 25}
 """What is killed -> how many moments there are to do so, at least."""
 
 
 @pytest.mark.parametrize("kind", MOMENTS)
 def test_kills_at_every_moment_leave_nothing_there_and_are_gone_on_from(tmp_path, kind):
-    source = sharded(tmp_path / "source", width=16, layers=2)
+    source = sharded(tmp_path / "source", width=16, layers=1)
     checkpoints.convert(source, tmp_path / "whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalPlace, "take_over", lambda self: False)
@@ -401,6 +401,7 @@ sys.exit(process.main())
 
 def test_a_killed_process_is_named_and_gone_on_from(tmp_path, source, monkeypatch):
     monkeypatch.setattr(Processes, "command", (sys.executable, "-c", KILLED))
+    monkeypatch.setattr(Processes, "may_fork", lambda self: False)
     with pytest.raises(
         CheckpointError, match=rf"worker 1 of 2 .* was killed by signal {int(signal.SIGKILL)}.*--resume"
     ):
