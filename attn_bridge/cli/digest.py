@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .checkpoint import Json, Settings, check_report, make_console, parse_settings
 from .output import write_json
+from .plans import Json, Settings, check_report, make_console, parse_settings
 
 
 def digest(

@@ -19,6 +19,7 @@ __all__ = [
     "Reader",
     "TensorInfo",
     "Writer",
+    "check_shared",
     "format_of",
     "make_writer",
     "open_reader",
@@ -175,13 +176,25 @@ def with_settings(format: str, settings: Mapping[str, Any] | None) -> tuple[str,
     return ("orbax+ocdbt" if value else format), left
 
 
-def make_writer(format: str, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]) -> Writer:
-    """Begin to write a checkpoint.
+def make_writer(
+    format: str, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool = False
+) -> Writer:
+    """Begin to write a checkpoint, or, where it is a share, to write some of its elements beside others who do.
 
     Raises:
-        CheckpointError: the format is unknown, or can't hold one of the tensors.
+        CheckpointError: the format is unknown, or can't hold one of the tensors, or be written by several.
     """
-    return writer_class(format_of(path, format))(path, tensors, metadata)
+    writer = writer_class(format_of(path, format))
+    if not is_share:
+        return writer(path, tensors, metadata)
+    check_shared(format)
+    return writer(path, tensors, metadata, is_share=True)
+
+
+def check_shared(format: str) -> None:
+    """Refuse a format that several can't write at once."""
+    if not writer_class(format).random_access:
+        raise CheckpointError(f"a file of {format} is written from its beginning to its end, by one worker")
 
 
 def writer_class(format: str) -> type[Writer]:

@@ -1,0 +1,192 @@
+"""Workers as processes of this machine, which end with the one that started them."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO, ClassVar, Protocol
+
+from ..containers.base import CheckpointError, DiskFullError
+from ..requests import Prepared, Request
+from .jobs import Job
+from .process import end_with, report, write_share
+from .working import Advance
+
+FRAMEWORKS = ("torch", "jax", "ray")
+"""What has threads of its own: a process that has imported one is not forked."""
+
+
+class Child(Protocol):
+    """A process, as `subprocess` has it."""
+
+    pid: int
+    stdin: Any
+    stdout: Any
+
+    def poll(self) -> int | None:
+        """Return its exit status if it has ended."""
+
+    def wait(self) -> int:
+        """Return its exit status once it has ended."""
+
+    def kill(self) -> None:
+        """End it."""
+
+
+class Processes:
+    """Processes that do shares of a job.
+
+    Args:
+        request: what was asked for.
+        prepared: the same, opened.
+        job: how it is shared.
+        run: noted with what they write.
+        indices: their numbers.
+        advance: told the bytes that they have done.
+    """
+
+    command: ClassVar[tuple[str, ...]] = (sys.executable, "-m", f"{__package__}.process")
+    """What starts one of them that is not forked."""
+
+    def __init__(
+        self, request: Request, prepared: Prepared, job: Job, run: str, indices: Sequence[int], advance: Advance
+    ):
+        self._advance = advance
+        self._errors: collections.deque[Exception] = collections.deque()
+        self._children: list[Child] = []
+        is_forked = self.may_fork()
+        for index in indices:  # all of them before there is a thread
+            if is_forked:
+                work = functools.partial(write_share, prepared, job, run, index)
+                self._children.append(Fork(work, self._children))
+                continue
+            asked = {"request": dataclasses.asdict(request), "job": dataclasses.asdict(job), "run": run, "index": index}
+            child = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._children.append(child)
+            assert child.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has ended already, and says why
+                child.stdin.write(json.dumps(asked).encode() + b"\n")
+                child.stdin.flush()
+        self._listeners = [
+            threading.Thread(target=self._listen, args=(child, index, job.workers), daemon=True)
+            for child, index in zip(self._children, indices, strict=True)
+        ]
+        for listener in self._listeners:
+            listener.start()
+
+    @staticmethod
+    def may_fork() -> bool:
+        """Tell whether this process can be forked, which starts others in no time: it has no threads."""
+        alone = threading.active_count() == 1 and not any(name in sys.modules for name in FRAMEWORKS)
+        return alone and sys.platform.startswith("linux")
+
+    def _listen(self, child: Child, index: int, count: int) -> None:
+        """Take what a process says until it ends."""
+        said = False
+        for line in child.stdout:
+            found = json.loads(line)
+            if "error" in found:
+                said = True
+                kind = DiskFullError if found.get("is_full") else CheckpointError
+                self._errors.append(kind(found["error"]))
+            else:
+                try:
+                    self._advance(found["done"], found["name"])
+                except Exception as error:  # of whoever shows the progress
+                    self._errors.append(error)
+        status = child.wait()
+        if status and not said:
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            self._errors.append(CheckpointError(f"worker {index} of {count} (process {child.pid}) {how}"))
+
+    def check(self) -> None:
+        """Raise what one of them failed with."""
+        if self._errors:
+            raise self._errors[0]
+
+    def wait(self) -> None:
+        """Wait until all are at their end, or one failed."""
+        for listener in self._listeners:
+            while listener.is_alive():
+                listener.join(0.1)
+                self.check()
+        self.check()
+
+    def stop(self) -> None:
+        """End all that are still there."""
+        for child in self._children:
+            if child.poll() is None:
+                child.kill()
+        for child, listener in zip(self._children, self._listeners, strict=True):
+            listener.join()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+class Fork:
+    """A process that was forked to do something, with what `subprocess` has of one.
+
+    Args:
+        work: what it does; called with what takes lines that it says.
+        others: those that were forked before, whose pipes it must not keep open.
+    """
+
+    def __init__(self, work: Callable[[Advance], None], others: Sequence[Child]):
+        foreign = [pipe.fileno() for other in others for pipe in (other.stdin, other.stdout)]
+        life, self_life = os.pipe()
+        heard, said = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads of libraries, which hold none of our locks
+            self.pid = os.fork()
+        if not self.pid:
+            status = 1
+            try:
+                for pipe in (self_life, heard, *foreign):
+                    os.close(pipe)
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever forked it is interrupted, too
+                end_with(life)
+                with os.fdopen(said, "w", encoding="utf-8") as lines:
+                    status = report(work, lines)
+            finally:
+                os._exit(status)
+        os.close(life)
+        os.close(said)
+        self.stdin: BinaryIO = os.fdopen(self_life, "wb")
+        self.stdout: BinaryIO = os.fdopen(heard, "rb")
+        self._status: int | None = None
+        self._lock = threading.Lock()
+
+    def _ask(self, options: int) -> int | None:
+        with self._lock:
+            if self._status is None:
+                found, status = os.waitpid(self.pid, options)
+                if found:
+                    self._status = os.waitstatus_to_exitcode(status)
+            return self._status
+
+    def poll(self) -> int | None:
+        """Return its exit status if it has ended."""
+        return self._ask(os.WNOHANG)
+
+    def wait(self) -> int:
+        """Return its exit status once it has ended."""
+        status = self._ask(0)
+        assert status is not None
+        return status
+
+    def kill(self) -> None:
+        """End it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
