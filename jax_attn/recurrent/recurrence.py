@@ -21,6 +21,9 @@ from attn_bridge.validation import check_attention_mask
 
 from .. import functional
 
+BLOCK = 8
+"""Rows of the blocks that a triangular system is solved by."""
+
 
 def gated_delta_rule(
     query: Float[Array, "B T K D"],
@@ -272,7 +275,7 @@ def _delta_chunks(
     beta = beta[..., None]
     overlap = beta * einsum(key, key, "n b h t c, n b h s c -> n b h t s") * decay
     right = jnp.concatenate([beta * value, beta * since_start * key], -1)
-    solved = jax.scipy.linalg.solve_triangular(overlap, right, lower=True, unit_diagonal=True)
+    solved = _solve(jnp.tril(overlap, -1), right)
     written, erased = solved[..., : value.shape[-1]], solved[..., value.shape[-1] :]
     inside = einsum(query, key, "n b h t c, n b h s c -> n b h t s") * decay
     until_end = rearrange(decay[..., -1, :], "n b h s -> n b h s 1")
@@ -286,6 +289,46 @@ def _delta_chunk(state: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
     new = written - erased @ state
     context = query @ state + inside @ new
     return state * decay + key.mT @ new, context
+
+
+def _solve(below: Array, right: Array) -> Array:
+    """Solve ``(1 + below) x = right``; `below` ``(..., T, T)`` has nothing on its diagonal nor above.
+
+    By products alone: of LAPACK's solvers that XLA calls, two at once can wait for each other's threads for ever
+    (jaxlib 0.10 on two cores).
+    """
+    inverse = jax.lax.stop_gradient(_inverse(below))
+    solved: Array = jax.lax.custom_linear_solve(
+        lambda x: x + below @ x, right, lambda _, r: inverse @ r, lambda _, r: inverse.mT @ r
+    )
+    return solved
+
+
+def _inverse(below: Array) -> Array:
+    """Return the inverse of ``1 + below``: of small blocks row by row, then of ever larger ones by those of halves."""
+    size = below.shape[-1]
+    width = min(BLOCK, size)
+    count = 1
+    while count * width < size:
+        count *= 2
+    missing = count * width - size
+    below = jnp.pad(below, [(0, 0)] * (below.ndim - 2) + [(0, missing)] * 2)
+    blocks = rearrange(below, "... (p t) (q s) -> ... p q t s", t=width, s=width)
+    inner = jnp.stack([blocks[..., at, at, :, :] for at in range(count)], -3)
+    unit = jnp.eye(width, dtype=below.dtype)
+    rows = [jnp.broadcast_to(unit[:1], (*inner.shape[:-2], 1, width))]
+    for at in range(1, width):
+        rows.append(unit[at] - inner[..., at : at + 1, :at] @ jnp.concatenate(rows, -2))
+    inverse = jnp.concatenate(rows, -2)
+    while count > 1:
+        count, half = count // 2, inverse.shape[-1]
+        upper, lower = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
+        starts = [2 * half * at for at in range(count)]
+        corners = jnp.stack([below[..., at + half : at + 2 * half, at : at + half] for at in starts], -3)
+        corner = -lower @ (corners @ upper)
+        top = jnp.concatenate([upper, jnp.zeros_like(upper)], -1)
+        inverse = jnp.concatenate([top, jnp.concatenate([corner, lower], -1)], -2)
+    return inverse[..., 0, :size, :size]
 
 
 def _linear_tokens(query: Array, key: Array, value: Array, state: Array, chunk_size: int) -> tuple[Array, Array]:

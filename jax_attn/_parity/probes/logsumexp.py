@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .numpy_interpreter import bind
+from .numpy_interpreter import bind, scan_sizes
 
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
 _SAME = ("convert_element_type", "stop_gradient", "copy", "optimization_barrier", "reduce_precision")
@@ -237,7 +237,7 @@ def _checkpoint(run: Any, operands: list[Any], params: dict[str, Any]) -> list[A
 
 
 def _scan(run: Any, operands: list[Any], params: dict[str, Any]) -> list[Any]:
-    first, carries = params["num_consts"], params["num_carry"]
+    first, carries = scan_sizes(params)
     constant, carry, sequences = operands[:first], operands[first : first + carries], operands[first + carries :]
 
     def step(state: Any, row: Any) -> Any:

@@ -55,6 +55,14 @@ def inline(equation: Any) -> Any:
     return found if hasattr(found, "consts") else core.ClosedJaxpr(found, ())
 
 
+def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
+    """Return how many of a scan's operands are constants, and how many are carried, as JAX 0.10 to 0.12 say it."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constant, carried, _ = params["ft_in"].unpack()
+    return len(list(constant)), len(list(carried))
+
+
 class Interpreter:
     """Evaluates jaxprs. A class that watches the values as they pass overrides what handles one."""
 
@@ -132,7 +140,7 @@ class Interpreter:
         if name in OPAQUE and any(_is_float(variable.aval) for variable in (*equation.invars, *equation.outvars)):
             raise CannotPromoteError(f"the operation {name} has a precision of its own")
         if name == "scan":
-            return self._scan(args, **equation.params)
+            return self._scan(args, *scan_sizes(equation.params), **equation.params)
         if name == "while":
             return self._while(args, **equation.params)
         if name == "cond":
@@ -141,21 +149,20 @@ class Interpreter:
         return self.compute(equation, args)
 
     def _scan(
-        self, args: list[Any], *, jaxpr: Any, num_consts: int, num_carry: int, length: int, reverse: bool, **_: Any
+        self, args: list[Any], first: int, carries: int, *, jaxpr: Any, length: int, reverse: bool, **_: Any
     ) -> list[Any]:
-        constant, carry = args[:num_consts], args[num_consts : num_consts + num_carry]
-        sequences = args[num_consts + num_carry :]
+        constant, carry, sequences = args[:first], args[first : first + carries], args[first + carries :]
         stacked: list[list[Any]] = []
         for step in reversed(range(length)) if reverse else range(length):
             results = self._run(
                 jaxpr, [*constant, *carry, *(one[step, ...] for one in sequences)]
             )  # arrays, not numbers
-            carry, outputs = results[:num_carry], results[num_carry:]
+            carry, outputs = results[:carries], results[carries:]
             stacked.append(outputs)
         if reverse:
             stacked.reverse()
         if not stacked:
-            avals = [variable.aval for variable in jaxpr.jaxpr.outvars[num_carry:]]
+            avals = [variable.aval for variable in jaxpr.jaxpr.outvars[carries:]]
             return [*carry, *(np.zeros((0, *aval.shape), aval.dtype) for aval in avals)]
         return [*carry, *(self.stack(column) for column in zip(*stacked, strict=True))]
 
