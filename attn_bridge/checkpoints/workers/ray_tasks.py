@@ -56,7 +56,7 @@ class Cluster:
     ) -> Tasks:
         """Have Ray run tasks."""
         asked = {"request": dataclasses.asdict(request), "job": dataclasses.asdict(job), "run": run}
-        remote = self._ray.remote(num_cpus=1, max_retries=RETRIES)(_do_share)
+        remote = self._ray.remote(num_cpus=1, max_retries=RETRIES)(share_of_task)
         return Tasks(self._ray, [remote.remote({**asked, "index": index}) for index in indices], advance)
 
     def __enter__(self) -> Self:
@@ -67,7 +67,7 @@ class Cluster:
             self._ray.shutdown()
 
 
-def _do_share(asked: dict[str, Any]) -> int:
+def share_of_task(asked: dict[str, Any]) -> int:
     """Do a share, and return how many bytes it has."""
     done = 0
 
