@@ -127,7 +127,7 @@ def _differentiate_key_head(code: Code, job: Array, batch: Value, key_head: Valu
                 left, right, d_out = values.at(start * value_width), d_contexts, d_weights.at(at)
                 product(code, left, value_width, 1, right, QUERIES, d_out, QUERIES, held, step, value_depth, adds=False)
                 with code.when(job[words.DROPPED] != 0):
-                    draw(code, job, of_head, factors.at(at), first, start, held)
+                    draw(code, job, of_head, factors.at(at), first, count, start, held)
                     multiply(code, factors.at(at), d_out, held)
                 weigh_again(code, scores, d_out, tops, slopes, held)
         # Keys that only fill the last tile up have no weights.

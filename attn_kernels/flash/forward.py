@@ -91,7 +91,7 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
                 complete(job, of_head, at, first, count, start, held, bounds)
                 weigh(code, at, tops, sums, shrink, held)
                 with code.when(job[words.DROPPED] != 0):
-                    draw(code, job, of_head, factors, first, start, held)
+                    draw(code, job, of_head, factors, first, count, start, held)
                     multiply(code, factors, at, held)
                 with code.loop(0, count) as i:
                     factor, row = shrink[i], context.at(i * width)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from jaxtyping import Float
 
 from attn_bridge.masks import ArrayMask, Mask, as_pieces
 from attn_kernels import words
+from attn_kernels.description import describe, intervals
 
 from . import blocked
 from .block_plan import Plan, Shape, block_sizes, count_cores
@@ -69,7 +69,7 @@ def unsupported(call: Call) -> str | None:
         pieces = as_pieces(call.mask)
         if pieces is None:
             return "the mask joins arrays or paddings by |, or has documents twice, or moves keys under a padding"
-        if _intervals(pieces.plain, call.query.shape[1]) is None:
+        if intervals(pieces.plain, call.query.shape[1]) is None:
             return "the keys that a query sees are no interval, or the intervals go back"
         shapes = [_array_of(call, one).shape for one in pieces.arrays]
         if shapes and np.broadcast_shapes(*shapes) not in shapes:
@@ -138,17 +138,6 @@ def _described(call: Call) -> tuple[Mask | None, tuple[Array, ...]]:
     if pieces.documents is not None:
         parts.append(pieces.documents.with_arrays(lambda ids: jnp.asarray(ids).astype(jnp.int32)))
     return functools.reduce(Mask.restrict, parts).separate() if parts else (None, ())
-
-
-def _intervals(mask: Mask | None, queries: int) -> np.ndarray[Any, Any] | None:
-    """Return the first keys that queries see, and those after the last, ``(2, T)``; None if they are not intervals.
-
-    Both must not go back from one query to the next. Where there is no mask there are no queries in the array.
-    """
-    if mask is None:
-        return np.zeros((2, 0), np.int64)
-    found = mask.interval(np.arange(queries))
-    return None if found is None or (np.diff(found) < 0).any() else np.stack(found)
 
 
 def _array_of(call: Call, mask: Mask) -> Any:
@@ -348,50 +337,21 @@ def _register(kind: str, name: str) -> None:
 
 def _words(kind: str, operands: Sequence[Any], plan: Plan, names: tuple[str, ...]) -> np.ndarray[Any, Any]:
     """Return what a kernel is told of a call."""
-    (query, _, value, *_), given = _apart(operands, names)
-    batch = plan.shape.batch
-    told = {
-        words.KIND: words.KINDS[query.dtype.name],
-        words.HEADS: plan.shape.heads,
-        words.KEY_HEADS: plan.shape.key_heads,
-        words.QUERIES: plan.shape.queries,
-        words.KEYS: plan.shape.keys,
-        words.DEPTH: query.shape[-1],
-        words.VALUE_DEPTH: value.shape[-1],
-        words.SCALE: _bits(plan.scale),
-        words.BATCH: batch,
-        words.SPAN: 1,
-        **{words.OPTIONAL[name][0]: 1 for name in names},
-    }
-    if plan.softcap is not None:
-        told |= {words.CAPPED: 1, words.SOFTCAP: _bits(plan.softcap)}
+    (query, key, value, *_), given = _apart(operands, names)
     pieces = None if plan.mask is None else as_pieces(plan.mask)
-    intervals = _intervals(pieces and pieces.plain, plan.shape.queries)
-    assert intervals is not None, "`unsupported` saw to it"
-    told |= {words.BOUNDED: intervals.size > 0}
-    for name, word in (("query_ids", words.QUERY_IDS_SPAN), ("key_ids", words.KEY_IDS_SPAN)):
-        if name in given:
-            told[word] = _spread(given[name].shape, batch)[0]
-    for name, first in (("mask", words.MASK_SPAN), ("bias", words.BIAS_SPAN)):
-        if name in given:
-            told |= dict(enumerate(_spread(given[name].shape, batch), first))
-    if "bias" in given and kind == "backward" and plan.differentiates_bias:
-        told |= {words.D_BIASED: 1, words.SPAN: told[words.BIAS_SPAN] if told[words.BIAS_QUERY] else 1}
-    if "seed" in given:
-        below = math.ceil(float(np.float32(1.0 - plan.dropout)) * 2**23)
-        told |= {words.KEPT: below, words.FACTOR: _bits(1.0 / (1.0 - plan.dropout))}
-    return np.concatenate([[told.get(word, 0) for word in range(words.SHAPE_END)], *intervals]).astype(np.int64)
-
-
-def _bits(number: float) -> np.int64:
-    return np.float64(number).view(np.int64)
-
-
-def _spread(shape: tuple[int, ...], batch: int) -> tuple[int, ...]:
-    """Return how many sequences share a part of an array, and how far numbers are apart along the last four axes."""
-    *_, sequences, heads, queries, keys = shape
-    apart = [
-        heads * queries * keys,
-        *(rest if size > 1 else 0 for size, rest in ((heads, queries * keys), (queries, keys), (keys, 1))),
-    ]
-    return (batch if sequences == 1 else 1, *apart)
+    bounds = intervals(pieces and pieces.plain, plan.shape.queries)
+    assert bounds is not None, "`unsupported` saw to it"
+    told = describe(
+        query.dtype.name,
+        query.shape,
+        key.shape,
+        value.shape,
+        {name: array.shape for name, array in given.items()},
+        scale=plan.scale,
+        softcap=plan.softcap,
+        dropout=plan.dropout,
+        batch=plan.shape.batch,
+        bounded=bounds.size > 0,
+        differentiates_bias=kind == "backward" and plan.differentiates_bias,
+    )
+    return np.concatenate([told, *bounds]).astype(np.int64)

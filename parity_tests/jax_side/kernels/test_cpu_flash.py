@@ -313,7 +313,7 @@ def test_places_of_dropout_beyond_32_bits():
     job[words.SEED], job[words.KEPT] = seed.ctypes.data, 2**22
     job[words.FACTOR] = np.float64(2.0).view(np.int64)
     factors, head, first, start = np.zeros((5, softmax.QUERIES), np.float32), 2, 69_900, 69_990
-    call(dropout.draw, job.ctypes.data, head, factors.ctypes.data, first, start, 5)
+    call(dropout.draw, job.ctypes.data, head, factors.ctypes.data, first, softmax.QUERIES, start, 5)
     rows, columns = first + np.arange(softmax.QUERIES)[None, :], start + np.arange(5)[:, None]
     place = (head * queries + rows) * keys + columns
     assert place.min() > 2**32
