@@ -25,27 +25,21 @@ from ..flash.sharing import divide, take_tasks
 
 _INT = ir.IntType(32)
 
+_KNOWN = (
+    *(words.KIND, words.CAPPED, words.SINKS, words.MASKED, words.DOCUMENTED, words.BIASED, words.D_BIASED),
+    *(words.DROPPED, words.DRAWN),
+)
+"""Words that are few different numbers, each for code of its own."""
+
 _AT_WORK = (ctypes.c_int64 * 1)()
 """How many threads are."""
 
 
-def forward() -> Any:
-    """Return attention forward, compiled, as `run` calls it."""
-    with _COMPILING:
-        return _compiled(flash_forward)
-
-
-def backward() -> Any:
-    """Return the gradients of attention, compiled, as `run` calls it."""
-    with _COMPILING:
-        return _compiled(flash_backward)
-
-
-def run(kernel: Any, told: Sequence[int], addresses: Mapping[int, int], sequences: int, threads: int) -> None:
+def run(kind: str, told: Sequence[int], addresses: Mapping[int, int], sequences: int, threads: int) -> None:
     """Run a kernel to its end, without Python's lock.
 
     Args:
-        kernel: what `forward` or `backward` returned.
+        kind: ``"forward"`` or ``"backward"``.
         told: the words of `description.describe`.
         addresses: of arrays, by their words.
         sequences: how many there are.
@@ -54,6 +48,7 @@ def run(kernel: Any, told: Sequence[int], addresses: Mapping[int, int], sequence
     Raises:
         MemoryError: there is none to work in.
     """
+    kernel = compiled(kind, tuple(told[word] for word in _KNOWN))
     job = (ctypes.c_int64 * words.END)(*told)
     for word, address in addresses.items():
         job[word] = address
@@ -61,13 +56,22 @@ def run(kernel: Any, told: Sequence[int], addresses: Mapping[int, int], sequence
         raise MemoryError("attention found no memory to work in")
 
 
+def compiled(kind: str, known: tuple[int, ...] = (0,) * len(_KNOWN)) -> Any:
+    """Return a kernel for calls that have these of the words in common, by default those of float32 without options.
+
+    What such calls don't need is not compiled, which takes half the time.
+    """
+    with _COMPILING:
+        return _compiled({"forward": flash_forward, "backward": flash_backward}[kind], known)
+
+
 _COMPILING = threading.Lock()
 """Threads that begin together would each compile."""
 
 
 @functools.cache
-def _compiled(kernel: Any) -> Any:
-    module = compiling.module(kernel.NAME)
+def _compiled(kernel: Any, known: tuple[int, ...]) -> Any:
+    module = compiling.module(kernel.NAME, dict(zip(_KNOWN, known, strict=True)))
     worker = function(module, f"{kernel.NAME}_task", [WORD], WORD)
     worker.linkage = "internal"
     code = Code(worker)

@@ -148,7 +148,7 @@ def _attend(call: Call) -> tuple[Tensor, Tensor, Tensor]:
 def _fails_to_load() -> str | None:
     """Return why the kernels can't be had although llvmlite is installed, None if they can."""
     try:
-        importlib.import_module("attn_kernels.direct.calls").forward()
+        importlib.import_module("attn_kernels.direct.calls").compiled("forward")
     except Exception as error:  # a processor that they do not know, an LLVM that does not take them
         return f"its kernels do not load: {error}"
     return None

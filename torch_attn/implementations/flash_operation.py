@@ -146,7 +146,7 @@ def _run(
     arrays = {word: one.contiguous() for word, one in arrays.items()}
     calls = importlib.import_module("attn_kernels.direct.calls")
     addresses = {word: one.data_ptr() for word, one in arrays.items()}
-    calls.run(getattr(calls, kind)(), told, addresses, sequences, torch.get_num_threads())
+    calls.run(kind, told, addresses, sequences, torch.get_num_threads())
 
 
 def _in_32_bits(*ids: Tensor) -> list[Tensor]:
