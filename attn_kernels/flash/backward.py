@@ -128,8 +128,8 @@ def _differentiate_key_head(code: Code, job: Array, batch: Value, key_head: Valu
                 products(code, job, left, value_width, right, d_out, *where, value_depth)
                 with code.when(job[words.DROPPED] != 0):
                     draw(code, job, of_head, factors.at(at), first, count, start, held)
-                    multiply(code, factors.at(at), d_out, held)
-                weigh_again(code, scores, d_out, tops, slopes, held)
+                    multiply(code, factors.at(at), d_out, held, count)
+                weigh_again(code, scores, d_out, tops, slopes, held, count)
         # Keys that only fill the last tile up have no weights.
         fill(code, weights.at(QUERIES * (high - low)), QUERIES * ROWS, 0.0)
         fill(code, d_weights.at(QUERIES * (high - low)), QUERIES * ROWS, 0.0)
@@ -145,13 +145,13 @@ def _differentiate_key_head(code: Code, job: Array, batch: Value, key_head: Valu
             with code.when(may_see(job, batch, first, count, start, held)):
                 at = QUERIES * (start - low)
                 of_weights, of_scores = weights.at(at), d_weights.at(at)
-                differentiate(code, of_weights, of_scores, slopes, held)
+                differentiate(code, of_weights, of_scores, slopes, held, count)
                 with code.when(job[words.D_BIASED] != 0):
                     add_to_gradient_of_bias(code, job, of_head, of_scores, first, count, start, held)
                 with code.when(job[words.CAPPED] != 0):
-                    multiply(code, caps.at(at), of_scores, held)
+                    multiply(code, caps.at(at), of_scores, held, count)
                 with code.when(job[words.DROPPED] != 0):
-                    multiply(code, factors.at(at), of_weights, held)
+                    multiply(code, factors.at(at), of_weights, held, count)
                 where = first, count, start, held
                 row, out = keys.at(start * width), d_queries
                 add_over_keys(code, job, of_scores, row, width, out, *where, registers)

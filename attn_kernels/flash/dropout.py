@@ -47,7 +47,7 @@ def draw(
         with drawn:
             _read(code, address, head, factors, first, count, start, held)
         with to_draw:
-            _draw(code, address, head, factors, first, start, held)
+            _draw(code, address, head, factors, first, count, start, held)
 
 
 @routine
@@ -78,8 +78,10 @@ def _read(
 
 
 @routine
-def _draw(code: Code, address: Value, head: Value, factors: Value, first: Value, start: Value, held: Value) -> None:
-    """Write the factors that are drawn from the seed, whether the queries are there or not."""
+def _draw(
+    code: Code, address: Value, head: Value, factors: Value, first: Value, count: Value, start: Value, held: Value
+) -> None:
+    """Write the factors that are drawn from the seed."""
     job = job_at(code, address)
     of_batch, n_keys = job[words.BATCH] * job[words.HEADS], job[words.KEYS]
     seed = job[words.SEED] + 8 * (head // of_batch)
@@ -88,7 +90,7 @@ def _draw(code: Code, address: Value, head: Value, factors: Value, first: Value,
     factor = code.vector(float_in(job, words.FACTOR), LANES)
     row = ((head % of_batch) * job[words.QUERIES] + first) * n_keys + start
     between = code.places(LANES) * code.vector(n_keys, LANES)
-    with registers(code) as lanes:
+    with registers(code, count) as lanes:
         places = [between + code.vector(row + lane // 4 * n_keys, LANES) for lane in lanes]
         with code.loop(0, held) as j:
             for lane, place in zip(lanes, places, strict=True):

@@ -87,10 +87,10 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
                 of_keys, of_values = keys.at(start * depth), values.at(start * width)
                 products(code, job, of_keys, depth, queries, at, first, count, start, held, depth)
                 complete(job, of_head, at, first, count, start, held, bounds)
-                weigh(code, at, tops, sums, shrink, held)
+                weigh(code, at, tops, sums, shrink, held, count)
                 with code.when(job[words.DROPPED] != 0):
                     draw(code, job, of_head, factors, first, count, start, held)
-                    multiply(code, factors, at, held)
+                    multiply(code, factors, at, held, count)
                 with code.loop(0, count) as i:
                     factor, row = shrink[i], context.at(i * width)
                     with code.when(factor != 1.0):

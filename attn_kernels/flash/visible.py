@@ -13,8 +13,10 @@ from ..vectors.products import product
 from .blocks import job_at, seen_by, seen_by_block
 from .softmax import QUERIES
 
-_COLUMNS = VECTORS * LANES
-"""Queries whose scores are computed for the same keys: those of a tile."""
+_WIDEST = min(VECTORS, 2)
+
+_COLUMNS = _WIDEST * LANES
+"""Queries whose scores are computed for the same keys, where not all see all: those of a tile."""
 
 _GROUP = 2 * ROWS
 """Rows that are summed over the same."""
@@ -31,8 +33,7 @@ def _seen(
 ) -> tuple[Value, Value]:
     """Return the first of the keys that some of the queries see, from the `of_queries`th on, and the one after."""
     code = job.code
-    begin = code.least(first + of_queries, first + count - 1)
-    low, high = seen_by_block(job, begin, code.least(first + count - begin, queries))
+    low, high = seen_by_block(job, first + of_queries, code.least(count - of_queries, queries))
     low = code.largest(code.least(low - start, held), 0)
     return low, code.largest(code.least(high - start, held), low)
 
@@ -53,15 +54,14 @@ def products(
 ) -> None:
     """Compute the products of `held` keys from `start` on and the queries from `first` on, the queries side by side."""
     job = job_at(code, address)
-    with code.either(_sees_all(job, first, count, start, held)) as (whole, parts):
+    with code.either((count == QUERIES) & _sees_all(job, first, count, start, held)) as (whole, parts):
         with whole:
             product(code, left, width, right, QUERIES, out, QUERIES, held, QUERIES // LANES, depth, adds=False)
-        with parts, code.loop(0, QUERIES, _COLUMNS) as i:
+        with parts, code.loop(0, count, _COLUMNS) as i:
             low, high = _seen(job, first, count, start, held, i, _COLUMNS)
             at, place = left + 4 * low * width, out + 4 * (low * QUERIES + i)
-            product(
-                code, at, width, right + 4 * i, QUERIES, place, QUERIES, high - low, VECTORS, depth, adds=False
-            )
+            known = {"adds": False, "widest": _WIDEST}
+            product(code, at, width, right + 4 * i, QUERIES, place, QUERIES, high - low, _WIDEST, depth, **known)
             for begin, end in ((0, low), (high, held)):
                 with code.loop(begin, end) as j:
                     fill(code, out + 4 * (j * QUERIES + i), _COLUMNS, 0.0)
@@ -85,7 +85,7 @@ def add_over_keys(
     job = job_at(code, address)
     with code.either(_sees_all(job, first, count, start, held)) as (whole, parts):
         with whole:
-            product(code, weights, 0, right, width, out, width, QUERIES, registers, held, adds=True, row=1, step=QUERIES)
+            product(code, weights, 0, right, width, out, width, count, registers, held, adds=True, row=1, step=QUERIES)
         with parts, code.loop(0, count, _GROUP) as i:
             low, high = _seen(job, first, count, start, held, i, _GROUP)
             left, at, place = weights + 4 * (low * QUERIES + i), right + 4 * low * width, out + 4 * i * width

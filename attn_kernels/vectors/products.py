@@ -69,15 +69,16 @@ def product(
     adds: bool,
     row: int = 0,
     step: int = 1,
+    widest: int = VECTORS,
 ) -> None:
     """Compute ``out[r, c] = sum_k left[r, k] * right[k, c]`` for `registers` times `LANES` columns.
 
     ``left[r, k]`` lies at ``left + 4 * (r * row + k * step)``, rows of `right` are `width` apart, and those of `out`
     `line`. Numbers that are known as it is written are faster: `row` is `stride` only where it is 0. As many rows are written as fill the tiles. With `adds` the product is added to what lies in
-    `out`; without, `registers` is a multiple of `VECTORS`.
+    `out`; without, `registers` is a multiple of `widest`, the most of them that a tile has.
     """
     done = code.value(0)
-    for vectors in sorted({VECTORS, 2, 1}, reverse=True) if adds else [VECTORS]:
+    for vectors in sorted({widest, 2, 1}, reverse=True) if adds else [widest]:
         end = done + (registers - done) // vectors * vectors
         with code.loop(done * _REGISTER, end * _REGISTER, vectors * _REGISTER) as at:
             known = {"vectors": vectors, "adds": adds, "row": row, "step": step}
