@@ -95,9 +95,7 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
                     factor, row = shrink[i], context.at(i * width)
                     with code.when(factor != 1.0):
                         copy(code, row, width, factor, row, to="float32")
-                add_over_keys(
-                    code, job, at, of_values, width, out, first, count, start, held, sizes.value_registers
-                )
+                add_over_keys(code, job, at, of_values, width, out, first, count, start, held, sizes.value_registers)
 
         with code.loop(0, count) as i:
             top, total, shrunk = (code.variable(one) for one in (tops[i], sums[i], 1.0))

@@ -100,9 +100,7 @@ def weigh_again(
 
 
 @routine
-def differentiate(
-    code: Code, weights: Value, d_weights: Value, slopes: Value, count: Value, queries: Value
-) -> None:
+def differentiate(code: Code, weights: Value, d_weights: Value, slopes: Value, count: Value, queries: Value) -> None:
     """Turn `count` rows of the gradients of weights into those of scores: ``weights * (d_weights - slopes)``."""
     with registers(code, queries) as lanes:
         known = [code.load(slopes + lane, _VECTOR) for lane in lanes]

@@ -129,4 +129,3 @@ def add_over_queries(
                 left, at = weights + 4 * (j * QUERIES + begin.get()), right + 4 * begin.get() * width
                 place = out + 4 * j * width
                 product(code, left, 0, at, width, place, width, rows, registers, queries, adds=True, row=QUERIES)
-

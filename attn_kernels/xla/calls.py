@@ -34,6 +34,7 @@ from .interface import (
     word_at,
 )
 
+
 def forward() -> Any:
     """Return the function that XLA calls for attention forward, compiled."""
     with _COMPILING:

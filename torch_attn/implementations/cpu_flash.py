@@ -51,7 +51,7 @@ def _lacks() -> str | None:
 
 def unsupported(call: Call) -> str | None:
     """Return why it can't serve a call, None if it can."""
-    reason = _here(_lacks)
+    reason = _here("lacks")
     if reason is not None:
         return reason
     if not call.query.is_cpu:
@@ -96,14 +96,14 @@ def unprofitable(call: Call) -> str | None:
         return f"fewer than {MIN_QUERIES} queries"
     if _is_surely(queries * keys < MIN_SCORES):
         return f"fewer scores per head than {MIN_SCORES}"
-    tasks, threads = call.key.shape[0] * call.key.shape[2], _here(torch.get_num_threads)
+    tasks, threads = call.key.shape[0] * call.key.shape[2], _here("threads")
     if _is_surely(2 * tasks < threads):
         return f"{tasks} key heads in all for {threads} threads: backward, each is one thread's"
     if call.query.dtype != torch.float32 and call.query.dtype in sdpa.FAST_ON_CPU and sdpa.unsupported(call) is None:
         return f"the processor multiplies {call.query.dtype} itself, which torch's kernel uses"
-    if not torch.backends.cuda.flash_sdp_enabled():
+    if not _here("fused attention"):
         return "fused attention is switched off (torch.nn.attention.sdpa_kernel)"
-    return _here(_fails_to_load)
+    return _here("fails to load")
 
 
 def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
@@ -124,7 +124,7 @@ def attend_with_lse(call: Call) -> tuple[Float[Tensor, "B T H Dv"], Float[Tensor
 
 
 def _attend(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    reason = _here(_fails_to_load)
+    reason = _here("fails to load")
     if reason is not None:
         raise NotImplementedError(f"implementation 'cpu_flash' does not run here: {reason}")
     seed, kept = _dropout_of(call)
@@ -199,9 +199,15 @@ def _is_surely(truth: Any) -> bool:
     return bool(statically_known_true(truth))
 
 
-def _here(ask: Any) -> Any:
-    """Return what a function says of this machine, which a compiler takes as known."""
-    return ask()
+def _here(question: str) -> Any:
+    """Return what is asked about this machine, which a compiler takes as known."""
+    answers: dict[str, Any] = {
+        "lacks": _lacks,
+        "fails to load": _fails_to_load,
+        "threads": torch.get_num_threads,
+        "fused attention": torch.backends.cuda.flash_sdp_enabled,
+    }
+    return answers[question]()
 
 
-_here._dynamo_marked_constant = True  # type: ignore[attr-defined]  # `torch.compiler` has it, and imports the compiler
+_here._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `torch.compiler` does it, which loads the compiler

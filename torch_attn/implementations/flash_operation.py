@@ -96,7 +96,9 @@ _FORWARD = (words.CONTEXT, words.TOP, words.TOTAL)
 def _backward(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     others, (top, total, d_context, d_total), (*options, asks) = rest[: len(_OTHERS)], rest[-8:-4], rest[-4:]
     bias, sinks = others[:2]
-    d_query, d_key, d_value = (torch.empty_like(one, memory_format=torch.contiguous_format) for one in (query, key, value))
+    d_query, d_key, d_value = (
+        torch.empty_like(one, memory_format=torch.contiguous_format) for one in (query, key, value)
+    )
     slope = torch.empty_like(top, memory_format=torch.contiguous_format)
     d_bias = query.new_empty(_shape_of_gradient(query, bias) if asks else 0, dtype=torch.float32)
     given = (top, total, d_context.to(query.dtype), d_total, d_query, d_key, d_value, slope, d_bias)
@@ -114,11 +116,16 @@ _BACKWARD = (
 
 
 def _run(
-    kind: str, inputs: Sequence[Tensor], others: Sequence[Tensor | None], options: Sequence[Any], more: Any, asks: bool = False
+    kind: str,
+    inputs: Sequence[Tensor],
+    others: Sequence[Tensor | None],
+    options: Sequence[Any],
+    more: Any,
+    asks: bool = False,
 ) -> None:
     """Run a kernel on arrays, and on more of them by the words of their addresses."""
-    query, key, value = inputs
-    sequences, heads = query.shape[0], query.shape[2]
+    query = inputs[0]
+    sequences = query.shape[0]
     given = {name: one for name, one in zip(_OTHERS, others, strict=True) if one is not None}
     bounds, seed = given.pop("bounds", None), given.get("seed")
     if "bias" in given:
@@ -217,7 +224,7 @@ def _differentiate(ctx: Any, d_context: Tensor | None, _: Any, d_total: Tensor |
         d_context = query.new_zeros((*query.shape[:-1], value.shape[-1]))
     if d_total is None:
         d_total = torch.zeros_like(total)
-    bias, sinks, asks = operands[3], operands[4], ctx.needs_input_grad[3]
+    sinks, asks = operands[4], ctx.needs_input_grad[3]
     *found, d_bias, d_sinks = torch.ops.attn_bridge.flash_backward(
         *operands, top, total, d_context, d_total, *ctx.options, asks
     )
@@ -299,7 +306,7 @@ def _at_once(
 
 
 def _folding(operation: Any, shared: tuple[str, ...]) -> Any:
-    """Return how an operation is computed for a batch; `shared` are arrays that may stay as they are if all share one."""
+    """Return how an operation is computed for a batch; one of the arrays `shared` may be for all of it."""
     arguments = operation._schema.arguments
     arrays = [place for place, one in enumerate(arguments) if "Tensor" in str(one.type) and one.name != "bounds"]
 
