@@ -88,7 +88,7 @@ class Chunked(Mask):
         return True if one_chunk and keys[-1] <= queries[0] else None
 
     def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        return queries // self.size * self.size, queries + 1
+        return queries - queries % self.size, queries + 1  # what torch.compile makes of `//` and `*` is wrong
 
     def first_key(self, query: int) -> int:
         return query // self.size * self.size

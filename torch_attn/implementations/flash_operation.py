@@ -75,9 +75,8 @@ def attention(
         dropout: rate at which weights are dropped.
     """
     others = (bias, sinks, mask, query_ids, key_ids, seed, kept, bounds)
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.attn_bridge.flash_forward(
-        query, key, value, *others, scale, softcap, dropout
-    )
+    run = torch.ops.attn_bridge.flash_forward if torch.compiler.is_compiling() else _Forward.apply
+    found: tuple[Tensor, Tensor, Tensor] = run(query, key, value, *others, scale, softcap, dropout)
     return found
 
 
@@ -225,9 +224,8 @@ def _differentiate(ctx: Any, d_context: Tensor | None, _: Any, d_total: Tensor |
     if d_total is None:
         d_total = torch.zeros_like(total)
     sinks, asks = operands[4], ctx.needs_input_grad[3]
-    *found, d_bias, d_sinks = torch.ops.attn_bridge.flash_backward(
-        *operands, top, total, d_context, d_total, *ctx.options, asks
-    )
+    run = torch.ops.attn_bridge.flash_backward if torch.compiler.is_compiling() else _Backward.apply
+    *found, d_bias, d_sinks = run(*operands, top, total, d_context, d_total, *ctx.options, asks)
     nothing = (None,) * (len(_OTHERS) - 2 + len(ctx.options))
     return (*found, d_bias if asks else None, None if sinks is None else d_sinks, *nothing)
 
@@ -305,9 +303,8 @@ def _at_once(
 # ---- vmap
 
 
-def _folding(operation: Any, shared: tuple[str, ...]) -> Any:
+def _folding(run: Any, arguments: Any, shared: tuple[str, ...]) -> Any:
     """Return how an operation is computed for a batch; one of the arrays `shared` may be for all of it."""
-    arguments = operation._schema.arguments
     arrays = [place for place, one in enumerate(arguments) if "Tensor" in str(one.type) and one.name != "bounds"]
 
     def batched(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -318,7 +315,8 @@ def _folding(operation: Any, shared: tuple[str, ...]) -> Any:
                 continue
             array = array.expand(size, *array.shape) if dim is None else array.movedim(dim, 0)
             folded[place] = array.flatten(0, 1)
-        return tuple(_unfolded(one, size) for one in operation(*folded)), (0,) * len(operation._schema.returns)
+        found = tuple(_unfolded(one, size) for one in run(*folded))
+        return found, (0,) * len(found)
 
     return batched
 
@@ -327,8 +325,9 @@ def _unfolded(array: Tensor, size: int) -> Tensor:
     return array.expand(size, *array.shape) if array.numel() == 0 else array.unflatten(0, (size, -1))
 
 
-def _register() -> None:
-    of_mask = ("mask", "query_ids", "key_ids")
+def _register() -> list[Any]:
+    """Register the operations for compilers, and return them as functions of autograd, which `torch.func` asks for."""
+    of_mask, functions = ("mask", "query_ids", "key_ids"), []
     for name, run, results, keep, differentiate, shared in (
         ("flash_forward", _forward, _forward_results, _keep, _differentiate, ("bias", "sinks", *of_mask)),
         ("flash_backward", _backward, _backward_results, _keep_of_backward, _differentiate_twice, of_mask),
@@ -338,7 +337,11 @@ def _register() -> None:
         torch.library.register_fake(whole, results, lib=_LIBRARY)
         torch.library.register_autograd(whole, differentiate, setup_context=keep, lib=_LIBRARY)
         operation = getattr(torch.ops.attn_bridge, name).default
-        torch.library.register_vmap(whole, _folding(operation, shared), lib=_LIBRARY)
+        parts = {"forward": operation, "setup_context": keep, "backward": differentiate}
+        function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(one) for key, one in parts.items()})
+        function.vmap = staticmethod(_folding(function.apply, operation._schema.arguments, shared))
+        functions.append(function)
+    return functions
 
 
-_register()
+_Forward, _Backward = _register()
