@@ -134,9 +134,12 @@ def _run(
     if "query_ids" in given:
         given["query_ids"], given["key_ids"] = _in_32_bits(given["query_ids"], given["key_ids"])
     scale, softcap, dropout = options
+    shapes: list[tuple[int, ...]] = [tuple(one.shape) for one in inputs]
     told = describe(
         str(query.dtype).removeprefix("torch."),
-        *(tuple(one.shape) for one in inputs),
+        shapes[0],
+        shapes[1],
+        shapes[2],
         {name: tuple(one.shape) for name, one in given.items()},
         scale=scale,
         softcap=softcap,
@@ -280,7 +283,7 @@ def _at_once(
     """Return context and sums by the reference."""
     query, key, value, bias, sinks = inputs
     mask, query_ids, key_ids, kept, bounds = others
-    sequences, queries, keys = *query.shape[:2], key.shape[1]
+    sequences, queries, keys = query.shape[0], query.shape[1], key.shape[1]
     allowed = torch.ones((1, 1, queries, keys), dtype=torch.bool)
     if bounds is not None:
         at, (start, end) = torch.arange(keys), bounds[..., None]
