@@ -38,12 +38,13 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     BIAS_KEY,
     D_BIASED,  # 1 where its gradient is asked for
     DROPPED,  # 1 where weights are dropped
+    DRAWN,  # 1 where an array says which, a byte of which is 0 where it does, and not the bits of a seed
     BATCH,  # sequences whose weights are drawn from one seed
     KEPT,  # a weight is kept where 23 random bits are below this
     FACTOR,  # times this, the bits of a float64
     SPAN,  # sequences that a task of the backward pass goes through, as they add to one gradient of the bias
     SHAPE_END,
-) = range(34)
+) = range(35)
 
 (
     TASKS,  # how many there are
@@ -55,7 +56,7 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     MEMORY,  # where it begins
     PARTS,  # tasks per head
     BOUNDS,  # where the intervals are
-) = range(34, 43)
+) = range(35, 44)
 
 (
     QUERY,
@@ -67,6 +68,7 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     KEY_IDS,
     BIAS,
     SEED,  # two words of 32 bits for `BATCH` sequences
+    STAY,
     CONTEXT,
     TOP,
     TOTAL,
@@ -77,10 +79,10 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     D_VALUE,
     SLOPE,
     D_BIAS,
-) = range(43, 62)
+) = range(44, 64)
 """Addresses of arrays."""
 
-END = 62
+END = 64
 
 OPTIONAL = {
     "sinks": (SINKS, SINK),
@@ -89,5 +91,6 @@ OPTIONAL = {
     "key_ids": (DOCUMENTED, KEY_IDS),
     "bias": (BIASED, BIAS),
     "seed": (DROPPED, SEED),
+    "kept": (DRAWN, STAY),
 }
 """Arguments that come last, in this order, if they are given: the word that says so, and the one of the address."""

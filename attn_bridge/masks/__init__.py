@@ -9,7 +9,7 @@ Without an offset, query ``i`` is position ``i`` whatever the number of keys: ``
 """
 
 from .description import ArrayMask, Mask, as_mask
-from .for_kernels import Band, Pieces, as_band, as_pieces
+from .for_kernels import Band, Pieces, as_band, as_pieces, goes_forward
 from .positions import causal, chunked, full, prefix, sliding_window
 from .sequences import documents, padding
 
@@ -25,6 +25,7 @@ __all__ = [
     "chunked",
     "documents",
     "full",
+    "goes_forward",
     "padding",
     "prefix",
     "sliding_window",

@@ -45,7 +45,7 @@ class Mask:
         Known without arrays. Keys may lie on either side of those that there are, and the last before the first.
 
         Args:
-            queries: positions ``(T,)``.
+            queries: positions ``(T,)`` in NumPy; but for ``|``, our own masks take those of torch, too.
         """
         return None
 
@@ -284,10 +284,7 @@ class AllOf(Combined):
 
     def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         found = [part.interval(queries) for part in self.parts]
-        if None in found:
-            return None
-        starts, ends = zip(*found, strict=True)
-        return np.maximum.reduce(starts), np.minimum.reduce(ends)
+        return None if any(one is None for one in found) else functools.reduce(_intersection, found)
 
     def first_key(self, query: int) -> int:
         return max(part.first_key(query) for part in self.parts)
@@ -320,6 +317,12 @@ class AnyOf(Combined):
     def reach(self) -> int | None:
         reaches = [part.reach for part in self.parts]
         return None if None in reaches else max(reach for reach in reaches if reach is not None)
+
+
+def _intersection(one: Any, two: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return what pairs of intervals have in common, by what the arrays of NumPy and torch both can."""
+    (start, end), (other_start, other_end) = one, two
+    return start + (other_start - start).clip(0), end - (end - other_end).clip(0)
 
 
 def _union(one: Any, two: Any) -> tuple[np.ndarray, np.ndarray] | None:

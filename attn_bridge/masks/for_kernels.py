@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .description import AllOf, ArrayMask, Mask, Offset, parts_of
-from .positions import Causal, Full, SlidingWindow
+from .positions import Causal, Chunked, Full, Prefix, SlidingWindow
 from .sequences import Equal, Padding
 
 
@@ -59,11 +59,20 @@ def as_pieces(mask: Mask) -> Pieces | None:
     parts = [part for part in parts_of(mask, AllOf) if not isinstance(part, Full)]
     arrays = tuple(part for part in parts if isinstance(part, (ArrayMask, Padding)))
     documents = [part for part in parts if isinstance(part, Equal)]
-    plain = [part for part in parts if part not in arrays and part not in documents]
+    plain = [part for part in parts if not isinstance(part, (ArrayMask, Padding, Equal))]
     if len(documents) > 1 or any(True for part in plain for _ in part.arrays()):
         return None
     together = functools.reduce(Mask.restrict, plain) if plain else None
     return Pieces(together, arrays, documents[0] if documents else None)
+
+
+def goes_forward(mask: Mask) -> bool:
+    """Return whether what queries see is known, from what kind of mask it is, to be intervals that never go back."""
+    mask = mask.mask if isinstance(mask, Offset) else mask
+    parts = parts_of(mask, AllOf)
+    if len(parts) > 1:
+        return all(goes_forward(part) for part in parts)
+    return isinstance(mask, (Causal, Chunked, Full, Prefix, SlidingWindow))
 
 
 def _band(mask: Mask) -> Band | None:

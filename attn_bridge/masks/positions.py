@@ -27,7 +27,7 @@ class Full(Mask):
         return True
 
     def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        return np.zeros_like(queries), np.full_like(queries, _FAR)
+        return queries * 0, queries * 0 + _FAR
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Causal(Mask):
         return True if keys[-1] <= queries[0] else False if keys[0] > queries[-1] else None
 
     def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        return np.zeros_like(queries), queries + 1
+        return queries * 0, queries + 1
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Chunked(Mask):
         return True if one_chunk and keys[-1] <= queries[0] else None
 
     def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        return queries // self.size * self.size, queries + 1
+        return queries - queries % self.size, queries + 1  # what torch.compile makes of `//` and `*` is wrong
 
     def first_key(self, query: int) -> int:
         return query // self.size * self.size
@@ -113,7 +113,7 @@ class Prefix(Mask):
         return False if keys[0] > max(queries[-1], self.size - 1) else None
 
     def interval(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        return np.zeros_like(queries), np.maximum(queries + 1, self.size)
+        return queries * 0, (queries + 1).clip(self.size)
 
 
 def full() -> Mask:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -10,9 +11,10 @@ from llvmlite import ir
 from .processor import FEATURES, IS_X86, NAME
 
 
-def module(name: str) -> ir.Module:
-    """Return a place for functions that are compiled together."""
+def module(name: str, known: Mapping[int, int] | None = None) -> ir.Module:
+    """Return a place for functions that are compiled together, and words of their jobs that are known already."""
     new = ir.Module(name)
+    new.known = known or {}
     new.triple = llvm.get_process_triple()
     return new
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from .. import words
 from ..compiler.language import Array, Code, Value
-from ..compiler.processor import LANES, ROWS
+from ..compiler.processor import ROWS
 from ..vectors.memory import copy, fill, read_rows, write_row
-from ..vectors.products import product
 from .blocks import KEYS, numbers_of, partition, room_for, seen_by_block, sizes_of
 from .dropout import draw
 from .scores import add_to_gradient_of_bias, complete, gradient_of_bias, may_see
 from .softmax import QUERIES, differentiate, multiply, weigh_again
 from .tiles import transpose
+from .visible import add_over_keys, add_over_queries, products
 
 NAME = "flash_backward"
 
@@ -120,16 +120,16 @@ def _differentiate_key_head(code: Code, job: Array, batch: Value, key_head: Valu
         with code.loop(low, high, KEYS) as start:
             held = code.least(high - start, KEYS)
             with code.when(may_see(job, batch, first, count, start, held)):
-                at, step = QUERIES * (start - low), QUERIES // LANES
+                at, where = QUERIES * (start - low), (first, count, start, held)
                 left, right, scores = keys.at(start * width), queries, weights.at(at)
-                product(code, left, width, 1, right, QUERIES, scores, QUERIES, held, step, depth, adds=False)
+                products(code, job, left, width, right, scores, *where, depth)
                 complete(job, of_head, scores, first, count, start, held, bounds, caps.at(at))
                 left, right, d_out = values.at(start * value_width), d_contexts, d_weights.at(at)
-                product(code, left, value_width, 1, right, QUERIES, d_out, QUERIES, held, step, value_depth, adds=False)
+                products(code, job, left, value_width, right, d_out, *where, value_depth)
                 with code.when(job[words.DROPPED] != 0):
-                    draw(code, job, of_head, factors.at(at), first, start, held)
-                    multiply(code, factors.at(at), d_out, held)
-                weigh_again(code, scores, d_out, tops, slopes, held)
+                    draw(code, job, of_head, factors.at(at), first, count, start, held)
+                    multiply(code, factors.at(at), d_out, held, count)
+                weigh_again(code, scores, d_out, tops, slopes, held, count)
         # Keys that only fill the last tile up have no weights.
         fill(code, weights.at(QUERIES * (high - low)), QUERIES * ROWS, 0.0)
         fill(code, d_weights.at(QUERIES * (high - low)), QUERIES * ROWS, 0.0)
@@ -145,19 +145,20 @@ def _differentiate_key_head(code: Code, job: Array, batch: Value, key_head: Valu
             with code.when(may_see(job, batch, first, count, start, held)):
                 at = QUERIES * (start - low)
                 of_weights, of_scores = weights.at(at), d_weights.at(at)
-                differentiate(code, of_weights, of_scores, slopes, held)
+                differentiate(code, of_weights, of_scores, slopes, held, count)
                 with code.when(job[words.D_BIASED] != 0):
                     add_to_gradient_of_bias(code, job, of_head, of_scores, first, count, start, held)
                 with code.when(job[words.CAPPED] != 0):
-                    multiply(code, caps.at(at), of_scores, held)
+                    multiply(code, caps.at(at), of_scores, held, count)
                 with code.when(job[words.DROPPED] != 0):
-                    multiply(code, factors.at(at), of_weights, held)
+                    multiply(code, factors.at(at), of_weights, held, count)
+                where = first, count, start, held
                 row, out = keys.at(start * width), d_queries
-                product(code, of_scores, 1, QUERIES, row, width, out, width, QUERIES, registers, held, adds=True)
+                add_over_keys(code, job, of_scores, row, width, out, *where, registers)
                 right, row = rows, d_keys.at(start * width)
-                product(code, of_scores, QUERIES, 1, right, width, row, width, held, registers, count, adds=True)
+                add_over_queries(code, job, of_scores, right, width, row, *where, registers)
                 right, row, line = d_rows, d_values.at(start * value_width), value_width
-                product(code, of_weights, QUERIES, 1, right, line, row, line, held, value_registers, count, adds=True)
+                add_over_queries(code, job, of_weights, right, line, row, *where, value_registers)
         with code.loop(0, count) as i:
             to = job[words.D_QUERY] + size * depth * (place + i * heads)
             write_row(code, d_queries.at(i * width), depth, scale, to, kind)

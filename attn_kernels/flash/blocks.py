@@ -16,9 +16,17 @@ KEYS = 96
 _LINE = 64
 
 
+class Job(Array):
+    """The words of a job; those that are known as it is compiled are constants, and code that they rule out is none."""
+
+    def __getitem__(self, index: Any) -> Value:
+        known = self.code.module.known
+        return self.code.value(known[index]) if type(index) is int and index in known else super().__getitem__(index)
+
+
 def job_at(code: Code, address: Value) -> Array:
     """Return the words of a job."""
-    return Array(code, address, WORD)
+    return Job(code, address, WORD)
 
 
 class Sizes(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which weights dropout keeps: those that ``jax.random.bernoulli`` over ``(B, H, T, S)`` keeps.
+"""Which weights dropout keeps: those that an array says, or that ``jax.random.bernoulli`` over ``(B, H, T, S)`` keeps.
 
 Partitionable Threefry draws a number from its place alone (Salmon et al., "Parallel random numbers: as easy as 1, 2,
 3", 2011), so a block needs nothing but its own places.
@@ -13,8 +13,9 @@ from ..compiler.language import Code, Value, routine
 from ..compiler.processor import LANES
 from .blocks import float_in, job_at
 from .softmax import QUERIES, registers
+from .tiles import over_tiles, transpose_registers
 
-_INT = ir.IntType(32)
+_BYTE, _INT = ir.IntType(8), ir.IntType(32)
 
 _TURNS = ((13, 15, 26, 6), (17, 29, 16, 24))
 """Bits that a word is turned by in each round, for even and odd groups of four."""
@@ -34,11 +35,53 @@ def threefry(keys: tuple[Value, ...], high: Value, low: Value) -> Value:
 
 
 @routine
-def draw(code: Code, address: Value, head: Value, factors: Value, first: Value, start: Value, held: Value) -> None:
-    """Write the factors of the weights of `held` keys from `start` on and of the queries from `first` on.
+def draw(
+    code: Code, address: Value, head: Value, factors: Value, first: Value, count: Value, start: Value, held: Value
+) -> None:
+    """Write the factors of the weights of `held` keys from `start` on and of `count` queries from `first` on.
 
     `address` is that of the job, and `head` counts the heads of all sequences.
     """
+    job = job_at(code, address)
+    with code.either(job[words.DRAWN] != 0) as (drawn, to_draw):
+        with drawn:
+            _read(code, address, head, factors, first, count, start, held)
+        with to_draw:
+            _draw(code, address, head, factors, first, count, start, held)
+
+
+@routine
+def _read(
+    code: Code, address: Value, head: Value, factors: Value, first: Value, count: Value, start: Value, held: Value
+) -> None:
+    """Write the factors that an array says."""
+    job = job_at(code, address)
+    n_keys = job[words.KEYS]
+    stay = job[words.STAY] + (head * job[words.QUERIES] + first) * n_keys + start
+    factor = float_in(job, words.FACTOR)
+
+    def factors_of(i: Value, j: Value, kind: ir.Type) -> Value:
+        is_dropped = code.load(stay + i * n_keys + j, kind, align=1) == 0
+        if isinstance(kind, ir.VectorType):
+            return code.choose(is_dropped, code.vector(0.0, LANES), code.vector(factor, LANES))
+        return code.choose(is_dropped, 0.0, factor)
+
+    def square(j: Value, i: Value) -> None:
+        lines = [factors_of(i + line, j, ir.VectorType(_BYTE, LANES)) for line in range(LANES)]
+        for key, numbers in enumerate(transpose_registers(code, lines)):
+            code.store(numbers, factors + 4 * ((j + key) * QUERIES + i))
+
+    def single(j: Value, i: Value) -> None:
+        code.store(factors_of(i, j, _BYTE), factors + 4 * (j * QUERIES + i))
+
+    over_tiles(code, held, count, square, single)
+
+
+@routine
+def _draw(
+    code: Code, address: Value, head: Value, factors: Value, first: Value, count: Value, start: Value, held: Value
+) -> None:
+    """Write the factors that are drawn from the seed."""
     job = job_at(code, address)
     of_batch, n_keys = job[words.BATCH] * job[words.HEADS], job[words.KEYS]
     seed = job[words.SEED] + 8 * (head // of_batch)
@@ -47,7 +90,7 @@ def draw(code: Code, address: Value, head: Value, factors: Value, first: Value, 
     factor = code.vector(float_in(job, words.FACTOR), LANES)
     row = ((head % of_batch) * job[words.QUERIES] + first) * n_keys + start
     between = code.places(LANES) * code.vector(n_keys, LANES)
-    with registers(code) as lanes:
+    with registers(code, count) as lanes:
         places = [between + code.vector(row + lane // 4 * n_keys, LANES) for lane in lanes]
         with code.loop(0, held) as j:
             for lane, place in zip(lanes, places, strict=True):

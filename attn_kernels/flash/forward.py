@@ -10,15 +10,15 @@ from typing import Any
 
 from .. import words
 from ..compiler.language import Array, Code, Value
-from ..compiler.processor import LANES, ROWS
+from ..compiler.processor import ROWS
 from ..vectors.exponentials import exp
 from ..vectors.memory import copy, fill, read_rows, write_row
-from ..vectors.products import product
 from .blocks import KEYS, numbers_of, partition, room_for, seen_by_block, sizes_of
 from .dropout import draw
 from .scores import complete, may_see
 from .softmax import QUERIES, multiply, weigh
 from .tiles import transpose
+from .visible import add_over_keys, products
 
 NAME = "flash_forward"
 
@@ -85,21 +85,17 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
             with code.when(may_see(job, batch, first, count, start, held)):
                 at, out = scores, context
                 of_keys, of_values = keys.at(start * depth), values.at(start * width)
-                product(
-                    code, of_keys, depth, 1, queries, QUERIES, at, QUERIES, held, QUERIES // LANES, depth, adds=False
-                )
+                products(code, job, of_keys, depth, queries, at, first, count, start, held, depth)
                 complete(job, of_head, at, first, count, start, held, bounds)
-                weigh(code, at, tops, sums, shrink, held)
+                weigh(code, at, tops, sums, shrink, held, count)
                 with code.when(job[words.DROPPED] != 0):
-                    draw(code, job, of_head, factors, first, start, held)
-                    multiply(code, factors, at, held)
+                    draw(code, job, of_head, factors, first, count, start, held)
+                    multiply(code, factors, at, held, count)
                 with code.loop(0, count) as i:
                     factor, row = shrink[i], context.at(i * width)
                     with code.when(factor != 1.0):
                         copy(code, row, width, factor, row, to="float32")
-                product(
-                    code, at, 1, QUERIES, of_values, width, out, width, QUERIES, sizes.value_registers, held, adds=True
-                )
+                add_over_keys(code, job, at, of_values, width, out, first, count, start, held, sizes.value_registers)
 
         with code.loop(0, count) as i:
             top, total, shrunk = (code.variable(one) for one in (tops[i], sums[i], 1.0))

@@ -57,7 +57,7 @@ def complete(
     code, block = job.code, (scores, first, count, start, held)
     with code.when(job[words.CAPPED] != 0):
         softcap = float_in(job, words.SOFTCAP)
-        cap(code, scores, softcap, 0 if slopes is None else slopes, held, differentiates=slopes is not None)
+        cap(code, scores, softcap, 0 if slopes is None else slopes, held, count, differentiates=slopes is not None)
     with code.when(job[words.BIASED] != 0):
         _add_bias(code, job, head, *block)
     hide_outside(code, job, *block, bounds)

@@ -1,6 +1,7 @@
 """The softmax of a block of scores, forward and backward, with the queries in the lanes of the registers.
 
 Scores have the keys in rows of `QUERIES`; what belongs to a query lies in an array of its own of as many numbers.
+Routines do at least the first `queries` of them.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _VECTOR = ir.VectorType(FLOAT, LANES)
 
 
 @contextmanager
-def registers(code: Code) -> Iterator[list[Value]]:
-    """Write what is done for all queries, `TOGETHER` registers at a time, whose offsets it is given."""
+def registers(code: Code, queries: Value) -> Iterator[list[Value]]:
+    """Write what is done for the first queries, `TOGETHER` registers at a time, whose offsets it is given."""
     register = 4 * LANES
-    with code.loop(0, _ROW, TOGETHER * register) as lane:
+    with code.loop(0, 4 * queries, TOGETHER * register) as lane:
         yield [lane + register * v for v in range(TOGETHER)]
 
 
@@ -54,12 +55,12 @@ def _sums(code: Code, count: Value, add: Callable[[int, Value, Value], Value]) -
 
 
 @routine
-def weigh(code: Code, scores: Value, tops: Value, sums: Value, shrink: Value, count: Value) -> None:
+def weigh(code: Code, scores: Value, tops: Value, sums: Value, shrink: Value, count: Value, queries: Value) -> None:
     """Turn `count` rows of scores into weights under the largest score so far, and add them to the sums.
 
     `shrink` becomes the factor of what was weighed under an older largest score. A NaN stays one in the weights.
     """
-    with registers(code) as lanes:
+    with registers(code, queries) as lanes:
         old = [code.load(tops + lane, _VECTOR) for lane in lanes]
         new = [code.variable(top) for top in old]
         with code.loop(0, count * _ROW, _ROW) as row:
@@ -81,9 +82,11 @@ def weigh(code: Code, scores: Value, tops: Value, sums: Value, shrink: Value, co
 
 
 @routine
-def weigh_again(code: Code, scores: Value, d_weights: Value, tops: Value, slopes: Value, count: Value) -> None:
+def weigh_again(
+    code: Code, scores: Value, d_weights: Value, tops: Value, slopes: Value, count: Value, queries: Value
+) -> None:
     """Turn `count` rows of scores into weights under a known shift, and add weights times `d_weights` to `slopes`."""
-    with registers(code) as lanes:
+    with registers(code, queries) as lanes:
         known = [code.load(tops + lane, _VECTOR) for lane in lanes]
 
         def add(v: int, row: Value, total: Value) -> Value:
@@ -97,9 +100,9 @@ def weigh_again(code: Code, scores: Value, d_weights: Value, tops: Value, slopes
 
 
 @routine
-def differentiate(code: Code, weights: Value, d_weights: Value, slopes: Value, count: Value) -> None:
+def differentiate(code: Code, weights: Value, d_weights: Value, slopes: Value, count: Value, queries: Value) -> None:
     """Turn `count` rows of the gradients of weights into those of scores: ``weights * (d_weights - slopes)``."""
-    with registers(code) as lanes:
+    with registers(code, queries) as lanes:
         known = [code.load(slopes + lane, _VECTOR) for lane in lanes]
         with code.loop(0, count * _ROW, _ROW) as row:
             for lane, slope in zip(lanes, known, strict=True):
@@ -109,9 +112,11 @@ def differentiate(code: Code, weights: Value, d_weights: Value, slopes: Value, c
 
 
 @routine
-def cap(code: Code, scores: Value, softcap: Value, slopes: Value, count: Value, *, differentiates: bool) -> None:
+def cap(
+    code: Code, scores: Value, softcap: Value, slopes: Value, count: Value, queries: Value, *, differentiates: bool
+) -> None:
     """Turn `count` rows of scores into ``softcap * tanh(scores / softcap)``; `slopes` become the derivative."""
-    with registers(code) as lanes:
+    with registers(code, queries) as lanes:
         bound, inverse = (code.vector(number, LANES) for number in (softcap, 1.0 / softcap))
         with code.loop(0, count * _ROW, _ROW) as row:
             for lane in lanes:
@@ -122,9 +127,9 @@ def cap(code: Code, scores: Value, softcap: Value, slopes: Value, count: Value, 
 
 
 @routine
-def multiply(code: Code, factors: Value, out: Value, count: Value) -> None:
+def multiply(code: Code, factors: Value, out: Value, count: Value, queries: Value) -> None:
     """Multiply `count` rows by others."""
-    with registers(code) as lanes, code.loop(0, count * _ROW, _ROW) as row:
+    with registers(code, queries) as lanes, code.loop(0, count * _ROW, _ROW) as row:
         for lane in lanes:
             place = out + lane + row
             code.store(code.load(place, _VECTOR) * code.load(factors + lane + row, _VECTOR), place)

@@ -30,7 +30,8 @@ def exp(x: Value) -> Value:
     The polynomial on plus or minus log(2) / 2 is that of Cephes' expf.
     """
     code, ints = x.code, like(x.type, ir.IntType(32))
-    magic = 12582912.0  # 1.5 * 2**23: the sum's last bits are the nearest whole number
+    # 1.5 * 2**23: the sum's last bits are the nearest whole number, and with 127 the exponent of its power of two.
+    magic = 12582912.0 + 127.0
     shifted = code.times_plus(x, 1.4426950408889634, magic)
     power = shifted - magic
     rest = code.times_plus(power, -0.693145751953125, x)
@@ -39,8 +40,8 @@ def exp(x: Value) -> Value:
     for factor in (8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
         total = code.times_plus(total, rest, factor)
     total = code.times_plus(total, rest * rest, rest) + 1.0
-    scaled = (total.bits_as(ints) + (shifted.bits_as(ints) << 23)).bits_as(x.type)
-    return code.choose(x != x, x, code.choose(x < -87.3, 0.0, scaled))
+    scaled = total * (shifted.bits_as(ints) << 23).bits_as(x.type)  # a product, so that a NaN stays one
+    return code.choose(x < -87.3, 0.0, scaled)
 
 
 def tanh(x: Value) -> Value:

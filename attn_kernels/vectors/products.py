@@ -19,8 +19,7 @@ _REGISTER = 4 * LANES
 def _columns(
     code: Code,
     left: Value,
-    row: Value,
-    step: Value,
+    stride: Value,
     right: Value,
     width: Value,
     out: Value,
@@ -30,13 +29,16 @@ def _columns(
     *,
     vectors: int,
     adds: bool,
+    row: int,
+    step: int,
 ) -> None:
     """Compute all rows of a few registers' columns, into memory or added to what lies there."""
     with code.loop(0, rows, ROWS) as first:
         zero = code.vector(0.0, LANES)
         sums = [[code.variable(zero) for _ in range(vectors)] for _ in range(ROWS)]
-        of_rows = [4 * r * row for r in range(ROWS)]
-        a, b = code.variable(left + 4 * first * row), code.variable(right)
+        between = code.value(row) if row else stride
+        of_rows = [4 * r * between for r in range(ROWS)]
+        a, b = code.variable(left + 4 * first * between), code.variable(right)
         with code.loop(0, depth):
             b_row = [code.load(b.get() + _REGISTER * v, _VECTOR) for v in range(vectors)]
             for of_row, offset in zip(sums, of_rows, strict=True):
@@ -55,8 +57,7 @@ def _columns(
 def product(
     code: Code,
     left: Value,
-    row: Value,
-    step: Value,
+    stride: Value,
     right: Value,
     width: Value,
     out: Value,
@@ -66,16 +67,21 @@ def product(
     depth: Value,
     *,
     adds: bool,
+    row: int = 0,
+    step: int = 1,
+    widest: int = VECTORS,
 ) -> None:
     """Compute ``out[r, c] = sum_k left[r, k] * right[k, c]`` for `registers` times `LANES` columns.
 
-    ``left[r, k]`` lies at ``left + 4 * (r * row + k * step)``, rows of `right` are `width` apart, and
-    those of `out` `line`. As many rows are written as fill the tiles. With `adds` the product is added to what lies in
-    `out`; without, `registers` is a multiple of `VECTORS`.
+    ``left[r, k]`` lies at ``left + 4 * (r * row + k * step)``, where a `row` of 0 stands for `stride`; what is known as
+    it is written is faster. Rows of `right` are `width` apart, and those of `out` `line`. As many rows are written as
+    fill the tiles. With `adds` the product is added to what lies in `out`; without, `registers` is a multiple of
+    `widest`, the most of them that a tile has.
     """
     done = code.value(0)
-    for vectors in sorted({VECTORS, 2, 1}, reverse=True) if adds else [VECTORS]:
+    for vectors in sorted({widest, 2, 1}, reverse=True) if adds else [widest]:
         end = done + (registers - done) // vectors * vectors
         with code.loop(done * _REGISTER, end * _REGISTER, vectors * _REGISTER) as at:
-            _columns(code, left, row, step, right + at, width, out + at, line, rows, depth, vectors=vectors, adds=adds)
+            known = {"vectors": vectors, "adds": adds, "row": row, "step": step}
+            _columns(code, left, stride, right + at, width, out + at, line, rows, depth, **known)
         done = end

@@ -20,7 +20,7 @@ from ..compiler.language import WORD, Array, Code, Value, function
 from ..flash import backward as flash_backward
 from ..flash import forward as flash_forward
 from ..flash.blocks import job_at
-from ..flash.softmax import QUERIES
+from ..flash.sharing import divide, take_tasks
 from .interface import (
     ARGUMENTS,
     ARRAY_DATA,
@@ -33,9 +33,6 @@ from .interface import (
     reply_to_metadata_query,
     word_at,
 )
-
-_TASKS_PER_THREAD = 4
-"""Tasks that a thread should find at least, as they are not all of one length."""
 
 
 def forward() -> Any:
@@ -67,12 +64,7 @@ def _compiled(kernel: Any) -> Any:
 def _write_worker(code: Code, kernel: Any) -> None:
     """Write what a thread does that works on a job: tasks of a kernel, as long as there are some that nobody took."""
     job = job_at(code, code.arguments[0])
-    memory = job[words.MEMORY] + job[words.ROOM] * code.fetch_and_add(job.at(words.WORKERS), 1)
-    with code.repeat() as leave_if:
-        task = code.fetch_and_add(job.at(words.NEXT), 1)
-        leave_if(task >= job[words.TASKS])
-        kernel.run(code, job, task, memory)
-        code.fetch_and_add(job.at(words.DONE), 1)
+    take_tasks(job, kernel)
     _release(job)
     code.ret(0)
 
@@ -87,16 +79,7 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
         code.ret(xla.no_memory())
     sequences = _begin(frame, job, kernel.ARRAYS)
     threads = code.largest(xla.count_threads(), 1)
-    heads, parts = (
-        sequences // job[words.SPAN] * job[words.HEADS if kernel.PER_HEAD else words.KEY_HEADS],
-        code.value(1),
-    )
-    if kernel.PER_HEAD:
-        blocks = (job[words.QUERIES] + (QUERIES - 1)) // QUERIES
-        wanted = (threads * _TASKS_PER_THREAD + heads - 1) // heads
-        parts = code.least(blocks, code.largest(wanted, 1))
-    tasks, room = heads * parts, kernel.room(job)
-    job[words.PARTS], job[words.TASKS], job[words.ROOM] = parts, tasks, room
+    tasks, room = divide(job, kernel, sequences, threads)
     helpers = code.largest(code.least(threads, tasks) - 1, 0)
     memory = code.call("malloc", room * (helpers + 1), returns=WORD)
     with code.when(memory == 0):

@@ -10,7 +10,7 @@ from torch import nn
 
 import torch_attn
 from attn_bridge.masks import Mask
-from torch_attn import functional
+from torch_attn import functional, implementations
 from torch_attn.backend import build_blank, from_numpy, precision, set_weights, to_numpy
 from torch_attn.decoding import generation
 from torch_attn.implementations import reference
@@ -106,7 +106,8 @@ def attend_gradients(*inputs: np.ndarray, **options: Any) -> list[np.ndarray]:
 
 def unavailable(*inputs: np.ndarray) -> dict[str, str | None]:
     """Return why each implementation can't serve a call, None if it can."""
-    return functional.explain(*map(torch.from_numpy, inputs))
+    call = functional._checked(*map(torch.from_numpy, inputs), *[None] * 5, 0.0, None, False)
+    return {name: one.unsupported(call) for name, one in implementations.IMPLEMENTATIONS.items()}
 
 
 def source(seed: int) -> torch.Generator:

@@ -19,7 +19,7 @@ import torch_attn
 from attn_bridge import masks
 from attn_bridge.reference.attention import attend as formula
 from torch_attn import functional, implementations
-from torch_attn.implementations import Call, by_rows, flex, sdpa
+from torch_attn.implementations import Call, by_rows, flex, sdpa, unavailable
 
 DTYPES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-9}
 """Dtype -> error allowed beside that of the reference, as part of the largest value: a few units in the last place."""
@@ -134,7 +134,12 @@ FIRST = {
     "softcap": "by_rows",
     "sinks": "by_rows",
 }
-"""Which implementation a CPU picks."""
+"""Which implementation a CPU picks, where it has no kernels of ours for the call."""
+
+
+def dtypes_of_kernels() -> list[torch.dtype]:
+    """Return the dtypes in which our kernels are the fastest."""
+    return [torch.float32, *({torch.bfloat16, torch.float16} - set(sdpa.FAST_ON_CPU))]
 
 
 def make(label: str, seed: int) -> tuple[list[Tensor], Options]:
@@ -174,7 +179,8 @@ def test_every_implementation_computes_what_the_reference_does(label, dtype):
         wide = to(torch.float64, *low)
         exact, plain = results(*wide, "reference"), results(*low, "reference")
         names = supported(*low)
-        assert names[0] == FIRST[label]
+        is_ours = label == "long" and dtype in dtypes_of_kernels() and unavailable()["cpu_flash"] is None
+        assert names[0] == ("cpu_flash" if is_ours else FIRST[label])
         for name in names:
             hold(results(*low, name), exact, plain, DTYPES[dtype])
 
@@ -427,7 +433,7 @@ def test_explain_attention_asks_the_backend_of_the_arrays():
     inputs = operands()
     found = attn_bridge.explain_attention(*inputs, mask=masks.causal(), softcap=3.0)
     assert found == functional.explain(*inputs, mask=masks.causal(), softcap=3.0)
-    assert list(found) == ["windowed", "sdpa", "flex", "by_rows", "reference"]
+    assert list(found) == ["cpu_flash", "windowed", "sdpa", "flex", "by_rows", "reference"]
     assert found["sdpa"] == "it has no softcap"
     with pytest.raises(TypeError) as caught:
         attn_bridge.explain_attention(*(array.numpy() for array in inputs))
@@ -438,7 +444,8 @@ def test_each_says_whether_this_machine_can_run_it(monkeypatch):
     for present, reason in ((True, None), (False, "it needs a GPU")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda present=present: present)
         others = dict.fromkeys(("windowed", "sdpa", "by_rows", "reference"))
-        assert implementations.unavailable() == {**others, "flex": reason}
+        ours = implementations.cpu_flash.unavailable()
+        assert implementations.unavailable() == {**others, "cpu_flash": ours, "flex": reason}
 
 
 # ---- transforms, which use what torch itself has deprecated

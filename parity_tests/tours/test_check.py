@@ -208,7 +208,8 @@ def test_command_line_exits_0_and_prints_a_table_and_json(capsys, tmp_path):
 
 def test_rows_that_cannot_be_run_here_are_named_with_the_reason(capsys, monkeypatch):
     fails = "its kernels do not load: they know another version of XLA's interface"
-    monkeypatch.setattr(jax_attn.implementations.cpu_flash, "_fails_to_load", lambda: fails)
+    for library in (jax_attn, torch_attn):
+        monkeypatch.setattr(library.implementations.cpu_flash, "_fails_to_load", lambda: fails)
     found = jax_attn.implementations.unavailable() | torch_attn.implementations.unavailable()
     expected = {f"{kernels.NAME}: {name}": reason for name, reason in found.items() if reason is not None}
     assert expected[f"{kernels.NAME}: cpu_flash"] == fails

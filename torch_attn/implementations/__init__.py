@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import by_rows, flex, reference, sdpa, windowed
+from . import by_rows, cpu_flash, flex, reference, sdpa, windowed
 from .call import Call
 
 __all__ = ["IMPLEMENTATIONS", "Call", "choose", "choose_with_sums", "explain", "unavailable"]
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {
+    "cpu_flash": cpu_flash,
     "windowed": windowed,
     "sdpa": sdpa,
     "flex": flex,

@@ -22,10 +22,7 @@ from attn_kernels.vectors import exponentials, memory
 from jax_attn import functional
 from jax_attn.implementations import blocked, cpu_flash
 
-from .attention_calls import CASES, FLOAT32, arrays, attend, draw, hold, hold_call, operands, some, squared
-
-SERVED = [label for label in CASES if label not in ("either mask", "two bands", "bias of rows")]
-"""Cases of `attention_calls` that the kernels serve."""
+from .attention_calls import arrays, attend, draw, some, squared
 
 
 def call(routine: Any, *arguments: int) -> None:
@@ -36,47 +33,6 @@ def call(routine: Any, *arguments: int) -> None:
     code.ret()
     kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(arguments))
     kind(compiling.address_of(module, "test"))(*arguments)
-
-
-@pytest.mark.parametrize("label", SERVED)
-def test_it_computes_what_the_reference_does(label):
-    for seed in (0, 1):
-        hold(label, seed, "float32", FLOAT32, "cpu_flash")
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(
-    "label",
-    ["no mask, odd sizes", "causal, long", "one key head", "window", "head_dim 40", "softcap", "bias, per head"],
-)
-def test_it_computes_in_16_bits_what_the_reference_does(label, dtype):
-    hold(label, 0, dtype, float(jnp.finfo(dtype).eps), "cpu_flash")
-
-
-@pytest.mark.parametrize("seed", range(16))
-def test_any_sizes_will_do(seed):
-    """Sizes that are no multiples of a block, a tile or a register, windows and offsets on either side of the keys."""
-    draw_size = np.random.default_rng(500 + seed)
-    key_heads, group = draw_size.integers(1, 4, 2)
-    queries, keys = draw_size.integers(1, 260, 2)
-    width, value_width = draw_size.integers(1, 90, 2)
-    inputs = operands(1 + seed % 2, queries, keys, key_heads * group, key_heads, width, value_width, seed)
-    band = masks.sliding_window(int(draw_size.integers(1, 200))) if seed % 3 else masks.causal()
-    options = {"mask": band.offset(int(draw_size.integers(-60, 200))), "sinks": draw(key_heads * group, seed=seed)}
-    options = options if seed % 4 else {}
-    sizes = (1 + seed % 2, key_heads * group, queries, keys)
-    of_array, of_bias = (
-        [size if whole else 1 for size, whole in zip(sizes, axes, strict=True)]
-        for axes in draw_size.random((2, 4)) < 0.6
-    )
-    array = some(*of_array, seed=seed)
-    if seed % 3 == 1:
-        options["bias"] = draw(*of_bias[:-1], keys, seed=seed)
-    if seed % 5 == 1:
-        options["softcap"] = float(draw_size.uniform(0.5, 4.0))
-    if seed % 2:
-        options["mask"] = options["mask"] & array if "mask" in options else array
-    hold_call(inputs, options, "float32", FLOAT32, "cpu_flash")
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
@@ -313,20 +269,13 @@ def test_places_of_dropout_beyond_32_bits():
     job[words.SEED], job[words.KEPT] = seed.ctypes.data, 2**22
     job[words.FACTOR] = np.float64(2.0).view(np.int64)
     factors, head, first, start = np.zeros((5, softmax.QUERIES), np.float32), 2, 69_900, 69_990
-    call(dropout.draw, job.ctypes.data, head, factors.ctypes.data, first, start, 5)
+    call(dropout.draw, job.ctypes.data, head, factors.ctypes.data, first, softmax.QUERIES, start, 5)
     rows, columns = first + np.arange(softmax.QUERIES)[None, :], start + np.arange(5)[:, None]
     place = (head * queries + rows) * keys + columns
     assert place.min() > 2**32
     counters = [jnp.asarray(one.ravel(), jnp.uint32) for one in (place >> 32, place & 0xFFFFFFFF)]
     bits = generators.threefry_2x32(tuple(jnp.asarray(seed)), jnp.concatenate(counters)).reshape(2, *place.shape)
     np.testing.assert_array_equal(factors, np.where((bits[0] ^ bits[1]) >> 9 < 2**22, 2.0, 0.0))
-
-
-@pytest.mark.parametrize("softcap", [1e-3, 0.7, 50.0, 1e6, 1e34])
-def test_caps_of_any_size(softcap):
-    """Where little is capped the tangent is nearly its argument, where much is it is one: neither loses precision."""
-    inputs, options = operands(queries=140, keys=140, seed=3), {"softcap": softcap, "scale": 1.0}
-    hold_call(inputs, options, "float32", FLOAT32, "cpu_flash")
 
 
 def test_the_tangent_is_precise_everywhere():
@@ -342,16 +291,6 @@ def test_the_tangent_is_precise_everywhere():
 
     call(tanh, found.ctypes.data)
     np.testing.assert_allclose(found, np.tanh(numbers.astype("float64")), rtol=3e-7, atol=0)
-
-
-@pytest.mark.parametrize(("dtype", "tokens", "common"), [("float32", 200, 30.0), ("bfloat16", 2049, 4.0)])
-@pytest.mark.parametrize("heads", [1, 2])
-def test_what_all_keys_have_in_common_does_not_cost_precision_where_a_bias_has_a_gradient(heads, dtype, tokens, common):
-    """Nor where heads share it, and another implementation computes its gradient."""
-    inputs = operands(1, tokens, tokens, 2, 2, seed=5)
-    inputs = [np.asarray(jnp.asarray(one + common * (n > 0), dtype), "float64") for n, one in enumerate(inputs)]
-    bias = np.asarray(jnp.asarray(draw(1, heads, tokens, tokens, seed=6), dtype), "float64")
-    hold_call(inputs, {"bias": bias}, dtype, float(jnp.finfo(dtype).eps), "cpu_flash")
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 70, 70), (2, 1, 1, 70), (1, 1, 70, 70)], ids=str)

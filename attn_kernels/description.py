@@ -1,0 +1,102 @@
+"""What a kernel is told of a call, from sizes and options alone, whichever framework calls it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attn_bridge.masks import Mask
+
+from . import words
+
+Shape = tuple[int, ...]
+
+
+def intervals(mask: Mask | None, queries: int) -> np.ndarray[Any, Any] | None:
+    """Return the first keys that queries see, and those after the last, ``(2, T)``; None if they are not intervals.
+
+    Both must not go back from one query to the next. Where there is no mask there are no queries in the array.
+    """
+    if mask is None:
+        return np.zeros((2, 0), np.int64)
+    found = mask.interval(np.arange(queries))
+    return None if found is None or (np.diff(found) < 0).any() else np.stack(found)
+
+
+def describe(
+    dtype: str,
+    query: Shape,
+    key: Shape,
+    value: Shape,
+    others: Mapping[str, Shape],
+    *,
+    scale: float,
+    softcap: float | None,
+    dropout: float,
+    batch: int,
+    bounded: bool,
+    differentiates_bias: bool,
+) -> list[int]:
+    """Return the words of a call up to `words.SHAPE_END`.
+
+    Args:
+        dtype: of query, key and value, one of `words.KINDS`.
+        query: the shape ``(..., T, H, D)``, all before the last three counted as sequences.
+        key: ``(..., S, K, D)``.
+        value: ``(..., S, K, Dv)``.
+        others: shapes of what is given beside them, by the names of `words.OPTIONAL`. A mask and a bias are
+            ``(..., H, T, S)``, each of those whole or 1; each may be for several neighbouring sequences.
+        scale: factor of the scores.
+        softcap: scores are capped at this, None for no cap.
+        dropout: rate at which weights are dropped.
+        batch: sequences whose weights are drawn from one seed.
+        bounded: whether each query sees an interval of keys.
+        differentiates_bias: whether the gradient of the bias is asked for.
+    """
+    sequences = math.prod(query[:-3])
+    told = {
+        words.KIND: words.KINDS[dtype],
+        words.HEADS: query[-2],
+        words.KEY_HEADS: key[-2],
+        words.QUERIES: query[-3],
+        words.KEYS: key[-3],
+        words.DEPTH: query[-1],
+        words.VALUE_DEPTH: value[-1],
+        words.SCALE: bits(scale),
+        words.BATCH: batch,
+        words.SPAN: 1,
+        words.BOUNDED: int(bounded),
+        **{words.OPTIONAL[name][0]: 1 for name in others},
+    }
+    if softcap is not None:
+        told |= {words.CAPPED: 1, words.SOFTCAP: bits(softcap)}
+    for name, word in (("query_ids", words.QUERY_IDS_SPAN), ("key_ids", words.KEY_IDS_SPAN)):
+        if name in others:
+            told[word] = _spread(others[name], sequences)[0]
+    for name, first in (("mask", words.MASK_SPAN), ("bias", words.BIAS_SPAN)):
+        if name in others:
+            told |= dict(enumerate(_spread(others[name], sequences), first))
+    if "bias" in others and differentiates_bias:
+        told |= {words.D_BIASED: 1, words.SPAN: told[words.BIAS_SPAN] if told[words.BIAS_QUERY] else 1}
+    if dropout:
+        below = math.ceil(float(np.float32(1.0 - dropout)) * 2**23)
+        told |= {words.DROPPED: 1, words.KEPT: below, words.FACTOR: bits(1.0 / (1.0 - dropout))}
+    return [told.get(word, 0) for word in range(words.SHAPE_END)]
+
+
+def bits(number: float) -> int:
+    """Return the bits of a float64 as a word."""
+    return int(np.float64(number).view(np.int64))
+
+
+def _spread(shape: Shape, sequences: int) -> Shape:
+    """Return how many sequences share a part of an array, and how far numbers are apart along the last four axes."""
+    *before, heads, queries, keys = shape
+    apart = [
+        heads * queries * keys,
+        *(rest if size > 1 else 0 for size, rest in ((heads, queries * keys), (queries, keys), (keys, 1))),
+    ]
+    return (sequences // math.prod(before), *apart)

@@ -1,0 +1,120 @@
+"""What happens when Python calls a kernel with the addresses of arrays, and how threads share the work.
+
+A call starts threads, works along, and waits for them: nothing is left behind that a fork could break. Threads at work
+are counted, so that calls side by side start no more than they are allowed together.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from .. import words
+from ..compiler import compiling
+from ..compiler.language import WORD, Code, function
+from ..flash import backward as flash_backward
+from ..flash import forward as flash_forward
+from ..flash.blocks import job_at
+from ..flash.sharing import divide, take_tasks
+
+_INT = ir.IntType(32)
+
+_KNOWN = (
+    *(words.KIND, words.CAPPED, words.SINKS, words.MASKED, words.DOCUMENTED, words.BIASED, words.D_BIASED),
+    *(words.DROPPED, words.DRAWN),
+)
+"""Words that are few different numbers, each for code of its own."""
+
+_AT_WORK = (ctypes.c_int64 * 1)()
+"""How many threads are."""
+
+
+def run(kind: str, told: Sequence[int], addresses: Mapping[int, int], sequences: int, threads: int) -> None:
+    """Run a kernel to its end, without Python's lock.
+
+    Args:
+        kind: ``"forward"`` or ``"backward"``.
+        told: the words of `description.describe`.
+        addresses: of arrays, by their words.
+        sequences: how many there are.
+        threads: may work on it at most, this one included.
+
+    Raises:
+        MemoryError: there is none to work in.
+    """
+    kernel = compiled(kind, tuple(told[word] for word in _KNOWN))
+    job = (ctypes.c_int64 * words.END)(*told)
+    for word, address in addresses.items():
+        job[word] = address
+    if kernel(ctypes.addressof(job), sequences, threads, ctypes.addressof(_AT_WORK)):
+        raise MemoryError("attention found no memory to work in")
+
+
+def compiled(kind: str, known: tuple[int, ...] = (0,) * len(_KNOWN)) -> Any:
+    """Return a kernel for calls that have these of the words in common, by default those of float32 without options.
+
+    What such calls don't need is not compiled, which takes half the time.
+    """
+    with _COMPILING:
+        return _compiled({"forward": flash_forward, "backward": flash_backward}[kind], known)
+
+
+_COMPILING = threading.Lock()
+"""Threads that begin together would each compile."""
+
+
+@functools.cache
+def _compiled(kernel: Any, known: tuple[int, ...]) -> Any:
+    module = compiling.module(kernel.NAME, dict(zip(_KNOWN, known, strict=True)))
+    worker = function(module, f"{kernel.NAME}_task", [WORD], WORD)
+    worker.linkage = "internal"
+    code = Code(worker)
+    take_tasks(job_at(code, code.arguments[0]), kernel)
+    code.ret(0)
+    _write_answer(Code(function(module, kernel.NAME, [WORD] * 4, WORD)), kernel, worker)
+    return ctypes.CFUNCTYPE(*[ctypes.c_int64] * 5)(compiling.address_of(module, kernel.NAME))
+
+
+def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
+    """Write what the thread does that Python calls on; it returns 1 where there is no memory."""
+    address, sequences, threads, at_work = code.arguments
+    job = job_at(code, address)
+    tasks, room = divide(job, kernel, sequences, threads)
+    others = code.fetch_and_add(at_work, 1)
+    helpers = code.largest(code.least(threads - others, tasks) - 1, 0)
+    code.fetch_and_add(at_work, helpers)
+    memory = code.call("malloc", (room + 8) * (helpers + 1), returns=WORD)
+    failed = memory == 0
+    with code.when(failed):
+        code.fetch_and_add(at_work, 0 - helpers - 1)
+        code.ret(1)
+    started = code.variable(0)
+    job[words.MEMORY] = memory + 8 * (helpers + 1)
+    with code.loop(0, helpers):
+        name = memory + 8 * started.get()
+        error = code.call("pthread_create", name, 0, code.address_of(worker), job, returns=WORD).low_bits(_INT)
+        # Where no thread is to be had, those that there are do it all.
+        started.set(started.get() + code.choose(error == 0, 1, 0))
+    code.call(code.address_of(worker), job, returns=WORD)
+    with code.loop(0, started.get()) as i:
+        code.call("pthread_join", code.load(memory + 8 * i, WORD), 0, returns=WORD)
+    code.call("free", memory)
+    code.fetch_and_add(at_work, 0 - helpers - 1)
+    code.ret(0)
+
+
+def _forget_others() -> None:
+    """Begin again: of all threads, a child has the one that forked."""
+    global _COMPILING
+    _COMPILING = threading.Lock()
+    _AT_WORK[0] = 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_others)

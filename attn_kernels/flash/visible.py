@@ -1,0 +1,131 @@
+"""Matrix products of a block of queries and some keys that leave out what no query sees.
+
+On the edge of a mask a block of scores is a triangle: without these, half of it would be computed for nothing. The
+numbers that are left out are as if they were 0.
+"""
+
+from __future__ import annotations
+
+from ..compiler.language import Array, Code, Value, routine
+from ..compiler.processor import LANES, ROWS, VECTORS
+from ..vectors.memory import fill
+from ..vectors.products import product
+from .blocks import job_at, seen_by, seen_by_block
+from .softmax import QUERIES
+
+_WIDEST = min(VECTORS, 2)
+
+_COLUMNS = _WIDEST * LANES
+"""Queries whose scores are computed for the same keys, where not all see all: those of a tile."""
+
+_GROUP = 2 * ROWS
+"""Rows that are summed over the same."""
+
+
+def _sees_all(job: Array, first: Value, count: Value, start: Value, held: Value) -> Value:
+    """Return whether all queries from `first` on see all `held` keys from `start` on."""
+    low, high = seen_by(job, first + count - 1)[0], seen_by(job, first)[1]
+    return (low <= start) & (start + held <= high)
+
+
+def _seen(
+    job: Array, first: Value, count: Value, start: Value, held: Value, of_queries: Value, queries: int
+) -> tuple[Value, Value]:
+    """Return the first of the keys that some of the queries see, from the `of_queries`th on, and the one after."""
+    code = job.code
+    low, high = seen_by_block(job, first + of_queries, code.least(count - of_queries, queries))
+    low = code.largest(code.least(low - start, held), 0)
+    return low, code.largest(code.least(high - start, held), low)
+
+
+@routine
+def products(
+    code: Code,
+    address: Value,
+    left: Value,
+    width: Value,
+    right: Value,
+    out: Value,
+    first: Value,
+    count: Value,
+    start: Value,
+    held: Value,
+    depth: Value,
+) -> None:
+    """Compute the products of `held` keys from `start` on and the queries from `first` on, the queries side by side."""
+    job = job_at(code, address)
+    with code.either((count == QUERIES) & _sees_all(job, first, count, start, held)) as (whole, parts):
+        with whole:
+            product(code, left, width, right, QUERIES, out, QUERIES, held, QUERIES // LANES, depth, adds=False)
+        with parts, code.loop(0, count, _COLUMNS) as i:
+            low, high = _seen(job, first, count, start, held, i, _COLUMNS)
+            at, place = left + 4 * low * width, out + 4 * (low * QUERIES + i)
+            known = {"adds": False, "widest": _WIDEST}
+            product(code, at, width, right + 4 * i, QUERIES, place, QUERIES, high - low, _WIDEST, depth, **known)
+            for begin, end in ((0, low), (high, held)):
+                with code.loop(begin, end) as j:
+                    fill(code, out + 4 * (j * QUERIES + i), _COLUMNS, 0.0)
+
+
+@routine
+def add_over_keys(
+    code: Code,
+    address: Value,
+    weights: Value,
+    right: Value,
+    width: Value,
+    out: Value,
+    first: Value,
+    count: Value,
+    start: Value,
+    held: Value,
+    registers: Value,
+) -> None:
+    """Add to each query the rows of `held` keys from `start` on, by its weights."""
+    job = job_at(code, address)
+    with code.either(_sees_all(job, first, count, start, held)) as (whole, parts):
+        with whole:
+            product(code, weights, 0, right, width, out, width, count, registers, held, adds=True, row=1, step=QUERIES)
+        with parts, code.loop(0, count, _GROUP) as i:
+            low, high = _seen(job, first, count, start, held, i, _GROUP)
+            left, at, place = weights + 4 * (low * QUERIES + i), right + 4 * low * width, out + 4 * i * width
+            rows = code.least(count - i, _GROUP)
+            product(code, left, 0, at, width, place, width, rows, registers, high - low, adds=True, row=1, step=QUERIES)
+
+
+@routine
+def add_over_queries(
+    code: Code,
+    address: Value,
+    weights: Value,
+    right: Value,
+    width: Value,
+    out: Value,
+    first: Value,
+    count: Value,
+    start: Value,
+    held: Value,
+    registers: Value,
+) -> None:
+    """Add to each of `held` keys from `start` on the rows of the queries from `first` on, by their weights."""
+    job = job_at(code, address)
+    with code.either(_sees_all(job, first, count, start, held)) as (whole, parts):
+        with whole:
+            product(code, weights, 0, right, width, out, width, held, registers, count, adds=True, row=QUERIES)
+        with parts:
+            # Neither end goes back from one query to the next: the queries that see some of a group of keys go on.
+            begin, end = code.variable(0), code.variable(0)
+            with code.loop(0, held, _GROUP) as j:
+                rows = code.least(held - j, _GROUP)
+                with code.repeat() as leave_if:
+                    leave_if(begin.get() >= count)
+                    leave_if(seen_by(job, first + begin.get())[1] > start + j)
+                    begin.set(begin.get() + 1)
+                with code.repeat() as leave_if:
+                    leave_if(end.get() >= count)
+                    leave_if(seen_by(job, first + end.get())[0] >= start + j + rows)
+                    end.set(end.get() + 1)
+                queries = code.largest(end.get() - begin.get(), 0)
+                left, at = weights + 4 * (j * QUERIES + begin.get()), right + 4 * begin.get() * width
+                place = out + 4 * j * width
+                product(code, left, 0, at, width, place, width, rows, registers, queries, adds=True, row=QUERIES)

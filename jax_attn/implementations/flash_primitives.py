@@ -1,0 +1,232 @@
+"""The kernels of `attn_kernels` as two primitives of JAX, forward and backward; blocks where a program travels."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from attn_bridge.masks import as_pieces
+from attn_kernels import words
+from attn_kernels.description import describe, intervals
+
+from . import blocked
+from .block_plan import Plan, count_cores
+from .differentiation import Passes, gradient_of_sinks
+
+
+def forward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) -> tuple[Array, Array, Array]:
+    """Return the context and, per row, the largest score and the sum of ``exp(scores - largest)``."""
+    bias, sinks, masks, seed = others
+    if _adds_too_much(plan, bias):
+        return blocked.PASSES.forward(plan, query, key, value, *others)
+    sinks = None if sinks is None else _per_sequence(sinks, query)
+    names, given = _given(plan, sinks, masks, bias, seed)
+    context, top, total = _FORWARD.bind(query, key, value, *given, plan=plan, names=names)
+    return context, top, total
+
+
+def backward(plan: Plan, query: Array, key: Array, value: Array, *others: Any) -> tuple[Any, ...]:
+    """Return the gradients of query, key, value, bias, if it is asked for, and sinks."""
+    bias, sinks, masks, seed, context, top, total, d_context, d_total = others
+    if _adds_too_much(plan, bias):
+        return blocked.PASSES.backward(plan, query, key, value, *others)
+    names, given = _given(plan, None, masks, bias, seed)
+    operands = (query, key, value, context, top, total, d_context.astype(query.dtype), d_total)
+    d_query, d_key, d_value, slope, *rest = _BACKWARD.bind(*operands, *given, plan=plan, names=names)
+    d_sinks = None if sinks is None else gradient_of_sinks(sinks, top, total, slope)
+    d_bias = None
+    for of_heads in rest:
+        axes = [axis for axis in range(4) if bias.shape[axis] < of_heads.shape[axis]]
+        d_bias = of_heads.sum(axes, keepdims=True).astype(bias.dtype)
+    return d_query, d_key, d_value, d_bias, d_sinks
+
+
+def _adds_too_much(plan: Plan, bias: Array | None) -> bool:
+    """Return whether too few tasks could share out the gradient of a bias that is asked for; `blocked` runs then.
+
+    What heads or sequences have in common of a bias of queries and keys is added up by one task. The forward pass is
+    left, too, as a backward one cancels the rounding of its own scores alone.
+    """
+    if bias is None or not plan.differentiates_bias or bias.shape[2] == 1:
+        return False
+    tasks = plan.shape.key_heads * bias.shape[0]
+    return bias.shape[1] < plan.shape.heads or 2 * tasks < count_cores()
+
+
+def _given(plan: Plan, sinks: Any, masks: Any, bias: Any, seed: Any) -> tuple[tuple[str, ...], list[Array]]:
+    """Return the names and the arrays of what an operation takes last, in the order of `words.OPTIONAL`."""
+    pieces = None if plan.mask is None else as_pieces(plan.mask)
+    of_mask = ("mask",) if pieces is not None and pieces.arrays else ()
+    of_documents = ("query_ids", "key_ids") if pieces is not None and pieces.documents is not None else ()
+    arrays = dict(zip((*of_mask, *of_documents), masks, strict=True))
+    arrays |= {"sinks": sinks, "bias": bias if bias is None else bias.astype(jnp.float32), "seed": seed}
+    names = tuple(name for name in words.OPTIONAL if arrays.get(name) is not None)
+    return names, [arrays[name] for name in names]
+
+
+def _per_sequence(sinks: Array, query: Array) -> Array:
+    """Return the sinks ``(B, H)``, which `jax.vmap` may put an axis before."""
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    return jnp.broadcast_to(sinks.astype(dtype), (query.shape[0], query.shape[2]))
+
+
+PASSES = Passes(forward, backward, blocked.at_once)
+"""For `differentiation.attention`."""
+
+
+def _apart(arrays: Sequence[Any], names: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the operands that an operation always takes, and the others by their names."""
+    always = len(arrays) - len(names)
+    return list(arrays[:always]), dict(zip(names, arrays[always:], strict=True))
+
+
+def _as_blocks_take(given: dict[str, Any]) -> tuple[Any, ...]:
+    """Return bias, sinks, masks and seed; sinks are those of any sequence, as all are the same."""
+    sinks = given["sinks"][0] if "sinks" in given else None
+    masks = tuple(given[name] for name in ("mask", "query_ids", "key_ids") if name in given)
+    return given.get("bias"), sinks, masks, given.get("seed")
+
+
+def _forward_by_blocks(plan: Plan, names: tuple[str, ...], *arrays: Array) -> tuple[Array, ...]:
+    """Return what the forward operation does, by `blocked`."""
+    inputs, given = _apart(arrays, names)
+    context, top, total = blocked.PASSES.forward(plan, *inputs, *_as_blocks_take(given))
+    return context.astype(inputs[0].dtype), top, total
+
+
+def _backward_by_blocks(plan: Plan, names: tuple[str, ...], *arrays: Array) -> tuple[Array, ...]:
+    """Return what the backward operation does, by `blocked`."""
+    (query, key, value, context, top, total, d_context, d_total), given = _apart(arrays, names)
+    others = _as_blocks_take(given)
+    if context.dtype != top.dtype:
+        # Rounded, its errors would not cancel in what all keys have in common. This one is without sinks.
+        context, own_top, own_total = blocked.PASSES.forward(plan, query, key, value, *others)
+        share = jnp.where(total != 0.0, own_total * jnp.exp(own_top - top) / jnp.where(total != 0.0, total, 1.0), 0.0)
+        context = context * jnp.swapaxes(share, 1, 2)[..., None]
+    d_context = d_context.astype(top.dtype)
+    operands = (query, key, value, *others, context, top, total, d_context, d_total)
+    d_query, d_key, d_value, d_bias, _ = blocked.PASSES.backward(plan, *operands)
+    products = jnp.swapaxes((context * d_context).sum(-1), 1, 2)
+    slope = jnp.where(total != 0.0, products / jnp.where(total != 0.0, total, 1.0) - d_total, 0.0)
+    if d_bias is None:
+        return d_query, d_key, d_value, slope
+    shape = _shape_of_gradient(plan, d_bias.shape)
+    first = jnp.zeros(shape, d_bias.dtype).at[: d_bias.shape[0], : d_bias.shape[1]].set(d_bias)
+    return d_query, d_key, d_value, slope, first
+
+
+def _shape_of_gradient(plan: Plan, bias: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the gradient of a bias, for each head, and if queries share a row, for each sequence."""
+    *outer, sequences, _, queries, keys = bias
+    return (*outer, plan.shape.batch if queries == 1 else sequences, plan.shape.heads, queries, keys)
+
+
+def _forward_results(query: Any, key: Any, value: Any, *others: Any, plan: Plan, names: tuple[str, ...]) -> list[Any]:
+    *before, queries, heads, _ = query.shape
+    per_row = query.update(shape=(*before, heads, queries), dtype=jnp.promote_types(query.dtype, jnp.float32))
+    return [query.update(shape=(*query.shape[:-1], value.shape[-1])), per_row, per_row]
+
+
+def _backward_results(*arrays: Any, plan: Plan, names: tuple[str, ...]) -> list[Any]:
+    (query, key, value, _, per_row, *_), given = _apart(arrays, names)
+    bias = [given["bias"]] if "bias" in given and plan.differentiates_bias else []
+    return [query, key, value, per_row, *(one.update(shape=_shape_of_gradient(plan, one.shape)) for one in bias)]
+
+
+def _operation(kind: str, results: Callable[..., list[Any]], by_blocks: Callable[..., tuple[Array, ...]]) -> Primitive:
+    """Return an operation of JAX: a kernel on this processor, blocks elsewhere and wherever a program is to travel."""
+    name = f"attn_bridge_flash_{kind}"
+    operation = Primitive(name)
+    operation.multiple_results = True
+    operation.def_abstract_eval(results)
+
+    @functools.cache
+    def jitted(**known: Any) -> Any:
+        return jax.jit(functools.partial(operation.bind, **known))
+
+    def run(*arrays: Array, **known: Any) -> Any:
+        with jax.disable_jit(False):  # else it would call itself
+            return jitted(**known)(*arrays)
+
+    operation.def_impl(run)
+
+    def over_axes(*arrays: Array, plan: Plan, names: tuple[str, ...]) -> tuple[Array, ...]:
+        blocks = functools.partial(by_blocks, plan, names)
+        for _ in range(arrays[0].ndim - 4):
+            blocks = jax.vmap(blocks)
+        return blocks(*arrays)
+
+    lower_blocks = mlir.lower_fun(over_axes, multiple_results=True)
+
+    def lower(context: Any, *arrays: Any, **known: Any) -> Any:
+        query = context.avals_in[0]
+        if context.module_context.lowering_parameters.for_export or query.dtype.name not in words.KINDS:
+            return lower_blocks(context, *arrays, **known)
+        _register(kind, name)
+        return jax.ffi.ffi_lowering(name)(context, *arrays, shape=_words(kind, context.avals_in, **known))
+
+    def batch(arrays: Any, axes: Any, **known: Any) -> Any:
+        size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
+        fronted = [batching.bdim_at_front(array, axis, size) for array, axis in zip(arrays, axes, strict=True)]
+        results = operation.bind(*fronted, **known)
+        return results, [0] * len(results)
+
+    mlir.register_lowering(operation, lower, platform="cpu")
+    mlir.register_lowering(operation, lower_blocks)
+    batching.primitive_batchers[operation] = batch
+    return operation
+
+
+_FORWARD = _operation("forward", _forward_results, _forward_by_blocks)
+_BACKWARD = _operation("backward", _backward_results, _backward_by_blocks)
+
+
+def register() -> None:
+    """Tell XLA of the kernels, which it else hears of when it compiles a call: for executables that are loaded."""
+    for kind, operation in (("forward", _FORWARD), ("backward", _BACKWARD)):
+        _register(kind, operation.name)
+
+
+_REGISTERED: set[str] = set()
+_REGISTERING = threading.Lock()  # XLA takes a name once, and programs may be compiled side by side
+
+
+def _register(kind: str, name: str) -> None:
+    """Compile a kernel, and tell XLA of it."""
+    from attn_kernels.xla import calls as xla
+
+    with _REGISTERING:
+        if name not in _REGISTERED:
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(xla, kind)()), platform="cpu")
+            _REGISTERED.add(name)
+
+
+def _words(kind: str, operands: Sequence[Any], plan: Plan, names: tuple[str, ...]) -> np.ndarray[Any, Any]:
+    """Return what a kernel is told of a call."""
+    (query, key, value, *_), given = _apart(operands, names)
+    pieces = None if plan.mask is None else as_pieces(plan.mask)
+    bounds = intervals(pieces and pieces.plain, plan.shape.queries)
+    assert bounds is not None, "`unsupported` saw to it"
+    told = describe(
+        query.dtype.name,
+        query.shape,
+        key.shape,
+        value.shape,
+        {name: array.shape for name, array in given.items()},
+        scale=plan.scale,
+        softcap=plan.softcap,
+        dropout=plan.dropout,
+        batch=plan.shape.batch,
+        bounded=bounds.size > 0,
+        differentiates_bias=kind == "backward" and plan.differentiates_bias,
+    )
+    return np.concatenate([told, *bounds]).astype(np.int64)

@@ -1,0 +1,1 @@
+"""What the kernels for processors promise, in either framework."""

@@ -1,0 +1,1 @@
+"""The kernels for processors, called without a framework."""

@@ -1,0 +1,213 @@
+"""Attention on processors by kernels that are compiled for the one at hand (`attn_kernels`).
+
+To torch they are two operations (`flash_operation`), which run on as many threads as torch may use. The twin is
+`jax_attn.implementations.cpu_flash`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attn_bridge.masks import Mask, as_pieces, goes_forward
+from attn_kernels import words
+from attn_kernels.description import intervals
+
+from ..random import RngStream
+from . import flash_operation, sdpa
+from .call import Call
+from .reference import draw, source_of
+
+MIN_SCORES = 128 * 128
+"""Scores per head from which it is picked: fewer are computed as fast by others."""
+
+MIN_QUERIES = 32
+"""Queries from which it is picked: it goes through the keys with 64 of them, whether they are there or not."""
+
+
+def unavailable() -> str | None:
+    """Return why this machine can't run it, None if it can; loads the kernels, which takes a second or two."""
+    return _lacks() or _fails_to_load()
+
+
+@functools.cache
+def _lacks() -> str | None:
+    """Return what this machine lacks to load the kernels, None if nothing is known to be missing."""
+    if sys.platform == "win32":
+        return "its kernels share threads as POSIX has them"
+    return (
+        None
+        if importlib.util.find_spec("llvmlite")
+        else "llvmlite, which compiles it, is not installed (pip install 'attn-bridge[cpu]')"
+    )
+
+
+def unsupported(call: Call) -> str | None:
+    """Return why it can't serve a call, None if it can."""
+    reason = _here("lacks")
+    if reason is not None:
+        return reason
+    if not call.query.is_cpu:
+        return "it is for processors"
+    arrays = (call.query, call.key, call.value)
+    dtypes = [str(array.dtype).removeprefix("torch.") for array in arrays]
+    if len(set(dtypes)) > 1 or dtypes[0] not in words.KINDS:
+        return f"query, key and value must all be one of {', '.join(words.KINDS)}, got {', '.join(dtypes)}"
+    if any(type(array) not in (Tensor, nn.Parameter) for array in arrays):
+        return "it reads plain tensors, and these are of a class of their own"
+    if call.return_weights:
+        return "it never holds the attention weights (return_weights=True)"
+    if 0 in call.query.shape or 0 in call.value.shape:
+        return f"there is nothing in the query {tuple(call.query.shape)} or the value {tuple(call.value.shape)}"
+    if call.bias is not None and (1, *call.bias.shape)[-1] < call.key.shape[1]:
+        return f"the bias {tuple(call.bias.shape)} is the same for all keys"
+    if torch.jit.is_tracing() or torch.compiler.is_exporting():
+        return "a program that is exported would need it where it runs"
+    return (None if call.mask is None else _refuses(call, call.mask)) or sdpa.in_forward_mode()
+
+
+def _refuses(call: Call, mask: Mask) -> str | None:
+    """Return why it can't serve a mask, None if it can."""
+    pieces = as_pieces(mask)
+    if pieces is None:
+        return "the mask joins arrays or paddings by |, or has documents twice, or moves keys under a padding"
+    if torch.compiler.is_compiling():
+        if pieces.plain is not None and not goes_forward(pieces.plain):
+            return "a compiler can't tell whether the keys that a query sees are an interval"
+    elif intervals(pieces.plain, call.query.shape[1]) is None:
+        return "the keys that a query sees are no interval, or the intervals go back"
+    shapes = [tuple(_array_of(call, one).shape) for one in pieces.arrays]
+    if len(shapes) > 1 and tuple(torch.broadcast_shapes(*shapes)) not in shapes:
+        return f"the arrays {', '.join(map(str, shapes))} of the mask would make a larger one together"
+    return None
+
+
+def unprofitable(call: Call) -> str | None:
+    """Return why it isn't picked: few scores, few heads for many threads, or something of torch that is faster."""
+    queries, keys = call.scores_shape[2:]
+    if _is_surely(queries < MIN_QUERIES):
+        return f"fewer than {MIN_QUERIES} queries"
+    if _is_surely(queries * keys < MIN_SCORES):
+        return f"fewer scores per head than {MIN_SCORES}"
+    tasks, threads = call.key.shape[0] * call.key.shape[2], _here("threads")
+    if _is_surely(2 * tasks < threads):
+        return f"{tasks} key heads in all for {threads} threads: backward, each is one thread's"
+    if call.query.dtype != torch.float32 and call.query.dtype in sdpa.FAST_ON_CPU and sdpa.unsupported(call) is None:
+        return f"the processor multiplies {call.query.dtype} itself, which torch's kernel uses"
+    if not _here("fused attention"):
+        return "fused attention is switched off (torch.nn.attention.sdpa_kernel)"
+    return _here("fails to load")
+
+
+def attend(call: Call) -> Float[Tensor, "B T H Dv"]:
+    """Return the context ``(B, T, H, Dv)``."""
+    return _attend(call)[0]
+
+
+def attend_with_lse(call: Call) -> tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H T"]]:
+    """Return the context and, per row, the logarithm of the sum of ``exp(scores)``, as `reference.attend_with_lse`.
+
+    Raises:
+        NotImplementedError: the kernels don't load; says why.
+    """
+    context, top, total = _attend(call)
+    # Of the sum alone, so that its gradient is the one of the logarithm; the top is a shift that cancels.
+    seen = total != 0.0
+    return context, torch.where(seen, top.detach() + torch.log(torch.where(seen, total, 1.0)), -torch.inf)
+
+
+def _attend(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    reason = _here("fails to load")
+    if reason is not None:
+        raise NotImplementedError(f"implementation 'cpu_flash' does not run here: {reason}")
+    seed, kept = _dropout_of(call)
+    bias = call.bias
+    return flash_operation.attention(
+        call.query,
+        call.key,
+        call.value,
+        bias=bias if bias is None else bias.reshape((1,) * (4 - bias.ndim) + bias.shape),
+        sinks=None if call.sinks is None else call.sinks[None],
+        **_described(call),
+        seed=seed,
+        kept=kept,
+        scale=float(call.scale),
+        softcap=None if call.softcap is None else float(call.softcap),
+        dropout=float(call.dropout),
+    )
+
+
+@functools.cache
+def _fails_to_load() -> str | None:
+    """Return why the kernels can't be had although llvmlite is installed, None if they can."""
+    try:
+        importlib.import_module("attn_kernels.direct.calls").compiled("forward")
+    except Exception as error:  # a processor that they do not know, an LLVM that does not take them
+        return f"its kernels do not load: {error}"
+    return None
+
+
+def _described(call: Call) -> dict[str, Tensor | None]:
+    """Return the mask as intervals, one array and documents."""
+    found: dict[str, Tensor | None] = dict.fromkeys(("bounds", "mask", "query_ids", "key_ids"))
+    pieces = None if call.mask is None else as_pieces(call.mask)
+    if pieces is None:
+        return found
+    if pieces.plain is not None:
+        queries = call.query.shape[1]
+        if torch.compiler.is_compiling():
+            found["bounds"] = torch.stack(pieces.plain.interval(torch.arange(queries)))
+        else:
+            found["bounds"] = torch.from_numpy(intervals(pieces.plain, queries))
+    if pieces.arrays:
+        found["mask"] = functools.reduce(torch.logical_and, (_array_of(call, one) for one in pieces.arrays))
+    if pieces.documents is not None:
+        found["query_ids"], found["key_ids"] = pieces.documents.arrays()
+    return found
+
+
+def _array_of(call: Call, mask: Mask) -> Tensor:
+    """Return an array or a padding as ``(B, H, T, S)``, each the whole axis or 1."""
+    array: Tensor = mask.allowed(None, torch.arange(call.key.shape[1])[None])
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)
+
+
+def _dropout_of(call: Call) -> tuple[Tensor | None, Tensor | None]:
+    """Return the seed of the weights that are dropped, or the mask of those that are kept; nothing without dropout."""
+    if not call.dropout:
+        return None, None
+    rng = source_of(call.dropout, call.rng)
+    if isinstance(rng, RngStream) and not rng.x64:
+        return rng()[None], None
+    kept = draw(call.scores_shape, call.dropout, rng, torch.float32, call.query.device)
+    return None, kept.expand(call.scores_shape)
+
+
+def _is_surely(truth: Any) -> bool:
+    """Return whether something is true of all sizes that a graph is made for."""
+    if isinstance(truth, bool) and not torch.compiler.is_compiling():
+        return truth
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # its import takes long
+
+    return bool(statically_known_true(truth))
+
+
+def _here(question: str) -> Any:
+    """Return what is asked about this machine, which a compiler takes as known."""
+    answers: dict[str, Any] = {
+        "lacks": _lacks,
+        "fails to load": _fails_to_load,
+        "threads": torch.get_num_threads,
+        "fused attention": torch.backends.cuda.flash_sdp_enabled,
+    }
+    return answers[question]()
+
+
+_here._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as `torch.compiler` does it, which loads the compiler

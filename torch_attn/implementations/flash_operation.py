@@ -1,0 +1,350 @@
+"""The kernels of `attn_kernels` as two operations of torch, forward and backward, with derivatives and `vmap`.
+
+Sequences come first in every array: query, key and value have one each, the others one for so many neighbours. That is
+how a `vmap` is folded into them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attn_bridge.masks import ArrayMask
+from attn_kernels import words
+from attn_kernels.description import describe
+
+from ..random import bernoulli
+from . import reference
+from .call import Call
+
+_LIBRARY = torch.library.Library("attn_bridge", "DEF")
+
+_OTHERS = ("bias", "sinks", "mask", "query_ids", "key_ids", "seed", "kept", "bounds")
+
+_OPTIONS = "float scale, float? softcap, float dropout"
+
+_LIBRARY.define(
+    f"flash_forward(Tensor query, Tensor key, Tensor value, {', '.join(f'Tensor? {name}' for name in _OTHERS)}, "
+    f"{_OPTIONS}) -> (Tensor, Tensor, Tensor)"
+)
+_LIBRARY.define(
+    f"flash_backward(Tensor query, Tensor key, Tensor value, {', '.join(f'Tensor? {name}' for name in _OTHERS)}, "
+    f"Tensor top, Tensor total, Tensor d_context, Tensor d_total, {_OPTIONS}, bool asks_for_bias) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def attention(
+    query: Float[Tensor, "B T H D"],
+    key: Float[Tensor, "B S K D"],
+    value: Float[Tensor, "B S K Dv"],
+    *,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    mask: Tensor | None,
+    query_ids: Tensor | None,
+    key_ids: Tensor | None,
+    seed: Tensor | None,
+    kept: Tensor | None,
+    bounds: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    dropout: float,
+) -> tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H T"], Float[Tensor, "B H T"]]:
+    """Return the context and, per row, the largest score, without a gradient, and the sum of ``exp(scores - largest)``.
+
+    Args:
+        query: of float32, bfloat16 or float16, as `key` and `value`.
+        key: K divides H.
+        value: may have another width.
+        bias: ``(n, H or 1, T or 1, S)``; here and below n divides B.
+        sinks: ``(n, H)``.
+        mask: bool ``(n, H or 1, T or 1, S or 1)``, False where a key is hidden.
+        query_ids: whole numbers ``(n, 1, T, 1)`` of documents.
+        key_ids: ``(n, 1, 1, S)``.
+        seed: of Threefry, int32 ``(n, 2)``, for weights to drop; or
+        kept: bool ``(B, H, T, S)``, those that are not dropped.
+        bounds: int64 ``(2, T)``, the first key that each query sees, and the one after the last; neither goes back.
+        scale: factor of the scores.
+        softcap: scores are capped at this.
+        dropout: rate at which weights are dropped.
+    """
+    others = (bias, sinks, mask, query_ids, key_ids, seed, kept, bounds)
+    run = torch.ops.attn_bridge.flash_forward if torch.compiler.is_compiling() else _Forward.apply
+    found: tuple[Tensor, Tensor, Tensor] = run(query, key, value, *others, scale, softcap, dropout)
+    return found
+
+
+# ---- on this processor
+
+
+def _forward(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    results = _forward_results(query, key, value)
+    _run("forward", (query, key, value), rest[: len(_OTHERS)], rest[-3:], zip(_FORWARD, results, strict=True))
+    return results
+
+
+_FORWARD = (words.CONTEXT, words.TOP, words.TOTAL)
+
+
+def _backward(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    others, (top, total, d_context, d_total), (*options, asks) = rest[: len(_OTHERS)], rest[-8:-4], rest[-4:]
+    bias, sinks = others[:2]
+    d_query, d_key, d_value = (
+        torch.empty_like(one, memory_format=torch.contiguous_format) for one in (query, key, value)
+    )
+    slope = torch.empty_like(top, memory_format=torch.contiguous_format)
+    d_bias = query.new_empty(_shape_of_gradient(query, bias) if asks else 0, dtype=torch.float32)
+    given = (top, total, d_context.to(query.dtype), d_total, d_query, d_key, d_value, slope, d_bias)
+    _run("backward", (query, key, value), others, options, zip(_BACKWARD, given, strict=True), asks)
+    if asks:
+        d_bias = d_bias.unflatten(0, (bias.shape[0], -1)).sum(1).to(bias.dtype)
+        d_bias = d_bias if bias.shape[1] > 1 else d_bias.sum(1, keepdim=True)
+    return d_query, d_key, d_value, d_bias, _gradient_of_sinks(sinks, top, total, slope)
+
+
+_BACKWARD = (
+    *(words.TOP, words.TOTAL, words.D_CONTEXT, words.D_TOTAL),
+    *(words.D_QUERY, words.D_KEY, words.D_VALUE, words.SLOPE, words.D_BIAS),
+)
+
+
+def _run(
+    kind: str,
+    inputs: Sequence[Tensor],
+    others: Sequence[Tensor | None],
+    options: Sequence[Any],
+    more: Any,
+    asks: bool = False,
+) -> None:
+    """Run a kernel on arrays, and on more of them by the words of their addresses."""
+    query = inputs[0]
+    sequences = query.shape[0]
+    given = {name: one for name, one in zip(_OTHERS, others, strict=True) if one is not None}
+    bounds, seed = given.pop("bounds", None), given.get("seed")
+    if "bias" in given:
+        given["bias"] = given["bias"].float()
+    if "sinks" in given:
+        given["sinks"] = _for_each(given["sinks"].float(), sequences)
+    if "query_ids" in given:
+        given["query_ids"], given["key_ids"] = _in_32_bits(given["query_ids"], given["key_ids"])
+    scale, softcap, dropout = options
+    shapes: list[tuple[int, ...]] = [tuple(one.shape) for one in inputs]
+    told = describe(
+        str(query.dtype).removeprefix("torch."),
+        shapes[0],
+        shapes[1],
+        shapes[2],
+        {name: tuple(one.shape) for name, one in given.items()},
+        scale=scale,
+        softcap=softcap,
+        dropout=dropout,
+        batch=sequences if seed is None else sequences // seed.shape[0],
+        bounded=bounds is not None,
+        differentiates_bias=asks,
+    )
+    arrays = dict(zip((words.QUERY, words.KEY, words.VALUE), inputs, strict=True))
+    arrays |= {words.OPTIONAL[name][1]: one for name, one in given.items()} | dict(more)
+    if bounds is not None:
+        arrays[words.BOUNDS] = bounds
+    arrays = {word: one.contiguous() for word, one in arrays.items()}
+    calls = importlib.import_module("attn_kernels.direct.calls")
+    addresses = {word: one.data_ptr() for word, one in arrays.items()}
+    calls.run(kind, told, addresses, sequences, torch.get_num_threads())
+
+
+def _in_32_bits(*ids: Tensor) -> list[Tensor]:
+    """Return numbers of documents as numbers of 32 bits that are equal where they are."""
+    if any(one.dtype.itemsize > 4 for one in ids):
+        least, largest = (getattr(torch.cat([one.flatten() for one in ids]), name)() for name in ("min", "max"))
+        if least < -(2**31) or largest >= 2**31:
+            places = torch.unique(torch.cat([one.flatten() for one in ids]), return_inverse=True)[1]
+            ids = tuple(
+                part.view(one.shape) for part, one in zip(places.split([one.numel() for one in ids]), ids, strict=True)
+            )
+    return [one.to(torch.int32) for one in ids]
+
+
+def _for_each(array: Tensor, sequences: int) -> Tensor:
+    """Return what is for so many neighbouring sequences once for each."""
+    return array.repeat_interleave(sequences // array.shape[0], 0)
+
+
+def _gradient_of_sinks(sinks: Tensor | None, top: Tensor, total: Tensor, slope: Tensor) -> Tensor:
+    """Return the gradient of the sinks, nothing if there are none; a hidden row has none.
+
+    The slope of a row is what its gradients of weights have in common, over `total`.
+    """
+    if sinks is None:
+        return top.new_empty(0)
+    shifted = torch.where(total != 0.0, _for_each(sinks.to(top.dtype), top.shape[0])[:, :, None] - top, -torch.inf)
+    of_heads = (torch.exp(shifted) * slope).sum(-1)
+    return -of_heads.unflatten(0, (sinks.shape[0], -1)).sum(1).to(sinks.dtype)
+
+
+def _shape_of_gradient(query: Tensor, bias: Tensor) -> tuple[int, ...]:
+    """Return the shape of the gradient of a bias as kernels add it up: for each head, and each sequence if need be."""
+    sequences, _, queries, keys = bias.shape
+    return (query.shape[0] if queries == 1 else sequences, query.shape[2], queries, keys)
+
+
+# ---- without numbers
+
+
+def _forward_results(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    batch, queries, heads, _ = query.shape
+    top, total = (query.new_empty((batch, heads, queries), dtype=torch.float32) for _ in range(2))
+    return query.new_empty((batch, queries, heads, value.shape[-1])), top, total
+
+
+def _backward_results(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    bias, sinks = rest[:2]
+    d_bias = torch.empty_like(bias) if rest[-1] else query.new_empty(0)
+    d_sinks = query.new_empty(0) if sinks is None else torch.empty_like(sinks)
+    found = (torch.empty_like(one, memory_format=torch.contiguous_format) for one in (query, key, value))
+    return (*found, d_bias, d_sinks)
+
+
+# ---- derivatives
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:11], *output[1:])
+    ctx.options = inputs[11:]
+
+
+def _differentiate(ctx: Any, d_context: Tensor | None, _: Any, d_total: Tensor | None) -> tuple[Any, ...]:
+    *operands, top, total = ctx.saved_tensors
+    query, value = operands[0], operands[2]
+    if d_context is None:
+        d_context = query.new_zeros((*query.shape[:-1], value.shape[-1]))
+    if d_total is None:
+        d_total = torch.zeros_like(total)
+    sinks, asks = operands[4], ctx.needs_input_grad[3]
+    run = torch.ops.attn_bridge.flash_backward if torch.compiler.is_compiling() else _Backward.apply
+    *found, d_bias, d_sinks = run(*operands, top, total, d_context, d_total, *ctx.options, asks)
+    nothing = (None,) * (len(_OTHERS) - 2 + len(ctx.options))
+    return (*found, d_bias if asks else None, None if sinks is None else d_sinks, *nothing)
+
+
+def _keep_of_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:15])
+    ctx.options = inputs[15:]
+
+
+def _differentiate_twice(ctx: Any, *seconds: Tensor | None) -> tuple[Any, ...]:
+    """Return the gradients of the gradients, by plain code in memory that grows with T times S, as it is rare."""
+    *operands, top, _, d_context, d_total = ctx.saved_tensors
+    *options, _ = ctx.options
+    others = [*operands[5:8], _kept(operands, options[-1]), operands[10]]
+    given = [*operands[:5], d_context, d_total]
+    places = [place for place, one in enumerate(given) if one is not None]
+
+    def gradients(*present: Tensor) -> tuple[Tensor, ...]:
+        arrays: list[Any] = [None] * len(given)
+        for place, one in zip(places, present, strict=True):
+            arrays[place] = one
+        *inputs, d_context, d_total = arrays
+        here = [one for one in inputs if one is not None]
+
+        def at_once(*here: Tensor) -> tuple[Tensor, Tensor]:
+            parts = iter(here)
+            return _at_once([None if one is None else next(parts) for one in inputs], others, top, *options)
+
+        found = iter(torch.func.vjp(at_once, *here)[1]((d_context, d_total)))
+        all_of_them = [None if one is None else next(found) for one in inputs]
+        return tuple(one for one, second in zip(all_of_them, seconds, strict=True) if second is not None)
+
+    asked = tuple(second for second in seconds if second is not None)
+    found = dict(zip(places, torch.func.vjp(gradients, *(given[n] for n in places))[1](asked), strict=True))
+    of_operands = [found.get(place) for place in range(5)]
+    return (*of_operands, *(None,) * 6, None, None, found[5], found[6], *(None,) * len(ctx.options))
+
+
+def _kept(operands: Sequence[Any], dropout: float) -> Tensor | None:
+    """Return which weights are kept, None where there is no dropout."""
+    query, key, seed, kept = (operands[place] for place in (0, 1, 8, 9))
+    if seed is None:
+        return kept
+    shape = (query.shape[0] // seed.shape[0], query.shape[2], query.shape[1], key.shape[1])
+    return torch.cat([bernoulli(one, 1.0 - dropout, shape) for one in seed])
+
+
+def _at_once(
+    inputs: Sequence[Any], others: Sequence[Tensor | None], top: Tensor, scale: float, softcap: Any, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """Return context and sums by the reference."""
+    query, key, value, bias, sinks = inputs
+    mask, query_ids, key_ids, kept, bounds = others
+    sequences, queries, keys = query.shape[0], query.shape[1], key.shape[1]
+    allowed = torch.ones((1, 1, queries, keys), dtype=torch.bool)
+    if bounds is not None:
+        at, (start, end) = torch.arange(keys), bounds[..., None]
+        allowed = allowed & (start <= at) & (at < end)
+    if mask is not None:
+        allowed = allowed & _for_each(mask, sequences)
+    if query_ids is not None and key_ids is not None:
+        allowed = allowed & (_for_each(query_ids, sequences) == _for_each(key_ids, sequences))
+    if bias is not None:
+        bias = _for_each(bias, sequences)
+    if sinks is not None and sinks.shape[0] != 1:
+        raise NotImplementedError("second derivatives need sinks that all sequences share")
+    sinks = None if sinks is None else sinks[0]
+    rng = None if kept is None else reference.Drawn(kept)
+    call = Call(query, key, value, ArrayMask(allowed), bias, scale, softcap, sinks, dropout, rng, False)
+    context, sums = reference.attend_with_lse(call)
+    return context, torch.exp(sums - top)
+
+
+# ---- vmap
+
+
+def _folding(run: Any, arguments: Any, shared: tuple[str, ...]) -> Any:
+    """Return how an operation is computed for a batch; one of the arrays `shared` may be for all of it."""
+    arrays = [place for place, one in enumerate(arguments) if "Tensor" in str(one.type) and one.name != "bounds"]
+
+    def batched(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        size, folded = info.batch_size, list(args)
+        for place in arrays:
+            array, dim = args[place], dims[place]
+            if array is None or (dim is None and arguments[place].name in shared and array.shape[0] == 1):
+                continue
+            array = array.expand(size, *array.shape) if dim is None else array.movedim(dim, 0)
+            folded[place] = array.flatten(0, 1)
+        found = tuple(_unfolded(one, size) for one in run(*folded))
+        return found, (0,) * len(found)
+
+    return batched
+
+
+def _unfolded(array: Tensor, size: int) -> Tensor:
+    return array.expand(size, *array.shape) if array.numel() == 0 else array.unflatten(0, (size, -1))
+
+
+def _register() -> list[Any]:
+    """Register the operations for compilers, and return them as functions of autograd, which `torch.func` asks for."""
+    of_mask, functions = ("mask", "query_ids", "key_ids"), []
+    for name, run, results, keep, differentiate, shared in (
+        ("flash_forward", _forward, _forward_results, _keep, _differentiate, ("bias", "sinks", *of_mask)),
+        ("flash_backward", _backward, _backward_results, _keep_of_backward, _differentiate_twice, of_mask),
+    ):
+        _LIBRARY.impl(name, run, "CPU")
+        whole = f"attn_bridge::{name}"
+        torch.library.register_fake(whole, results, lib=_LIBRARY)
+        torch.library.register_autograd(whole, differentiate, setup_context=keep, lib=_LIBRARY)
+        operation = getattr(torch.ops.attn_bridge, name).default
+        parts = {"forward": operation, "setup_context": keep, "backward": differentiate}
+        function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(one) for key, one in parts.items()})
+        function.vmap = staticmethod(_folding(function.apply, operation._schema.arguments, shared))
+        functions.append(function)
+    return functions
+
+
+_Forward, _Backward = _register()
