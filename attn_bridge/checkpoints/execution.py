@@ -17,6 +17,7 @@ from ..models import layouts
 from ..printable import printable
 from . import configs, containers, manifest, quantised
 from . import digests as digests_of
+from .containers import remote
 from .containers.base import CheckpointError, Reader, TensorInfo, Writer, numpy_dtype
 from .elements import Elements
 from .planning import kept_name
@@ -293,6 +294,7 @@ def kept_problems(known: manifest.Manifest) -> dict[str, str]:
 
 
 def _stamps(reader: Reader) -> list[tuple[str, int, int]]:
+    remote.forget(reader.path)  # a store is asked anew
     try:
         return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in reader.files()]
     except OSError as error:

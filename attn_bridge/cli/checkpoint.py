@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import check_writable, write_json
+from .places import is_remote, place
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,9 +49,12 @@ Rules = Annotated[
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="File or folder to convert.")],
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="File or folder to convert, or its URL.", parser=place)],
     target: Annotated[
-        Path, typer.Argument(metavar="DST", help="File (its extension says the container), or folder (safetensors).")
+        Path,
+        typer.Argument(
+            metavar="DST", help="File (its extension says the container), or folder (safetensors).", parser=place
+        ),
     ],
     from_layout: Annotated[
         str | None, typer.Option("--from", metavar="LAYOUT", help="Layout of SRC; default: found by its names.")
@@ -148,7 +152,7 @@ def convert(
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="File or folder.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="File or folder, or its URL.", parser=place)],
     format: Annotated[
         str | None,
         typer.Option(metavar="CONTAINER", help="Container of PATH, where its extension says none, or another."),
@@ -215,7 +219,9 @@ def verify(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="[SRC] DST", help="What DST was made of, or digests of it, and DST; or DST alone, by its digests."
+            metavar="[SRC] DST",
+            help="What DST was made of, or digests of it, and DST; or DST alone, by its digests.",
+            parser=place,
         ),
     ],
     from_layout: Annotated[
@@ -307,7 +313,7 @@ def check_report(json_file: str | None, *paths: Path) -> None:
     assert json_file is not None
     check_writable(json_file)
     report = Path(os.path.realpath(json_file))
-    for path in (Path(os.path.realpath(one)) for one in paths):
+    for path in (Path(os.path.realpath(one)) for one in paths if not is_remote(one)):
         if path in (report, *report.parents) or report.name.startswith(f"{path.name}.attn-bridge."):
             raise ValueError(f"--json {json_file} must not be part of {path}")
     if report.suffix in ENDINGS:

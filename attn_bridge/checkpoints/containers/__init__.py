@@ -11,6 +11,7 @@ from typing import Any
 from ...printable import printable
 from .base import DCP_METADATA, ORBAX_ITEMS, ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
 from .files import bad
+from .remote import is_remote, to_path
 
 __all__ = [
     "READERS",
@@ -90,7 +91,7 @@ def open_reader(path: Path, format: str | None = None) -> Reader:
     Raises:
         CheckpointError: there is none, none of a known format, or a malformed one.
     """
-    path = Path(path)
+    path = path if is_remote(path) else to_path(path)
     format = format.partition("+")[0] if format in _VARIANTS else format
     try:
         return _reader_of(path, format)

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 from ...printable import printable
 from ..threads import Threads
 from .base import MAX_HEADER, CheckpointError, Reader, TensorInfo, Writer
-from .files import File, bad, check_count, check_infos, check_name, check_range, check_shape, parse_json, unwritable
+from .files import bad, check_count, check_infos, check_name, check_range, check_shape, parse_json, unwritable
+from .remote import open_file
 from .shards import ShardedReader, index_of, inside
 from .writing import Target, dump_json, sync_folder
 
@@ -61,7 +62,7 @@ class SafetensorsReader(Reader):
 
     def __init__(self, path: Path):
         self.path = path
-        self._file = File(path)
+        self._file = open_file(path)
         self.tensors = {}
         self._starts: dict[str, int] = {}
         if self._file.size < 8:
