@@ -118,6 +118,7 @@ def carry_out(
                     restart_reason = "" if done else "nothing of what was written is intact"
                 digests, changed = _write(plan, reader, elements, writer, staging, done, budget, progress)
                 changed |= {name: count for name, count in counts.items() if name in done}
+                remote.forget(reader.path)  # a store is asked anew
                 if _stamps(reader) != files:
                     raise CheckpointError(f"{reader.path} changed while it was read; convert it again")
                 writer.finish()
@@ -294,7 +295,6 @@ def kept_problems(known: manifest.Manifest) -> dict[str, str]:
 
 
 def _stamps(reader: Reader) -> list[tuple[str, int, int]]:
-    remote.forget(reader.path)  # a store is asked anew
     try:
         return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in reader.files()]
     except OSError as error:

@@ -63,7 +63,8 @@ class ShardedReader(Reader):
             names = tuple(sorted(set(weight_map.values())))
         said_by = folder if index is None else index
         paths = {name: inside(folder, name, said_by) for name in names}
-        missing = [printable(name) for name, path in paths.items() if not path.is_file()]
+        there = open_all(lambda path: path.is_file(), paths.values())
+        missing = [printable(name) for name, is_there in zip(paths, there, strict=True) if not is_there]
         if missing:
             raise bad(said_by, f"these files of it are missing: {listed(missing)}")
         self._parts = dict(zip(paths, open_all(open_one, paths.values()), strict=True))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ....printable import printable
 from ..base import CheckpointError
@@ -17,6 +19,22 @@ from .web import WebStore
 
 if TYPE_CHECKING:
     from .paths import RemotePath
+
+
+PREFIXES = ("AWS_", "FSSPEC_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_")
+"""What the names of variables begin with that say how stores are reached."""
+
+_systems: dict[tuple[Any, ...], Any] = {}
+
+
+def _system(protocol: str, make: Callable[[], Any]) -> Any:
+    """Return a file system with its open connections: another one where the process or the environment is another."""
+    said = sorted(one for one in os.environ.items() if one[0].upper().startswith(PREFIXES))
+    key = os.getpid(), protocol, *said
+    if key not in _systems:
+        _systems.clear()
+        _systems[key] = make()
+    return _systems[key]
 
 
 def connect(path: RemotePath) -> Store:
@@ -35,9 +53,9 @@ def connect(path: RemotePath) -> Store:
         raise bad(path, f"the protocol {printable(protocol, 40)} is unknown") from None
     try:
         if protocol in ("s3", "s3a"):
-            return S3Store(path, S3Store.system(kind))
+            return S3Store(path, _system(protocol, lambda: S3Store.system(kind)))
         if protocol in WEB:
-            return WebStore(path, kind(skip_instance_cache=True))
+            return WebStore(path, _system(protocol, lambda: kind(skip_instance_cache=True)))
         if protocol == "hf":
             return HubStore(path, kind(skip_instance_cache=True))
         return Store(path, fsspec.core.url_to_fs(path.url)[0])

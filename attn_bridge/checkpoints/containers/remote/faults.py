@@ -114,9 +114,11 @@ def _answer(error: BaseException) -> _Answer:
             status = said.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             code = str(said.get("Error", {}).get("Code", ""))
             return _Answer(status if isinstance(status, int) else 0, printable(code, 60))
-        for number in (getattr(one, "status", None), getattr(said, "status_code", None), getattr(one, "code", None)):
-            if isinstance(number, int) and 400 <= number < 600:
-                return _Answer(number)
+        number = getattr(one, "status", None) or getattr(said, "status_code", None)
+        if number is None and type(one).__name__.lower() == "httperror":  # gcsfs's, urllib's
+            number = getattr(one, "code", None)
+        if isinstance(number, int) and 400 <= number < 600:
+            return _Answer(number)
     return _Answer()
 
 

@@ -23,7 +23,7 @@ class S3Store(Store):
     def system(kind: Any) -> Any:
         """Return s3fs's file system, with the credentials and the endpoint that AWS's own tools would use."""
         given = {"max_pool_connections": AT_ONCE, "retries": {"total_max_attempts": 1}, **WAIT}
-        found = kind(config_kwargs=given, use_listings_cache=False, default_fill_cache=False)
+        found = kind(config_kwargs=given, skip_instance_cache=True, use_listings_cache=False)
         found.retries = 1  # made again by us: by both of us, it would be the square of it
         return found
 
@@ -46,8 +46,7 @@ class S3Store(Store):
         inside = await self._list(key)
         if not inside and "/" in key:
             return None
-        with self._lock:
-            self._folders.setdefault(key, {name: inside[name] for name in sorted(inside)})
+        self.note(key, inside)
         return FOLDER
 
     async def _list(self, key: str) -> dict[str, Entry]:

@@ -71,6 +71,7 @@ class Store:
         self._folders: dict[str, dict[str, Entry]] = {}
         self._entries: dict[str, Entry | None] = {}
         self._no_files: set[str] = set()
+        self.guessed: set[str] = set()  # folders that may hold more than is known
         self._stale: set[str] = set()
         self._surveyed: set[str] = set()
         self._lock = threading.Lock()
@@ -189,11 +190,13 @@ class Store:
             if key in self._folders:
                 return FOLDER
             listed = self._folders.get(folder, {})
-            if folder in self._folders and (name not in listed or listed[name].size >= 0):
+            is_known = listed[name].size >= 0 if name in listed else folder not in self.guessed
+            if folder in self._folders and is_known:
                 return listed.get(name)
             if key in self._entries:
                 return self._entries[key]
-            if any(part not in self._folders.get(above, (part,)) for above, part in _ways(key)):
+            above = [(one, part) for one, part in _ways(key) if one not in self.guessed]
+            if any(part not in self._folders.get(one, (part,)) for one, part in above):
                 return None
             if as_file and key in self._no_files:
                 return None
@@ -226,7 +229,11 @@ class Store:
             found = self.run(lambda: self._list(key))
         except FaultError as fault:
             raise bad(self.shown(key), str(fault)) from None
-        found = {name: found[name] for name in sorted(found)}
+        return self.note(key, found)
+
+    def note(self, key: str, inside: dict[str, Entry]) -> dict[str, Entry]:
+        """Remember what is in a folder, and return it sorted by name."""
+        found = {name: inside[name] for name in sorted(inside)}
         with self._lock:
             self._folders[key] = found
         return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -23,6 +25,8 @@ USUAL = (
 )
 """Names that are looked for in a folder that its server does not list."""
 
+OTHER = "its server answers with another range than was asked for"
+
 _LINK = re.compile(rb"""<a\s[^>]*?href\s*=\s*["']([^"'?#]+)["']""", re.IGNORECASE)
 
 
@@ -42,13 +46,23 @@ class WebStore(Store):
         return f"{self._protocol}://{key}{f'?{self._query}' if self._query and key == self._root else ''}"
 
     async def _request(self, key: str, ending: str = "", **headers: str) -> Any:
-        aiohttp = __import__("aiohttp")
+        aiohttp = importlib.import_module("aiohttp")
         session = await self._system.set_session()
         wait = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
         sent = {"Accept-Encoding": "identity", **headers}
         return session.get(self._system.encode_url(self._url(key) + ending), headers=sent, timeout=wait)
 
     async def _info(self, key: str, as_file: bool = False) -> Entry | None:
+        found = await self._file(key)
+        if found is None and not as_file:
+            inside = await self._list(key)
+            if inside:
+                self.note(key, inside)
+                return FOLDER
+        return found
+
+    async def _file(self, key: str) -> Entry | None:
+        """Return what is known of a file, with its beginning; a page of links that a name leads to is a folder."""
         async with await self._request(key, Range=f"bytes=0-{HEAD - 1}") as reply:
             if reply.status == 404:
                 return None
@@ -65,6 +79,8 @@ class WebStore(Store):
                 raise FaultError("its server does not say how many bytes it has")
             head = memoryview(bytearray(min(HEAD, int(size))))
             if reply.status == 206:
+                if reply.headers.get("Content-Range", "").partition("/")[0] != f"bytes 0-{len(head) - 1}":
+                    raise FaultError(OTHER, again=True)
                 await take(head, reply.content.readany)
             else:
                 head[:] = await reply.content.readexactly(len(head))
@@ -89,16 +105,20 @@ class WebStore(Store):
             if short and "/" not in short and short not in (".", ".."):
                 found[short] = FOLDER if name.endswith("/") else Entry(-1)
         if not found:
-            for name in USUAL:
-                try:
-                    one = await self._info(f"{key}/{name}")
-                except Exception as error:
-                    if not isinstance(fault_of(error), DeniedError):
-                        raise
-                    one = None
-                if one is not None:
-                    found[name] = one
+            self.guessed.add(key)
+            usual = await asyncio.gather(*(self._perhaps(f"{key}/{name}") for name in USUAL))
+            found = {name: one for name, one in zip(USUAL, usual, strict=True) if one is not None}
         return found
+
+    async def _perhaps(self, key: str) -> Entry | None:
+        """Return what is known of a file, and nothing where it may not be read."""
+        try:
+            return await self._file(key)
+        except Exception as error:
+            fault = fault_of(error)
+            if isinstance(fault, DeniedError):
+                return None
+            raise fault from None
 
     async def _get(self, key: str, entry: Entry, start: int, into: memoryview) -> None:
         tag = entry.tag if entry.tag.startswith('"') else ""
@@ -111,7 +131,7 @@ class WebStore(Store):
             if reply.status == 206:
                 told = reply.headers.get("Content-Range", "")
                 if told.partition("/")[0] != f"bytes {start}-{stop - 1}":
-                    raise FaultError("its server answers with another range than was asked for", again=True)
+                    raise FaultError(OTHER, again=True)
                 if _total(reply) not in (None, entry.size):
                     raise ChangedError("has changed while it was read")
                 await take(into, reply.content.readany)
