@@ -21,8 +21,21 @@ if TYPE_CHECKING:
     from .execution import Progress, Result
     from .planning.plans import Plan
     from .verification import Verification
+    from .workers import Worked
 
-__all__ = ["Checkpoint", "Inspection", "convert", "inspect", "open", "plan", "read", "verify"]
+__all__ = [
+    "Checkpoint",
+    "Inspection",
+    "convert",
+    "convert_share",
+    "finish",
+    "inspect",
+    "open",
+    "plan",
+    "read",
+    "tasks",
+    "verify",
+]
 
 PathLike = str | os.PathLike[str]
 
@@ -162,14 +175,59 @@ def plan(
     dequantize: bool = False,
 ) -> Plan:
     """Return what `convert` would do with the same arguments, from headers alone."""
-    from . import containers, manifest
-    from .containers import remote
+    from .requests import Request
 
-    origin = remote.to_path(source)
-    with containers.open_reader(origin) as opened:
-        reader = _dequantised(opened, dtype) if dequantize else opened
-        before = manifest.of(reader, origin)
-        return _plan(reader, before, remote.to_path(target), from_layout, to_layout, format, rules, dtype, settings)
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize)
+    with asked.opened() as prepared:
+        return prepared.plan
+
+
+def tasks(
+    source: PathLike,
+    target: PathLike,
+    *,
+    from_layout: str | None = None,
+    to_layout: str | None = None,
+    format: str | None = None,
+    rules: PathLike | None = None,
+    dtype: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    dequantize: bool = False,
+    workers: int = 1,
+    task_bytes: int | None = None,
+) -> list[dict[str, Any]]:
+    """Return what workers of `convert` would do with the same arguments, a task at a time, from headers alone.
+
+    Args:
+        source: file or folder.
+        target: file or folder, which is not touched.
+        from_layout: as `convert` takes it, and so are the others.
+        to_layout: see there.
+        format: see there.
+        rules: see there.
+        dtype: see there.
+        settings: see there.
+        dequantize: see there.
+        workers: how many share the tasks: so that all have alike shares, tasks are smaller where there are many.
+        task_bytes: bytes of a task, at most; None: 256 MiB.
+
+    Returns:
+        ``{"bytes", "tensors"}`` for each task. Its tensors are those that it writes, or parts of them:
+        ``{"name", "start", "stop", "bytes", "file", "offset"}``, elements from start to stop, and where their bytes go;
+        the offset is None in containers that are written in order.
+
+    Raises:
+        CheckpointError: (a ValueError) the source is malformed, or the target can't hold it.
+        LayoutError: (a ValueError) names, shapes or settings that don't fit.
+    """
+    from .planning import tasks as planning
+    from .requests import Request
+    from .workers import job_of
+
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize)
+    with asked.opened() as prepared:
+        job = job_of(prepared, workers, task_bytes)
+        return planning.as_json(planning.cut(prepared.plan, job.task_bytes), prepared.plan, prepared.format)
 
 
 def convert(
@@ -187,6 +245,9 @@ def convert(
     overwrite: bool = False,
     max_memory: int | None = None,
     progress: Progress | None = None,
+    workers: int | None = None,
+    task_bytes: int | None = None,
+    ray: str | None = None,
 ) -> Result:
     """Convert a checkpoint from one layout and container to another, tensor by tensor, bit for bit.
 
@@ -205,8 +266,11 @@ def convert(
         dequantize: make floating point of MXFP4 and of float8 with scales: `dtype`, or bfloat16 where that is None.
         resume: go on where an interrupted run stopped.
         overwrite: replace an existing target.
-        max_memory: bytes of memory to stay within; None takes about three times the largest tensor.
+        max_memory: bytes of memory to stay within; None takes about three times the largest tensor, or what tasks need.
         progress: called with the bytes done, all bytes, and the tensor at hand.
+        workers: processes that share the work; the bytes are the same for any number. None: as many as pay.
+        task_bytes: what a worker writes at a time, at most, in bytes; it takes about twice as much memory.
+        ray: have tasks of Ray do it, on the cluster of that address; "" finds one, or starts one on this machine.
 
     Returns:
         Digests of what was written, and how many elements a cast changed.
@@ -215,27 +279,119 @@ def convert(
         CheckpointError: (a ValueError) the source is malformed or changed, or the target can't be written.
         LayoutError: (a ValueError) names, shapes or settings that don't fit; `WeightsMismatchError` lists names.
     """
-    from . import configs, containers, execution, manifest
-    from .containers import remote
+    from . import execution
+    from .requests import Request
+    from .workers import Processes, chosen, run
 
-    origin, target = remote.to_path(source), remote.to_path(target)
-    with containers.open_reader(origin) as opened:
-        reader = _dequantised(opened, dtype) if dequantize else opened
-        before = manifest.of(reader, origin)
-        kind, settings = containers.with_settings(containers.format_of(target, format), settings)
-        planned = _plan(reader, before, target, from_layout, to_layout, kind, rules, dtype, settings)
+    progress = progress or (lambda done, total, name: None)
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize)
+    with asked.opened() as prepared:
+        job = chosen(prepared, workers, task_bytes, max_memory, is_elsewhere=ray is not None, resume=resume)
+        if job is not None and ray is not None:
+            from .workers.ray_tasks import Cluster
+
+            with Cluster(ray) as cluster:
+                job = cluster.job(prepared, workers, task_bytes)
+                return run(asked, prepared, job, cluster.start, False, resume, overwrite, progress)
+        if job is not None:
+            return run(asked, prepared, job, Processes, True, resume, overwrite, progress)
         return execution.carry_out(
-            planned,
-            reader,
-            target,
-            kind,
-            before=before,
-            is_folder=configs.is_folder(target, kind),
+            prepared.plan,
+            prepared.reader,
+            prepared.target,
+            prepared.format,
+            before=prepared.before,
+            is_folder=prepared.is_folder,
             resume=resume,
             overwrite=overwrite,
             max_memory=max_memory,
-            progress=progress or (lambda done, total, name: None),
+            progress=progress,
         )
+
+
+def convert_share(
+    source: PathLike,
+    target: PathLike,
+    index: int,
+    workers: int,
+    *,
+    from_layout: str | None = None,
+    to_layout: str | None = None,
+    format: str | None = None,
+    rules: PathLike | None = None,
+    dtype: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    dequantize: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    max_memory: int | None = None,
+    progress: Progress | None = None,
+    task_bytes: int | None = None,
+) -> Worked:
+    """Do the share of one of several workers, on any machine that has source and target on its disks.
+
+    They agree on nothing but the arguments. The last one to end publishes; until then nothing stands in the target's
+    place. One that is called again goes on where it stopped, also after publication.
+
+    Args:
+        source: file or folder.
+        target: file or folder, on a file system that all workers write to.
+        index: number of this worker, from 0.
+        workers: how many there are.
+        from_layout: as `convert` takes it, and so are the others.
+        to_layout: see there.
+        format: see there.
+        rules: see there.
+        dtype: see there.
+        settings: see there.
+        dequantize: see there.
+        resume: go on from what another number of workers left behind.
+        overwrite: replace an existing target.
+        max_memory: bytes of memory to stay within, this worker.
+        progress: called with the bytes done of its share, all of its share, and the tensor at hand.
+        task_bytes: what is written at a time, at most; the same for all workers.
+
+    Raises:
+        CheckpointError: (a ValueError) workers do different things, the source is malformed or changed, or the target
+            can't be written.
+        LayoutError: (a ValueError) names, shapes or settings that don't fit.
+    """
+    from .requests import Request
+    from .workers import job_of, worker
+
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize)
+    with asked.opened() as prepared:
+        job = job_of(prepared, workers, task_bytes, None if max_memory is None else max_memory * workers)
+        return worker(prepared, job, index, resume, overwrite, progress or (lambda done, total, name: None))
+
+
+def finish(
+    source: PathLike,
+    target: PathLike,
+    *,
+    from_layout: str | None = None,
+    to_layout: str | None = None,
+    format: str | None = None,
+    rules: PathLike | None = None,
+    dtype: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    dequantize: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Worked:
+    """Check every digest of what workers wrote, and publish it; what is published already stays as it is.
+
+    The last of the workers does so by itself. The arguments are theirs.
+
+    Raises:
+        CheckpointError: (a ValueError) something is missing, or holds other bytes than were written.
+    """
+    from .requests import Request
+    from .workers import finish_by_hand
+
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize)
+    with asked.opened() as prepared:
+        return finish_by_hand(prepared, overwrite, progress or (lambda done, total, name: None))
 
 
 def verify(
@@ -268,7 +424,7 @@ def verify(
     """
     from ..models import layouts
     from ..weights import WeightsMismatchError
-    from . import configs, containers, manifest, verification
+    from . import configs, containers, manifest, requests, verification
     from .containers import remote
     from .containers.base import CheckpointError
 
@@ -295,10 +451,10 @@ def verify(
                 if known is not None and known.source.get("quantised"):
                     dequantize = True
                     problems |= verification.by_originals(opened, known)
-                reader = _dequantised(opened, dtype) if dequantize else opened
+                reader = requests.dequantised(opened, dtype) if dequantize else opened
                 before = manifest.of(reader, origin)
                 try:
-                    planned = _plan(
+                    planned = requests.plan_of(
                         reader, before, target, from_layout, to_layout, there.format, rules, dtype, settings
                     )
                 except (WeightsMismatchError, layouts.LayoutError) as error:
@@ -311,47 +467,3 @@ def verify(
                 found = verification.by_source(planned, reader, before, there, max_memory, progress)
             problems = {**found, **problems}
     return verification.Verification(not problems, len(there.tensors), problems, known is not None, origin is not None)
-
-
-def _dequantised(reader: Reader, dtype: str | None) -> Reader:
-    """Return a quantised checkpoint as one of floating point."""
-    from . import configs, planning, quantised
-
-    return quantised.Dequantised(reader, configs.beside(reader.path), planning.check_dtype(dtype) or "bfloat16")
-
-
-def _plan(
-    reader: Reader,
-    before: Any,
-    target: Path,
-    from_layout: str | None,
-    to_layout: str | None,
-    format: str | None,
-    rules: PathLike | None,
-    dtype: str | None,
-    settings: Mapping[str, Any] | None,
-) -> Plan:
-    from ..models import rules_file
-    from . import configs, containers, planning, quantised
-
-    kind, settings = containers.with_settings(containers.format_of(target, format), settings)
-    headers = reader.headers if isinstance(reader, quantised.Dequantised) else reader
-    table = None
-    if rules is not None:
-        direction = rules_file.direction(from_layout, to_layout)
-        own = before.layout if before is not None else ""
-        table = rules_file.read(Path(rules), headers.tensors, own, direction)
-        from_layout = to_layout = None
-    made = planning.make(
-        headers,
-        source_layout=from_layout,
-        target_layout=to_layout,
-        target_format=kind.partition("+")[0],
-        is_folder=configs.is_folder(target, kind),
-        dtype=dtype,
-        settings=settings,
-        config=configs.beside(reader.path) if rules is None and to_layout != "same" else None,
-        table=table,
-        manifest=before,
-    )
-    return quantised.in_file_order(made, reader) if isinstance(reader, quantised.Dequantised) else made

@@ -8,13 +8,18 @@ import os
 import shlex
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 from . import containers, manifest
 from . import digests as digests_of
 from .containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, DiskFullError, Reader
 from .containers.files import resolve, unwritable
+
+PATIENCE = 10.0
+"""Seconds that are waited for workers which a killed run left behind: they end as soon as they notice."""
 
 
 def check_place(reader: Reader, target: Path, staging: Path) -> None:
@@ -67,19 +72,9 @@ def locked(staging: Path) -> Iterator[None]:
     except OSError as error:
         raise CheckpointError(f"{staging.parent} can't be written to: {error.strerror}") from None
     with handle:
-        try:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # not a Unix
-            pass
-        except OSError:
-            raise CheckpointError(f"another conversion is writing to {staging}") from None
-        try:
-            is_there = os.path.samestat(os.fstat(handle.fileno()), (staging / "lock").stat())
-        except FileNotFoundError:
-            is_there = False
-        if not is_there:  # whoever held it took it away at the end
+        if not lock(handle):
+            raise CheckpointError(f"another conversion is writing to {staging}")
+        if not is_same(handle, staging / "lock"):  # whoever held it took it away at the end
             raise CheckpointError(f"another conversion has just written {staging.name[1:].removesuffix('.partial')}")
         try:
             yield
@@ -87,6 +82,43 @@ def locked(staging: Path) -> Iterator[None]:
             if staging.is_dir() and [one.name for one in staging.iterdir()] == ["lock"]:
                 shutil.rmtree(staging, ignore_errors=True)
             raise
+
+
+def lock(handle: IO[Any], *, is_shared: bool = False) -> bool:
+    """Lock an open file, alone or with others who share it; return whether nobody is in the way."""
+    try:
+        import fcntl
+    except ImportError:  # not a Unix
+        return True
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def is_same(handle: IO[Any], path: Path) -> bool:
+    """Tell whether an open file is still the one at that path."""
+    try:
+        return os.path.samestat(os.fstat(handle.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def wait_for_workers(staging: Path) -> None:
+    """Wait until the workers that a killed run started have ended.
+
+    Raises:
+        CheckpointError: they don't.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while (staging / "workers").exists():
+        with (staging / "workers").open("wb") as handle:
+            if lock(handle):
+                return
+        if time.monotonic() > deadline:
+            raise CheckpointError(f"workers of another conversion are writing to {staging}")
+        time.sleep(0.05)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from ..weights import WeightsMismatchError
 from .containers.base import CheckpointError, Reader
 from .digests import KEY
 from .elements import Elements
-from .execution import MIN, _bounds, _budget, digest_of, kept_problems
+from .execution import MIN, budget_of, cuts, digest_of, kept_problems
 from .manifest import Manifest
 from .planning.plans import Plan, Target
 
@@ -82,7 +82,7 @@ def by_source(
     """Convert the source again in memory and hold every byte against the target's; return name -> what is wrong."""
     wanted = {one.info.name: one for one in plan.targets}
     problems = {name: "does not come from the source" for name in target.tensors if name not in wanted}
-    budget = _budget(plan, max_memory)
+    budget = budget_of(plan, max_memory)
     elements = Elements(source, None if before is None else before.kept, budget)
     done = 0
     for name, one in wanted.items():
@@ -122,7 +122,7 @@ def another_source(source: Path, target: Path, made_of: str, error: ValueError) 
 def _compare(elements: Elements, one: Target, there: Reader, budget: int) -> str:
     """Say where a tensor differs from what the source gives, or nothing."""
     info = one.info
-    for start, stop in _bounds(one, budget):
+    for start, stop in cuts(one, budget):
         found, _ = elements.read(one, start, stop)
         try:
             data = there.read_range(info.name, start * info.itemsize, stop * info.itemsize)

@@ -161,7 +161,7 @@ def a_save_holds_little(side: Any, folder: Path) -> None:
     module = build(side, "DecoderModel", config, arrays, shared=True)
     largest = max(one.nbytes for one in arrays.values())
     for layout in ("torch", "flax"):
-        with mock.patch.object(execution, "MIN", largest >> 5):
+        with mock.patch.object(execution.checks, "MIN", largest >> 5):
             tracemalloc.start()
             side.save(module, folder / f"{layout}.safetensors", to_layout=layout)
             _, peak = tracemalloc.get_traced_memory()

@@ -153,7 +153,7 @@ def test_one_step_gives_the_bytes_of_two_however_small_the_pieces_are(tmp_path, 
     make(tmp_path / "hf")
     middle = checkpoints.convert(tmp_path / "hf", tmp_path / "same", to_layout="same", dequantize=True).target
     wanted = checkpoints.convert(middle, tmp_path / "two", to_layout=layout)
-    monkeypatch.setattr(execution, "MIN", 512)
+    monkeypatch.setattr(execution.checks, "MIN", 512)
     most = planning.IDLE + 4 * 512
     found = checkpoints.convert(tmp_path / "hf", tmp_path / "one", to_layout=layout, dequantize=True, max_memory=most)
     assert found.digests == wanted.digests

@@ -176,13 +176,20 @@ def with_settings(format: str, settings: Mapping[str, Any] | None) -> tuple[str,
     return ("orbax+ocdbt" if value else format), left
 
 
-def make_writer(format: str, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]) -> Writer:
-    """Begin to write a checkpoint.
+def make_writer(
+    format: str, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool = False
+) -> Writer:
+    """Begin to write a checkpoint, or, where it is a share, to write some of its elements beside others who do.
 
     Raises:
-        CheckpointError: the format is unknown, or can't hold one of the tensors.
+        CheckpointError: the format is unknown, or can't hold one of the tensors, or be written by several.
     """
-    return writer_class(format_of(path, format))(path, tensors, metadata)
+    writer = writer_class(format_of(path, format))
+    if not is_share:
+        return writer(path, tensors, metadata)
+    if not writer.random_access:
+        raise CheckpointError(f"a file of {writer.format} is written from its beginning to its end, by one worker")
+    return writer(path, tensors, metadata, is_share=True)
 
 
 def writer_class(format: str) -> type[Writer]:

@@ -143,6 +143,21 @@ class Reader(abc.ABC):
         self.close()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Extent:
+    """Bytes of a tensor that lie one after the other in a file.
+
+    Attributes:
+        file: the file, relative to the checkpoint; "" is the checkpoint itself.
+        offset: where they begin in it.
+        count: how many they are.
+    """
+
+    file: str
+    offset: int
+    count: int
+
+
 class Writer(abc.ABC):
     """Writes a checkpoint whose tensors are all known beforehand, in their order, to a place that does not exist yet.
 
@@ -152,6 +167,9 @@ class Writer(abc.ABC):
         path: file or folder to write.
         tensors: all of them, in the order in which they are written; `TensorInfo.file` is the shard.
         metadata: what a reader's `metadata` gives.
+        is_share: whether it is one of several that write the same checkpoint, which needs random access: nothing is
+            touched before bytes of a tensor come, and nothing but those is written. At the end a writer that is none
+            of several is made of the same place, and finishes it.
 
     Attributes:
         random_access: whether tensors and parts of them can be written in any order, also after a restart.
@@ -160,7 +178,9 @@ class Writer(abc.ABC):
     format: ClassVar[str]
     random_access: ClassVar[bool] = False
 
-    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]):
+    def __init__(
+        self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool = False
+    ):
         self.path = path
         self.tensors = {one.name: one for one in tensors}
         self.metadata = dict(metadata)
@@ -175,6 +195,14 @@ class Writer(abc.ABC):
     def place(self, name: str, start: int) -> int:
         """Return where in its file byte `start` of a tensor goes, if that is known: memory can be made to suit it."""
         return 0
+
+    def extents(self, name: str, start: int, stop: int) -> list[Extent]:
+        """Return where bytes ``start:stop`` of a tensor go, in order; known beforehand with random access alone."""
+        raise NotImplementedError(f"places in a file of {self.format} are not known beforehand")
+
+    def flush(self) -> None:
+        """Have the disk hold what was written, and close all files; more may come. With random access alone."""
+        raise NotImplementedError(f"a file of {self.format} is flushed when it is finished")
 
     def write(self, name: str, array: Array) -> None:
         """Write a whole tensor."""

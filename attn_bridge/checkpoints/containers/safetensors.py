@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ...printable import printable
 from ..threads import Threads
-from .base import MAX_HEADER, CheckpointError, Reader, TensorInfo, Writer
+from .base import MAX_HEADER, CheckpointError, Extent, Reader, TensorInfo, Writer
 from .files import bad, check_count, check_infos, check_name, check_range, check_shape, parse_json, unwritable
 from .remote import open_file
 from .shards import ShardedReader, index_of, inside
@@ -172,8 +172,10 @@ class SafetensorsWriter(Writer):
     format: ClassVar[str] = "safetensors"
     random_access: ClassVar[bool] = True
 
-    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]):
-        super().__init__(path, tensors, metadata)
+    def __init__(
+        self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool = False
+    ):
+        super().__init__(path, tensors, metadata, is_share=is_share)
         check_infos(path, tensors)
         groups: dict[str, list[TensorInfo]] = {}
         for info in tensors:
@@ -184,7 +186,7 @@ class SafetensorsWriter(Writer):
         if not self._folder and set(groups) > {""}:
             raise bad(path, "some tensors name a file and some don't")
         own = metadata.get("files", {}) if self._folder else {"": metadata}
-        if self._folder:
+        if self._folder and not is_share:
             try:
                 path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -198,12 +200,12 @@ class SafetensorsWriter(Writer):
                     raise bad(path, f"the file {printable(file)} has to end with {ENDING}")
             self._layouts[file] = self._lay_out(infos, own.get(file, {}))
         self._index = self._folder and (len(groups) > 1 or "index" in metadata)
-        self._begun: set[str] = set()
+        self._begun: set[str] = set(self._layouts) if is_share else set()
         self._last: Target | None = None
         self._unflushed = 0
         self._flushes: list[concurrent.futures.Future[None]] = []
         self._open: collections.OrderedDict[str, Target] = collections.OrderedDict()
-        for file in self._layouts:
+        for file in () if is_share else self._layouts:
             self._target(file)
 
     def _lay_out(self, infos: list[TensorInfo], metadata: Mapping[str, Any]) -> tuple[bytes, int]:
@@ -258,6 +260,10 @@ class SafetensorsWriter(Writer):
         """Return where in its file a byte of a tensor goes."""
         return self._starts[name] + start
 
+    def extents(self, name: str, start: int, stop: int) -> list[Extent]:
+        """Return where bytes of a tensor go."""
+        return [Extent(self.tensors[name].file, self._starts[name] + start, stop - start)]
+
     def write_range(self, name: str, start: int, data: Any) -> None:
         """Write bytes of a tensor, in any order."""
         info = self.tensors[name]
@@ -273,12 +279,16 @@ class SafetensorsWriter(Writer):
         self._unflushed += memoryview(data).nbytes
         target.write(self.place(name, start), data)
 
-    def finish(self) -> None:
-        """Flush all files, then write the index."""
+    def flush(self) -> None:
+        """Flush all files and close them."""
         self._wait()
         for target in self._open.values():
             target.sync()
         self.abort()
+
+    def finish(self) -> None:
+        """Flush all files, then write the index."""
+        self.flush()
         if self._index:
             weights = {name: info.file for name, info in self.tensors.items()}
             size = sum(info.nbytes for info in self.tensors.values())

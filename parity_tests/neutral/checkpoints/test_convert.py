@@ -182,8 +182,8 @@ def test_a_piece_at_a_time_gives_the_same_bytes(tmp_path, monkeypatch, memory):
 
     source = sharded(tmp_path / "hf", width=64)
     whole = tree(checkpoints.convert(source, tmp_path / "whole").target)
-    monkeypatch.setattr(execution, "MIN", 64)
-    monkeypatch.setattr(execution, "_budget", lambda plan, most: 500 if memory else 3000)
+    monkeypatch.setattr(execution.checks, "MIN", 64)
+    monkeypatch.setattr(execution.conversion, "budget_of", lambda plan, most: 500 if memory else 3000)
     assert tree(checkpoints.convert(source, tmp_path / "pieces", max_memory=memory).target) == whole
     for file in FILES[1:]:
         there = checkpoints.convert(source, tmp_path / file).target
@@ -501,7 +501,7 @@ def test_an_interrupt_before_anything_is_written_leaves_nothing(tmp_path, monkey
     def interrupt(staging, target):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(execution, "recover", interrupt)
+    monkeypatch.setattr(execution.conversion, "recover", interrupt)
     with pytest.raises(KeyboardInterrupt):
         checkpoints.convert(sharded(tmp_path / "hf"), tmp_path / "x")
     assert [one.name for one in tmp_path.iterdir()] == ["hf"]

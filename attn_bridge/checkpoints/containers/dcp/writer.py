@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ....printable import printable
-from ..base import DCP_METADATA, MAX_HEADER, TensorInfo, Writer
+from ..base import DCP_METADATA, MAX_HEADER, Extent, TensorInfo, Writer
 from ..files import bad, check_infos, check_name, check_range
 from ..pickles import TORCH_DTYPES, Pickler
 from ..writing import Target, as_bytes, chunk_shape, sync_folder
@@ -90,8 +90,10 @@ class DcpWriter(Writer):
     format: ClassVar[str] = "dcp"
     random_access: ClassVar[bool] = True
 
-    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]):
-        super().__init__(path, tensors, metadata)
+    def __init__(
+        self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool = False
+    ):
+        super().__init__(path, tensors, metadata, is_share=is_share)
         check_infos(path, tensors)
         for info in tensors:
             if info.file:
@@ -107,6 +109,11 @@ class DcpWriter(Writer):
         if len(said) > MAX_HEADER:
             raise bad(path, f"its {DCP_METADATA} would have {len(said)} bytes; more than {MAX_HEADER} are not read")
         self._open: collections.OrderedDict[int, Target] = collections.OrderedDict()
+        if not is_share:
+            self._begin(said)
+
+    def _begin(self, said: bytes) -> None:
+        """Write what is no element of a tensor."""
         for number in range(len(self._sizes)):
             self._target(number)
         for value in self._values:
@@ -114,7 +121,7 @@ class DcpWriter(Writer):
         for pieces in self._pieces.values():
             if not pieces[0].count:
                 self._target(pieces[0].file).write(pieces[0].start, pieces[0].head + pieces[0].tail)
-        target = Target(path / DCP_METADATA)
+        target = Target(self.path / DCP_METADATA)
         target.write(0, said)
         target.sync()
         target.close()
@@ -247,6 +254,17 @@ class DcpWriter(Writer):
         piece = self._piece(name, start)[1]
         return piece.start + len(piece.head) + start - piece.first
 
+    def extents(self, name: str, start: int, stop: int) -> list[Extent]:
+        """Return where bytes of a tensor go, a chunk at a time."""
+        found = []
+        for piece in itertools.islice(self._pieces[name], self._piece(name, start)[0], None):
+            if start >= stop:
+                break
+            count = min(stop, piece.first + piece.count) - start
+            found.append(Extent(_name(piece.file), piece.start + len(piece.head) + start - piece.first, count))
+            start += count
+        return found
+
     def _piece(self, name: str, start: int) -> tuple[int, Piece]:
         pieces = self._pieces[name]
         number = max(0, bisect.bisect_right(pieces, start, key=lambda piece: piece.first) - 1)
@@ -268,6 +286,11 @@ class DcpWriter(Writer):
             if begin + len(part) == piece.count:
                 target.write(data_start + piece.count, piece.tail)
             view, start, number = view[len(part) :], start + len(part), number + 1
+
+    def flush(self) -> None:
+        """Flush the files that are open and close them."""
+        while self._open:
+            self._close_one()
 
     def finish(self) -> None:
         """Flush all files."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from ....printable import printable
 from ..base import ORBAX_METADATA as METADATA
-from ..base import TensorInfo, Writer, numpy_dtype
+from ..base import Extent, TensorInfo, Writer, numpy_dtype
 from ..files import bad, check_infos, check_range, unwritable
 from ..writing import Target, as_bytes, chunk_shape, dump_json, sync_folder
 from .ocdbt import MANIFEST, Place, encode
@@ -41,8 +41,10 @@ class OrbaxWriter(Writer):
     random_access: ClassVar[bool] = True
     use_ocdbt: ClassVar[bool] = False
 
-    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]):
-        super().__init__(path, tensors, metadata)
+    def __init__(
+        self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool = False
+    ):
+        super().__init__(path, tensors, metadata, is_share=is_share)
         check_infos(path, tensors)
         self._extra = dump_json(path, self.metadata, sort_keys=True) if metadata else b""
         self._plain: dict[str, Plain] = {}
@@ -55,7 +57,12 @@ class OrbaxWriter(Writer):
         if both:
             raise bad(path, f"can't be tensors and have others below them: {', '.join(both[:9])}")
         self._open: tuple[Path, Target] | None = None
-        self._begin()
+        self._lay_out()
+        if not is_share:
+            self._begin()
+
+    def _lay_out(self) -> None:
+        """Place what is not placed by its name."""
 
     def _begin(self) -> None:
         """Make the folders."""
@@ -108,6 +115,14 @@ class OrbaxWriter(Writer):
                 self._open = path, Target(path, size)
             self._open[1].write(first + begin, view[done : done + end - begin])
             done += end - begin
+
+    def extents(self, name: str, start: int, stop: int) -> list[Extent]:
+        """Return where bytes of a tensor go, a chunk at a time."""
+        found = []
+        for chunk, begin, end in chunk_ranges(self._plain[name], start, stop) if start < stop else []:
+            path, first, _ = self._place(name, chunk)
+            found.append(Extent(path.relative_to(self.path).as_posix(), first + begin, end - begin))
+        return found
 
     def _array(self, name: str) -> bytes:
         """Return what says of an array how it is stored."""
@@ -167,6 +182,10 @@ class OrbaxWriter(Writer):
         }
         self._put(self.path / "_CHECKPOINT_METADATA", json.dumps(step).encode())
 
+    def flush(self) -> None:
+        """Flush what is open and close it."""
+        self.abort()
+
     def abort(self) -> None:
         """Close what is open."""
         if self._open is not None:
@@ -184,21 +203,24 @@ class OcdbtWriter(OrbaxWriter):
 
     use_ocdbt: ClassVar[bool] = True
 
-    def _begin(self) -> None:
-        """Place all chunks, and write the tree that says where they are."""
+    def _lay_out(self) -> None:
+        """Place all chunks."""
         self._sizes: list[int] = [0]
         self._values: dict[bytes, tuple[int, int, int]] = {}
-        arrays = {name: self._array(name) for name in self._plain}
-        for name, array in arrays.items():
+        self._arrays = {name: self._array(name) for name in self._plain}
+        for name, array in self._arrays.items():
             self._add(f"{name}/.zarray", len(array), 1)
         for name, plain in self._plain.items():
             for chunk in plain.names():
                 self._add(f"{name}/{chunk}", plain.size, ALIGN)
+
+    def _begin(self) -> None:
+        """Write the tree that says where all chunks are."""
         places = {key: Place(_file(file), start, size) for key, (file, start, size) in self._values.items()}
         tree, manifest = encode(places, _file(len(self._sizes)))
         for number, size in enumerate(self._sizes):
             Target(self.path / _file(number), size).close()
-        for name, array in arrays.items():
+        for name, array in self._arrays.items():
             file, start, _ = self._values[f"{name}/.zarray".encode()]
             target = Target(self.path / _file(file), self._sizes[file])
             target.write(start, array)

@@ -247,6 +247,11 @@ def to_path(given: str | os.PathLike[str] | RemotePath) -> Path:
     return path
 
 
+def text_of(given: str | os.PathLike[str] | RemotePath) -> str:
+    """Return a path as text that `to_path` makes it of again, with all that is secret in it."""
+    return given.url if isinstance(given, RemotePath) else os.fspath(given)
+
+
 def is_remote(path: object) -> bool:
     """Whether a path lies behind a URL."""
     return isinstance(path, RemotePath)

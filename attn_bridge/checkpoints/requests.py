@@ -1,0 +1,150 @@
+"""A conversion as it is asked for, in plain data, so that other processes and machines can be asked for it, too."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from ..models import rules_file
+from . import configs, containers, manifest, planning, quantised
+from .containers import remote
+from .containers.base import Reader
+from .manifest import Manifest
+from .planning.plans import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What `convert` is given; see there.
+
+    Attributes:
+        source: file or folder.
+        target: file or folder.
+        from_layout: layout of the source; None detects it.
+        to_layout: layout of the target; None is the twin.
+        format: container of the target; None goes by its extension.
+        rules: file of a user's own rules.
+        dtype: what floating-point tensors are cast to.
+        settings: what names and shapes don't tell.
+        dequantize: whether quantised tensors become floating point.
+    """
+
+    source: str
+    target: str
+    from_layout: str | None = None
+    to_layout: str | None = None
+    format: str | None = None
+    rules: str | None = None
+    dtype: str | None = None
+    settings: Mapping[str, Any] | None = None
+    dequantize: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        source: str | os.PathLike[str],
+        target: str | os.PathLike[str],
+        from_layout: str | None,
+        to_layout: str | None,
+        format: str | None,
+        rules: str | os.PathLike[str] | None,
+        dtype: str | None,
+        settings: Mapping[str, Any] | None,
+        dequantize: bool,
+    ) -> Self:
+        """Return the request with paths as text."""
+        own = None if rules is None else os.fspath(rules)
+        return cls(
+            remote.text_of(source),
+            remote.text_of(target),
+            from_layout,
+            to_layout,
+            format,
+            own,
+            dtype,
+            settings,
+            dequantize,
+        )
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Prepared]:
+        """Open the source, and plan what is to be done, from headers alone.
+
+        Raises:
+            CheckpointError: (a ValueError) the source is absent or malformed, or the target is of no known format.
+            LayoutError: (a ValueError) names, shapes or settings that don't fit.
+        """
+        source, target = remote.to_path(self.source), remote.to_path(self.target)
+        with containers.open_reader(source) as opened:
+            reader = dequantised(opened, self.dtype) if self.dequantize else opened
+            before = manifest.of(reader, source)
+            kind, settings = containers.with_settings(containers.format_of(target, self.format), self.settings)
+            plan = plan_of(
+                reader, before, target, self.from_layout, self.to_layout, kind, self.rules, self.dtype, settings
+            )
+            yield Prepared(plan, reader, before, target, kind, configs.is_folder(target, kind))
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A conversion that can be carried out.
+
+    Attributes:
+        plan: what to write.
+        reader: the open source.
+        before: the manifest beside the source.
+        target: file or folder.
+        format: its container.
+        is_folder: whether it is a folder.
+    """
+
+    plan: Plan
+    reader: Reader
+    before: Manifest | None
+    target: Path
+    format: str
+    is_folder: bool
+
+
+def dequantised(reader: Reader, dtype: str | None) -> Reader:
+    """Return a quantised checkpoint as one of floating point."""
+    return quantised.Dequantised(reader, configs.beside(reader.path), planning.check_dtype(dtype) or "bfloat16")
+
+
+def plan_of(
+    reader: Reader,
+    before: Manifest | None,
+    target: Path,
+    from_layout: str | None,
+    to_layout: str | None,
+    format: str | None,
+    rules: str | os.PathLike[str] | None,
+    dtype: str | None,
+    settings: Mapping[str, Any] | None,
+) -> Plan:
+    """Plan a conversion of an open source."""
+    kind, settings = containers.with_settings(containers.format_of(target, format), settings)
+    headers = reader.headers if isinstance(reader, quantised.Dequantised) else reader
+    table = None
+    if rules is not None:
+        direction = rules_file.direction(from_layout, to_layout)
+        own = before.layout if before is not None else ""
+        table = rules_file.read(Path(rules), headers.tensors, own, direction)
+        from_layout = to_layout = None
+    made = planning.make(
+        headers,
+        source_layout=from_layout,
+        target_layout=to_layout,
+        target_format=kind.partition("+")[0],
+        is_folder=configs.is_folder(target, kind),
+        dtype=dtype,
+        settings=settings,
+        config=configs.beside(reader.path) if rules is None and to_layout != "same" else None,
+        table=table,
+        manifest=before,
+    )
+    return quantised.in_file_order(made, reader) if isinstance(reader, quantised.Dequantised) else made

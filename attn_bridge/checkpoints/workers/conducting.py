@@ -1,0 +1,198 @@
+"""One run with several workers: it starts them, does a share itself, and publishes at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from .. import containers
+from ..containers.base import CheckpointError, DiskFullError
+from ..execution import Progress, Result
+from ..planning.plans import Plan
+from ..planning.tasks import cut, share, size_of
+from ..requests import Prepared, Request
+from .finishing import check_source, finish, published
+from .jobs import Job
+from .places import LocalPlace, Place
+from .working import Advance, work
+
+WORTH = 2 << 30
+"""Bytes from which on another worker pays, where nobody says how many."""
+
+CORES = 4
+"""Processor cores that one worker uses: it reads, rearranges, hashes and writes at once."""
+
+BASE = 200 << 20
+"""Bytes of memory that a worker takes besides twice its task."""
+
+
+class Helpers(Protocol):
+    """Workers of a run, which do shares of its tasks somewhere else."""
+
+    def check(self) -> None:
+        """Raise what one of them failed with."""
+
+    def wait(self) -> None:
+        """Wait until all of them are at their end, and raise what one failed with."""
+
+    def stop(self) -> None:
+        """End all of them."""
+
+
+Start = Callable[[Request, Job, str, Sequence[int], Advance], Helpers]
+"""Starts workers of these numbers for a job and a run; they say how many bytes they have done."""
+
+
+def usual(plan: Plan) -> int:
+    """Return how many workers pay on this machine: none beside the first for what is small or for few cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(8, cores // CORES, plan.nbytes // WORTH))
+
+
+def job_of(prepared: Prepared, workers: int, task_bytes: int | None, max_memory: int | None = None) -> Job:
+    """Return the job of a conversion by so many workers.
+
+    Raises:
+        CheckpointError: a number is none, or the memory is too little.
+    """
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise CheckpointError(f"workers ({workers!r}) must be a whole number of at least 1")
+    plan = prepared.plan
+    size = size_of(plan, workers, task_bytes)
+    if max_memory is not None:
+        if isinstance(max_memory, bool) or not isinstance(max_memory, int):
+            raise CheckpointError(f"max_memory ({max_memory!r}) must be a whole number of bytes, or None")
+        room = (max_memory // workers - BASE) // 2
+        if room < 1 << 20:
+            raise CheckpointError(
+                f"max-memory ({max_memory}) is too little for {workers} workers: each takes {BASE} bytes and two tasks"
+            )
+        size = size_of(plan, workers, min(size, room))
+    return Job(f"{plan.identity(prepared.reader)} {prepared.format}", str(plan.source), workers, size)
+
+
+def chosen(
+    prepared: Prepared,
+    workers: int | None,
+    task_bytes: int | None,
+    max_memory: int | None,
+    *,
+    is_elsewhere: bool = False,
+    resume: bool = False,
+) -> Job | None:
+    """Return the job of a conversion, or None where one process writes tensor by tensor, with nothing to share.
+
+    Args:
+        prepared: the conversion.
+        workers: how many; None: as many as pay.
+        task_bytes: bytes of a task, at most; None: the usual.
+        max_memory: bytes of memory that all workers of this machine stay within together.
+        is_elsewhere: whether others than this process do the work.
+        resume: whether what was left behind is gone on from, by workers if they left it.
+    """
+    if not containers.writer_class(prepared.format).random_access:
+        return None
+    count = usual(prepared.plan) if workers is None else workers
+    job = job_of(prepared, count, task_bytes, max_memory if count != 1 or task_bytes is not None else None)
+    if count > 1 or is_elsewhere or task_bytes is not None:
+        return job
+    here = LocalPlace(prepared.target).job() if resume else None
+    return job if here is not None and here.plan == job.plan else None
+
+
+def run(
+    request: Request,
+    prepared: Prepared,
+    job: Job,
+    start: Start,
+    works_itself: bool,
+    resume: bool,
+    overwrite: bool,
+    progress: Progress,
+) -> Result:
+    """Have all workers of a job write their shares, and publish.
+
+    Args:
+        request: what was asked for.
+        prepared: the same, opened.
+        job: how it is shared.
+        start: starts workers.
+        works_itself: whether this process does the first share.
+        resume: go on where an interrupted run of the same plan stopped, of however many workers.
+        overwrite: replace what is there.
+        progress: called with the bytes that all workers have done, all bytes, and the tensor at hand.
+
+    Raises:
+        CheckpointError: the target exists or can't be written, the source changed under way, or a worker failed.
+    """
+    place: Place = LocalPlace(prepared.target)
+    place.check(prepared.reader)
+    if place.job() is None:
+        place.check_free(overwrite)
+    tasks = cut(prepared.plan, job.task_bytes)
+    advance = adding(progress, prepared.plan.nbytes)
+
+    with place.alone():
+        if place.recover():
+            place.clear()
+            return published(prepared)
+        place.check_free(overwrite)
+        known = place.entries(job.plan) if resume else {}
+        restart_reason = "no interrupted run of this very conversion was found" if resume and not known else ""
+        token = uuid.uuid4().hex
+        with _leftovers(place, job):
+            place.begin(job, anew=not known)
+            place.replace(job)
+            helpers = start(request, job, token, range(1 if works_itself else 0, job.workers), advance)
+            try:
+                check_source(prepared, job.task_bytes)
+                if works_itself:
+
+                    def checked(count: int, name: str) -> None:
+                        advance(count, name)
+                        helpers.check()
+
+                    mine = share(tasks, 0, job.workers)
+                    with place.helping():
+                        work(prepared, place, mine, job.task_bytes, job.plan, token, checked)
+                helpers.wait()
+            finally:
+                helpers.stop()
+            result = finish(
+                prepared, place, job, tasks, token, overwrite=overwrite, is_source_checked=True, progress=progress
+            )
+    resumed = len({piece.name for piece in known} & set(result.digests))
+    return dataclasses.replace(result, resumed=resumed, restart_reason=restart_reason)
+
+
+def adding(progress: Progress, total: int) -> Advance:
+    """Return what is told how many more bytes are done, by any thread, and says how many are done in all."""
+    lock, done = threading.Lock(), 0
+
+    def advance(count: int, name: str) -> None:
+        nonlocal done
+        with lock:
+            done += count
+            progress(done, total, name)
+
+    return advance
+
+
+@contextlib.contextmanager
+def _leftovers(place: Place, job: Job) -> Iterator[None]:
+    """Name what a failed run leaves; what nothing can go on from is removed, and so is all where the disk is full."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, DiskFullError) or not place.entries(job.plan):
+            place.clear()
+            raise
+        if isinstance(error, CheckpointError):
+            raise CheckpointError(f"{error}; {place.leftover}") from None
+        error.add_note(place.leftover)
+        raise

@@ -1,0 +1,185 @@
+"""The end of a conversion by workers: every digest is checked, then everything is published at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...printable import printable
+from .. import containers, manifest
+from .. import digests as digests_of
+from ..containers.base import CheckpointError, Writer
+from ..elements import Elements
+from ..execution import (
+    MIN,
+    Progress,
+    Result,
+    accompany,
+    check_dropped,
+    check_kept,
+    check_ties,
+    config_beside,
+    stamps,
+)
+from ..planning.tasks import Piece, Task, share
+from ..requests import Prepared
+from .jobs import Entry, Job
+from .places import Place
+from .working import SPARE, chunks, digest_there
+
+
+def check_source(prepared: Prepared, task_bytes: int) -> None:
+    """Refuse what a conversion refuses of numbers in its source: ties that are none, what is not as it is left out.
+
+    Raises:
+        CheckpointError: there is something of the kind.
+    """
+    check_ties(prepared.plan, prepared.reader, task_bytes + SPARE)
+    check_dropped(prepared.plan, prepared.reader)
+    check_kept(prepared.before)
+
+
+def missing(job: Job, tasks: Sequence[Task], known: dict[Piece, list[Entry]]) -> list[str]:
+    """Return which workers have yet to write what, in words."""
+    found = []
+    for index in range(job.workers):
+        mine = share(tasks, index, job.workers)
+        left = [task for task in mine if any(piece not in known for piece in task.pieces)]
+        if left:
+            found.append(f"{index}/{job.workers} ({len(left)} of {len(mine)} tasks)")
+    return found
+
+
+def finish(
+    prepared: Prepared,
+    place: Place,
+    job: Job,
+    tasks: Sequence[Task],
+    run: str,
+    *,
+    overwrite: bool,
+    is_source_checked: bool,
+    progress: Progress,
+) -> Result:
+    """Check every digest, write what goes around tensors and beside them, and publish.
+
+    Args:
+        prepared: the conversion.
+        place: where its tensors are; held alone by the caller.
+        job: the job that is at its end.
+        tasks: all of them.
+        run: entries of that run were read back by it, and are not read again.
+        overwrite: replace what is there.
+        is_source_checked: whether `check_source` was called.
+        progress: called with bytes that were read, all bytes, and the tensor at hand.
+
+    Raises:
+        CheckpointError: something is missing, was changed, or can't be published.
+    """
+    plan, reader = prepared.plan, prepared.reader
+    files = stamps(reader)
+    known = place.entries(job.plan)
+    left = missing(job, tasks, known)
+    if left:
+        raise CheckpointError(f"{place.shown} is not complete: worker {', '.join(left)} has yet to write")
+    if not is_source_checked:
+        check_source(prepared, job.task_bytes)
+    infos = [target.info for target in plan.targets]
+    writer = place.writer(prepared.format, infos, plan.metadata, is_share=False)
+    try:
+        found = _check(prepared, place, writer, tasks, known, run, progress)
+        if stamps(reader, anew=True) != files or f"{plan.identity(reader)} {prepared.format}" != job.plan:
+            raise CheckpointError(f"{reader.path} changed while it was read; convert it again")
+        writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+    digests, changed = found
+    own = config_beside(plan, reader, None) if prepared.is_folder else None
+    elements = Elements(reader, None if prepared.before is None else prepared.before.kept, job.task_bytes + SPARE)
+    payload, said, kept = place.beside(prepared.is_folder)
+    budget = job.task_bytes + SPARE
+    accompany(plan, reader, elements, prepared.before, payload, said, kept, digests, own, budget)
+    place.check_free(overwrite)
+    place.publish(prepared.is_folder)
+    return Result(prepared.target, digests, changed, 0)
+
+
+def _check(
+    prepared: Prepared,
+    place: Place,
+    writer: Writer,
+    tasks: Sequence[Task],
+    known: dict[Piece, list[Entry]],
+    run: str,
+    progress: Progress,
+) -> tuple[dict[str, str], dict[str, int]]:
+    """Return the digest of each tensor, and how many of its elements a cast changed."""
+    by_name: dict[str, list[Piece]] = {}
+    for task in tasks:
+        for piece in task.pieces:
+            by_name.setdefault(piece.name, []).append(piece)
+    digests: dict[str, str] = {}
+    changed: dict[str, int] = {}
+    done, total = 0, prepared.plan.nbytes
+    for target in prepared.plan.targets:
+        name, pieces = target.info.name, by_name[target.info.name]
+        whole, count = digests_of.new(), 0
+        for piece in pieces:
+            own = [entry for entry in known[piece] if entry.run == run]
+            digest = own[-1].digest if own else ""
+            if not own or len(pieces) > 1:
+                digest = digest_there(place, writer, piece, target.info.itemsize, *([whole] if len(pieces) > 1 else []))
+            entry = next((entry for entry in own or known[piece] if entry.digest == digest), None)
+            if entry is None:
+                raise CheckpointError(
+                    f"{place.shown}: {printable(name)} has other bytes than were written; the worker that wrote "
+                    "them has to run again"
+                )
+            count += entry.changed
+            done += (piece.stop - piece.start) * target.info.itemsize
+            progress(done, total, f"checking {name}")
+        digests[name] = whole.hexdigest() if len(pieces) > 1 else digest
+        if count:
+            changed[name] = count
+    return digests, changed
+
+
+def check_published(prepared: Prepared, mine: Sequence[Task], task_bytes: int) -> bool:
+    """Tell whether the target is what this conversion writes: by its manifest, and a share by each of its bytes.
+
+    Args:
+        prepared: the conversion.
+        mine: the share.
+        task_bytes: bytes of a task, at most.
+    """
+    plan = prepared.plan
+    try:
+        with containers.open_reader(prepared.target, prepared.format) as there:
+            known = manifest.of(there, prepared.target)
+            wanted = {one.info.name: (one.info.dtype, list(one.info.shape)) for one in plan.targets}
+            if known is None or (known.layout, known.dtype) != (plan.target_layout, plan.dtype):
+                return False
+            if {name: (one.get("dtype"), one.get("shape")) for name, one in known.tensors.items()} != wanted:
+                return False
+            kept = None if prepared.before is None else prepared.before.kept
+            elements = Elements(prepared.reader, kept, task_bytes + SPARE)
+            targets = {one.info.name: one for one in plan.targets}
+            pieces = [(piece, targets[piece.name]) for task in mine for piece in task.pieces]
+            for one, start, stop in chunks(pieces, MIN):
+                width = one.target.info.itemsize
+                array, _ = elements.read(one.target, start, stop)
+                same = array.tobytes() == bytes(there.read_range(one.piece.name, start * width, stop * width))
+                elements.release(array)
+                if not same:
+                    return False
+    except (CheckpointError, OSError):
+        return False
+    return True
+
+
+def published(prepared: Prepared) -> Result:
+    """Return what is said of a target that is there already, by its manifest."""
+    with containers.open_reader(prepared.target, prepared.format) as there:
+        known = manifest.of(there, prepared.target)
+    tensors = {} if known is None else known.tensors
+    return Result(prepared.target, {name: one[digests_of.KEY] for name, one in tensors.items()}, {}, len(tensors))

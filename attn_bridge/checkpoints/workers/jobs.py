@@ -1,0 +1,80 @@
+"""What workers have in common: the job, by which they know that they write the same, and what they note of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, Self
+
+from ..digests import KEY
+from ..planning.tasks import Piece
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One conversion that several workers carry out.
+
+    Attributes:
+        plan: what is written, of which files of the source, and in which container; a digest.
+        source: path of the source, for messages.
+        workers: how many share the tasks.
+        task_bytes: bytes of a task, at most.
+    """
+
+    plan: str
+    source: str
+    workers: int
+    task_bytes: int
+
+    def to_json(self) -> bytes:
+        """Return the job as it is stored."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self | None:
+        """Return a job as it was stored, or None where that is damaged."""
+        try:
+            return cls(**json.loads(data))
+        except (ValueError, TypeError):
+            return None
+
+    def difference(self, other: Job) -> str:
+        """Say what another job has that this one has not; "" where nothing."""
+        if self.plan != other.plan:
+            return f"of {other.source}, to be written in another way or of other files"
+        if self.workers != other.workers:
+            return f"with {other.workers} workers, not {self.workers}"
+        if self.task_bytes != other.task_bytes:
+            return f"with tasks of {other.task_bytes} bytes, not {self.task_bytes}"
+        return ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """What a worker notes of elements that it wrote and read back.
+
+    Attributes:
+        piece: which elements.
+        digest: of their bytes.
+        changed: how many of them a cast changed.
+        run: by which run that was found; one that trusts itself need not read them again.
+    """
+
+    piece: Piece
+    digest: str
+    changed: int
+    run: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a line of a journal."""
+        found = {"name": self.piece.name, "start": self.piece.start, "stop": self.piece.stop, KEY: self.digest}
+        return {**found, "changed": self.changed, "run": self.run}
+
+    @classmethod
+    def from_json(cls, line: dict[str, Any]) -> Self:
+        """Return a line of a journal.
+
+        Raises:
+            KeyError: it is none.
+        """
+        return cls(Piece(line["name"], line["start"], line["stop"]), line[KEY], line["changed"], line["run"])

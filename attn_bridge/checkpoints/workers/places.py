@@ -1,0 +1,376 @@
+"""Where workers write to, and all that touches it: locks, the job, journals, the payload, and its publication.
+
+`Place` is what workers ask of it; `LocalPlace` is a folder beside the target, renamed onto it at the end.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import errno
+import json
+import mmap
+import os
+import shlex
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+from .. import containers, manifest, staging
+from ..containers.base import CheckpointError, Reader, TensorInfo, Writer
+from ..containers.files import reason, unwritable
+from ..containers.writing import PAGE
+from ..planning.tasks import Piece
+from .jobs import Entry, Job
+
+
+class Place(abc.ABC):
+    """What is written before it is published, and what is noted about it.
+
+    Attributes:
+        shown: its name in messages.
+        leftover: how what is left of a failed run is gone on from or removed, in words.
+    """
+
+    shown: str
+    leftover: str
+
+    @abc.abstractmethod
+    def check(self, reader: Reader) -> None:
+        """Refuse a target that can't be written to, or that lies in the source."""
+
+    @abc.abstractmethod
+    def check_free(self, overwrite: bool) -> None:
+        """Refuse a target that is there and may not be replaced."""
+
+    @abc.abstractmethod
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the place for one run and the workers that it starts."""
+
+    @abc.abstractmethod
+    def among(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the place as one of the workers that were started by themselves."""
+
+    @abc.abstractmethod
+    def helping(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the place as a worker of a run that has it alone."""
+
+    @abc.abstractmethod
+    def take_over(self) -> bool:
+        """Hold the place alone, as one of the workers, until it is left; return whether no other worker is there."""
+
+    @abc.abstractmethod
+    def job(self) -> Job | None:
+        """Return the job that is carried out here."""
+
+    @abc.abstractmethod
+    def begin(self, job: Job, *, anew: bool) -> Job:
+        """Note a job where there is none, and return the one that is here; anew: delete what is here before."""
+
+    @abc.abstractmethod
+    def replace(self, job: Job) -> None:
+        """Note another job in place of the one that is here, and keep what was written."""
+
+    @abc.abstractmethod
+    def replace_if_alone(self, job: Job, *, anew: bool = False) -> bool:
+        """Do so as one of several workers, if no other is there; tell whether that was done."""
+
+    @abc.abstractmethod
+    def is_fit(self, plan: str) -> bool:
+        """Tell whether nothing is here that another plan left behind."""
+
+    @abc.abstractmethod
+    def is_free(self) -> bool:
+        """Tell whether nothing is where the target goes."""
+
+    @abc.abstractmethod
+    def was_published(self) -> bool:
+        """Tell whether a publication was begun that has yet to be finished or undone."""
+
+    @abc.abstractmethod
+    def record(self, entries: Sequence[Entry]) -> None:
+        """Note what was written."""
+
+    @abc.abstractmethod
+    def entries(self, plan: str) -> dict[Piece, list[Entry]]:
+        """Return all that was noted by runs of that plan; tensors that were written by no worker end at -1."""
+
+    @abc.abstractmethod
+    def writer(
+        self, format: str, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool
+    ) -> Writer:
+        """Return what writes elements, or, not a share, what goes around them."""
+
+    @abc.abstractmethod
+    def read(self, file: str, offset: int, count: int) -> memoryview:
+        """Return bytes of the payload as the disk has them, until the thread reads the next ones."""
+
+    @abc.abstractmethod
+    def beside(self, is_folder: bool) -> tuple[Path, Path, Path]:
+        """Return the payload's folder, and where the manifest and what is kept aside are written to."""
+
+    @abc.abstractmethod
+    def publish(self, is_folder: bool) -> None:
+        """Put everything in its place, all at once as far as a reader sees, and delete the rest."""
+
+    @abc.abstractmethod
+    def recover(self) -> bool:
+        """Finish or undo a publication that was killed; return whether the target is published by it."""
+
+    @abc.abstractmethod
+    def clear(self) -> None:
+        """Delete all that is here."""
+
+
+class LocalPlace(Place):
+    """A folder beside the target, on a disk that all workers share.
+
+    Args:
+        target: file or folder to be written.
+    """
+
+    _PUBLISHING: ClassVar[str] = "publishing"
+
+    def __init__(self, target: Path):
+        self.target = target
+        self.folder = target.parent / f".{target.name}.partial"
+        self.payload = self.folder / "payload"
+        self.shown = str(self.folder)
+        self.leftover = (
+            f"{self.folder} holds what was written: --resume goes on from it, "
+            f"rm -r {shlex.quote(str(self.folder))} removes it"
+        )
+        self._journal = self.folder / "journals" / f"{uuid.uuid4().hex}.jsonl"
+        self._lock: BinaryIO | None = None
+        self._files = _Files(self.payload)
+
+    def check(self, reader: Reader) -> None:
+        """Refuse a target that has no folder, or that lies in the source or around it."""
+        staging.check_place(reader, self.target, self.folder)
+
+    def check_free(self, overwrite: bool) -> None:
+        """Refuse a target that is there and may not be replaced."""
+        staging.check_free(self.target, overwrite)
+
+    # ---- locks: "lock" is held alone by a run, or shared by workers of their own; "workers" by those a run started
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the place alone, once workers that a killed run left behind have ended."""
+        with staging.locked(self.folder):
+            staging.wait_for_workers(self.folder)
+            yield
+
+    @contextlib.contextmanager
+    def among(self) -> Iterator[None]:
+        """Hold the place together with other workers."""
+        with self._shared("lock") as handle:
+            self._lock = handle
+            try:
+                yield
+            finally:
+                self._lock = None
+
+    @contextlib.contextmanager
+    def helping(self) -> Iterator[None]:
+        """Hold the place as a worker of a run that has it alone."""
+        with self._shared("workers"):
+            yield
+
+    @contextlib.contextmanager
+    def _shared(self, name: str) -> Iterator[BinaryIO]:
+        deadline = time.monotonic() + staging.PATIENCE
+        while True:
+            try:
+                self.folder.mkdir(exist_ok=True)
+                handle = (self.folder / name).open("wb")
+            except FileNotFoundError as error:
+                if self.folder.parent.is_dir():
+                    continue  # it was just published
+                raise unwritable(self.folder, error) from None
+            except OSError as error:
+                raise unwritable(self.folder, error) from None
+            with handle:
+                is_held = staging.lock(handle, is_shared=True)
+                if is_held and staging.is_same(handle, self.folder / name):
+                    yield handle
+                    return
+            if time.monotonic() > deadline:
+                raise CheckpointError(f"another conversion is writing to {self.folder}")
+            time.sleep(0.05)
+
+    def take_over(self) -> bool:
+        """Hold the place alone, if no other worker is there; else hold it no longer."""
+        assert self._lock is not None
+        return staging.lock(self._lock) and staging.is_same(self._lock, self.folder / "lock")
+
+    # ---- what is noted
+
+    def job(self) -> Job | None:
+        """Return the job that is carried out here."""
+        try:
+            return Job.from_json((self.folder / "job").read_bytes())
+        except OSError:
+            return None
+
+    def begin(self, job: Job, *, anew: bool) -> Job:
+        """Note a job where there is none, in one step, and return the one that is here."""
+        if anew:
+            staging.empty(self.folder)
+        mine = self.folder / f"job-{uuid.uuid4().hex}"
+        staging.put(mine, job.to_json())
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(mine, self.folder / "job")
+        except OSError:  # a file system without links
+            if not (self.folder / "job").exists():
+                mine.replace(self.folder / "job")
+        mine.unlink(missing_ok=True)
+        return self.job() or job
+
+    def replace(self, job: Job) -> None:
+        """Note another job in one step."""
+        mine = self.folder / f"job-{uuid.uuid4().hex}"
+        staging.put(mine, job.to_json())
+        mine.replace(self.folder / "job")
+
+    def replace_if_alone(self, job: Job, *, anew: bool = False) -> bool:
+        """Note another job if no other worker is there."""
+        assert self._lock is not None
+        is_alone = staging.lock(self._lock)
+        if is_alone:
+            if anew:
+                staging.empty(self.folder)
+            self.replace(job)
+        while not staging.lock(self._lock, is_shared=True):  # another one is just doing the same
+            time.sleep(0.01)
+        return is_alone
+
+    def is_fit(self, plan: str) -> bool:
+        """Tell whether no other plan left a payload behind."""
+        return not os.path.lexists(self.payload) or bool(staging.journal(self.folder, plan)[0])
+
+    def is_free(self) -> bool:
+        """Tell whether nothing is where the target goes."""
+        return not os.path.lexists(self.target)
+
+    def was_published(self) -> bool:
+        """Tell whether the payload may be on its way to the target."""
+        return (self.folder / self._PUBLISHING).exists()
+
+    def record(self, entries: Sequence[Entry]) -> None:
+        """Add lines to this process's own journal."""
+        try:
+            self._journal.parent.mkdir(exist_ok=True)
+            with self._journal.open("a", encoding="utf-8") as handle:
+                handle.write("".join(json.dumps(entry.to_json()) + "\n" for entry in entries))
+        except OSError as error:
+            raise unwritable(self._journal, error) from None
+
+    def entries(self, plan: str) -> dict[Piece, list[Entry]]:
+        """Return what all journals say; what one process alone wrote before is among it."""
+        digests, changed = staging.journal(self.folder, plan)
+        found = {
+            Piece(name, 0, -1): [Entry(Piece(name, 0, -1), digest, changed.get(name, 0), "")]
+            for name, digest in digests.items()
+        }
+        here = self.job()
+        if here is not None and here.plan == plan:
+            for path in sorted((self.folder / "journals").glob("*.jsonl")):
+                for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                    with contextlib.suppress(ValueError, KeyError, TypeError):  # the line that a kill cut short
+                        entry = Entry.from_json(json.loads(line))
+                        found.setdefault(entry.piece, []).append(entry)
+        return found
+
+    # ---- the payload
+
+    def writer(
+        self, format: str, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool
+    ) -> Writer:
+        """Return what writes to the payload."""
+        return containers.make_writer(format, self.payload, tensors, metadata, is_share=is_share)
+
+    def read(self, file: str, offset: int, count: int) -> memoryview:
+        """Return bytes of the payload, past the page cache where the system can."""
+        return self._files.read(file, offset, count)
+
+    def beside(self, is_folder: bool) -> tuple[Path, Path, Path]:
+        """Return the payload's folder, and where the manifest and what is kept aside are written to."""
+        if is_folder:
+            return self.payload, *manifest.places(self.payload, True)
+        return self.payload, self.folder / "manifest", self.folder / "kept"
+
+    def publish(self, is_folder: bool) -> None:
+        """Rename the payload onto the target."""
+        staging.put(self.folder / self._PUBLISHING, b"")
+        staging.publish(self.folder, self.payload, self.target, is_folder)
+        self.clear()
+
+    def recover(self) -> bool:
+        """Finish or undo a publication that was killed."""
+        if not (self.folder / self._PUBLISHING).exists():
+            return False
+        is_there = staging.recover(self.folder, self.target)
+        (self.folder / self._PUBLISHING).unlink()
+        return is_there
+
+    def clear(self) -> None:
+        """Delete the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class _Files:
+    """Files of a payload that are read by position, past the page cache where the system can.
+
+    What went to the disk past the cache would be read into it once and never again.
+
+    Args:
+        payload: file or folder.
+    """
+
+    def __init__(self, payload: Path):
+        self._payload = payload
+        self._rooms = threading.local()
+
+    def read(self, file: str, offset: int, count: int) -> memoryview:
+        """Return exactly that many bytes."""
+        path = self._payload / file if file else self._payload
+        first = offset // PAGE * PAGE
+        size = -(-(offset + count) // PAGE) * PAGE - first
+        room = getattr(self._rooms, "room", None)
+        if room is None or len(room) < size:
+            room = self._rooms.room = memoryview(mmap.mmap(-1, max(size, PAGE)))
+        view = room[:size]
+        try:
+            got = self._read(path, first, view)
+        except OSError as error:
+            raise CheckpointError(f"{path}: can't be read: {reason(error)}") from None
+        if got < offset + count - first:
+            raise CheckpointError(f"{path}: ends at byte {first + got}, before byte {offset + count}")
+        return view[offset - first : offset - first + count]
+
+    @staticmethod
+    def _read(path: Path, start: int, view: memoryview) -> int:
+        """Fill memory from a position on, and return how many bytes there were."""
+        for flags in (getattr(os, "O_DIRECT", 0), 0):
+            try:
+                number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+                try:
+                    done = 0
+                    while done < len(view):
+                        got = os.preadv(number, [view[done:]], start + done)
+                        done += got
+                        if not got or got % PAGE:  # the end of the file
+                            break
+                    return done
+                finally:
+                    os.close(number)
+            except OSError as error:
+                if not flags or error.errno != errno.EINVAL:  # a file system that has no such way, or larger pages
+                    raise
+        return 0

@@ -1,0 +1,47 @@
+"""Which worker this process is: what a user says, or what a launcher has put into the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+from ...printable import printable
+from ..containers.base import CheckpointError
+
+AUTO = "auto"
+
+LAUNCHERS = {"torchrun": ("RANK", "WORLD_SIZE"), "Slurm": ("SLURM_PROCID", "SLURM_NTASKS")}
+"""Launcher -> the variables that say which of its processes one is, from 0, and of how many."""
+
+MOST = 100_000
+"""Workers of one conversion."""
+
+
+def parse(text: str, environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Return a worker's number, from 0, and how many there are: of ``I/N``, or for ``auto`` as a launcher says.
+
+    Raises:
+        CheckpointError: it is neither, or there is no such worker.
+    """
+    if text != AUTO:
+        hit = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+        if hit is None:
+            raise CheckpointError(f"--worker ({printable(text)}) must be I/N, such as 0/4, or {AUTO}")
+        return _checked(f"--worker ({text})", int(hit[1]), int(hit[2]))
+    for names in LAUNCHERS.values():
+        values = [environment.get(name) for name in names]
+        if None in values:
+            continue
+        said = ", ".join(f"{name}={printable(value)}" for name, value in zip(names, values, strict=True))
+        if not all(re.fullmatch("[0-9]{1,9}", value or "") for value in values):
+            raise CheckpointError(f"--worker {AUTO}: {said} must be whole numbers")
+        return _checked(f"--worker {AUTO}: {said}", *(int(value or "") for value in values))
+    known = ", or ".join(f"{' and '.join(names)} ({launcher})" for launcher, names in LAUNCHERS.items())
+    raise CheckpointError(f"--worker {AUTO} needs {known} in the environment; else say --worker I/N")
+
+
+def _checked(said: str, index: int, count: int) -> tuple[int, int]:
+    if not 0 <= index < count <= MOST:
+        raise CheckpointError(f"{said}: workers are counted from 0, and of N there are 0 to N - 1, N at most {MOST}")
+    return index, count

@@ -1,0 +1,135 @@
+"""One of several workers that were started by themselves, anywhere: they share source, target and plan alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Sequence
+
+from .. import staging
+from ..containers.base import CheckpointError
+from ..execution import Progress, Result
+from ..planning.tasks import Task, cut, share
+from ..requests import Prepared
+from .conducting import adding
+from .finishing import check_published, finish, missing, published
+from .jobs import Job
+from .places import LocalPlace, Place
+from .working import work
+
+
+@dataclasses.dataclass(frozen=True)
+class Worked:
+    """What one of several workers did.
+
+    Attributes:
+        result: what the conversion did; None while other workers have yet to write.
+        waits_for: those workers, in words.
+        was_there: whether the target had been published before.
+    """
+
+    result: Result | None
+    waits_for: tuple[str, ...] = ()
+    was_there: bool = False
+
+
+def worker(prepared: Prepared, job: Job, index: int, resume: bool, overwrite: bool, progress: Progress) -> Worked:
+    """Write the share of one worker, and publish if no other has anything left to write.
+
+    A worker that is started again goes on where it stopped, and one that comes after publication ends well.
+
+    Args:
+        prepared: the conversion.
+        job: how it is shared; the same for all workers.
+        index: the number of this one, from 0.
+        resume: go on from what another number of workers left behind.
+        overwrite: replace what is there.
+        progress: called with the bytes of the share that are done, all of them, and the tensor at hand.
+
+    Raises:
+        CheckpointError: other workers do something else, the target exists or can't be written, the source changed
+            under way.
+    """
+    place: Place = LocalPlace(prepared.target)
+    place.check(prepared.reader)
+    tasks = cut(prepared.plan, job.task_bytes)
+    mine = share(tasks, index, job.workers)
+    advance = adding(progress, sum(task.nbytes for task in mine))
+    if place.job() is None and not place.is_free():
+        if check_published(prepared, mine, job.task_bytes):
+            return Worked(published(prepared), was_there=True)
+        place.check_free(overwrite)
+    token = uuid.uuid4().hex
+    with place.among():
+        _agree(place, job, index, resume)
+        if not place.was_published():
+            place.check_free(overwrite)
+            work(prepared, place, mine, job.task_bytes, job.plan, token, advance)
+            left = missing(job, tasks, place.entries(job.plan))
+            if left:
+                return Worked(None, tuple(left))
+        if not place.take_over():
+            return Worked(None)
+        return _finish(prepared, place, job, tasks, token, overwrite, progress)
+
+
+def finish_by_hand(prepared: Prepared, overwrite: bool, progress: Progress) -> Worked:
+    """Publish what workers wrote, once every digest of it is checked; what is published already stays as it is.
+
+    Raises:
+        CheckpointError: there is nothing, not all of it, or other bytes than were written.
+    """
+    place: Place = LocalPlace(prepared.target)
+    place.check(prepared.reader)
+    job = place.job()
+    if job is None:
+        if not place.is_free() and check_published(prepared, (), 0):
+            return Worked(published(prepared), was_there=True)
+        raise CheckpointError(f"no workers have written anything for {prepared.target}: there is no {place.shown}")
+    with place.alone():
+        here = place.job() or job
+        plan = f"{prepared.plan.identity(prepared.reader)} {prepared.format}"
+        if here.plan != plan:
+            mine = dataclasses.replace(here, plan=plan, source=str(prepared.plan.source))
+            raise CheckpointError(f"{place.shown} is of another conversion: {mine.difference(here)}")
+        tasks = cut(prepared.plan, here.task_bytes)
+        return _finish(prepared, place, here, tasks, "", overwrite, progress)
+
+
+def _finish(
+    prepared: Prepared, place: Place, job: Job, tasks: Sequence[Task], token: str, overwrite: bool, progress: Progress
+) -> Worked:
+    if place.recover():
+        place.clear()
+        return Worked(published(prepared), was_there=True)
+    place.check_free(overwrite)
+    result = finish(prepared, place, job, tasks, token, overwrite=overwrite, is_source_checked=False, progress=progress)
+    return Worked(result)
+
+
+def _agree(place: Place, job: Job, index: int, resume: bool) -> None:
+    """Make sure that all workers write the same, in the same shares.
+
+    Raises:
+        CheckpointError: they don't.
+    """
+    deadline = time.monotonic() + staging.PATIENCE
+    while True:
+        if place.job() is None and not place.is_fit(job.plan):
+            if not place.replace_if_alone(job, anew=True):
+                time.sleep(0.05)
+            continue
+        here = place.begin(job, anew=False)
+        difference = job.difference(here)
+        if not difference:
+            return
+        said = f"worker {index}/{job.workers}: {place.shown} is of a conversion {difference}"
+        if here.plan != job.plan or not resume:
+            more = "" if here.plan != job.plan else "; --resume goes on with these once none of those is left"
+            raise CheckpointError(f"{said}{more}; {place.leftover.partition(', ')[2]}")
+        if place.replace_if_alone(job):
+            return
+        if time.monotonic() > deadline:
+            raise CheckpointError(f"{said}, which are still at work")
+        time.sleep(0.05)

@@ -1,0 +1,222 @@
+"""A worker: it writes its share of the tasks, reads back what it wrote, and notes the digests.
+
+Four things are under way at once: a piece is read and rearranged, the one before it is hashed and written, and the one
+before that is read back from the disk and compared.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from .. import digests as digests_of
+from .. import quantised
+from ..containers.base import CheckpointError, Writer, numpy_dtype
+from ..elements import Elements
+from ..execution import stamps
+from ..planning.plans import Target
+from ..planning.tasks import Piece, Task
+from ..requests import Prepared
+from .jobs import Entry
+from .places import Place
+
+Advance = Callable[[int, str], None]
+"""Called with bytes that were written and read back, or found intact, and the tensor at hand."""
+
+CHUNK = 1 << 26
+"""Bytes that are moved at a time, at most: four such chunks are in memory."""
+
+SPARE = 1 << 26
+"""Bytes by which a source tensor that is held as a whole may be larger than a task."""
+
+BLOCK = 1 << 22
+"""Bytes that are read back at a time."""
+
+
+@dataclasses.dataclass
+class Open:
+    """A piece that is being written."""
+
+    piece: Piece
+    target: Target
+    digest: digests_of.Digest = dataclasses.field(default_factory=digests_of.new)
+    changed: int = 0
+
+
+def work(
+    prepared: Prepared, place: Place, tasks: Sequence[Task], task_bytes: int, plan: str, run: str, advance: Advance
+) -> int:
+    """Write tasks, but for what is there already and intact, and return how many pieces that was.
+
+    Args:
+        prepared: the conversion.
+        place: where it goes; held by the caller.
+        tasks: what to write.
+        task_bytes: bytes of a task, at most.
+        plan: what the job says of the plan, by which earlier entries are known.
+        run: noted with each entry.
+        advance: called as bytes are done.
+
+    Raises:
+        CheckpointError: the source changed under way, or the disk holds other bytes than were written.
+    """
+    plan_of = {target.info.name: target for target in prepared.plan.targets}
+    infos = [target.info for target in prepared.plan.targets]
+    files = stamps(prepared.reader)
+    writer = place.writer(prepared.format, infos, prepared.plan.metadata, is_share=True)
+    pieces = [piece for task in tasks for piece in task.pieces]
+    known = place.entries(plan)
+    left = []
+    try:
+        for piece in pieces:
+            target = plan_of[piece.name]
+            entry = _intact(place, writer, piece, target, known)
+            if entry is None:
+                left.append(piece)
+                continue
+            if entry.run != run:
+                place.record([dataclasses.replace(entry, piece=piece, run=run)])
+            advance((piece.stop - piece.start) * target.info.itemsize, piece.name)
+        _write(prepared, place, writer, [(piece, plan_of[piece.name]) for piece in left], task_bytes, run, advance)
+        if stamps(prepared.reader, anew=True) != files:
+            raise CheckpointError(f"{prepared.reader.path} changed while it was read; convert it again")
+        writer.flush()
+    except BaseException:
+        writer.abort()
+        raise
+    return len(pieces) - len(left)
+
+
+def _intact(
+    place: Place, writer: Writer, piece: Piece, target: Target, known: dict[Piece, list[Entry]]
+) -> Entry | None:
+    """Return the entry that a piece of an earlier run still has the digest of."""
+    entries = known.get(piece, [])
+    if (piece.start, piece.stop) == (0, target.info.nbytes // target.info.itemsize):
+        entries = entries + known.get(Piece(piece.name, 0, -1), [])
+    if not entries:
+        return None
+    try:
+        found = digest_there(place, writer, piece, target.info.itemsize)
+    except CheckpointError:
+        return None
+    return next((entry for entry in entries if entry.digest == found), None)
+
+
+def digest_there(place: Place, writer: Writer, piece: Piece, width: int, *more: digests_of.Digest) -> str:
+    """Return the digest of a piece as it lies in its place, and feed its bytes to more digests.
+
+    Raises:
+        CheckpointError: the file is missing, or ends before.
+    """
+    digest = digests_of.new()
+    for extent in writer.extents(piece.name, piece.start * width, piece.stop * width):
+        for start in range(0, extent.count, BLOCK):
+            data = place.read(extent.file, extent.offset + start, min(BLOCK, extent.count - start))
+            for one in (digest, *more):
+                one.update(data)
+    return digest.hexdigest()
+
+
+def _write(
+    prepared: Prepared,
+    place: Place,
+    writer: Writer,
+    pieces: Sequence[tuple[Piece, Target]],
+    task_bytes: int,
+    run: str,
+    advance: Advance,
+) -> None:
+    before = prepared.before
+    elements = Elements(prepared.reader, None if before is None else before.kept, task_bytes + SPARE)
+    ranges = chunks(pieces, min(CHUNK, task_bytes // 4))
+    checks: collections.deque[tuple[Future[None], Any, Open, bool, int]] = collections.deque()
+
+    def read(one: Open, start: int, stop: int) -> tuple[Any, int]:
+        where = writer.place(one.piece.name, start * one.target.info.itemsize)
+        array, count = elements.read(one.target, start, stop, place=where)
+        if isinstance(prepared.reader, quantised.Dequantised):
+            count += quantised.rounding_losses(prepared.reader, one.target, start, stop)
+        return array, count
+
+    def settle() -> None:
+        """Wait for the oldest chunk to be read back, and note its piece if that was the last of it."""
+        job, array, one, is_last, size = checks.popleft()
+        job.result()
+        elements.release(array)
+        if is_last:
+            place.record([Entry(one.piece, one.digest.hexdigest(), one.changed, run)])
+        advance(size, one.piece.name)
+
+    now = next(ranges, None)
+    with ThreadPoolExecutor(3, "attn-bridge-worker") as threads:
+        pending = None if now is None else threads.submit(read, *now)
+        try:
+            while now is not None and pending is not None:
+                one, start, stop = now
+                array, count = pending.result()
+                now = next(ranges, None)
+                pending = None if now is None else threads.submit(read, *now)
+                name, width = one.piece.name, one.target.info.itemsize
+                bits = array.reshape(-1).view(np.uint8)
+                hashing = threads.submit(one.digest.update, bits.data)
+                writer.write_range(name, start * width, bits.data)
+                hashing.result()
+                one.changed += count
+                check = threads.submit(_compare, place, writer, name, start * width, bits)
+                checks.append((check, array, one, stop == one.piece.stop, bits.nbytes))
+                del bits, array
+                while len(checks) > 1:
+                    settle()
+            while checks:
+                settle()
+        except BaseException:
+            for job in (pending, *(check[0] for check in checks)):
+                if job is not None:
+                    job.cancel()
+            raise
+
+
+def chunks(pieces: Sequence[tuple[Piece, Target]], most: int) -> Iterator[tuple[Open, int, int]]:
+    """Yield ranges of elements, of at most so many bytes with all that is computed of them."""
+    for piece, target in pieces:
+        one = Open(piece, target)
+        widest = max(target.info.itemsize, numpy_dtype(target.source_dtype).itemsize)
+        cost = 8 if target.is_changed else 2 if target.info.dtype != target.source_dtype else 1
+        step = max(1, most // (widest * cost))
+        if piece.start == piece.stop:
+            yield one, piece.start, piece.stop
+        for start in range(piece.start, piece.stop, step):
+            yield one, start, min(piece.stop, start + step)
+
+
+def _compare(place: Place, writer: Writer, name: str, start: int, data: np.ndarray[Any, Any]) -> None:
+    """Hold what the disk has against what was written.
+
+    Raises:
+        CheckpointError: it is not the same.
+    """
+    done = 0
+    for extent in writer.extents(name, start, start + data.nbytes):
+        for first in range(0, extent.count, BLOCK):
+            count = min(BLOCK, extent.count - first)
+            found = np.frombuffer(place.read(extent.file, extent.offset + first, count), np.uint8)
+            if not _is_same(found, data[done : done + count]):
+                raise CheckpointError(
+                    f"{place.shown}: {name} is not there as it was written, {count} bytes from byte "
+                    f"{extent.offset + first} of {extent.file or 'the file'} on: the disk or the memory is at fault"
+                )
+            done += count
+
+
+def _is_same(one: np.ndarray[Any, Any], two: np.ndarray[Any, Any]) -> bool:
+    """Compare bytes, eight at a time."""
+    whole = one.size // 8 * 8
+    return np.array_equal(one[:whole].view(np.uint64), two[:whole].view(np.uint64)) and np.array_equal(
+        one[whole:], two[whole:]
+    )
