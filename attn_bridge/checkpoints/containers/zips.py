@@ -21,6 +21,7 @@ from typing import Any
 from ...printable import printable
 from .base import MAX_HEADER, MAX_TENSORS
 from .files import File, bad
+from .remote.targets import open_target
 from .writing import Target, as_bytes
 
 LOCAL, CENTRAL, END, END64, LOCATOR64 = b"PK\3\4", b"PK\1\2", b"PK\5\6", b"PK\6\6", b"PK\6\7"
@@ -233,7 +234,7 @@ class Archive:
     ):
         self._path = path
         self._align = align
-        self._target = Target(path) if target is None else target
+        self._target = open_target(path) if target is None else target
         self._has_checksums = has_checksums
         self._at = 0
         self._members: list[zipfile.ZipInfo] = []

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 from ....printable import printable
 from ..base import TensorInfo, Writer
 from ..files import bad, check_infos, check_name, check_range
-from ..writing import Target, as_bytes, dump_json, sync_folder
+from ..remote.targets import open_target
+from ..writing import as_bytes, dump_json, sync_folder
 from . import CHUNKED
 from .values import Head, cut, pack, pack_array_head, pack_length
 
@@ -47,7 +48,7 @@ class MsgpackWriter(Writer):
             self._lay_out(tree)
         except (ValueError, RecursionError) as error:
             raise bad(path, f"can't be written as msgpack: {printable(error)}") from None
-        self._target = Target(path, self._at)
+        self._target = open_target(path, self._at)
         for at, head in self._heads:
             self._target.write(at, head)
 

@@ -111,7 +111,7 @@ class RemotePath:
     @property
     def parent(self) -> Path:
         """The folder it is in."""
-        return as_path(self if not self.name else RemotePath(self._key.rpartition("/")[0], self))
+        return as_path(self if not self.name else self.derived(self._key.rpartition("/")[0]))
 
     @property
     def parents(self) -> tuple[Path, ...]:
@@ -124,7 +124,17 @@ class RemotePath:
 
     def __truediv__(self, other: str | PurePath) -> Path:
         part = other.as_posix() if isinstance(other, PurePath) else other
-        return as_path(RemotePath(f"{self._key}/{part}".rstrip("/"), self))
+        return as_path(self.derived(f"{self._key}/{part}".rstrip("/")))
+
+    def derived(self, key: str) -> RemotePath:
+        """Return another path of the same store."""
+        return RemotePath(key, self)
+
+    def relative_to(self, other: RemotePath) -> PurePosixPath:
+        """Return how it is named in a folder above it."""
+        if not self.is_relative_to(other):
+            raise ValueError(f"{self} is not in {other}")
+        return PurePosixPath(self._key[len(other._key) :].lstrip("/"))
 
     def with_name(self, name: str) -> Path:
         """Return the file of that name beside it."""

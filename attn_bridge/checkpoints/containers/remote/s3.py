@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import functools
+import hashlib
+from collections.abc import Sequence
 from typing import Any
 
+from ....printable import printable
+from ..base import CheckpointError
+from ..files import bad
 from .faults import AbsentError, ChangedError, FaultError, fault_of
-from .stores import AT_ONCE, FOLDER, Entry, Store
+from .stores import AT_ONCE, FOLDER, Entry, Store, Upload
 
 PIECE = 1 << 18
 """Bytes that are taken from a connection at a time."""
+
+PIECE_BACK = 1 << 23
+"""Bytes that are read back at a time, where the store's tag is not the checksum of what was sent."""
+
+SMALL = 1 << 23
+"""Bytes of an object below which it is sent at once."""
 
 WAIT = {"connect_timeout": 10, "read_timeout": 30}
 """Seconds after which a connection that gives nothing is given up, and the request is made again."""
@@ -23,6 +37,7 @@ class S3Store(Store):
     def system(kind: Any) -> Any:
         """Return s3fs's file system, with the credentials and the endpoint that AWS's own tools would use."""
         given = {"max_pool_connections": AT_ONCE, "retries": {"total_max_attempts": 1}, **WAIT}
+        given |= {"request_checksum_calculation": "when_required"}  # what is sent has an MD5
         found = kind(config_kwargs=given, skip_instance_cache=True, use_listings_cache=False)
         found.retries = 1  # made again by us: by both of us, it would be the square of it
         return found
@@ -85,6 +100,133 @@ class S3Store(Store):
             await take(into, lambda: body.read(PIECE))
         finally:
             body.close()
+
+    async def _put(self, key: str, data: bytes | bytearray, if_absent: bool) -> str:
+        digest = hashlib.md5(data, usedforsecurity=False)
+        tied = {"IfNoneMatch": "*"} if if_absent else {}
+        checked = {"ContentMD5": base64.b64encode(digest.digest()).decode()}
+        try:
+            reply = await self._s3("put_object", key, Body=data, **checked, **tied)
+        except Exception as error:
+            fault = fault_of(error)
+            if not if_absent or "HTTP 501" not in str(fault):
+                raise fault from None
+            if await self._info(key, True) is not None:  # a store that can't do both in one step
+                raise ChangedError("is there already") from None
+            reply = await self._s3("put_object", key, Body=data, **checked)
+        tag = str(reply.get("ETag", ""))
+        if tag.strip('"') != digest.hexdigest():  # of a store that encrypts, or has tags of its own
+            await self._hold_against(key, tag, data)
+        return tag
+
+    async def _hold_against(self, key: str, tag: str, data: bytes | bytearray) -> None:
+        """Read an object back."""
+        for first in range(0, len(data), PIECE_BACK):
+            part = data[first : first + PIECE_BACK]
+            found = memoryview(bytearray(len(part)))
+            await self._get(key, Entry(len(data), tag), first, found)
+            if bytes(found) != bytes(part):
+                raise FaultError("holds other bytes than were written", again=True)
+
+    async def _delete(self, keys: Sequence[str]) -> None:
+        bucket = keys[0].partition("/")[0]
+        named = [{"Key": key.partition("/")[2]} for key in keys]
+        said = await self._s3("delete_objects", bucket, Delete={"Objects": named, "Quiet": True})
+        if said.get("Errors"):
+            code = str(said["Errors"][0].get("Code", ""))
+            raise FaultError(f"the store answers {printable(code, 60)}", again=code in ("InternalError", "SlowDown"))
+
+    def begin(self, key: str, size: int) -> Upload:
+        """Begin an object that the store makes of parts."""
+        return S3Upload(self, key, size)
+
+    def abandon(self, keys: Sequence[str]) -> None:
+        """Abort uploads of these objects."""
+        for key in keys:
+            name = key.partition("/")[2]
+            with contextlib.suppress(FaultError):
+                found = self.run(functools.partial(self._s3, "list_multipart_uploads", key, Prefix=name))
+                for one in found.get("Uploads", ()):
+                    if one["Key"] == name:
+                        self.run(functools.partial(self._s3, "abort_multipart_upload", key, UploadId=one["UploadId"]))
+
+
+class S3Upload(Upload):
+    """A multipart upload; what fits into one part is sent as it is."""
+
+    store: S3Store
+
+    def __init__(self, store: S3Store, key: str, size: int):
+        super().__init__(store, key, size)
+        self._is_small = size < SMALL
+        self._tags: dict[int, str] = {}
+        self._id = "" if self._is_small else str(self._ask("create_multipart_upload")["UploadId"])
+
+    def _ask(self, method: str, **options: Any) -> Any:
+        try:
+            return self.store.run(lambda: self.store._s3(method, self.key, **options))
+        except FaultError as fault:
+            raise bad(self.store.shown(self.key), f"can't be written: {fault}") from None
+
+    @property
+    def copies(self) -> bool:  # type: ignore[override]
+        """Whether parts can be copied."""
+        return not self._is_small
+
+    def send(self, number: int, data: bytearray) -> None:
+        """Send a part."""
+        if self._is_small:
+            super().send(number, data)
+            return
+        digest = hashlib.md5(data, usedforsecurity=False)
+        checked = {"ContentMD5": base64.b64encode(digest.digest()).decode()}
+        reply = self._ask("upload_part", PartNumber=number, UploadId=self._id, Body=data, **checked)
+        self._tags[number] = reply["ETag"]
+
+    def copy(self, number: int, key: str, entry: Entry, start: int, count: int) -> None:
+        """Have the store copy a part."""
+        bucket, _, name = key.partition("/")
+        reply = self._ask(
+            "upload_part_copy",
+            PartNumber=number,
+            UploadId=self._id,
+            CopySource={"Bucket": bucket, "Key": name},
+            CopySourceRange=f"bytes={start}-{start + count - 1}",
+            **({"CopySourceIfMatch": entry.tag} if entry.tag else {}),
+        )
+        self._tags[number] = reply["CopyPartResult"]["ETag"]
+
+    def complete(self) -> None:
+        """Have the object be there."""
+        if self._is_small:
+            self.store.put(self.key, b"".join(self._pieces([self._parts[number] for number in sorted(self._parts)])))
+            return
+        parts = [{"PartNumber": number, "ETag": tag} for number, tag in sorted(self._tags.items())]
+
+        async def work() -> None:
+            try:
+                await self.store._s3(
+                    "complete_multipart_upload", self.key, UploadId=self._id, MultipartUpload={"Parts": parts}
+                )
+            except Exception as error:
+                fault = fault_of(error)
+                if not isinstance(fault, AbsentError):
+                    raise fault from None
+            found = await self.store._info(self.key, True)  # an earlier try may have come through
+            if found is None or found.size != self.size or not found.tag.strip('"').endswith(f"-{len(parts)}"):
+                raise FaultError("is not there as it was written")
+
+        try:
+            self.store.run(work)
+        except FaultError as fault:
+            raise bad(self.store.shown(self.key), f"can't be written: {fault}") from None
+
+    def abort(self) -> None:
+        """Have the store forget the parts."""
+        super().abort()
+        if self._id:
+            with contextlib.suppress(CheckpointError):
+                self._ask("abort_multipart_upload", UploadId=self._id)
 
 
 async def take(into: memoryview, read: Any) -> None:

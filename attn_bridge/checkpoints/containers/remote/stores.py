@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import importlib
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..files import bad
@@ -29,6 +30,9 @@ SPREAD = 8
 
 HEAD = 1 << 16
 """Bytes from the beginning of a file on that come along where it is asked for before it is opened."""
+
+BATCH = 1000
+"""Objects that are deleted by one request."""
 
 TAGS = ("ETag", "etag", "generation", "lfs", "blob_id", "checksum", "md5", "LastModified", "mtime", "Last-Modified")
 """Where fsspec's packages have what tells a file from a later one by the same name; the first that is there counts."""
@@ -117,6 +121,28 @@ class Store:
         now = await self._info(key)
         if now is None or (now.size, now.tag) != (entry.size, entry.tag):
             raise ChangedError("has changed while it was read")
+
+    async def _put(self, key: str, data: bytes | bytearray, if_absent: bool) -> str:
+        """Write an object, and return its tag; if it has to be absent and is not, that is a `ChangedError`."""
+        if if_absent and await self._info(key) is not None:
+            raise ChangedError("is there already")
+        name = await self._name(key)
+        await self._call("pipe_file", name, bytes(data))
+        found = await self._info(key)
+        back = await self._call("cat_file", name)
+        if found is None or bytes(back) != bytes(data):
+            raise FaultError("holds other bytes than were written", again=True)
+        return found.tag
+
+    async def _delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; those that are not there are no error."""
+        for key in keys:
+            try:
+                await self._call("rm_file" if hasattr(self._system, "rm_file") else "rm", await self._name(key))
+            except Exception as error:
+                fault = fault_of(error)
+                if not isinstance(fault, AbsentError):
+                    raise fault from None
 
     # ---- calls
 
@@ -272,6 +298,109 @@ class Store:
             self._surveyed.add(key)
             self._stale -= folders.keys()
 
+    # ---- writing
+
+    def put(self, key: str, data: bytes | bytearray) -> str:
+        """Write an object, make sure that the store holds these very bytes, and return its tag.
+
+        Raises:
+            CheckpointError: it can't be written.
+        """
+        try:
+            return self.run(lambda: self._put(key, data, False))
+        except FaultError as fault:
+            raise bad(self.shown(key), f"can't be written: {fault}") from None
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write an object where there is none; return whether there was none.
+
+        Raises:
+            CheckpointError: it can't be written.
+        """
+        try:
+            self.run(lambda: self._put(key, data, True))
+        except ChangedError:
+            return self.get(key) == data  # an earlier try of ours may have come through
+        except FaultError as fault:
+            raise bad(self.shown(key), f"can't be written: {fault}") from None
+        return True
+
+    def get(self, key: str) -> bytes | None:
+        """Return a small object as it is now; None where there is none.
+
+        Raises:
+            CheckpointError: it can't be read.
+        """
+        try:
+            while True:
+                entry = self.run(lambda: self._info(key, True))
+                if entry is None:
+                    return None
+                data = bytearray(entry.size)
+                with memoryview(data) as view, contextlib.suppress(ChangedError, AbsentError):
+                    for part in parts(0, view):
+                        self.run(functools.partial(self._get, key, entry, *part))
+                    return bytes(data)
+        except FaultError as fault:
+            raise bad(self.shown(key), str(fault)) from None
+
+    def below(self, key: str) -> dict[str, Entry]:
+        """Return all files below a folder as they are now, by their names from it on.
+
+        Raises:
+            CheckpointError: the store can't be asked.
+        """
+        try:
+            return self.run(lambda: self._find(key))
+        except AbsentError:
+            return {}
+        except FaultError as fault:
+            raise bad(self.shown(key), str(fault)) from None
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects.
+
+        Raises:
+            CheckpointError: one can't be deleted.
+        """
+        for first in range(0, len(keys), BATCH):
+            some = keys[first : first + BATCH]
+            try:
+                self.run(functools.partial(self._delete, some))
+            except FaultError as fault:
+                raise bad(self.shown(some[0]), f"can't be deleted: {fault}") from None
+
+    def begin(self, key: str, size: int) -> Upload:
+        """Begin an object that is made of parts."""
+        return Upload(self, key, size)
+
+    def stream(self, key: str, pieces: Iterable[bytes | bytearray], size: int) -> None:
+        """Write an object piece by piece.
+
+        Raises:
+            CheckpointError: it can't be written.
+        """
+
+        async def work() -> None:
+            name = await self._name(key)
+            await asyncio.to_thread(self._stream, name, pieces)
+            found = await self._info(key)
+            if found is None or found.size != size:
+                raise FaultError("is not as long as what was written")
+
+        try:
+            self.run(work)
+        except FaultError as fault:
+            raise bad(self.shown(key), f"can't be written: {fault}") from None
+
+    def _stream(self, name: str, pieces: Iterable[bytes | bytearray]) -> None:
+        with self._system.open(name, "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+
+    def abandon(self, keys: Sequence[str]) -> None:
+        """Abort what a killed process has begun to make of parts, and did not complete."""
+
     # ---- reading
 
     def read(self, key: str, entry: Entry, ranges: Sequence[tuple[int, memoryview]]) -> None:
@@ -307,6 +436,54 @@ class Store:
             asyn.sync(asyn.get_loop(), work)
         except FaultError as fault:
             raise bad(self.shown(key), str(fault)) from None
+
+
+class Upload:
+    """An object that is made of numbered parts, and is there once it is completed; here it is streamed then.
+
+    Args:
+        store: where.
+        key: its name.
+        size: its bytes.
+    """
+
+    copies = True
+
+    def __init__(self, store: Store, key: str, size: int):
+        self.store, self.key, self.size = store, key, size
+        self._parts: dict[int, bytes | tuple[str, Entry, int, int]] = {}
+
+    def send(self, number: int, data: bytearray) -> None:
+        """Give a part."""
+        self._parts[number] = bytes(data)
+
+    def copy(self, number: int, key: str, entry: Entry, start: int, count: int) -> None:
+        """Give a part that another object of the store holds."""
+        self._parts[number] = key, entry, start, count
+
+    def complete(self) -> None:
+        """Have the object be there.
+
+        Raises:
+            CheckpointError: it can't be.
+        """
+        pieces = [self._parts[number] for number in sorted(self._parts)]
+        self.store.stream(self.key, self._pieces(pieces), self.size)
+
+    def _pieces(self, parts: list[bytes | tuple[str, Entry, int, int]]) -> Iterator[bytes | bytearray]:
+        for part in parts:
+            if isinstance(part, bytes):
+                yield part
+                continue
+            key, entry, start, count = part
+            for first in range(0, count, PART):
+                piece = bytearray(min(PART, count - first))
+                self.store.read(key, entry, [(start + first, memoryview(piece))])
+                yield piece
+
+    def abort(self) -> None:
+        """Leave it."""
+        self._parts.clear()
 
 
 def _ways(key: str) -> Iterator[tuple[str, str]]:
