@@ -280,6 +280,7 @@ def convert(
         LayoutError: (a ValueError) names, shapes or settings that don't fit; `WeightsMismatchError` lists names.
     """
     from . import execution
+    from .containers import remote
     from .requests import Request
     from .workers import Processes, chosen, run
 
@@ -295,6 +296,12 @@ def convert(
                 return run(asked, prepared, job, cluster.start, False, resume, overwrite, progress)
         if job is not None:
             return run(asked, prepared, job, Processes, True, resume, overwrite, progress)
+        if remote.is_remote(prepared.target):
+            from .workers.in_order import write_in_order
+
+            return write_in_order(
+                prepared, resume=resume, overwrite=overwrite, max_memory=max_memory, progress=progress
+            )
         return execution.carry_out(
             prepared.plan,
             prepared.reader,

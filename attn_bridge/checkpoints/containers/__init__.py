@@ -78,6 +78,9 @@ ENDINGS = {
 }
 """Extension -> format."""
 
+UNFINISHED = "attn-bridge.unfinished"
+"""File of a folder in a store while its files are made: until it is gone, the folder is no checkpoint."""
+
 FOLDERS = ("orbax", "dcp")
 """Formats that are folders, so that no file is known by their extension."""
 
@@ -108,6 +111,8 @@ def _reader_of(path: Path, format: str | None) -> Reader:
         raise bad(path, "does not exist")
     if path.name == DCP_METADATA and format in (None, "dcp"):
         path, format = path.parent, "dcp"
+    if is_remote(path) and path.is_dir() and (path / UNFINISHED).is_file():
+        raise bad(path, f"is being written, or was never finished: it has {UNFINISHED}")
     if format is None and path.is_dir():
         path, format = _look_into(path)
     elif format is None:

@@ -16,7 +16,7 @@ from ..containers.base import DiskFullError
 from ..planning.tasks import cut, share
 from ..requests import Request
 from .jobs import Job
-from .places import LocalPlace
+from .locating import place_of
 from .working import Advance, work
 
 
@@ -30,7 +30,7 @@ def do_share(asked: dict[str, Any], advance: Advance) -> None:
     with request.opened() as prepared:
         if f"{prepared.plan.identity(prepared.reader)} {prepared.format}" != job.plan:
             raise ValueError(f"{prepared.reader.path} changed while it was read; convert it again")
-        place = LocalPlace(prepared.target)
+        place = place_of(prepared.target)
         with place.helping():
             mine = share(cut(prepared.plan, job.task_bytes), asked["index"], job.workers)
             work(prepared, place, mine, job.task_bytes, job.plan, asked["run"], advance)

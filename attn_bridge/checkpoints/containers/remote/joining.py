@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import dataclasses
-from collections.abc import Iterator
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+from ..base import CheckpointError
+from ..files import bad
+from .faults import AbsentError, FaultError, fault_of
+from .s3 import S3Store
 from .staged import Span, Staged
-from .stores import Upload
+from .stores import PART, Store
 
 LEAST = 5 << 20
 """Bytes that each part of an object has at least, but for the last: a rule of S3."""
@@ -16,7 +25,7 @@ MOST = 1 << 28
 """Bytes that are copied by one request, at most."""
 
 SENT = 1 << 23
-"""Bytes from which on what is sent, and not copied, is a part."""
+"""Bytes of a part that is sent and not copied, at most, and of a file that is not made of parts at all."""
 
 AT_ONCE = 8
 """Parts that are copied or sent at the same time."""
@@ -39,7 +48,7 @@ class Part:
         return self.spans[-1].stop - self.spans[0].start
 
 
-def parts_of(spans: list[Span]) -> Iterator[Part]:
+def parts_of(spans: Sequence[Span]) -> Iterator[Part]:
     """Cut a file into parts: long spans are copied, short ones are put together to parts that are long enough."""
     waiting: list[Span] = []
     held = 0
@@ -48,14 +57,15 @@ def parts_of(spans: list[Span]) -> Iterator[Part]:
         while here.start < here.stop:
             left = here.stop - here.start
             if not waiting and here.name and left >= LEAST:
-                # A rest that would be too short to be copied goes along, or is left to the ones behind.
                 count = left if left <= MOST else min(MOST, left - LEAST)
                 yield Part((Span(here.start, here.start + count, here.name, here.at),))
             else:
-                count = min(left, SENT - held)
+                # What is long enough is filled up to a part that may be sent, and the rest of it is copied.
+                enough = LEAST if here.name and left - (LEAST - held) >= LEAST else SENT
+                count = min(left, enough - held)
                 waiting.append(Span(here.start, here.start + count, here.name, here.at))
                 held += count
-                if held >= (LEAST if here.name and left - count >= LEAST else SENT):
+                if held >= enough:
                     yield Part(tuple(waiting))
                     waiting, held = [], 0
             here = Span(here.start + count, here.stop, here.name, here.at + count)
@@ -63,34 +73,152 @@ def parts_of(spans: list[Span]) -> Iterator[Part]:
         yield Part(tuple(waiting))
 
 
-def prepare(staged: Staged, file: str, size: int, key: str) -> Upload:
-    """Make a file of its objects, which is there once it is completed.
-
-    Raises:
-        CheckpointError: the store can't do it.
-    """
-    spans = staged.spans(file, 0, size)
-    upload = staged.store.begin(key, size)
-    try:
-        with ThreadPoolExecutor(AT_ONCE, "attn-bridge-join") as threads:
-            list(threads.map(lambda numbered: _add(staged, upload, *numbered), enumerate(parts_of(spans), 1)))
-    except BaseException:
-        upload.abort()
-        raise
-    return upload
-
-
-def _add(staged: Staged, upload: Upload, number: int, part: Part) -> None:
-    if part.is_copied and upload.copies:
-        span = part.spans[0]
-        origin, entry = staged.object(span.name)
-        upload.copy(number, origin, entry, span.at, part.size)
-        return
+def read_part(staged: Staged, part: Part) -> bytearray:
+    """Return the bytes of a part."""
     whole = bytearray(part.size)
     with memoryview(whole) as view:
         for span in part.spans:
             if span.name:
-                origin, entry = staged.object(span.name)
+                key, entry = staged.object(span.name)
                 first = span.start - part.spans[0].start
-                staged.store.read(origin, entry, [(span.at, view[first : first + span.stop - span.start])])
-    upload.send(number, whole)
+                staged.store.read(key, entry, [(span.at, view[first : first + span.stop - span.start])])
+    return whole
+
+
+class Joined:
+    """A file that is there once it is completed; here, all of it is written then.
+
+    Args:
+        staged: where its bytes are.
+        file: its name there.
+        size: its bytes.
+        key: its name in the store.
+    """
+
+    def __init__(self, staged: Staged, file: str, size: int, key: str):
+        self.staged, self.key, self.size = staged, key, size
+        self.parts = list(parts_of(staged.spans(file, 0, size)))
+
+    def prepare(self) -> None:
+        """Do all that can be done before the file is there.
+
+        Raises:
+            CheckpointError: the store can't do it.
+        """
+
+    def complete(self) -> None:
+        """Have the file be there.
+
+        Raises:
+            CheckpointError: it can't be.
+        """
+        if self.size <= SENT:
+            self.staged.store.put(self.key, b"".join(read_part(self.staged, part) for part in self.parts))
+        else:
+            self.staged.store.stream(self.key, self._pieces(), self.size)
+
+    def _pieces(self) -> Iterator[bytearray]:
+        for part in self.parts:
+            if not part.is_copied:
+                yield read_part(self.staged, part)
+                continue
+            span = part.spans[0]
+            for first in range(span.start, span.stop, PART):
+                stop = min(span.stop, first + PART)
+                yield read_part(self.staged, Part((Span(first, stop, span.name, span.at + first - span.start),)))
+
+    def abort(self) -> None:
+        """Leave it."""
+
+
+class S3Joined(Joined):
+    """A file that S3 makes of copies, by a multipart upload; what fits into one request is sent at the end."""
+
+    def __init__(self, staged: Staged, file: str, size: int, key: str, store: S3Store):
+        super().__init__(staged, file, size, key)
+        self._store, self._id = store, ""
+        self._tags: dict[int, str] = {}
+
+    def _ask(self, method: str, **options: Any) -> Any:
+        try:
+            return self._store.run(functools.partial(self._store.call, method, self.key, **options))
+        except FaultError as fault:
+            raise bad(self._store.shown(self.key), f"can't be written: {fault}") from None
+
+    def prepare(self) -> None:
+        """Copy and send all parts."""
+        if self.size <= SENT:
+            return
+        self._id = str(self._ask("create_multipart_upload")["UploadId"])
+        with ThreadPoolExecutor(AT_ONCE, "attn-bridge-join") as threads:
+            self._tags = dict(threads.map(self._add, range(1, len(self.parts) + 1), self.parts))
+
+    def _add(self, number: int, part: Part) -> tuple[int, str]:
+        named = {"PartNumber": number, "UploadId": self._id}
+        if not part.is_copied:
+            data = read_part(self.staged, part)
+            digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+            return number, str(self._ask("upload_part", Body=data, ContentMD5=digest, **named)["ETag"])
+        span = part.spans[0]
+        key, entry = self.staged.object(span.name)
+        bucket, _, name = key.partition("/")
+        reply = self._ask(
+            "upload_part_copy",
+            CopySource={"Bucket": bucket, "Key": name},
+            CopySourceRange=f"bytes={span.at}-{span.at + part.size - 1}",
+            CopySourceIfMatch=entry.tag,
+            **named,
+        )
+        return number, str(reply["CopyPartResult"]["ETag"])
+
+    def complete(self) -> None:
+        """Have the file be there."""
+        if not self._id:
+            super().complete()
+            return
+        parts = [{"PartNumber": number, "ETag": tag} for number, tag in sorted(self._tags.items())]
+
+        async def work() -> None:
+            whole = {"UploadId": self._id, "MultipartUpload": {"Parts": parts}}
+            try:
+                await self._store.call("complete_multipart_upload", self.key, **whole)
+            except Exception as error:
+                fault = fault_of(error)
+                if not isinstance(fault, AbsentError):  # an earlier try may have come through
+                    raise fault from None
+            found = await self._store.call("head_object", self.key)
+            if found["ContentLength"] != self.size or not found["ETag"].strip('"').endswith(f"-{len(parts)}"):
+                raise FaultError("is not there as it was written")
+
+        try:
+            self._store.run(work)
+        except FaultError as fault:
+            raise bad(self._store.shown(self.key), f"can't be written: {fault}") from None
+        self._id = ""
+
+    def abort(self) -> None:
+        """Have the store forget the parts."""
+        if self._id:
+            with contextlib.suppress(CheckpointError):
+                self._ask("abort_multipart_upload", UploadId=self._id)
+
+
+def join(staged: Staged, file: str, size: int, key: str) -> Joined:
+    """Return a file that is to be made of what was staged."""
+    if isinstance(staged.store, S3Store):
+        return S3Joined(staged, file, size, key, staged.store)
+    return Joined(staged, file, size, key)
+
+
+def abandon(store: Store, keys: Sequence[str]) -> None:
+    """Have a store forget what a killed process began to make of parts, as far as it can tell."""
+    if not isinstance(store, S3Store):
+        return
+    for key in keys:
+        name = key.partition("/")[2]
+        with contextlib.suppress(FaultError):
+            found = store.run(functools.partial(store.call, "list_multipart_uploads", key, Prefix=name))
+            for one in found.get("Uploads", ()):
+                if one["Key"] == name:
+                    ask = functools.partial(store.call, "abort_multipart_upload", key, UploadId=one["UploadId"])
+                    store.run(ask)

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import contextlib
-import functools
 import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 from ....printable import printable
-from ..base import CheckpointError
-from ..files import bad
 from .faults import AbsentError, ChangedError, FaultError, fault_of
-from .stores import AT_ONCE, FOLDER, Entry, Store, Upload
+from .stores import AT_ONCE, FOLDER, Entry, Store
 
 PIECE = 1 << 18
 """Bytes that are taken from a connection at a time."""
 
 PIECE_BACK = 1 << 23
 """Bytes that are read back at a time, where the store's tag is not the checksum of what was sent."""
-
-SMALL = 1 << 23
-"""Bytes of an object below which it is sent at once."""
 
 WAIT = {"connect_timeout": 10, "read_timeout": 30}
 """Seconds after which a connection that gives nothing is given up, and the request is made again."""
@@ -42,7 +36,8 @@ class S3Store(Store):
         found.retries = 1  # made again by us: by both of us, it would be the square of it
         return found
 
-    async def _s3(self, method: str, key: str, **options: Any) -> Any:
+    async def call(self, method: str, key: str, **options: Any) -> Any:
+        """Call a method of botocore's client for an object, or for the bucket where a prefix is given."""
         bucket, _, name = key.partition("/")
         named = {"Key": name} if name and "Prefix" not in options else {}
         return await self._system._call_s3(method, Bucket=bucket, **named, **options)
@@ -50,7 +45,7 @@ class S3Store(Store):
     async def _info(self, key: str, as_file: bool = False) -> Entry | None:
         if "/" in key:
             try:
-                found = await self._s3("head_object", key)
+                found = await self.call("head_object", key)
                 return Entry(int(found["ContentLength"]), str(found.get("ETag", "")))
             except Exception as error:
                 fault = fault_of(error)
@@ -77,7 +72,7 @@ class S3Store(Store):
         found: dict[str, Entry] = {}
         more: dict[str, str] = {}
         while True:
-            page = await self._s3("list_objects_v2", key, Prefix=prefix, **options, **more)
+            page = await self.call("list_objects_v2", key, Prefix=prefix, **options, **more)
             for one in page.get("CommonPrefixes", ()):
                 found[one["Prefix"][len(prefix) : -1]] = FOLDER
             for one in page.get("Contents", ()):
@@ -89,7 +84,7 @@ class S3Store(Store):
 
     async def _get(self, key: str, entry: Entry, start: int, into: memoryview) -> None:
         tied = {"IfMatch": entry.tag} if entry.tag else {}
-        reply = await self._s3("get_object", key, Range=f"bytes={start}-{start + len(into) - 1}", **tied)
+        reply = await self.call("get_object", key, Range=f"bytes={start}-{start + len(into) - 1}", **tied)
         body = reply["Body"]
         try:
             if entry.tag and reply.get("ETag", entry.tag) != entry.tag:
@@ -102,18 +97,18 @@ class S3Store(Store):
             body.close()
 
     async def _put(self, key: str, data: bytes | bytearray, if_absent: bool) -> str:
-        digest = hashlib.md5(data, usedforsecurity=False)
+        digest = await asyncio.to_thread(hashlib.md5, data, usedforsecurity=False)
         tied = {"IfNoneMatch": "*"} if if_absent else {}
         checked = {"ContentMD5": base64.b64encode(digest.digest()).decode()}
         try:
-            reply = await self._s3("put_object", key, Body=data, **checked, **tied)
+            reply = await self.call("put_object", key, Body=data, **checked, **tied)
         except Exception as error:
             fault = fault_of(error)
             if not if_absent or "HTTP 501" not in str(fault):
                 raise fault from None
             if await self._info(key, True) is not None:  # a store that can't do both in one step
                 raise ChangedError("is there already") from None
-            reply = await self._s3("put_object", key, Body=data, **checked)
+            reply = await self.call("put_object", key, Body=data, **checked)
         tag = str(reply.get("ETag", ""))
         if tag.strip('"') != digest.hexdigest():  # of a store that encrypts, or has tags of its own
             await self._hold_against(key, tag, data)
@@ -131,102 +126,10 @@ class S3Store(Store):
     async def _delete(self, keys: Sequence[str]) -> None:
         bucket = keys[0].partition("/")[0]
         named = [{"Key": key.partition("/")[2]} for key in keys]
-        said = await self._s3("delete_objects", bucket, Delete={"Objects": named, "Quiet": True})
+        said = await self.call("delete_objects", bucket, Delete={"Objects": named, "Quiet": True})
         if said.get("Errors"):
             code = str(said["Errors"][0].get("Code", ""))
             raise FaultError(f"the store answers {printable(code, 60)}", again=code in ("InternalError", "SlowDown"))
-
-    def begin(self, key: str, size: int) -> Upload:
-        """Begin an object that the store makes of parts."""
-        return S3Upload(self, key, size)
-
-    def abandon(self, keys: Sequence[str]) -> None:
-        """Abort uploads of these objects."""
-        for key in keys:
-            name = key.partition("/")[2]
-            with contextlib.suppress(FaultError):
-                found = self.run(functools.partial(self._s3, "list_multipart_uploads", key, Prefix=name))
-                for one in found.get("Uploads", ()):
-                    if one["Key"] == name:
-                        self.run(functools.partial(self._s3, "abort_multipart_upload", key, UploadId=one["UploadId"]))
-
-
-class S3Upload(Upload):
-    """A multipart upload; what fits into one part is sent as it is."""
-
-    store: S3Store
-
-    def __init__(self, store: S3Store, key: str, size: int):
-        super().__init__(store, key, size)
-        self._is_small = size < SMALL
-        self._tags: dict[int, str] = {}
-        self._id = "" if self._is_small else str(self._ask("create_multipart_upload")["UploadId"])
-
-    def _ask(self, method: str, **options: Any) -> Any:
-        try:
-            return self.store.run(lambda: self.store._s3(method, self.key, **options))
-        except FaultError as fault:
-            raise bad(self.store.shown(self.key), f"can't be written: {fault}") from None
-
-    @property
-    def copies(self) -> bool:  # type: ignore[override]
-        """Whether parts can be copied."""
-        return not self._is_small
-
-    def send(self, number: int, data: bytearray) -> None:
-        """Send a part."""
-        if self._is_small:
-            super().send(number, data)
-            return
-        digest = hashlib.md5(data, usedforsecurity=False)
-        checked = {"ContentMD5": base64.b64encode(digest.digest()).decode()}
-        reply = self._ask("upload_part", PartNumber=number, UploadId=self._id, Body=data, **checked)
-        self._tags[number] = reply["ETag"]
-
-    def copy(self, number: int, key: str, entry: Entry, start: int, count: int) -> None:
-        """Have the store copy a part."""
-        bucket, _, name = key.partition("/")
-        reply = self._ask(
-            "upload_part_copy",
-            PartNumber=number,
-            UploadId=self._id,
-            CopySource={"Bucket": bucket, "Key": name},
-            CopySourceRange=f"bytes={start}-{start + count - 1}",
-            **({"CopySourceIfMatch": entry.tag} if entry.tag else {}),
-        )
-        self._tags[number] = reply["CopyPartResult"]["ETag"]
-
-    def complete(self) -> None:
-        """Have the object be there."""
-        if self._is_small:
-            self.store.put(self.key, b"".join(self._pieces([self._parts[number] for number in sorted(self._parts)])))
-            return
-        parts = [{"PartNumber": number, "ETag": tag} for number, tag in sorted(self._tags.items())]
-
-        async def work() -> None:
-            try:
-                await self.store._s3(
-                    "complete_multipart_upload", self.key, UploadId=self._id, MultipartUpload={"Parts": parts}
-                )
-            except Exception as error:
-                fault = fault_of(error)
-                if not isinstance(fault, AbsentError):
-                    raise fault from None
-            found = await self.store._info(self.key, True)  # an earlier try may have come through
-            if found is None or found.size != self.size or not found.tag.strip('"').endswith(f"-{len(parts)}"):
-                raise FaultError("is not there as it was written")
-
-        try:
-            self.store.run(work)
-        except FaultError as fault:
-            raise bad(self.store.shown(self.key), f"can't be written: {fault}") from None
-
-    def abort(self) -> None:
-        """Have the store forget the parts."""
-        super().abort()
-        if self._id:
-            with contextlib.suppress(CheckpointError):
-                self._ask("abort_multipart_upload", UploadId=self._id)
 
 
 async def take(into: memoryview, read: Any) -> None:

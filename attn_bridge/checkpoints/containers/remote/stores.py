@@ -370,10 +370,6 @@ class Store:
             except FaultError as fault:
                 raise bad(self.shown(some[0]), f"can't be deleted: {fault}") from None
 
-    def begin(self, key: str, size: int) -> Upload:
-        """Begin an object that is made of parts."""
-        return Upload(self, key, size)
-
     def stream(self, key: str, pieces: Iterable[bytes | bytearray], size: int) -> None:
         """Write an object piece by piece.
 
@@ -397,9 +393,6 @@ class Store:
         with self._system.open(name, "wb") as file:
             for piece in pieces:
                 file.write(piece)
-
-    def abandon(self, keys: Sequence[str]) -> None:
-        """Abort what a killed process has begun to make of parts, and did not complete."""
 
     # ---- reading
 
@@ -436,54 +429,6 @@ class Store:
             asyn.sync(asyn.get_loop(), work)
         except FaultError as fault:
             raise bad(self.shown(key), str(fault)) from None
-
-
-class Upload:
-    """An object that is made of numbered parts, and is there once it is completed; here it is streamed then.
-
-    Args:
-        store: where.
-        key: its name.
-        size: its bytes.
-    """
-
-    copies = True
-
-    def __init__(self, store: Store, key: str, size: int):
-        self.store, self.key, self.size = store, key, size
-        self._parts: dict[int, bytes | tuple[str, Entry, int, int]] = {}
-
-    def send(self, number: int, data: bytearray) -> None:
-        """Give a part."""
-        self._parts[number] = bytes(data)
-
-    def copy(self, number: int, key: str, entry: Entry, start: int, count: int) -> None:
-        """Give a part that another object of the store holds."""
-        self._parts[number] = key, entry, start, count
-
-    def complete(self) -> None:
-        """Have the object be there.
-
-        Raises:
-            CheckpointError: it can't be.
-        """
-        pieces = [self._parts[number] for number in sorted(self._parts)]
-        self.store.stream(self.key, self._pieces(pieces), self.size)
-
-    def _pieces(self, parts: list[bytes | tuple[str, Entry, int, int]]) -> Iterator[bytes | bytearray]:
-        for part in parts:
-            if isinstance(part, bytes):
-                yield part
-                continue
-            key, entry, start, count = part
-            for first in range(0, count, PART):
-                piece = bytearray(min(PART, count - first))
-                self.store.read(key, entry, [(start + first, memoryview(piece))])
-                yield piece
-
-    def abort(self) -> None:
-        """Leave it."""
-        self._parts.clear()
 
 
 def _ways(key: str) -> Iterator[tuple[str, str]]:
