@@ -79,6 +79,7 @@ class Request:
             LayoutError: (a ValueError) names, shapes or settings that don't fit.
         """
         source, target = remote.to_path(self.source), remote.to_path(self.target)
+        remote.check_writable(target)
         with containers.open_reader(source) as opened:
             reader = dequantised(opened, self.dtype) if self.dequantize else opened
             before = manifest.of(reader, source)

@@ -22,6 +22,7 @@ from .doctor import doctor
 from .dump import compare_dumps, dump
 from .mutate import mutate
 from .processes import Process
+from .tasks import plan
 
 
 class _InterruptedError(Exception):
@@ -54,6 +55,7 @@ app.command("compare")(compare)
 app.command("dump")(dump)
 app.command("compare-dumps")(compare_dumps)
 app.command("convert")(convert)
+app.command("plan")(plan)
 app.command("inspect")(inspect)
 app.command("verify")(verify)
 app.command("digest")(digest)
@@ -97,7 +99,7 @@ def run(arguments: list[str], *, is_own: bool = False) -> int:
     process = Process(is_own)
     try:
         status = get_command(app).main(
-            _complete_json(arguments), prog_name="attn-bridge", standalone_mode=False, obj=process
+            _complete(arguments), prog_name="attn-bridge", standalone_mode=False, obj=process
         )
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -121,14 +123,20 @@ def run(arguments: list[str], *, is_own: bool = False) -> int:
     return int(status or 0)
 
 
-def _complete_json(arguments: list[str]) -> list[str]:
-    """Give ``--json`` its value "-" (stdout) unless a file follows: a word with a dot or a slash, and no factory."""
+def _complete(arguments: list[str]) -> list[str]:
+    """Give options whose value may be left out the one that they have then.
+
+    ``--json``: "-" (stdout) unless a file follows, a word with a dot or a slash, and no factory. ``--ray``: "" unless
+    an address follows, ``HOST:PORT``, ``ray://HOST:PORT``, ``auto`` or ``local``.
+    """
     completed = []
     for position, argument in enumerate(arguments):
         following = arguments[position + 1] if position + 1 < len(arguments) else ""
         is_file = following == "-" or (not following.startswith("-") and any(mark in following for mark in "./\\"))
         is_file = is_file and not re.search(r":[^\W\d][\w.]*$", following)
-        completed.append("--json=-" if argument == "--json" and not is_file else argument)
+        is_address = re.fullmatch(r"ray://\S+|auto|local|[\w.-]+:[0-9]+", following)
+        argument = "--json=-" if argument == "--json" and not is_file else argument
+        completed.append("--ray=" if argument == "--ray" and not is_address else argument)
     return completed
 
 

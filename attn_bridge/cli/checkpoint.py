@@ -7,83 +7,76 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .output import check_writable, write_json
-from .places import is_remote, place
+from . import tasks
+from .output import write_json
+from .places import place
+from .plans import (
+    Container,
+    Dequantize,
+    Destination,
+    Dtype,
+    FromLayout,
+    Json,
+    Memory,
+    Rules,
+    Settings,
+    Source,
+    TaskBytes,
+    ToLayout,
+    check_report,
+    make_console,
+    parse_settings,
+    parse_size,
+    plan_json,
+    print_plan,
+    shown_size,
+    summary,
+)
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ..checkpoints.planning.plans import Plan, Target
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="What names and shapes can't say, such as num_heads=12; else read from config.json (may be repeated).",
-    ),
-]
-Json = Annotated[
-    str | None,
-    typer.Option(
-        "--json",
-        metavar="[FILE]",
-        help="Write the report as JSON to FILE (with a dot or slash in its name), or to stdout.",
-    ),
-]
-Memory = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="Memory to stay within, such as 512MiB; default: 3 x the largest tensor."),
-]
-Rules = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="TOML file of your own rules, in place of the layouts.")
-]
+    pass
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="File or folder to convert, or its URL.", parser=place)],
-    target: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DST", help="File (its extension says the container), or folder (safetensors).", parser=place
-        ),
-    ],
-    from_layout: Annotated[
-        str | None, typer.Option("--from", metavar="LAYOUT", help="Layout of SRC; default: found by its names.")
-    ] = None,
-    to_layout: Annotated[
-        str | None,
-        typer.Option("--to", metavar="LAYOUT", help="Layout of DST; default: flax, or torch for what is Flax's; same."),
-    ] = None,
-    format: Annotated[
-        str | None,
-        typer.Option(metavar="CONTAINER", help="Container of DST: safetensors, torch, npz, msgpack, orbax, dcp."),
-    ] = None,
+    source: Source,
+    target: Destination,
+    from_layout: FromLayout = None,
+    to_layout: ToLayout = None,
+    format: Container = None,
     rules: Rules = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Cast floating-point tensors: bf16, f16, f32, f64; default: never.")
-    ] = None,
+    dtype: Dtype = None,
     settings: Settings = None,
-    dequantize: Annotated[
-        bool,
-        typer.Option("--dequantize", help="Make floating point of MXFP4 and of float8 with scales: --dtype, or bf16."),
-    ] = False,
+    dequantize: Dequantize = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, from headers alone; write nothing.")
     ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where an interrupted run stopped (safetensors, msgpack).")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace DST.")] = False,
     max_memory: Memory = None,
+    workers: Annotated[
+        str, typer.Option(metavar="N|auto", help="Processes that share the work; auto: as many as pay, often one.")
+    ] = "auto",
+    worker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N|auto",
+            help="Do share I of N, from 0, of workers on any machines; auto: as torchrun or Slurm says. The last "
+            "one to end publishes.",
+        ),
+    ] = None,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Check and publish what workers wrote, if the last one could not.")
+    ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="[ADDRESS]", help="Have tasks of Ray do it, on the cluster of that address, or any."),
+    ] = None,
+    task_bytes: TaskBytes = None,
     json_file: Json = None,
 ) -> int:
     """Convert a checkpoint to another layout and container, tensor by tensor, without losing a bit.
@@ -100,10 +93,12 @@ def convert(
     Exit status: 0 = written, 2 = bad usage or bad input; nothing is left half-written.
     """
     from .. import checkpoints
+    from ..checkpoints import containers
 
     check_report(json_file, source, target)
     given = parse_settings(settings or [])
     memory = None if max_memory is None else parse_size(max_memory)
+    shared = tasks.Sharing.of(workers, worker, finish, ray, task_bytes, dry_run)
     layouts: dict[str, Any] = {"from_layout": from_layout, "to_layout": to_layout, "format": format, "rules": rules}
     layouts["dequantize"] = dequantize
     planned = checkpoints.plan(source, target, **layouts, dtype=dtype, settings=given)
@@ -113,41 +108,40 @@ def convert(
             console.print(f"kept aside: {name}: {reason}", markup=False, soft_wrap=True)
         for note in planned.notes:
             console.print(f"note: {note}", markup=False, soft_wrap=True)
+        kind = containers.format_of(target, format)
+        if shared.is_many and not containers.writer_class(kind).random_access:
+            console.print(f"note: a file of {kind} is written by one worker", markup=False)
     if dry_run:
         if json_file is not None:
-            write_json(_plan_json(planned), json_file)
+            write_json(plan_json(planned), json_file)
         if json_file != "-":
-            _print_plan(planned, console)
+            print_plan(planned, console)
         return 0
+    options = {**layouts, "dtype": dtype, "settings": given, "overwrite": overwrite}
     with _bytes_bar() as advance:
-        result = checkpoints.convert(
-            source,
-            target,
-            **layouts,
-            dtype=dtype,
-            settings=given,
-            resume=resume,
-            overwrite=overwrite,
-            max_memory=memory,
-            progress=advance,
-        )
+        done = tasks.carry_out(shared, source, target, options, resume, memory, advance)
+    result = done.result
     if json_file is not None:
-        changed = {
-            "changed": result.changed,
-            "resumed": result.resumed,
-            "digests": result.digests,
-            "restart_reason": result.restart_reason,
-        }
-        write_json({**_plan_json(planned), **changed}, json_file)
-    if json_file != "-":
-        if result.changed:
-            total = sum(result.changed.values())
-            console.print(f"the cast changed {total} elements of {len(result.changed)} tensors", markup=False)
-        if result.resumed:
-            console.print(f"{result.resumed} tensors were there from before", markup=False)
-        if result.restart_reason:
-            console.print(f"restarted: {result.restart_reason}", markup=False, soft_wrap=True)
-        console.print(_summary(planned, f"wrote {target}:"), markup=False, soft_wrap=True)
+        found: dict[str, Any] = plan_json(planned)
+        if result is not None:
+            found["changed"], found["resumed"] = result.changed, result.resumed
+            found["digests"], found["restart_reason"] = result.digests, result.restart_reason
+        if shared.is_apart:
+            found["published"], found["waits_for"] = result is not None, list(done.waits_for)
+        write_json(found, json_file)
+    if json_file == "-":
+        return 0
+    if result is None or done.was_there:
+        console.print(tasks.said_of(shared, done, target), markup=False, soft_wrap=True)
+        return 0
+    if result.changed:
+        total = sum(result.changed.values())
+        console.print(f"the cast changed {total} elements of {len(result.changed)} tensors", markup=False)
+    if result.resumed:
+        console.print(f"{result.resumed} tensors were there from before", markup=False)
+    if result.restart_reason:
+        console.print(f"restarted: {result.restart_reason}", markup=False, soft_wrap=True)
+    console.print(summary(planned, f"wrote {target}:"), markup=False, soft_wrap=True)
     return 0
 
 
@@ -198,7 +192,7 @@ def inspect(
     for name, info in found.tensors.items():
         kind = name if full else re.sub(r"(?<![^.])[0-9]+(?![^.])", "{i}", name)
         shape = " x ".join(map(str, info.shape)) or "scalar"
-        kinds.setdefault((kind, info.dtype, shape, _size(info.nbytes)), []).append(name)
+        kinds.setdefault((kind, info.dtype, shape, shown_size(info.nbytes)), []).append(name)
     for (kind, *rest), names in kinds.items():
         files = dict.fromkeys(found.tensors[name].file for name in names)
         file = next(iter(files)) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
@@ -208,7 +202,7 @@ def inspect(
     layout = f"layout {found.layout}" if found.layout else f"no known layout ({found.why})"
     digests = "digests beside it" if found.has_manifest else "no digests beside it"
     console.print(
-        f"{found.format}, {layout}, {len(found.tensors)} tensors, {numbers}, {_size(found.nbytes)}, {digests}",
+        f"{found.format}, {layout}, {len(found.tensors)} tensors, {numbers}, {shown_size(found.nbytes)}, {digests}",
         markup=False,
         soft_wrap=True,
     )
@@ -298,110 +292,6 @@ def verify(
         )
         console.print(f"{paths[-1]}: {verdict} ({found.tensors} tensors, by {' and '.join(ways)})", markup=False)
     return 0 if found.passed else 1
-
-
-def check_report(json_file: str | None, *paths: Path) -> None:
-    """Refuse a report that can't be written, or that would be written over a checkpoint.
-
-    Raises:
-        ValueError: it is one of the paths, in one of them, beside one of them, or named as a checkpoint is.
-    """
-    from ..checkpoints.containers import ENDINGS
-
-    if json_file in (None, "-"):
-        return
-    assert json_file is not None
-    check_writable(json_file)
-    report = Path(os.path.realpath(json_file))
-    for path in (Path(os.path.realpath(one)) for one in paths if not is_remote(one)):
-        if path in (report, *report.parents) or report.name.startswith(f"{path.name}.attn-bridge."):
-            raise ValueError(f"--json {json_file} must not be part of {path}")
-    if report.suffix in ENDINGS:
-        raise ValueError(f"--json {json_file} is named as a checkpoint is; choose another name")
-
-
-def parse_settings(settings: list[str]) -> dict[str, Any]:
-    """Return settings by name; whole numbers as such."""
-    found: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals or not key:
-            raise ValueError(f"--set takes KEY=VALUE, got {setting}")
-        found[key] = int(value) if value.isdecimal() else value
-    return found
-
-
-def parse_size(text: str) -> int:
-    """Return a number of bytes: ``1000000``, ``512MiB``, ``2GB``."""
-    hit = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
-    if hit is None:
-        raise ValueError(f"--max-memory ({text}) must be a size such as 512MiB or 2GB")
-    return int(Decimal(hit.group(1)) * _UNITS[(hit.group(2) or "").lower()])
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"
-
-
-def make_console() -> Console:
-    """Return the console that a table goes to: as wide as a terminal, else wide enough."""
-    from rich.console import Console
-
-    return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 140)
-
-
-def _plan_json(plan: Plan) -> dict[str, Any]:
-    return {
-        "source": {"path": str(plan.source), "format": plan.source_format, "layout": plan.source_layout},
-        "layout": plan.target_layout,
-        "tensors": [
-            {
-                "name": one.info.name,
-                "dtype": one.info.dtype,
-                "shape": list(one.info.shape),
-                "file": one.info.file,
-                "operation": one.operation,
-                "sources": _sources(plan, one),
-                "bytes": one.info.nbytes,
-            }
-            for one in plan.targets
-        ],
-        "kept_aside": plan.dropped,
-        "notes": list(plan.notes),
-        "bytes": plan.nbytes,
-        "peak_memory": plan.peak,
-    }
-
-
-def _sources(plan: Plan, target: Target) -> list[str]:
-    """Return what a target is made of, scales of quantised numbers among it."""
-    return [one for name in target.sources for one in (name, plan.scales.get(name, "")) if one]
-
-
-def _print_plan(plan: Plan, console: Console) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("tensor", "dtype", "shape", "bytes", "operation", "from", "file"):
-        table.add_column(title, justify="right" if title == "bytes" else "left", overflow="fold")
-    for one in plan.targets:
-        shape = " x ".join(map(str, one.info.shape)) or "scalar"
-        sources = ", ".join(_sources(plan, one))
-        table.add_row(
-            one.info.name, one.info.dtype, shape, _size(one.info.nbytes), one.operation, sources, one.info.file
-        )
-    console.print(table)
-    console.print(_summary(plan, "would write"), markup=False, soft_wrap=True)
-
-
-def _summary(plan: Plan, begin: str) -> str:
-    layouts = f"{plan.source_layout} to {plan.target_layout}" if plan.source_layout else "same layout"
-    kept = f", {len(plan.dropped)} kept aside" if plan.dropped else ""
-    memory = f", peak memory about {_size(plan.peak)}" if begin.startswith("would") else ""
-    return f"{begin} {len(plan.targets)} tensors, {_size(plan.nbytes)}, {layouts}{kept}{memory}"
 
 
 @contextlib.contextmanager

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .checkpoint import Json, Settings, check_report, make_console, parse_settings
 from .output import write_json
 from .places import is_remote, place
+from .plans import Json, Settings, check_report, make_console, parse_settings
 
 
 def digest(

@@ -20,6 +20,7 @@ __all__ = [
     "Reader",
     "TensorInfo",
     "Writer",
+    "check_shared",
     "format_of",
     "make_writer",
     "open_reader",
@@ -192,9 +193,14 @@ def make_writer(
     writer = writer_class(format_of(path, format))
     if not is_share:
         return writer(path, tensors, metadata)
-    if not writer.random_access:
-        raise CheckpointError(f"a file of {writer.format} is written from its beginning to its end, by one worker")
+    check_shared(format)
     return writer(path, tensors, metadata, is_share=True)
+
+
+def check_shared(format: str) -> None:
+    """Refuse a format that several can't write at once."""
+    if not writer_class(format).random_access:
+        raise CheckpointError(f"a file of {format} is written from its beginning to its end, by one worker")
 
 
 def writer_class(format: str) -> type[Writer]:

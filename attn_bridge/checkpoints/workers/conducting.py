@@ -46,7 +46,7 @@ class Helpers(Protocol):
         """End all of them."""
 
 
-Start = Callable[[Request, Job, str, Sequence[int], Advance], Helpers]
+Start = Callable[[Request, Prepared, Job, str, Sequence[int], Advance], Helpers]
 """Starts workers of these numbers for a job and a run; they say how many bytes they have done."""
 
 
@@ -150,7 +150,7 @@ def run(
         with _leftovers(place, job):
             place.begin(job, anew=not known)
             place.replace(job)
-            helpers = start(request, job, token, range(1 if works_itself else 0, job.workers), advance)
+            helpers = start(request, prepared, job, token, range(1 if works_itself else 0, job.workers), advance)
             try:
                 check_source(prepared, job.task_bytes)
                 if works_itself:

@@ -86,7 +86,7 @@ def finish(
     infos = [target.info for target in plan.targets]
     writer = place.writer(prepared.format, infos, plan.metadata, is_share=False)
     try:
-        found = _check(prepared, place, writer, tasks, known, run, progress)
+        found = _check(prepared, place, writer, job, tasks, known, run, progress)
         if stamps(reader, anew=True) != files or f"{plan.identity(reader)} {prepared.format}" != job.plan:
             raise CheckpointError(f"{reader.path} changed while it was read; convert it again")
         writer.finish()
@@ -108,6 +108,7 @@ def _check(
     prepared: Prepared,
     place: Place,
     writer: Writer,
+    job: Job,
     tasks: Sequence[Task],
     known: dict[Piece, list[Entry]],
     run: str,
@@ -131,9 +132,14 @@ def _check(
                 digest = digest_there(place, writer, piece, target.info.itemsize, *([whole] if len(pieces) > 1 else []))
             entry = next((entry for entry in own or known[piece] if entry.digest == digest), None)
             if entry is None:
+                owner = next(
+                    number
+                    for number in range(job.workers)
+                    if any(piece in task.pieces for task in share(tasks, number, job.workers))
+                )
                 raise CheckpointError(
-                    f"{place.shown}: {printable(name)} has other bytes than were written; the worker that wrote "
-                    "them has to run again"
+                    f"{place.shown}: {printable(name)} has other bytes than were written; worker "
+                    f"{owner}/{job.workers} has to run again"
                 )
             count += entry.changed
             done += (piece.stop - piece.start) * target.info.itemsize

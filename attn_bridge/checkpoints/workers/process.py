@@ -10,11 +10,12 @@ import os
 import signal
 import sys
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TextIO
 
-from ..containers.base import DiskFullError
+from ..containers.base import CheckpointError, DiskFullError
 from ..planning.tasks import cut, share
-from ..requests import Request
+from ..requests import Prepared, Request
 from .jobs import Job
 from .locating import place_of
 from .working import Advance, work
@@ -29,35 +30,50 @@ def do_share(asked: dict[str, Any], advance: Advance) -> None:
     request, job = Request(**asked["request"]), Job(**asked["job"])
     with request.opened() as prepared:
         if f"{prepared.plan.identity(prepared.reader)} {prepared.format}" != job.plan:
-            raise ValueError(f"{prepared.reader.path} changed while it was read; convert it again")
-        place = place_of(prepared.target)
-        with place.helping():
-            mine = share(cut(prepared.plan, job.task_bytes), asked["index"], job.workers)
-            work(prepared, place, mine, job.task_bytes, job.plan, asked["run"], advance)
+            raise CheckpointError(f"{prepared.reader.path} changed while it was read; convert it again")
+        write_share(prepared, job, asked["run"], asked["index"], advance)
+
+
+def write_share(prepared: Prepared, job: Job, run: str, index: int, advance: Advance) -> None:
+    """Do the share of one worker of a run."""
+    place = place_of(prepared.target)
+    with place.helping():
+        mine = share(cut(prepared.plan, job.task_bytes), index, job.workers)
+        work(prepared, place, mine, job.task_bytes, job.plan, run, advance)
+
+
+def report(work: Callable[[Advance], None], lines: TextIO) -> int:
+    """Do something, say in lines of JSON how far it is or what it failed with, and return the exit status."""
+
+    def say(count: int, name: str) -> None:
+        print(json.dumps({"done": count, "name": name}), file=lines, flush=True)
+
+    try:
+        work(say)
+    except Exception as error:
+        text = " ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
+        print(json.dumps({"error": text, "is_full": isinstance(error, DiskFullError)}), file=lines, flush=True)
+        return 1
+    return 0
+
+
+def end_with(pipe: int) -> None:
+    """End this process when a pipe does, whose other end is held by whoever started it."""
+
+    def wait() -> None:
+        while os.read(pipe, 1 << 12):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def main() -> int:
     """Do what stdin asks for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it is interrupted, too
     asked = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_starter, daemon=True).start()
-    try:
-        do_share(asked, _say)
-    except Exception as error:
-        text = " ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
-        print(json.dumps({"error": text, "is_full": isinstance(error, DiskFullError)}), flush=True)
-        return 1
-    return 0
-
-
-def _say(count: int, name: str) -> None:
-    print(json.dumps({"done": count, "name": name}), flush=True)
-
-
-def _end_with_starter() -> None:
-    while os.read(sys.stdin.fileno(), 1 << 12):
-        pass
-    os._exit(1)
+    end_with(sys.stdin.fileno())
+    return report(lambda say: do_share(asked, say), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,42 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO, ClassVar, Protocol
 
 from ..containers.base import CheckpointError, DiskFullError
-from ..requests import Request
+from ..requests import Prepared, Request
 from .jobs import Job
+from .process import end_with, report, write_share
 from .working import Advance
+
+FRAMEWORKS = ("torch", "jax", "ray")
+"""What has threads of its own: a process that has imported one is not forked."""
+
+
+class Child(Protocol):
+    """A process, as `subprocess` has it."""
+
+    pid: int
+    stdin: Any
+    stdout: Any
+
+    def poll(self) -> int | None:
+        """Return its exit status if it has ended."""
+
+    def wait(self) -> int:
+        """Return its exit status once it has ended."""
+
+    def kill(self) -> None:
+        """End it."""
 
 
 class Processes:
@@ -22,32 +48,50 @@ class Processes:
 
     Args:
         request: what was asked for.
+        prepared: the same, opened.
         job: how it is shared.
         run: noted with what they write.
         indices: their numbers.
         advance: told the bytes that they have done.
     """
 
-    def __init__(self, request: Request, job: Job, run: str, indices: Sequence[int], advance: Advance):
+    command: ClassVar[tuple[str, ...]] = (sys.executable, "-m", f"{__package__}.process")
+    """What starts one of them that is not forked."""
+
+    def __init__(
+        self, request: Request, prepared: Prepared, job: Job, run: str, indices: Sequence[int], advance: Advance
+    ):
         self._advance = advance
         self._errors: collections.deque[Exception] = collections.deque()
-        self._children: list[tuple[subprocess.Popen[bytes], threading.Thread]] = []
-        asked = {"request": dataclasses.asdict(request), "job": dataclasses.asdict(job), "run": run}
-        for index in indices:
-            child = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
-            listener = threading.Thread(target=self._listen, args=(child, index, job.workers), daemon=True)
-            self._children.append((child, listener))
+        self._children: list[Child] = []
+        is_forked = self.may_fork()
+        for index in indices:  # all of them before there is a thread
+            if is_forked:
+                work = functools.partial(write_share, prepared, job, run, index)
+                self._children.append(Fork(work, self._children))
+                continue
+            asked = {"request": dataclasses.asdict(request), "job": dataclasses.asdict(job), "run": run, "index": index}
+            child = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._children.append(child)
             assert child.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it has ended already, and says why
-                child.stdin.write(json.dumps({**asked, "index": index}).encode() + b"\n")
+                child.stdin.write(json.dumps(asked).encode() + b"\n")
                 child.stdin.flush()
+        self._listeners = [
+            threading.Thread(target=self._listen, args=(child, index, job.workers), daemon=True)
+            for child, index in zip(self._children, indices, strict=True)
+        ]
+        for listener in self._listeners:
             listener.start()
 
-    def _listen(self, child: subprocess.Popen[bytes], index: int, count: int) -> None:
+    @staticmethod
+    def may_fork() -> bool:
+        """Tell whether this process can be forked, which starts others in no time: it has no threads."""
+        alone = threading.active_count() == 1 and not any(name in sys.modules for name in FRAMEWORKS)
+        return alone and sys.platform.startswith("linux")
+
+    def _listen(self, child: Child, index: int, count: int) -> None:
         """Take what a process says until it ends."""
-        assert child.stdout is not None
         said = False
         for line in child.stdout:
             found = json.loads(line)
@@ -72,7 +116,7 @@ class Processes:
 
     def wait(self) -> None:
         """Wait until all are at their end, or one failed."""
-        for _, listener in self._children:
+        for listener in self._listeners:
             while listener.is_alive():
                 listener.join(0.1)
                 self.check()
@@ -80,13 +124,69 @@ class Processes:
 
     def stop(self) -> None:
         """End all that are still there."""
-        for child, _ in self._children:
+        for child in self._children:
             if child.poll() is None:
                 child.kill()
-        for child, listener in self._children:
-            child.wait()
+        for child, listener in zip(self._children, self._listeners, strict=True):
             listener.join()
+            child.wait()
             for pipe in (child.stdin, child.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+class Fork:
+    """A process that was forked to do something, with what `subprocess` has of one.
+
+    Args:
+        work: what it does; called with what takes lines that it says.
+        others: those that were forked before, whose pipes it must not keep open.
+    """
+
+    def __init__(self, work: Callable[[Advance], None], others: Sequence[Child]):
+        foreign = [pipe.fileno() for other in others for pipe in (other.stdin, other.stdout)]
+        life, self_life = os.pipe()
+        heard, said = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads of libraries, which hold none of our locks
+            self.pid = os.fork()
+        if not self.pid:
+            status = 1
+            try:
+                for pipe in (self_life, heard, *foreign):
+                    os.close(pipe)
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever forked it is interrupted, too
+                end_with(life)
+                with os.fdopen(said, "w", encoding="utf-8") as lines:
+                    status = report(work, lines)
+            finally:
+                os._exit(status)
+        os.close(life)
+        os.close(said)
+        self.stdin: BinaryIO = os.fdopen(self_life, "wb")
+        self.stdout: BinaryIO = os.fdopen(heard, "rb")
+        self._status: int | None = None
+        self._lock = threading.Lock()
+
+    def _ask(self, options: int) -> int | None:
+        with self._lock:
+            if self._status is None:
+                found, status = os.waitpid(self.pid, options)
+                if found:
+                    self._status = os.waitstatus_to_exitcode(status)
+            return self._status
+
+    def poll(self) -> int | None:
+        """Return its exit status if it has ended."""
+        return self._ask(os.WNOHANG)
+
+    def wait(self) -> int:
+        """Return its exit status once it has ended."""
+        status = self._ask(0)
+        assert status is not None
+        return status
+
+    def kill(self) -> None:
+        """End it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)

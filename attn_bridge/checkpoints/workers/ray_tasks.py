@@ -46,15 +46,17 @@ class Cluster:
                 raise CheckpointError(f"--ray {printable(address)}: {printable(error)}") from None
 
     def job(self, prepared: Prepared, workers: int | None, task_bytes: int | None) -> Job:
-        """Return the job of a conversion by so many tasks of Ray; None: one for each processor, if there is the work."""
+        """Return the job of a conversion by so many tasks of Ray; None: as many as there are processors for."""
         most = int(self._ray.cluster_resources().get("CPU", 1))
         usual = max(1, min(most, prepared.plan.nbytes // WORTH))
         return job_of(prepared, usual if workers is None else workers, task_bytes)
 
-    def start(self, request: Request, job: Job, run: str, indices: Sequence[int], advance: Advance) -> Tasks:
+    def start(
+        self, request: Request, prepared: Prepared, job: Job, run: str, indices: Sequence[int], advance: Advance
+    ) -> Tasks:
         """Have Ray run tasks."""
         asked = {"request": dataclasses.asdict(request), "job": dataclasses.asdict(job), "run": run}
-        remote = self._ray.remote(num_cpus=1, max_retries=RETRIES)(_do_share)
+        remote = self._ray.remote(num_cpus=1, max_retries=RETRIES)(share_of_task)
         return Tasks(self._ray, [remote.remote({**asked, "index": index}) for index in indices], advance)
 
     def __enter__(self) -> Self:
@@ -65,7 +67,7 @@ class Cluster:
             self._ray.shutdown()
 
 
-def _do_share(asked: dict[str, Any]) -> int:
+def share_of_task(asked: dict[str, Any]) -> int:
     """Do a share, and return how many bytes it has."""
     done = 0
 

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from .. import staging
+from .. import containers, staging
 from ..containers.base import CheckpointError
 from ..execution import Progress, Result
 from ..planning.tasks import Task, cut, share
@@ -52,6 +52,7 @@ def worker(prepared: Prepared, job: Job, index: int, resume: bool, overwrite: bo
         CheckpointError: other workers do something else, the target exists or can't be written, the source changed
             under way.
     """
+    containers.check_shared(prepared.format)
     place = place_of(prepared.target)
     place.check(prepared.reader)
     tasks = cut(prepared.plan, job.task_bytes)

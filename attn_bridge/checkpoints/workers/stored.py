@@ -21,7 +21,7 @@ from .. import configs, containers, manifest, staging
 from ..containers import UNFINISHED
 from ..containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
 from ..containers.remote import RemotePath
-from ..containers.remote.joining import Joined, abandon, join
+from ..containers.remote.joining import abandon, join
 from ..containers.remote.leases import Lease, is_dead
 from ..containers.remote.staged import Staged
 from ..containers.remote.targets import staged_path
@@ -34,12 +34,6 @@ OFTEN = 1 << 26
 
 AT_ONCE = 8
 """Objects that are read, and files that are made, at the same time."""
-
-UNWRITABLE = {
-    **dict.fromkeys(("http", "https"), "a web server can't be written to"),
-    "hf": "a repository of the hub is written by its own tools: convert to a folder, and upload that",
-}
-"""Protocol -> why nothing is written there."""
 
 
 class StoredPlace(Place):
@@ -77,8 +71,6 @@ class StoredPlace(Place):
 
     def check(self, reader: Reader) -> None:
         """Refuse a target that can't be written to, or that lies in the source or around it."""
-        if self._path.protocol in UNWRITABLE:
-            raise CheckpointError(f"{self.target}: {UNWRITABLE[self._path.protocol]}")
         if not self.target.name:
             raise CheckpointError(f"{self.target} is no name for a checkpoint")
         source = reader.path
@@ -189,7 +181,7 @@ class StoredPlace(Place):
 
     def was_published(self) -> bool:
         """Tell whether the target's files may have begun to be made."""
-        return self._store.get(f"{self._folder}/publishing") is not None
+        return any(self._store.get(f"{self._folder}/{name}") is not None for name in ("publishing", "committed"))
 
     def record(self, entries: Sequence[Entry]) -> None:
         """Note what was written, once the store has it."""
@@ -285,16 +277,17 @@ class StoredPlace(Place):
         joined = {name: join(self._staged, name, size, keys[name]) for name, size in files.items()}
         try:
             with ThreadPoolExecutor(AT_ONCE, "attn-bridge-publish") as threads:
-                list(threads.map(Joined.prepare, joined.values()))
+                list(threads.map(lambda one: one.prepare(), joined.values()))
                 self._check_lease()
-                self._store.put(f"{self._folder}/publishing", json.dumps(sorted(keys.values())).encode())
+                begun = sorted(keys[name] for name, one in joined.items() if one.is_in_parts)
+                self._store.put(f"{self._folder}/publishing", json.dumps(begun).encode())
                 mark = f"{goal}/{UNFINISHED}"
                 if not is_single:
                     self._store.put(mark, b"this checkpoint is being written, or was never finished\n")
                 self._clear_target(set(keys.values()) | {mark}, {own, kept})
                 for rank in range(3):
                     some = [one for name, one in joined.items() if _rank(name) == rank]
-                    list(threads.map(Joined.complete, some))
+                    list(threads.map(lambda one: one.complete(), some))
                 self._store.put(f"{self._folder}/committed", b"")
                 if not is_single:
                     self._store.delete([mark])

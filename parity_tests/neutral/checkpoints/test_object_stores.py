@@ -16,10 +16,9 @@ pytest.importorskip("s3fs", reason="pip install 'attn-bridge[remote]'")
 
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError, open_reader
-from attn_bridge.checkpoints.containers.remote import faults, to_path
+from attn_bridge.checkpoints.containers.remote import to_path
 from attn_bridge.cli.app import run
 from parity_tests.neutral.checkpoints.checkpoints import gpt
-from parity_tests.support.object_store import ObjectStore
 
 SECRETS = ("AKIASECRETKEY", "topsecret", "hunter2", "X-Amz-Signature", "deadbeef")
 
@@ -27,22 +26,6 @@ ENDINGS = {"safetensors": ".safetensors", "torch": ".pt", "npz": ".npz", "msgpac
     "orbax": ".orbax",
     "dcp": ".dcp",
 }
-
-
-@pytest.fixture
-def store(monkeypatch):
-    with ObjectStore() as found:
-        for name, value in {
-            "AWS_ACCESS_KEY_ID": "AKIASECRETKEY",
-            "AWS_SECRET_ACCESS_KEY": "topsecret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": found.url,
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "NO_PROXY": "127.0.0.1",
-        }.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(faults, "PAUSE", 0.001)
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ....printable import printable
-from ..base import TensorInfo, Writer
+from ..base import Extent, TensorInfo, Writer
 from ..files import bad, check_infos, check_name, check_range
 from ..remote.targets import open_target
-from ..writing import as_bytes, dump_json, sync_folder
+from ..writing import Target, as_bytes, dump_json, sync_folder
 from . import CHUNKED
 from .values import Head, cut, pack, pack_array_head, pack_length
 
@@ -30,8 +30,10 @@ class MsgpackWriter(Writer):
     format: ClassVar[str] = "msgpack"
     random_access: ClassVar[bool] = True
 
-    def __init__(self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any]):
-        super().__init__(path, tensors, metadata)
+    def __init__(
+        self, path: Path, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool = False
+    ):
+        super().__init__(path, tensors, metadata, is_share=is_share)
         check_infos(path, tensors)
         tree: dict[str, Any] = {}
         for info in tensors:
@@ -48,9 +50,9 @@ class MsgpackWriter(Writer):
             self._lay_out(tree)
         except (ValueError, RecursionError) as error:
             raise bad(path, f"can't be written as msgpack: {printable(error)}") from None
-        self._target = open_target(path, self._at)
-        for at, head in self._heads:
-            self._target.write(at, head)
+        self._target: Target | None = None
+        for at, head in () if is_share else self._heads:
+            self._file().write(at, head)
 
     def _put(self, tree: dict[str, Any], name: str, leaf: Any) -> None:
         """Put a leaf into nested dicts."""
@@ -103,21 +105,38 @@ class MsgpackWriter(Writer):
             self._add(pack(str(index)))
             self._array(info, [part], part * info.itemsize)
 
+    def _file(self) -> Target:
+        if self._target is None:
+            self._target = open_target(self.path, self._at)
+        return self._target
+
+    def extents(self, name: str, start: int, stop: int) -> list[Extent]:
+        """Return where bytes of a tensor go."""
+        pieces = self._pieces[name]
+        return [Extent("", begin, end - begin) for begin, end in cut(pieces, start, stop)] if start < stop else []
+
     def write_range(self, name: str, start: int, data: Any) -> None:
         """Write bytes of a tensor, in any order."""
         view = as_bytes(data)
         check_range(self.path, self.tensors[name], start, start + len(view))
         done = 0
         for begin, end in cut(self._pieces[name], start, start + len(view)):
-            self._target.write(begin, view[done : done + end - begin])
+            self._file().write(begin, view[done : done + end - begin])
             done += end - begin
+
+    def flush(self) -> None:
+        """Flush and close."""
+        if self._target is not None:
+            self._target.sync()
+        self.abort()
 
     def finish(self) -> None:
         """Flush and close."""
-        self._target.sync()
-        self._target.close()
+        self.flush()
         sync_folder(self.path.parent)
 
     def abort(self) -> None:
         """Close without finishing."""
-        self._target.close()
+        if self._target is not None:
+            self._target.close()
+            self._target = None

@@ -8,10 +8,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..files import File
-from .paths import RemotePath, forget, is_remote, text_of, to_path
+from .paths import RemotePath, check_writable, forget, is_remote, text_of, to_path
 from .urls import is_url
 
-__all__ = ["RemotePath", "forget", "is_remote", "is_url", "open_all", "open_file", "survey", "text_of", "to_path"]
+__all__ = [
+    "RemotePath",
+    "check_writable",
+    "forget",
+    "is_remote",
+    "is_url",
+    "open_all",
+    "open_file",
+    "survey",
+    "text_of",
+    "to_path",
+]
 
 AT_ONCE = 16
 """Files of a checkpoint that are opened at the same time."""

@@ -7,7 +7,8 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+import io
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -56,12 +57,16 @@ def parts_of(spans: Sequence[Span]) -> Iterator[Part]:
         here = span
         while here.start < here.stop:
             left = here.stop - here.start
-            if not waiting and here.name and left >= LEAST:
+            if here.name and left >= LEAST and (not waiting or held >= LEAST):
+                if waiting:
+                    yield Part(tuple(waiting))
+                    waiting, held = [], 0
                 count = left if left <= MOST else min(MOST, left - LEAST)
                 yield Part((Span(here.start, here.start + count, here.name, here.at),))
             else:
                 # What is long enough is filled up to a part that may be sent, and the rest of it is copied.
-                enough = LEAST if here.name and left - (LEAST - held) >= LEAST else SENT
+                has_rest = held < LEAST and here.name and left - (LEAST - held) >= LEAST
+                enough = LEAST if has_rest else SENT
                 count = min(left, enough - held)
                 waiting.append(Span(here.start, here.start + count, here.name, here.at))
                 held += count
@@ -98,6 +103,11 @@ class Joined:
     def __init__(self, staged: Staged, file: str, size: int, key: str):
         self.staged, self.key, self.size = staged, key, size
         self.parts = list(parts_of(staged.spans(file, 0, size)))
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether what was begun has to be aborted where it is not completed."""
+        return False
 
     def prepare(self) -> None:
         """Do all that can be done before the file is there.
@@ -139,9 +149,17 @@ class S3Joined(Joined):
         self._store, self._id = store, ""
         self._tags: dict[int, str] = {}
 
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether it is longer than what is sent by one request."""
+        return self.size > SENT
+
     def _ask(self, method: str, **options: Any) -> Any:
+        return self._run(functools.partial(self._store.call, method, self.key, **options))
+
+    def _run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         try:
-            return self._store.run(functools.partial(self._store.call, method, self.key, **options))
+            return self._store.run(work)
         except FaultError as fault:
             raise bad(self._store.shown(self.key), f"can't be written: {fault}") from None
 
@@ -158,7 +176,13 @@ class S3Joined(Joined):
         if not part.is_copied:
             data = read_part(self.staged, part)
             digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-            return number, str(self._ask("upload_part", Body=data, ContentMD5=digest, **named)["ETag"])
+
+            async def send() -> Any:
+                return await self._store.call(
+                    "upload_part", self.key, Body=io.BytesIO(data), ContentMD5=digest, **named
+                )
+
+            return number, str(self._run(send)["ETag"])
         span = part.spans[0]
         key, entry = self.staged.object(span.name)
         bucket, _, name = key.partition("/")
@@ -190,10 +214,7 @@ class S3Joined(Joined):
             if found["ContentLength"] != self.size or not found["ETag"].strip('"').endswith(f"-{len(parts)}"):
                 raise FaultError("is not there as it was written")
 
-        try:
-            self._store.run(work)
-        except FaultError as fault:
-            raise bad(self._store.shown(self.key), f"can't be written: {fault}") from None
+        self._run(work)
         self._id = ""
 
     def abort(self) -> None:

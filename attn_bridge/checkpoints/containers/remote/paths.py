@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from ....printable import printable
 from ..base import CheckpointError
-from .urls import LOCAL, WEB, is_url, shown, split
+from .urls import LOCAL, UNWRITABLE, WEB, is_url, shown, split
 
 if TYPE_CHECKING:
     from .stores import Entry, Store
@@ -255,6 +255,16 @@ def to_path(given: str | os.PathLike[str] | RemotePath) -> Path:
             "as text"
         )
     return path
+
+
+def check_writable(target: Path) -> None:
+    """Refuse a target where nothing is written.
+
+    Raises:
+        CheckpointError: it is a web server's or the hub's.
+    """
+    if isinstance(target, RemotePath) and target.protocol in UNWRITABLE:
+        raise CheckpointError(f"{target}: {UNWRITABLE[target.protocol]}")
 
 
 def text_of(given: str | os.PathLike[str] | RemotePath) -> str:

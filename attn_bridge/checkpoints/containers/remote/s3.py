@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,14 +102,14 @@ class S3Store(Store):
         tied = {"IfNoneMatch": "*"} if if_absent else {}
         checked = {"ContentMD5": base64.b64encode(digest.digest()).decode()}
         try:
-            reply = await self.call("put_object", key, Body=data, **checked, **tied)
+            reply = await self.call("put_object", key, Body=io.BytesIO(data), **checked, **tied)
         except Exception as error:
             fault = fault_of(error)
             if not if_absent or "HTTP 501" not in str(fault):
                 raise fault from None
             if await self._info(key, True) is not None:  # a store that can't do both in one step
                 raise ChangedError("is there already") from None
-            reply = await self.call("put_object", key, Body=data, **checked)
+            reply = await self.call("put_object", key, Body=io.BytesIO(data), **checked)
         tag = str(reply.get("ETag", ""))
         if tag.strip('"') != digest.hexdigest():  # of a store that encrypts, or has tags of its own
             await self._hold_against(key, tag, data)

@@ -12,6 +12,12 @@ WEB = ("http", "https")
 LOCAL = ("file", "local")
 """Protocols of what lies on this machine."""
 
+UNWRITABLE = {
+    **dict.fromkeys(WEB, "a web server can't be written to"),
+    "hf": "a repository of the hub is written by its own tools: convert to a folder, and upload that",
+}
+"""Protocol -> why nothing is written there."""
+
 EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "fsspec and s3fs: pip install 'attn-bridge[remote]'"),
     **dict.fromkeys(("gs", "gcs"), "fsspec and gcsfs: pip install 'attn-bridge[remote]' gcsfs"),
