@@ -89,8 +89,9 @@ def open(path: PathLike, *, format: str | None = None) -> Checkpoint:
         CheckpointError: (a ValueError) it is absent, malformed, or no container that is known.
     """
     from . import containers
+    from .containers import remote
 
-    return Checkpoint(containers.open_reader(Path(path), format))
+    return Checkpoint(containers.open_reader(remote.to_path(path), format))
 
 
 def read(path: PathLike) -> dict[str, np.ndarray[Any, Any]]:
@@ -147,8 +148,9 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
     """
     from ..models import layouts
     from . import configs, containers, manifest
+    from .containers import remote
 
-    path = Path(path)
+    path = remote.to_path(path)
     with containers.open_reader(path, format) as reader:
         layout, why = "", ""
         try:
@@ -278,6 +280,7 @@ def convert(
         LayoutError: (a ValueError) names, shapes or settings that don't fit; `WeightsMismatchError` lists names.
     """
     from . import execution
+    from .containers import remote
     from .requests import Request
     from .workers import Processes, chosen, run
 
@@ -293,6 +296,12 @@ def convert(
                 return run(asked, prepared, job, cluster.start, False, resume, overwrite, progress)
         if job is not None:
             return run(asked, prepared, job, Processes, True, resume, overwrite, progress)
+        if remote.is_remote(prepared.target):
+            from .workers.in_order import write_in_order
+
+            return write_in_order(
+                prepared, resume=resume, overwrite=overwrite, max_memory=max_memory, progress=progress
+            )
         return execution.carry_out(
             prepared.plan,
             prepared.reader,
@@ -423,18 +432,19 @@ def verify(
     from ..models import layouts
     from ..weights import WeightsMismatchError
     from . import configs, containers, manifest, requests, verification
+    from .containers import remote
     from .containers.base import CheckpointError
 
     progress = progress or (lambda done, total, name: None)
-    target = Path(target)
+    origin, target = None if source is None else remote.to_path(source), remote.to_path(target)
     with containers.open_reader(target) as there:
         known = manifest.of(there, target)
         problems: dict[str, str] = {}
         if known is not None:
             problems |= verification.by_digests(there, known, progress)
-        elif source is None:
+        elif origin is None:
             raise CheckpointError(f"{target} has no manifest beside it; give its source to hold it against")
-        if source is not None:
+        if origin is not None:
             if rules is None and known is not None and known.layout not in ("", *layouts.names()):
                 raise CheckpointError(f"{target} was converted by rules of one's own; give them, too")
             if rules is None and known is not None:
@@ -443,13 +453,13 @@ def verify(
                 settings = {**known.source.get("settings", {}), **(settings or {})} if to_layout != "same" else settings
             elif rules is None and to_layout is None:
                 to_layout = layouts.detect(there.tensors, configs.beside(there.path).get("model_type")).name
-            with containers.open_reader(Path(source)) as opened:
+            with containers.open_reader(origin) as opened:
                 dtype = known.dtype if known is not None and known.dtype else None
                 if known is not None and known.source.get("quantised"):
                     dequantize = True
                     problems |= verification.by_originals(opened, known)
                 reader = requests.dequantised(opened, dtype) if dequantize else opened
-                before = manifest.of(reader, Path(source))
+                before = manifest.of(reader, origin)
                 try:
                     planned = requests.plan_of(
                         reader, before, target, from_layout, to_layout, there.format, rules, dtype, settings
@@ -460,7 +470,7 @@ def verify(
                         raise
                     if isinstance(error, layouts.LayoutError) and layouts.find(made_of).match(reader.tensors)[1]:
                         raise  # its names are those of the layout
-                    raise verification.another_source(Path(source), target, made_of, error) from None
+                    raise verification.another_source(origin, target, made_of, error) from None
                 found = verification.by_source(planned, reader, before, there, max_memory, progress)
             problems = {**found, **problems}
-    return verification.Verification(not problems, len(there.tensors), problems, known is not None, source is not None)
+    return verification.Verification(not problems, len(there.tensors), problems, known is not None, origin is not None)

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from ..models import rules_file
 from . import configs, containers, manifest, planning, quantised
+from .containers import remote
 from .containers.base import Reader
 from .manifest import Manifest
 from .planning.plans import Plan
@@ -58,7 +59,15 @@ class Request:
         """Return the request with paths as text."""
         own = None if rules is None else os.fspath(rules)
         return cls(
-            os.fspath(source), os.fspath(target), from_layout, to_layout, format, own, dtype, settings, dequantize
+            remote.text_of(source),
+            remote.text_of(target),
+            from_layout,
+            to_layout,
+            format,
+            own,
+            dtype,
+            settings,
+            dequantize,
         )
 
     @contextlib.contextmanager
@@ -69,10 +78,11 @@ class Request:
             CheckpointError: (a ValueError) the source is absent or malformed, or the target is of no known format.
             LayoutError: (a ValueError) names, shapes or settings that don't fit.
         """
-        target = Path(self.target)
-        with containers.open_reader(Path(self.source)) as opened:
+        source, target = remote.to_path(self.source), remote.to_path(self.target)
+        remote.check_writable(target)
+        with containers.open_reader(source) as opened:
             reader = dequantised(opened, self.dtype) if self.dequantize else opened
-            before = manifest.of(reader, Path(self.source))
+            before = manifest.of(reader, source)
             kind, settings = containers.with_settings(containers.format_of(target, self.format), self.settings)
             plan = plan_of(
                 reader, before, target, self.from_layout, self.to_layout, kind, self.rules, self.dtype, settings

@@ -17,6 +17,7 @@ from . import containers, manifest
 from . import digests as digests_of
 from .containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, DiskFullError, Reader
 from .containers.files import resolve, unwritable
+from .containers.remote import is_remote
 
 PATIENCE = 10.0
 """Seconds that are waited for workers which a killed run left behind: they end as soon as they notice."""
@@ -50,11 +51,11 @@ def check_free(target: Path, overwrite: bool) -> None:
         raise CheckpointError(f"{target} is a device, a pipe or a socket, which is never replaced")
     if not overwrite:
         raise CheckpointError(f"{target} exists; --overwrite (in Python, overwrite=True) replaces it")
-    if target.is_dir() and not target.is_symlink() and not _is_checkpoint(target):
+    if target.is_dir() and not target.is_symlink() and not is_checkpoint(target):
         raise CheckpointError(f"{target} is a folder of other things than a checkpoint, which is never replaced")
 
 
-def _is_checkpoint(folder: Path) -> bool:
+def is_checkpoint(folder: Path) -> bool:
     """Whether a folder is empty, Orbax's, or one of a checkpoint's files without folders among them."""
     inside = {one.name: one.is_dir() and not one.is_symlink() for one in folder.iterdir()}
     if not inside or {ORBAX_METADATA, "_CHECKPOINT_METADATA"} & inside.keys():
@@ -201,6 +202,9 @@ def journal(staging: Path, identity: str) -> tuple[dict[str, str], dict[str, int
 
 def put(path: Path, data: bytes) -> None:
     """Write a small file and flush it to the disk."""
+    if is_remote(path):
+        path.write_bytes(data)
+        return
     try:
         with path.open("wb") as handle:
             handle.write(data)

@@ -14,6 +14,7 @@ import typer
 
 from . import tasks
 from .output import write_json
+from .places import place
 from .plans import (
     Container,
     Dequantize,
@@ -145,7 +146,7 @@ def convert(
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="File or folder.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="File or folder, or its URL.", parser=place)],
     format: Annotated[
         str | None,
         typer.Option(metavar="CONTAINER", help="Container of PATH, where its extension says none, or another."),
@@ -212,7 +213,9 @@ def verify(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="[SRC] DST", help="What DST was made of, or digests of it, and DST; or DST alone, by its digests."
+            metavar="[SRC] DST",
+            help="What DST was made of, or digests of it, and DST; or DST alone, by its digests.",
+            parser=place,
         ),
     ],
     from_layout: Annotated[

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from .output import write_json
+from .places import is_remote, place
 from .plans import Json, Settings, check_report, make_console, parse_settings
 
 
@@ -44,13 +44,14 @@ def digest(
     from .user_code import running
 
     given: dict[str, Any] = {"layout": layout, "dtype": dtype, "settings": parse_settings(settings or [])}
-    is_module = not Path(source).exists() and re.search(r":[^\W\d][\w.]*$", source) is not None
-    check_report(json_file, *(() if is_module else (Path(source),)))
+    path = place(source)
+    is_module = not is_remote(path) and not path.exists() and re.search(r":[^\W\d][\w.]*$", source) is not None
+    check_report(json_file, *(() if is_module else (path,)))
     if is_module:
         with running("digesting"):
             found = live.digests(factories.load(source, "MODULE_OR_PATH").build(0), **given)
     else:
-        found = live.digests(Path(source), **given)
+        found = live.digests(path, **given)
     if json_file is not None:
         write_json(found.to_json(), json_file)
     problems = found.problems
@@ -65,5 +66,7 @@ def digest(
         for name, problem in problems.items():
             console.print(f"{name}: {problem}", markup=False, soft_wrap=True)
         whose = f"layout {found.layout}" if found.layout else "its own names"
-        console.print(f"{source}: {len(found.tensors)} tensors, {whose}", markup=False, soft_wrap=True)
+        console.print(
+            f"{source if is_module else path}: {len(found.tensors)} tensors, {whose}", markup=False, soft_wrap=True
+        )
     return 1 if problems else 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import check_writable
+from .places import is_remote, place
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
-Source = Annotated[Path, typer.Argument(metavar="SRC", help="File or folder to convert.")]
+Source = Annotated[Path, typer.Argument(metavar="SRC", help="File or folder to convert, or its URL.", parser=place)]
 Destination = Annotated[
-    Path, typer.Argument(metavar="DST", help="File (its extension says the container), or folder (safetensors).")
+    Path,
+    typer.Argument(
+        metavar="DST", help="File (its extension says the container), or folder (safetensors).", parser=place
+    ),
 ]
 FromLayout = Annotated[
     str | None, typer.Option("--from", metavar="LAYOUT", help="Layout of SRC; default: found by its names.")
@@ -172,7 +176,7 @@ def check_report(json_file: str | None, *paths: Path) -> None:
     assert json_file is not None
     check_writable(json_file)
     report = Path(os.path.realpath(json_file))
-    for path in (Path(os.path.realpath(one)) for one in paths):
+    for path in (Path(os.path.realpath(one)) for one in paths if not is_remote(one)):
         if path in (report, *report.parents) or report.name.startswith(f"{path.name}.attn-bridge."):
             raise ValueError(f"--json {json_file} must not be part of {path}")
     if report.suffix in ENDINGS:

@@ -11,6 +11,7 @@ from typing import Any
 from ...printable import printable
 from .base import DCP_METADATA, ORBAX_ITEMS, ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
 from .files import bad
+from .remote import is_remote, to_path
 
 __all__ = [
     "READERS",
@@ -78,6 +79,9 @@ ENDINGS = {
 }
 """Extension -> format."""
 
+UNFINISHED = "attn-bridge.unfinished"
+"""File of a folder in a store while its files are made: until it is gone, the folder is no checkpoint."""
+
 FOLDERS = ("orbax", "dcp")
 """Formats that are folders, so that no file is known by their extension."""
 
@@ -91,7 +95,7 @@ def open_reader(path: Path, format: str | None = None) -> Reader:
     Raises:
         CheckpointError: there is none, none of a known format, or a malformed one.
     """
-    path = Path(path)
+    path = path if is_remote(path) else to_path(path)
     format = format.partition("+")[0] if format in _VARIANTS else format
     try:
         return _reader_of(path, format)
@@ -108,6 +112,8 @@ def _reader_of(path: Path, format: str | None) -> Reader:
         raise bad(path, "does not exist")
     if path.name == DCP_METADATA and format in (None, "dcp"):
         path, format = path.parent, "dcp"
+    if is_remote(path) and path.is_dir() and (path / UNFINISHED).is_file():
+        raise bad(path, f"is being written, or was never finished: it has {UNFINISHED}")
     if format is None and path.is_dir():
         path, format = _look_into(path)
     elif format is None:

@@ -263,6 +263,9 @@ class File:
         except OSError as error:
             raise bad(self.path, f"can't be read: {reason(error)}") from None
 
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Say what will be read soon, as (start, count): a store is asked for it at once; a disk need not know."""
+
     def close(self) -> None:
         """Close it; the next reading opens it again."""
         with _lock:

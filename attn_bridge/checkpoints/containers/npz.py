@@ -19,7 +19,6 @@ from ...printable import printable
 from .base import MAX_HEADER, Reader, TensorInfo, Writer, numpy_dtype
 from .files import (
     DTYPES,
-    File,
     bad,
     check_count,
     check_dtype,
@@ -30,6 +29,7 @@ from .files import (
     gather,
     parse_json,
 )
+from .remote import open_file
 from .writing import InOrder, dump_json, sync_folder
 from .zips import Archive, Member, members
 
@@ -60,7 +60,7 @@ class NpzReader(Reader):
 
     def __init__(self, path: Path):
         self.path = path
-        self._file = File(path)
+        self._file = open_file(path)
         found = members(self._file)
         said = self._read_extra(found.pop(EXTRA, None))
         self.metadata = said.get("metadata", {})

@@ -13,7 +13,9 @@ from typing import Any, ClassVar
 from ...printable import printable
 from ..threads import Threads
 from .base import MAX_HEADER, CheckpointError, Extent, Reader, TensorInfo, Writer
-from .files import File, bad, check_count, check_infos, check_name, check_range, check_shape, parse_json, unwritable
+from .files import bad, check_count, check_infos, check_name, check_range, check_shape, parse_json, unwritable
+from .remote import open_file
+from .remote.targets import open_target
 from .shards import ShardedReader, index_of, inside
 from .writing import Target, dump_json, sync_folder
 
@@ -61,7 +63,7 @@ class SafetensorsReader(Reader):
 
     def __init__(self, path: Path):
         self.path = path
-        self._file = File(path)
+        self._file = open_file(path)
         self.tensors = {}
         self._starts: dict[str, int] = {}
         if self._file.size < 8:
@@ -243,7 +245,7 @@ class SafetensorsWriter(Writer):
             self._open.move_to_end(file)
             return self._open[file]
         header, size = self._layouts[file]
-        target = Target(self.path / file if file else self.path, size)
+        target = open_target(self.path / file if file else self.path, size)
         if file not in self._begun:
             target.write(0, header)
             self._begun.add(file)
@@ -292,7 +294,7 @@ class SafetensorsWriter(Writer):
             weights = {name: info.file for name, info in self.tensors.items()}
             size = sum(info.nbytes for info in self.tensors.values())
             index = {"metadata": {**self.metadata.get("index", {}), "total_size": size}, "weight_map": weights}
-            target = Target(self.path / INDEX)
+            target = open_target(self.path / INDEX)
             target.write(0, dump_json(self.path, index, indent=2, sort_keys=True) + b"\n")
             target.sync()
             target.close()

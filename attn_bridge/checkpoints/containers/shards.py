@@ -8,7 +8,8 @@ from typing import Any
 
 from ...printable import printable
 from .base import MAX_HEADER, Reader, TensorInfo
-from .files import File, bad, check_count, check_name, listed, parse_json, resolve
+from .files import bad, check_count, check_name, listed, parse_json, resolve
+from .remote import open_all, open_file
 
 
 def inside(folder: Path, name: object, named_by: object) -> Path:
@@ -62,10 +63,11 @@ class ShardedReader(Reader):
             names = tuple(sorted(set(weight_map.values())))
         said_by = folder if index is None else index
         paths = {name: inside(folder, name, said_by) for name in names}
-        missing = [printable(name) for name, path in paths.items() if not path.is_file()]
+        there = open_all(lambda path: path.is_file(), paths.values())
+        missing = [printable(name) for name, is_there in zip(paths, there, strict=True) if not is_there]
         if missing:
             raise bad(said_by, f"these files of it are missing: {listed(missing)}")
-        self._parts = {name: open_one(path) for name, path in paths.items()}
+        self._parts = dict(zip(paths, open_all(open_one, paths.values()), strict=True))
         self.tensors = {}
         twice = []
         for file, part in self._parts.items():
@@ -85,7 +87,7 @@ class ShardedReader(Reader):
     @staticmethod
     def _read_index(folder: Path, index: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         inside(folder, index.name, index)
-        file = File(index)
+        file = open_file(index)
         if file.size > MAX_HEADER:
             raise bad(index, f"the index has {file.size} bytes; more than {MAX_HEADER} are not read")
         found = parse_json(file.read(0, file.size), index, "index")

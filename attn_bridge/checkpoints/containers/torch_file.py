@@ -22,6 +22,7 @@ from .files import (
     parse_json,
 )
 from .pickles import TORCH_DTYPES, Pickler, Strided, read_pickle
+from .remote import open_all, open_file
 from .shards import ShardedReader, index_of
 from .splits import SplitReader, check_numbers
 from .writing import InOrder, dump_json, sync_folder
@@ -133,7 +134,7 @@ class TorchReader(Reader):
 
     def __init__(self, path: Path):
         self.path = path
-        self._file = File(path)
+        self._file = open_file(path)
         pickle, found, prefix = open_archive(self._file)
         tensors, self.metadata = read_pickle(pickle, path)
         extra = found.get(prefix + EXTRA)
@@ -188,7 +189,7 @@ def open_torch(path: Path) -> Reader:
     names = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth"))
     names = ["pytorch_model.bin"] if "pytorch_model.bin" in names else names
     if len(names) > 1 and all(re.fullmatch(r"consolidated\.[0-9]{2}\.pth", name) for name in names):
-        return SplitReader(path, names, [TorchReader(one) for one in check_numbers(path, names)])
+        return SplitReader(path, names, open_all(TorchReader, check_numbers(path, names)))
     if len(names) != 1:
         raise bad(path, f"has {len(names)} files of torch.save and no index; name one of them")
     return ShardedTorchReader(path, None, TorchReader, tuple(names))

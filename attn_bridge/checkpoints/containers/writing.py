@@ -146,7 +146,9 @@ def as_bytes(data: Any) -> memoryview:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk hold a folder's list of files."""
+    """Have the disk hold a folder's list of files; stores have none."""
+    if not isinstance(folder, os.PathLike):
+        return
     try:
         number = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -14,12 +14,14 @@ import threading
 import warnings
 import zipfile
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ...printable import printable
 from .base import MAX_HEADER, MAX_TENSORS
 from .files import File, bad
+from .remote.targets import open_target
 from .writing import Target, as_bytes
 
 LOCAL, CENTRAL, END, END64, LOCATOR64 = b"PK\3\4", b"PK\1\2", b"PK\5\6", b"PK\6\6", b"PK\6\7"
@@ -30,6 +32,9 @@ REFUSED_FLAGS = 0x2041
 
 MAX_EXTRA = 1024
 """Bytes of a member's extra field in the directory: dates, owners, and sizes of 64 bits take some hundred."""
+
+AHEAD = 1 << 10
+"""Bytes from the beginning of a member on that are read with the directory: its own header, and of most an array's."""
 
 _lock = threading.Lock()
 
@@ -54,6 +59,10 @@ class Window:
         if start < 0 or count < 0 or start + count > self.size:
             raise bad(self.path, f"ends at byte {self.size}, before byte {start + count}")
         return self._file.read(self._start + start, count)
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Say what will be read soon, as (start, count)."""
+        self._file.prefetch((self._start + start, count) for start, count in ranges)
 
 
 @dataclasses.dataclass
@@ -102,7 +111,9 @@ def members(file: File | Window) -> dict[str, Member]:
         raise bad(path, f"the zip has {count} members; at most {MAX_TENSORS} are read")
     found: dict[str, Member] = {}
     ranges: list[tuple[int, int, str]] = []
-    for info in _entries(path, bytes(file.read(begin, length)), count):
+    entries = _entries(path, bytes(file.read(begin, length)), count)
+    file.prefetch((info.header_offset, AHEAD) for info in entries)
+    for info in entries:
         name, size, offset = info.orig_filename, info.file_size, info.header_offset
         raw = name.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
         if info.flag_bits & REFUSED_FLAGS or info.volume not in (0, FULL16):
@@ -223,7 +234,7 @@ class Archive:
     ):
         self._path = path
         self._align = align
-        self._target = Target(path) if target is None else target
+        self._target = open_target(path) if target is None else target
         self._has_checksums = has_checksums
         self._at = 0
         self._members: list[zipfile.ZipInfo] = []

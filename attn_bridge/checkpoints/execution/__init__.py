@@ -2,7 +2,7 @@
 
 from .accompanying import accompany, config_beside
 from .checks import MIN, budget_of, check_dropped, check_kept, check_ties, cuts, digest_of, kept_problems, stamps
-from .conversion import Progress, Result, carry_out
+from .conversion import Progress, Result, carry_out, write_all
 
 __all__ = [
     "MIN",
@@ -19,4 +19,5 @@ __all__ = [
     "digest_of",
     "kept_problems",
     "stamps",
+    "write_all",
 ]

@@ -10,6 +10,7 @@ from ...models import layouts
 from ...printable import printable
 from .. import digests as digests_of
 from .. import manifest
+from ..containers import remote
 from ..containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
 from ..elements import Elements
 from ..planning.plans import IDLE, Plan, Target
@@ -110,12 +111,16 @@ def kept_problems(known: manifest.Manifest) -> dict[str, str]:
     return problems
 
 
-def stamps(reader: Reader) -> list[tuple[str, int, int]]:
+def stamps(reader: Reader, *, anew: bool = False) -> list[tuple[str, int, int]]:
     """Return path, size and time of the source's files: what tells that one changed.
+
+    Stores are asked `anew`, or have said it when the source was opened.
 
     Raises:
         CheckpointError: one is gone.
     """
+    if anew:
+        remote.forget(reader.path)
     try:
         return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in reader.files()]
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -122,9 +123,10 @@ def carry_out(
                 elif done:
                     done = _intact(payload, infos, done, target_format)
                     restart_reason = "" if done else "nothing of what was written is intact"
-                digests, changed = _write(plan, reader, elements, writer, staging, done, budget, progress)
+                noted = functools.partial(note, staging)
+                digests, changed = write_all(plan, reader, elements, writer, done, budget, progress, noted)
                 changed |= {name: count for name, count in counts.items() if name in done}
-                if stamps(reader) != files:
+                if stamps(reader, anew=True) != files:
                     raise CheckpointError(f"{reader.path} changed while it was read; convert it again")
                 writer.finish()
             except BaseException:
@@ -138,17 +140,17 @@ def carry_out(
     return Result(target, digests, changed, len(done), restart_reason)
 
 
-def _write(
+def write_all(
     plan: Plan,
     reader: Reader,
     elements: Elements,
     writer: Writer,
-    staging: Path,
     done: dict[str, str],
     budget: int,
     progress: Progress,
+    noted: Callable[[dict[str, str | int]], None],
 ) -> tuple[dict[str, str], dict[str, int]]:
-    """Write all tensors; the next one is made ready while one is hashed and written."""
+    """Write all tensors; the next one is made ready while one is hashed and written, and each is noted then."""
     digests: dict[str, str] = {}
     changed: dict[str, int] = {}
     total, written = plan.nbytes, 0
@@ -190,7 +192,7 @@ def _write(
             elements.release(array)
             if stop * width == target.info.nbytes:
                 digests[name] = digest.hexdigest()
-                note(staging, {"name": name, digests_of.KEY: digests[name], "changed": changed[name]})
+                noted({"name": name, digests_of.KEY: digests[name], "changed": changed[name]})
             progress(written, total, name)
     return digests, {name: count for name, count in changed.items() if count}
 

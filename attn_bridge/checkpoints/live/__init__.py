@@ -16,6 +16,7 @@ from ... import backends
 from ...weights import Region
 from .. import configs, containers, manifest, modules, planning
 from .. import digests as digests_of
+from ..containers import remote
 from ..containers.base import CheckpointError, Reader
 from ..elements import Array, Elements
 from ..execution import check_dropped, check_ties
@@ -51,9 +52,9 @@ def digests(
     side = backends.framework_of(source)
     if side is not None and not isinstance(source, tuple) and not hasattr(source, "framework"):
         return _of_module(side, source, layout, dtype, settings)
-    if not isinstance(source, (str, os.PathLike)):
+    if not isinstance(source, (str, os.PathLike, remote.RemotePath)):
         raise TypeError(f"digests takes a torch.nn.Module, a flax.nnx.Module or a path, got {type(source).__name__}")
-    return _of_path(Path(source), layout, dtype, settings)
+    return _of_path(remote.to_path(source), layout, dtype, settings)
 
 
 def _of_path(path: Path, layout: str | None, dtype: str | None, settings: Mapping[str, Any] | None) -> Digests:
@@ -167,9 +168,8 @@ def compare(one: Digests, other: Any, settings: Mapping[str, Any] | None = None)
     """
     if isinstance(other, Digests):
         return one.compare(other)
-    is_known = isinstance(other, (str, os.PathLike)) and (
-        Path(other).name.endswith(manifest.IN_FOLDER) or results.read(Path(other)) is not None
-    )
+    path = remote.to_path(other) if isinstance(other, (str, os.PathLike, remote.RemotePath)) else None
+    is_known = path is not None and (path.name.endswith(manifest.IN_FOLDER) or results.read(path) is not None)
     if is_known:
         return one.compare(digests(other))
     found = digests(other, layout=one.layout or None, dtype=one.dtype or None, settings=settings)

@@ -12,13 +12,15 @@ from typing import Protocol
 
 from .. import containers
 from ..containers.base import CheckpointError, DiskFullError
+from ..containers.remote import is_remote
 from ..execution import Progress, Result
 from ..planning.plans import Plan
 from ..planning.tasks import cut, share, size_of
 from ..requests import Prepared, Request
 from .finishing import check_source, finish, published
 from .jobs import Job
-from .places import LocalPlace, Place
+from .locating import place_of
+from .places import Place
 from .working import Advance, work
 
 WORTH = 2 << 30
@@ -99,9 +101,9 @@ def chosen(
         return None
     count = usual(prepared.plan) if workers is None else workers
     job = job_of(prepared, count, task_bytes, max_memory if count != 1 or task_bytes is not None else None)
-    if count > 1 or is_elsewhere or task_bytes is not None:
+    if count > 1 or is_elsewhere or task_bytes is not None or is_remote(prepared.target):
         return job
-    here = LocalPlace(prepared.target).job() if resume else None
+    here = place_of(prepared.target).job() if resume else None
     return job if here is not None and here.plan == job.plan else None
 
 
@@ -130,7 +132,7 @@ def run(
     Raises:
         CheckpointError: the target exists or can't be written, the source changed under way, or a worker failed.
     """
-    place: Place = LocalPlace(prepared.target)
+    place = place_of(prepared.target)
     place.check(prepared.reader)
     if place.job() is None:
         place.check_free(overwrite)

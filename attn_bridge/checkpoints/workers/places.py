@@ -39,6 +39,12 @@ class Place(abc.ABC):
     shown: str
     leftover: str
 
+    checks_itself: ClassVar[bool] = False
+    """Whether what is written is held against what the place has as it is written, so that nothing is read back."""
+
+    def settle(self) -> None:  # noqa: B027 - a disk holds it by then
+        """Have the place hold all that was written and noted."""
+
     @abc.abstractmethod
     def check(self, reader: Reader) -> None:
         """Refuse a target that can't be written to, or that lies in the source."""

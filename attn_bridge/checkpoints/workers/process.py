@@ -17,7 +17,7 @@ from ..containers.base import CheckpointError, DiskFullError
 from ..planning.tasks import cut, share
 from ..requests import Prepared, Request
 from .jobs import Job
-from .places import LocalPlace
+from .locating import place_of
 from .working import Advance, work
 
 
@@ -36,7 +36,7 @@ def do_share(asked: dict[str, Any], advance: Advance) -> None:
 
 def write_share(prepared: Prepared, job: Job, run: str, index: int, advance: Advance) -> None:
     """Do the share of one worker of a run."""
-    place = LocalPlace(prepared.target)
+    place = place_of(prepared.target)
     with place.helping():
         mine = share(cut(prepared.plan, job.task_bytes), index, job.workers)
         work(prepared, place, mine, job.task_bytes, job.plan, run, advance)

@@ -15,7 +15,8 @@ from ..requests import Prepared
 from .conducting import adding
 from .finishing import check_published, finish, missing, published
 from .jobs import Job
-from .places import LocalPlace, Place
+from .locating import place_of
+from .places import Place
 from .working import work
 
 
@@ -52,7 +53,7 @@ def worker(prepared: Prepared, job: Job, index: int, resume: bool, overwrite: bo
             under way.
     """
     containers.check_shared(prepared.format)
-    place: Place = LocalPlace(prepared.target)
+    place = place_of(prepared.target)
     place.check(prepared.reader)
     tasks = cut(prepared.plan, job.task_bytes)
     mine = share(tasks, index, job.workers)
@@ -81,7 +82,7 @@ def finish_by_hand(prepared: Prepared, overwrite: bool, progress: Progress) -> W
     Raises:
         CheckpointError: there is nothing, not all of it, or other bytes than were written.
     """
-    place: Place = LocalPlace(prepared.target)
+    place = place_of(prepared.target)
     place.check(prepared.reader)
     job = place.job()
     if job is None:

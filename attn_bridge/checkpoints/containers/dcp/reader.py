@@ -15,8 +15,9 @@ import numpy as np
 from ....printable import printable
 from ..base import DCP_METADATA as METADATA
 from ..base import GAP, MAX_HEADER, SPARSE, Array, CheckpointError, Reader, rows_as_region
-from ..files import File, bad, boxes, c_strides, check_range, extent, listed
+from ..files import bad, boxes, c_strides, check_range, extent, listed
 from ..pickles import Machine, Plain, Strided
+from ..remote import open_file
 from ..shards import inside
 from ..torch_file import Stored, open_archive
 from ..zips import Window
@@ -27,6 +28,9 @@ UNREAD = "entries that are no plain values"
 
 MAX_OPENED = 1024
 """Chunks whose own headers are remembered."""
+
+WHOLE, HEAD, TAIL = 1 << 22, 1 << 14, (1 << 16) + 22
+"""Bytes of a chunk that a store is asked for at once, and of the ends of a larger one, which say where its own are."""
 
 MAX_SPAN = 1 << 24
 """Bytes that are read at once, with what lies between the elements."""
@@ -64,7 +68,7 @@ class DcpReader(Reader):
         own = inside(path, METADATA, path)
         if not own.is_file():
             raise bad(path, f"has no {METADATA}: it is no distributed checkpoint, or one that was never finished")
-        file = File(own)
+        file = open_file(own)
         if file.size > MAX_HEADER:
             raise bad(own, f"has {file.size} bytes; more than {MAX_HEADER} are not read")
         self._chunks, others = read_metadata(bytes(file.read(0, file.size)), own)
@@ -101,7 +105,7 @@ class DcpReader(Reader):
         if missing:
             raise bad(own, f"these files of it are missing: {listed([printable(one) for one in sorted(missing)])}")
         for name, parts in ranges.items():
-            file = self._files[name] = File(self.path / name)
+            file = self._files[name] = open_file(self.path / name)
             file.close()
             parts.sort()
             for start, stop, shown, size in parts:
@@ -211,7 +215,10 @@ class DcpReader(Reader):
     def _open(self, whole: Chunks, number: int) -> Stored:
         item, info = whole.items[number], whole.info
         shown = printable(info.name)
-        window = Window(self._files[item.file], item.start, item.size, shown)
+        file = self._files[item.file]
+        ends = [(0, HEAD), (item.size - TAIL, TAIL)] if item.size > WHOLE else [(0, item.size)]
+        file.prefetch((item.start + max(0, start), count) for start, count in ends)
+        window = Window(file, item.start, item.size, shown)
         pickle, members, prefix = open_archive(window)
         one = Machine(pickle, window.path).run()
         if not isinstance(one, Strided):

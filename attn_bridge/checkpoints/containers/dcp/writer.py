@@ -16,6 +16,7 @@ from ....printable import printable
 from ..base import DCP_METADATA, MAX_HEADER, Extent, TensorInfo, Writer
 from ..files import bad, check_infos, check_name, check_range
 from ..pickles import TORCH_DTYPES, Pickler
+from ..remote.targets import open_target
 from ..writing import Target, as_bytes, chunk_shape, sync_folder
 from ..zips import Archive, Outline
 from .metadata import HOME, STORAGE_INFO
@@ -121,7 +122,7 @@ class DcpWriter(Writer):
         for pieces in self._pieces.values():
             if not pieces[0].count:
                 self._target(pieces[0].file).write(pieces[0].start, pieces[0].head + pieces[0].tail)
-        target = Target(self.path / DCP_METADATA)
+        target = open_target(self.path / DCP_METADATA)
         target.write(0, said)
         target.sync()
         target.close()
@@ -240,7 +241,7 @@ class DcpWriter(Writer):
         if number not in self._open:
             if len(self._open) >= MAX_OPEN:
                 self._close_one()
-            self._open[number] = Target(self.path / _name(number), self._sizes[number])
+            self._open[number] = open_target(self.path / _name(number), self._sizes[number])
         self._open.move_to_end(number)
         return self._open[number]
 

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from ....printable import printable
 from ..base import MAX_AXES, Reader, TensorInfo
-from ..files import MAX_NODES, File, bad, check_count, check_dtype, check_name, check_range, check_shape
+from ..files import MAX_NODES, bad, check_count, check_dtype, check_name, check_range, check_shape
+from ..remote import open_file
 from . import CHUNKED
 from .values import Head, Scanner, cut
 
@@ -29,7 +30,7 @@ class MsgpackReader(Reader):
 
     def __init__(self, path: Path):
         self.path = path
-        self._file = File(path)
+        self._file = open_file(path)
         self._scan = Scanner(self._file)
         self._nodes = 0
         self.tensors = {}

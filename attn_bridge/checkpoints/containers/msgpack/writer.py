@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from ....printable import printable
 from ..base import Extent, TensorInfo, Writer
 from ..files import bad, check_infos, check_name, check_range
+from ..remote.targets import open_target
 from ..writing import Target, as_bytes, dump_json, sync_folder
 from . import CHUNKED
 from .values import Head, cut, pack, pack_array_head, pack_length
@@ -106,7 +107,7 @@ class MsgpackWriter(Writer):
 
     def _file(self) -> Target:
         if self._target is None:
-            self._target = Target(self.path, self._at)
+            self._target = open_target(self.path, self._at)
         return self._target
 
     def extents(self, name: str, start: int, stop: int) -> list[Extent]:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from ....printable import printable
 from ..base import MAX_HEADER, MAX_TENSORS
-from ..files import File, bad
+from ..files import bad
+from ..remote import open_file
 from ..shards import inside
 
 MANIFEST = "manifest.ocdbt"
@@ -254,7 +255,7 @@ def decode(folder: Path) -> tuple[dict[bytes, Place], set[Path]]:
         CheckpointError: it is malformed.
     """
     path = inside(folder, MANIFEST, folder)
-    file = File(path)
+    file = open_file(path)
     if file.size > MAX_HEADER:
         raise bad(path, f"has {file.size} bytes; more than {MAX_HEADER} are not read")
     body = _Body(path, MAGIC_MANIFEST, bytes(file.read(0, file.size)))
@@ -295,7 +296,7 @@ class _Tree:
         if (name, start) in self._seen or self._left < 0:
             raise bad(path, "has a tree of OCDBT that is too large, or leads back to itself")
         self._seen.add((name, start))
-        file = File(path)
+        file = open_file(path)
         data = bytes(file.read(start, size))
         file.close()
         self.used.add(path)

@@ -27,6 +27,7 @@ from ..files import (
     check_shape,
     parse_json,
 )
+from ..remote import is_remote, open_file, survey
 from ..shards import inside
 from .ocdbt import CompressedError, Place, decode
 from .plain import EXTRA, FOREIGN, Plain, chunk_ranges
@@ -89,6 +90,8 @@ class OrbaxReader(Reader):
                 raise bad(path / EXTRA, "is no object")
             self.metadata = own
             self._used.add(path / EXTRA)
+        if not self._ocdbt:
+            survey(path, "/.zarray")
         left = [name for name in names if not self._open_plain(name)]
         held = sum(file.size for file in self._files.values())
         if self._claimed > held:
@@ -98,7 +101,7 @@ class OrbaxReader(Reader):
         self.tensors = {name: self.tensors[name] for name in names}
 
     def _read_json(self, name: str) -> Any:
-        file = File(inside(self._folder, name, self._folder))
+        file = open_file(inside(self._folder, name, self._folder))
         if file.size > MAX_HEADER:
             raise bad(file.path, f"has {file.size} bytes; more than {MAX_HEADER} are not read")
         return parse_json(file.read(0, file.size), file.path, "file")
@@ -190,7 +193,7 @@ class OrbaxReader(Reader):
             return place.inline[start:stop]
         path = self._folder / place.file
         if path not in self._files:
-            self._files[path] = File(inside(self._folder, place.file, self._folder))
+            self._files[path] = open_file(inside(self._folder, place.file, self._folder))
         return self._files[path].read(place.start + start, stop - start)
 
     def _check_chunks(self, plain: Plain, name: str, count: int) -> None:
@@ -222,10 +225,16 @@ class OrbaxReader(Reader):
 
     def _open(self, names: list[str]) -> None:
         """Open arrays through TensorStore and check what they claim."""
-        if self._tensorstore is None:
+        if self._tensorstore is None and not is_remote(self._folder):
             self._check_links()
         for name in [] if self._ocdbt else names:
             inside(self._folder, name, self._folder)
+        if is_remote(self._folder):
+            raise bad(
+                self._folder,
+                f"{printable(names[0])} is compressed or laid out for TensorStore, which reads it from a local folder "
+                "alone; copy it to one first",
+            )
         ts = self._tensorstore = tensorstore(self._folder)
         context = ts.Context({"cache_pool": {"total_bytes_limit": CACHE}})
         base = str(self._folder.resolve()) + "/"

@@ -14,6 +14,7 @@ from ....printable import printable
 from ..base import ORBAX_METADATA as METADATA
 from ..base import Extent, TensorInfo, Writer, numpy_dtype
 from ..files import bad, check_infos, check_range, unwritable
+from ..remote.targets import open_target
 from ..writing import Target, as_bytes, chunk_shape, dump_json, sync_folder
 from .ocdbt import MANIFEST, Place, encode
 from .plain import EXTRA, FOREIGN, Plain, chunk_ranges
@@ -96,7 +97,7 @@ class OrbaxWriter(Writer):
         return Plain(path / info.name, info.shape, chunks, math.prod(chunks) * info.itemsize)
 
     def _put(self, path: Path, data: bytes) -> None:
-        target = Target(path)
+        target = open_target(path)
         target.write(0, data)
         target.sync()
         target.close()
@@ -112,7 +113,7 @@ class OrbaxWriter(Writer):
             path, first, size = self._place(name, chunk)
             if self._open is None or self._open[0] != path:
                 self.abort()
-                self._open = path, Target(path, size)
+                self._open = path, open_target(path, size)
             self._open[1].write(first + begin, view[done : done + end - begin])
             done += end - begin
 
@@ -219,10 +220,10 @@ class OcdbtWriter(OrbaxWriter):
         places = {key: Place(_file(file), start, size) for key, (file, start, size) in self._values.items()}
         tree, manifest = encode(places, _file(len(self._sizes)))
         for number, size in enumerate(self._sizes):
-            Target(self.path / _file(number), size).close()
+            open_target(self.path / _file(number), size).close()
         for name, array in self._arrays.items():
             file, start, _ = self._values[f"{name}/.zarray".encode()]
-            target = Target(self.path / _file(file), self._sizes[file])
+            target = open_target(self.path / _file(file), self._sizes[file])
             target.write(start, array)
             target.close()
         self._put(self.path / _file(len(self._sizes)), tree)
@@ -243,7 +244,7 @@ class OcdbtWriter(OrbaxWriter):
 
     def _finish_arrays(self) -> None:
         for number, size in enumerate(self._sizes):
-            target = Target(self.path / _file(number), size)
+            target = open_target(self.path / _file(number), size)
             target.sync()
             target.close()
         sync_folder(self.path / "d")

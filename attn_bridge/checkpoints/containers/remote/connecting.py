@@ -1,0 +1,65 @@
+"""The store behind a URL, by its protocol."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ....printable import printable
+from ..base import CheckpointError
+from ..files import bad
+from .faults import fault_of
+from .hub import HubStore
+from .s3 import S3Store
+from .stores import Store
+from .urls import WEB, needed
+from .web import WebStore
+
+if TYPE_CHECKING:
+    from .paths import RemotePath
+
+
+PREFIXES = ("AWS_", "FSSPEC_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_")
+"""What the names of variables begin with that say how stores are reached."""
+
+_systems: dict[tuple[Any, ...], Any] = {}
+
+
+def _system(protocol: str, make: Callable[[], Any]) -> Any:
+    """Return a file system with its open connections: another one where the process or the environment is another."""
+    said = sorted(one for one in os.environ.items() if one[0].upper().startswith(PREFIXES))
+    key = os.getpid(), protocol, *said
+    if key not in _systems:
+        _systems.clear()
+        _systems[key] = make()
+    return _systems[key]
+
+
+def connect(path: RemotePath) -> Store:
+    """Return the store of a path.
+
+    Raises:
+        CheckpointError: the protocol is unknown, or its package is missing.
+    """
+    protocol = path.protocol
+    try:
+        fsspec = importlib.import_module("fsspec")
+        kind = fsspec.get_filesystem_class(protocol)
+    except ImportError:
+        raise bad(path, f"reading it needs {needed(protocol)}") from None
+    except ValueError:
+        raise bad(path, f"the protocol {printable(protocol, 40)} is unknown") from None
+    try:
+        if protocol in ("s3", "s3a"):
+            return S3Store(path, _system(protocol, lambda: S3Store.system(kind)))
+        if protocol in WEB:
+            return WebStore(path, _system(protocol, lambda: kind(skip_instance_cache=True)))
+        if protocol == "hf":
+            return HubStore(path, kind(skip_instance_cache=True))
+        return Store(path, fsspec.core.url_to_fs(path.url)[0])
+    except (CheckpointError, MemoryError):
+        raise
+    except Exception as error:
+        raise bad(path, str(fault_of(error))) from None

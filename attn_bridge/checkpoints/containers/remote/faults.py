@@ -1,0 +1,142 @@
+"""What went wrong with a request: in words without anything secret, and whether it is worth another try.
+
+The words are ours alone: what servers and libraries say may hold keys, tokens and signed URLs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import os
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+from ....printable import printable
+
+TRIES = 10
+"""How often a request is made before it is given up."""
+
+PAUSE, MAX_PAUSE = 0.1, 5.0
+"""Seconds before the second try, and at most; each pause is about twice the one before."""
+
+AGAIN = {408, 425, 429, 500, 502, 503, 504, 509}
+"""HTTP statuses after which a request is made again."""
+
+NETWORK = ("aiohttp", "aiobotocore", "botocore", "urllib3", "requests", "httpx", "httpx2", "httpcore", "ssl", "fsspec")
+"""Packages whose errors without an HTTP status are of the connection."""
+
+UNSIGNED = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError")
+"""Names of errors of credentials that are not there."""
+
+FINAL = ("ParamValidationError", "InvalidURL", "UnsupportedProtocol", "InvalidRegionError", "ProfileNotFound")
+"""Names of errors of what was asked for."""
+
+Answer = TypeVar("Answer")
+
+
+class FaultError(Exception):
+    """A request that failed, in words; `again` is whether it may succeed at another time."""
+
+    def __init__(self, words: str, *, again: bool = False):
+        super().__init__(words)
+        self.again = again
+
+
+class AbsentError(FaultError):
+    """What was asked for is not there."""
+
+
+class DeniedError(FaultError):
+    """What was asked for may not be read or written."""
+
+
+class ChangedError(FaultError):
+    """What was asked for is another one than when it was opened, or is there though it should not be."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Answer:
+    status: int = 0
+    code: str = ""
+
+
+def fault_of(error: BaseException) -> FaultError:
+    """Return what an error of a library or of the system means."""
+    if isinstance(error, FaultError):
+        return error
+    answer = _answer(error)
+    status, code = answer.status, answer.code
+    said = f"HTTP {status}" + (f", {code}" if code and code != str(status) else "")
+    names = {kind.__name__ for one in _chain(error) for kind in type(one).__mro__}
+    if names & set(UNSIGNED):
+        return DeniedError("no credentials for it are found")
+    if names & set(FINAL):
+        return FaultError(f"it can't be asked for ({type(error).__name__})")
+    if status == 404 or code in ("NoSuchKey", "NoSuchBucket", "NoSuchUpload"):
+        return AbsentError("does not exist" if code != "NoSuchBucket" else "its bucket does not exist")
+    if status in (401, 403, 407):
+        return DeniedError(f"access is denied ({said})")
+    if status in (409, 412, 416) or code in ("PreconditionFailed", "InvalidRange"):
+        return ChangedError("has changed while it was read")
+    if status:
+        return FaultError(f"the store answers {said}", again=status in AGAIN)
+    if isinstance(error, FileNotFoundError):
+        return AbsentError("does not exist")
+    if isinstance(error, PermissionError):
+        return DeniedError("access is denied")
+    if isinstance(error, TimeoutError) or any("Timeout" in name for name in names):
+        return FaultError("the store does not answer in time", again=True)
+    root = type(error).__module__.partition(".")[0]
+    if isinstance(error, (ConnectionError, EOFError)) or root in NETWORK:
+        return FaultError(f"the connection fails ({type(error).__name__})", again=True)
+    if isinstance(error, OSError) and error.errno is not None and error.errno in errno.errorcode:
+        return FaultError(os.strerror(error.errno), again=error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOSPC))
+    return FaultError(f"it fails ({type(error).__name__})")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what it was raised from."""
+    seen: set[int] = set()
+    here: BaseException | None = error
+    while here is not None and id(here) not in seen:
+        seen.add(id(here))
+        yield here
+        here = here.__cause__ or here.__context__
+
+
+def _answer(error: BaseException) -> _Answer:
+    """Return the HTTP status, and a store's own code, of an error of any library."""
+    for one in _chain(error):
+        said: Any = getattr(one, "response", None)
+        if isinstance(said, dict):  # botocore's
+            status = said.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            code = str(said.get("Error", {}).get("Code", ""))
+            return _Answer(status if isinstance(status, int) else 0, printable(code, 60))
+        number = getattr(one, "status", None) or getattr(said, "status_code", None)
+        if number is None and type(one).__name__.lower() == "httperror":  # gcsfs's, urllib's
+            number = getattr(one, "code", None)
+        if isinstance(number, int) and 400 <= number < 600:
+            return _Answer(number)
+    return _Answer()
+
+
+async def patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Make a request until it succeeds, with ever longer pauses.
+
+    Raises:
+        FaultError: no further try is worth it.
+    """
+    pause = PAUSE
+    for number in range(TRIES):
+        try:
+            return await ask()
+        except Exception as error:
+            fault = fault_of(error)
+        if not fault.again:
+            raise fault from None
+        if number + 1 < TRIES:
+            await asyncio.sleep(min(pause, MAX_PAUSE) * random.uniform(0.5, 1.0))
+            pause *= 2
+    raise FaultError(f"given up after {TRIES} tries: {fault}") from None

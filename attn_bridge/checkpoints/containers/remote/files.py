@@ -1,0 +1,176 @@
+"""Files of a store, read by position: few requests for what is small, several at a time for what is large."""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import threading
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ..files import File, bad
+
+if TYPE_CHECKING:
+    from .paths import RemotePath
+
+FIRST, MOST = 1 << 16, 1 << 23
+"""Bytes that are read ahead of a small range: at first, and at most once a file is read in order."""
+
+LARGE = 1 << 22
+"""Bytes from which on a range is read by itself, straight to where it goes."""
+
+GAP = 1 << 16
+"""Bytes between two ranges that are read along rather than asked for twice."""
+
+HELD, HELD_IN_ALL = 1 << 25, 1 << 26
+"""Bytes that are kept of a file, for what is read next, and of all files together."""
+
+_recent: collections.OrderedDict[int, tuple[weakref.ref[RemoteFile], int]] = collections.OrderedDict()
+_recent_lock = threading.Lock()
+
+
+class RemoteFile(File):
+    """A file of a store; every range of it is of the file that was opened, or an error.
+
+    Raises:
+        CheckpointError: it is not there, or is no file.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        where = cast("RemotePath", path)
+        self._store, self._key = where.store, where.key
+        entry = self._store.entry(self._key)
+        if entry is None:
+            raise bad(path, "does not exist")
+        if entry.is_folder:
+            raise bad(path, "is not a file")
+        self._entry, self.size = entry, entry.size
+        self._lock = threading.Lock()
+        self._starts: list[int] = []
+        self._blocks: dict[int, memoryview] = {}
+        self._held = 0
+        self._next, self._run = -1, FIRST
+        if entry.head:
+            self._remember([(0, memoryview(entry.head))])
+
+    def read(self, start: int, count: int) -> bytes | memoryview:
+        """Return exactly that many bytes."""
+        if start < 0 or count < 0 or start + count > self.size:
+            raise bad(self.path, f"ends at byte {self.size}, before byte {start + count}")
+        try:
+            whole = memoryview(bytearray(count))
+        except MemoryError:
+            raise bad(self.path, f"there is no memory for {count} bytes") from None
+        self.read_into(start, whole)
+        return whole
+
+    def read_into(self, start: int, into: memoryview) -> None:
+        """Read as many bytes as there is room for into memory that is there."""
+        stop = start + len(into)
+        if start < 0 or stop > self.size:
+            raise bad(self.path, f"ends at byte {self.size}, before byte {stop}")
+        with self._lock:
+            in_order = 0 <= start - self._next <= GAP
+            self._run = min(2 * self._run, MOST) if in_order else FIRST
+            self._next = stop
+            done = self._take(start, into)
+        if done == len(into):
+            return
+        rest = len(into) - done
+        if rest >= LARGE:
+            self._store.read(self._key, self._entry, [(start + done, into[done:])])
+            return
+        ahead = min(self.size, stop + (self._run if in_order else max(0, FIRST - rest)))
+        block = memoryview(bytearray(ahead - start - done))
+        self._store.read(self._key, self._entry, [(start + done, block)])
+        into[done:] = block[:rest]
+        self._remember([(start + done, block)])
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Read what will be asked for soon, given as (start, count): what lies close together by one request."""
+        runs: list[list[int]] = []
+        left = HELD // 2
+        for start, count in sorted(ranges):
+            stop = min(start + count, self.size)
+            if runs and start - runs[-1][1] <= GAP:
+                runs[-1][1] = max(runs[-1][1], stop)
+            elif start < stop:
+                runs.append([start, stop])
+        wanted = []
+        for start, stop in runs:
+            left -= stop - start
+            if left < 0:
+                break
+            with self._lock:
+                is_there = self._covers(start, stop)
+            if not is_there:
+                wanted.append((start, memoryview(bytearray(stop - start))))
+        if wanted:
+            self._store.read(self._key, self._entry, wanted)
+            self._remember(wanted)
+
+    def _covers(self, start: int, stop: int) -> bool:
+        number = bisect.bisect_right(self._starts, start) - 1
+        return number >= 0 and self._starts[number] + len(self._blocks[self._starts[number]]) >= stop
+
+    def _take(self, start: int, into: memoryview) -> int:
+        """Take what is held of a range, from its beginning on, and return how many bytes that are."""
+        done = 0
+        while done < len(into):
+            number = bisect.bisect_right(self._starts, start + done) - 1
+            if number < 0:
+                break
+            block = self._blocks[self._starts[number]]
+            first = start + done - self._starts[number]
+            part = block[first : first + len(into) - done]
+            if not part:
+                break
+            into[done : done + len(part)] = part
+            done += len(part)
+        return done
+
+    def _remember(self, blocks: Iterable[tuple[int, memoryview]]) -> None:
+        """Keep bytes for what is read next, and free those of the files that were read longest ago."""
+        with self._lock:
+            for start, block in blocks:
+                self._hold(start, block)
+            held = self._held
+        old = []
+        with _recent_lock:
+            _recent[id(self)] = weakref.ref(self), held
+            _recent.move_to_end(id(self))
+            while len(_recent) > 1 and sum(size for _, size in tuple(_recent.values())) > HELD_IN_ALL:
+                old.append(_recent.popitem(last=False)[1][0]())
+        for file in old:
+            if file is not None:
+                file.close()
+
+    def _hold(self, start: int, block: memoryview) -> None:
+        """Keep a block; those that were kept first go first."""
+        before = self._blocks.pop(start, None)
+        if before is not None:
+            self._held -= len(before)
+            block = block if len(block) >= len(before) else before
+        else:
+            bisect.insort(self._starts, start)
+        self._blocks[start] = block
+        self._held += len(block)
+        while self._held > HELD and len(self._blocks) > 1:
+            oldest = next(iter(self._blocks))
+            self._held -= len(self._blocks.pop(oldest))
+            self._starts.remove(oldest)
+
+    def close(self) -> None:
+        """Free what is held; the next reading asks for it again."""
+        with self._lock:
+            self._starts.clear()
+            self._blocks.clear()
+            self._held = 0
+        with _recent_lock:
+            _recent.pop(id(self), None)
+
+    def __del__(self) -> None:
+        _recent.pop(id(self), None)

@@ -1,0 +1,245 @@
+"""Files made of objects of a store: copied there where the store can do that, and visible all at once."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import io
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..base import CheckpointError
+from ..files import bad
+from .faults import AbsentError, FaultError, fault_of
+from .s3 import S3Store
+from .staged import Span, Staged
+from .stores import PART, Store
+
+LEAST = 5 << 20
+"""Bytes that each part of an object has at least, but for the last: a rule of S3."""
+
+MOST = 1 << 28
+"""Bytes that are copied by one request, at most."""
+
+SENT = 1 << 23
+"""Bytes of a part that is sent and not copied, at most, and of a file that is not made of parts at all."""
+
+AT_ONCE = 8
+"""Parts that are copied or sent at the same time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a file: a copy of one span, or what is put together of several."""
+
+    spans: tuple[Span, ...]
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether the store can copy it."""
+        return len(self.spans) == 1 and self.spans[0].name != ""
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.spans[-1].stop - self.spans[0].start
+
+
+def parts_of(spans: Sequence[Span]) -> Iterator[Part]:
+    """Cut a file into parts: long spans are copied, short ones are put together to parts that are long enough."""
+    waiting: list[Span] = []
+    held = 0
+    for span in spans:
+        here = span
+        while here.start < here.stop:
+            left = here.stop - here.start
+            if here.name and left >= LEAST and (not waiting or held >= LEAST):
+                if waiting:
+                    yield Part(tuple(waiting))
+                    waiting, held = [], 0
+                count = left if left <= MOST else min(MOST, left - LEAST)
+                yield Part((Span(here.start, here.start + count, here.name, here.at),))
+            else:
+                # What is long enough is filled up to a part that may be sent, and the rest of it is copied.
+                has_rest = held < LEAST and here.name and left - (LEAST - held) >= LEAST
+                enough = LEAST if has_rest else SENT
+                count = min(left, enough - held)
+                waiting.append(Span(here.start, here.start + count, here.name, here.at))
+                held += count
+                if held >= enough:
+                    yield Part(tuple(waiting))
+                    waiting, held = [], 0
+            here = Span(here.start + count, here.stop, here.name, here.at + count)
+    if waiting:
+        yield Part(tuple(waiting))
+
+
+def read_part(staged: Staged, part: Part) -> bytearray:
+    """Return the bytes of a part."""
+    whole = bytearray(part.size)
+    with memoryview(whole) as view:
+        for span in part.spans:
+            if span.name:
+                key, entry = staged.object(span.name)
+                first = span.start - part.spans[0].start
+                staged.store.read(key, entry, [(span.at, view[first : first + span.stop - span.start])])
+    return whole
+
+
+class Joined:
+    """A file that is there once it is completed; here, all of it is written then.
+
+    Args:
+        staged: where its bytes are.
+        file: its name there.
+        size: its bytes.
+        key: its name in the store.
+    """
+
+    def __init__(self, staged: Staged, file: str, size: int, key: str):
+        self.staged, self.key, self.size = staged, key, size
+        self.parts = list(parts_of(staged.spans(file, 0, size)))
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether what was begun has to be aborted where it is not completed."""
+        return False
+
+    def prepare(self) -> None:
+        """Do all that can be done before the file is there.
+
+        Raises:
+            CheckpointError: the store can't do it.
+        """
+
+    def complete(self) -> None:
+        """Have the file be there.
+
+        Raises:
+            CheckpointError: it can't be.
+        """
+        if self.size <= SENT:
+            self.staged.store.put(self.key, b"".join(read_part(self.staged, part) for part in self.parts))
+        else:
+            self.staged.store.stream(self.key, self._pieces(), self.size)
+
+    def _pieces(self) -> Iterator[bytearray]:
+        for part in self.parts:
+            if not part.is_copied:
+                yield read_part(self.staged, part)
+                continue
+            span = part.spans[0]
+            for first in range(span.start, span.stop, PART):
+                stop = min(span.stop, first + PART)
+                yield read_part(self.staged, Part((Span(first, stop, span.name, span.at + first - span.start),)))
+
+    def abort(self) -> None:
+        """Leave it."""
+
+
+class S3Joined(Joined):
+    """A file that S3 makes of copies, by a multipart upload; what fits into one request is sent at the end."""
+
+    def __init__(self, staged: Staged, file: str, size: int, key: str, store: S3Store):
+        super().__init__(staged, file, size, key)
+        self._store, self._id = store, ""
+        self._tags: dict[int, str] = {}
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether it is longer than what is sent by one request."""
+        return self.size > SENT
+
+    def _ask(self, method: str, **options: Any) -> Any:
+        return self._run(functools.partial(self._store.call, method, self.key, **options))
+
+    def _run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        try:
+            return self._store.run(work)
+        except FaultError as fault:
+            raise bad(self._store.shown(self.key), f"can't be written: {fault}") from None
+
+    def prepare(self) -> None:
+        """Copy and send all parts."""
+        if self.size <= SENT:
+            return
+        self._id = str(self._ask("create_multipart_upload")["UploadId"])
+        with ThreadPoolExecutor(AT_ONCE, "attn-bridge-join") as threads:
+            self._tags = dict(threads.map(self._add, range(1, len(self.parts) + 1), self.parts))
+
+    def _add(self, number: int, part: Part) -> tuple[int, str]:
+        named = {"PartNumber": number, "UploadId": self._id}
+        if not part.is_copied:
+            data = read_part(self.staged, part)
+            digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+
+            async def send() -> Any:
+                return await self._store.call(
+                    "upload_part", self.key, Body=io.BytesIO(data), ContentMD5=digest, **named
+                )
+
+            return number, str(self._run(send)["ETag"])
+        span = part.spans[0]
+        key, entry = self.staged.object(span.name)
+        bucket, _, name = key.partition("/")
+        reply = self._ask(
+            "upload_part_copy",
+            CopySource={"Bucket": bucket, "Key": name},
+            CopySourceRange=f"bytes={span.at}-{span.at + part.size - 1}",
+            CopySourceIfMatch=entry.tag,
+            **named,
+        )
+        return number, str(reply["CopyPartResult"]["ETag"])
+
+    def complete(self) -> None:
+        """Have the file be there."""
+        if not self._id:
+            super().complete()
+            return
+        parts = [{"PartNumber": number, "ETag": tag} for number, tag in sorted(self._tags.items())]
+
+        async def work() -> None:
+            whole = {"UploadId": self._id, "MultipartUpload": {"Parts": parts}}
+            try:
+                await self._store.call("complete_multipart_upload", self.key, **whole)
+            except Exception as error:
+                fault = fault_of(error)
+                if not isinstance(fault, AbsentError):  # an earlier try may have come through
+                    raise fault from None
+            found = await self._store.call("head_object", self.key)
+            if found["ContentLength"] != self.size or not found["ETag"].strip('"').endswith(f"-{len(parts)}"):
+                raise FaultError("is not there as it was written")
+
+        self._run(work)
+        self._id = ""
+
+    def abort(self) -> None:
+        """Have the store forget the parts."""
+        if self._id:
+            with contextlib.suppress(CheckpointError):
+                self._ask("abort_multipart_upload", UploadId=self._id)
+
+
+def join(staged: Staged, file: str, size: int, key: str) -> Joined:
+    """Return a file that is to be made of what was staged."""
+    if isinstance(staged.store, S3Store):
+        return S3Joined(staged, file, size, key, staged.store)
+    return Joined(staged, file, size, key)
+
+
+def abandon(store: Store, keys: Sequence[str]) -> None:
+    """Have a store forget what a killed process began to make of parts, as far as it can tell."""
+    if not isinstance(store, S3Store):
+        return
+    for key in keys:
+        name = key.partition("/")[2]
+        with contextlib.suppress(FaultError):
+            found = store.run(functools.partial(store.call, "list_multipart_uploads", key, Prefix=name))
+            for one in found.get("Uploads", ()):
+                if one["Key"] == name:
+                    ask = functools.partial(store.call, "abort_multipart_upload", key, UploadId=one["UploadId"])
+                    store.run(ask)

@@ -1,0 +1,126 @@
+"""Leases: objects of a store that say who is at work there, and that whoever it is still lives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any, Self
+
+from ..base import CheckpointError
+from .stores import Store
+
+BEAT, PATIENCE = 2.0, 8.0
+"""Seconds after which a lease is written anew, and without that it is taken to be of someone dead."""
+
+
+_held: set[str] = set()
+"""Tokens of the leases that this process holds."""
+
+
+class Lease:
+    """An object that one process holds.
+
+    Args:
+        store: where.
+        key: its name.
+    """
+
+    def __init__(self, store: Store, key: str):
+        self._store, self._key = store, key
+        self._said = {"token": uuid.uuid4().hex, **_process(os.getpid()), "beat": 0}
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take(self, *, waits: bool = True) -> bool:
+        """Hold it, if nobody does that lives; whether someone does is waited for, or not.
+
+        Raises:
+            CheckpointError: the store can't be asked.
+        """
+        seen, since = b"", time.monotonic()
+        while True:
+            if self._store.put_if_absent(self._key, self._data()):
+                _held.add(str(self._said["token"]))
+                self._thread = threading.Thread(target=self._beat, daemon=True)
+                self._thread.start()
+                return True
+            found = self._store.get(self._key)
+            if found is None:
+                continue
+            if seen and found != seen:
+                return False
+            seen = found
+            if is_dead(found) or time.monotonic() - since > PATIENCE:
+                self._store.delete([self._key])
+            elif not waits:
+                return False
+            else:
+                time.sleep(0.2)
+
+    def is_held(self) -> bool:
+        """Whether it is still held by this process, as the store has it."""
+        found = self._store.get(self._key)
+        return found is not None and _token(found) == self._said["token"]
+
+    def _data(self) -> bytes:
+        return json.dumps(self._said).encode()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT):
+            self._said["beat"] = int(str(self._said["beat"])) + 1
+            with contextlib.suppress(CheckpointError):  # whoever holds it finds out when it matters
+                self._store.put(self._key, self._data())
+
+    def leave(self) -> None:
+        """Hold it no longer."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            _held.discard(str(self._said["token"]))
+            with contextlib.suppress(CheckpointError):
+                if self.is_held():
+                    self._store.delete([self._key])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.leave()
+
+
+def _token(data: bytes) -> str:
+    try:
+        return str(json.loads(data)["token"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _process(number: int) -> dict[str, str | int]:
+    """Return what tells a process from all others: its machine, since when that runs, and since when it runs."""
+    found: dict[str, str | int] = {"host": socket.gethostname(), "pid": number, "boot": "", "born": "", "space": ""}
+    with contextlib.suppress(OSError, IndexError):
+        found["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        found["space"] = str(Path("/proc/self/ns/pid").readlink())
+        found["born"] = Path(f"/proc/{number}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
+    return found
+
+
+def is_dead(data: bytes) -> bool:
+    """Whether a lease is for sure of a process of this machine that is gone."""
+    try:
+        said: dict[str, Any] = json.loads(data)
+        own = _process(int(said["pid"]))
+    except (ValueError, KeyError, TypeError):
+        return True
+    if any(said.get(name) != own[name] or not own[name] for name in ("host", "boot", "space")):
+        return False
+    if said["pid"] == os.getpid():
+        return str(said.get("token")) not in _held
+    return bool(own["born"] != said.get("born"))

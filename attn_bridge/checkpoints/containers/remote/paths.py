@@ -1,0 +1,283 @@
+"""Paths of what lies behind a URL, with what readers use of `pathlib.Path`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING, cast
+
+from ....printable import printable
+from ..base import CheckpointError
+from .urls import LOCAL, UNWRITABLE, WEB, is_url, shown, split
+
+if TYPE_CHECKING:
+    from .stores import Entry, Store
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """What a store says of a file, by the names that the system has for it.
+
+    Attributes:
+        st_size: its bytes.
+        st_mtime_ns: a number that is another one once the file is: made of its ETag, or of what the store has for that.
+    """
+
+    st_size: int
+    st_mtime_ns: int
+
+
+class RemotePath:
+    """A file or folder of a store.
+
+    What the store says of folders and files is asked for once; `fresh` gives a path that asks again.
+
+    Args:
+        url: the URL; of what is derived from a path, the store's own name for it.
+        root: the path that this one is derived from.
+    """
+
+    __slots__ = ("_key", "_known", "_query")
+
+    def __init__(self, url: str, root: RemotePath | None = None):
+        if root is None:
+            protocol, rest = split(url)
+            self._query = ""
+            if protocol in WEB:
+                rest, mark, query = rest.partition("?")
+                self._query = mark + query
+            self._known: _Known = _Known(protocol)
+            self._key = rest.rstrip("/")
+        else:
+            self._known, self._key, self._query = root._known, url, ""
+
+    def fresh(self) -> RemotePath:
+        """Return the same path, for which the store is asked anew."""
+        found = RemotePath(self._key, self)
+        found._query, found._known = self._query, _Known(self._known.protocol)
+        return found
+
+    # ---- names
+
+    def __str__(self) -> str:
+        return shown(f"{self._known.protocol}://{self._key}")
+
+    def __repr__(self) -> str:
+        return f"RemotePath({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RemotePath):
+            return NotImplemented
+        return self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __lt__(self, other: RemotePath) -> bool:
+        return self._identity < other._identity
+
+    @property
+    def _identity(self) -> tuple[str, str, str]:
+        return self._known.protocol, self._key, self._query
+
+    @property
+    def protocol(self) -> str:
+        """The protocol of its URL."""
+        return self._known.protocol
+
+    @property
+    def key(self) -> str:
+        """Its name in the store, with bucket or server."""
+        return self._key
+
+    @property
+    def url(self) -> str:
+        """Its whole URL, with all that is secret in it."""
+        return f"{self._known.protocol}://{self._key}{self._query}"
+
+    @property
+    def name(self) -> str:
+        """The last part; "" for a bucket or server."""
+        return self._key.rpartition("/")[2] if "/" in self._key else ""
+
+    @property
+    def suffix(self) -> str:
+        """The extension of the name."""
+        return PurePosixPath(self.name).suffix
+
+    @property
+    def parent(self) -> Path:
+        """The folder it is in."""
+        return as_path(self if not self.name else self.derived(self._key.rpartition("/")[0]))
+
+    @property
+    def parents(self) -> tuple[Path, ...]:
+        """All folders it is in, the nearest first."""
+        found, here = [], self
+        while here.name:
+            here = cast(RemotePath, here.parent)
+            found.append(as_path(here))
+        return tuple(found)
+
+    def __truediv__(self, other: str | PurePath) -> Path:
+        part = other.as_posix() if isinstance(other, PurePath) else other
+        return as_path(self.derived(f"{self._key}/{part}".rstrip("/")))
+
+    def derived(self, key: str) -> RemotePath:
+        """Return another path of the same store."""
+        return RemotePath(key, self)
+
+    def relative_to(self, other: RemotePath) -> PurePosixPath:
+        """Return how it is named in a folder above it."""
+        if not self.is_relative_to(other):
+            raise ValueError(f"{self} is not in {other}")
+        return PurePosixPath(self._key[len(other._key) :].lstrip("/"))
+
+    def with_name(self, name: str) -> Path:
+        """Return the file of that name beside it."""
+        return self.parent / name
+
+    def is_relative_to(self, other: object) -> bool:
+        """Whether it is that path or lies in it."""
+        return self == other or other in self.parents
+
+    def resolve(self) -> Path:
+        """Return itself: stores have no links."""
+        return as_path(self)
+
+    def absolute(self) -> Path:
+        """Return itself."""
+        return as_path(self)
+
+    def is_symlink(self) -> bool:
+        """Return False: stores have no links."""
+        return False
+
+    # ---- what is there
+
+    @property
+    def store(self) -> Store:
+        """The store, connected to."""
+        return self._known.store(self)
+
+    def entry(self) -> Entry | None:
+        """Return what the store says of it; None where it is not there."""
+        return self.store.entry(self._key)
+
+    def exists(self) -> bool:
+        """Whether it is there."""
+        return self.entry() is not None
+
+    def is_file(self) -> bool:
+        """Whether it is there as a file."""
+        found = self.store.entry(self._key, as_file=True)
+        return found is not None and not found.is_folder
+
+    def is_dir(self) -> bool:
+        """Whether it is there as a folder."""
+        found = self.entry()
+        return found is not None and found.is_folder
+
+    def iterdir(self) -> Iterator[Path]:
+        """Yield what is in a folder."""
+        for name in self.store.children(self._key):
+            yield self / name
+
+    def rglob(self, pattern: str) -> Iterator[Path]:
+        """Yield everything below a folder; the pattern has to be ``*``."""
+        for one in self.iterdir():
+            yield one
+            if one.is_dir():
+                yield from one.rglob(pattern)
+
+    def stat(self) -> Status:
+        """Return what the store says of a file.
+
+        Raises:
+            OSError: it is not there.
+        """
+        found = self.entry()
+        if found is None:
+            raise FileNotFoundError(2, "does not exist")
+        digest = hashlib.sha256(found.tag.encode()).digest()
+        return Status(found.size, int.from_bytes(digest[:8], "little"))
+
+    def read_bytes(self) -> bytes:
+        """Return a whole file."""
+        from .files import RemoteFile
+
+        file = RemoteFile(as_path(self))
+        return bytes(file.read(0, file.size))
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        """Return a whole file as text."""
+        return self.read_bytes().decode(encoding)
+
+
+class _Known:
+    """The store of a URL and of all paths that are derived from it."""
+
+    def __init__(self, protocol: str):
+        self.protocol = protocol
+        self._store: Store | None = None
+
+    def store(self, path: RemotePath) -> Store:
+        if self._store is None:
+            from .connecting import connect
+
+            self._store = connect(path)
+        return self._store
+
+
+def as_path(path: RemotePath) -> Path:
+    """Return a remote path by the type that readers and writers name: it has what they use of that."""
+    return cast(Path, path)
+
+
+def to_path(given: str | os.PathLike[str] | RemotePath) -> Path:
+    """Return the path of what a user names: a local one, or one behind a URL, for which the store is asked anew.
+
+    Raises:
+        CheckpointError: (a ValueError) a URL that became a path of this machine.
+    """
+    if isinstance(given, RemotePath):
+        return as_path(given.fresh())
+    if isinstance(given, str) and is_url(given):
+        protocol, rest = split(given)
+        return Path(rest) if protocol in LOCAL else as_path(RemotePath(given))
+    path = Path(given)
+    if isinstance(given, PurePath) and path.parts and path.parts[0] in ("s3:", "gs:", "hf:", "http:", "https:"):
+        raise CheckpointError(
+            f"a {printable(path.parts[0][:-1])} URL was made a pathlib.Path, which drops one of its slashes; give it "
+            "as text"
+        )
+    return path
+
+
+def check_writable(target: Path) -> None:
+    """Refuse a target where nothing is written.
+
+    Raises:
+        CheckpointError: it is a web server's or the hub's.
+    """
+    if isinstance(target, RemotePath) and target.protocol in UNWRITABLE:
+        raise CheckpointError(f"{target}: {UNWRITABLE[target.protocol]}")
+
+
+def text_of(given: str | os.PathLike[str] | RemotePath) -> str:
+    """Return a path as text that `to_path` makes it of again, with all that is secret in it."""
+    return given.url if isinstance(given, RemotePath) else os.fspath(given)
+
+
+def is_remote(path: object) -> bool:
+    """Whether a path lies behind a URL."""
+    return isinstance(path, RemotePath)
+
+
+def forget(path: Path) -> None:
+    """Forget what a store said of folders and files; nothing for local paths."""
+    if isinstance(path, RemotePath):
+        path.store.forget()

@@ -1,0 +1,148 @@
+"""S3 and what speaks as it does."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from ....printable import printable
+from .faults import AbsentError, ChangedError, FaultError, fault_of
+from .stores import AT_ONCE, FOLDER, Entry, Store
+
+PIECE = 1 << 18
+"""Bytes that are taken from a connection at a time."""
+
+PIECE_BACK = 1 << 23
+"""Bytes that are read back at a time, where the store's tag is not the checksum of what was sent."""
+
+WAIT = {"connect_timeout": 10, "read_timeout": 30}
+"""Seconds after which a connection that gives nothing is given up, and the request is made again."""
+
+
+class S3Store(Store):
+    """A bucket: each range is asked for with the ETag that the file had when it was opened."""
+
+    is_tied = True
+
+    @staticmethod
+    def system(kind: Any) -> Any:
+        """Return s3fs's file system, with the credentials and the endpoint that AWS's own tools would use."""
+        given = {"max_pool_connections": AT_ONCE, "retries": {"total_max_attempts": 1}, **WAIT}
+        given |= {"request_checksum_calculation": "when_required"}  # what is sent has an MD5
+        found = kind(config_kwargs=given, skip_instance_cache=True, use_listings_cache=False)
+        found.retries = 1  # made again by us: by both of us, it would be the square of it
+        return found
+
+    async def call(self, method: str, key: str, **options: Any) -> Any:
+        """Call a method of botocore's client for an object, or for the bucket where a prefix is given."""
+        bucket, _, name = key.partition("/")
+        named = {"Key": name} if name and "Prefix" not in options else {}
+        return await self._system._call_s3(method, Bucket=bucket, **named, **options)
+
+    async def _info(self, key: str, as_file: bool = False) -> Entry | None:
+        if "/" in key:
+            try:
+                found = await self.call("head_object", key)
+                return Entry(int(found["ContentLength"]), str(found.get("ETag", "")))
+            except Exception as error:
+                fault = fault_of(error)
+                if not isinstance(fault, AbsentError):
+                    raise fault from None
+                if as_file:
+                    return None
+        inside = await self._list(key)
+        if not inside and "/" in key:
+            return None
+        self.note(key, inside)
+        return FOLDER
+
+    async def _list(self, key: str) -> dict[str, Entry]:
+        return await self._listed(key, Delimiter="/")
+
+    async def _find(self, key: str) -> dict[str, Entry]:
+        found = await self._listed(key)
+        return {name: one for name, one in found.items() if not name.endswith("/")}
+
+    async def _listed(self, key: str, **options: str) -> dict[str, Entry]:
+        prefix = key.partition("/")[2]
+        prefix = f"{prefix}/" if prefix else ""
+        found: dict[str, Entry] = {}
+        more: dict[str, str] = {}
+        while True:
+            page = await self.call("list_objects_v2", key, Prefix=prefix, **options, **more)
+            for one in page.get("CommonPrefixes", ()):
+                found[one["Prefix"][len(prefix) : -1]] = FOLDER
+            for one in page.get("Contents", ()):
+                if one["Key"] != prefix:
+                    found[one["Key"][len(prefix) :]] = Entry(int(one["Size"]), str(one.get("ETag", "")))
+            if not page.get("IsTruncated"):
+                return found
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    async def _get(self, key: str, entry: Entry, start: int, into: memoryview) -> None:
+        tied = {"IfMatch": entry.tag} if entry.tag else {}
+        reply = await self.call("get_object", key, Range=f"bytes={start}-{start + len(into) - 1}", **tied)
+        body = reply["Body"]
+        try:
+            if entry.tag and reply.get("ETag", entry.tag) != entry.tag:
+                raise ChangedError("has changed while it was read")
+            told = str(reply.get("ContentRange", ""))
+            if not told.startswith(f"bytes {start}-{start + len(into) - 1}/"):
+                raise FaultError("the store answers with another range than was asked for", again=True)
+            await take(into, lambda: body.read(PIECE))
+        finally:
+            body.close()
+
+    async def _put(self, key: str, data: bytes | bytearray, if_absent: bool) -> str:
+        digest = await asyncio.to_thread(hashlib.md5, data, usedforsecurity=False)
+        tied = {"IfNoneMatch": "*"} if if_absent else {}
+        checked = {"ContentMD5": base64.b64encode(digest.digest()).decode()}
+        try:
+            reply = await self.call("put_object", key, Body=io.BytesIO(data), **checked, **tied)
+        except Exception as error:
+            fault = fault_of(error)
+            if not if_absent or "HTTP 501" not in str(fault):
+                raise fault from None
+            if await self._info(key, True) is not None:  # a store that can't do both in one step
+                raise ChangedError("is there already") from None
+            reply = await self.call("put_object", key, Body=io.BytesIO(data), **checked)
+        tag = str(reply.get("ETag", ""))
+        if tag.strip('"') != digest.hexdigest():  # of a store that encrypts, or has tags of its own
+            await self._hold_against(key, tag, data)
+        return tag
+
+    async def _hold_against(self, key: str, tag: str, data: bytes | bytearray) -> None:
+        """Read an object back."""
+        for first in range(0, len(data), PIECE_BACK):
+            part = data[first : first + PIECE_BACK]
+            found = memoryview(bytearray(len(part)))
+            await self._get(key, Entry(len(data), tag), first, found)
+            if bytes(found) != bytes(part):
+                raise FaultError("holds other bytes than were written", again=True)
+
+    async def _delete(self, keys: Sequence[str]) -> None:
+        bucket = keys[0].partition("/")[0]
+        named = [{"Key": key.partition("/")[2]} for key in keys]
+        said = await self.call("delete_objects", bucket, Delete={"Objects": named, "Quiet": True})
+        if said.get("Errors"):
+            code = str(said["Errors"][0].get("Code", ""))
+            raise FaultError(f"the store answers {printable(code, 60)}", again=code in ("InternalError", "SlowDown"))
+
+
+async def take(into: memoryview, read: Any) -> None:
+    """Fill memory from a connection, which has to give as many bytes and no more."""
+    done = 0
+    while True:
+        data = await read()
+        if not data:
+            break
+        if done + len(data) > len(into):
+            raise FaultError(f"the store sends more than the {len(into)} bytes that were asked for", again=True)
+        into[done : done + len(data)] = data
+        done += len(data)
+    if done < len(into):
+        raise FaultError(f"the store sends {done} bytes of {len(into)}", again=True)

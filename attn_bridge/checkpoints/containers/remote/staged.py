@@ -1,0 +1,269 @@
+"""Files that are written by position to a store, before they are there: their bytes lie in objects of any order.
+
+Object stores write whole objects alone. What is written here goes, as it comes, into objects of some MiB, and it is
+noted which bytes of which file each of them holds; `joining` makes the files of them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import dataclasses
+import threading
+import uuid
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from ....printable import printable
+from ...threads import Threads
+from ..files import bad
+from .stores import Entry, Store
+
+PACK = 1 << 24
+"""Bytes of an object."""
+
+UNDER_WAY = 3
+"""Objects that are sent at the same time; as many, and the one that is being filled, are in memory."""
+
+_SENDERS = Threads(UNDER_WAY, "send")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes ``start:stop`` of a file, from byte `at` of an object on; without a name they are zeros."""
+
+    start: int
+    stop: int
+    name: str
+    at: int
+
+
+class Cover:
+    """Which object holds which bytes of a file; what is noted later counts."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._spans: list[Span] = []
+
+    def paint(self, span: Span) -> None:
+        """Note bytes."""
+        if span.start >= span.stop:
+            return
+        first = max(0, bisect.bisect_right(self._starts, span.start) - 1)
+        last = bisect.bisect_left(self._starts, span.stop)
+        new: list[Span] = []
+        for one in self._spans[first:last]:
+            if one.start < span.start:
+                new.append(Span(one.start, min(one.stop, span.start), one.name, one.at))
+            if one.stop > span.stop:
+                new.append(Span(max(one.start, span.stop), one.stop, one.name, one.at + max(0, span.stop - one.start)))
+        new = sorted([*new, span], key=lambda one: one.start)
+        self._spans[first:last] = new
+        self._starts[first:last] = [one.start for one in new]
+
+    def between(self, start: int, stop: int) -> list[Span]:
+        """Return all that is noted of a range, in order, with zeros where nothing is."""
+        found: list[Span] = []
+        here = start
+        for one in self._spans[max(0, bisect.bisect_right(self._starts, start) - 1) :]:
+            if one.start >= stop:
+                break
+            if one.stop <= here:
+                continue
+            begin, end = max(one.start, here), min(one.stop, stop)
+            if begin > here:
+                found.append(Span(here, begin, "", 0))
+            found.append(Span(begin, end, one.name, one.at + begin - one.start))
+            here = end
+        if here < stop:
+            found.append(Span(here, stop, "", 0))
+        return found
+
+    @property
+    def stop(self) -> int:
+        """Where the last bytes end."""
+        return self._spans[-1].stop if self._spans else 0
+
+
+class Staged:
+    """Files that several processes write.
+
+    Args:
+        store: where.
+        folder: key of the folder of the objects.
+
+    What this process writes is verified when it is sent. What others wrote is known once `take` was told.
+    """
+
+    def __init__(self, store: Store, folder: str):
+        self.store, self.folder = store, folder
+        self._own = uuid.uuid4().hex
+        self._lock = threading.RLock()
+        self._sizes: dict[str, int] = {}
+        self._covers: collections.defaultdict[str, Cover] = collections.defaultdict(Cover)
+        self._objects: dict[str, tuple[int, str]] = {}
+        self._buffer = bytearray()
+        self._segments: list[tuple[str, int, int]] = []
+        self._sent = 0
+        self._sending: collections.deque[tuple[dict[str, Any], Future[str]]] = collections.deque()
+        self._notes: list[dict[str, Any]] = []
+        self._changed: dict[str, int] = {}
+        self._held: collections.OrderedDict[str, memoryview] = collections.OrderedDict()
+
+    # ---- writing
+
+    def begin(self, file: str, size: int | None) -> None:
+        """Say how long a file will be; None: it begins anew, and is as long as what is written."""
+        with self._lock:
+            if size is None:
+                self._covers.pop(file, None)
+                self._sizes.pop(file, None)
+            elif self._sizes.get(file) != size:
+                self._sizes[file] = self._changed[file] = size
+
+    def write(self, file: str, start: int, data: memoryview) -> None:
+        """Write bytes of a file.
+
+        Raises:
+            CheckpointError: what was written before can't be sent.
+        """
+        done = 0
+        with self._lock:
+            while done < len(data):
+                part = data[done : done + PACK - len(self._buffer)]
+                if self._segments and self._segments[-1][0] == file and sum(self._segments[-1][1:]) == start + done:
+                    self._segments[-1] = file, self._segments[-1][1], self._segments[-1][2] + len(part)
+                else:
+                    self._segments.append((file, start + done, len(part)))
+                self._buffer += part
+                done += len(part)
+                if len(self._buffer) >= PACK:
+                    self._send()
+
+    def _send(self) -> None:
+        if not self._buffer and not self._changed:
+            return
+        while len(self._sending) >= UNDER_WAY:
+            self._settle()
+        name = f"{self._own}-{self._sent}" if self._buffer else ""
+        self._sent += 1
+        note = {"object": name, "size": len(self._buffer), "files": self._changed, "segments": self._segments}
+        data, self._buffer, self._segments, self._changed = self._buffer, bytearray(), [], {}
+        key = f"{self.folder}/{name}"
+        job: Future[str] = _SENDERS.submit(self.store.put, key, data) if name else Future()
+        if not name:
+            job.set_result("")
+        self._sending.append((note, job))
+
+    def _settle(self) -> None:
+        """Wait until the object that was sent first is there."""
+        note, job = self._sending[0]
+        note["tag"] = job.result()
+        self._sending.popleft()
+        self._know(note)
+        self._notes.append(note)
+
+    def flush(self) -> None:
+        """Have the store hold all that was written.
+
+        Raises:
+            CheckpointError: it can't be sent.
+        """
+        with self._lock:
+            self._send()
+            while self._sending:
+                self._settle()
+
+    @property
+    def sent(self) -> int:
+        """How many objects will have been sent when all that was written is."""
+        with self._lock:
+            return self._sent + bool(self._buffer or self._changed)
+
+    def settled(self) -> tuple[int, list[dict[str, Any]]]:
+        """Return how many objects of this process are there for sure, and what is to be noted of the latest."""
+        with self._lock:
+            while self._sending and self._sending[0][1].done():
+                self._settle()
+            notes, self._notes = self._notes, []
+            return self._sent - len(self._sending), notes
+
+    # ---- what is known
+
+    def take(self, notes: Iterable[Mapping[str, Any]]) -> None:
+        """Learn of what others wrote, the latest last.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is malformed.
+        """
+        with self._lock:
+            for note in notes:
+                self._know(note)
+
+    def _know(self, note: Mapping[str, Any]) -> None:
+        for file, size in note["files"].items():
+            self._sizes[file] = size
+        if note["object"]:
+            self._objects[note["object"]] = int(note["size"]), str(note["tag"])
+        at = 0
+        for file, start, count in note["segments"]:
+            self._covers[file].paint(Span(start, start + count, note["object"], at))
+            at += count
+
+    def forget(self) -> None:
+        """Forget all that is known, and what was not sent."""
+        with self._lock:
+            while self._sending:
+                self._sending.popleft()[1].exception()
+            for one in (self._sizes, self._covers, self._objects, self._held, self._changed):
+                one.clear()
+            self._buffer, self._segments, self._notes = bytearray(), [], []
+
+    def files(self) -> dict[str, int]:
+        """Return all files, and how long they are."""
+        with self._lock:
+            names = {*self._sizes, *self._covers}
+            return {name: self._sizes.get(name, self._covers[name].stop) for name in sorted(names)}
+
+    def spans(self, file: str, start: int, stop: int) -> list[Span]:
+        """Return where bytes of a file are."""
+        with self._lock:
+            return self._covers[file].between(start, stop) if file in self._covers else [Span(start, stop, "", 0)]
+
+    def object(self, name: str) -> tuple[str, Entry]:
+        """Return the key of an object, and what the store says of it."""
+        size, tag = self._objects[name]
+        return f"{self.folder}/{name}", Entry(size, tag)
+
+    # ---- reading
+
+    def read(self, file: str, start: int, count: int) -> memoryview:
+        """Return bytes of a file as the store has them.
+
+        Raises:
+            CheckpointError: something of it was not written, or can't be read.
+        """
+        whole = memoryview(bytearray(count))
+        for span in self.spans(file, start, start + count):
+            if not span.name:
+                raise bad(self.store.shown(self.folder), f"bytes of {printable(file)} are missing")
+            data = self._whole(span.name)
+            stop = span.at + span.stop - span.start
+            whole[span.start - start : span.stop - start] = data[span.at : stop]
+        return whole
+
+    def _whole(self, name: str) -> memoryview:
+        """Return an object; the latest are kept."""
+        with self._lock:
+            if name in self._held:
+                self._held.move_to_end(name)
+                return self._held[name]
+        key, entry = self.object(name)
+        data = memoryview(bytearray(entry.size))
+        self.store.read(key, entry, [(0, data)])
+        with self._lock:
+            self._held[name] = data
+            while len(self._held) > 2:
+                self._held.popitem(last=False)
+        return data

@@ -1,0 +1,461 @@
+"""Stores: what they hold, and ranges of bytes of it, through fsspec; requests that fail are made again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import importlib
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..files import bad
+from .faults import AbsentError, ChangedError, DeniedError, FaultError, fault_of, patiently
+from .urls import shown
+
+if TYPE_CHECKING:
+    from .paths import RemotePath
+
+AT_ONCE = 16
+"""Requests that are under way at the same time, for one store in one process."""
+
+PART, LEAST = 8 << 20, 1 << 20
+"""Bytes of one of the requests that a long range is read by, at most, and at least."""
+
+SPREAD = 8
+"""Requests that one range is spread over, at most, where they are shorter than `PART`."""
+
+HEAD = 1 << 16
+"""Bytes from the beginning of a file on that come along where it is asked for before it is opened."""
+
+BATCH = 1000
+"""Objects that are deleted by one request."""
+
+TAGS = ("ETag", "etag", "generation", "lfs", "blob_id", "checksum", "md5", "LastModified", "mtime", "Last-Modified")
+"""Where fsspec's packages have what tells a file from a later one by the same name; the first that is there counts."""
+
+Result = TypeVar("Result")
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What a store says of a name.
+
+    Attributes:
+        size: bytes of a file.
+        tag: another one once the file is.
+        is_folder: whether it is a folder.
+        head: the first bytes of a file, where they came along.
+    """
+
+    size: int
+    tag: str = ""
+    is_folder: bool = False
+    head: bytes = b""
+
+
+FOLDER = Entry(0, is_folder=True)
+
+
+class Store:
+    """A store through fsspec.
+
+    Args:
+        path: the path that the store is connected to for; all keys are as its own.
+        system: fsspec's file system.
+
+    What it says of folders and files is remembered, so that each is asked for once; `forget` forgets it.
+    """
+
+    def __init__(self, path: RemotePath, system: Any):
+        self._protocol, self._root, self._system = path.protocol, path.key, system
+        self._folders: dict[str, dict[str, Entry]] = {}
+        self._entries: dict[str, Entry | None] = {}
+        self._no_files: set[str] = set()
+        self.guessed: set[str] = set()  # folders that may hold more than is known
+        self._stale: set[str] = set()
+        self._surveyed: set[str] = set()
+        self._lock = threading.Lock()
+        self._turns: asyncio.Semaphore | None = None
+
+    is_tied = False
+    """Whether a range is read of the very file that an entry says, so that nothing has to be asked afterwards."""
+
+    # ---- what a store of another kind does otherwise
+
+    async def _info(self, key: str, as_file: bool = False) -> Entry | None:
+        """Return what is known of a name; where it is asked for `as_file`, folders need not be found."""
+        try:
+            return entry_of(await self._call("info", await self._name(key)))
+        except Exception as error:
+            fault = fault_of(error)
+            if isinstance(fault, AbsentError):
+                return None
+            raise fault from None
+
+    async def _list(self, key: str) -> dict[str, Entry]:
+        """Return what is in a folder."""
+        refreshes = {"refresh": True} if "refresh" in inspect.signature(self._system.ls).parameters else {}
+        name = await self._name(key)
+        found = await self._call("ls", name, detail=True, **refreshes)
+        inside = {str(one["name"]).rstrip("/").rpartition("/")[2]: one for one in found}
+        own = str(name).rstrip("/")
+        return {short: entry_of(one) for short, one in inside.items() if str(one["name"]).rstrip("/") != own}
+
+    async def _find(self, key: str) -> dict[str, Entry]:
+        """Return all files below a folder, by their names from it on."""
+        name = await self._name(key)
+        found = await self._call("find", name, detail=True)
+        return {str(path)[len(name) + 1 :]: entry_of(one) for path, one in found.items()}
+
+    async def _get(self, key: str, entry: Entry, start: int, into: memoryview) -> None:
+        """Fill memory with bytes of a file from a position on; what is shorter is an error."""
+        data = await self._call("cat_file", await self._name(key), start=start, end=start + len(into))
+        fill(into, data)
+
+    async def _confirm(self, key: str, entry: Entry) -> None:
+        """Refuse a file that is no longer the one it was: a request of its own, where ranges are not tied to it."""
+        now = await self._info(key)
+        if now is None or (now.size, now.tag) != (entry.size, entry.tag):
+            raise ChangedError("has changed while it was read")
+
+    async def _put(self, key: str, data: bytes | bytearray, if_absent: bool) -> str:
+        """Write an object, and return its tag; if it has to be absent and is not, that is a `ChangedError`."""
+        if if_absent and await self._info(key) is not None:
+            raise ChangedError("is there already")
+        name = await self._name(key)
+        await self._call("pipe_file", name, bytes(data))
+        found = await self._info(key)
+        back = await self._call("cat_file", name)
+        if found is None or bytes(back) != bytes(data):
+            raise FaultError("holds other bytes than were written", again=True)
+        return found.tag
+
+    async def _delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; those that are not there are no error."""
+        for key in keys:
+            try:
+                await self._call("rm_file" if hasattr(self._system, "rm_file") else "rm", await self._name(key))
+            except Exception as error:
+                fault = fault_of(error)
+                if not isinstance(fault, AbsentError):
+                    raise fault from None
+
+    # ---- calls
+
+    async def _name(self, key: str) -> str:
+        """Return a name as fsspec's file system has it."""
+        return str(self._system._strip_protocol(f"{self._protocol}://{key}"))
+
+    async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the file system, which may be a coroutine or one that blocks."""
+        if getattr(self._system, "async_impl", False):
+            return await getattr(self._system, f"_{method}")(*arguments, **options)
+        return await asyncio.to_thread(getattr(self._system, method), *arguments, **options)
+
+    def shown(self, key: str) -> str:
+        """Return a name as it is shown to people."""
+        return shown(f"{self._protocol}://{key}")
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Do work in fsspec's loop and wait for it.
+
+        Raises:
+            FaultError: after all tries.
+        """
+        asyn = importlib.import_module("fsspec.asyn")
+        found: Result = asyn.sync(asyn.get_loop(), lambda: self._patiently(work))
+        return found
+
+    async def _patiently(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Make a request in its turn, and again where it fails."""
+        turns = self._turns = self._turns or asyncio.Semaphore(AT_ONCE)
+
+        async def once() -> Result:
+            async with turns:
+                return await work()
+
+        return await patiently(once)
+
+    # ---- what is there
+
+    def forget(self) -> None:
+        """Forget what is remembered."""
+        with self._lock:
+            self._stale |= self._folders.keys()
+            self._folders.clear()
+            self._entries.clear()
+            self._no_files.clear()
+
+    def _renew(self, key: str) -> None:
+        """List a folder again, together with others where it was listed together with them."""
+        with self._lock:
+            is_stale = key in self._stale and key not in self._folders
+            above = next((one for one in self._surveyed if key == one or key.startswith(f"{one}/")), None)
+        if is_stale and above is not None:
+            self.survey(above)
+        elif is_stale:
+            self._stale.discard(key)
+            self.children(key)
+
+    def entry(self, key: str, *, as_file: bool = False) -> Entry | None:
+        """Return what is at a name; None where nothing is, or `as_file`, perhaps, a folder.
+
+        A name that may not be read counts as one that is not there, but for the one that the user gave: stores deny
+        what does not exist to those who may not list it.
+
+        Raises:
+            CheckpointError: the store can't be asked.
+        """
+        folder, _, name = key.rpartition("/")
+        self._renew(folder)
+        with self._lock:
+            if key in self._folders:
+                return FOLDER
+            listed = self._folders.get(folder, {})
+            is_known = listed[name].size >= 0 if name in listed else folder not in self.guessed
+            if folder in self._folders and is_known:
+                return listed.get(name)
+            if key in self._entries:
+                return self._entries[key]
+            above = [(one, part) for one, part in _ways(key) if one not in self.guessed]
+            if any(part not in self._folders.get(one, (part,)) for one, part in above):
+                return None
+            if as_file and key in self._no_files:
+                return None
+        try:
+            found = self.run(lambda: self._info(key, as_file))
+        except DeniedError as fault:
+            if key == self._root:
+                raise bad(self.shown(key), str(fault)) from None
+            found = None
+        except FaultError as fault:
+            raise bad(self.shown(key), str(fault)) from None
+        with self._lock:
+            if found is None and as_file:
+                self._no_files.add(key)
+            else:
+                self._entries[key] = found
+        return found
+
+    def children(self, key: str) -> dict[str, Entry]:
+        """Return what is in a folder, by name.
+
+        Raises:
+            CheckpointError: the store can't be asked.
+        """
+        self._renew(key)
+        with self._lock:
+            if key in self._folders:
+                return self._folders[key]
+        try:
+            found = self.run(lambda: self._list(key))
+        except FaultError as fault:
+            raise bad(self.shown(key), str(fault)) from None
+        return self.note(key, found)
+
+    def note(self, key: str, inside: dict[str, Entry]) -> dict[str, Entry]:
+        """Remember what is in a folder, and return it sorted by name."""
+        found = {name: inside[name] for name in sorted(inside)}
+        with self._lock:
+            self._folders[key] = found
+        return found
+
+    def survey(self, key: str, ending: str = "") -> None:
+        """Learn of everything below a folder at once, and read the beginnings of the files with that ending, if any.
+
+        Raises:
+            CheckpointError: the store can't be asked.
+        """
+        try:
+            below = self.run(lambda: self._find(key))
+        except FaultError as fault:
+            raise bad(self.shown(key), str(fault)) from None
+        wanted = {
+            name: bytearray(min(HEAD, one.size)) for name, one in below.items() if ending and name.endswith(ending)
+        }
+        self._gather(
+            key,
+            [
+                functools.partial(self._get, f"{key}/{name}", below[name], 0, memoryview(head))
+                for name, head in wanted.items()
+            ],
+        )
+        folders: dict[str, dict[str, Entry]] = {key: {}}
+        for name in sorted(below):
+            entry = dataclasses.replace(below[name], head=bytes(wanted.get(name, b"")))
+            here, (*above, last) = key, name.split("/")
+            for part in above:
+                folders[here][part] = FOLDER
+                here = f"{here}/{part}"
+                folders.setdefault(here, {})
+            folders[here][last] = entry
+        with self._lock:
+            self._folders.update(folders)
+            self._surveyed.add(key)
+            self._stale -= folders.keys()
+
+    # ---- writing
+
+    def put(self, key: str, data: bytes | bytearray) -> str:
+        """Write an object, make sure that the store holds these very bytes, and return its tag.
+
+        Raises:
+            CheckpointError: it can't be written.
+        """
+        try:
+            return self.run(lambda: self._put(key, data, False))
+        except FaultError as fault:
+            raise bad(self.shown(key), f"can't be written: {fault}") from None
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write an object where there is none; return whether there was none.
+
+        Raises:
+            CheckpointError: it can't be written.
+        """
+        try:
+            self.run(lambda: self._put(key, data, True))
+        except ChangedError:
+            return self.get(key) == data  # an earlier try of ours may have come through
+        except FaultError as fault:
+            raise bad(self.shown(key), f"can't be written: {fault}") from None
+        return True
+
+    def get(self, key: str) -> bytes | None:
+        """Return a small object as it is now; None where there is none.
+
+        Raises:
+            CheckpointError: it can't be read.
+        """
+        try:
+            while True:
+                entry = self.run(lambda: self._info(key, True))
+                if entry is None:
+                    return None
+                data = bytearray(entry.size)
+                with memoryview(data) as view, contextlib.suppress(ChangedError, AbsentError):
+                    for part in parts(0, view):
+                        self.run(functools.partial(self._get, key, entry, *part))
+                    return bytes(data)
+        except FaultError as fault:
+            raise bad(self.shown(key), str(fault)) from None
+
+    def below(self, key: str) -> dict[str, Entry]:
+        """Return all files below a folder as they are now, by their names from it on.
+
+        Raises:
+            CheckpointError: the store can't be asked.
+        """
+        try:
+            return self.run(lambda: self._find(key))
+        except AbsentError:
+            return {}
+        except FaultError as fault:
+            raise bad(self.shown(key), str(fault)) from None
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects.
+
+        Raises:
+            CheckpointError: one can't be deleted.
+        """
+        for first in range(0, len(keys), BATCH):
+            some = keys[first : first + BATCH]
+            try:
+                self.run(functools.partial(self._delete, some))
+            except FaultError as fault:
+                raise bad(self.shown(some[0]), f"can't be deleted: {fault}") from None
+
+    def stream(self, key: str, pieces: Iterable[bytes | bytearray], size: int) -> None:
+        """Write an object piece by piece.
+
+        Raises:
+            CheckpointError: it can't be written.
+        """
+
+        async def work() -> None:
+            name = await self._name(key)
+            await asyncio.to_thread(self._stream, name, pieces)
+            found = await self._info(key)
+            if found is None or found.size != size:
+                raise FaultError("is not as long as what was written")
+
+        try:
+            self.run(work)
+        except FaultError as fault:
+            raise bad(self.shown(key), f"can't be written: {fault}") from None
+
+    def _stream(self, name: str, pieces: Iterable[bytes | bytearray]) -> None:
+        with self._system.open(name, "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+
+    # ---- reading
+
+    def read(self, key: str, entry: Entry, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill memory with bytes of a file, each from a position on; all at the same time.
+
+        Raises:
+            CheckpointError: the file is not the one of the entry, or can't be read.
+        """
+        cut = [part for start, into in ranges for part in parts(start, into)]
+        self._gather(key, [functools.partial(self._get, key, entry, start, into) for start, into in cut])
+        if not self.is_tied:
+            self._gather(key, [functools.partial(self._confirm, key, entry)])
+
+    def _gather(self, key: str, requests: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+        """Make requests at the same time; where one fails for good, none is under way any more.
+
+        Raises:
+            CheckpointError: one failed.
+        """
+
+        async def work() -> None:
+            jobs = [asyncio.ensure_future(self._patiently(one)) for one in requests]
+            try:
+                await asyncio.gather(*jobs)
+            except BaseException:
+                for job in jobs:
+                    job.cancel()
+                await asyncio.gather(*jobs, return_exceptions=True)
+                raise
+
+        asyn = importlib.import_module("fsspec.asyn")
+        try:
+            asyn.sync(asyn.get_loop(), work)
+        except FaultError as fault:
+            raise bad(self.shown(key), str(fault)) from None
+
+
+def _ways(key: str) -> Iterator[tuple[str, str]]:
+    """Yield the folders above a name, each with what leads from it to the name."""
+    at = key.rfind("/")
+    while at > 0:
+        yield key[:at], key[at + 1 :].partition("/")[0]
+        at = key.rfind("/", 0, at)
+
+
+def parts(start: int, into: memoryview) -> list[tuple[int, memoryview]]:
+    """Cut a long range for several requests."""
+    size = min(PART, max(LEAST, -(-len(into) // SPREAD)))
+    return [(start + at, into[at : at + size]) for at in range(0, len(into), size)]
+
+
+def fill(into: memoryview, data: bytes) -> None:
+    """Take what a request gave, if it is as long as what was asked for."""
+    if len(data) != len(into):
+        raise FaultError(f"the store sends {len(data)} bytes of {len(into)}", again=True)
+    into[:] = data
+
+
+def entry_of(found: dict[str, Any]) -> Entry:
+    """Return what fsspec says of a name."""
+    if found.get("type") == "directory":
+        return FOLDER
+    size = found.get("size")
+    tag = next((str(found[name]) for name in TAGS if found.get(name)), "")
+    return Entry(size if isinstance(size, int) else -1, tag)

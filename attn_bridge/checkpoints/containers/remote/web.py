@@ -1,0 +1,154 @@
+"""Web servers: files whose servers answer requests for ranges, and folders as far as servers list them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from ..base import DCP_METADATA, ORBAX_METADATA
+from .faults import AbsentError, ChangedError, DeniedError, FaultError, fault_of
+from .s3 import take
+from .stores import FOLDER, HEAD, Entry, Store
+
+if TYPE_CHECKING:
+    from .paths import RemotePath
+
+SMALL = 1 << 24
+"""Bytes up to which a file is read from a server that knows no ranges."""
+
+USUAL = (
+    *("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin"),
+    *(ORBAX_METADATA, DCP_METADATA, "config.json", "params.json", "attn-bridge.json", "attn-bridge.kept"),
+)
+"""Names that are looked for in a folder that its server does not list."""
+
+OTHER = "its server answers with another range than was asked for"
+
+_LINK = re.compile(rb"""<a\s[^>]*?href\s*=\s*["']([^"'?#]+)["']""", re.IGNORECASE)
+
+
+class WebStore(Store):
+    """Files of a web server.
+
+    A request says the ETag that the file had; where a server has none, its date and size have to stay the same.
+    """
+
+    is_tied = True
+
+    def __init__(self, path: RemotePath, system: Any):
+        super().__init__(path, system)
+        self._query = path.url.partition("?")[2]
+
+    def _url(self, key: str) -> str:
+        return f"{self._protocol}://{key}{f'?{self._query}' if self._query and key == self._root else ''}"
+
+    async def _request(self, key: str, ending: str = "", **headers: str) -> Any:
+        aiohttp = importlib.import_module("aiohttp")
+        session = await self._system.set_session()
+        wait = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
+        sent = {"Accept-Encoding": "identity", **headers}
+        return session.get(self._system.encode_url(self._url(key) + ending), headers=sent, timeout=wait)
+
+    async def _info(self, key: str, as_file: bool = False) -> Entry | None:
+        found = await self._file(key)
+        if found is None and not as_file:
+            inside = await self._list(key)
+            if inside:
+                self.note(key, inside)
+                return FOLDER
+        return found
+
+    async def _file(self, key: str) -> Entry | None:
+        """Return what is known of a file, with its beginning; a page of links that a name leads to is a folder."""
+        async with await self._request(key, Range=f"bytes=0-{HEAD - 1}") as reply:
+            if reply.status == 404:
+                return None
+            if reply.status == 416:
+                size = _total(reply)
+                if size == 0:
+                    return Entry(0, _tag(reply))
+            reply.raise_for_status()
+            is_page = reply.headers.get("Content-Type", "").startswith("text/html")
+            if is_page and reply.url.path.endswith("/"):
+                return FOLDER
+            size = _total(reply) if reply.status == 206 else reply.headers.get("Content-Length")
+            if size is None or not str(size).isdecimal():
+                raise FaultError("its server does not say how many bytes it has")
+            head = memoryview(bytearray(min(HEAD, int(size))))
+            if reply.status == 206:
+                if reply.headers.get("Content-Range", "").partition("/")[0] != f"bytes 0-{len(head) - 1}":
+                    raise FaultError(OTHER, again=True)
+                await take(head, reply.content.readany)
+            else:
+                head[:] = await reply.content.readexactly(len(head))
+                reply.close()
+            return Entry(int(size), _tag(reply), head=bytes(head))
+
+    async def _list(self, key: str) -> dict[str, Entry]:
+        found: dict[str, Entry] = {}
+        try:
+            async with await self._request(key, "/") as reply:
+                reply.raise_for_status()
+                is_page = reply.headers.get("Content-Type", "").startswith("text/html")
+                links = _LINK.findall(await reply.content.read(1 << 24)) if is_page else []
+        except Exception as error:
+            fault = fault_of(error)
+            if not isinstance(fault, (AbsentError, DeniedError)):
+                raise fault from None
+            links = []
+        for link in links:
+            name = unquote(link.decode("utf-8", "replace")).removeprefix("./")
+            short = name.removesuffix("/")
+            if short and "/" not in short and short not in (".", ".."):
+                found[short] = FOLDER if name.endswith("/") else Entry(-1)
+        if not found:
+            self.guessed.add(key)
+            usual = await asyncio.gather(*(self._perhaps(f"{key}/{name}") for name in USUAL))
+            found = {name: one for name, one in zip(USUAL, usual, strict=True) if one is not None}
+        return found
+
+    async def _perhaps(self, key: str) -> Entry | None:
+        """Return what is known of a file, and nothing where it may not be read."""
+        try:
+            return await self._file(key)
+        except Exception as error:
+            fault = fault_of(error)
+            if isinstance(fault, DeniedError):
+                return None
+            raise fault from None
+
+    async def _get(self, key: str, entry: Entry, start: int, into: memoryview) -> None:
+        tag = entry.tag if entry.tag.startswith('"') else ""
+        tied = {"If-Match": tag} if tag else {}
+        stop = start + len(into)
+        async with await self._request(key, Range=f"bytes={start}-{stop - 1}", **tied) as reply:
+            reply.raise_for_status()
+            if entry.tag and _tag(reply) != entry.tag:
+                raise ChangedError("has changed while it was read")
+            if reply.status == 206:
+                told = reply.headers.get("Content-Range", "")
+                if told.partition("/")[0] != f"bytes {start}-{stop - 1}":
+                    raise FaultError(OTHER, again=True)
+                if _total(reply) not in (None, entry.size):
+                    raise ChangedError("has changed while it was read")
+                await take(into, reply.content.readany)
+                return
+            if entry.size > SMALL:
+                raise FaultError("its server answers no requests for ranges; download the file first")
+            whole = memoryview(bytearray(entry.size))
+            await take(whole, reply.content.readany)
+            into[:] = whole[start:stop]
+
+
+def _total(reply: Any) -> int | None:
+    """Return how many bytes a file has by the answer to a request for a range."""
+    size = reply.headers.get("Content-Range", "").rpartition("/")[2]
+    return int(size) if size.isdecimal() else None
+
+
+def _tag(reply: Any) -> str:
+    """Return what tells a file from a later one."""
+    return str(reply.headers.get("ETag") or reply.headers.get("Last-Modified") or "")

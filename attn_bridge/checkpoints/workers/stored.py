@@ -1,0 +1,335 @@
+"""Where workers write to in a store: objects below a hidden folder beside the target, made files of at the end.
+
+Nothing is renamed. Each worker writes objects of its own, and notes in objects what is in which; whoever finishes has
+the store make the target's files of them. While it does, a mark in the target's folder keeps readers away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import shlex
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+from .. import configs, containers, manifest, staging
+from ..containers import UNFINISHED
+from ..containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
+from ..containers.remote import RemotePath
+from ..containers.remote.joining import abandon, join
+from ..containers.remote.leases import Lease, is_dead
+from ..containers.remote.staged import Staged
+from ..containers.remote.targets import staged_path
+from ..planning.tasks import Piece
+from .jobs import Entry, Job
+from .places import Place
+
+OFTEN = 1 << 26
+"""Bytes after which a worker notes what it has written."""
+
+AT_ONCE = 8
+"""Objects that are read, and files that are made, at the same time."""
+
+
+class StoredPlace(Place):
+    """A place in a store.
+
+    Args:
+        target: file or folder to be written.
+    """
+
+    checks_itself = True
+
+    def __init__(self, target: Path):
+        self.target = target
+        self._path = cast("RemotePath", cast(object, target))
+        parent = self._path.key.rpartition("/")[0]
+        self._folder = f"{parent}/.{target.name}.partial"
+        self.shown = f"{target.parent}/.{target.name}.partial"
+        remove = f"aws s3 rm --recursive {shlex.quote(self.shown)}" if self._path.protocol == "s3" else "deleting it"
+        self.leftover = f"{self.shown} holds what was written: --resume goes on from it, {remove} removes it"
+        self._own = uuid.uuid4().hex
+        self._plan = ""
+        self._waiting: list[tuple[int, Entry]] = []
+        self._unnoted: list[dict[str, Any]] = []
+        self._notes = 0
+        self._journals: dict[str, dict[str, Any]] = {}
+        self._lease: Lease | None = None
+
+    @functools.cached_property
+    def _store(self) -> Any:
+        return self._path.store
+
+    @functools.cached_property
+    def _staged(self) -> Staged:
+        return Staged(self._store, f"{self._folder}/parts")
+
+    def check(self, reader: Reader) -> None:
+        """Refuse a target that can't be written to, or that lies in the source or around it."""
+        if not self.target.name:
+            raise CheckpointError(f"{self.target} is no name for a checkpoint")
+        source = reader.path
+        if source == self.target or source in self.target.parents or self.target in getattr(source, "parents", ()):
+            raise CheckpointError(f"{self.target} and the source {source} must not be in one another")
+
+    def check_free(self, overwrite: bool) -> None:
+        """Refuse a target that is there, unless it is a checkpoint that may be overwritten."""
+        self._path.store.forget()
+        if self.is_free() or self.was_published():
+            return
+        if not overwrite:
+            raise CheckpointError(f"{self.target} exists; --overwrite (in Python, overwrite=True) replaces it")
+        if self.target.is_dir() and not staging.is_checkpoint(self.target):
+            raise CheckpointError(f"{self.target} holds other things than a checkpoint, which are never replaced")
+
+    # ---- who is at work
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the place alone."""
+        with Lease(self._store, f"{self._folder}/leases/alone") as lease:
+            if not lease.take():
+                raise CheckpointError(f"another conversion is writing to {self.shown}")
+            self._lease = lease
+            yield
+
+    @contextlib.contextmanager
+    def among(self) -> Iterator[None]:
+        """Hold the place together with other workers."""
+        other = self._store.get(f"{self._folder}/leases/alone")
+        if other is not None and not is_dead(other):
+            with Lease(self._store, f"{self._folder}/leases/alone") as lease:
+                if not lease.take():
+                    raise CheckpointError(f"another conversion is writing to {self.shown}")
+        with Lease(self._store, f"{self._folder}/leases/{self._own}") as lease:
+            lease.take()
+            yield
+        if self._lease is not None:
+            self._lease.leave()
+            self._lease = None
+
+    @contextlib.contextmanager
+    def helping(self) -> Iterator[None]:
+        """Hold the place as a worker of a run that has it alone: what it writes is its own anyway."""
+        yield
+
+    def take_over(self) -> bool:
+        """Hold the place alone, if no other worker does so; all of them have written what they have to."""
+        lease = Lease(self._store, f"{self._folder}/leases/finisher")
+        if not lease.take(waits=False):
+            return False
+        self._lease = lease
+        return True
+
+    def _others(self) -> list[str]:
+        """Return the leases of other workers that may live."""
+        found = self._store.below(f"{self._folder}/leases")
+        others = [f"{self._folder}/leases/{name}" for name in found if name != self._own]
+        said = {key: self._store.get(key) for key in others}
+        return [key for key, data in said.items() if data is not None and not is_dead(data)]
+
+    # ---- what is noted
+
+    def job(self) -> Job | None:
+        """Return the job that is carried out here."""
+        found = self._store.get(f"{self._folder}/job")
+        return None if found is None else Job.from_json(found)
+
+    def begin(self, job: Job, *, anew: bool) -> Job:
+        """Note a job where there is none, in one step, and return the one that is here."""
+        if anew:
+            self._empty()
+        self._store.put_if_absent(f"{self._folder}/job", job.to_json())
+        return self.job() or job
+
+    def _empty(self) -> None:
+        """Delete what was written and noted, but for leases and for what says that a publication was begun."""
+        names = self._store.below(self._folder)
+        kept = ("leases/", "publishing")
+        self._store.delete([f"{self._folder}/{name}" for name in names if not name.startswith(kept)])
+        self._staged.forget()
+        self._journals.clear()
+        self._waiting, self._unnoted = [], []
+
+    def replace(self, job: Job) -> None:
+        """Note another job."""
+        self._store.put(f"{self._folder}/job", job.to_json())
+
+    def replace_if_alone(self, job: Job, *, anew: bool = False) -> bool:
+        """Note another job if no other worker is there."""
+        if self._others():
+            return False
+        if anew:
+            self._empty()
+        self.replace(job)
+        return True
+
+    def is_fit(self, plan: str) -> bool:
+        """Tell whether nothing is here that another plan left behind."""
+        self._read_journals()
+        return all(one.get("plan") == plan for one in self._journals.values())
+
+    def is_free(self) -> bool:
+        """Tell whether nothing is where the target goes, or what was never finished."""
+        self._store.forget()
+        return not self.target.exists() or (self.target / UNFINISHED).is_file()
+
+    def was_published(self) -> bool:
+        """Tell whether the target's files may have begun to be made."""
+        return any(self._store.get(f"{self._folder}/{name}") is not None for name in ("publishing", "committed"))
+
+    def record(self, entries: Sequence[Entry]) -> None:
+        """Note what was written, once the store has it."""
+        needed = self._staged.sent
+        self._waiting += [(needed, entry) for entry in entries]
+        self._note(least=OFTEN)
+
+    def settle(self) -> None:
+        """Have the store hold all that was written, and a note of it."""
+        self._staged.flush()
+        self._note(least=0)
+
+    def _note(self, least: int) -> None:
+        there, notes = self._staged.settled()
+        self._unnoted += notes
+        ready = [entry for needed, entry in self._waiting if needed <= there]
+        if sum(note["size"] for note in self._unnoted) < least or not (ready or self._unnoted):
+            return
+        document = {
+            "plan": self._plan,
+            "objects": self._unnoted,
+            "entries": [entry.to_json() for entry in ready],
+        }
+        name = f"{time.time_ns():020d}-{self._own}-{self._notes}"
+        self._store.put(f"{self._folder}/journals/{name}", json.dumps(document).encode())
+        self._notes += 1
+        self._journals[name] = document
+        self._waiting = [one for one in self._waiting if one[0] > there]
+        self._unnoted = []
+
+    def _read_journals(self) -> None:
+        """Read what was noted since the last time."""
+        there = self._store.below(f"{self._folder}/journals")
+        new = sorted(there.keys() - self._journals.keys())
+        with ThreadPoolExecutor(AT_ONCE, "attn-bridge-notes") as threads:
+            all_data = list(threads.map(self._store.get, [f"{self._folder}/journals/{one}" for one in new]))
+        for name, data in zip(new, all_data, strict=True):
+            with contextlib.suppress(ValueError):
+                found = json.loads(data or b"{}")
+                self._journals[name] = found if isinstance(found, dict) else {}
+        for name in self._journals.keys() - there.keys():
+            del self._journals[name]
+
+    def entries(self, plan: str) -> dict[Piece, list[Entry]]:
+        """Return what all workers noted."""
+        self._plan = plan
+        self._read_journals()
+        found: dict[Piece, list[Entry]] = {}
+        for name in sorted(self._journals):
+            document = self._journals[name]
+            if document.get("plan") != plan:
+                continue
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                self._staged.take(document["objects"])
+                for line in document["entries"]:
+                    entry = Entry.from_json(line)
+                    found.setdefault(entry.piece, []).append(entry)
+        return found
+
+    # ---- what is written
+
+    def _file(self, name: str) -> Path:
+        return staged_path(self._staged, name, self.target)
+
+    def writer(
+        self, format: str, tensors: Sequence[TensorInfo], metadata: Mapping[str, Any], *, is_share: bool
+    ) -> Writer:
+        """Return what writes to objects of this process."""
+        return containers.make_writer(format, self._file("payload"), tensors, metadata, is_share=is_share)
+
+    def read(self, file: str, offset: int, count: int) -> memoryview:
+        """Return bytes of the target, to be, as the store has them."""
+        return self._staged.read(f"payload/{file}" if file else "payload", offset, count)
+
+    def beside(self, is_folder: bool) -> tuple[Path, Path, Path]:
+        """Return the payload, and where the manifest and what is kept aside are written to."""
+        payload = self._file("payload")
+        if is_folder:
+            return payload, *manifest.places(payload, True)
+        return payload, self._file("manifest"), self._file("kept")
+
+    # ---- the end
+
+    def publish(self, is_folder: bool) -> None:
+        """Make the target's files, what says that they are a checkpoint last, and delete the rest."""
+        self._staged.flush()
+        own, kept = (cast("RemotePath", cast(object, one)).key for one in manifest.places(self.target, False))
+        goal = self._path.key
+        places = {"payload": goal, "manifest": own, "kept": kept}
+        files = self._staged.files()
+        keys = {name: places.get(name, f"{goal}/{name.removeprefix('payload/')}") for name in files}
+        is_single = "payload" in files
+        joined = {name: join(self._staged, name, size, keys[name]) for name, size in files.items()}
+        try:
+            with ThreadPoolExecutor(AT_ONCE, "attn-bridge-publish") as threads:
+                list(threads.map(lambda one: one.prepare(), joined.values()))
+                self._check_lease()
+                begun = sorted(keys[name] for name, one in joined.items() if one.is_in_parts)
+                self._store.put(f"{self._folder}/publishing", json.dumps(begun).encode())
+                mark = f"{goal}/{UNFINISHED}"
+                if not is_single:
+                    self._store.put(mark, b"this checkpoint is being written, or was never finished\n")
+                self._clear_target(set(keys.values()) | {mark}, {own, kept})
+                for rank in range(3):
+                    some = [one for name, one in joined.items() if _rank(name) == rank]
+                    list(threads.map(lambda one: one.complete(), some))
+                self._store.put(f"{self._folder}/committed", b"")
+                if not is_single:
+                    self._store.delete([mark])
+        except BaseException:
+            for one in joined.values():
+                one.abort()
+            raise
+        self.clear()
+
+    def _check_lease(self) -> None:
+        if self._lease is not None and not self._lease.is_held():
+            raise CheckpointError(f"another conversion has taken over {self.shown}")
+
+    def _clear_target(self, keys: set[str], beside: set[str]) -> None:
+        """Delete what an earlier target has and the new one has not, and what speaks about it."""
+        below = {f"{self._path.key}/{name}" for name in self._store.below(self._path.key)}
+        there = {*below, *beside, self._path.key} - keys
+        self._store.delete(sorted(there | (beside & keys)))
+
+    def recover(self) -> bool:
+        """Finish a publication that was killed when all files were there; return whether it was."""
+        if self._store.get(f"{self._folder}/committed") is None:
+            return False
+        self._store.delete([f"{self._path.key}/{UNFINISHED}"])
+        self._store.forget()
+        return True
+
+    def clear(self) -> None:
+        """Delete all that is here."""
+        publishing = self._store.get(f"{self._folder}/publishing")
+        with contextlib.suppress(ValueError):
+            abandon(self._store, [key for key in json.loads(publishing or b"[]") if isinstance(key, str)])
+        names = sorted(self._store.below(self._folder), key=lambda name: name == "committed")
+        self._store.delete([f"{self._folder}/{name}" for name in names if name != "committed"])
+        self._store.delete([f"{self._folder}/committed"])
+        self._store.forget()
+
+
+def _rank(name: str) -> int:
+    """Return when a file is made: tensors first, then what says where they are, and what speaks about them last."""
+    last = name.rpartition("/")[2]
+    if last in ("manifest", manifest.IN_FOLDER):
+        return 2
+    says = last.endswith(".index.json") or last in (DCP_METADATA, ORBAX_METADATA, "_CHECKPOINT_METADATA")
+    return int(says or last in ("kept", configs.CONFIG, "manifest.ocdbt"))

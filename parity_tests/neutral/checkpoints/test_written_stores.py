@@ -1,0 +1,205 @@
+"""Checkpoints that are written to object stores: the bytes of a local conversion, all at once, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+import numpy as np
+import pytest
+
+pytest.importorskip("s3fs", reason="pip install 'attn-bridge[remote]'")
+
+import fsspec
+
+from attn_bridge import checkpoints
+from attn_bridge.checkpoints.containers import CheckpointError
+from attn_bridge.checkpoints.containers.remote import faults, joining, staged
+from attn_bridge.cli.app import run
+from parity_tests.neutral.checkpoints.checkpoints import gpt
+from parity_tests.neutral.checkpoints.test_object_stores import ENDINGS, KINDS, now_and_then
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    root = tmp_path_factory.mktemp("source")
+    np.savez(root / "x.npz", **gpt(3, width=48, words=301))
+    return root / "x.npz"
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Objects and parts of some KiB, so that little data makes many."""
+    monkeypatch.setattr(staged, "PACK", 10_000)
+
+
+def ours(source, tmp_path, name, **options):
+    """Return name -> bytes of what a local conversion writes."""
+    (tmp_path / "local").mkdir(exist_ok=True)
+    target = tmp_path / "local" / name
+    checkpoints.convert(source, target, **options)
+    beside = target.parent.glob(f"{name}.attn-bridge*")
+    files = [*beside, *([target] if target.is_file() else [one for one in target.rglob("*") if one.is_file()])]
+    return {one.relative_to(target.parent).as_posix(): one.read_bytes() for one in files}
+
+
+def theirs(store, bucket="bucket"):
+    return {key: one.data for (where, key), one in store.objects.items() if where == bucket}
+
+
+CASES = [(f"x{ending}", format) for format, ending in ENDINGS.items()] + [("folder", "safetensors")]
+
+
+@pytest.mark.parametrize(("name", "format"), CASES)
+def test_what_is_written_is_what_a_local_conversion_writes(store, source, tmp_path, small, name, format):
+    options = {"to_layout": "flax", "format": format}
+    wanted = ours(source, tmp_path, name, **options)
+    result = checkpoints.convert(source, f"s3://bucket/{name}", **options)
+    assert theirs(store) == wanted
+    assert result.digests == checkpoints.convert(source, tmp_path / f"again-{name}", **options).digests
+    assert not store.uploads
+    assert checkpoints.verify(source, f"s3://bucket/{name}").passed
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("name", ["x.safetensors", "x.orbax", "x.dcp"])
+def test_workers_write_the_same(store, source, tmp_path, name, workers):
+    options = {"to_layout": "flax"}
+    wanted = ours(source, tmp_path, name, **options)
+    checkpoints.convert(source, f"s3://bucket/{name}", workers=workers, task_bytes=1 << 15, **options)
+    assert theirs(store) == wanted
+
+
+def test_a_large_file_is_copied_together_in_the_store(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(staged, "PACK", 6 << 20)
+    monkeypatch.setattr(joining, "MOST", 11 << 20)
+    np.savez(tmp_path / "x.npz", a=np.arange(5_000_000, dtype=np.float32), b=np.arange(7, dtype=np.int8))
+    wanted = ours(tmp_path / "x.npz", tmp_path, "x.safetensors", to_layout="same")
+    checkpoints.convert(tmp_path / "x.npz", "s3://bucket/x.safetensors", to_layout="same")
+    assert theirs(store) == wanted
+    copied = [what for method, key, what in store.requests if key == "bucket/x.safetensors" and "partNumber" in what]
+    assert len(copied) > 2
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_parts_cover_a_file_in_order_and_are_long_enough_but_for_the_last(seed, monkeypatch):
+    for name, size in (("LEAST", 50), ("SENT", 80), ("MOST", 1000)):
+        monkeypatch.setattr(joining, name, size)
+    random = np.random.default_rng(seed)
+    cover, wanted = staged.Cover(), np.zeros(int(random.integers(1, 20_000)), np.int64)
+    for number in range(1, int(random.integers(2, 60))):
+        start = int(random.integers(0, len(wanted)))
+        stop = min(len(wanted), start + int(random.choice([3, 40, 60, 700, 5000])))
+        cover.paint(staged.Span(start, stop, str(number), 10))
+        wanted[start:stop] = number * 100_000 + 10 + np.arange(stop - start)
+    parts = list(joining.parts_of(cover.between(0, len(wanted))))
+    here = 0
+    for part in parts:
+        for span in part.spans:
+            assert span.start == here < span.stop
+            here = span.stop
+            found = int(span.name or 0) * 100_000 + span.at + np.arange(span.stop - span.start)
+            assert (wanted[span.start : span.stop] == (found if span.name else 0)).all()
+        assert part.size <= 1000
+        assert part.is_copied or part.size <= 80
+        assert part.size >= 50 or part is parts[-1]
+    assert here == len(wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["folder", "x.npz"])
+def test_a_store_that_fails_now_and_then_gets_all_of_it(store, source, tmp_path, small, kind, name):
+    wanted = ours(source, tmp_path, name, to_layout="flax")
+    store.fault = now_and_then(kind)
+    checkpoints.convert(source, f"s3://bucket/{name}", to_layout="flax")
+    store.fault = lambda request: ""
+    assert theirs(store) == wanted
+
+
+@pytest.mark.parametrize("name", ["folder", "x.safetensors", "x.orbax"])
+def test_whichever_request_fails_nothing_is_there_or_all_of_it_and_resume_ends_it(
+    store, source, tmp_path, small, monkeypatch, name
+):
+    options = {"to_layout": "flax"}
+    wanted = ours(source, tmp_path, name, **options)
+    monkeypatch.setattr(faults, "TRIES", 1)
+    url = f"s3://bucket/{name}"
+    store.requests.clear()
+    checkpoints.convert(source, url, **options)
+    count = len(store.requests)
+    for number in range(2, count + 9, 7):
+        store.objects.clear()
+        store.uploads.clear()
+        begun = itertools.count()
+        store.fault = lambda request, begun=begun, number=number: "500" if next(begun) >= number else ""
+        with contextlib.suppress(CheckpointError):
+            checkpoints.convert(source, url, **options)
+        store.fault = lambda request: ""
+        try:
+            found = checkpoints.inspect(url)
+        except CheckpointError:
+            pass
+        else:
+            assert len(found.tensors) == len(checkpoints.inspect(tmp_path / "local" / name).tensors)
+            assert checkpoints.verify(source, url, to_layout="flax").passed
+        if theirs(store) != wanted:
+            checkpoints.convert(source, url, **options, resume=True)
+        assert theirs(store) == wanted, number
+        assert not store.uploads
+
+
+def test_what_is_there_is_replaced_at_the_end_alone_and_only_if_that_is_wanted(store, source, tmp_path):
+    np.savez(tmp_path / "old.npz", old=np.ones(3, np.float32))
+    for name in ("x.safetensors", "folder"):
+        url = f"s3://bucket/{name}"
+        checkpoints.convert(tmp_path / "old.npz", url, to_layout="same")
+        with pytest.raises(CheckpointError, match="exists; --overwrite"):
+            checkpoints.convert(source, url, to_layout="flax")
+        seen = []
+
+        def before(request, url=url, seen=seen):
+            if not seen and request[2] == "" and "parts/" in request[1]:
+                seen.append({key: one.data for key, one in store.objects.items() if "partial" not in key[1]})
+
+        old = {key: one.data for key, one in store.objects.items()}
+        store.before = before
+        checkpoints.convert(source, url, to_layout="flax", overwrite=True)
+        store.before = lambda request: None
+        assert seen == [old]
+        assert checkpoints.verify(source, url).passed
+        assert "old" not in checkpoints.inspect(url).tensors
+        store.objects.clear()
+
+
+def test_a_folder_of_other_things_is_never_replaced(store, source):
+    store.put("bucket", "folder/deep/thing.txt", b"mine")
+    with pytest.raises(CheckpointError, match="other things than a checkpoint"):
+        checkpoints.convert(source, "s3://bucket/folder", to_layout="flax", overwrite=True)
+    assert theirs(store) == {"folder/deep/thing.txt": b"mine"}
+
+
+def test_what_cannot_be_written_to_says_so(store, source, tmp_path, capsys):
+    assert run(["convert", str(source), f"{store.url}/bucket/x.npz"]) == 2
+    assert "a web server can't be written to" in capsys.readouterr().err
+    assert run(["convert", str(source), "hf://me/mine/x.npz"]) == 2
+    assert "written by its own tools" in capsys.readouterr().err
+
+
+def test_from_one_store_to_another_place_of_it(store, source, tmp_path):
+    wanted = ours(source, tmp_path, "folder", to_layout="flax")
+    store.put("bucket", "source/x.npz", source.read_bytes())
+    assert run(["convert", "s3://bucket/source/x.npz", "s3://bucket/folder", "--to", "flax"]) == 0
+    assert {key: data for key, data in theirs(store).items() if key.startswith("folder")} == wanted
+
+
+def test_other_stores_of_fsspec_are_written_too(source, tmp_path, small):
+    memory = fsspec.filesystem("memory")
+    try:
+        for name in ("folder", "x.npz", "x.dcp"):
+            wanted = ours(source, tmp_path, name, to_layout="flax")
+            checkpoints.convert(source, f"memory://made/{name}", to_layout="flax")
+            found = {key.removeprefix("/made/"): memory.cat_file(key) for key in memory.find("/made")}
+            assert {key: data for key, data in found.items() if key.startswith(name)} == wanted
+            assert not [key for key in found if "partial" in key]
+    finally:
+        memory.rm("/made", recursive=True)

@@ -1,0 +1,335 @@
+"""An object store on loopback that speaks as much of S3 as checkpoints need, with faults, latency and rates to order.
+
+It keeps everything in memory and checks no signatures. It is a web server, too: what is in a bucket can be read by its
+plain URL, and folders are listed as pages of links.
+
+    python -m parity_tests.support.object_store --rate 8 --latency 20      prints its address, and serves until killed
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import dataclasses
+import hashlib
+import itertools
+import re
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote, unquote
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
+
+from aiohttp import web
+
+PIECE = 1 << 18
+"""Bytes that are sent or received at a time."""
+
+
+@dataclasses.dataclass
+class Object:
+    """What is kept of an object."""
+
+    data: bytes
+    tag: str
+
+
+class ObjectStore:
+    """A server in a thread of its own.
+
+    Args:
+        rate: bytes per second of a connection; None is as fast as it goes.
+        latency: seconds that every request waits.
+        page: keys of a page of a listing.
+
+    Attributes:
+        objects: (bucket, key) -> what is there.
+        requests: all requests so far, as (method, "bucket/key", range or operation).
+        fault: called with every request as it is noted; returns "" or the fault it meets: "drop", "500", "503",
+            "truncate" (fewer bytes than announced), "short" (fewer bytes, and announced so), "other" (another range).
+        before: called with every request before it is answered.
+        token: what has to be in the header Authorization; "" for no such thing.
+    """
+
+    def __init__(self, rate: float | None = None, latency: float = 0.0, page: int = 1000):
+        self.rate, self.latency, self.page = rate, latency, page
+        self.objects: dict[tuple[str, str], Object] = {}
+        self.uploads: dict[str, dict[int, bytes]] = {}
+        self.requests: list[tuple[str, str, str]] = []
+        self.fault: Callable[[tuple[str, str, str]], str] = lambda request: ""
+        self.before: Callable[[tuple[str, str, str]], None] = lambda request: None
+        self.token = ""
+        self.has_ranges = True
+        self.lists = True
+        self._free: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+        self._numbers = itertools.count(1)
+        self.port = 0
+
+    # ---- from outside
+
+    def start(self, port: int = 0) -> ObjectStore:
+        """Begin to serve, on a free port by default."""
+        self._loop = asyncio.new_event_loop()
+        ready = threading.Event()
+
+        async def begin() -> None:
+            app = web.Application(client_max_size=1 << 40)
+            app.router.add_route("*", "/{bucket}", self._answer)
+            app.router.add_route("*", "/{bucket}/{key:.*}", self._answer)
+            self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+            await self._runner.setup()
+            site = web.TCPSite(self._runner, "127.0.0.1", port)
+            await site.start()
+            self.port = site._server.sockets[0].getsockname()[1]
+            ready.set()
+
+        def serve() -> None:
+            asyncio.set_event_loop(self._loop)
+            self._loop.run_until_complete(begin())
+            self._loop.run_forever()
+
+        self._thread = threading.Thread(target=serve, daemon=True)
+        self._thread.start()
+        ready.wait()
+        return self
+
+    def stop(self) -> None:
+        """End serving."""
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> ObjectStore:
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def put(self, bucket: str, key: str, data: bytes) -> None:
+        """Put an object there."""
+        self.objects[bucket, key] = Object(data, f'"{hashlib.md5(data).hexdigest()}"')
+
+    def keys(self, bucket: str) -> list[str]:
+        """Return all keys of a bucket, sorted."""
+        return sorted(key for one, key in self.objects if one == bucket)
+
+    # ---- requests
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        bucket, key = unquote(request.match_info["bucket"]), unquote(request.match_info.get("key", ""))
+        query = request.query
+        operation = request.headers.get("Range", "") or "&".join(
+            name for name in query if name in ("uploads", "uploadId", "partNumber", "list-type", "delete")
+        )
+        noted = request.method, f"{bucket}/{key}", operation
+        self.requests.append(noted)
+        self.before(noted)
+        fault = self.fault(noted)
+        body = await self._received(request) if request.method in ("PUT", "POST") else b""
+        if self.latency:
+            await asyncio.sleep(self.latency)
+        if fault == "drop":
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        if fault in ("500", "503"):
+            return _refused(int(fault), "InternalError" if fault == "500" else "SlowDown")
+        if self.token and self.token not in request.headers.get("Authorization", ""):
+            return _refused(403, "AccessDenied")
+        if request.method in ("GET", "HEAD"):
+            if "list-type" in query:
+                return self._listing(bucket, query)
+            return await self._sent(request, bucket, key, fault)
+        if request.method == "PUT":
+            return self._put(request, bucket, key, body)
+        if request.method == "POST":
+            return self._post(request, bucket, key, body)
+        if "uploadId" in query:
+            self.uploads.pop(query["uploadId"], None)
+        else:
+            self.objects.pop((bucket, key), None)
+        return web.Response(status=204)
+
+    async def _paced(self, transport: Any, count: int) -> None:
+        """Wait until so many bytes have had their time on a connection."""
+        if self.rate:
+            now = time.monotonic()
+            self._free[transport] = max(now, self._free.get(transport, 0.0)) + count / self.rate
+            await asyncio.sleep(self._free[transport] - now)
+
+    async def _received(self, request: web.Request) -> bytes:
+        found = bytearray()
+        while data := await request.content.read(PIECE):
+            await self._paced(request.transport, len(data))
+            found += data
+        return bytes(found)
+
+    async def _sent(self, request: web.Request, bucket: str, key: str, fault: str) -> web.StreamResponse:
+        found = self.objects.get((bucket, key))
+        if found is None:
+            if key.endswith("/") and self.lists and request.method == "GET":
+                return self._page(bucket, key)
+            return _refused(404, "NoSuchKey")
+        if request.headers.get("If-Match", found.tag) != found.tag:
+            return _refused(412, "PreconditionFailed")
+        data, headers, status = found.data, {"ETag": found.tag, "Accept-Ranges": "bytes"}, 200
+        hit = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", "")) if self.has_ranges else None
+        if hit:
+            start, stop = int(hit[1]), min(int(hit[2]) + 1, len(data))
+            if start >= len(data):
+                return web.Response(status=416, headers={"Content-Range": f"bytes */{len(data)}"})
+            if fault == "other":
+                start, stop = (start - 1, stop - 1) if start else (start + 1, min(stop + 1, len(data)))
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
+            data, status = data[start:stop], 206
+        if request.method == "HEAD":
+            return web.Response(status=status, headers={**headers, "Content-Length": str(len(data))})
+        if fault == "short":
+            data = data[: len(data) // 2]
+        reply = web.StreamResponse(status=status, headers=headers)
+        reply.content_length = len(data)
+        await reply.prepare(request)
+        view = memoryview(data)[: len(data) // 2] if fault == "truncate" else memoryview(data)
+        for at in range(0, len(view), PIECE):
+            piece = view[at : at + PIECE]
+            await self._paced(request.transport, len(piece))
+            await reply.write(piece)
+        if fault == "truncate":
+            assert request.transport is not None
+            request.transport.close()
+        return reply
+
+    def _page(self, bucket: str, folder: str) -> web.Response:
+        names = {key[len(folder) :].partition("/") for key in self.keys(bucket) if key.startswith(folder)}
+        if not names:
+            return _refused(404, "NoSuchKey")
+        links = [f'<a href="{quote(name + slash)}">{name}</a>' for name, slash, _ in sorted(names)]
+        return web.Response(text="<html>" + "".join(links) + "</html>", content_type="text/html")
+
+    def _listing(self, bucket: str, query: Any) -> web.Response:
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        after = query.get("continuation-token", "")
+        entries: dict[str, bool] = {}
+        for key in self.keys(bucket):
+            if key.startswith(prefix):
+                rest, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key[len(prefix) :], "", "")
+                entries[prefix + rest + found] = bool(found)
+        names = [name for name in sorted(entries) if name > after]
+        most = min(self.page, int(query.get("max-keys", 1000)))
+        parts = []
+        for name in names[:most]:
+            if entries[name]:
+                parts.append(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>")
+            else:
+                one = self.objects[bucket, name]
+                parts.append(
+                    f"<Contents><Key>{escape(name)}</Key><Size>{len(one.data)}</Size><ETag>{escape(one.tag)}</ETag>"
+                    "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+                )
+        more = len(names) > most
+        token = f"<NextContinuationToken>{escape(names[most - 1])}</NextContinuationToken>" if more else ""
+        return _xml(
+            f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{''.join(parts)}</ListBucketResult>"
+        )
+
+    def _put(self, request: web.Request, bucket: str, key: str, body: bytes) -> web.Response:
+        if "aws-chunked" in request.headers.get("Content-Encoding", ""):
+            return _refused(501, "NotImplemented")
+        if not _is_whole(request, body):
+            return _refused(400, "BadDigest")
+        origin = request.headers.get("x-amz-copy-source")
+        if origin is not None:
+            from_bucket, _, from_key = unquote(origin).lstrip("/").partition("/")
+            found = self.objects.get((from_bucket, from_key))
+            if found is None:
+                return _refused(404, "NoSuchKey")
+            if request.headers.get("x-amz-copy-source-if-match", found.tag) != found.tag:
+                return _refused(412, "PreconditionFailed")
+            hit = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("x-amz-copy-source-range", ""))
+            body = found.data[int(hit[1]) : int(hit[2]) + 1] if hit else found.data
+        tag = f'"{hashlib.md5(body).hexdigest()}"'
+        if "uploadId" in request.query:
+            if request.query["uploadId"] not in self.uploads:
+                return _refused(404, "NoSuchUpload")
+            self.uploads[request.query["uploadId"]][int(request.query["partNumber"])] = body
+        elif request.headers.get("If-None-Match") == "*" and (bucket, key) in self.objects:
+            return _refused(412, "PreconditionFailed")
+        else:
+            self.objects[bucket, key] = Object(body, tag)
+        if origin is not None:
+            kind = "CopyPartResult" if "uploadId" in request.query else "CopyObjectResult"
+            return _xml(f"<{kind}><ETag>{escape(tag)}</ETag></{kind}>")
+        return web.Response(headers={"ETag": tag})
+
+    def _post(self, request: web.Request, bucket: str, key: str, body: bytes) -> web.Response:
+        query = request.query
+        if "uploads" in query:
+            number = f"upload-{next(self._numbers)}"
+            self.uploads[number] = {}
+            return _xml(f"<InitiateMultipartUploadResult><UploadId>{number}</UploadId></InitiateMultipartUploadResult>")
+        if "delete" in query:
+            for one in ElementTree.fromstring(body).iter():
+                if one.tag.endswith("Key"):
+                    self.objects.pop((bucket, one.text or ""), None)
+            return _xml("<DeleteResult></DeleteResult>")
+        parts = self.uploads.get(query.get("uploadId", ""))
+        if parts is None:
+            return _refused(404, "NoSuchUpload")
+        numbers = [int(one.text or 0) for one in ElementTree.fromstring(body).iter() if one.tag.endswith("PartNumber")]
+        if any(len(parts.get(one, b"")) < 5 << 20 for one in numbers[:-1]) or numbers != sorted(set(numbers)):
+            return _refused(400, "EntityTooSmall")
+        if request.headers.get("If-None-Match") == "*" and (bucket, key) in self.objects:
+            return _refused(412, "PreconditionFailed")
+        data = b"".join(parts[one] for one in numbers)
+        del self.uploads[query["uploadId"]]
+        tag = (
+            f'"{hashlib.md5(b"".join(hashlib.md5(parts[one]).digest() for one in numbers)).hexdigest()}-{len(numbers)}"'
+        )
+        self.objects[bucket, key] = Object(data, tag)
+        return _xml(f"<CompleteMultipartUploadResult><ETag>{escape(tag)}</ETag></CompleteMultipartUploadResult>")
+
+
+def _is_whole(request: web.Request, body: bytes) -> bool:
+    """Whether a body is the one whose checksums the client sends."""
+    wanted = request.headers.get("Content-MD5")
+    if wanted and base64.b64encode(hashlib.md5(body).digest()).decode() != wanted:
+        return False
+    wanted = request.headers.get("x-amz-checksum-crc32")
+    return not wanted or base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode() == wanted
+
+
+def _xml(text: str) -> web.Response:
+    return web.Response(text=f'<?xml version="1.0" encoding="UTF-8"?>{text}', content_type="application/xml")
+
+
+def _refused(status: int, code: str) -> web.Response:
+    """Return an error as S3 has it, with a message that holds what nobody should see."""
+    text = f"<Error><Code>{code}</Code><Message>no, AKIASECRETKEY topsecret</Message></Error>"
+    return web.Response(status=status, text=text, content_type="application/xml")
+
+
+def main() -> None:
+    """Serve until killed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rate", type=float, help="MB/s of a connection")
+    parser.add_argument("--latency", type=float, default=0.0, help="ms of a request")
+    parser.add_argument("--port", type=int, default=0)
+    given = parser.parse_args()
+    store = ObjectStore(given.rate * 1e6 if given.rate else None, given.latency / 1e3).start(given.port)
+    print(store.url, flush=True)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()
