@@ -15,8 +15,11 @@ from .plans import Plan
 USUAL = 256 << 20
 """Bytes of a task, at most, where nobody says: a worker takes twice as much memory."""
 
-PER_WORKER = 4
+PER_WORKER = 2
 """Tasks that each of several workers has at least: none writes more than its share and a task."""
+
+PACKS = 4
+"""By how much smaller tasks of small tensors are: shares become more alike, and no tensor is cut for it."""
 
 LEAST = 1 << 12
 """Bytes that no task is cut smaller than: a page."""
@@ -62,15 +65,16 @@ def size_of(plan: Plan, workers: int = 1, task_bytes: int | None = None) -> int:
     return max(size, LEAST)
 
 
-def cut(plan: Plan, size: int) -> list[Task]:
+def cut(plan: Plan, size: int, workers: int = 1) -> list[Task]:
     """Return tasks of at most so many bytes (and an element), in the order of the plan."""
+    pack = min(size, -(-plan.nbytes // (PER_WORKER * PACKS * workers))) if workers > 1 else size
     tasks: list[Task] = []
     pieces: list[Piece] = []
     held = 0
     for target in plan.targets:
         for piece in _cut(target.info, size):
             count = (piece.stop - piece.start) * target.info.itemsize
-            if pieces and held + count > size:
+            if pieces and held + count > pack:
                 tasks.append(Task(held, tuple(pieces)))
                 pieces, held = [], 0
             pieces.append(piece)
@@ -123,7 +127,7 @@ def tasks_of(plan: Plan, format: str, workers: int, task_bytes: int | None) -> l
     writer = kind(Path(plan.source.name), infos, plan.metadata, is_share=True) if kind.random_access else None
     by_name = {info.name: info for info in infos}
     found = []
-    for task in cut(plan, size_of(plan, workers, task_bytes)):
+    for task in cut(plan, size_of(plan, workers, task_bytes), workers):
         entries: list[dict[str, Any]] = []
         for piece in task.pieces:
             width, start = by_name[piece.name].itemsize, piece.start

@@ -132,7 +132,7 @@ def run(
     place.check(prepared.reader)
     if place.job() is None:
         place.check_free(overwrite)
-    tasks = cut(prepared.plan, job.task_bytes)
+    tasks = cut(prepared.plan, job.task_bytes, job.workers)
     advance = adding(progress, prepared.plan.nbytes)
 
     with place.alone():

@@ -161,7 +161,7 @@ def test_no_worker_writes_much_more_than_its_share(tmp_path, count, giant):
     with containers.open_reader(source):
         plan = checkpoints.plan(source, tmp_path / "y", to_layout="same")
     for task_bytes in (None, 1 << 30):
-        found = planning.cut(plan, planning.size_of(plan, count, task_bytes))
+        found = planning.cut(plan, planning.size_of(plan, count, task_bytes), count)
         parts = [sum(task.nbytes for task in planning.share(found, index, count)) for index in range(count)]
         assert sum(parts) == plan.nbytes
         assert max(parts) <= 1.5 * plan.nbytes / count
