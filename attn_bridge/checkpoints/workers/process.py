@@ -38,7 +38,7 @@ def write_share(prepared: Prepared, job: Job, run: str, index: int, advance: Adv
     """Do the share of one worker of a run."""
     place = place_of(prepared.target)
     with place.helping():
-        mine = share(cut(prepared.plan, job.task_bytes), index, job.workers)
+        mine = share(cut(prepared.plan, job.task_bytes, job.workers), index, job.workers)
         work(prepared, place, mine, job.task_bytes, job.plan, run, advance)
 
 
