@@ -193,8 +193,10 @@ def _dropout_of(call: Call) -> tuple[Tensor | None, Tensor | None]:
     rng = source_of(call.dropout, call.rng)
     if isinstance(rng, RngStream) and not rng.x64:
         return rng()[None], None
-    kept = draw(call.scores_shape, call.dropout, rng, torch.float32, call.query.device)
-    return None, kept.expand(call.scores_shape)
+    if rng is None or isinstance(rng, torch.Generator):
+        # What `draw` draws, without the numbers in between.
+        return None, torch.empty(call.scores_shape, dtype=torch.bool).bernoulli_(1.0 - call.dropout, generator=rng)
+    return None, draw(call.scores_shape, call.dropout, rng).expand(call.scores_shape)
 
 
 def _is_surely(truth: Any) -> bool:
