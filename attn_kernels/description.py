@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import struct
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from attn_bridge.masks import Mask
+from attn_bridge.masks import Mask, goes_forward
 
 from . import words
 
@@ -22,8 +25,16 @@ def intervals(mask: Mask | None, queries: int) -> np.ndarray[Any, Any] | None:
     """
     if mask is None:
         return np.zeros((2, 0), np.int64)
+    return _known_intervals(mask, queries) if goes_forward(mask) else _intervals(mask, queries)
+
+
+def _intervals(mask: Mask, queries: int) -> np.ndarray[Any, Any] | None:
     found = mask.interval(np.arange(queries))
     return None if found is None or (np.diff(found) < 0).any() else np.stack(found)
+
+
+_known_intervals = functools.lru_cache(maxsize=16)(_intervals)
+"""Of masks that are equal by value; a layer asks for the same ones again and again."""
 
 
 def describe(
@@ -89,7 +100,7 @@ def describe(
 
 def bits(number: float) -> int:
     """Return the bits of a float64 as a word."""
-    return int(np.float64(number).view(np.int64))
+    return int.from_bytes(struct.pack("=d", number), sys.byteorder, signed=True)
 
 
 def _spread(shape: Shape, sequences: int) -> Shape:

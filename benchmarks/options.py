@@ -24,6 +24,7 @@ import attn_bridge
 import jax_attn.functional
 import torch_attn.functional
 from attn_bridge import masks
+from torch_attn.random import JaxRngs
 
 from . import jax_side, machine, torch_side
 
@@ -77,6 +78,7 @@ def cases(batch: int, tokens: int, heads: int) -> dict[str, dict[str, Any]]:
         "bias": {"mask": causal, "bias": bias},
         "bias, differentiated": {"mask": causal, "bias": bias},
         "dropout": {"mask": causal, "dropout": 0.1},
+        "dropout, JAX's stream": {"mask": causal, "dropout": 0.1, "rng": None},
     }
 
 
@@ -112,6 +114,8 @@ def in_torch(inputs: list[Any], options: dict[str, Any], *, differentiates_bias:
     """Return what is picked, a forward call, and one with gradients."""
     arrays = [torch.from_numpy(one).requires_grad_() for one in inputs]
     options = {name: torch.from_numpy(one) if isinstance(one, np.ndarray) else one for name, one in options.items()}
+    if "rng" in options:
+        options["rng"] = JaxRngs(dropout=0)
     if differentiates_bias:
         options["bias"].requires_grad_()
         arrays = [*arrays, options["bias"]]

@@ -17,21 +17,26 @@ from .tiles import over_tiles, transpose_registers
 
 _BYTE, _INT = ir.IntType(8), ir.IntType(32)
 
+_SIGN = -(2**31)
+
 _TURNS = ((13, 15, 26, 6), (17, 29, 16, 24))
 """Bits that a word is turned by in each round, for even and odd groups of four."""
 
 
-def threefry(keys: tuple[Value, ...], high: Value, low: Value) -> Value:
-    """Return 32 random bits of each place: both words of Threefry 2x32 with 20 rounds, one exclusive or the other."""
+def threefry(keys: tuple[Value, ...], counters: list[tuple[Value, Value]]) -> list[Value]:
+    """Return 32 random bits of each place: both words of Threefry 2x32 with 20 rounds, one exclusive or the other.
+
+    Several places go through the rounds side by side, as each step of one waits for the step before.
+    """
     schedule = (*keys, keys[0] ^ keys[1] ^ 0x1BD11BDA)
-    one, two = high + schedule[0], low + schedule[1]
+    pairs = [(high + schedule[0], low + schedule[1]) for high, low in counters]
     for group in range(5):
         for turn in _TURNS[group % 2]:
-            one = one + two
-            two = one ^ ((two << turn) | (two >> (32 - turn)))
-        one = one + schedule[(group + 1) % 3]
-        two = two + schedule[(group + 2) % 3] + (group + 1)
-    return one ^ two
+            pairs = [(one + two, (two << turn) | (two >> (32 - turn))) for one, two in pairs]
+            pairs = [(one, one ^ two) for one, two in pairs]
+        next_one, next_two = schedule[(group + 1) % 3], schedule[(group + 2) % 3] + (group + 1)
+        pairs = [(one + next_one, two + next_two) for one, two in pairs]
+    return [one ^ two for one, two in pairs]
 
 
 @routine
@@ -91,9 +96,15 @@ def _draw(
     row = ((head % of_batch) * job[words.QUERIES] + first) * n_keys + start
     between = code.places(LANES) * code.vector(n_keys, LANES)
     with registers(code, count) as lanes:
-        places = [between + code.vector(row + lane // 4 * n_keys, LANES) for lane in lanes]
+        rows = [between + code.vector(row + lane // 4 * n_keys, LANES) for lane in lanes]
+        starts = [((place >> 32).low_bits(_INT), place.low_bits(_INT)) for place in rows]
         with code.loop(0, held) as j:
-            for lane, place in zip(lanes, places, strict=True):
-                at = place + code.vector(j, LANES)
-                bits = threefry(keys, (at >> 32).low_bits(_INT), at.low_bits(_INT)) >> 9
-                code.store(code.choose(bits < below, factor, 0.0), factors + lane + 4 * QUERIES * j)
+            step, one = code.vector(j.low_bits(_INT), LANES), code.vector(code.value(1).low_bits(_INT), LANES)
+            counters = []
+            for high, low in starts:
+                at = low + step
+                # Without a sign, it is below what it was where the sum went beyond 32 bits.
+                went_on = (at ^ _SIGN) < (low ^ _SIGN)
+                counters.append((high + code.choose(went_on, one, 0), at))
+            for lane, bits in zip(lanes, threefry(keys, counters), strict=True):
+                code.store(code.choose(bits >> 9 < below, factor, 0.0), factors + lane + 4 * QUERIES * j)

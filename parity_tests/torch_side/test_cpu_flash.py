@@ -213,7 +213,7 @@ def test_one_graph_holds_them_forward_and_backward(mask, backend):
 
 def test_the_compiler_of_torch_takes_them():
     inputs = [one.requires_grad_() for one in tensors(queries=150, keys=150, batch=1)]
-    of = squared(None, mask=masks.chunked(40))
+    of = squared("cpu_flash", mask=masks.chunked(40))
     torch.compiler.reset()
     found = torch.autograd.grad(torch.compile(of, fullgraph=True)(*inputs), inputs)
     assert_close(found, torch.autograd.grad(of(*inputs), inputs))
@@ -357,6 +357,7 @@ def test_where_the_kernels_do_not_load_others_do_it(monkeypatch):
         raise RuntimeError(f"LLVM does not take {kind}")
 
     inputs = tensors(queries=140, keys=140)
+    monkeypatch.setattr(cpu_flash, "MIN_PRODUCTS", 0)
     monkeypatch.setattr(calls, "compiled", refuse)
     monkeypatch.setattr(cpu_flash, "_fails_to_load", cpu_flash._fails_to_load.__wrapped__)
     assert "LLVM does not take forward" in functional.explain(*inputs)["cpu_flash"]
@@ -418,6 +419,9 @@ def test_it_is_left_out_where_others_are_as_fast(monkeypatch):
     def reason(**sizes: int) -> str | None:
         return functional.explain(*tensors(**sizes))["cpu_flash"]
 
+    assert reason(queries=140, keys=140) == f"fewer products than {cpu_flash.MIN_PRODUCTS}"
+    assert reason(queries=800, keys=800, width=16) is None
+    monkeypatch.setattr(cpu_flash, "MIN_PRODUCTS", 0)
     assert reason(queries=140, keys=140) is None
     assert reason(queries=100, keys=140) == f"fewer scores per head than {cpu_flash.MIN_SCORES}"
     assert reason(queries=4, keys=9000) == f"fewer than {cpu_flash.MIN_QUERIES} queries"

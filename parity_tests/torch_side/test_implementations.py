@@ -19,7 +19,7 @@ import torch_attn
 from attn_bridge import masks
 from attn_bridge.reference.attention import attend as formula
 from torch_attn import functional, implementations
-from torch_attn.implementations import Call, by_rows, flex, sdpa, unavailable
+from torch_attn.implementations import Call, by_rows, flex, sdpa
 
 DTYPES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-9}
 """Dtype -> error allowed beside that of the reference, as part of the largest value: a few units in the last place."""
@@ -134,12 +134,7 @@ FIRST = {
     "softcap": "by_rows",
     "sinks": "by_rows",
 }
-"""Which implementation a CPU picks, where it has no kernels of ours for the call."""
-
-
-def dtypes_of_kernels() -> list[torch.dtype]:
-    """Return the dtypes in which our kernels are the fastest."""
-    return [torch.float32, *({torch.bfloat16, torch.float16} - set(sdpa.FAST_ON_CPU))]
+"""Which implementation a CPU picks, for calls this small."""
 
 
 def make(label: str, seed: int) -> tuple[list[Tensor], Options]:
@@ -179,8 +174,7 @@ def test_every_implementation_computes_what_the_reference_does(label, dtype):
         wide = to(torch.float64, *low)
         exact, plain = results(*wide, "reference"), results(*low, "reference")
         names = supported(*low)
-        is_ours = label == "long" and dtype in dtypes_of_kernels() and unavailable()["cpu_flash"] is None
-        assert names[0] == ("cpu_flash" if is_ours else FIRST[label])
+        assert names[0] == FIRST[label]
         for name in names:
             hold(results(*low, name), exact, plain, DTYPES[dtype])
 
@@ -325,10 +319,10 @@ class Sizes(TorchDispatchMode):
         return result
 
 
-def sizes(label_or_mask: Any, **shape: int) -> list[int]:
+def sizes(label_or_mask: Any, name: str | None = None, **shape: int) -> list[int]:
     inputs, _ = to(torch.float32, operands(**shape), {})
     with Sizes() as found:
-        context = functional.dot_product_attention(*inputs, mask=label_or_mask)
+        context = functional.dot_product_attention(*inputs, mask=label_or_mask, implementation=name)
         torch.autograd.grad(context.sum(), inputs)
     return found.all
 
@@ -343,7 +337,8 @@ def test_causal_attention_makes_no_array_of_queries_times_keys(value_width):
 def test_a_window_costs_in_proportion_to_the_tokens(padded):
     def cost(tokens: int) -> int:
         mask = masks.sliding_window(16)
-        return sum(sizes(mask & some(2, tokens, seed=0) if padded else mask, queries=tokens, keys=tokens))
+        mask = mask & some(2, tokens, seed=0) if padded else mask
+        return sum(sizes(mask, "windowed", queries=tokens, keys=tokens))
 
     assert cost(2048) < 2.1 * cost(1024)
     assert cost(1024) > 1.9 * cost(512)

@@ -190,7 +190,7 @@ def test_what_options_cost_is_measured(monkeypatch, capsys):
     options.main()
     lines = capsys.readouterr().out.splitlines()
     assert [line[:28].strip() for line in lines[3:7]] == list(few)
-    assert [line[28:].split()[0] for line in lines[3:7]] == ["sdpa", "by_rows", "sdpa", "sdpa"]
+    assert [line[28:].split()[0] for line in lines[3:7]] == ["sdpa", "cpu_flash", "sdpa", "sdpa"]
     assert all("cpu_flash" in line for line in lines[3:7])
     assert lines[3].split()[3::2][0] == "1.00"
 

@@ -28,6 +28,9 @@ from .reference import draw, source_of
 MIN_SCORES = 128 * 128
 """Scores per head from which it is picked: fewer are computed as fast by others."""
 
+MIN_PRODUCTS = 2**26
+"""Products of numbers, in all, from which it takes the place of torch's fused kernel, whose calls begin faster."""
+
 MIN_QUERIES = 32
 """Queries from which it is picked: it goes through the keys with 64 of them, whether they are there or not."""
 
@@ -99,8 +102,12 @@ def unprofitable(call: Call) -> str | None:
     tasks, threads = call.key.shape[0] * call.key.shape[2], _here("threads")
     if _is_surely(2 * tasks < threads):
         return f"{tasks} key heads in all for {threads} threads: backward, each is one thread's"
-    if call.query.dtype != torch.float32 and call.query.dtype in sdpa.FAST_ON_CPU and sdpa.unsupported(call) is None:
-        return f"the processor multiplies {call.query.dtype} itself, which torch's kernel uses"
+    if sdpa.unsupported(call) is None:
+        if call.query.dtype != torch.float32 and call.query.dtype in sdpa.FAST_ON_CPU:
+            return f"the processor multiplies {call.query.dtype} itself, which torch's kernel uses"
+        batch, heads = call.scores_shape[:2]
+        if _is_surely(batch * heads * queries * keys * (call.query.shape[3] + call.value.shape[3]) < MIN_PRODUCTS):
+            return f"fewer products than {MIN_PRODUCTS}"
     if not _here("fused attention"):
         return "fused attention is switched off (torch.nn.attention.sdpa_kernel)"
     return _here("fails to load")
@@ -186,8 +193,10 @@ def _dropout_of(call: Call) -> tuple[Tensor | None, Tensor | None]:
     rng = source_of(call.dropout, call.rng)
     if isinstance(rng, RngStream) and not rng.x64:
         return rng()[None], None
-    kept = draw(call.scores_shape, call.dropout, rng, torch.float32, call.query.device)
-    return None, kept.expand(call.scores_shape)
+    if rng is None or isinstance(rng, torch.Generator):
+        # What `draw` draws, without the numbers in between.
+        return None, torch.empty(call.scores_shape, dtype=torch.bool).bernoulli_(1.0 - call.dropout, generator=rng)
+    return None, draw(call.scores_shape, call.dropout, rng).expand(call.scores_shape)
 
 
 def _is_surely(truth: Any) -> bool:

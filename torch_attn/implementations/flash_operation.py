@@ -75,8 +75,7 @@ def attention(
         dropout: rate at which weights are dropped.
     """
     others = (bias, sinks, mask, query_ids, key_ids, seed, kept, bounds)
-    run = torch.ops.attn_bridge.flash_forward if torch.compiler.is_compiling() else _Forward.apply
-    found: tuple[Tensor, Tensor, Tensor] = run(query, key, value, *others, scale, softcap, dropout)
+    found: tuple[Tensor, Tensor, Tensor] = _chosen("flash_forward")(query, key, value, *others, scale, softcap, dropout)
     return found
 
 
@@ -227,8 +226,7 @@ def _differentiate(ctx: Any, d_context: Tensor | None, _: Any, d_total: Tensor |
     if d_total is None:
         d_total = torch.zeros_like(total)
     sinks, asks = operands[4], ctx.needs_input_grad[3]
-    run = torch.ops.attn_bridge.flash_backward if torch.compiler.is_compiling() else _Backward.apply
-    *found, d_bias, d_sinks = run(*operands, top, total, d_context, d_total, *ctx.options, asks)
+    *found, d_bias, d_sinks = _chosen("flash_backward")(*operands, top, total, d_context, d_total, *ctx.options, asks)
     nothing = (None,) * (len(_OTHERS) - 2 + len(ctx.options))
     return (*found, d_bias if asks else None, None if sinks is None else d_sinks, *nothing)
 
@@ -328,9 +326,15 @@ def _unfolded(array: Tensor, size: int) -> Tensor:
     return array.expand(size, *array.shape) if array.numel() == 0 else array.unflatten(0, (size, -1))
 
 
-def _register() -> list[Any]:
-    """Register the operations for compilers, and return them as functions of autograd, which `torch.func` asks for."""
-    of_mask, functions = ("mask", "query_ids", "key_ids"), []
+def _chosen(name: str) -> Any:
+    """Return an operation, inside `torch.func` as a function of autograd: it knows others not, which cost less."""
+    is_transformed = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    return _FUNCTIONS[name].apply if is_transformed else getattr(torch.ops.attn_bridge, name).default
+
+
+def _register() -> dict[str, Any]:
+    """Register the operations, and return them as functions of autograd."""
+    of_mask, functions = ("mask", "query_ids", "key_ids"), {}
     for name, run, results, keep, differentiate, shared in (
         ("flash_forward", _forward, _forward_results, _keep, _differentiate, ("bias", "sinks", *of_mask)),
         ("flash_backward", _backward, _backward_results, _keep_of_backward, _differentiate_twice, of_mask),
@@ -343,8 +347,8 @@ def _register() -> list[Any]:
         parts = {"forward": operation, "setup_context": keep, "backward": differentiate}
         function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(one) for key, one in parts.items()})
         function.vmap = staticmethod(_folding(function.apply, operation._schema.arguments, shared))
-        functions.append(function)
+        functions[name] = function
     return functions
 
 
-_Forward, _Backward = _register()
+_FUNCTIONS = _register()
