@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import socket
 from collections.abc import Sequence
 from typing import Any, Self
 
 from ...printable import printable
 from ..containers.base import CheckpointError
+from ..containers.files import reason
 from ..requests import Prepared, Request
 from .conducting import job_of
 from .jobs import Job
@@ -16,6 +19,9 @@ from .working import Advance
 
 RETRIES = 3
 """How many times Ray starts a task again whose process or machine was lost."""
+
+PATIENCE = 10.0
+"""Seconds that are waited for a cluster to answer."""
 
 WORTH = 1 << 30
 """Bytes of a share, about, where nobody says how many there are."""
@@ -40,6 +46,7 @@ class Cluster:
         self._ray: Any = ray
         self._is_own = not ray.is_initialized()
         if self._is_own:
+            _check_reachable(address)
             try:
                 ray.init(address=address or None, logging_level="warning", log_to_driver=False)
             except (ConnectionError, ValueError, RuntimeError) as error:
@@ -65,6 +72,21 @@ class Cluster:
     def __exit__(self, *error: object) -> None:
         if self._is_own:
             self._ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Refuse an address where nobody listens: Ray itself tries for many minutes.
+
+    Raises:
+        CheckpointError: nobody does.
+    """
+    hit = re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:([0-9]{1,5})", address)
+    if hit is None:
+        return
+    try:
+        socket.create_connection((hit[1], int(hit[2])), PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise CheckpointError(f"--ray {printable(address)}: no cluster is there: {reason(error)}") from None
 
 
 def share_of_task(asked: dict[str, Any]) -> int:

@@ -95,9 +95,9 @@ def test_an_address_of_no_cluster_is_one_line(tmp_path):
     source = sharded(tmp_path / "hf")
     code = (
         "import sys; from attn_bridge.cli.app import run;"
-        f"sys.exit(run(['convert', {str(source)!r}, {str(tmp_path / 'x')!r}, '--ray', 'nowhere.invalid:6379']))"
+        f"sys.exit(run(['convert', {str(source)!r}, {str(tmp_path / 'x')!r}, '--ray', 'localhost:1']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("error: --ray nowhere.invalid:6379: ")
+    assert done.stderr.splitlines()[-1].startswith("error: --ray localhost:1: no cluster is there: ")
     assert not list(tmp_path.glob(".*"))
