@@ -220,14 +220,12 @@ def tasks(
         CheckpointError: (a ValueError) the source is malformed, or the target can't hold it.
         LayoutError: (a ValueError) names, shapes or settings that don't fit.
     """
-    from .planning import tasks as planning
+    from .planning.tasks import tasks_of
     from .requests import Request
-    from .workers import job_of
 
     asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize)
     with asked.opened() as prepared:
-        job = job_of(prepared, workers, task_bytes)
-        return planning.as_json(planning.cut(prepared.plan, job.task_bytes), prepared.plan, prepared.format)
+        return tasks_of(prepared.plan, prepared.format, workers, task_bytes)
 
 
 def convert(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +41,7 @@ class Elements:
     def __init__(self, reader: Reader, kept: Reader | None, most: int):
         self._reader, self._kept, self._most = reader, kept, most
         self._held: tuple[str, Array] | None = None
+        self._band: tuple[tuple[str, int, int], list[tuple[Array | None, Move]]] | None = None
         self._source = np.empty(0, np.uint8)
         self._free: list[Array] = []
         self._lent: dict[int, Array] = {}
@@ -65,10 +67,24 @@ class Elements:
         self._lent[_address(memory) + first] = memory
         return memory[first : first + size].view(dtype)
 
-    def read(self, target: Target, start: int = 0, stop: int | None = None, *, place: int = 0) -> tuple[Array, int]:
+    def read(
+        self,
+        target: Target,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        place: int = 0,
+        within: tuple[int, int] | None = None,
+    ) -> tuple[Array, int]:
         """Return elements ``start:stop`` of a target in C order, and how many of them a cast changed.
 
-        `place` is where in a file they will go, if that is known.
+        Args:
+            target: what they are elements of.
+            start: the first.
+            stop: the one behind the last.
+            place: where in a file they will go, if that is known.
+            within: a range around them that is read in pieces like this one, one after the other: what lies in short
+                runs in the source is read once for all of them.
         """
         stop = target.info.nbytes // target.info.itemsize if stop is None else stop
         reader = self._kept if target.kept and self._kept is not None else self._reader
@@ -79,9 +95,12 @@ class Elements:
             _read_into(reader, move.source, move.source_offset + start, found)
         else:
             found = self._take(stop - start, dtype, place)
-            for move in target.moves:
+            for source, move in self._ready(reader, target, dtype, within):
                 for piece in pieces(move, start, stop):
-                    self._gather(reader, piece, found, start)
+                    if source is None:
+                        self._gather(reader, piece, found, start)
+                    else:
+                        apply(Move("", piece.source_offset, piece.target_offset - start, piece.axes), source, found)
         if target.is_changed:
             scaled = self._changed(target, found, start, stop)
             self.release(found)
@@ -139,10 +158,37 @@ class Elements:
                 self._held = piece.source, _range(reader, piece.source, 0, size, into.dtype)
             apply(Move(piece.source, first, moved.target_offset, piece.axes), self._held[1], into)
             return
-        # Run by run into memory without gaps, and then all of it at once to where it goes.
+        source = self._room(piece.size, into.dtype)
+        gathered = self._in_runs(reader, piece, source)
+        apply(dataclasses.replace(gathered, target_offset=moved.target_offset), source, into)
+
+    def _ready(
+        self, reader: Reader, target: Target, dtype: np.dtype[Any], within: tuple[int, int] | None
+    ) -> list[tuple[Array | None, Move]]:
+        """Return the moves of a target; those of short runs in a range as moves out of memory that holds them."""
+        if within is None:
+            return [(None, move) for move in target.moves]
+        key = target.info.name, *within
+        if self._band is None or self._band[0] != key:
+            self._band = None  # freed before the next is read
+            found: list[tuple[Array | None, Move]] = []
+            for piece in (piece for move in target.moves for piece in pieces(move, *within)):
+                extent = 1 + sum((size - 1) * here for size, here, _ in piece.axes)
+                if extent <= DENSE * piece.size or reader.tensors[piece.source].nbytes <= self._most:
+                    found.append((None, piece))
+                else:
+                    self._held, self._source = None, np.empty(0, np.uint8)  # of the tensor before
+                    source = np.empty(piece.size, dtype)
+                    found.append((source, self._in_runs(reader, piece, source)))
+            self._band = key, found
+        return self._band[1]
+
+    @staticmethod
+    def _in_runs(reader: Reader, piece: Move, source: Array) -> Move:
+        """Read run by run into memory without gaps, and return the move from there to where all of it goes."""
+        first = piece.source_offset
         run, around = source_runs(piece)
         inside = sorted((axis for axis in piece.axes if axis not in around), key=lambda axis: -axis[1])
-        source = self._room(piece.size, into.dtype)
         outer, (rows, between) = (around[:-1], around[-1][:2]) if around else ([], (1, run))
         position = 0
         for index in np.ndindex(*(size for size, _, _ in outer)):
@@ -153,7 +199,7 @@ class Elements:
         for size, _, there in reversed([*around, *inside]):
             dense.append((size, step, there))
             step *= size
-        apply(move_of(piece.source, 0, moved.target_offset, dense), source, into)
+        return move_of(piece.source, 0, piece.target_offset, dense)
 
     def _room(self, count: int, dtype: np.dtype[Any]) -> Array:
         """Return memory for what is read and used at once."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,6 +41,10 @@ from .plans import (
 
 if TYPE_CHECKING:
     pass
+
+
+REDRAW = 0.1
+"""Seconds between two pictures of a bar."""
 
 
 def convert(
@@ -306,11 +311,19 @@ def _bytes_bar() -> Iterator[Callable[[int, int, str], None] | None]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True), TransferSpeedColumn())
     with (
         os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8") as stream,
-        Progress(*columns, TimeRemainingColumn(), console=Console(file=stream), transient=True) as bar,
+        # Without a thread that redraws it: a process that has threads is not forked for workers.
+        Progress(
+            *columns, TimeRemainingColumn(), console=Console(file=stream), transient=True, auto_refresh=False
+        ) as bar,
     ):
         task = bar.add_task("reading headers")
 
+        shown = -1.0
+
         def advance(done: int, total: int, name: str) -> None:
-            bar.update(task, description=name[:40], completed=done, total=total)
+            nonlocal shown
+            is_due = time.monotonic() - shown > REDRAW
+            shown = time.monotonic() if is_due else shown
+            bar.update(task, description=name[:40], completed=done, total=total, refresh=is_due)
 
         yield advance

@@ -60,14 +60,15 @@ def plan(
 
     Exit status: 0 = planned, 2 = bad usage or bad input; nothing is written.
     """
-    from .. import checkpoints
+    from ..checkpoints.planning import tasks as planning
+    from ..checkpoints.requests import Request
 
     check_report(json_file, source, target)
     size = None if task_bytes is None else parse_size(task_bytes, "--task-bytes")
-    options: dict[str, Any] = {"from_layout": from_layout, "to_layout": to_layout, "format": format, "rules": rules}
-    options |= {"dtype": dtype, "settings": parse_settings(settings or []), "dequantize": dequantize}
-    planned = checkpoints.plan(source, target, **options)
-    tasks = checkpoints.tasks(source, target, **options, workers=workers, task_bytes=size)
+    given = parse_settings(settings or [])
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, given, dequantize)
+    with asked.opened() as prepared:
+        planned, tasks = prepared.plan, planning.tasks_of(prepared.plan, prepared.format, workers, size)
     if json_file is not None:
         write_json({**plan_json(planned), "workers": workers, "tasks": tasks}, json_file)
     if json_file != "-":

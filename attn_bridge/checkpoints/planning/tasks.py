@@ -48,8 +48,10 @@ def size_of(plan: Plan, workers: int = 1, task_bytes: int | None = None) -> int:
     """Return the bytes of a task, at most: those given, or fewer where several workers would have unlike shares.
 
     Raises:
-        CheckpointError: they are no whole number, or too few.
+        CheckpointError: a number is no whole one, or too small.
     """
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise CheckpointError(f"workers ({workers!r}) must be a whole number of at least 1")
     if task_bytes is not None and (isinstance(task_bytes, bool) or not isinstance(task_bytes, int)):
         raise CheckpointError(f"task_bytes ({task_bytes!r}) must be a whole number of bytes, or None")
     if task_bytes is not None and task_bytes < LEAST:
@@ -107,12 +109,13 @@ def share(tasks: Sequence[Task], index: int, count: int) -> list[Task]:
     return mine
 
 
-def as_json(tasks: Sequence[Task], plan: Plan, format: str) -> list[dict[str, Any]]:
+def tasks_of(plan: Plan, format: str, workers: int, task_bytes: int | None) -> list[dict[str, Any]]:
     """Return tasks with the places that their bytes go to, one entry for bytes that lie one after the other.
 
     Args:
-        tasks: all of them.
         plan: what they are of.
+        workers: how many share them.
+        task_bytes: bytes of a task, at most; None: the usual.
         format: container of the target; one that is written in order has no places before it is written.
     """
     kind = containers.writer_class(format)
@@ -120,7 +123,7 @@ def as_json(tasks: Sequence[Task], plan: Plan, format: str) -> list[dict[str, An
     writer = kind(Path(plan.source.name), infos, plan.metadata, is_share=True) if kind.random_access else None
     by_name = {info.name: info for info in infos}
     found = []
-    for task in tasks:
+    for task in cut(plan, size_of(plan, workers, task_bytes)):
         entries: list[dict[str, Any]] = []
         for piece in task.pieces:
             width, start = by_name[piece.name].itemsize, piece.start

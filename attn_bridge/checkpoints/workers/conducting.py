@@ -62,8 +62,6 @@ def job_of(prepared: Prepared, workers: int, task_bytes: int | None, max_memory:
     Raises:
         CheckpointError: a number is none, or the memory is too little.
     """
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise CheckpointError(f"workers ({workers!r}) must be a whole number of at least 1")
     plan = prepared.plan
     size = size_of(plan, workers, task_bytes)
     if max_memory is not None:

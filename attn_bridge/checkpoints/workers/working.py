@@ -140,7 +140,7 @@ def _write(
 
     def read(one: Open, start: int, stop: int) -> tuple[Any, int]:
         where = writer.place(one.piece.name, start * one.target.info.itemsize)
-        array, count = elements.read(one.target, start, stop, place=where)
+        array, count = elements.read(one.target, start, stop, place=where, within=(one.piece.start, one.piece.stop))
         if isinstance(prepared.reader, quantised.Dequantised):
             count += quantised.rounding_losses(prepared.reader, one.target, start, stop)
         return array, count

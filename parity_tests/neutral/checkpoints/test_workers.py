@@ -17,6 +17,7 @@ import pytest
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints import containers
 from attn_bridge.checkpoints.containers.base import CheckpointError
+from attn_bridge.checkpoints.elements import Elements
 from attn_bridge.checkpoints.planning import tasks as planning
 from attn_bridge.checkpoints.workers import Processes, parse
 from attn_bridge.checkpoints.workers.places import LocalPlace
@@ -65,6 +66,25 @@ def test_any_number_of_workers_writes_the_same_bytes_in_any_order(tmp_path, sour
     assert (last.result.digests, last.result.changed) == (plain.digests, plain.changed)
     assert min(plain.changed.values()) > 0
     assert not list(tmp_path.glob(".*.partial"))
+
+
+@pytest.mark.parametrize("dtype", [None, "f16"])
+def test_tensors_that_are_never_held_whole_give_the_same_bytes(tmp_path, source, monkeypatch, dtype):
+    plain = checkpoints.convert(source, tmp_path / "plain", dtype=dtype)
+    monkeypatch.setattr("attn_bridge.checkpoints.workers.working.SPARE", 0)
+    monkeypatch.setattr("attn_bridge.checkpoints.workers.working.CHUNK", 1000)
+    read = []
+    in_runs = Elements._in_runs
+
+    def spied(*arguments):
+        read.append(arguments)
+        return in_runs(*arguments)
+
+    monkeypatch.setattr(Elements, "_in_runs", staticmethod(spied))
+    last = shares(source, tmp_path / "x", 3, dtype=dtype)[-1]
+    assert everything(tmp_path / "x") == everything(tmp_path / "plain")
+    assert last.result.changed == plain.changed
+    assert len(read) > 20
 
 
 def test_processes_write_the_same_bytes_and_say_how_far_they_are(tmp_path, source):
