@@ -23,7 +23,7 @@ from ..containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, Rea
 from ..containers.remote import RemotePath
 from ..containers.remote.joining import abandon, join
 from ..containers.remote.leases import Lease, is_dead
-from ..containers.remote.staged import Staged
+from ..containers.remote.staged import PACK, Staged
 from ..containers.remote.targets import staged_path
 from ..planning.tasks import Piece
 from .jobs import Entry, Job
@@ -67,7 +67,8 @@ class StoredPlace(Place):
 
     @functools.cached_property
     def _staged(self) -> Staged:
-        return Staged(self._store, f"{self._folder}/parts")
+        job = self.job()
+        return Staged(self._store, f"{self._folder}/parts", PACK if job is None else job.task_bytes)
 
     def check(self, reader: Reader) -> None:
         """Refuse a target that can't be written to, or that lies in the source or around it."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,7 +18,7 @@ import fsspec
 
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
-from attn_bridge.checkpoints.containers.remote import faults, joining, staged
+from attn_bridge.checkpoints.containers.remote import faults, joining, leases, staged, to_path
 from attn_bridge.cli.app import run
 from parity_tests.neutral.checkpoints.checkpoints import gpt
 from parity_tests.neutral.checkpoints.test_object_stores import ENDINGS, KINDS, now_and_then
@@ -31,6 +35,7 @@ def source(tmp_path_factory):
 def small(monkeypatch):
     """Objects and parts of some KiB, so that little data makes many."""
     monkeypatch.setattr(staged, "PACK", 10_000)
+    monkeypatch.setattr(staged, "LEAST", 1000)
 
 
 def ours(source, tmp_path, name, **options):
@@ -127,7 +132,7 @@ def test_whichever_request_fails_nothing_is_there_or_all_of_it_and_resume_ends_i
     store.requests.clear()
     checkpoints.convert(source, url, **options)
     count = len(store.requests)
-    for number in range(2, count + 9, 7):
+    for number in range(2, count + 9, max(7, count // 20)):
         store.objects.clear()
         store.uploads.clear()
         begun = itertools.count()
@@ -203,3 +208,82 @@ def test_other_stores_of_fsspec_are_written_too(source, tmp_path, small):
             assert not [key for key in found if "partial" in key]
     finally:
         memory.rm("/made", recursive=True)
+
+
+# ---- kills
+
+
+def killed(store, command, when):
+    """Run a command, kill all of its processes at the first request of a kind, and return whether that came."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "attn_bridge", *command],
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    seen = []
+
+    def before(request):
+        if when(request) and not seen:
+            seen.append(request)
+            os.killpg(process.pid, signal.SIGKILL)
+
+    store.before = before
+    process.communicate()
+    store.before = lambda request: None
+    return bool(seen)
+
+
+MOMENTS = {
+    "a part is sent": lambda method, key: method == "PUT" and "/parts/" in key,
+    "a journal is written": lambda method, key: method == "PUT" and "/journals/" in key,
+    "publication begins": lambda method, key: method == "PUT" and key.endswith("/publishing"),
+    "the folder is marked": lambda method, key: method == "PUT" and key.endswith("folder/attn-bridge.unfinished"),
+    "tensors are there": lambda method, key: method == "PUT" and key.endswith("folder/model.safetensors"),
+    "the manifest is there": lambda method, key: method == "PUT" and key.endswith("folder/attn-bridge.json"),
+    "all is committed": lambda method, key: method == "PUT" and key.endswith("/committed"),
+    "parts are deleted": lambda method, key: method == "POST" and key == "bucket/",
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_that_is_killed_leaves_nothing_readable_or_all_of_it_and_resume_ends_it(store, source, tmp_path, moment):
+    wanted = ours(source, tmp_path, "folder", to_layout="flax")
+    command = ["convert", str(source), "s3://bucket/folder", "--to", "flax", "--workers", "2", "--task-bytes", "65536"]
+    assert killed(store, command, lambda request: MOMENTS[moment](*request[:2]))
+    try:
+        found = checkpoints.inspect("s3://bucket/folder")
+    except CheckpointError:
+        pass
+    else:
+        assert len(found.tensors) == len(checkpoints.inspect(tmp_path / "local" / "folder").tensors)
+        assert checkpoints.verify(source, "s3://bucket/folder", to_layout="flax").passed
+    checkpoints.convert(source, "s3://bucket/folder", to_layout="flax", resume=True)
+    assert theirs(store) == wanted
+    assert not store.uploads
+
+
+def test_workers_of_their_own_end_what_a_killed_one_left(store, source, tmp_path):
+    wanted = ours(source, tmp_path, "x.safetensors", to_layout="flax")
+    url, options = "s3://bucket/x.safetensors", {"to_layout": "flax", "task_bytes": 1 << 15}
+    command = ["convert", str(source), url, "--to", "flax", "--task-bytes", "32768", "--worker", "0/2"]
+    assert killed(store, command, lambda request: MOMENTS["a part is sent"](*request[:2]))
+    second = checkpoints.convert_share(source, url, 1, 2, **options)
+    assert second.result is None
+    assert second.waits_for
+    assert not [key for key in theirs(store) if "partial" not in key]
+    assert checkpoints.convert_share(source, url, 0, 2, **options).result is not None
+    assert theirs(store) == wanted
+    assert checkpoints.convert_share(source, url, 1, 2, **options).was_there
+
+
+def test_two_runs_at_once_are_told_apart(store, source, tmp_path):
+    url = "s3://bucket/x.safetensors"
+    wanted = ours(source, tmp_path, "x.safetensors", to_layout="flax")
+    held = leases.Lease(to_path(url).store, "bucket/.x.safetensors.partial/leases/alone")
+    with held:
+        assert held.take()
+        with pytest.raises(CheckpointError, match="another conversion is writing to"):
+            checkpoints.convert(source, url, to_layout="flax")
+    checkpoints.convert(source, url, to_layout="flax")
+    assert theirs(store) == wanted

@@ -20,10 +20,10 @@ from ...threads import Threads
 from ..files import bad
 from .stores import Entry, Store
 
-PACK = 1 << 24
-"""Bytes of an object."""
+PACK, LEAST = 1 << 24, 5 << 20
+"""Bytes of an object, at most, and where tasks are smaller than that; S3 copies nothing that is smaller."""
 
-UNDER_WAY = 3
+UNDER_WAY = 4
 """Objects that are sent at the same time; as many, and the one that is being filled, are in memory."""
 
 _SENDERS = Threads(UNDER_WAY, "send")
@@ -92,12 +92,14 @@ class Staged:
     Args:
         store: where.
         folder: key of the folder of the objects.
+        task_bytes: bytes that this process writes at a time.
 
     What this process writes is verified when it is sent. What others wrote is known once `take` was told.
     """
 
-    def __init__(self, store: Store, folder: str):
+    def __init__(self, store: Store, folder: str, task_bytes: int = PACK):
         self.store, self.folder = store, folder
+        self._pack = min(PACK, max(LEAST, task_bytes))
         self._own = uuid.uuid4().hex
         self._lock = threading.RLock()
         self._sizes: dict[str, int] = {}
@@ -131,14 +133,14 @@ class Staged:
         done = 0
         with self._lock:
             while done < len(data):
-                part = data[done : done + PACK - len(self._buffer)]
+                part = data[done : done + self._pack - len(self._buffer)]
                 if self._segments and self._segments[-1][0] == file and sum(self._segments[-1][1:]) == start + done:
                     self._segments[-1] = file, self._segments[-1][1], self._segments[-1][2] + len(part)
                 else:
                     self._segments.append((file, start + done, len(part)))
                 self._buffer += part
                 done += len(part)
-                if len(self._buffer) >= PACK:
+                if len(self._buffer) >= self._pack:
                     self._send()
 
     def _send(self) -> None:
@@ -149,7 +151,8 @@ class Staged:
         name = f"{self._own}-{self._sent}" if self._buffer else ""
         self._sent += 1
         note = {"object": name, "size": len(self._buffer), "files": self._changed, "segments": self._segments}
-        data, self._buffer, self._segments, self._changed = self._buffer, bytearray(), [], {}
+        data = bytes(self._buffer)  # of bytes, no copy is made for each try
+        self._buffer, self._segments, self._changed = bytearray(), [], {}
         key = f"{self.folder}/{name}"
         job: Future[str] = _SENDERS.submit(self.store.put, key, data) if name else Future()
         if not name:
