@@ -101,16 +101,20 @@ def _cut(info: TensorInfo, size: int) -> Iterator[Piece]:
         yield Piece(info.name, start, min(whole, start + step))
 
 
-def share(tasks: Sequence[Task], index: int, count: int) -> list[Task]:
-    """Return what worker `index` (from 0) of so many does: tasks that follow one another, alike in bytes for all."""
-    total, before, mine = sum(task.nbytes for task in tasks), 0, []
-    for number, task in enumerate(tasks):
-        middle = before + task.nbytes / 2
-        owner = min(count - 1, int(middle * count / total)) if total else min(count - 1, number)
-        if owner == index:
-            mine.append(task)
+def shares(tasks: Sequence[Task], count: int) -> list[list[Task]]:
+    """Return what each of so many workers does: tasks that follow one another, alike in bytes for all."""
+    total, before = sum(task.nbytes for task in tasks), 0
+    found: list[list[Task]] = [[] for _ in range(count)]
+    for task in tasks:
+        middle = 2 * before + task.nbytes
+        found[min(count - 1, middle * count // (2 * total)) if total else 0].append(task)
         before += task.nbytes
-    return mine
+    return found
+
+
+def share(tasks: Sequence[Task], index: int, count: int) -> list[Task]:
+    """Return what worker `index` of so many does, from 0."""
+    return shares(tasks, count)[index]
 
 
 def tasks_of(plan: Plan, format: str, workers: int, task_bytes: int | None) -> list[dict[str, Any]]:

@@ -181,7 +181,7 @@ def test_workers_that_do_different_things_are_refused(tmp_path, source, capsys):
         ([*base, "--worker", "1/2", "--dtype", "bf16", "--resume"], "to be written in another way or of other files"),
         (["convert", str(other), *base[2:], "--worker", "1/2"], "to be written in another way or of other files"),
         (["convert", str(other), str(target), "--finish"], "of another conversion"),
-        ([*base[:3], "--finish"], "worker 1/2"),
+        ([*base[:3], "--finish"], "these workers have yet to write: 1/2 ("),
     ):
         assert run(arguments) == 2
         error = capsys.readouterr().err
