@@ -55,7 +55,11 @@ class Processes:
         advance: told the bytes that they have done.
     """
 
-    command: ClassVar[tuple[str, ...]] = (sys.executable, "-c", f"import sys; from {__package__}.process import main; sys.exit(main())")
+    command: ClassVar[tuple[str, ...]] = (
+        sys.executable,
+        "-c",
+        f"import sys; from {__package__}.process import main; sys.exit(main())",
+    )
     """What starts one of them that is not forked."""
 
     def __init__(
