@@ -6,6 +6,7 @@ fusing and stacking are all boxes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -258,13 +259,29 @@ def source_runs(move: Move) -> tuple[int, list[Axis]]:
     return run, ordered[::-1]
 
 
-@functools.cache
+def cores() -> int:
+    """Return how many processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_processes = [1]
+
+
+@contextlib.contextmanager
+def beside(processes: int) -> Iterator[None]:
+    """Copy with fewer threads while so many processes share the cores."""
+    _processes.append(max(1, processes))
+    try:
+        yield
+    finally:
+        _processes.pop()
+
+
 def _threads() -> int:
     """Return how many threads copy: as many as there are cores, since those that hash and write wait at times."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, 8))
+    return max(1, min(cores() // _processes[-1], 8))
 
 
 @functools.cache
 def _pool() -> Threads:
-    return Threads(_threads(), "copy")
+    return Threads(max(1, min(cores(), 8)), "copy")

@@ -72,7 +72,7 @@ def locked(staging: Path) -> Iterator[None]:
         handle = (staging / "lock").open("w")
     except OSError as error:
         raise CheckpointError(f"{staging.parent} can't be written to: {error.strerror}") from None
-    with handle:
+    with handle, _known(handle):
         if not lock(handle):
             raise CheckpointError(f"another conversion is writing to {staging}")
         if not is_same(handle, staging / "lock"):  # whoever held it took it away at the end
@@ -83,6 +83,25 @@ def locked(staging: Path) -> Iterator[None]:
             if staging.is_dir() and [one.name for one in staging.iterdir()] == ["lock"]:
                 shutil.rmtree(staging, ignore_errors=True)
             raise
+
+
+_locks: set[int] = set()
+
+
+@contextlib.contextmanager
+def _known(handle: IO[Any]) -> Iterator[None]:
+    """Note an open lock."""
+    _locks.add(handle.fileno())
+    try:
+        yield
+    finally:
+        _locks.discard(handle.fileno())
+
+
+def let_go() -> None:
+    """Close locks that a forked process was born with: they end with the process that took them."""
+    while _locks:
+        os.close(_locks.pop())
 
 
 def lock(handle: IO[Any], *, is_shared: bool = False) -> bool:

@@ -92,10 +92,12 @@ def convert(
     openai-gpt-oss, book-llama3, book-qwen3, book-gemma3, tunix-llama3, tunix-qwen2, tunix-qwen3,
     tunix-gemma3, gemma-linen, maxtext; same leaves it.
     Containers: .safetensors (or a folder of them), .pt .pth .bin, .npz, .msgpack, .orbax, .dcp.
+    Workers: --workers N are processes of this machine, --worker I/N is one of several anywhere, --ray
+    are tasks of Ray; the bytes are the same for any number of them.
 
     Example: attn-bridge convert gpt2/ gpt2-flax/ --dry-run
 
-    Exit status: 0 = written, 2 = bad usage or bad input; nothing is left half-written.
+    Exit status: 0 = written (or a share of it), 2 = bad usage or bad input; nothing is left half-written.
     """
     from .. import checkpoints
     from ..checkpoints import containers

@@ -167,9 +167,11 @@ def carry_out(
 
 def said_of(sharing: Sharing, done: Worked, target: Path) -> str:
     """Return what a worker says that published nothing."""
+    from ..checkpoints.containers.files import listed
+
     if done.was_there:
         return f"{target} is already written"
     share = f"worker {sharing.index}/{sharing.workers} wrote its share of {target}"
     if not done.waits_for:
         return f"{share}; another worker is at its end, too, and publishes"
-    return f"{share}; others have yet to write: {', '.join(done.waits_for)}"
+    return f"{share}; others have yet to write: {listed(done.waits_for, 8)}"

@@ -15,8 +15,11 @@ from .plans import Plan
 USUAL = 256 << 20
 """Bytes of a task, at most, where nobody says: a worker takes twice as much memory."""
 
-PER_WORKER = 4
+PER_WORKER = 2
 """Tasks that each of several workers has at least: none writes more than its share and a task."""
+
+PACKS = 4
+"""By how much smaller tasks of small tensors are: shares become more alike, and no tensor is cut for it."""
 
 LEAST = 1 << 12
 """Bytes that no task is cut smaller than: a page."""
@@ -62,15 +65,16 @@ def size_of(plan: Plan, workers: int = 1, task_bytes: int | None = None) -> int:
     return max(size, LEAST)
 
 
-def cut(plan: Plan, size: int) -> list[Task]:
+def cut(plan: Plan, size: int, workers: int = 1) -> list[Task]:
     """Return tasks of at most so many bytes (and an element), in the order of the plan."""
+    pack = min(size, -(-plan.nbytes // (PER_WORKER * PACKS * workers))) if workers > 1 else size
     tasks: list[Task] = []
     pieces: list[Piece] = []
     held = 0
     for target in plan.targets:
         for piece in _cut(target.info, size):
             count = (piece.stop - piece.start) * target.info.itemsize
-            if pieces and held + count > size:
+            if pieces and held + count > pack:
                 tasks.append(Task(held, tuple(pieces)))
                 pieces, held = [], 0
             pieces.append(piece)
@@ -97,16 +101,20 @@ def _cut(info: TensorInfo, size: int) -> Iterator[Piece]:
         yield Piece(info.name, start, min(whole, start + step))
 
 
-def share(tasks: Sequence[Task], index: int, count: int) -> list[Task]:
-    """Return what worker `index` (from 0) of so many does: tasks that follow one another, alike in bytes for all."""
-    total, before, mine = sum(task.nbytes for task in tasks), 0, []
-    for number, task in enumerate(tasks):
-        middle = before + task.nbytes / 2
-        owner = min(count - 1, int(middle * count / total)) if total else min(count - 1, number)
-        if owner == index:
-            mine.append(task)
+def shares(tasks: Sequence[Task], count: int) -> list[list[Task]]:
+    """Return what each of so many workers does: tasks that follow one another, alike in bytes for all."""
+    total, before = sum(task.nbytes for task in tasks), 0
+    found: list[list[Task]] = [[] for _ in range(count)]
+    for task in tasks:
+        middle = 2 * before + task.nbytes
+        found[min(count - 1, middle * count // (2 * total)) if total else 0].append(task)
         before += task.nbytes
-    return mine
+    return found
+
+
+def share(tasks: Sequence[Task], index: int, count: int) -> list[Task]:
+    """Return what worker `index` of so many does, from 0."""
+    return shares(tasks, count)[index]
 
 
 def tasks_of(plan: Plan, format: str, workers: int, task_bytes: int | None) -> list[dict[str, Any]]:
@@ -123,7 +131,7 @@ def tasks_of(plan: Plan, format: str, workers: int, task_bytes: int | None) -> l
     writer = kind(Path(plan.source.name), infos, plan.metadata, is_share=True) if kind.random_access else None
     by_name = {info.name: info for info in infos}
     found = []
-    for task in cut(plan, size_of(plan, workers, task_bytes)):
+    for task in cut(plan, size_of(plan, workers, task_bytes), workers):
         entries: list[dict[str, Any]] = []
         for piece in task.pieces:
             width, start = by_name[piece.name].itemsize, piece.start

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from .. import containers
+from .. import containers, copying
 from ..containers.base import CheckpointError, DiskFullError
 from ..containers.remote import is_remote
 from ..execution import Progress, Result
@@ -52,8 +51,7 @@ Start = Callable[[Request, Prepared, Job, str, Sequence[int], Advance], Helpers]
 
 def usual(plan: Plan) -> int:
     """Return how many workers pay on this machine: none beside the first for what is small or for few cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(8, cores // CORES, plan.nbytes // WORTH))
+    return max(1, min(8, copying.cores() // CORES, plan.nbytes // WORTH))
 
 
 def job_of(prepared: Prepared, workers: int, task_bytes: int | None, max_memory: int | None = None) -> Job:
@@ -134,7 +132,7 @@ def run(
     place.check(prepared.reader)
     if place.job() is None:
         place.check_free(overwrite)
-    tasks = cut(prepared.plan, job.task_bytes)
+    tasks = cut(prepared.plan, job.task_bytes, job.workers)
     advance = adding(progress, prepared.plan.nbytes)
 
     with place.alone():
@@ -158,7 +156,7 @@ def run(
                         helpers.check()
 
                     mine = share(tasks, 0, job.workers)
-                    with place.helping():
+                    with place.helping(), copying.beside(job.workers):
                         work(prepared, place, mine, job.task_bytes, job.plan, token, checked)
                 helpers.wait()
             finally:

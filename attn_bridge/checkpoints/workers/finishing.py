@@ -8,6 +8,7 @@ from ...printable import printable
 from .. import containers, manifest
 from .. import digests as digests_of
 from ..containers.base import CheckpointError, Writer
+from ..containers.files import listed
 from ..elements import Elements
 from ..execution import (
     MIN,
@@ -20,11 +21,14 @@ from ..execution import (
     config_beside,
     stamps,
 )
-from ..planning.tasks import Piece, Task, share
+from ..planning.tasks import Piece, Task, shares
 from ..requests import Prepared
 from .jobs import Entry, Job
 from .places import Place
 from .working import SPARE, chunks, digest_there
+
+SHOWN = 8
+"""Workers that one line names."""
 
 
 def check_source(prepared: Prepared, task_bytes: int) -> None:
@@ -41,8 +45,7 @@ def check_source(prepared: Prepared, task_bytes: int) -> None:
 def missing(job: Job, tasks: Sequence[Task], known: dict[Piece, list[Entry]]) -> list[str]:
     """Return which workers have yet to write what, in words."""
     found = []
-    for index in range(job.workers):
-        mine = share(tasks, index, job.workers)
+    for index, mine in enumerate(shares(tasks, job.workers)):
         left = [task for task in mine if any(piece not in known for piece in task.pieces)]
         if left:
             found.append(f"{index}/{job.workers} ({len(left)} of {len(mine)} tasks)")
@@ -80,7 +83,7 @@ def finish(
     known = place.entries(job.plan)
     left = missing(job, tasks, known)
     if left:
-        raise CheckpointError(f"{place.shown} is not complete: worker {', '.join(left)} has yet to write")
+        raise CheckpointError(f"{place.shown} is not complete: these workers have yet to write: {listed(left, SHOWN)}")
     if not is_source_checked:
         check_source(prepared, job.task_bytes)
     infos = [target.info for target in plan.targets]
@@ -134,8 +137,8 @@ def _check(
             if entry is None:
                 owner = next(
                     number
-                    for number in range(job.workers)
-                    if any(piece in task.pieces for task in share(tasks, number, job.workers))
+                    for number, mine in enumerate(shares(tasks, job.workers))
+                    if any(piece in task.pieces for task in mine)
                 )
                 raise CheckpointError(
                     f"{place.shown}: {printable(name)} has other bytes than were written; worker "

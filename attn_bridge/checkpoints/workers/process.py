@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from .. import copying
 from ..containers.base import CheckpointError, DiskFullError
 from ..planning.tasks import cut, share
 from ..requests import Prepared, Request
@@ -37,8 +38,8 @@ def do_share(asked: dict[str, Any], advance: Advance) -> None:
 def write_share(prepared: Prepared, job: Job, run: str, index: int, advance: Advance) -> None:
     """Do the share of one worker of a run."""
     place = place_of(prepared.target)
-    with place.helping():
-        mine = share(cut(prepared.plan, job.task_bytes), index, job.workers)
+    with place.helping(), copying.beside(job.workers):
+        mine = share(cut(prepared.plan, job.task_bytes, job.workers), index, job.workers)
         work(prepared, place, mine, job.task_bytes, job.plan, run, advance)
 
 

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, ClassVar, Protocol
 
+from .. import staging
 from ..containers.base import CheckpointError, DiskFullError
 from ..requests import Prepared, Request
 from .jobs import Job
@@ -160,6 +161,7 @@ class Fork:
                 for pipe in (self_life, heard, *foreign):
                     os.close(pipe)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever forked it is interrupted, too
+                staging.let_go()
                 end_with(life)
                 with os.fdopen(said, "w", encoding="utf-8") as lines:
                     status = report(work, lines)

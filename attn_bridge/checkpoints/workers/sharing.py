@@ -55,7 +55,7 @@ def worker(prepared: Prepared, job: Job, index: int, resume: bool, overwrite: bo
     containers.check_shared(prepared.format)
     place = place_of(prepared.target)
     place.check(prepared.reader)
-    tasks = cut(prepared.plan, job.task_bytes)
+    tasks = cut(prepared.plan, job.task_bytes, job.workers)
     mine = share(tasks, index, job.workers)
     advance = adding(progress, sum(task.nbytes for task in mine))
     if place.job() is None and not place.is_free():
@@ -95,7 +95,7 @@ def finish_by_hand(prepared: Prepared, overwrite: bool, progress: Progress) -> W
         if here.plan != plan:
             mine = dataclasses.replace(here, plan=plan, source=str(prepared.plan.source))
             raise CheckpointError(f"{place.shown} is of another conversion: {mine.difference(here)}")
-        tasks = cut(prepared.plan, here.task_bytes)
+        tasks = cut(prepared.plan, here.task_bytes, here.workers)
         return _finish(prepared, place, here, tasks, "", overwrite, progress)
 
 
