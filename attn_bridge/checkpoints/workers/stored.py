@@ -193,6 +193,7 @@ class StoredPlace(Place):
     def settle(self) -> None:
         """Have the store hold all that was written, and a note of it."""
         self._staged.flush()
+        self._waiting = [(0, entry) for _, entry in self._waiting]  # all of it is there
         self._note(least=0)
 
     def _note(self, least: int) -> None:

@@ -106,7 +106,7 @@ def test_parts_cover_a_file_in_order_and_are_long_enough_but_for_the_last(seed, 
             found = int(span.name or 0) * 100_000 + span.at + np.arange(span.stop - span.start)
             assert (wanted[span.start : span.stop] == (found if span.name else 0)).all()
         assert part.size <= 1000
-        assert part.is_copied or part.size <= 80
+        assert part.is_copied or part.size <= 130
         assert part.size >= 50 or part is parts[-1]
     assert here == len(wanted)
 

@@ -67,7 +67,7 @@ def parts_of(spans: Sequence[Span]) -> Iterator[Part]:
                 # What is long enough is filled up to a part that may be sent, and the rest of it is copied.
                 has_rest = held < LEAST and here.name and left - (LEAST - held) >= LEAST
                 enough = LEAST if has_rest else SENT
-                count = min(left, enough - held)
+                count = min(left, (enough if has_rest else SENT + LEAST) - held)  # a short rest goes along
                 waiting.append(Span(here.start, here.start + count, here.name, here.at))
                 held += count
                 if held >= enough:

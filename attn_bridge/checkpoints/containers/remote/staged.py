@@ -86,6 +86,20 @@ class Cover:
         return self._spans[-1].stop if self._spans else 0
 
 
+def _split(segments: list[tuple[str, int, int]], count: int) -> tuple[list[Any], list[Any]]:
+    """Cut segments of files behind so many bytes."""
+    first: list[Any] = []
+    rest: list[Any] = []
+    for file, start, size in segments:
+        here = min(size, count)
+        count -= here
+        if here:
+            first.append((file, start, here))
+        if size > here:
+            rest.append((file, start + here, size - here))
+    return first, rest
+
+
 class Staged:
     """Files that several processes write.
 
@@ -131,28 +145,31 @@ class Staged:
             CheckpointError: what was written before can't be sent.
         """
         done = 0
+        full = self._pack + LEAST  # what is left at the end can then be copied, too
         with self._lock:
             while done < len(data):
-                part = data[done : done + self._pack - len(self._buffer)]
+                part = data[done : done + full - len(self._buffer)]
                 if self._segments and self._segments[-1][0] == file and sum(self._segments[-1][1:]) == start + done:
                     self._segments[-1] = file, self._segments[-1][1], self._segments[-1][2] + len(part)
                 else:
                     self._segments.append((file, start + done, len(part)))
                 self._buffer += part
                 done += len(part)
-                if len(self._buffer) >= self._pack:
-                    self._send()
+                if len(self._buffer) >= full:
+                    self._send(self._pack)
 
-    def _send(self) -> None:
+    def _send(self, most: int) -> None:
+        """Begin to send so many bytes of what was written."""
         if not self._buffer and not self._changed:
             return
         while len(self._sending) >= UNDER_WAY:
             self._settle()
         name = f"{self._own}-{self._sent}" if self._buffer else ""
         self._sent += 1
-        note = {"object": name, "size": len(self._buffer), "files": self._changed, "segments": self._segments}
-        data = bytes(self._buffer)  # of bytes, no copy is made for each try
-        self._buffer, self._segments, self._changed = bytearray(), [], {}
+        data = bytes(memoryview(self._buffer)[:most])  # of bytes, no copy is made for each try
+        first, rest = _split(self._segments, len(data))
+        note = {"object": name, "size": len(data), "files": self._changed, "segments": first}
+        self._buffer, self._segments, self._changed = self._buffer[len(data) :], rest, {}
         key = f"{self.folder}/{name}"
         job: Future[str] = _SENDERS.submit(self.store.put, key, data) if name else Future()
         if not name:
@@ -174,7 +191,8 @@ class Staged:
             CheckpointError: it can't be sent.
         """
         with self._lock:
-            self._send()
+            while self._buffer or self._changed:
+                self._send(self._pack if len(self._buffer) >= self._pack + LEAST else len(self._buffer))
             while self._sending:
                 self._settle()
 
@@ -182,7 +200,7 @@ class Staged:
     def sent(self) -> int:
         """How many objects will have been sent when all that was written is."""
         with self._lock:
-            return self._sent + bool(self._buffer or self._changed)
+            return self._sent + (2 if len(self._buffer) > self._pack else bool(self._buffer or self._changed))
 
     def settled(self) -> tuple[int, list[dict[str, Any]]]:
         """Return how many objects of this process are there for sure, and what is to be noted of the latest."""
