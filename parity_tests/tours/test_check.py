@@ -62,13 +62,14 @@ def test_low_precisions_raise_no_false_alarm_on_many_seeds(first_seed, monkeypat
 def spoil_a_gradient(framework: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spoil the gradient of the value alone, in one implementation."""
     if framework == "torch":
-        right = torch_attn.implementations.sdpa.attend
+        implementation = torch_attn.implementations.IMPLEMENTATIONS[name]
+        right = implementation.attend
 
         def spoilt(call: Any) -> Any:
             call = dataclasses.replace(call, value=1.01 * call.value - 0.01 * call.value.detach())
             return right(call)
 
-        monkeypatch.setattr(torch_attn.implementations.sdpa, "attend", spoilt)
+        monkeypatch.setattr(implementation, "attend", spoilt)
         return
     implementation = jax_attn.implementations.IMPLEMENTATIONS[name]
     backward = implementation.PASSES.backward
@@ -80,7 +81,9 @@ def spoil_a_gradient(framework: str, name: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(implementation, "PASSES", implementation.PASSES._replace(backward=spoilt_backward))
 
 
-@pytest.mark.parametrize(("framework", "name"), [("torch", "sdpa"), ("flax", "cpu_flash"), ("flax", "blocked")])
+@pytest.mark.parametrize(
+    ("framework", "name"), [("torch", "sdpa"), ("torch", "cpu_flash"), ("flax", "cpu_flash"), ("flax", "blocked")]
+)
 def test_a_fast_wrong_answer_does_not_win(framework, name, monkeypatch):
     spoil_a_gradient(framework, name, monkeypatch)
     report = check(["dot_product_attention"], cases=["grouped"], seeds=1)

@@ -76,7 +76,11 @@ def test_every_kernel_computes_what_the_block_does_also_where_a_query_sees_no_ke
 
 
 @pytest.mark.parametrize(
-    ("side", "name"), [("torch", "by_rows"), *(("flax", one) for one in ("few_queries", "blocked", "cpu_flash"))]
+    ("side", "name"),
+    [
+        *(("torch", one) for one in ("by_rows", "cpu_flash")),
+        *(("flax", one) for one in ("few_queries", "blocked", "cpu_flash")),
+    ],
 )
 def test_soft_cap_and_sinks_are_those_of_the_block(side, name):
     if backends.load(side, "implementations").unavailable()[name] is not None:
@@ -87,7 +91,9 @@ def test_soft_cap_and_sinks_are_those_of_the_block(side, name):
     assert order.served == [name]
 
 
-@pytest.mark.parametrize(("side", "name"), [("torch", "eager"), ("flax", "jax.nn"), ("flax", "cpu_flash")])
+@pytest.mark.parametrize(
+    ("side", "name"), [("torch", "eager"), ("torch", "cpu_flash"), ("flax", "jax.nn"), ("flax", "cpu_flash")]
+)
 def test_a_call_that_a_kernel_does_not_support_goes_to_the_next(side, name):
     """None has soft-cap and sinks, or float64."""
     order = only(side, name)
