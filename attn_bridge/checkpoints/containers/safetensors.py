@@ -202,6 +202,7 @@ class SafetensorsWriter(Writer):
             self._layouts[file] = self._lay_out(infos, own.get(file, {}))
         self._index = self._folder and (len(groups) > 1 or "index" in metadata)
         self._begun: set[str] = set(self._layouts) if is_share else set()
+        self._is_share = is_share
         self._last: Target | None = None
         self._unflushed = 0
         self._flushes: list[concurrent.futures.Future[None]] = []
@@ -271,6 +272,8 @@ class SafetensorsWriter(Writer):
         check_range(self.path, info, start, start + memoryview(data).nbytes)
         target = self._target(info.file)
         is_due = self._last is not target or self._unflushed >= FLUSH
+        if self._is_share and target.is_direct:  # nothing of it waits in a cache, and a flush holds up other workers
+            is_due = False
         if self._last is not None and is_due and len(self._flushes) < MAX_FLUSHES:
             self._flushes.append(_FLUSHER.submit(self._last.sync))  # the disk works while the next bytes are made
             self._unflushed = 0

@@ -57,6 +57,11 @@ class Target:
             with contextlib.suppress(OSError):  # a file system that has no such way
                 self._direct = os.open(path, os.O_WRONLY | os.O_CLOEXEC | _DIRECT)
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether what is large goes past the page cache."""
+        return self._direct >= 0
+
     def write(self, start: int, data: Any) -> None:
         """Write bytes at a position."""
         view = as_bytes(data)
