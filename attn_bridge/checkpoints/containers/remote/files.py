@@ -24,7 +24,7 @@ LARGE = 1 << 22
 GAP = 1 << 16
 """Bytes between two ranges that are read along rather than asked for twice."""
 
-HELD, HELD_IN_ALL = 1 << 25, 1 << 26
+HELD, HELD_IN_ALL = 1 << 24, 1 << 25
 """Bytes that are kept of a file, for what is read next, and of all files together."""
 
 _recent: collections.OrderedDict[int, tuple[weakref.ref[RemoteFile], int]] = collections.OrderedDict()

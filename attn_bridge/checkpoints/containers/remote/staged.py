@@ -113,7 +113,7 @@ class Staged:
 
     def __init__(self, store: Store, folder: str, task_bytes: int = PACK):
         self.store, self.folder = store, folder
-        self._pack = min(PACK, max(LEAST, task_bytes))
+        self._pack = min(PACK, max(LEAST, task_bytes // 4))
         self._own = uuid.uuid4().hex
         self._lock = threading.RLock()
         self._sizes: dict[str, int] = {}
