@@ -217,7 +217,9 @@ def backward(
         d_sinks = gradient_of_sinks(sinks, top, total, slope)
     d_context = d_context * rearrange(share, "b h t -> b t h 1")
     d_heads = pad(rearrange(d_context, "b t h c -> (b h) t c"), 1, plan.rows)
-    slope, of_sums = (pad(rearrange(one, "b h t -> (b h) t 1"), 1, plan.rows) for one in (slope, of_sums))
+    slope, of_sums, totals = (
+        pad(rearrange(one, "b h t -> (b h) t 1"), 1, plan.rows) for one in (slope, of_sums, total)
+    )
     # Rows that only fill a block up have no weights, however large the bias.
     tops = pad(rearrange(top, "b h t -> (b h) t 1"), 1, plan.rows, jnp.inf)
 
@@ -225,13 +227,15 @@ def backward(
         d_key, d_value, d_bias = carry
         q, k, v = lax.optimization_barrier((sides.queries(first), sides.keys(first), sides.values(first)))
         d_c = sides.take(d_heads, first)
-        per_row = [sides.take(array, first) for array in (tops, slope, of_sums)]
+        per_row = [sides.take(array, first) for array in (tops, slope, of_sums, totals)]
         sink = None if sinks is None else jnp.take(sinks.astype(dtype), sides.head_of(first))[:, None, None]
 
         def row_block(i: Any, carry: Any) -> Any:
             d_q, d_k, d_v, d_bias = carry
             q_block, d_c_block = sides.rows_of(q, i), sides.rows_of(d_c, i)
-            top_block, slope_block, of_sums_block = (swap_last_axes(sides.rows_of(one, i)) for one in per_row)
+            top_block, slope_block, of_sums_block, total_block = (
+                swap_last_axes(sides.rows_of(one, i)) for one in per_row
+            )
 
             # Columns first: four of the five products then take both sides as they lie in memory, which is faster.
             def weigh(masked: bool, j: Columns) -> tuple[Array, Array, Array, Any]:
@@ -262,18 +266,18 @@ def backward(
 
             kept = (None if plan.unrolled else sides.filled(q_block.shape, 0.0), d_k, d_v, d_bias)
             if plan.unrolled:
-                # With all that a row sees at hand, its slope is that of the products themselves, and of these weights'
-                # own sum: their rounding cancels then, where that of the context, or of scores that the forward pass
-                # rounded in another order, would stay, times all that the keys have in common.
+                # With all that a row sees at hand, its weights are held to their own sum, and its slope to that of the
+                # products: the rounding of scores, which the forward pass may do in another order, and of the context
+                # would stay otherwise, times all that the keys have in common.
                 seen = [(j, weigh(masked, j)) for masked, j in plan.runs(i)]
                 sums = jnp.zeros_like(top_block) if sink is None else jnp.exp(sink - top_block)
                 products = jnp.zeros_like(top_block)
                 for _, (weights, _, d_weights, _) in seen:
                     sums, products = sums + sum_over_keys(weights), products + sum_over_keys(weights * d_weights)
-                sees = sums != 0.0
-                slope_block = of_sums_block + jnp.where(sees, products / jnp.where(sees, sums, 1.0), 0.0)
-                for j, parts in seen:
-                    kept = add(j, parts, slope_block, kept)
+                share_block = jnp.where(sums != 0.0, 1.0 / jnp.where(sums != 0.0, sums, 1.0), 0.0)
+                slope_block, factor = of_sums_block + products * share_block, total_block * share_block
+                for j, (weights, dropped, *others) in seen:
+                    kept = add(j, (weights * factor, dropped * factor, *others), slope_block, kept)
             else:
                 kept = sides.over_columns(i, lambda masked, j, kept: add(j, weigh(masked, j), slope_block, kept), kept)
             d_q_block, d_k, d_v, d_bias = kept
