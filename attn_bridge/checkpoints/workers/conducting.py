@@ -136,7 +136,7 @@ def run(
     advance = adding(progress, prepared.plan.nbytes)
 
     with place.alone():
-        if place.recover():
+        if place.recover(job.plan):
             place.clear()
             return published(prepared)
         place.check_free(overwrite)

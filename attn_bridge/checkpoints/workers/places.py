@@ -124,8 +124,8 @@ class Place(abc.ABC):
         """Put everything in its place, all at once as far as a reader sees, and delete the rest."""
 
     @abc.abstractmethod
-    def recover(self) -> bool:
-        """Finish or undo a publication that was killed; return whether the target is published by it."""
+    def recover(self, plan: str) -> bool:
+        """Finish or undo a publication that was killed; return whether the target of that plan is published by it."""
 
     @abc.abstractmethod
     def clear(self) -> None:
@@ -313,16 +313,22 @@ class LocalPlace(Place):
 
     def publish(self, is_folder: bool) -> None:
         """Rename the payload onto the target."""
-        staging.put(self.folder / self._PUBLISHING, b"")
+        job = self.job()
+        staging.put(self.folder / self._PUBLISHING, b"" if job is None else job.plan.encode())
         staging.publish(self.folder, self.payload, self.target, is_folder)
         self.clear()
 
-    def recover(self) -> bool:
+    def recover(self, plan: str) -> bool:
         """Finish or undo a publication that was killed."""
-        if not (self.folder / self._PUBLISHING).exists():
+        try:
+            said = (self.folder / self._PUBLISHING).read_bytes()
+        except FileNotFoundError:
             return False
         is_there = staging.recover(self.folder, self.target)
         (self.folder / self._PUBLISHING).unlink()
+        if is_there and said != plan.encode():
+            staging.empty(self.folder)
+            return False
         return is_there
 
     def clear(self) -> None:

@@ -102,7 +102,7 @@ def finish_by_hand(prepared: Prepared, overwrite: bool, progress: Progress) -> W
 def _finish(
     prepared: Prepared, place: Place, job: Job, tasks: Sequence[Task], token: str, overwrite: bool, progress: Progress
 ) -> Worked:
-    if place.recover():
+    if place.recover(job.plan):
         place.clear()
         return Worked(published(prepared), was_there=True)
     place.check_free(overwrite)

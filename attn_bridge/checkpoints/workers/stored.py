@@ -270,6 +270,7 @@ class StoredPlace(Place):
     def publish(self, is_folder: bool) -> None:
         """Make the target's files, what says that they are a checkpoint last, and delete the rest."""
         self._staged.flush()
+        job = self.job()
         own, kept = (cast("RemotePath", cast(object, one)).key for one in manifest.places(self.target, False))
         goal = self._path.key
         places = {"payload": goal, "manifest": own, "kept": kept}
@@ -290,7 +291,7 @@ class StoredPlace(Place):
                 for rank in range(3):
                     some = [one for name, one in joined.items() if _rank(name) == rank]
                     list(threads.map(lambda one: one.complete(), some))
-                self._store.put(f"{self._folder}/committed", b"")
+                self._store.put(f"{self._folder}/committed", b"" if job is None else job.plan.encode())
                 if not is_single:
                     self._store.delete([mark])
         except BaseException:
@@ -309,13 +310,17 @@ class StoredPlace(Place):
         there = {*below, *beside, self._path.key} - keys
         self._store.delete(sorted(there | (beside & keys)))
 
-    def recover(self) -> bool:
-        """Finish a publication that was killed when all files were there; return whether it was."""
-        if self._store.get(f"{self._folder}/committed") is None:
+    def recover(self, plan: str) -> bool:
+        """Finish a publication that was killed when all files were there; return whether it was of that plan."""
+        said = self._store.get(f"{self._folder}/committed")
+        if said is None:
             return False
         self._store.delete([f"{self._path.key}/{UNFINISHED}"])
+        if said != plan.encode():
+            self._empty()
+            self._store.delete([f"{self._folder}/publishing"])
         self._store.forget()
-        return True
+        return bool(said == plan.encode())
 
     def clear(self) -> None:
         """Delete all that is here."""

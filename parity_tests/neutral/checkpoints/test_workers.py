@@ -322,6 +322,32 @@ def test_what_another_plan_left_is_not_published(tmp_path, source):
         )
 
 
+def test_a_run_killed_after_publication_does_not_answer_for_another_conversion(tmp_path, source, monkeypatch):
+    """Of a model of the same names and shapes, which nothing but its numbers tells apart."""
+    other, target = sharded(tmp_path / "other", width=WIDTH, seed=1), tmp_path / "x"
+    options = {"workers": 2, "task_bytes": TASK}
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalPlace, "clear", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.convert(source, target, **options)
+    written = everything(target)
+    with pytest.raises(CheckpointError, match="exists; --overwrite"):
+        checkpoints.convert(other, target, **options)
+    assert everything(target) == written
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalPlace, "clear", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.convert(other, target, overwrite=True, **options)
+    assert everything(target) != written
+    checkpoints.convert(other, target, resume=True, **options)
+    assert checkpoints.verify(other, target).passed
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+def interrupted(place):
+    raise KeyboardInterrupt
+
+
 def test_containers_that_are_written_in_order_are_written_by_one(tmp_path, source, capsys):
     assert run(["convert", str(source), str(tmp_path / "x.npz"), "--workers", "2"]) == 0
     assert "a file of npz is written by one worker" in capsys.readouterr().out

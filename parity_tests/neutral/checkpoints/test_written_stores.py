@@ -19,6 +19,7 @@ import fsspec
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.checkpoints.containers.remote import faults, joining, leases, staged, to_path
+from attn_bridge.checkpoints.workers.stored import StoredPlace
 from attn_bridge.cli.app import run
 from parity_tests.neutral.checkpoints.checkpoints import gpt
 from parity_tests.neutral.checkpoints.test_object_stores import ENDINGS, KINDS, now_and_then
@@ -174,6 +175,29 @@ def test_what_is_there_is_replaced_at_the_end_alone_and_only_if_that_is_wanted(s
         assert checkpoints.verify(source, url).passed
         assert "old" not in checkpoints.inspect(url).tensors
         store.objects.clear()
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "folder"])
+def test_a_run_killed_after_publication_does_not_answer_for_another_conversion(
+    store, source, tmp_path, name, monkeypatch
+):
+    """Of a model of the same names and shapes, which nothing but its numbers tells apart."""
+    other, target, options = tmp_path / "y.npz", f"s3://bucket/{name}", {"format": "safetensors", "to_layout": "flax"}
+    np.savez(other, **gpt(4, width=48, words=301))
+
+    def interrupted(place):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredPlace, "clear", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.convert(source, target, **options)
+    with pytest.raises(CheckpointError, match="exists; --overwrite"):
+        checkpoints.convert(other, target, **options)
+    assert checkpoints.verify(source, target).passed
+    assert theirs(store) == ours(source, tmp_path, name, **options)
+    checkpoints.convert(other, target, overwrite=True, **options)
+    assert checkpoints.verify(other, target).passed
 
 
 def test_a_folder_of_other_things_is_never_replaced(store, source):
