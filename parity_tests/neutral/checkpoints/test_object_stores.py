@@ -196,33 +196,17 @@ def test_a_file_url_is_a_local_path(folder):
     assert checkpoints.inspect(f"file://{folder}/x.npz").format == "npz"
 
 
-def test_a_store_by_others_is_read_too(monkeypatch, folder):
-    moto = pytest.importorskip("moto.server", reason="pip install 'moto[server]'")
-    server = moto.ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        for name, value in {
-            "AWS_ACCESS_KEY_ID": "AKIASECRETKEY",
-            "AWS_SECRET_ACCESS_KEY": "topsecret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": f"http://{host.replace('0.0.0.0', '127.0.0.1')}:{port}",
-        }.items():
-            monkeypatch.setenv(name, value)
-        system = fsspec.filesystem("s3", skip_instance_cache=True)
-        system.mkdir("bucket")
-        system.put(str(folder) + "/", "bucket/models/", recursive=True)
-        for ending in (*ENDINGS.values(), "sharded"):
-            name = ending if ending == "sharded" else f"x{ending}"
-            here, there = checkpoints.read(folder / name), checkpoints.read(f"s3://bucket/models/{name}")
-            assert here.keys() == there.keys()
-            assert all(here[one].tobytes() == there[one].tobytes() for one in here)
-        with checkpoints.open("s3://bucket/models/x.safetensors") as found:
-            system.pipe_file("bucket/models/x.safetensors", b"another")
-            found._reader._file.close()
-            assert "has changed while it was read" in said(found.__getitem__, next(iter(found)))
-    finally:
-        server.stop()
+def test_a_store_by_others_is_read_too(moto, folder):
+    moto.put(str(folder) + "/", "bucket/models/", recursive=True)
+    for ending in (*ENDINGS.values(), "sharded"):
+        name = ending if ending == "sharded" else f"x{ending}"
+        here, there = checkpoints.read(folder / name), checkpoints.read(f"s3://bucket/models/{name}")
+        assert here.keys() == there.keys()
+        assert all(here[one].tobytes() == there[one].tobytes() for one in here)
+    with checkpoints.open("s3://bucket/models/x.safetensors") as found:
+        moto.pipe_file("bucket/models/x.safetensors", b"another")
+        found._reader._file.close()
+        assert "has changed while it was read" in said(found.__getitem__, next(iter(found)))
 
 
 # ---- faults

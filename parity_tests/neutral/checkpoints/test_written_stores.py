@@ -87,6 +87,24 @@ def test_a_large_file_is_copied_together_in_the_store(store, tmp_path, monkeypat
     assert len(copied) > 2
 
 
+def test_a_store_by_others_is_written_too(moto, source, tmp_path, monkeypatch):
+    monkeypatch.setattr(staged, "PACK", 6 << 20)
+    monkeypatch.setattr(joining, "MOST", 11 << 20)
+    np.savez(tmp_path / "x.npz", a=np.arange(5_000_000, dtype=np.float32), b=np.arange(7, dtype=np.int8))
+    for given, name, options in (
+        (tmp_path / "x.npz", "large.safetensors", {"to_layout": "same"}),
+        (source, "folder", {"to_layout": "flax", "workers": 3, "task_bytes": 1 << 15}),
+        (source, "x.dcp", {"to_layout": "flax"}),
+    ):
+        wanted = ours(given, tmp_path, name, **{key: one for key, one in options.items() if key == "to_layout"})
+        checkpoints.convert(given, f"s3://bucket/{name}", **options)
+        found = {key.removeprefix("bucket/"): moto.cat_file(key) for key in moto.find(f"bucket/{name}")}
+        beside = moto.glob(f"bucket/{name}.attn-bridge*")
+        assert found | {key.removeprefix("bucket/"): moto.cat_file(key) for key in beside} == wanted
+        assert checkpoints.verify(given, f"s3://bucket/{name}").passed
+    assert not moto.find("bucket/.large.safetensors.partial")
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_parts_cover_a_file_in_order_and_are_long_enough_but_for_the_last(seed, monkeypatch):
     for name, size in (("LEAST", 50), ("SENT", 80), ("MOST", 1000)):
