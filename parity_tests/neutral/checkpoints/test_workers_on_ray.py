@@ -58,12 +58,12 @@ if KIND == "plain":
 """
 
 
-def converted(kind, tmp_path, source, marker):
+def converted(kind, tmp_path, source, marker, target=None):
     """Convert on Ray in a process of its own: it can be started once in one, and is ended with it."""
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
     environment.pop("RAY_ADDRESS", None)
     return subprocess.run(
-        [sys.executable, "-c", CLUSTER, kind, str(source), str(tmp_path / "x"), str(marker)],
+        [sys.executable, "-c", CLUSTER, kind, str(source), str(target or tmp_path / "x"), str(marker)],
         capture_output=True,
         text=True,
         env=environment,
@@ -101,3 +101,20 @@ def test_an_address_of_no_cluster_is_one_line(tmp_path):
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: --ray localhost:1: no cluster is there: ")
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("kind", ["task", "driver"])
+def test_ray_writes_to_a_store_whatever_is_killed(tmp_path, store, kind):
+    pytest.importorskip("s3fs", reason="pip install 'attn-bridge[remote]'")
+    source, target = sharded(tmp_path / "hf", width=48), "s3://bucket/x"
+    checkpoints.convert(source, tmp_path / "x", dtype="bf16")
+    done = converted(kind, tmp_path, source, tmp_path / "marker", target)
+    if kind == "driver":
+        assert done.returncode == -signal.SIGKILL
+        assert not [key for bucket, key in store.objects if key.startswith("x")]
+        checkpoints.convert(source, target, dtype="bf16", workers=2, task_bytes=TASK, resume=True)
+    else:
+        assert done.returncode == 0, done.stderr
+    assert {key: one.data for (_, key), one in store.objects.items()} == {
+        f"x/{path.name}": path.read_bytes() for path in (tmp_path / "x").iterdir()
+    }
