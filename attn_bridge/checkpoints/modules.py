@@ -303,7 +303,7 @@ def save(
         return
     with backend.together(module), backend.reading(module) as read:
         if read is not None:
-            bound = planning.IDLE + 4 * execution.MIN
+            bound = execution.least_memory()
             _save(side, module, SharedReader(backend.describe_weights(module), read), *options, bound)
 
 

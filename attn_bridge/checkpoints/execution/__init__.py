@@ -1,7 +1,18 @@
 """Carrying a plan out in one process: `conversion` writes, `checks` is asked before, `accompanying` goes with it."""
 
 from .accompanying import accompany, config_beside
-from .checks import MIN, budget_of, check_dropped, check_kept, check_ties, cuts, digest_of, kept_problems, stamps
+from .checks import (
+    MIN,
+    budget_of,
+    check_dropped,
+    check_kept,
+    check_ties,
+    cuts,
+    digest_of,
+    kept_problems,
+    least_memory,
+    stamps,
+)
 from .conversion import Progress, Result, carry_out, write_all
 
 __all__ = [
@@ -18,6 +29,7 @@ __all__ = [
     "cuts",
     "digest_of",
     "kept_problems",
+    "least_memory",
     "stamps",
     "write_all",
 ]

@@ -31,6 +31,11 @@ def cuts(target: Target, budget: int) -> Iterator[tuple[int, int]]:
         yield start, min(size, start + step)
 
 
+def least_memory() -> int:
+    """Return the bytes of memory that a conversion can stay within."""
+    return IDLE + 4 * MIN
+
+
 def budget_of(plan: Plan, max_memory: int | None) -> int:
     """Return the bytes that tensors may take in memory.
 
@@ -42,8 +47,8 @@ def budget_of(plan: Plan, max_memory: int | None) -> int:
     largest = max((one.info.nbytes for one in plan.targets), default=0)
     if max_memory is None:
         return 3 * max(largest, MIN)
-    if max_memory < IDLE + 4 * MIN:
-        raise CheckpointError(f"max-memory ({max_memory}) must be at least {IDLE + 4 * MIN} bytes")
+    if max_memory < least_memory():
+        raise CheckpointError(f"max-memory ({max_memory}) must be at least {least_memory()} bytes")
     return max_memory - IDLE
 
 
