@@ -51,7 +51,7 @@ def report(work: Callable[[Advance], None], lines: TextIO) -> int:
 
     try:
         work(say)
-    except Exception as error:
+    except Exception as error:  # whoever started this process says it in its place
         text = " ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
         print(json.dumps({"error": text, "is_full": isinstance(error, DiskFullError)}), file=lines, flush=True)
         return 1

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ....printable import printable
-from ..base import CheckpointError
 from ..files import bad
-from .faults import fault_of
+from .faults import FaultError, as_faults
 from .hub import HubStore
 from .s3 import S3Store
 from .stores import Store
@@ -52,14 +51,13 @@ def connect(path: RemotePath) -> Store:
     except ValueError:
         raise bad(path, f"the protocol {printable(protocol, 40)} is unknown") from None
     try:
-        if protocol in ("s3", "s3a"):
-            return S3Store(path, _system(protocol, lambda: S3Store.system(kind)))
-        if protocol in WEB:
-            return WebStore(path, _system(protocol, lambda: kind(skip_instance_cache=True)))
-        if protocol == "hf":
-            return HubStore(path, kind(skip_instance_cache=True))
-        return Store(path, fsspec.core.url_to_fs(path.url)[0])
-    except (CheckpointError, MemoryError):
-        raise
-    except Exception as error:
-        raise bad(path, str(fault_of(error))) from None
+        with as_faults():
+            if protocol in ("s3", "s3a"):
+                return S3Store(path, _system(protocol, lambda: S3Store.system(kind)))
+            if protocol in WEB:
+                return WebStore(path, _system(protocol, lambda: kind(skip_instance_cache=True)))
+            if protocol == "hf":
+                return HubStore(path, kind(skip_instance_cache=True))
+            return Store(path, fsspec.core.url_to_fs(path.url)[0])
+    except FaultError as fault:
+        raise bad(path, str(fault)) from None

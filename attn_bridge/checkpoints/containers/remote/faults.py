@@ -6,6 +6,7 @@ The words are ours alone: what servers and libraries say may hold keys, tokens a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import os
@@ -14,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 from ....printable import printable
+from ..base import CheckpointError
 
 TRIES = 10
 """How often a request is made before it is given up."""
@@ -122,6 +124,21 @@ def _answer(error: BaseException) -> _Answer:
     return _Answer()
 
 
+@contextlib.contextmanager
+def as_faults() -> Iterator[None]:
+    """Raise what fails within as a fault: fsspec, its packages and what they call have classes of their own for it.
+
+    Raises:
+        FaultError: something failed.
+    """
+    try:
+        yield
+    except (CheckpointError, MemoryError):  # in words already, or not the store's
+        raise
+    except Exception as error:  # of whichever library; interrupts go on
+        raise fault_of(error) from None
+
+
 async def patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
     """Make a request until it succeeds, with ever longer pauses.
 
@@ -131,9 +148,10 @@ async def patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
     pause = PAUSE
     for number in range(TRIES):
         try:
-            return await ask()
-        except Exception as error:
-            fault = fault_of(error)
+            with as_faults():
+                return await ask()
+        except FaultError as error:
+            fault = error
         if not fault.again:
             raise fault from None
         if number + 1 < TRIES:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..base import CheckpointError
 from ..files import bad
-from .faults import AbsentError, FaultError, fault_of
+from .faults import AbsentError, FaultError, as_faults
 from .s3 import S3Store
 from .staged import Span, Staged
 from .stores import PART, Store
@@ -204,12 +204,8 @@ class S3Joined(Joined):
 
         async def work() -> None:
             whole = {"UploadId": self._id, "MultipartUpload": {"Parts": parts}}
-            try:
+            with contextlib.suppress(AbsentError), as_faults():  # an earlier try may have come through
                 await self._store.call("complete_multipart_upload", self.key, **whole)
-            except Exception as error:
-                fault = fault_of(error)
-                if not isinstance(fault, AbsentError):  # an earlier try may have come through
-                    raise fault from None
             found = await self._store.call("head_object", self.key)
             if found["ContentLength"] != self.size or not found["ETag"].strip('"').endswith(f"-{len(parts)}"):
                 raise FaultError("is not there as it was written")

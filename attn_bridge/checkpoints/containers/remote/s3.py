@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....printable import printable
-from .faults import AbsentError, ChangedError, FaultError, fault_of
+from .faults import AbsentError, ChangedError, FaultError, as_faults
 from .stores import AT_ONCE, FOLDER, Entry, Store
 
 PIECE = 1 << 18
@@ -46,12 +46,10 @@ class S3Store(Store):
     async def _info(self, key: str, as_file: bool = False) -> Entry | None:
         if "/" in key:
             try:
-                found = await self.call("head_object", key)
+                with as_faults():
+                    found = await self.call("head_object", key)
                 return Entry(int(found["ContentLength"]), str(found.get("ETag", "")))
-            except Exception as error:
-                fault = fault_of(error)
-                if not isinstance(fault, AbsentError):
-                    raise fault from None
+            except AbsentError:
                 if as_file:
                     return None
         inside = await self._list(key)
@@ -102,11 +100,11 @@ class S3Store(Store):
         tied = {"IfNoneMatch": "*"} if if_absent else {}
         checked = {"ContentMD5": base64.b64encode(digest.digest()).decode()}
         try:
-            reply = await self.call("put_object", key, Body=io.BytesIO(data), **checked, **tied)
-        except Exception as error:
-            fault = fault_of(error)
+            with as_faults():
+                reply = await self.call("put_object", key, Body=io.BytesIO(data), **checked, **tied)
+        except FaultError as fault:
             if not if_absent or "HTTP 501" not in str(fault):
-                raise fault from None
+                raise
             if await self._info(key, True) is not None:  # a store that can't do both in one step
                 raise ChangedError("is there already") from None
             reply = await self.call("put_object", key, Body=io.BytesIO(data), **checked)

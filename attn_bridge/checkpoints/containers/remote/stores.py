@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..files import bad
-from .faults import AbsentError, ChangedError, DeniedError, FaultError, fault_of, patiently
+from .faults import AbsentError, ChangedError, DeniedError, FaultError, as_faults, patiently
 from .urls import shown
 
 if TYPE_CHECKING:
@@ -89,12 +89,10 @@ class Store:
     async def _info(self, key: str, as_file: bool = False) -> Entry | None:
         """Return what is known of a name; where it is asked for `as_file`, folders need not be found."""
         try:
-            return entry_of(await self._call("info", await self._name(key)))
-        except Exception as error:
-            fault = fault_of(error)
-            if isinstance(fault, AbsentError):
-                return None
-            raise fault from None
+            with as_faults():
+                return entry_of(await self._call("info", await self._name(key)))
+        except AbsentError:
+            return None
 
     async def _list(self, key: str) -> dict[str, Entry]:
         """Return what is in a folder."""
@@ -137,12 +135,8 @@ class Store:
     async def _delete(self, keys: Sequence[str]) -> None:
         """Delete objects; those that are not there are no error."""
         for key in keys:
-            try:
+            with contextlib.suppress(AbsentError), as_faults():
                 await self._call("rm_file" if hasattr(self._system, "rm_file") else "rm", await self._name(key))
-            except Exception as error:
-                fault = fault_of(error)
-                if not isinstance(fault, AbsentError):
-                    raise fault from None
 
     # ---- calls
 

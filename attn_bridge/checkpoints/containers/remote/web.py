@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ..base import DCP_METADATA, ORBAX_METADATA
-from .faults import AbsentError, ChangedError, DeniedError, FaultError, fault_of
+from .faults import AbsentError, ChangedError, DeniedError, FaultError, as_faults
 from .s3 import take
 from .stores import FOLDER, HEAD, Entry, Store
 
@@ -90,14 +90,12 @@ class WebStore(Store):
     async def _list(self, key: str) -> dict[str, Entry]:
         found: dict[str, Entry] = {}
         try:
-            async with await self._request(key, "/") as reply:
-                reply.raise_for_status()
-                is_page = reply.headers.get("Content-Type", "").startswith("text/html")
-                links = _LINK.findall(await reply.content.read(1 << 24)) if is_page else []
-        except Exception as error:
-            fault = fault_of(error)
-            if not isinstance(fault, (AbsentError, DeniedError)):
-                raise fault from None
+            with as_faults():
+                async with await self._request(key, "/") as reply:
+                    reply.raise_for_status()
+                    is_page = reply.headers.get("Content-Type", "").startswith("text/html")
+                    links = _LINK.findall(await reply.content.read(1 << 24)) if is_page else []
+        except (AbsentError, DeniedError):
             links = []
         for link in links:
             name = unquote(link.decode("utf-8", "replace")).removeprefix("./")
@@ -113,12 +111,10 @@ class WebStore(Store):
     async def _perhaps(self, key: str) -> Entry | None:
         """Return what is known of a file, and nothing where it may not be read."""
         try:
-            return await self._file(key)
-        except Exception as error:
-            fault = fault_of(error)
-            if isinstance(fault, DeniedError):
-                return None
-            raise fault from None
+            with as_faults():
+                return await self._file(key)
+        except DeniedError:
+            return None
 
     async def _get(self, key: str, entry: Entry, start: int, into: memoryview) -> None:
         tag = entry.tag if entry.tag.startswith('"') else ""
