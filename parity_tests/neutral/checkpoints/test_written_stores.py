@@ -329,3 +329,21 @@ def test_two_runs_at_once_are_told_apart(store, source, tmp_path):
             checkpoints.convert(source, url, to_layout="flax")
     checkpoints.convert(source, url, to_layout="flax")
     assert theirs(store) == wanted
+
+
+def test_who_is_silent_is_taken_to_be_gone_on_another_machine_alone(store, monkeypatch):
+    """A process of this machine that lives may be kept from saying so for any time."""
+    monkeypatch.setattr(leases, "BEAT", 1000.0)
+    monkeypatch.setattr(leases, "PATIENCE", 0.0)
+    there, key = to_path("s3://bucket/x").store, "bucket/leases/alone"
+    with leases.Lease(there, key) as held:
+        assert held.take()
+        assert not leases.Lease(there, key).take()
+        assert held.is_held()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(leases.socket, "gethostname", lambda: "another")
+        held = leases.Lease(there, key)
+        assert held.take()
+    with leases.Lease(there, key) as other:
+        assert other.take()
+        assert not held.is_held()

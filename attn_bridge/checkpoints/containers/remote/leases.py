@@ -55,10 +55,11 @@ class Lease:
                 continue
             if seen and found != seen:
                 return False
-            seen = found
-            if is_dead(found) or time.monotonic() - since > PATIENCE:
+            seen, lives = found, _lives(found)
+            is_silent = time.monotonic() - since > PATIENCE
+            if lives is False or (lives is None and is_silent):
                 self._store.delete([self._key])
-            elif not waits:
+            elif is_silent or not waits:  # one of this machine lives, however long it is kept from saying so
                 return False
             else:
                 time.sleep(0.2)
@@ -114,13 +115,18 @@ def _process(number: int) -> dict[str, str | int]:
 
 def is_dead(data: bytes) -> bool:
     """Whether a lease is for sure of a process of this machine that is gone."""
+    return _lives(data) is False
+
+
+def _lives(data: bytes) -> bool | None:
+    """Return whether a lease's process lives; None of another machine's, which only its beats tell."""
     try:
         said: dict[str, Any] = json.loads(data)
         own = _process(int(said["pid"]))
     except (ValueError, KeyError, TypeError):
-        return True
-    if any(said.get(name) != own[name] or not own[name] for name in ("host", "boot", "space")):
         return False
+    if any(said.get(name) != own[name] or not own[name] for name in ("host", "boot", "space")):
+        return None
     if said["pid"] == os.getpid():
-        return str(said.get("token")) not in _held
-    return bool(own["born"] != said.get("born"))
+        return str(said.get("token")) in _held
+    return bool(own["born"] == said.get("born"))
