@@ -24,17 +24,25 @@ def test_console_module_runs_as_a_program_without_a_framework():
 
 
 @pytest.mark.parametrize(
-    ("command", "limit"), [(["-c", "import attn_bridge"], 0.3), (["-m", "attn_bridge", "--help"], 0.6)]
+    ("command", "limit"), [(["-c", "import attn_bridge"], 1.0), (["-m", "attn_bridge", "--help"], 5.0)]
 )
 def test_start_up_is_quick(command, limit):
-    def seconds(arguments):  # of the processor, which others may keep busy
+    """In times of what importing NumPy takes, measured in turn: others on the machine slow both down."""
+
+    def seconds(arguments):  # of the processor
         start = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
         end = resource.getrusage(resource.RUSAGE_CHILDREN)
         return end.ru_utime - start.ru_utime + end.ru_stime - start.ru_stime
 
-    bare = min(seconds(["-c", "pass"]) for _ in range(5))
-    assert min(seconds(command) for _ in range(5)) - bare < limit
+    bare, numpy, found = (
+        min(times)
+        for times in zip(
+            *([seconds(one) for one in (["-c", "pass"], ["-c", "import numpy"], command)] for _ in range(5)),
+            strict=True,
+        )
+    )
+    assert found - bare < limit * (numpy - bare)
 
 
 def test_the_shell_completes_commands_and_options():

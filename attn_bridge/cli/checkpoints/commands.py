@@ -1,0 +1,327 @@
+"""``attn-bridge convert``, ``inspect`` and ``verify``: checkpoints between layouts and containers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..output import write_json
+from . import tasks
+from .options import (
+    Container,
+    Dequantize,
+    Destination,
+    Dtype,
+    FromLayout,
+    Json,
+    Memory,
+    Rules,
+    Settings,
+    Source,
+    TaskBytes,
+    ToLayout,
+    check_report,
+    make_console,
+    parse_settings,
+    parse_size,
+    plan_json,
+    print_plan,
+    shown_size,
+    summary,
+)
+from .places import place
+
+REDRAW = 0.1
+"""Seconds between two pictures of a bar."""
+
+
+def convert(
+    source: Source,
+    target: Destination,
+    from_layout: FromLayout = None,
+    to_layout: ToLayout = None,
+    format: Container = None,
+    rules: Rules = None,
+    dtype: Dtype = None,
+    settings: Settings = None,
+    dequantize: Dequantize = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan, from headers alone; write nothing.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace DST.")] = False,
+    max_memory: Memory = None,
+    workers: Annotated[
+        str, typer.Option(metavar="N|auto", help="Processes that share the work; auto: as many as pay, often one.")
+    ] = "auto",
+    worker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N|auto",
+            help="Do share I of N, from 0, of workers on any machines; auto: as torchrun or Slurm says. The last "
+            "one to end publishes.",
+        ),
+    ] = None,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Check and publish what workers wrote, if the last one could not.")
+    ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="[ADDRESS]", help="Have tasks of Ray do it, on the cluster of that address, or any."),
+    ] = None,
+    task_bytes: TaskBytes = None,
+    json_file: Json = None,
+) -> int:
+    """Convert a checkpoint to another layout and container, tensor by tensor, without losing a bit.
+
+    Layouts: torch, flax, book, fused-qkv, torch-mha, nnx-mha, linen-mha, hf-gpt2, hf-bert, hf-llama,
+    hf-phi3, hf-diffllama, hf-mixtral, hf-gemma, hf-qwen3-moe,
+    hf-gpt-oss, hf-olmo, hf-olmo2, hf-deepseek, hf-qwen3-next, hf-bloom, hf-bart, hf-whisper, meta-llama,
+    openai-gpt-oss, book-llama3, book-qwen3, book-gemma3, tunix-llama3, tunix-qwen2, tunix-qwen3,
+    tunix-gemma3, gemma-linen, maxtext; same leaves it.
+    Containers: .safetensors (or a folder of them), .pt .pth .bin, .npz, .msgpack, .orbax, .dcp.
+    Workers: --workers N are processes of this machine, --worker I/N is one of several anywhere, --ray
+    are tasks of Ray; the bytes are the same for any number of them.
+
+    Example: attn-bridge convert gpt2/ gpt2-flax/ --dry-run
+
+    Exit status: 0 = written (or a share of it), 2 = bad usage or bad input; nothing is left half-written.
+    """
+    from ... import checkpoints
+    from ...checkpoints import containers
+
+    check_report(json_file, source, target)
+    given = parse_settings(settings or [])
+    memory = None if max_memory is None else parse_size(max_memory)
+    shared = tasks.Sharing.of(workers, worker, finish, ray, task_bytes, dry_run)
+    layouts: dict[str, Any] = {"from_layout": from_layout, "to_layout": to_layout, "format": format, "rules": rules}
+    layouts["dequantize"] = dequantize
+    planned = checkpoints.plan(source, target, **layouts, dtype=dtype, settings=given)
+    console = make_console()
+    if json_file != "-":
+        for name, reason in planned.dropped.items():
+            console.print(f"kept aside: {name}: {reason}", markup=False, soft_wrap=True)
+        for note in planned.notes:
+            console.print(f"note: {note}", markup=False, soft_wrap=True)
+        kind = containers.format_of(target, format)
+        if shared.is_many and not containers.writer_class(kind).random_access:
+            console.print(f"note: a file of {kind} is written by one worker", markup=False)
+    if dry_run:
+        if json_file is not None:
+            write_json(plan_json(planned), json_file)
+        if json_file != "-":
+            print_plan(planned, console)
+        return 0
+    options = {**layouts, "dtype": dtype, "settings": given, "overwrite": overwrite}
+    with _bytes_bar() as advance:
+        done = tasks.carry_out(shared, source, target, options, resume, memory, advance)
+    result = done.result
+    if json_file is not None:
+        found: dict[str, Any] = plan_json(planned)
+        if result is not None:
+            found["changed"], found["resumed"] = result.changed, result.resumed
+            found["digests"], found["restart_reason"] = result.digests, result.restart_reason
+        if shared.is_apart:
+            found["published"], found["waits_for"] = result is not None, list(done.waits_for)
+        write_json(found, json_file)
+    if json_file == "-":
+        return 0
+    if result is None or done.was_there:
+        console.print(tasks.said_of(shared, done, target), markup=False, soft_wrap=True)
+        return 0
+    if result.changed:
+        total = sum(result.changed.values())
+        console.print(f"the cast changed {total} elements of {len(result.changed)} tensors", markup=False)
+    if result.resumed:
+        console.print(f"{result.resumed} tensors were there from before", markup=False)
+    if result.restart_reason:
+        console.print(f"restarted: {result.restart_reason}", markup=False, soft_wrap=True)
+    console.print(summary(planned, f"wrote {target}:"), markup=False, soft_wrap=True)
+    return 0
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="File or folder, or its URL.", parser=place)],
+    format: Annotated[
+        str | None,
+        typer.Option(metavar="CONTAINER", help="Container of PATH, where its extension says none, or another."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Every tensor, not the first of each kind.")] = False,
+    json_file: Json = None,
+) -> int:
+    """Show what a checkpoint holds, from headers alone: container, layout, names, shapes, dtypes.
+
+    Example: attn-bridge inspect model.safetensors
+
+    Exit status: 0 = it can be read, 2 = it can't.
+    """
+    from rich.table import Table
+
+    from ... import checkpoints
+
+    check_report(json_file, path)
+    found = checkpoints.inspect(path, format=format)
+    if json_file is not None:
+        tensors = {
+            name: {"dtype": info.dtype, "shape": list(info.shape), "file": info.file, "bytes": info.nbytes}
+            for name, info in found.tensors.items()
+        }
+        data = {
+            "path": str(path),
+            "format": found.format,
+            "layout": found.layout,
+            "tensors": tensors,
+            "bytes": found.nbytes,
+            "dtypes": found.dtypes,
+            "metadata": found.metadata,
+            "manifest": found.has_manifest,
+        }
+        write_json(data, json_file)
+    if json_file == "-":
+        return 0
+    console = make_console()
+    table = Table(box=None, pad_edge=False)
+    for title in ("tensor", "dtype", "shape", "bytes", "file"):
+        table.add_column(title, justify="right" if title == "bytes" else "left", overflow="fold")
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for name, info in found.tensors.items():
+        kind = name if full else re.sub(r"(?<![^.])[0-9]+(?![^.])", "{i}", name)
+        shape = " x ".join(map(str, info.shape)) or "scalar"
+        kinds.setdefault((kind, info.dtype, shape, shown_size(info.nbytes)), []).append(name)
+    for (kind, *rest), names in kinds.items():
+        files = dict.fromkeys(found.tensors[name].file for name in names)
+        file = next(iter(files)) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+        table.add_row(f"{kind} (x {len(names)})" if len(names) > 1 else names[0], *rest, file)
+    console.print(table)
+    numbers = ", ".join(f"{count:,} {dtype}" for dtype, count in found.dtypes.items())
+    layout = f"layout {found.layout}" if found.layout else f"no known layout ({found.why})"
+    digests = "digests beside it" if found.has_manifest else "no digests beside it"
+    console.print(
+        f"{found.format}, {layout}, {len(found.tensors)} tensors, {numbers}, {shown_size(found.nbytes)}, {digests}",
+        markup=False,
+        soft_wrap=True,
+    )
+    return 0
+
+
+def verify(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[SRC] DST",
+            help="What DST was made of, or digests of it, and DST; or DST alone, by its digests.",
+            parser=place,
+        ),
+    ],
+    from_layout: Annotated[
+        str | None, typer.Option("--from", metavar="LAYOUT", help="Layout of SRC; default: as it was converted.")
+    ] = None,
+    to_layout: Annotated[
+        str | None, typer.Option("--to", metavar="LAYOUT", help="Layout of DST; default: as it was converted.")
+    ] = None,
+    rules: Rules = None,
+    settings: Settings = None,
+    dequantize: Annotated[
+        bool, typer.Option("--dequantize", help="SRC was dequantised; default: as the manifest says.")
+    ] = False,
+    max_memory: Memory = None,
+    json_file: Json = None,
+) -> int:
+    """Check every bit of a checkpoint: by the digests beside it, and by converting SRC again in memory.
+
+    SRC may be a file that digest --json wrote; then DST is a checkpoint, a manifest or another such file.
+
+    Example: attn-bridge verify gpt2/ gpt2-flax/
+
+    Exit status: 0 = every bit is right, 1 = something is wrong, 2 = it can't be read.
+    """
+    from ... import checkpoints
+    from ...checkpoints import live
+
+    if len(paths) > 2:
+        raise ValueError(f"verify takes [SRC] DST, got {len(paths)} paths")
+    check_report(json_file, *paths)
+    memory = None if max_memory is None else parse_size(max_memory)
+    source = paths[0] if len(paths) == 2 else None
+    taken = None if source is None else live.read(source)
+    given = parse_settings(settings or [])
+    if taken is not None:
+        options = {"--from": from_layout, "--to": to_layout, "--rules": rules, "--dequantize": dequantize or None}
+        for option, value in {**options, "--max-memory": memory}.items():
+            if value is not None:
+                raise ValueError(f"{option} ({value}) says how a source was converted; {source} holds digests")
+    with _bytes_bar() as advance:
+        found = (
+            live.verify(taken, paths[-1], given)
+            if taken is not None
+            else checkpoints.verify(
+                source,
+                paths[-1],
+                from_layout=from_layout,
+                to_layout=to_layout,
+                rules=rules,
+                settings=given,
+                dequantize=dequantize,
+                max_memory=memory,
+                progress=advance,
+            )
+        )
+    if json_file is not None:
+        data = {
+            "passed": found.passed,
+            "tensors": found.tensors,
+            "problems": found.problems,
+            "by_digest": found.by_digest,
+            "by_source": found.by_source,
+        }
+        write_json(data, json_file)
+    if json_file != "-":
+        console = make_console()
+        for name, problem in found.problems.items():
+            console.print(f"{name} {problem}", markup=False, soft_wrap=True)
+        ways = [way for way, used in (("digests", found.by_digest), ("the source", found.by_source)) if used]
+        verdict = (
+            "every bit is right"
+            if found.passed
+            else f"{len(found.problems)} tensor{'s are' if len(found.problems) > 1 else ' is'} wrong"
+        )
+        console.print(f"{paths[-1]}: {verdict} ({found.tensors} tensors, by {' and '.join(ways)})", markup=False)
+    return 0 if found.passed else 1
+
+
+@contextlib.contextmanager
+def _bytes_bar() -> Iterator[Callable[[int, int, str], None] | None]:
+    """Show bytes, rate and time left on stderr while the terminal is one; nothing otherwise."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True), TransferSpeedColumn())
+    with (
+        os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8") as stream,
+        # Without a thread that redraws it: a process that has threads is not forked for workers.
+        Progress(
+            *columns, TimeRemainingColumn(), console=Console(file=stream), transient=True, auto_refresh=False
+        ) as bar,
+    ):
+        task = bar.add_task("reading headers")
+
+        shown = -1.0
+
+        def advance(done: int, total: int, name: str) -> None:
+            nonlocal shown
+            is_due = time.monotonic() - shown > REDRAW
+            shown = time.monotonic() if is_due else shown
+            bar.update(task, description=name[:40], completed=done, total=total, refresh=is_due)
+
+        yield advance

@@ -1,0 +1,177 @@
+"""``attn-bridge plan``, and which of several workers ``convert`` is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..output import write_json
+from ..processes import AUTO
+from .options import (
+    Container,
+    Dequantize,
+    Destination,
+    Dtype,
+    FromLayout,
+    Json,
+    Rules,
+    Settings,
+    Source,
+    TaskBytes,
+    ToLayout,
+    check_report,
+    make_console,
+    parse_settings,
+    parse_size,
+    plan_json,
+    print_plan,
+    shown_size,
+)
+
+if TYPE_CHECKING:
+    from ...checkpoints.workers import Worked
+
+
+def plan(
+    source: Source,
+    target: Destination,
+    from_layout: FromLayout = None,
+    to_layout: ToLayout = None,
+    format: Container = None,
+    rules: Rules = None,
+    dtype: Dtype = None,
+    settings: Settings = None,
+    dequantize: Dequantize = False,
+    task_bytes: TaskBytes = None,
+    workers: Annotated[
+        int, typer.Option(metavar="N", help="How many share the tasks: many workers have smaller ones.")
+    ] = 1,
+    json_file: Json = None,
+) -> int:
+    """Show what convert would do with the same options, and the tasks that workers would share, from headers alone.
+
+    Each task says which elements of which tensors it writes, and to which bytes of which files they go.
+
+    Example: attn-bridge plan gpt2/ gpt2-flax/ --task-bytes 64MiB --workers 4 --json
+
+    Exit status: 0 = planned, 2 = bad usage or bad input; nothing is written.
+    """
+    from ...checkpoints.planning import tasks as planning
+    from ...checkpoints.requests import Request
+
+    check_report(json_file, source, target)
+    size = None if task_bytes is None else parse_size(task_bytes, "--task-bytes")
+    given = parse_settings(settings or [])
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, given, dequantize)
+    with asked.opened() as prepared:
+        planned, tasks = prepared.plan, planning.tasks_of(prepared.plan, prepared.format, workers, size)
+    if json_file is not None:
+        write_json({**plan_json(planned), "workers": workers, "tasks": tasks}, json_file)
+    if json_file != "-":
+        console = make_console()
+        print_plan(planned, console)
+        largest = max((task["bytes"] for task in tasks), default=0)
+        plural = "task" if len(tasks) == 1 else "tasks"
+        console.print(f"{len(tasks)} {plural} of at most {shown_size(largest)}, for --workers {workers}", markup=False)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharing:
+    """How a conversion is shared.
+
+    Attributes:
+        workers: how many; None: as many as pay.
+        index: the number of the one that this process is, of workers that were started by themselves.
+        is_finishing: whether nothing is left to do but to publish.
+        ray: address of the cluster of Ray that does it; "" is any, None is none.
+        task_bytes: bytes of a task, at most.
+    """
+
+    workers: int | None
+    index: int | None
+    is_finishing: bool
+    ray: str | None
+    task_bytes: int | None
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether other workers may be left when this one ends."""
+        return self.index is not None or self.is_finishing
+
+    @property
+    def is_many(self) -> bool:
+        """Whether several workers were asked for, which this process starts."""
+        return not self.is_apart and ((self.workers or 1) > 1 or self.ray is not None)
+
+    @classmethod
+    def of(
+        cls,
+        workers: str,
+        worker: str | None,
+        is_finishing: bool,
+        ray: str | None,
+        task_bytes: str | None,
+        is_dry: bool,
+    ) -> Sharing:
+        """Return what options say.
+
+        Raises:
+            ValueError: they contradict one another, or one has no such value.
+        """
+        from ...checkpoints.workers import parse
+
+        size = None if task_bytes is None else parse_size(task_bytes, "--task-bytes")
+        ways = {"--worker": worker is not None, "--finish": is_finishing, "--ray": ray is not None}
+        ways["--dry-run"] = is_dry
+        used = [option for option, is_used in ways.items() if is_used]
+        if workers != AUTO and "--ray" not in used and "--dry-run" not in used:
+            used.append("--workers")
+        if len(used) > 1:
+            raise ValueError(f"{' and '.join(used)} exclude each other")
+        if worker is not None:
+            index, count = parse(worker)
+            return cls(count, index, False, None, size)
+        if workers == AUTO:
+            return cls(None, None, is_finishing, ray, size)
+        if not workers.isdecimal() or not int(workers):
+            raise ValueError(f"--workers ({workers}) must be a whole number of at least 1, or {AUTO}")
+        return cls(int(workers), None, is_finishing, ray, size)
+
+
+def carry_out(
+    sharing: Sharing,
+    source: Path,
+    target: Path,
+    options: dict[str, Any],
+    resume: bool,
+    memory: int | None,
+    progress: Callable[[int, int, str], None] | None,
+) -> Worked:
+    """Convert, or do a share of it, or publish what workers wrote."""
+    from ... import checkpoints
+    from ...checkpoints.workers import Worked
+
+    if sharing.is_finishing:
+        return checkpoints.finish(source, target, **options, progress=progress)
+    options = {**options, "resume": resume, "max_memory": memory, "progress": progress}
+    options["task_bytes"] = sharing.task_bytes
+    if sharing.index is not None and sharing.workers is not None:
+        return checkpoints.convert_share(source, target, sharing.index, sharing.workers, **options)
+    return Worked(checkpoints.convert(source, target, **options, workers=sharing.workers, ray=sharing.ray))
+
+
+def said_of(sharing: Sharing, done: Worked, target: Path) -> str:
+    """Return what a worker says that published nothing."""
+    from ...checkpoints.containers.files import listed
+
+    if done.was_there:
+        return f"{target} is already written"
+    share = f"worker {sharing.index}/{sharing.workers} wrote its share of {target}"
+    if not done.waits_for:
+        return f"{share}; another worker is at its end, too, and publishes"
+    return f"{share}; others have yet to write: {listed(done.waits_for, 8)}"
