@@ -14,15 +14,15 @@ from typer.main import get_command
 
 from .. import __version__
 from .check import check
-from .checkpoint import convert, inspect, verify
+from .checkpoints.commands import convert, inspect, verify
+from .checkpoints.digest import digest
+from .checkpoints.tasks import plan
 from .compare import compare
 from .demo import demo
-from .digest import digest
 from .doctor import doctor
 from .dump import compare_dumps, dump
 from .mutate import mutate
 from .processes import Process
-from .tasks import plan
 
 
 class _InterruptedError(Exception):

@@ -113,7 +113,7 @@ def test_a_model_that_lacks_any_tensor_is_refused(name):
 
 def test_docs_and_help_name_every_layout():
     root = Path(layouts.__file__).parents[2]
-    for file in ("docs/checkpoints.md", "attn_bridge/cli/checkpoint.py"):
+    for file in ("docs/checkpoints.md", "attn_bridge/cli/checkpoints/commands.py"):
         text = (root / file).read_text(encoding="utf-8")
         assert not [name for name in layouts.names() if not re.search(rf"[` ]{name}[`,;]", text)], file
 
