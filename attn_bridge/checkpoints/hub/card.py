@@ -73,7 +73,7 @@ def write(
         files: reports that lie beside the card.
         license: identifier of the weights' licence; None leaves it out.
     """
-    part = "\n".join([BEGIN, "", *_parity(report, files), "", END])
+    part = "\n".join([BEGIN, "", *describe(report, files), "", END])
     if before is None:
         return "\n".join([*_front(license), "", *_about(repo_id, model), "", part, ""])
     if BEGIN not in before:
@@ -105,7 +105,13 @@ def _about(repo_id: str, model: str) -> list[str]:
     ]
 
 
-def _parity(report: Mapping[str, Any] | None, files: Sequence[str]) -> list[str]:
+def describe(report: Mapping[str, Any] | None, files: Sequence[str] = ()) -> list[str]:
+    """Return a parity report in Markdown, line by line: verdict, first divergence, what is not equal, versions.
+
+    Args:
+        report: as `read_report` gives it; None for none.
+        files: reports that lie beside it.
+    """
     lines = ["## Parity", ""]
     if report is None:
         return [
