@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attn_bridge import checkpoints
-from attn_bridge.cli.checkpoints import precommit
+from attn_bridge.cli.ci import precommit
 from release.versions import ROOT
 
 yaml = pytest.importorskip("yaml", reason="comes with transformers")

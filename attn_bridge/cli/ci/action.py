@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ...checkpoints.hub import card
-from . import annotations, places
-from .annotations import annotation
+from . import places, workflow
 from .places import Place
+from .workflow import annotation
 
 COMMANDS = ("compare", "pytest", "check")
 MOST = 10
@@ -89,7 +89,7 @@ def main() -> int:
     except (ValueError, OSError) as error:
         print(annotation("error", "attn-bridge", str(error)))
         return 2
-    with annotations.other_peoples_output():
+    with workflow.other_peoples_output():
         done = subprocess.run([sys.executable, *inputs.line()], stderr=subprocess.PIPE, text=True, check=False)
         sys.stderr.write(done.stderr)
         sys.stderr.flush()
@@ -108,7 +108,7 @@ def main() -> int:
         print(line)
     pages = sorted(inputs.reports.glob("*.html"))
     is_there = inputs.reports.is_dir() and any(inputs.reports.iterdir())
-    annotations.set_outputs(
+    workflow.set_outputs(
         {
             "verdict": verdict or ("inconclusive" if done.returncode else "equal"),
             "reports": str(inputs.reports) if is_there else "",
@@ -124,7 +124,7 @@ def _of_report(inputs: Inputs, workspace: Path) -> tuple[list[str], str]:
         data = json.loads((inputs.reports / "report.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return [], ""
-    annotations.summarise([f"## attn-bridge {inputs.command}", "", *card.describe(data)[2:]])
+    workflow.summarise([f"## attn-bridge {inputs.command}", "", *card.describe(data)[2:]])
     verdict = str(data.get("verdict") or ("equal" if data.get("passed") else "different"))
     if data.get("passed"):
         return [], verdict
@@ -166,7 +166,7 @@ def _of_tests(file: Path, workspace: Path) -> tuple[list[str], str]:
         text = found.get("message") or (found.text or "").strip()
         lines.append(annotation("error", f"{case.get('name')} failed", text[:4000], at))
     head = f"{len(cases)} tests, {len(failed)} failed"
-    annotations.summarise(["## attn-bridge pytest", "", head, ""])
+    workflow.summarise(["## attn-bridge pytest", "", head, ""])
     return lines, "different" if failed else "equal"
 
 
