@@ -61,9 +61,14 @@ def test_a_planted_fault_is_found_where_it_is_and_its_mend_is_equal(ports, name)
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_right_port_is_equal_in_every_command_of_the_skill(ports, name):
+def test_a_right_port_is_equal(ports, name):
     ports(name)
     assert judged(JUDGE)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["fused_attention", "tanh_mlp"])
+def test_a_right_port_is_equal_in_what_else_the_skill_runs(ports, name):
+    ports(name)
     assert judged(IN_BFLOAT16)[0] == 0
     assert judged(IN_TRAINING)[0] == 0
 
@@ -73,7 +78,7 @@ def test_no_pair_says_whether_it_is_right(ports):
         port = ports(name)
         assert sorted(one.name for one in port.parent.iterdir()) == ["original.py", "port.py"]
         for file in port.parent.iterdir():
-            assert not re.search(r"fault|wrong|right|bug|plant|#", file.read_text(), re.IGNORECASE), file
+            assert not re.search(r"\b(fault|wrong|right|bug|planted)|#", file.read_text(), re.IGNORECASE), file
 
 
 def test_the_skill_has_the_form_that_agents_read():
