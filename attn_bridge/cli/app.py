@@ -126,8 +126,9 @@ def run(arguments: list[str], *, is_own: bool = False) -> int:
 def _complete(arguments: list[str]) -> list[str]:
     """Give options whose value may be left out the one that they have then.
 
-    ``--json``: "-" (stdout) unless a file follows, a word with a dot or a slash, and no factory. ``--ray``: "" unless
-    an address follows, ``HOST:PORT``, ``ray://HOST:PORT``, ``auto`` or ``local``.
+    ``--json``: "-" (stdout) unless a file follows, a word with a dot or a slash, and no factory. ``--html``:
+    ``report.html`` where the line ends or an option follows. ``--ray``: "" unless an address follows, ``HOST:PORT``,
+    ``ray://HOST:PORT``, ``auto`` or ``local``.
     """
     completed = []
     for position, argument in enumerate(arguments):
@@ -136,6 +137,7 @@ def _complete(arguments: list[str]) -> list[str]:
         is_file = is_file and not re.search(r":[^\W\d][\w.]*$", following)
         is_address = re.fullmatch(r"ray://\S+|auto|local|[\w.-]+:[0-9]+", following)
         argument = "--json=-" if argument == "--json" and not is_file else argument
+        argument = "--html=report.html" if argument == "--html" and following[:2] in ("", "--") else argument
         completed.append("--ray=" if argument == "--ray" and not is_address else argument)
     return completed
 

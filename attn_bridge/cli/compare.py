@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 MODES = ("eager", "jit")
 DEVICES = ("cpu", "gpu", "tpu")
 
-Html = Annotated[str | None, typer.Option(help="Write the report as one HTML page.")]
+Html = Annotated[
+    str | None, typer.Option(metavar="[FILE]", help="Write the report as one HTML page; without FILE report.html.")
+]
+Open = Annotated[bool, typer.Option("--open", help="Open the HTML page in a browser; it is a temporary one by itself.")]
 Json = Annotated[
     str | None,
     typer.Option(
@@ -115,6 +118,7 @@ def compare(
     allow: Allow = None,
     baseline: Baseline = None,
     html: Html = None,
+    show: Open = False,
     json_file: Json = None,
     junit: Junit = None,
     save_repro: Annotated[
@@ -147,7 +151,7 @@ def compare(
 
     Exit status: 0 = equal, 1 = different, or one side is less precise, 2 = bad usage, inconclusive, or timed out.
     """
-    outputs = Outputs(html, json_file, junit, full)
+    outputs = Outputs(html, json_file, junit, full, show)
     chosen: dict[str, Any] = modes_and_dtypes(modes, dtypes, seeds, first_seed)
     chosen |= {"seeds": seeds, "first_seed": first_seed, "device": parse_device(device)}
     chosen |= {name: value for name, value in (("fixed", named(fixed)), ("vary", named(vary))) if value}

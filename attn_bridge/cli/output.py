@@ -8,6 +8,8 @@ import functools
 import json
 import os
 import sys
+import tempfile
+import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +38,24 @@ def write_json(data: dict[str, Any], target: str) -> None:
         typer.echo(text)
     else:
         Path(target).write_text(text + "\n", encoding="utf-8")
+
+
+def temporary_page() -> str:
+    """Return a new file for a page that nobody keeps; a browser reads it after the command has ended."""
+    stream, path = tempfile.mkstemp(prefix="attn-bridge-", suffix=".html")
+    os.close(stream)
+    return path
+
+
+def open_in_browser(path: str | Path) -> None:
+    """Show a page in the reader's browser; where there is none, say on stderr where the page is."""
+    address = Path(path).absolute().as_uri()
+    try:
+        is_open = webbrowser.open(address)
+    except (webbrowser.Error, OSError):
+        is_open = False
+    if not is_open:
+        print(f"no browser could be started; the page is {address}", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -86,12 +106,14 @@ class Outputs:
         json: file for the JSON, "-" for stdout in place of the table.
         junit: file for the JUnit XML.
         full: whether the table shows everything.
+        is_shown: whether the page is opened in a browser; without `html` it is a temporary file.
     """
 
     html: str | None = None
     json: str | None = None
     junit: str | None = None
     full: bool = False
+    is_shown: bool = False
 
     def __post_init__(self) -> None:
         for name in ("html", "junit"):
@@ -116,7 +138,8 @@ class Outputs:
         from ..parity.rendering import terminal
         from ..parity.rendering.text import one_line
 
-        writes = {self.html: report.to_html, self.junit: report.to_junit, self.json: report.to_json}
+        page = temporary_page() if self.is_shown and self.html is None else self.html
+        writes = {page: report.to_html, self.junit: report.to_junit, self.json: report.to_json}
         with written(*(functools.partial(write, file) for file, write in writes.items() if file not in (None, "-"))):
             if self.json == "-":
                 write_json(report.to_json(), "-")
@@ -126,6 +149,8 @@ class Outputs:
                 terminal.render(report, console, self.full)
                 for line in more:
                     console.print(line, markup=False, soft_wrap=True)
+        if self.is_shown and page is not None:
+            open_in_browser(page)
         if report.verdict == "inconclusive":
             sys.stdout.flush()
             raise ValueError(f"inconclusive: {report.message}")

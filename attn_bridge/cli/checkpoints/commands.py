@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..output import write_json
+from ..output import open_in_browser, temporary_page, write_json
 from . import tasks
 from .options import (
     Container,
@@ -37,6 +37,7 @@ from .options import (
     shown_size,
     summary,
 )
+from .page import check_page, write_page
 from .places import place
 
 REDRAW = 0.1
@@ -155,11 +156,18 @@ def inspect(
         typer.Option(metavar="CONTAINER", help="Container of PATH, where its extension says none, or another."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Every tensor, not the first of each kind.")] = False,
+    html: Annotated[
+        str | None,
+        typer.Option(metavar="[FILE]", help="Write a page with the tree of names and a histogram of each tensor."),
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open that page in a browser.")] = False,
     json_file: Json = None,
 ) -> int:
     """Show what a checkpoint holds, from headers alone: container, layout, names, shapes, dtypes.
 
-    Example: attn-bridge inspect model.safetensors
+    The page of --html reads every tensor, one at a time.
+
+    Example: attn-bridge inspect model.safetensors --html model.html
 
     Exit status: 0 = it can be read, 2 = it can't.
     """
@@ -168,7 +176,15 @@ def inspect(
     from ... import checkpoints
 
     check_report(json_file, path)
+    page = temporary_page() if show and html is None else html
+    if page is not None:
+        check_page(page, path, json_file)
     found = checkpoints.inspect(path, format=format)
+    if page is not None:
+        with _bytes_bar() as advance:
+            write_page(path, format, found, page, advance)
+        if show:
+            open_in_browser(page)
     if json_file is not None:
         tensors = {
             name: {"dtype": info.dtype, "shape": list(info.shape), "file": info.file, "bytes": info.nbytes}

@@ -163,7 +163,7 @@ def parse_size(text: str, option: str = "--max-memory") -> int:
     return int(Decimal(hit.group(1)) * _UNITS[(hit.group(2) or "").lower()])
 
 
-def check_report(json_file: str | None, *paths: Path) -> None:
+def check_report(json_file: str | None, *paths: Path, option: str = "--json") -> None:
     """Refuse a report that can't be written, or that would be written over a checkpoint.
 
     Raises:
@@ -174,10 +174,10 @@ def check_report(json_file: str | None, *paths: Path) -> None:
     if json_file in (None, "-"):
         return
     assert json_file is not None
-    check_writable(json_file)
+    check_writable(json_file, option)
     report = Path(os.path.realpath(json_file))
     for path in (Path(os.path.realpath(one)) for one in paths if not is_remote(one)):
         if path in (report, *report.parents) or report.name.startswith(f"{path.name}.attn-bridge."):
-            raise ValueError(f"--json {json_file} must not be part of {path}")
+            raise ValueError(f"{option} {json_file} must not be part of {path}")
     if report.suffix in ENDINGS:
-        raise ValueError(f"--json {json_file} is named as a checkpoint is; choose another name")
+        raise ValueError(f"{option} {json_file} is named as a checkpoint is; choose another name")

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from ...training.report import TrainingReport
 
 CLASSES = {
-    "torch": "side-first",
-    "flax": "side-second",
-    "torch float64": "side-first dashed",
-    "flax float64": "side-second dashed",
     "torch moved": "side-none",
     "torch float64 moved": "side-none dashed",
+    "torch float64": "side-first dashed",
+    "flax float64": "side-second dashed",
+    "torch": "side-first wide",
+    "flax": "side-second",
 }
-"""Run -> class of its line: colour says the side, dashes say float64."""
+"""Run -> class of its line, in the order in which they are drawn: colour says the side, dashes say float64, and where
+both sides run over each other, the wide line of torch shows on both sides of the other."""
 
 SECONDS = 2
 """Between two reloads."""
@@ -96,7 +97,7 @@ def _header(report: TrainingReport, running: bool) -> Markup:
 
 
 def _losses(report: TrainingReport) -> Markup:
-    known = {name: values for name, values in report.losses.items() if values}
+    known = {name: report.losses[name] for name in CLASSES if report.losses.get(name)}
     series = {name: (CLASSES.get(name, "side-none"), values) for name, values in known.items()}
     said = [f"{name} from {number(values[0], 4)} to {number(values[-1], 4)}" for name, values in known.items()]
     words = f"Loss of each run over the steps: {'; '.join(said)}." if said else "No step was taken yet."

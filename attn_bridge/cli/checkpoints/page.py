@@ -1,0 +1,53 @@
+"""The page of ``attn-bridge inspect --html``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .options import check_report
+
+if TYPE_CHECKING:
+    from ...checkpoints import Inspection
+
+
+def check_page(page: str, path: Path, json_file: str | None) -> None:
+    """Find out before the work that the page can't be written, or would be written over something else.
+
+    Raises:
+        ValueError: it can't, or would.
+    """
+    if page == "-":
+        raise ValueError("--html - cannot be written: only --json goes to stdout")
+    check_report(page, path, option="--html")
+    if json_file not in (None, "-") and Path(page).absolute() == Path(str(json_file)).absolute():
+        raise ValueError("--html and --json must be different files")
+
+
+def write_page(
+    path: Path,
+    format: str | None,
+    found: Inspection,
+    page: str,
+    advance: Callable[[int, int, str], None] | None,
+) -> None:
+    """Read every tensor, one at a time, and write what its values are like."""
+    from ... import checkpoints
+    from ...parity.rendering.html import checkpoint
+
+    done, values = 0, {}
+    with checkpoints.open(path, format=format) as tensors:
+        for name, info in tensors.tensors.items():
+            values[name] = checkpoint.values_of(info, tensors[name])
+            done += info.nbytes
+            if advance is not None:
+                advance(done, found.nbytes, name)
+    facts = {
+        "Container": found.format,
+        "Layout": found.layout or f"none that is known ({found.why})",
+        "Numbers": ", ".join(f"{count:,} {dtype}" for dtype, count in found.dtypes.items()),
+        "Digests": "beside it" if found.has_manifest else "none beside it",
+        **{f"Metadata: {key}": str(value) for key, value in found.metadata.items()},
+    }
+    checkpoint.as_html(str(path), facts, values, page)
