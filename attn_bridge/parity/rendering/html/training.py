@@ -153,7 +153,7 @@ def _tensors(report: TrainingReport) -> Markup | None:
         "tensors",
         "Divergence by tensor",
         element("p", about, class_="hint"),
-        element("div", table, class_="scroll tall", tabindex=0, role="region", aria_label="Divergence by tensor"),
+        element("div", table, class_="scroll tall", tabindex=0, role="region", aria_label="Table of tensors"),
     )
 
 
