@@ -98,9 +98,7 @@ def run(arguments: list[str], *, is_own: bool = False) -> int:
     """
     process = Process(is_own)
     try:
-        status = get_command(app).main(
-            _complete(arguments), prog_name="attn-bridge", standalone_mode=False, obj=process
-        )
+        status = get_command(app).main(complete(arguments), prog_name="attn-bridge", standalone_mode=False, obj=process)
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -123,7 +121,7 @@ def run(arguments: list[str], *, is_own: bool = False) -> int:
     return int(status or 0)
 
 
-def _complete(arguments: list[str]) -> list[str]:
+def complete(arguments: list[str]) -> list[str]:
     """Give options whose value may be left out the one that they have then.
 
     ``--json``: "-" (stdout) unless a file follows, a word with a dot or a slash, and no factory. ``--html``:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import webbrowser
+from pathlib import Path
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 import pytest
 
-from attn_bridge.cli.app import _complete
+from attn_bridge.cli.app import complete
 from attn_bridge.cli.output import Outputs
 from parity_tests.support.reports import different_report, equal_report
 
@@ -29,10 +32,6 @@ def test_the_page_is_opened_when_it_is_written(opened, tmp_path, capsys):
 def test_without_a_file_the_page_is_a_temporary_one(opened, tmp_path):
     assert Outputs(is_shown=True).write(equal_report()) == 0
     [address] = opened
-    from pathlib import Path
-    from urllib.parse import urlparse
-    from urllib.request import url2pathname
-
     page = Path(url2pathname(urlparse(address).path))
     assert page.read_text().startswith("<!doctype html>")
     page.unlink()
@@ -62,4 +61,4 @@ def test_nothing_is_opened_unasked(opened):
     ],
 )
 def test_html_needs_no_file(given, read):
-    assert _complete(given) == read
+    assert complete(given) == read
