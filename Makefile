@@ -5,6 +5,8 @@
 #:              planted faults found, named and placed
 #: make meshes  modules over many devices, simulated on this processor
 #: make lanes   the tests of Flax modules again, with NNX's coming defaults
+#: make test-jax-versions  the kernels with other versions of JAX, each in an environment of its own;
+#:              some of them: make test-jax-versions JAX_VERSIONS=0.12.0.1 PYTHON=python3.12 (from 0.11 on)
 #: make lint    format, lint and who imports whom
 #: make types   strict type check
 #: make bench   measure attention next to its peers, options in BENCH='...'; for the docs:
@@ -26,6 +28,8 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --maxprocesses 8
 PARTS := test-neutral test-torch test-jax test-both test-optimized
 LONG := $(addprefix parity_tests/,tours wild twins/mutation twins/places)
 MESHES := parity_tests/meshes
+JAX_VERSIONS ?= 0.10.0 0.10.1 0.10.2
+JAX_TESTS := $(JAX_VERSIONS:%=test-jax-%)
 TESTS := test $(PARTS) tours meshes lanes
 
 # What XLA compiled is kept beside the packages: the workers of a run share it, and the next run starts with it.
@@ -43,7 +47,7 @@ $(TESTS): export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_f
 	--xla_cpu_parallel_codegen_split_count=1
 
 .DEFAULT_GOAL := help
-.PHONY: help check $(TESTS) lint types docs bench accelerator clean
+.PHONY: help check $(TESTS) test-jax-versions $(JAX_TESTS) lint types docs bench accelerator clean
 
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
@@ -83,6 +87,20 @@ lanes: $(VENV)/.installed-test
 		$(addprefix parity_tests/jax_side/,test_nnx_modules.py test_backend.py test_random.py \
 		judge/test_subject.py judge/test_promotion.py judge/test_dump.py)
 	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q parity_tests/contract --without torch
+
+# Their tests run as users' programs do: another XLA may not know the flags above.
+test-jax-versions: $(JAX_TESTS)
+
+$(JAX_TESTS): test-jax-%: $(VENV)/jax-%/.installed
+	$(VENV)/jax-$*/bin/python -m pytest -q -n $(JOBS) --dist worksteal --without torch \
+		parity_tests/contract/kernels parity_tests/jax_side/kernels parity_tests/contract/test_attention_function.py
+
+$(VENV)/jax-%/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)/jax-$*
+	grep -vE '^(jax|jaxlib|flax|optax|orbax-checkpoint)==' constraints.txt > $(VENV)/jax-$*/constraints.txt
+	$(VENV)/jax-$*/bin/python -m pip --disable-pip-version-check install --quiet -c $(VENV)/jax-$*/constraints.txt \
+		-e '.[jax,cpu]' pytest pytest-xdist hypothesis jax==$* jaxlib==$*
+	@touch $@
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
