@@ -13,7 +13,9 @@
 #:              make bench BENCH='--json docs/benchmarks.json' docs
 #: make accelerator  run check, suite and benchmarks on the GPU or TPU that is here; write docs/accelerators.md
 #: make docs    regenerate what README.md and docs show, in an hour; some of it: .venv/bin/python docs/generate.py FILE
-#: make clean   remove .venv
+#: make release build sdist and wheel, check them, write the bill of materials; with INSTALL='3.11 3.12 3.13' also install
+#:              the wheel in empty environments, each extra on each Python, which takes an hour; EXTRA=all for one of them
+#: make clean   remove .venv and what make release wrote
 #:
 #: They create .venv and install what is needed into it; nothing is installed anywhere else.
 
@@ -47,7 +49,7 @@ $(TESTS): export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_f
 	--xla_cpu_parallel_codegen_split_count=1
 
 .DEFAULT_GOAL := help
-.PHONY: help check $(TESTS) test-jax-versions $(JAX_TESTS) lint types docs bench accelerator clean
+.PHONY: help check $(TESTS) test-jax-versions $(JAX_TESTS) lint types docs bench accelerator release clean
 
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
@@ -119,8 +121,12 @@ accelerator: $(VENV)/.installed-test
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/generate.py
 
+release: $(VENV)/.installed-release
+	$(BIN)/python -m release --sbom $(BIN)/python $(if $(TAG),--tag '$(TAG)') $(if $(NOTES),--notes '$(NOTES)') \
+		$(if $(INSTALL),--install $(INSTALL)) $(if $(EXTRA),--extra $(EXTRA))
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) dist sbom
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -135,6 +141,10 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) -e '.[all,test]'
+	@touch $@
+
+$(VENV)/.installed-release: $(VENV)/.installed
+	$(PIP) -e '.[all,release]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-test
