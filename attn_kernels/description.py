@@ -50,6 +50,7 @@ def describe(
     batch: int,
     bounded: bool,
     differentiates_bias: bool,
+    strides: tuple[Shape, Shape] | None = None,
 ) -> list[int]:
     """Return the words of a call up to `words.SHAPE_END`.
 
@@ -66,6 +67,8 @@ def describe(
         batch: sequences whose weights are drawn from one seed.
         bounded: whether each query sees an interval of keys.
         differentiates_bias: whether the gradient of the bias is asked for.
+        strides: of keys and of values, how far numbers are apart along sequences, positions and heads; None where
+            arrays have no gaps. Only the kernel for few queries reads others.
     """
     sequences = math.prod(query[:-3])
     told = {
@@ -82,6 +85,8 @@ def describe(
         words.BOUNDED: int(bounded),
         **{words.OPTIONAL[name][0]: 1 for name in others},
     }
+    for first, apart in zip((words.KEY_SEQUENCE, words.VALUE_SEQUENCE), strides or map(_gapless, (key, value)), strict=True):
+        told |= dict(enumerate(apart, first))
     if softcap is not None:
         told |= {words.CAPPED: 1, words.SOFTCAP: bits(softcap)}
     for name, word in (("query_ids", words.QUERY_IDS_SPAN), ("key_ids", words.KEY_IDS_SPAN)):
@@ -101,6 +106,12 @@ def describe(
 def bits(number: float) -> int:
     """Return the bits of a float64 as a word."""
     return int.from_bytes(struct.pack("=d", number), sys.byteorder, signed=True)
+
+
+def _gapless(shape: Shape) -> Shape:
+    """Return how far sequences, positions and heads of an array without gaps are apart."""
+    positions, heads, width = shape[-3:]
+    return positions * heads * width, heads * width, width
 
 
 def _spread(shape: Shape, sequences: int) -> Shape:

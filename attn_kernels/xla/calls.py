@@ -79,13 +79,13 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
         code.ret(xla.no_memory())
     sequences = _begin(frame, job, kernel.ARRAYS)
     threads = code.largest(xla.count_threads(), 1)
-    tasks, room = divide(job, kernel, sequences, threads)
+    tasks, room, shared = divide(job, kernel, sequences, threads)
     helpers = code.largest(code.least(threads, tasks) - 1, 0)
-    memory = code.call("malloc", room * (helpers + 1), returns=WORD)
+    memory = code.call("malloc", room * (helpers + 1) + shared, returns=WORD)
     with code.when(memory == 0):
         code.call("free", job)
         code.ret(xla.no_memory())
-    job[words.MEMORY] = memory
+    job[words.MEMORY], job[words.SHARED] = memory, memory + room * (helpers + 1)
     # One more than will look at it: this thread, which still waits for the others when it has worked on it.
     job[words.HOLDERS] = helpers + 2
     with code.loop(0, helpers), code.when(xla.schedule(code.address_of(worker), job)):
@@ -95,6 +95,7 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
     with code.repeat() as leave_if:
         leave_if(code.fetch_and_add(job.at(words.DONE), 0) >= tasks)
         code.call("sched_yield")
+    kernel.finish(code, job, sequences)
     code.call("free", memory)
     _release(job)
     code.ret(0)
