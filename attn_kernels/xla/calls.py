@@ -17,6 +17,7 @@ from llvmlite import ir
 from .. import words
 from ..compiler import compiling
 from ..compiler.language import WORD, Array, Code, Value, function
+from ..decode import forward as flash_decode
 from ..flash import backward as flash_backward
 from ..flash import forward as flash_forward
 from ..flash.blocks import job_at
@@ -47,13 +48,19 @@ def backward() -> Any:
         return _compiled(flash_backward)
 
 
+def decode(dtype: str) -> Any:
+    """Return the function that XLA calls for attention of few queries forward, compiled for arrays of a dtype."""
+    with _COMPILING:
+        return _compiled(flash_decode, words.KINDS[dtype])
+
+
 _COMPILING = threading.Lock()
 """Threads that begin together would each compile."""
 
 
 @functools.cache
-def _compiled(kernel: Any) -> Any:
-    module = compiling.module(kernel.NAME)
+def _compiled(kernel: Any, kind: int | None = None) -> Any:
+    module = compiling.module(kernel.NAME, None if kind is None else {words.KIND: kind})
     worker = function(module, f"{kernel.NAME}_task", [WORD], WORD)
     worker.linkage = "internal"
     _write_worker(Code(worker), kernel)

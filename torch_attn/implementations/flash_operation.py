@@ -75,8 +75,18 @@ def attention(
         dropout: rate at which weights are dropped.
     """
     others = (bias, sinks, mask, query_ids, key_ids, seed, kept, bounds)
-    found: tuple[Tensor, Tensor, Tensor] = _chosen("flash_forward")(query, key, value, *others, scale, softcap, dropout)
+    forward = _forward if _is_plain(query, key, value, bias, sinks) else _chosen("flash_forward")
+    found: tuple[Tensor, Tensor, Tensor] = forward(query, key, value, *others, scale, softcap, dropout)
     return found
+
+
+def _is_plain(*arrays: Tensor | None) -> bool:
+    """Return whether nobody follows what is computed: going through torch would take longer than a short call."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in arrays):
+        return False
+    return not torch._C._len_torch_dispatch_stack()
 
 
 # ---- on this processor
