@@ -31,6 +31,12 @@ LEAST_KEYS = 128
 TASKS = 128
 """Tasks that keys are cut into parts for: enough for many threads, and the same for any number of them."""
 
+NEAR = 160 * 2**10
+"""Bytes of a block of all heads at most: two of them lie in the second cache."""
+
+LEAST_BLOCK = 16
+"""Keys of a block at least, of which it is a whole number of times: they fill registers."""
+
 _NONE = float("-inf")
 
 _RECORD = 16
@@ -121,34 +127,55 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
             record[sizes.value_width] = _NONE
             record[sizes.value_width + 1] = 0.0
 
-    with code.loop(begin, end, BLOCK) as start, code.loop(0, together) as k:
-        held = code.least(end - start, BLOCK)
+    block = _block(job, together)
+    with code.loop(begin, end, block) as start, code.loop(0, together) as k:
+        held = code.least(end - start, block)
         head = batch * sizes.heads + (first_head + k) * group.heads
         with code.when(may_see(job, head, group.heads, start, held)):
-            is_last = k + 1 == together
-            next_head, next_start = code.choose(is_last, 0, k + 1), start + code.choose(is_last, BLOCK, 0)
-            of_key, of_value, following = (
-                _place(job, word, batch, first_head + at_head, at)
-                for word, at_head, at in (
-                    (words.KEY, k, start),
-                    (words.VALUE, k, start),
-                    (words.KEY, next_head, next_start),
-                )
-            )
+            of_key, of_value = (_place(job, word, batch, first_head + k, start) for word in (words.KEY, words.VALUE))
+            next_key, next_value = _following(job, batch, first_head, k, start, block)
             query, record = queries.at(k * group.rows * sizes.width), _records(job, head * sizes.queries, part)
             tops = record.at(sizes.value_width)
             source, stride = _in_registers(job, of_key, held, keys, sizes.width)
             whole = (held + (LANES - 1)) // LANES * LANES
             _for_kinds(job, functools.partial(
-                multiply, code, query, sizes.width, source, stride, scores, group.rows, whole, sizes.registers, *of_value,
+                multiply, code, query, sizes.width, source, stride, scores, group.rows, whole, sizes.registers, *next_value,
             ))  # fmt: skip
             complete(code, job, head, scores, group.rows, start, held)
             weigh(code, scores, group.rows, held, tops, line, factors)
             source, stride = _in_registers(job, of_value, held, values, sizes.value_width)
             _for_kinds(job, functools.partial(
                 add, code, scores, factors, source, stride, record, line, group.rows, held, sizes.value_registers,
-                *following[:2],
+                *next_key[:2],
             ))  # fmt: skip
+
+
+def _block(job: Array, together: Value) -> Value:
+    """Return the keys of a block: where tasks go through all heads, few enough to lie near with those that follow."""
+    code, size = job.code, numbers_of(job).bytes
+    held = code.value(NEAR) // (together * size * (job[words.DEPTH] + job[words.VALUE_DEPTH])) // LEAST_BLOCK * LEAST_BLOCK
+    return code.choose(together == 1, BLOCK, code.largest(code.least(held, BLOCK), LEAST_BLOCK))
+
+
+def _following(
+    job: Array, batch: Value, first_head: Value, k: Value, start: Value, block: Value
+) -> tuple[_Rows, _Rows]:
+    """Return the keys and the values that are fetched while the block of a head is computed.
+
+    That is what comes next or, where the heads of a position are neighbours, a share of the next block of all heads: in
+    the order in which it lies in memory.
+    """
+    code, alone = job.code, job[words.TOGETHER] == 1
+    key, value, next_value = (
+        _place(job, word, batch, first_head, at)
+        for word, at in ((words.KEY, start + block), (words.VALUE, start), (words.VALUE, start + block))
+    )
+    of_keys = key.address + code.choose(alone, 0, k * block * key.bytes)
+    of_values = code.choose(alone, value.address, next_value.address + k * block * value.bytes)
+    return (
+        _Rows(of_keys, code.choose(alone, key.stride, key.bytes), key.bytes),
+        _Rows(of_values, code.choose(alone, value.stride, value.bytes), value.bytes),
+    )
 
 
 class _Rows(NamedTuple):
