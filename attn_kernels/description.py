@@ -102,6 +102,14 @@ def describe(
     return told
 
 
+def describe_product(dtype: str, rows: int, depth: int, columns: int) -> list[int]:
+    """Return the words of the product of so many rows and a matrix ``(depth, columns)`` up to `words.SHAPE_END`."""
+    told = [0] * words.SHAPE_END
+    told[words.KIND], told[words.QUERIES] = words.KINDS[dtype], rows
+    told[words.DEPTH], told[words.VALUE_DEPTH] = depth, columns
+    return told
+
+
 def bits(number: float) -> int:
     """Return the bits of a float64 as a word."""
     return int.from_bytes(struct.pack("=d", number), sys.byteorder, signed=True)

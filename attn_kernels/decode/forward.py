@@ -8,7 +8,6 @@ largest score it saw, that score, and the sum of its weights (Flash-Decoding).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import words
@@ -17,7 +16,7 @@ from ..compiler.processor import LANES
 from ..flash.blocks import Sizes, numbers_of, partition, room_for, seen_by_block, sizes_of
 from ..vectors.exponentials import exp
 from ..vectors.memory import add_row, copy, fill, read_rows, write_row
-from .products import BLOCK, add, multiply
+from .products import BLOCK, add, for_kinds, multiply
 from .weights import complete, may_see, weigh
 
 NAME = "flash_decode"
@@ -138,13 +137,13 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
             tops = record.at(sizes.value_width)
             source, stride = _in_registers(job, of_key, held, keys, sizes.width)
             whole = (held + (LANES - 1)) // LANES * LANES
-            _for_kinds(job, functools.partial(
+            for_kinds(job, functools.partial(
                 multiply, code, query, sizes.width, source, stride, scores, group.rows, whole, sizes.registers, *next_value,
             ))  # fmt: skip
             complete(code, job, head, scores, group.rows, start, held)
             weigh(code, scores, group.rows, held, tops, line, factors)
             source, stride = _in_registers(job, of_value, held, values, sizes.value_width)
-            _for_kinds(job, functools.partial(
+            for_kinds(job, functools.partial(
                 add, code, scores, factors, source, stride, record, line, group.rows, held, sizes.value_registers,
                 *next_key[:2],
             ))  # fmt: skip
@@ -208,15 +207,6 @@ def _in_registers(job: Array, rows: _Rows, held: Value, memory: Array, width: Va
         address.set(memory.address)
         stride.set(size * width)
     return address.get(), stride.get()
-
-
-def _for_kinds(job: Array, write: Callable[..., None]) -> None:
-    """Write what depends on the kind of the arrays' numbers for each that they may be of."""
-    code, known = job.code, job.code.module.known.get(words.KIND)
-    for name, number in words.KINDS.items():
-        if known in (None, number):
-            with code.when(job[words.KIND] == number):
-                write(kind=name)
 
 
 def _read_queries(code: Code, job: Array, batch: Value, head: Value, group: _Group, target: Value) -> None:

@@ -7,9 +7,12 @@ fetches what is read next.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from llvmlite import ir
 
-from ..compiler.language import FLOAT, Code, Value, Variable, routine
+from .. import words
+from ..compiler.language import FLOAT, Array, Code, Value, Variable, routine
 from ..compiler.processor import LANES
 from ..vectors.memory import BYTES, STORED, widened
 
@@ -175,3 +178,12 @@ def _tiles_from(code: Code, start: Value, count: Value, sizes: list[int]) -> lis
 def _read(code: Code, address: Value, kind: str) -> Value:
     """Return the numbers of a kind that lie at an address as float32."""
     return widened(kind, code.load(address, ir.VectorType(STORED[kind], LANES), align=2))
+
+
+def for_kinds(job: Array, write: Callable[..., None]) -> None:
+    """Write what depends on the kind of the arrays' numbers for each that they may be of."""
+    code, known = job.code, job.code.module.known.get(words.KIND)
+    for name, number in words.KINDS.items():
+        if known in (None, number):
+            with code.when(job[words.KIND] == number):
+                write(kind=name)

@@ -22,6 +22,7 @@ from ..flash import backward as flash_backward
 from ..flash import forward as flash_forward
 from ..flash.blocks import job_at
 from ..flash.sharing import divide, take_tasks
+from ..linear import few_rows as few_rows_kernel
 from .interface import (
     ARGUMENTS,
     ARRAY_DATA,
@@ -52,6 +53,12 @@ def decode(dtype: str) -> Any:
     """Return the function that XLA calls for attention of few queries forward, compiled for arrays of a dtype."""
     with _COMPILING:
         return _compiled(flash_decode, words.KINDS[dtype])
+
+
+def few_rows(dtype: str) -> Any:
+    """Return the function that XLA calls for the product of a few rows and a matrix, compiled for a dtype."""
+    with _COMPILING:
+        return _compiled(few_rows_kernel, words.KINDS[dtype])
 
 
 _COMPILING = threading.Lock()
