@@ -11,6 +11,9 @@
 #:              make bench BENCH='--json docs/benchmarks.json' docs
 #: make accelerator  run check, suite and benchmarks on the GPU or TPU that is here; write docs/accelerators.md
 #: make docs    regenerate what README.md and docs show, in an hour; some of it: .venv/bin/python docs/generate.py FILE
+#: make site   build the site into build/site, execute its pages and notebooks, and look at every page in a browser
+#: make links  ask the network whether the addresses on the site are there
+#: make notebooks  write notebooks/*.ipynb, which Colab opens, from docs/notebooks/*.md
 #: make clean   remove .venv
 #:
 #: They create .venv and install what is needed into it; nothing is installed anywhere else.
@@ -21,6 +24,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 JOBS ?= auto
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --maxprocesses 8
+
+SPHINX := $(BIN)/python -m sphinx -j auto --fail-on-warning --keep-going --quiet
 
 # Each test runs once, with no more frameworks than it needs: what passes without the other needs no other.
 PARTS := test-neutral test-torch test-jax test-both test-optimized
@@ -43,7 +48,7 @@ $(TESTS): export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_f
 	--xla_cpu_parallel_codegen_split_count=1
 
 .DEFAULT_GOAL := help
-.PHONY: help check $(TESTS) lint types docs bench accelerator clean
+.PHONY: help check $(TESTS) lint types docs bench accelerator site links notebooks clean
 
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
@@ -101,8 +106,18 @@ accelerator: $(VENV)/.installed-test
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/generate.py
 
+site: $(VENV)/.installed-site
+	$(SPHINX) -b html docs build/site
+	$(BIN)/python -m pytest -q parity_tests/site --durations 5
+
+links: $(VENV)/.installed-site
+	SITE_EXECUTE=off $(SPHINX) -b linkcheck docs build/links
+
+notebooks: $(VENV)/.installed-site
+	$(BIN)/python docs/make_notebooks.py
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) build/site build/links
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -117,6 +132,12 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) -e '.[all,test]'
+	@touch $@
+
+# Of the last package only a script is used, axe-core; without its dependencies, a browser's driver is left out.
+$(VENV)/.installed-site: $(VENV)/.installed
+	$(PIP) -e '.[site]'
+	$(PIP) --no-deps axe-playwright-python
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-test

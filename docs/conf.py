@@ -1,0 +1,69 @@
+"""The site: ``make site`` builds it from the pages of this folder, warnings as errors, into ``build/site``.
+
+Pages with cells (``guides``, ``concepts``, ``notebooks``) are executed while the site is built; the blocks of the others
+are run by ``parity_tests/tours/test_documentation.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import attn_bridge
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
+
+project = "attn-bridge"
+author = "The attn-bridge maintainers"
+copyright = "the attn-bridge maintainers, Apache-2.0"  # noqa: A001
+release = version = attn_bridge.__version__
+repository = "https://github.com/" + os.environ.get("GITHUB_REPOSITORY", "attn-bridge/attn-bridge")
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.doctest",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "repository_links",
+]
+exclude_patterns = ["_build", "generate.py"]
+default_role = "code"
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 4
+suppress_warnings = ["myst.header"]  # generated pages begin sections at the third level
+
+nb_execution_mode = os.environ.get("SITE_EXECUTE", "force")
+nb_execution_timeout = 240
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_merge_streams = True
+
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
+napoleon_google_docstring = True
+
+html_theme = "sphinx_book_theme"
+html_title = "attn-bridge"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "repository_url": repository,
+    "path_to_docs": "docs",
+    "use_repository_button": True,
+    "use_download_button": False,
+    "show_toc_level": 2,
+    "home_page_in_toc": False,
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+copybutton_prompt_text = r"\$ "
+copybutton_prompt_is_regexp = True
+linkcheck_ignore = [repository]
