@@ -15,6 +15,10 @@ import attn_bridge
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # cells run `attn-bridge`
+# Cells run in the kernel of docs/_kernels: no progress bars, no complaint that IPython forks beside JAX.
+os.environ["JUPYTER_PATH"] = str(Path(__file__).parent / "_kernels")
+
 project = "attn-bridge"
 author = "The attn-bridge maintainers"
 copyright = "the attn-bridge maintainers, Apache-2.0"  # noqa: A001
@@ -42,7 +46,9 @@ nb_execution_mode = os.environ.get("SITE_EXECUTE", "force")
 nb_execution_timeout = 240
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
+nb_execution_in_temp = True
 nb_merge_streams = True
+nb_output_stderr = "warn"
 
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
