@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # cells run `attn-bridge`
 # Cells run in the kernel of docs/_kernels: no progress bars, no complaint that IPython forks beside JAX.
 os.environ["JUPYTER_PATH"] = str(Path(__file__).parent / "_kernels")
+os.environ["MATPLOTLIBRC"] = str(Path(__file__).parent / "_kernels" / "matplotlibrc")
 
 project = "attn-bridge"
 author = "The attn-bridge maintainers"
