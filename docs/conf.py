@@ -61,7 +61,9 @@ html_title = "attn-bridge"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
+html_context = {"default_mode": "auto"}
 html_theme_options = {
+    "navbar_persistent": [],
     "repository_url": repository,
     "path_to_docs": "docs",
     "use_repository_button": True,
