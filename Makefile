@@ -34,17 +34,17 @@ MESHES := parity_tests/meshes
 TESTS := test $(PARTS) tours meshes lanes
 
 # What XLA compiled is kept beside the packages: the workers of a run share it, and the next run starts with it.
-check $(TESTS): export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/xla
-check $(TESTS): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
-check $(TESTS): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
+check site $(TESTS): export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/xla
+check site $(TESTS): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
+check site $(TESTS): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
 # Workers share the cores: threads of torch that wait for work must not keep a core busy meanwhile.
-$(TESTS): export OMP_WAIT_POLICY ?= PASSIVE
+site $(TESTS): export OMP_WAIT_POLICY ?= PASSIVE
 
 # Compiling takes most of the suite's time, and what it compiles runs once: without LLVM's optimizations it takes a third.
 # `make check` proves the twins equal with them; tests that depend on them are marked, and run in a process with them.
 # The flags are those of the XLA that constraints.txt installs.
-$(TESTS): export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
+site $(TESTS): export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
 	--xla_cpu_parallel_codegen_split_count=1
 
 .DEFAULT_GOAL := help
