@@ -31,6 +31,7 @@ SPHINX := $(BIN)/python -m sphinx -j auto --fail-on-warning --keep-going --quiet
 PARTS := test-neutral test-torch test-jax test-both test-optimized
 LONG := $(addprefix parity_tests/,tours wild twins/mutation twins/places)
 MESHES := parity_tests/meshes
+SITE := parity_tests/site
 TESTS := test $(PARTS) tours meshes lanes
 
 # What XLA compiled is kept beside the packages: the workers of a run share it, and the next run starts with it.
@@ -70,7 +71,7 @@ test-jax: $(VENV)/.installed-test
 	$(PYTEST) -q parity_tests --exact --without torch -m "not optimized"
 
 test-both: $(VENV)/.installed-test
-	$(PYTEST) -q parity_tests --exact $(addprefix --ignore ,$(LONG) $(MESHES)) -m "not optimized" --durations 25
+	$(PYTEST) -q parity_tests --exact $(addprefix --ignore ,$(LONG) $(MESHES) $(SITE)) -m "not optimized" --durations 25
 
 test-optimized: $(VENV)/.installed-test
 	XLA_FLAGS= $(PYTEST) -q parity_tests -m optimized
@@ -108,10 +109,10 @@ docs: $(VENV)/.installed-dev
 
 site: $(VENV)/.installed-site
 	$(SPHINX) -b html docs build/site
-	$(BIN)/python -m pytest -q parity_tests/site --durations 5
+	$(BIN)/python -m pytest -q $(SITE) --durations 5
 
 links: $(VENV)/.installed-site
-	SITE_EXECUTE=off $(SPHINX) -b linkcheck docs build/links
+	SITE_EXECUTE=off $(BIN)/python -m sphinx -j auto -q -b linkcheck docs build/links
 
 notebooks: $(VENV)/.installed-site
 	$(BIN)/python docs/make_notebooks.py

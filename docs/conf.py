@@ -14,6 +14,7 @@ import attn_bridge
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
+from addresses import REPOSITORY, SITE  # noqa: E402
 
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # cells run `attn-bridge`
 # Cells run in the kernel of docs/_kernels: no progress bars, no complaint that IPython forks beside JAX.
@@ -24,27 +25,26 @@ project = "attn-bridge"
 author = "The attn-bridge maintainers"
 copyright = "the attn-bridge maintainers, Apache-2.0"  # noqa: A001
 release = version = attn_bridge.__version__
-repository = "https://github.com/" + os.environ.get("GITHUB_REPOSITORY", "attn-bridge/attn-bridge")
 
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.doctest",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_design",
+    "notebook_badges",
     "repository_links",
 ]
-exclude_patterns = ["_build", "generate.py"]
+exclude_patterns = ["_*"]
 default_role = "code"
 
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]  # generated pages begin sections at the third level
 
 nb_execution_mode = os.environ.get("SITE_EXECUTE", "force")
-nb_execution_timeout = 240
+nb_execution_timeout = 900
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_execution_in_temp = True
@@ -57,6 +57,7 @@ autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 
 html_theme = "sphinx_book_theme"
+html_baseurl = SITE + "/"
 html_title = "attn-bridge"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
@@ -64,7 +65,7 @@ html_show_sourcelink = False
 html_context = {"default_mode": "auto"}
 html_theme_options = {
     "navbar_persistent": [],
-    "repository_url": repository,
+    "repository_url": REPOSITORY,
     "path_to_docs": "docs",
     "use_repository_button": True,
     "use_download_button": False,
@@ -75,4 +76,4 @@ html_theme_options = {
 }
 copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True
-linkcheck_ignore = [repository]
+linkcheck_ignore = [REPOSITORY, SITE]  # not there before the first release

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from addresses import REPOSITORY
 from sphinx.application import Sphinx
 
 OUTSIDE = re.compile(r"\]\((?P<path>(?:\.\./)+[^)#\s]+)(?P<anchor>#[\w-]+)?\)")
@@ -22,13 +23,12 @@ def point_into_the_repository(app: Sphinx, docname: str, source: list[str]) -> N
             return found[0]
         kind = "tree" if target.is_dir() else "blob"
         path = target.relative_to(docs.parent).as_posix()
-        return f"]({app.config.repository}/{kind}/main/{path}{found['anchor'] or ''})"
+        return f"]({REPOSITORY}/{kind}/main/{path}{found['anchor'] or ''})"
 
     source[0] = OUTSIDE.sub(address, source[0])
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Tell Sphinx what there is."""
-    app.add_config_value("repository", "", "env")
     app.connect("source-read", point_into_the_repository)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
