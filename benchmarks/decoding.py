@@ -2,8 +2,9 @@
 
 python -m benchmarks.decoding [--length 8192 32768] [--batch 1 8] [--dtype float32 bfloat16] [--rounds 15]
 
-Everything is measured alternately in one process, and the median of the rounds is shown. The stream (`benchmarks.stream`)
-reads what the keys and values take on all cores and adds it up; it runs where the caches are those of processors.
+Everything is measured alternately in one process, and the median of the rounds is shown. The stream
+(`benchmarks.stream`) reads what the keys and values take on all cores and adds it up; on a GPU there is
+none.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ def main() -> None:
         found = measure(config, length, options.rounds, batch, dtype)
         what = "stream" if "stream" in found else "torch, raw SDPA"
         size = 2 * batch * length * key_heads * width * (4 if dtype == "float32" else 2)
-        print(f"{name}, {dtype}, {batch} x {length} tokens in the cache, {size / 2**20:.0f} MiB; median of {options.rounds}")
+        print(
+            f"{name}, {dtype}, {batch} x {length} tokens in the cache, {size / 2**20:.0f} MiB; "
+            f"median of {options.rounds}"
+        )
         for way, seconds in found.items():
             share = "" if "step" in way else f"{100 * found[what] / seconds:6.0f} % of the speed of {what}"
             print(f"  {way:24}{1000 * seconds:9.2f} ms{size / seconds / 1e9:7.1f} GB/s{share}")

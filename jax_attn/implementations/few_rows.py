@@ -1,4 +1,4 @@
-"""Products of a few rows of bfloat16 and a matrix, as linear layers have them in decoding, by a kernel of `attn_kernels`.
+"""Products of a few rows of bfloat16 and a matrix, as linear layers have them in decoding, by `attn_kernels`.
 
 XLA's CPU would widen the whole matrix for each of them. Where a program is not for this processor, the rows are many or
 the matrix is small, it is `lax.dot_general`; so are derivatives.

@@ -91,7 +91,7 @@ def test_a_nan_is_seen_by_those_who_look_at_it(backend, place, dtype):
     )
     must = np.zeros_like(want)
     heads = [1] if place == 0 else [2, 3]  # of the second key head
-    must[:, 1:2 if place == 0 else None, heads] = np.arange(8) == 3 if place == 2 else True
+    must[:, 1 : 2 if place == 0 else None, heads] = np.arange(8) == 3 if place == 2 else True
     assert found[must].all()
     assert not found[~want].any(), "no more than in the reference"
 

@@ -146,7 +146,9 @@ def test_no_memory_beside_the_arrays_is_touched(at_end, plain, dtype, queries):
     subprocess.run(
         [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )
-    found = call(plain=plain, dtype=dtype, queries=queries, make=lambda shape, dtype: guarded(shape, dtype, at_end=at_end))(3)
+    found = call(
+        plain=plain, dtype=dtype, queries=queries, make=lambda shape, dtype: guarded(shape, dtype, at_end=at_end)
+    )(3)
     for got, wanted in zip(found, want, strict=True):
         np.testing.assert_array_equal(got, wanted)
 
