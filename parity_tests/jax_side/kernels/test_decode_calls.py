@@ -19,7 +19,8 @@ import jax_attn
 from attn_bridge import masks
 from attn_bridge.specs import GroupedQueryAttentionConfig, MultiHeadLatentAttentionConfig, Rotary
 from jax_attn import functional
-from jax_attn.implementations import cpu_flash, few_rows
+from jax_attn.implementations import cpu_flash
+from jax_attn.operations import few_rows
 
 from .attention_calls import arrays, attend, squared
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.interpreters import mlir
 
-from ..implementations.replaced import replaced
+from .replaced import replaced
 
 
 def put(array: Array, part: Array, start: Any) -> Array:

@@ -17,8 +17,8 @@ from jax import Array, lax
 from attn_kernels import words
 from attn_kernels.description import describe_product
 
-from . import cpu_flash
-from .flash_primitives import register_target
+from ..implementations import cpu_flash
+from ..implementations.flash_primitives import register_target
 from .replaced import replaced
 
 MIN_BYTES = 2**20
