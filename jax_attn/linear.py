@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from .implementations import few_rows
+from .operations import few_rows
 from .random import Rngs, TorchRngs, check_rngs
 
 

@@ -138,7 +138,8 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
             source, stride = _in_registers(job, of_key, held, keys, sizes.width)
             whole = (held + (LANES - 1)) // LANES * LANES
             for_kinds(job, functools.partial(
-                multiply, code, query, sizes.width, source, stride, scores, group.rows, whole, sizes.registers, *next_value,
+                multiply, code, query, sizes.width, source, stride, scores, group.rows, whole, sizes.registers,
+                *next_value,
             ))  # fmt: skip
             complete(code, job, head, scores, group.rows, start, held)
             weigh(code, scores, group.rows, held, tops, line, factors)
@@ -152,7 +153,9 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
 def _block(job: Array, together: Value) -> Value:
     """Return the keys of a block: where tasks go through all heads, few enough to lie near with those that follow."""
     code, size = job.code, numbers_of(job).bytes
-    held = code.value(NEAR) // (together * size * (job[words.DEPTH] + job[words.VALUE_DEPTH])) // LEAST_BLOCK * LEAST_BLOCK
+    held = (
+        code.value(NEAR) // (together * size * (job[words.DEPTH] + job[words.VALUE_DEPTH])) // LEAST_BLOCK * LEAST_BLOCK
+    )
     return code.choose(together == 1, BLOCK, code.largest(code.least(held, BLOCK), LEAST_BLOCK))
 
 
@@ -240,7 +243,9 @@ def finish(code: Code, job: Array, sequences: Value) -> None:
         with code.loop(0, parts) as part:
             record = _records(job, row, part)
             # The sum of a part that saw no key is 0; one that saw NaN alone has no largest score, and a sum of NaN.
-            factor = code.choose(record[width + 1] != 0.0, exp(code.choose(record[width] > _NONE, record[width], safe) - safe), 0.0)
+            factor = code.choose(
+                record[width + 1] != 0.0, exp(code.choose(record[width] > _NONE, record[width], safe) - safe), 0.0
+            )
             total.set(code.times_plus(record[width + 1], factor, total.get()))
             with code.either(part == 0) as (first, others):
                 with first:
@@ -249,7 +254,14 @@ def finish(code: Code, job: Array, sequences: Value) -> None:
                     add_row(code, record, width, factor, context)
         share = code.choose(total.get() != 0.0, 1.0 / total.get(), 0.0)
         place = (head // sizes.heads * sizes.queries + query) * sizes.heads + head % sizes.heads
-        write_row(code, context, sizes.value_depth, share, job[words.CONTEXT] + numbers.bytes * sizes.value_depth * place, numbers.kind)
+        write_row(
+            code,
+            context.address,
+            sizes.value_depth,
+            share,
+            job[words.CONTEXT] + numbers.bytes * sizes.value_depth * place,
+            numbers.kind,
+        )
         is_seen = seen.get() != 0
         Array(code, job[words.TOP])[row] = code.choose(is_seen, top.get(), 0.0)
         Array(code, job[words.TOTAL])[row] = code.choose(is_seen, total.get(), 0.0)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from .. import words
-from ..compiler.language import FLOAT, Array, Code, Value, like, routine
+from ..compiler.language import FLOAT, Array, Code, Value, routine
 from ..compiler.processor import LANES
 from ..flash.blocks import float_in, job_at, seen_by
 from ..flash.scores import ids_of, place_in
@@ -148,9 +148,7 @@ def _look(code: Code, address: Value, head: Value, heads: Value, start: Value, h
 
 
 @routine
-def weigh(
-    code: Code, scores: Value, rows: Value, held: Value, tops: Value, line: Value, factors: Value
-) -> None:
+def weigh(code: Code, scores: Value, rows: Value, held: Value, tops: Value, line: Value, factors: Value) -> None:
     """Turn rows of scores into weights under the largest score so far, and add them to their sums.
 
     The largest scores are `line` apart, and each is followed by its sum. `factors` become those of what was weighed

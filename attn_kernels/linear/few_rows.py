@@ -82,4 +82,4 @@ def finish(code: Code, job: Array, sequences: Value) -> None:
     whole = _sums(job, code.value(0))
     with code.loop(1, job[words.PARTS]) as part:
         add_row(code, _sums(job, part), rows * columns, 1.0, whole)
-    write_row(code, whole, rows * columns, 1.0, job[words.CONTEXT], kind.kind)
+    write_row(code, whole.address, rows * columns, 1.0, job[words.CONTEXT], kind.kind)

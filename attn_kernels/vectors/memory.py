@@ -102,4 +102,6 @@ def add_row(code: Code, source: Value, count: Value, factor: Value, target: Valu
     """Add numbers of float32 times a factor to others; so many that they fill registers."""
     vector, factors = ir.VectorType(FLOAT, LANES), code.vector(factor, LANES)
     with code.loop(0, 4 * count, 4 * LANES) as at:
-        code.store(code.times_plus(code.load(source + at, vector), factors, code.load(target + at, vector)), target + at)
+        code.store(
+            code.times_plus(code.load(source + at, vector), factors, code.load(target + at, vector)), target + at
+        )

@@ -22,7 +22,8 @@ from attn_bridge import validation
 from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full
 
 from .. import functional, implementations
-from . import running, writing
+from ..operations import writing
+from . import running
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

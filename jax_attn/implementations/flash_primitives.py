@@ -200,7 +200,10 @@ def _decode_name(dtype: str) -> str:
 _KERNELS: dict[str, Callable[[Any], Any]] = {
     _FORWARD.name: lambda xla: xla.forward(),
     _BACKWARD.name: lambda xla: xla.backward(),
-    **{_decode_name(dtype): functools.partial(lambda xla, dtype: xla.decode(dtype), dtype=dtype) for dtype in words.KINDS},
+    **{
+        _decode_name(dtype): functools.partial(lambda xla, dtype: xla.decode(dtype), dtype=dtype)
+        for dtype in words.KINDS
+    },
 }
 """What XLA calls the kernels -> what compiles them."""
 

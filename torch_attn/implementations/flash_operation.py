@@ -148,7 +148,8 @@ def _run(
     strides = None
     if kind == "decode":  # a cache is read where it lies
         inputs = [query, *(one if one.stride(-1) == 1 else one.contiguous() for one in inputs[1:])]
-        strides = tuple(tuple(one.stride()[:3]) for one in inputs[1:])
+        of_keys, of_values = (tuple(one.stride()[:3]) for one in inputs[1:])
+        strides = of_keys, of_values
     shapes: list[tuple[int, ...]] = [tuple(one.shape) for one in inputs]
     told = describe(
         str(query.dtype).removeprefix("torch."),

@@ -1,4 +1,4 @@
-"""Products of a few rows of bfloat16 and a matrix, as linear layers have them in decoding, by a kernel of `attn_kernels`.
+"""Products of a few rows of bfloat16 and a matrix, as linear layers have them in decoding, by `attn_kernels`.
 
 XLA's CPU would widen the whole matrix for each of them. Where a program is not for this processor, the rows are many or
 the matrix is small, it is `lax.dot_general`; so are derivatives.
@@ -13,14 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array, lax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from attn_kernels import words
 from attn_kernels.description import describe_product
 
-from . import cpu_flash
-from .flash_primitives import register_target
+from ..implementations import cpu_flash
+from ..implementations.flash_primitives import register_target
+from .replaced import replaced
 
 MIN_BYTES = 2**20
 """Bytes of a matrix from which the kernel is taken: smaller ones stay in the caches, widened or not."""
@@ -57,41 +56,22 @@ def _plain(rows: Array, matrix: Array) -> Array:
     return lax.dot_general(rows, matrix, (((1,), (0,)), ((), ())))
 
 
-_PRODUCT = Primitive(_NAME)
-_PRODUCT.def_abstract_eval(lambda rows, matrix: rows.update(shape=(rows.shape[0], matrix.shape[1])))
-
-
-@_PRODUCT.def_impl
-@functools.partial(jax.jit)
-def _run(rows: Array, matrix: Array) -> Array:
-    found: Array = _PRODUCT.bind(rows, matrix)
-    return found
-
-
-_lower_plain = mlir.lower_fun(_plain, multiple_results=False)
-
-
 def _lower(context: Any, rows: Any, matrix: Any) -> Any:
-    if context.module_context.lowering_parameters.for_export:
-        return _lower_plain(context, rows, matrix)
     (count, depth), (_, columns) = (one.shape for one in context.avals_in)
     dtype = context.avals_in[0].dtype.name
-    register_target(_NAME, lambda xla: xla.few_rows(dtype))
+    if dtype not in words.KINDS:  # the judge has promoted it
+        return None
+    register_target(_target(dtype), functools.partial(_compiled, dtype=dtype))
     told = np.asarray(describe_product(dtype, count, depth, columns), np.int64)
-    return jax.ffi.ffi_lowering(_NAME)(context, rows, matrix, shape=told)
+    return jax.ffi.ffi_lowering(_target(dtype))(context, rows, matrix, shape=told)
 
 
-mlir.register_lowering(_PRODUCT, _lower, platform="cpu")
-mlir.register_lowering(_PRODUCT, _lower_plain)
-ad.defjvp(
-    _PRODUCT,
-    lambda tangent, rows, matrix: _plain(tangent, matrix),
-    lambda tangent, rows, matrix: _plain(rows, tangent),
-)
+def _target(dtype: str) -> str:
+    return f"{_NAME}_{dtype}"
 
 
-def _batch(arrays: Any, axes: Any) -> tuple[Array, int]:
-    return jax.vmap(_plain, axes)(*arrays), 0
+def _compiled(xla: Any, dtype: str) -> Any:
+    return xla.few_rows(dtype)
 
 
-batching.primitive_batchers[_PRODUCT] = _batch
+_PRODUCT = replaced(_NAME, _plain, _lower)
