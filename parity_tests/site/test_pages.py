@@ -15,8 +15,8 @@ MACHINE = re.compile(r"/(?:work|home|root|Users|tmp)/\w+|site-packages")
 
 
 def test_the_site_has_its_parts():
-    wanted = {"index", "start", "changelog", "gallery", "models", "devices", "workers", "attention", "benchmarks"}
-    wanted |= {f"guides/{name}" for name in ("use-a-backend", "test-my-port", "convert-a-checkpoint")}
+    wanted = {"index", "changelog", "gallery", "models", "devices", "workers", "attention", "benchmarks"}
+    wanted |= {f"guides/{name}" for name in ("start", "use-a-backend", "test-my-port", "convert-a-checkpoint")}
     wanted |= {"concepts/judge", "concepts/weights", "concepts/masks", "learn/faults", "reference/index"}
     wanted |= {"notebooks/chapter-3-in-two-frameworks"}
     assert wanted <= {name.removesuffix(".html") for name in PAGES}
