@@ -1,7 +1,7 @@
 """The site: ``make site`` builds it from the pages of this folder, warnings as errors, into ``build/site``.
 
-Pages with cells (``guides``, ``concepts``, ``notebooks``) are executed while the site is built; the blocks of the others
-are run by ``parity_tests/tours/test_documentation.py``.
+Pages with cells (``guides``, ``concepts``, ``notebooks``) are executed while the site is built; the blocks of the
+others are run by ``parity_tests/tours/test_documentation.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ os.environ["MATPLOTLIBRC"] = str(Path(__file__).parent / "_kernels" / "matplotli
 
 project = "attn-bridge"
 author = "The attn-bridge maintainers"
-copyright = "the attn-bridge maintainers, Apache-2.0"  # noqa: A001
+copyright = "the attn-bridge maintainers, Apache-2.0"
 release = version = attn_bridge.__version__
 
 extensions = [
@@ -61,6 +61,8 @@ html_baseurl = SITE + "/"
 html_title = "attn-bridge"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
+html_favicon = "_static/favicon.svg"
 html_show_sourcelink = False
 html_context = {"default_mode": "auto"}
 html_theme_options = {

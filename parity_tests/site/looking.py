@@ -11,10 +11,11 @@ TOO_WIDE = """
   const width = document.documentElement.clientWidth, found = [];
   if (document.documentElement.scrollWidth > width) found.push(`the page: ${document.documentElement.scrollWidth}`);
   for (const one of document.querySelectorAll("main *")) {
-    if (one.getBoundingClientRect().right <= width + 1) continue;
+    if (one.getBoundingClientRect().right <= width + 1 || !one.checkVisibility({visibilityProperty: true})) continue;
     let inside = false;
     for (let up = one.parentElement; up && !inside; up = up.parentElement)
-      inside = ["auto", "scroll", "hidden"].includes(getComputedStyle(up).overflowX) && up.tagName !== "BODY" && up.tagName !== "HTML";
+      inside = !["BODY", "HTML"].includes(up.tagName)
+        && ["auto", "scroll", "hidden"].includes(getComputedStyle(up).overflowX);
     if (!inside) found.push(one.outerHTML.slice(0, 160));
   }
   return found.slice(0, 5);
@@ -27,7 +28,7 @@ IMAGES = """
 """
 
 AXE = """
-axe.run(document, {resultTypes: ["violations"], rules: {"target-size": {enabled: false}}}).then((found) => found.violations
+axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violations
   .filter((one) => ["serious", "critical"].includes(one.impact))
   .map((one) => [one.id, one.nodes.length, one.nodes[0].html.slice(0, 200), one.nodes[0].failureSummary]))
 """

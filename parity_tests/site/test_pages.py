@@ -8,18 +8,15 @@ import pytest
 from .conftest import SITE, serving
 from .looking import bad_images, barriers, too_wide
 
-PAGES = sorted(
-    path.relative_to(SITE).as_posix()
-    for path in SITE.rglob("*.html")
-    if not path.relative_to(SITE).parts[0].startswith("_")
-)
+NAMES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
+PAGES = [name for name in NAMES if not name.startswith("_")]
 SCREENS = [(1400, False), (400, True), (1400, True), (400, False)]
 MACHINE = re.compile(r"/(?:work|home|root|Users|tmp)/\w+|site-packages")
 
 
 def test_the_site_has_its_parts():
-    wanted = {"index", "start", "changelog", "gallery", "models", "devices", "workers", "attention", "benchmarks"}
-    wanted |= {f"guides/{name}" for name in ("use-a-backend", "test-my-port", "convert-a-checkpoint")}
+    wanted = {"index", "changelog", "gallery", "models", "devices", "workers", "attention", "benchmarks"}
+    wanted |= {f"guides/{name}" for name in ("start", "use-a-backend", "test-my-port", "convert-a-checkpoint")}
     wanted |= {"concepts/judge", "concepts/weights", "concepts/masks", "learn/faults", "reference/index"}
     wanted |= {"notebooks/chapter-3-in-two-frameworks"}
     assert wanted <= {name.removesuffix(".html") for name in PAGES}

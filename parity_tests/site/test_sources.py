@@ -1,4 +1,4 @@
-"""Every block of the site runs: those of docs/*.md in the tours, those of its folders as cells; notebooks are in step."""
+"""Every block of the site runs: of docs/*.md in the tours, of its folders as cells; and notebooks are in step."""
 
 import re
 import runpy
