@@ -5,6 +5,8 @@
 #:              planted faults found, named and placed
 #: make meshes  modules over many devices, simulated on this processor
 #: make lanes   the tests of Flax modules again, with NNX's coming defaults
+#: make test-jax-versions  the kernels with other versions of JAX, each in an environment of its own;
+#:              some of them: make test-jax-versions JAX_VERSIONS=0.12.0.1 PYTHON=python3.12 (from 0.11 on)
 #: make lint    format, lint and who imports whom
 #: make types   strict type check
 #: make bench   measure attention next to its peers, options in BENCH='...'; for the docs:
@@ -13,7 +15,10 @@
 #: make docs    regenerate what README.md and docs show, in an hour; some of it: .venv/bin/python docs/generate.py FILE
 #: make release build sdist and wheel, check them, write the bill of materials; with INSTALL='3.11 3.12 3.13' also install
 #:              the wheel in empty environments, each extra on each Python, which takes an hour; EXTRA=all for one of them
-#: make clean   remove .venv and what make release wrote
+#: make site   build the site into build/site, execute its pages and notebooks, and look at every page in a browser
+#: make links  ask the network whether the addresses on the site are there
+#: make notebooks  write notebooks/*.ipynb, which Colab opens, from docs/notebooks/*.md
+#: make clean   remove .venv and what make release and make site wrote
 #:
 #: They create .venv and install what is needed into it; nothing is installed anywhere else.
 
@@ -24,28 +29,34 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 JOBS ?= auto
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --maxprocesses 8
 
+SPHINX := $(BIN)/python -m sphinx -j auto --fail-on-warning --keep-going --quiet
+
 # Each test runs once, with no more frameworks than it needs: what passes without the other needs no other.
 PARTS := test-neutral test-torch test-jax test-both test-optimized
 LONG := $(addprefix parity_tests/,tours wild twins/mutation twins/places)
 MESHES := parity_tests/meshes
+JAX_VERSIONS ?= 0.10.0 0.10.1 0.10.2
+JAX_TESTS := $(JAX_VERSIONS:%=test-jax-%)
+SITE := parity_tests/site
 TESTS := test $(PARTS) tours meshes lanes
 
 # What XLA compiled is kept beside the packages: the workers of a run share it, and the next run starts with it.
-check $(TESTS): export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/xla
-check $(TESTS): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
-check $(TESTS): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
+check site $(TESTS): export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/xla
+check site $(TESTS): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
+check site $(TESTS): export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
 # Workers share the cores: threads of torch that wait for work must not keep a core busy meanwhile.
-$(TESTS): export OMP_WAIT_POLICY ?= PASSIVE
+site $(TESTS): export OMP_WAIT_POLICY ?= PASSIVE
 
 # Compiling takes most of the suite's time, and what it compiles runs once: without LLVM's optimizations it takes a third.
 # `make check` proves the twins equal with them; tests that depend on them are marked, and run in a process with them.
 # The flags are those of the XLA that constraints.txt installs.
-$(TESTS): export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
+site $(TESTS): export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
 	--xla_cpu_parallel_codegen_split_count=1
 
 .DEFAULT_GOAL := help
-.PHONY: help check $(TESTS) lint types docs bench accelerator release clean
+.PHONY: help check $(TESTS) test-jax-versions $(JAX_TESTS) lint types docs bench accelerator site links notebooks \
+	release clean
 
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
@@ -67,7 +78,7 @@ test-jax: $(VENV)/.installed-test
 	$(PYTEST) -q parity_tests --exact --without torch -m "not optimized"
 
 test-both: $(VENV)/.installed-test
-	$(PYTEST) -q parity_tests --exact $(addprefix --ignore ,$(LONG) $(MESHES)) -m "not optimized" --durations 25
+	$(PYTEST) -q parity_tests --exact $(addprefix --ignore ,$(LONG) $(MESHES) $(SITE)) -m "not optimized" --durations 25
 
 test-optimized: $(VENV)/.installed-test
 	XLA_FLAGS= $(PYTEST) -q parity_tests -m optimized
@@ -85,6 +96,20 @@ lanes: $(VENV)/.installed-test
 		$(addprefix parity_tests/jax_side/,test_nnx_modules.py test_backend.py test_random.py \
 		judge/test_subject.py judge/test_promotion.py judge/test_dump.py)
 	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q parity_tests/contract --without torch
+
+# Their tests run as users' programs do: another XLA may not know the flags above.
+test-jax-versions: $(JAX_TESTS)
+
+$(JAX_TESTS): test-jax-%: $(VENV)/jax-%/.installed
+	$(VENV)/jax-$*/bin/python -m pytest -q -n $(JOBS) --dist worksteal --without torch \
+		parity_tests/contract/kernels parity_tests/jax_side/kernels parity_tests/contract/test_attention_function.py
+
+$(VENV)/jax-%/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)/jax-$*
+	grep -vE '^(jax|jaxlib|flax|optax|orbax-checkpoint)==' constraints.txt > $(VENV)/jax-$*/constraints.txt
+	$(VENV)/jax-$*/bin/python -m pip --disable-pip-version-check install --quiet -c $(VENV)/jax-$*/constraints.txt \
+		-e '.[jax,cpu]' pytest pytest-xdist hypothesis jax==$* jaxlib==$*
+	@touch $@
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -107,8 +132,18 @@ release: $(VENV)/.installed-release
 	$(BIN)/python -m release --sbom $(BIN)/python $(if $(TAG),--tag '$(TAG)') $(if $(NOTES),--notes '$(NOTES)') \
 		$(if $(INSTALL),--install $(INSTALL)) $(if $(EXTRA),--extra $(EXTRA))
 
+site: $(VENV)/.installed-site
+	$(SPHINX) -b html docs build/site
+	$(PYTEST) -q --doctest-modules attn_bridge torch_attn jax_attn $(SITE) --durations 5
+
+links: $(VENV)/.installed-site
+	SITE_EXECUTE=off $(BIN)/python -m sphinx -j auto -q -b linkcheck docs build/links
+
+notebooks: $(VENV)/.installed-site
+	$(BIN)/python docs/make_notebooks.py
+
 clean:
-	rm -rf $(VENV) dist sbom
+	rm -rf $(VENV) dist sbom build/site build/links
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -127,6 +162,12 @@ $(VENV)/.installed-test: $(VENV)/.installed
 
 $(VENV)/.installed-release: $(VENV)/.installed
 	$(PIP) -e '.[all,release]'
+	@touch $@
+
+# Of the last package only a script is used, axe-core; without its dependencies, a browser's driver is left out.
+$(VENV)/.installed-site: $(VENV)/.installed
+	$(PIP) -e '.[site]'
+	$(PIP) --no-deps axe-playwright-python
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-test

@@ -26,6 +26,7 @@ NEEDS: dict[str, list[set[str]]] = {
     "tours": [{"torch", "jax"}],
     "meshes": [{"torch", "jax"}],
     "wild": [{"torch", "jax"}],
+    "site": [{"torch", "jax"}],
     "neutral": [set()],
 }
 """Folder -> frameworks that its tests import; `contract` runs with each, its tests once per framework that is there."""

@@ -122,7 +122,16 @@ def full() -> Mask:
 
 
 def causal() -> Mask:
-    """Query ``i`` sees keys ``0..i``."""
+    """Query ``i`` sees keys ``0..i``.
+
+    Example:
+        >>> at = np.arange(4)
+        >>> causal().allowed(at[:, None], at).astype(int)
+        array([[1, 0, 0, 0],
+               [1, 1, 0, 0],
+               [1, 1, 1, 0],
+               [1, 1, 1, 1]])
+    """
     return Causal()
 
 
@@ -132,6 +141,14 @@ def sliding_window(size: int) -> Mask:
     Raises:
         TypeError: `size` is not an integer.
         ValueError: `size` is below 1 (a window of 1 is the token itself).
+
+    Example:
+        >>> at = np.arange(4)
+        >>> sliding_window(2).allowed(at[:, None], at).astype(int)
+        array([[1, 0, 0, 0],
+               [1, 1, 0, 0],
+               [0, 1, 1, 0],
+               [0, 0, 1, 1]])
     """
     return SlidingWindow(_positive("size", size))
 
@@ -142,6 +159,14 @@ def chunked(size: int) -> Mask:
     Raises:
         TypeError: `size` is not an integer.
         ValueError: `size` is below 1.
+
+    Example:
+        >>> at = np.arange(4)
+        >>> chunked(2).allowed(at[:, None], at).astype(int)
+        array([[1, 0, 0, 0],
+               [1, 1, 0, 0],
+               [0, 0, 1, 0],
+               [0, 0, 1, 1]])
     """
     return Chunked(_positive("size", size))
 
@@ -152,6 +177,14 @@ def prefix(size: int) -> Mask:
     Raises:
         TypeError: `size` is not an integer.
         ValueError: `size` is below 1.
+
+    Example:
+        >>> at = np.arange(4)
+        >>> prefix(2).allowed(at[:, None], at).astype(int)
+        array([[1, 1, 0, 0],
+               [1, 1, 0, 0],
+               [1, 1, 1, 0],
+               [1, 1, 1, 1]])
     """
     return Prefix(_positive("size", size))
 

@@ -73,6 +73,12 @@ def padding(lengths: Any) -> Mask:
     Raises:
         TypeError: `lengths` are not integers.
         ValueError: `lengths` have not one axis, or one of a list or a NumPy array is negative.
+
+    Example:
+        >>> at = np.arange(4)
+        >>> padding([4, 2]).allowed(at[:, None], at)[:, 0, 0].astype(int)
+        array([[1, 1, 1, 1],
+               [1, 1, 0, 0]])
     """
     lengths = _integers("lengths", lengths)
     if lengths.ndim != 1:
@@ -91,6 +97,14 @@ def documents(ids: Any) -> Mask:
     Raises:
         TypeError: `ids` are not integers.
         ValueError: `ids` have neither one axis nor two.
+
+    Example:
+        >>> at = np.arange(4)
+        >>> documents([[0, 0, 1, 1]]).allowed(at[:, None], at)[0, 0].astype(int)
+        array([[1, 1, 0, 0],
+               [1, 1, 0, 0],
+               [0, 0, 1, 1],
+               [0, 0, 1, 1]])
     """
     ids = _integers("ids", ids)
     if ids.ndim not in (1, 2):

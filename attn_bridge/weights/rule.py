@@ -45,6 +45,13 @@ class Rule:
     Raises:
         TypeError: a name, the pattern or a size has the wrong type.
         ValueError: the two sides do not hold the same axes or placeholders, or a size is missing.
+
+    Example:
+        >>> rule = Rule("h.{i}.attn.q.weight", "h.{i}.attn.q.kernel", "(h d) e -> e h d", h=8)
+        >>> rule.convert_shape((64, 32), "torch")
+        (32, 8, 8)
+        >>> rule.convert_shape((32, 8, 8), "flax")
+        (64, 32)
     """
 
     __slots__ = (

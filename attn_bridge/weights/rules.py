@@ -234,6 +234,14 @@ def torch_to_flax(arrays: Mapping[str, np.ndarray[Any, Any]], rules: Rules | Ite
     Raises:
         TypeError: a value is no NumPy array of numbers.
         WeightsMismatchError: (a ValueError) lists every missing, unexpected and misshapen name.
+
+    Example:
+        >>> rules = Rules([Rule("fc.{i}.weight", "fc_{i}.kernel", "o i -> i o")])
+        >>> kernels = torch_to_flax({"fc.0.weight": np.ones((2, 3))}, rules)
+        >>> {name: array.shape for name, array in kernels.items()}
+        {'fc_0.kernel': (3, 2)}
+        >>> list(flax_to_torch(kernels, rules))
+        ['fc.0.weight']
     """
     return as_rules(rules).convert(arrays, "torch")
 

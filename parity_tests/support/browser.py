@@ -92,15 +92,15 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def open(self, path: Path, width: int, height: int, *, dark: bool = False, phone: bool = False) -> None:
-        """Load a file in a window of this size and wait until it is there."""
+    def open(self, page: Path | str, width: int, height: int, *, dark: bool = False, phone: bool = False) -> None:
+        """Load a file or an address in a window of this size and wait until it is there."""
         self.problems.clear()
         self.requests.clear()
         self._loaded = False
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         while not self._loaded:
             self._next()
         self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
