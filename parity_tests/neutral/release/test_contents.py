@@ -79,7 +79,7 @@ def test_every_extra_has_something_to_do_in_its_environment():
     from release.versions import ROOT
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert environments.EXTRAS.keys() - {""} == extras.keys() - {"test", "dev", "release"}
+    assert environments.EXTRAS.keys() - {""} == extras.keys() - {"test", "dev", "release", "site"}
     assert all(environments.EXTRAS.values())
 
 
