@@ -20,10 +20,22 @@ def training_report(steps: int = 3, *, verdict: str = "equal") -> TrainingReport
     tensors = [TensorVerdict(name, name, "update", (3,), "float32", verdict) for name in names]
     first = FirstDifference(2, names[0], names[0], "too far off") if verdict == "different" else None
     return TrainingReport(
-        verdict=verdict, first_difference=first, tensors=tensors, losses=losses,
-        growth={"torch and flax": [1e-8] * steps}, synchronised={}, settings=["lr: 0.1"], notes=["a note"], message="", steps=3,
-        dtype="float32", divergence=apart, environment={"torch": "2"}, torch_name="Net", flax_name="Net",
-    )  # fmt: skip
+        verdict=verdict,
+        first_difference=first,
+        tensors=tensors,
+        losses=losses,
+        growth={"torch and flax": [1e-8] * steps},
+        synchronised={},
+        settings=["lr: 0.1"],
+        notes=["a note"],
+        message="",
+        steps=3,
+        dtype="float32",
+        divergence=apart,
+        environment={"torch": "2"},
+        torch_name="Net",
+        flax_name="Net",
+    )
 
 
 def write_checkpoint_page(path: Path) -> None:
