@@ -75,7 +75,7 @@ _COMPILING = threading.Lock()
 
 @functools.cache
 def _compiled(kernel: Any, known: tuple[int, ...]) -> Any:
-    module = compiling.module(kernel.NAME, dict(zip(_KNOWN, known, strict=True)))
+    module = compiling.module(kernel.NAME, dict(zip(_KNOWN, known, strict=True)), unrolls=kernel.UNROLLS)
     worker = function(module, f"{kernel.NAME}_task", [WORD], WORD)
     worker.linkage = "internal"
     code = Code(worker)
