@@ -5,16 +5,20 @@
 #:              planted faults found, named and placed
 #: make meshes  modules over many devices, simulated on this processor
 #: make lanes   the tests of Flax modules again, with NNX's coming defaults
+#: make test-jax-versions  the kernels with other versions of JAX, each in an environment of its own;
+#:              some of them: make test-jax-versions JAX_VERSIONS=0.12.0.1 PYTHON=python3.12 (from 0.11 on)
 #: make lint    format, lint and who imports whom
 #: make types   strict type check
 #: make bench   measure attention next to its peers, options in BENCH='...'; for the docs:
 #:              make bench BENCH='--json docs/benchmarks.json' docs
 #: make accelerator  run check, suite and benchmarks on the GPU or TPU that is here; write docs/accelerators.md
 #: make docs    regenerate what README.md and docs show, in an hour; some of it: .venv/bin/python docs/generate.py FILE
+#: make release build sdist and wheel, check them, write the bill of materials; with INSTALL='3.11 3.12 3.13' also install
+#:              the wheel in empty environments, each extra on each Python, which takes an hour; EXTRA=all for one of them
 #: make site   build the site into build/site, execute its pages and notebooks, and look at every page in a browser
 #: make links  ask the network whether the addresses on the site are there
 #: make notebooks  write notebooks/*.ipynb, which Colab opens, from docs/notebooks/*.md
-#: make clean   remove .venv
+#: make clean   remove .venv and what make release and make site wrote
 #:
 #: They create .venv and install what is needed into it; nothing is installed anywhere else.
 
@@ -31,6 +35,8 @@ SPHINX := $(BIN)/python -m sphinx -j auto --fail-on-warning --keep-going --quiet
 PARTS := test-neutral test-torch test-jax test-both test-optimized
 LONG := $(addprefix parity_tests/,tours wild twins/mutation twins/places)
 MESHES := parity_tests/meshes
+JAX_VERSIONS ?= 0.10.0 0.10.1 0.10.2
+JAX_TESTS := $(JAX_VERSIONS:%=test-jax-%)
 SITE := parity_tests/site
 TESTS := test $(PARTS) tours meshes lanes
 
@@ -49,7 +55,8 @@ site $(TESTS): export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_
 	--xla_cpu_parallel_codegen_split_count=1
 
 .DEFAULT_GOAL := help
-.PHONY: help check $(TESTS) lint types docs bench accelerator site links notebooks clean
+.PHONY: help check $(TESTS) test-jax-versions $(JAX_TESTS) lint types docs bench accelerator site links notebooks \
+	release clean
 
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
@@ -90,6 +97,20 @@ lanes: $(VENV)/.installed-test
 		judge/test_subject.py judge/test_promotion.py judge/test_dump.py)
 	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q parity_tests/contract --without torch
 
+# Their tests run as users' programs do: another XLA may not know the flags above.
+test-jax-versions: $(JAX_TESTS)
+
+$(JAX_TESTS): test-jax-%: $(VENV)/jax-%/.installed
+	$(VENV)/jax-$*/bin/python -m pytest -q -n $(JOBS) --dist worksteal --without torch \
+		parity_tests/contract/kernels parity_tests/jax_side/kernels parity_tests/contract/test_attention_function.py
+
+$(VENV)/jax-%/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)/jax-$*
+	grep -vE '^(jax|jaxlib|flax|optax|orbax-checkpoint)==' constraints.txt > $(VENV)/jax-$*/constraints.txt
+	$(VENV)/jax-$*/bin/python -m pip --disable-pip-version-check install --quiet -c $(VENV)/jax-$*/constraints.txt \
+		-e '.[jax,cpu]' pytest pytest-xdist hypothesis jax==$* jaxlib==$*
+	@touch $@
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -107,6 +128,10 @@ accelerator: $(VENV)/.installed-test
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/generate.py
 
+release: $(VENV)/.installed-release
+	$(BIN)/python -m release --sbom $(BIN)/python $(if $(TAG),--tag '$(TAG)') $(if $(NOTES),--notes '$(NOTES)') \
+		$(if $(INSTALL),--install $(INSTALL)) $(if $(EXTRA),--extra $(EXTRA))
+
 site: $(VENV)/.installed-site
 	$(SPHINX) -b html docs build/site
 	$(PYTEST) -q --doctest-modules attn_bridge torch_attn jax_attn $(SITE) --durations 5
@@ -118,7 +143,7 @@ notebooks: $(VENV)/.installed-site
 	$(BIN)/python docs/make_notebooks.py
 
 clean:
-	rm -rf $(VENV) build/site build/links
+	rm -rf $(VENV) dist sbom build/site build/links
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -133,6 +158,10 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) -e '.[all,test]'
+	@touch $@
+
+$(VENV)/.installed-release: $(VENV)/.installed
+	$(PIP) -e '.[all,release]'
 	@touch $@
 
 # Of the last package only a script is used, axe-core; without its dependencies, a browser's driver is left out.

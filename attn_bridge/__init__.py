@@ -30,10 +30,11 @@ __all__ = [
     "specs",
     "torch_to_flax",
     "transfer",
+    "viz",
 ]
 
 if TYPE_CHECKING:
-    from . import checkpoints, masks, parity, specs
+    from . import checkpoints, masks, parity, specs, viz
     from .backends import MissingBackendError, explain_attention
     from .checkpoints.live import digests
     from .models import families, layouts

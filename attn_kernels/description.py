@@ -50,6 +50,7 @@ def describe(
     batch: int,
     bounded: bool,
     differentiates_bias: bool,
+    strides: tuple[Shape, Shape] | None = None,
 ) -> list[int]:
     """Return the words of a call up to `words.SHAPE_END`.
 
@@ -66,41 +67,58 @@ def describe(
         batch: sequences whose weights are drawn from one seed.
         bounded: whether each query sees an interval of keys.
         differentiates_bias: whether the gradient of the bias is asked for.
+        strides: of keys and of values, how far numbers are apart along sequences, positions and heads; None where
+            arrays have no gaps. Only the kernel for few queries reads others.
     """
     sequences = math.prod(query[:-3])
-    told = {
-        words.KIND: words.KINDS[dtype],
-        words.HEADS: query[-2],
-        words.KEY_HEADS: key[-2],
-        words.QUERIES: query[-3],
-        words.KEYS: key[-3],
-        words.DEPTH: query[-1],
-        words.VALUE_DEPTH: value[-1],
-        words.SCALE: bits(scale),
-        words.BATCH: batch,
-        words.SPAN: 1,
-        words.BOUNDED: int(bounded),
-        **{words.OPTIONAL[name][0]: 1 for name in others},
-    }
+    told = [0] * words.SHAPE_END
+    told[words.KIND] = words.KINDS[dtype]
+    told[words.QUERIES], told[words.HEADS], told[words.DEPTH] = query[-3:]
+    told[words.KEYS], told[words.KEY_HEADS], told[words.VALUE_DEPTH] = value[-3:]
+    told[words.SCALE] = bits(scale)
+    told[words.BATCH], told[words.SPAN], told[words.BOUNDED] = batch, 1, int(bounded)
+    of_keys, of_values = strides or (_gapless(key), _gapless(value))
+    told[words.KEY_SEQUENCE : words.KEY_HEAD + 1] = of_keys
+    told[words.VALUE_SEQUENCE : words.VALUE_HEAD + 1] = of_values
+    for name in others:
+        told[words.OPTIONAL[name][0]] = 1
     if softcap is not None:
-        told |= {words.CAPPED: 1, words.SOFTCAP: bits(softcap)}
+        told[words.CAPPED], told[words.SOFTCAP] = 1, bits(softcap)
     for name, word in (("query_ids", words.QUERY_IDS_SPAN), ("key_ids", words.KEY_IDS_SPAN)):
         if name in others:
             told[word] = _spread(others[name], sequences)[0]
-    for name, first in (("mask", words.MASK_SPAN), ("bias", words.BIAS_SPAN)):
+    for name, first, last in (
+        ("mask", words.MASK_SPAN, words.MASK_KEY),
+        ("bias", words.BIAS_SPAN, words.BIAS_KEY),
+    ):
         if name in others:
-            told |= dict(enumerate(_spread(others[name], sequences), first))
+            told[first : last + 1] = _spread(others[name], sequences)
     if "bias" in others and differentiates_bias:
-        told |= {words.D_BIASED: 1, words.SPAN: told[words.BIAS_SPAN] if told[words.BIAS_QUERY] else 1}
+        told[words.D_BIASED] = 1
+        told[words.SPAN] = told[words.BIAS_SPAN] if told[words.BIAS_QUERY] else 1
     if dropout:
         below = math.ceil(float(np.float32(1.0 - dropout)) * 2**23)
-        told |= {words.DROPPED: 1, words.KEPT: below, words.FACTOR: bits(1.0 / (1.0 - dropout))}
-    return [told.get(word, 0) for word in range(words.SHAPE_END)]
+        told[words.DROPPED], told[words.KEPT], told[words.FACTOR] = 1, below, bits(1.0 / (1.0 - dropout))
+    return told
+
+
+def describe_product(dtype: str, rows: int, depth: int, columns: int) -> list[int]:
+    """Return the words of the product of so many rows and a matrix ``(depth, columns)`` up to `words.SHAPE_END`."""
+    told = [0] * words.SHAPE_END
+    told[words.KIND], told[words.QUERIES] = words.KINDS[dtype], rows
+    told[words.DEPTH], told[words.VALUE_DEPTH] = depth, columns
+    return told
 
 
 def bits(number: float) -> int:
     """Return the bits of a float64 as a word."""
     return int.from_bytes(struct.pack("=d", number), sys.byteorder, signed=True)
+
+
+def _gapless(shape: Shape) -> Shape:
+    """Return how far sequences, positions and heads of an array without gaps are apart."""
+    positions, heads, width = shape[-3:]
+    return positions * heads * width, heads * width, width
 
 
 def _spread(shape: Shape, sequences: int) -> Shape:

@@ -8,6 +8,9 @@ from __future__ import annotations
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 """Dtypes that arrays are read and written in, as the kernels call them."""
 
+FEW = 16
+"""Queries up to which there is a kernel of its own, which reads keys and values where they lie."""
+
 (
     KIND,  # what arrays hold, of `KINDS`
     HEADS,
@@ -43,8 +46,14 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     KEPT,  # a weight is kept where 23 random bits are below this
     FACTOR,  # times this, the bits of a float64
     SPAN,  # sequences that a task of the backward pass goes through, as they add to one gradient of the bias
+    KEY_SEQUENCE,  # how far the numbers of keys are apart along each axis; the channels of one are neighbours
+    KEY_TOKEN,
+    KEY_HEAD,
+    VALUE_SEQUENCE,  # as of keys
+    VALUE_TOKEN,
+    VALUE_HEAD,
     SHAPE_END,
-) = range(35)
+) = range(41)
 
 (
     TASKS,  # how many there are
@@ -54,9 +63,11 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     WORKERS,  # those that asked for memory to work in
     ROOM,  # bytes of that for each
     MEMORY,  # where it begins
-    PARTS,  # tasks per head
+    PARTS,  # tasks per head, or parts that the keys are cut into
     BOUNDS,  # where the intervals are
-) = range(35, 44)
+    TOGETHER,  # key heads of a task, where the keys are cut
+    SHARED,  # memory that tasks leave their results in, where others put them together
+) = range(41, 52)
 
 (
     QUERY,
@@ -79,10 +90,10 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     D_VALUE,
     SLOPE,
     D_BIAS,
-) = range(44, 64)
+) = range(52, 72)
 """Addresses of arrays."""
 
-END = 64
+END = 72
 
 OPTIONAL = {
     "sinks": (SINKS, SINK),

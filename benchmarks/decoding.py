@@ -1,13 +1,18 @@
-"""What a token costs with a long cache: attention to it next to raw SDPA in torch, and a whole step in both frameworks.
+"""What a token costs with a long cache: attention next to a stream over the same bytes, and a step in both frameworks.
 
-python -m benchmarks.decoding [--length 8192] [--rounds 15]
+python -m benchmarks.decoding [--length 8192 32768] [--batch 1 8] [--dtype float32 bfloat16] [--rounds 15] [--best]
 
-Everything is measured alternately in one process, and the median of the rounds is shown.
+Everything is measured alternately in one process, and the median of the rounds is shown, or the best. The stream
+(`benchmarks.stream`) reads what the keys and values take on all cores and adds it up; on a GPU there is
+none.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
+import itertools
 import statistics
 import time
 from typing import Any
@@ -23,6 +28,7 @@ import torch_attn
 from attn_bridge import transfer
 from attn_bridge.masks import causal
 from attn_bridge.specs import GroupedQueryAttentionConfig, Rotary
+from jax_attn.functional import dot_product_attention as jax_dot_product_attention
 from torch_attn.functional import dot_product_attention
 
 from . import jax_side, machine, torch_side
@@ -37,66 +43,87 @@ ROOM = 64
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--length", type=int, default=8192, help="tokens in the cache")
+    parser.add_argument("--length", type=int, nargs="+", default=[8192], help="tokens in the cache")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1])
+    parser.add_argument("--dtype", nargs="+", default=["float32"])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--best", action="store_true", help="show the best round, as on a machine that others use, too")
     options = parser.parse_args()
-    print(f"one token, float32, {options.length} tokens in the cache; milliseconds, median of {options.rounds}")
-    for name, (heads, key_heads, width) in SIZES.items():
+    cells = itertools.product(options.length, options.batch, options.dtype, SIZES.items())
+    for length, batch, dtype, (name, (heads, key_heads, width)) in cells:
         config = GroupedQueryAttentionConfig(heads * width, heads, key_heads, width, position=Rotary())
-        found = measure(config, options.length, options.rounds)
-        sdpa = found["torch, raw SDPA"]
-        print(name)
-        for what, seconds in found.items():
-            print(f"  {what:24}{1000 * seconds:8.2f}{seconds / sdpa:8.2f} x SDPA")
-        print(f"  {programs(config, options.length)}")
+        seconds = measure(config, length, options.rounds, batch, dtype)
+        found = {way: (min if options.best else statistics.median)(times) for way, times in seconds.items()}
+        what = "stream" if "stream" in found else "torch, raw SDPA"
+        size = 2 * batch * length * key_heads * width * (4 if dtype == "float32" else 2)
+        print(
+            f"{name}, {dtype}, {batch} x {length} tokens in the cache, {size / 2**20:.0f} MiB; "
+            f"{'best' if options.best else 'median'} of {options.rounds}"
+        )
+        for way, seconds in found.items():
+            share = "" if "step" in way else f"{100 * found[what] / seconds:6.0f} % of the speed of {what}"
+            print(f"  {way:24}{1000 * seconds:9.2f} ms{size / seconds / 1e9:7.1f} GB/s{share}")
+        print(f"  JAX's step takes {found['JAX, whole step'] / found['torch, whole step']:.2f} times torch's")
+        print(f"  {programs(config, length, batch, dtype)}", flush=True)
     sides = {"torch": torch_side.describe(), "jax": jax_side.describe()}
     print("\n".join(machine.sentences({**machine.describe(), "frameworks": sides})))
 
 
-def measure(config: GroupedQueryAttentionConfig, length: int, rounds: int) -> dict[str, float]:
-    """Return what is measured -> median seconds."""
+def measure(
+    config: GroupedQueryAttentionConfig, length: int, rounds: int, batch: int = 1, dtype: str = "float32"
+) -> dict[str, list[float]]:
+    """Return what is measured -> seconds of each round."""
     capacity = length + ROOM + 2 * rounds
     device = torch_side.device()
-    in_torch = torch_attn.GroupedQueryAttention(config).eval()
-    in_flax = jax_attn.GroupedQueryAttention(config, rngs=nnx.Rngs(0))
+    in_torch = torch_attn.GroupedQueryAttention(config, dtype=getattr(torch, dtype)).eval()
+    in_flax = jax_attn.GroupedQueryAttention(config, rngs=nnx.Rngs(0), param_dtype=dtype, dtype=dtype)
     transfer(in_torch, in_flax)
     in_torch = in_torch.to(device)
     random = np.random.default_rng(0)
 
     def draw(*shape: int) -> Any:
-        return random.normal(size=shape).astype(np.float32)
+        return random.standard_normal(size=shape, dtype=np.float32)
 
-    kept = [draw(1, length, config.num_kv_heads, config.head_dim) for _ in range(2)]
-    cache, _ = in_torch.init_cache(1, capacity).append(*(torch.from_numpy(one).to(device) for one in kept))
-    state = {"flax": in_flax.init_cache(1, capacity).append(*map(jnp.asarray, kept))[0], "torch": cache}
-    x, query = draw(1, 1, config.d_in), torch.from_numpy(draw(1, 1, config.num_heads, config.head_dim)).to(device)
-    token = torch.from_numpy(x).to(device)
-    step = flax_step()
+    kept = [draw(batch, length, config.num_kv_heads, config.head_dim) for _ in range(2)]
+    there = [torch.from_numpy(one).to(device, getattr(torch, dtype)) for one in kept]
+    here = [jnp.asarray(one, dtype) for one in kept]
+    cache, _ = in_torch.init_cache(batch, capacity).append(*there)
+    state = {"flax": in_flax.init_cache(batch, capacity).append(*here)[0], "torch": cache}
+    x, query = draw(batch, 1, config.d_in), draw(batch, 1, config.num_heads, config.head_dim)
+    token, asked = (torch.from_numpy(one).to(device, getattr(torch, dtype)) for one in (x, query))
+    x, query = jnp.asarray(x, dtype), jnp.asarray(query, dtype)
+    step, graph, weights = flax_step(), *nnx.split(in_flax)
+    in_jax = jax.jit(lambda *inputs: jax_dot_product_attention(*inputs, mask=causal().offset(length - 1)))
 
     def sdpa() -> Any:
         held = state["torch"]
-        key, value = (one[:, : held.length].transpose(1, 2) for one in (held.key, held.value))
-        return torch.nn.functional.scaled_dot_product_attention(query.transpose(1, 2), key, value, enable_gqa=True)
+        key, value = (one[:, :length].transpose(1, 2) for one in (held.key, held.value))
+        return torch.nn.functional.scaled_dot_product_attention(asked.transpose(1, 2), key, value, enable_gqa=True)
 
     def attend() -> Any:
         held = state["torch"]
-        key, value = held.key[:, : held.length], held.value[:, : held.length]
-        return dot_product_attention(query, key, value, mask=causal().offset(held.length - 1))
+        return dot_product_attention(
+            asked, held.key[:, :length], held.value[:, :length], mask=causal().offset(length - 1)
+        )
 
     def torch_step() -> Any:
         out, state["torch"] = in_torch(token, cache=state["torch"])
         return out
 
     def one_flax_step() -> Any:
-        out, state["flax"] = step(*nnx.split(in_flax), x, state["flax"])
+        out, state["flax"] = step(graph, weights, x, state["flax"])
         return jax.block_until_ready(out)
 
     ways = {
         "torch, raw SDPA": sdpa,
         "torch, attention": attend,
+        "JAX, attention": lambda: jax.block_until_ready(in_jax(query, *here)),
         "torch, whole step": torch_step,
         "JAX, whole step": one_flax_step,
     }
+    if device.type == "cpu" and importlib.util.find_spec("llvmlite"):
+        bits = [np.asarray(one).view(np.uint8) for one in here]
+        ways = {"stream": importlib.import_module("benchmarks.stream").reader(bits), **ways}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     with torch.no_grad():
         for way in ways.values():
@@ -107,7 +134,7 @@ def measure(config: GroupedQueryAttentionConfig, length: int, rounds: int) -> di
                 way()
                 torch_side.wait(None)
                 seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(found) for name, found in seconds.items()}
+    return seconds
 
 
 def flax_step() -> Any:
@@ -116,12 +143,12 @@ def flax_step() -> Any:
                    donate_argnums=3)  # fmt: skip
 
 
-def programs(config: GroupedQueryAttentionConfig, length: int) -> str:
+def programs(config: GroupedQueryAttentionConfig, length: int, batch: int = 1, dtype: str = "float32") -> str:
     """Say how many programs a few steps in JAX compile, and what memory one needs beside the cache."""
-    module = jax_attn.GroupedQueryAttention(config, rngs=nnx.Rngs(0))
-    step, cache = flax_step(), module.init_cache(1, length + ROOM)
+    module = jax_attn.GroupedQueryAttention(config, rngs=nnx.Rngs(0), param_dtype=dtype, dtype=dtype)
+    step, cache = flax_step(), module.init_cache(batch, length + ROOM)
     size = cache.key.nbytes + cache.value.nbytes
-    x = np.ones((1, 1, config.d_in), np.float32)
+    x = jnp.ones((batch, 1, config.d_in), dtype)
     memory = step.lower(*nnx.split(module), x, cache).compile().memory_analysis()
     for _ in range(5):
         _, cache = step(*nnx.split(module), x, cache)

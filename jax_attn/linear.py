@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from .operations import few_rows
 from .random import Rngs, TorchRngs, check_rngs
 
 
@@ -111,4 +112,5 @@ class Linear(nnx.Linear):
             rngs=rngs,
             param_dtype=param_dtype,
             dtype=dtype,
+            dot_general=few_rows.dot_general,
         )

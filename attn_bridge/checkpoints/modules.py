@@ -391,27 +391,3 @@ def _masks(found: Mapping[str, Any]) -> dict[str, Array]:
         hidden = np.triu(np.ones((config.context_length, config.context_length), np.float32), 1)
         masks |= {f"{path}.{place}mask".lstrip("."): hidden for place in places}
     return masks
-
-
-def find_folder(name: str | Path) -> Path:
-    """Return a folder, downloading a model of the Hugging Face hub where its id is given and no such folder exists.
-
-    Raises:
-        CheckpointError: there is no such folder, and no hub to ask.
-    """
-    path = Path(name)
-    if path.is_dir():
-        return path
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)) or str(name).startswith("."):
-        raise CheckpointError(f"{name} is no folder")
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise CheckpointError(f"{name} is no folder; pip install huggingface_hub to get it from the hub") from None
-    try:
-        return Path(
-            snapshot_download(str(name), allow_patterns=["*.safetensors", "*.safetensors.index.json", configs.CONFIG])
-        )
-    except Exception as error:  # of the hub, its network or its disk; each has classes of its own
-        reason = " ".join(str(error).split())[:200]
-        raise CheckpointError(f"{name} is no folder, and the hub does not give it: {reason}") from None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
-import shlex
 import shutil
 import stat
 import time
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from ..printable import shell_word
 from . import containers, manifest
 from . import digests as digests_of
 from .containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, DiskFullError, Reader
@@ -31,7 +32,10 @@ def check_place(reader: Reader, target: Path, staging: Path) -> None:
         raise CheckpointError(f"{target.parent} is no folder to write {target.name} to")
     try:
         source, places = resolve(reader.path), [resolve(target), resolve(staging)]
-    except OSError:
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            said = "the name is too long, for .NAME.partial is written beside it"
+            raise CheckpointError(f"{target}: {said}") from None
         raise CheckpointError(f"{target} is a link to itself") from None
     for here in places:
         if here == source or source in here.parents or here in source.parents:
@@ -153,9 +157,7 @@ def leftovers(staging: Path, identity: str, is_resumable: bool) -> Iterator[None
         if isinstance(error, DiskFullError) or not is_resumable or not journal(staging, identity)[0]:
             shutil.rmtree(staging, ignore_errors=True)
             raise
-        left = (
-            f"{staging} holds what was written: --resume goes on from it, rm -r {shlex.quote(str(staging))} removes it"
-        )
+        left = f"{staging} holds what was written: --resume goes on from it, rm -r {shell_word(staging)} removes it"
         if isinstance(error, CheckpointError):
             raise CheckpointError(f"{error}; {left}") from None
         error.add_note(left)

@@ -279,6 +279,14 @@ class Code:
         place = self.builder.inttoptr(self.operand(address, WORD), value.type.as_pointer())
         self.builder.store(self.operand(value, value.type), place, align=align or _alignment(value.type))
 
+    def fetch(self, address: Value) -> None:
+        """Have the processor bring what lies at an address nearer, which may be no memory of ours."""
+        place = self.builder.inttoptr(self.operand(address, WORD), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(NOTHING, [place.type, number, number, number])
+        known = [ir.Constant(number, one) for one in (0, 3, 1)]  # to read, into the nearest cache, as data
+        self.builder.call(self._function("llvm.prefetch.p0", kind), [place, *known])
+
     def choose(self, condition: Value, one: Any, two: Any) -> Value:
         """Return one of two values, where either may be a Python number."""
         kind = one.type if isinstance(one, Value) else two.type if isinstance(two, Value) else self.value(one).type

@@ -18,6 +18,7 @@ from llvmlite import ir
 from .. import words
 from ..compiler import compiling
 from ..compiler.language import WORD, Code, function
+from ..decode import forward as decode
 from ..flash import backward as flash_backward
 from ..flash import forward as flash_forward
 from ..flash.blocks import job_at
@@ -39,7 +40,7 @@ def run(kind: str, told: Sequence[int], addresses: Mapping[int, int], sequences:
     """Run a kernel to its end, without Python's lock.
 
     Args:
-        kind: ``"forward"`` or ``"backward"``.
+        kind: ``"forward"``, ``"backward"`` or, forward for few queries, ``"decode"``.
         told: the words of `description.describe`.
         addresses: of arrays, by their words.
         sequences: how many there are.
@@ -62,7 +63,10 @@ def compiled(kind: str, known: tuple[int, ...] = (0,) * len(_KNOWN)) -> Any:
     What such calls don't need is not compiled, which takes half the time.
     """
     with _COMPILING:
-        return _compiled({"forward": flash_forward, "backward": flash_backward}[kind], known)
+        return _compiled(_KERNELS[kind], known)
+
+
+_KERNELS = {"forward": flash_forward, "backward": flash_backward, "decode": decode}
 
 
 _COMPILING = threading.Lock()
@@ -85,17 +89,18 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
     """Write what the thread does that Python calls on; it returns 1 where there is no memory."""
     address, sequences, threads, at_work = code.arguments
     job = job_at(code, address)
-    tasks, room = divide(job, kernel, sequences, threads)
+    tasks, room, shared = divide(job, kernel, sequences, threads)
     others = code.fetch_and_add(at_work, 1)
     helpers = code.largest(code.least(threads - others, tasks) - 1, 0)
     code.fetch_and_add(at_work, helpers)
-    memory = code.call("malloc", (room + 8) * (helpers + 1), returns=WORD)
+    memory = code.call("malloc", (room + 8) * (helpers + 1) + shared, returns=WORD)
     failed = memory == 0
     with code.when(failed):
         code.fetch_and_add(at_work, 0 - helpers - 1)
         code.ret(1)
     started = code.variable(0)
     job[words.MEMORY] = memory + 8 * (helpers + 1)
+    job[words.SHARED] = memory + (room + 8) * (helpers + 1)
     with code.loop(0, helpers):
         name = memory + 8 * started.get()
         error = code.call("pthread_create", name, 0, code.address_of(worker), job, returns=WORD).low_bits(_INT)
@@ -104,6 +109,7 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
     code.call(code.address_of(worker), job, returns=WORD)
     with code.loop(0, started.get()) as i:
         code.call("pthread_join", code.load(memory + 8 * i, WORD), 0, returns=WORD)
+    kernel.finish(code, job, sequences)
     code.call("free", memory)
     code.fetch_and_add(at_work, 0 - helpers - 1)
     code.ret(0)

@@ -16,6 +16,7 @@ from ..vectors.memory import copy, fill, read_rows, write_row
 from .blocks import KEYS, numbers_of, partition, room_for, seen_by_block, sizes_of
 from .dropout import draw
 from .scores import add_to_gradient_of_bias, complete, gradient_of_bias, may_see
+from .sharing import cut_key_heads, finish_nothing, share_nothing
 from .softmax import QUERIES, differentiate, multiply, weigh_again
 from .tiles import transpose
 from .visible import add_over_keys, add_over_queries, products
@@ -28,8 +29,7 @@ ARRAYS = (
 )
 """Words for the arguments and then the results of a call."""
 
-PER_HEAD = False
-"""Whether tasks are those of query heads, in parts, and not those of key heads."""
+cut, shared, finish = cut_key_heads, share_nothing, finish_nothing
 
 
 def _counts(job: Array) -> list[Any]:

@@ -16,6 +16,7 @@ from ..vectors.memory import copy, fill, read_rows, write_row
 from .blocks import KEYS, numbers_of, partition, room_for, seen_by_block, sizes_of
 from .dropout import draw
 from .scores import complete, may_see
+from .sharing import cut_query_heads, finish_nothing, share_nothing
 from .softmax import QUERIES, multiply, weigh
 from .tiles import transpose
 from .visible import add_over_keys, products
@@ -25,8 +26,7 @@ NAME = "flash_forward"
 ARRAYS = (words.QUERY, words.KEY, words.VALUE, words.CONTEXT, words.TOP, words.TOTAL)
 """Words for the arguments and then the results of a call."""
 
-PER_HEAD = True
-"""Whether tasks are those of query heads, in parts, and not those of key heads."""
+cut, shared, finish = cut_query_heads, share_nothing, finish_nothing
 
 _NONE = float("-inf")
 

@@ -31,7 +31,7 @@ class _Place(NamedTuple):
     of_key: Value
 
 
-def _place_in(job: Array, head: Value, array: int, span: int) -> _Place:
+def place_in(job: Array, head: Value, array: int, span: int) -> _Place:
     """Return the place of a head; `array` is the word of the address, `span` the first of five of the shape."""
     sequence, of_sequence = head // job[words.HEADS], head % job[words.HEADS]
     start = sequence // job[span] * job[span + 1] + of_sequence * job[span + 2]
@@ -78,7 +78,7 @@ def _add_bias(
 ) -> None:
     """Add the bias to the scores of the queries from `first` and of the keys from `start` on."""
     job = job_at(code, address)
-    bias, of_query, of_key = _place_in(job, head, words.BIAS, words.BIAS_SPAN)
+    bias, of_query, of_key = place_in(job, head, words.BIAS, words.BIAS_SPAN)
 
     def at(i: Value, j: Value) -> Value:
         return bias + 4 * ((first + i) * of_query + (start + j) * of_key)
@@ -172,7 +172,7 @@ def _hide_masked(
 ) -> None:
     """Set the scores of keys from `start` on that the mask hides from the queries from `first` on to minus infinity."""
     job = job_at(code, address)
-    mask, of_query, of_key = _place_in(job, head, words.MASK, words.MASK_SPAN)
+    mask, of_query, of_key = place_in(job, head, words.MASK, words.MASK_SPAN)
 
     def hidden(i: Value, j: Value, kind: ir.Type) -> Value:
         place = mask + (first + i) * of_query + (start + j) * of_key
@@ -200,7 +200,7 @@ def _hide_masked(
                 over_tiles(code, held, count, square, single)
 
 
-def _ids(job: Array, sequence: Value) -> tuple[Value, Value]:
+def ids_of(job: Array, sequence: Value) -> tuple[Value, Value]:
     """Return where the numbers of the documents of a sequence's queries and of its keys are."""
     code, kinds = job.code, ((words.QUERY_IDS, words.QUERIES), (words.KEY_IDS, words.KEYS))
     spans = (words.QUERY_IDS_SPAN, words.KEY_IDS_SPAN)
@@ -216,7 +216,7 @@ def may_see(job: Array, sequence: Value, first: Value, count: Value, start: Valu
     answer = code.variable(1)
     with code.when(job[words.DOCUMENTED] != 0):
         ends = code.stack(4)
-        of_queries, of_keys = _ids(job, sequence)
+        of_queries, of_keys = ids_of(job, sequence)
         _find_ends(code, of_queries + 4 * first, count, ends)
         _find_ends(code, of_keys + 4 * start, held, ends.at(2))
         answer.set(code.choose((ends[0] <= ends[3]) & (ends[2] <= ends[1]), 1, 0))
@@ -241,7 +241,7 @@ def _hide_other_documents(
     code: Code, address: Value, sequence: Value, scores: Value, first: Value, count: Value, start: Value, held: Value
 ) -> None:
     """Set the scores of keys from `start` on of other documents than the queries' from `first` on to minus infinity."""
-    of_queries, of_keys = _ids(job_at(code, address), sequence)
+    of_queries, of_keys = ids_of(job_at(code, address), sequence)
     whole = count // LANES * LANES
 
     def hide(i: Value, j: Value, number: Value) -> None:

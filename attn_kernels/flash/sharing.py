@@ -5,25 +5,47 @@ from __future__ import annotations
 from typing import Any
 
 from .. import words
-from ..compiler.language import Array, Value
+from ..compiler.language import Array, Code, Value
 from .softmax import QUERIES
 
 _TASKS_PER_THREAD = 4
 """Tasks that a thread should find at least, as they are not all of one length."""
 
 
-def divide(job: Array, kernel: Any, sequences: Value, threads: Value) -> tuple[Value, Value]:
-    """Fill in how the work of a call on so many sequences is cut; return the tasks, and the bytes a thread works in."""
+def divide(job: Array, kernel: Any, sequences: Value, threads: Value) -> tuple[Value, Value, Value]:
+    """Fill in how the work of a call on so many sequences is cut.
+
+    Returns:
+        The tasks, the bytes a thread works in, and those that tasks leave their results in.
+    """
+    job[words.TASKS], job[words.ROOM] = tasks, room = kernel.cut(job, sequences, threads), kernel.room(job)
+    return tasks, room, kernel.shared(job, sequences)
+
+
+def cut_query_heads(job: Array, sequences: Value, threads: Value) -> Value:
+    """Cut the work by query heads, and those in parts of their queries; return how many tasks there are."""
     code = job.code
-    heads = sequences // job[words.SPAN] * job[words.HEADS if kernel.PER_HEAD else words.KEY_HEADS]
-    parts = code.value(1)
-    if kernel.PER_HEAD:
-        blocks = (job[words.QUERIES] + (QUERIES - 1)) // QUERIES
-        wanted = (threads * _TASKS_PER_THREAD + heads - 1) // heads
-        parts = code.least(blocks, code.largest(wanted, 1))
-    tasks, room = heads * parts, kernel.room(job)
-    job[words.PARTS], job[words.TASKS], job[words.ROOM] = parts, tasks, room
-    return tasks, room
+    heads = sequences // job[words.SPAN] * job[words.HEADS]
+    blocks = (job[words.QUERIES] + (QUERIES - 1)) // QUERIES
+    wanted = (threads * _TASKS_PER_THREAD + heads - 1) // heads
+    parts = code.least(blocks, code.largest(wanted, 1))
+    job[words.PARTS] = parts
+    return heads * parts
+
+
+def cut_key_heads(job: Array, sequences: Value, threads: Value) -> Value:
+    """Cut the work by key heads; return how many tasks there are."""
+    job[words.PARTS] = job.code.value(1)
+    return sequences // job[words.SPAN] * job[words.KEY_HEADS]
+
+
+def share_nothing(job: Array, sequences: Value) -> Value:
+    """Return the bytes of what tasks leave that write their results themselves."""
+    return job.code.value(0)
+
+
+def finish_nothing(code: Code, job: Array, sequences: Value) -> None:
+    """Write what is done when all such tasks are done."""
 
 
 def take_tasks(job: Array, kernel: Any) -> None:

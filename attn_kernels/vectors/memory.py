@@ -14,11 +14,11 @@ from ..compiler.language import FLOAT, Array, Code, Value, like, routine
 from ..compiler.processor import LANES
 
 _SHORT, _INT = ir.IntType(16), ir.IntType(32)
-_STORED = {"float32": FLOAT, "bfloat16": _SHORT, "float16": ir.HalfType()}
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+STORED = {"float32": FLOAT, "bfloat16": _SHORT, "float16": ir.HalfType()}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def _widened(kind: str, value: Value) -> Value:
+def widened(kind: str, value: Value) -> Value:
     """Return numbers of a kind as float32."""
     build, wide = value.code.builder, like(value.type, FLOAT)
     if kind == "bfloat16":
@@ -28,7 +28,7 @@ def _widened(kind: str, value: Value) -> Value:
 
 def _narrowed(kind: str, value: Value) -> Value:
     """Return numbers of float32 as another kind, rounded to the nearest, ties to even."""
-    code, stored = value.code, like(value.type, _STORED[kind])
+    code, stored = value.code, like(value.type, STORED[kind])
     if kind != "bfloat16":
         return value if kind == "float32" else Value(code, code.builder.fptrunc(value.ir, stored))
     bits = value.bits_as(like(value.type, _INT))
@@ -44,9 +44,9 @@ def copy(
     """Copy so many numbers, times a factor, from one kind to another; one of the two is float32."""
 
     def some(start: Value, factor: Value, lanes: int) -> None:
-        kind = _STORED[of] if lanes == 1 else ir.VectorType(_STORED[of], lanes)
-        value = _widened(of, code.load(source + _BYTES[of] * start, kind, align=2)) * factor
-        code.store(_narrowed(to, value), target + _BYTES[to] * start, align=2)
+        kind = STORED[of] if lanes == 1 else ir.VectorType(STORED[of], lanes)
+        value = widened(of, code.load(source + BYTES[of] * start, kind, align=2)) * factor
+        code.store(_narrowed(to, value), target + BYTES[to] * start, align=2)
 
     whole, factors = count // LANES * LANES, code.vector(factor, LANES)
     with code.loop(0, whole, LANES) as start:
@@ -75,7 +75,7 @@ def read_rows(
     for name, number in words.KINDS.items():
         with code.when(kind == number), code.loop(0, rows) as r:
             copy(
-                code, source + _BYTES[name] * r * stride, columns, factor, target + 4 * r * width, of=name, to="float32"
+                code, source + BYTES[name] * r * stride, columns, factor, target + 4 * r * width, of=name, to="float32"
             )
     with code.loop(0, rows) as r:
         fill(code, target + 4 * (r * width + columns), width - columns, 0.0)
@@ -95,3 +95,13 @@ def fill(code: Code, target: Value, count: Value, number: Value) -> None:
     array = Array(code, target)
     with code.loop(0, count) as i:
         array[i] = number
+
+
+@routine
+def add_row(code: Code, source: Value, count: Value, factor: Value, target: Value) -> None:
+    """Add numbers of float32 times a factor to others; so many that they fill registers."""
+    vector, factors = ir.VectorType(FLOAT, LANES), code.vector(factor, LANES)
+    with code.loop(0, 4 * count, 4 * LANES) as at:
+        code.store(
+            code.times_plus(code.load(source + at, vector), factors, code.load(target + at, vector)), target + at
+        )

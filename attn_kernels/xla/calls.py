@@ -17,10 +17,12 @@ from llvmlite import ir
 from .. import words
 from ..compiler import compiling
 from ..compiler.language import WORD, Array, Code, Value, function
+from ..decode import forward as flash_decode
 from ..flash import backward as flash_backward
 from ..flash import forward as flash_forward
 from ..flash.blocks import job_at
 from ..flash.sharing import divide, take_tasks
+from ..linear import few_rows as few_rows_kernel
 from .interface import (
     ARGUMENTS,
     ARRAY_DATA,
@@ -47,13 +49,25 @@ def backward() -> Any:
         return _compiled(flash_backward)
 
 
+def decode(dtype: str) -> Any:
+    """Return the function that XLA calls for attention of few queries forward, compiled for arrays of a dtype."""
+    with _COMPILING:
+        return _compiled(flash_decode, words.KINDS[dtype])
+
+
+def few_rows(dtype: str) -> Any:
+    """Return the function that XLA calls for the product of a few rows and a matrix, compiled for a dtype."""
+    with _COMPILING:
+        return _compiled(few_rows_kernel, words.KINDS[dtype])
+
+
 _COMPILING = threading.Lock()
 """Threads that begin together would each compile."""
 
 
 @functools.cache
-def _compiled(kernel: Any) -> Any:
-    module = compiling.module(kernel.NAME)
+def _compiled(kernel: Any, kind: int | None = None) -> Any:
+    module = compiling.module(kernel.NAME, None if kind is None else {words.KIND: kind})
     worker = function(module, f"{kernel.NAME}_task", [WORD], WORD)
     worker.linkage = "internal"
     _write_worker(Code(worker), kernel)
@@ -79,13 +93,13 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
         code.ret(xla.no_memory())
     sequences = _begin(frame, job, kernel.ARRAYS)
     threads = code.largest(xla.count_threads(), 1)
-    tasks, room = divide(job, kernel, sequences, threads)
+    tasks, room, shared = divide(job, kernel, sequences, threads)
     helpers = code.largest(code.least(threads, tasks) - 1, 0)
-    memory = code.call("malloc", room * (helpers + 1), returns=WORD)
+    memory = code.call("malloc", room * (helpers + 1) + shared, returns=WORD)
     with code.when(memory == 0):
         code.call("free", job)
         code.ret(xla.no_memory())
-    job[words.MEMORY] = memory
+    job[words.MEMORY], job[words.SHARED] = memory, memory + room * (helpers + 1)
     # One more than will look at it: this thread, which still waits for the others when it has worked on it.
     job[words.HOLDERS] = helpers + 2
     with code.loop(0, helpers), code.when(xla.schedule(code.address_of(worker), job)):
@@ -95,6 +109,7 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
     with code.repeat() as leave_if:
         leave_if(code.fetch_and_add(job.at(words.DONE), 0) >= tasks)
         code.call("sched_yield")
+    kernel.finish(code, job, sequences)
     code.call("free", memory)
     _release(job)
     code.ret(0)

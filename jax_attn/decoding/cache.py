@@ -22,6 +22,7 @@ from attn_bridge import validation
 from attn_bridge.masks import ArrayMask, Mask, as_mask, causal, full
 
 from .. import functional, implementations
+from ..operations import writing
 from . import running
 
 
@@ -209,8 +210,8 @@ class KeyValueCache:
             visible = lax.dynamic_update_slice_in_dim(visible, hidden, 0, 1)
         return dataclasses.replace(
             self,
-            key=lax.dynamic_update_slice_in_dim(self.key, key, first, 1),
-            value=lax.dynamic_update_slice_in_dim(self.value, value, first, 1),
+            key=writing.put(self.key, key, first),
+            value=writing.put(self.value, value, first),
             positions=lax.dynamic_update_slice_in_dim(self.positions, positions, first, 1),
             visible=visible,
             length=first + key.shape[1],
@@ -267,8 +268,11 @@ class KeyValueCache:
             visible, old_visible = hidden[:, new_numbers], hidden[:, old_numbers]
         held = (self.key, self.value, self.positions, old_visible)
         new = (key, value, positions, visible)
-        at = new_numbers[-slots:] % slots
-        written = [one.at[:, at].set(part[:, -slots:]) for one, part in zip(held, new, strict=True)]
+        if tokens == 1:
+            written = [writing.put(one, part, first % slots) for one, part in zip(held, new, strict=True)]
+        else:
+            at = new_numbers[-slots:] % slots
+            written = [writing.put_at(one, part[:, -slots:], at) for one, part in zip(held, new, strict=True)]
         key, value, positions, visible = written
         cache = KeyValueCache(key, value, positions, visible, length, self.capacity, self.rolling)
         if tokens == 1:

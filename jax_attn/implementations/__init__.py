@@ -22,8 +22,8 @@ __all__ = ["IMPLEMENTATIONS", "Call", "choose", "choose_with_sums", "explain", "
 IMPLEMENTATIONS: dict[str, ModuleType] = {
     "cudnn": cudnn,
     "tpu_flash": tpu_flash,
-    "few_queries": few_queries,
     "cpu_flash": cpu_flash,
+    "few_queries": few_queries,
     "blocked": blocked,
     "reference": reference,
 }

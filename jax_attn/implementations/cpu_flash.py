@@ -32,6 +32,10 @@ from .flash_primitives import PASSES, register
 __all__ = ["PASSES", "attend", "attend_with_lse", "register", "unavailable", "unprofitable", "unsupported"]
 
 
+MIN_BYTES = 2**20
+"""Bytes of keys and values from which it is picked for up to `words.FEW` queries: other calls begin faster."""
+
+
 def unavailable() -> str | None:
     """Return why this machine can't run it, None if it can; loads the kernels, which takes a second or two."""
     return _lacks() or _fails_to_load()
@@ -86,10 +90,19 @@ def unprofitable(call: Call) -> str | None:
     """Return why it isn't picked: few scores, or several devices that JAX shares a batch out to."""
     if jax.device_count() > 1 and not jax.sharding.get_abstract_mesh().manual_axes:
         return f"there are {jax.device_count()} devices, and JAX would not share it out; call it inside jax.shard_map"
+    if call.query.shape[1] <= words.FEW:
+        return _unprofitable_for_few(call)
     tasks, cores = call.key.shape[0] * call.key.shape[2], count_cores()
     if 2 * tasks < cores:
         return f"{tasks} key heads in all for {cores} cores: backward, each is one core's"
     return blocked.unprofitable(call) or _fails_to_load()
+
+
+def _unprofitable_for_few(call: Call) -> str | None:
+    """Return why it isn't picked for few queries, whose keys and values it reads once."""
+    if (call.key.size + call.value.size) * call.key.dtype.itemsize < MIN_BYTES:
+        return f"less than {MIN_BYTES} bytes of keys and values"
+    return _fails_to_load()
 
 
 def attend(call: Call) -> Float[Array, "B T H Dv"]:

@@ -171,8 +171,11 @@ def _operation(kind: str, results: Callable[..., list[Any]], by_blocks: Callable
         query = context.avals_in[0]
         if context.module_context.lowering_parameters.for_export or query.dtype.name not in words.KINDS:
             return lower_blocks(context, *arrays, **known)
-        _register(kind, name)
-        return jax.ffi.ffi_lowering(name)(context, *arrays, shape=_words(kind, context.avals_in, **known))
+        target = name
+        if kind == "forward" and query.shape[-3] <= words.FEW and "seed" not in known["names"]:
+            target = _decode_name(query.dtype.name)
+        register_target(target, _KERNELS[target])
+        return jax.ffi.ffi_lowering(target)(context, *arrays, shape=_words(kind, context.avals_in, **known))
 
     def batch(arrays: Any, axes: Any, **known: Any) -> Any:
         size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
@@ -190,23 +193,38 @@ _FORWARD = _operation("forward", _forward_results, _forward_by_blocks)
 _BACKWARD = _operation("backward", _backward_results, _backward_by_blocks)
 
 
+def _decode_name(dtype: str) -> str:
+    return f"attn_bridge_flash_decode_{dtype}"
+
+
+_KERNELS: dict[str, Callable[[Any], Any]] = {
+    _FORWARD.name: lambda xla: xla.forward(),
+    _BACKWARD.name: lambda xla: xla.backward(),
+    **{
+        _decode_name(dtype): functools.partial(lambda xla, dtype: xla.decode(dtype), dtype=dtype)
+        for dtype in words.KINDS
+    },
+}
+"""What XLA calls the kernels -> what compiles them."""
+
+
 def register() -> None:
     """Tell XLA of the kernels, which it else hears of when it compiles a call: for executables that are loaded."""
-    for kind, operation in (("forward", _FORWARD), ("backward", _BACKWARD)):
-        _register(kind, operation.name)
+    for name, compiled in _KERNELS.items():
+        register_target(name, compiled)
 
 
 _REGISTERED: set[str] = set()
 _REGISTERING = threading.Lock()  # XLA takes a name once, and programs may be compiled side by side
 
 
-def _register(kind: str, name: str) -> None:
-    """Compile a kernel, and tell XLA of it."""
+def register_target(name: str, compiled: Callable[[Any], Any]) -> None:
+    """Compile a kernel, by a function of `attn_kernels.xla.calls`, and tell XLA of it."""
     from attn_kernels.xla import calls as xla
 
     with _REGISTERING:
         if name not in _REGISTERED:
-            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(xla, kind)()), platform="cpu")
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(compiled(xla)), platform="cpu")
             _REGISTERED.add(name)
 
 

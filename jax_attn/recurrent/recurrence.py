@@ -267,21 +267,21 @@ def _delta_chunks(
     query: Array, key: Array, value: Array, log_decay: Array, beta: Array, state: Array, chunk_size: int
 ) -> tuple[Array, Array]:
     """Solve for what every token of a chunk writes, given what the others before it write, then step over chunks."""
-    tokens = value.shape[1]
-    query, key, value = (_cut(one, "b (n t) h c -> n b h t c", chunk_size) for one in (query, key, value))
-    log_decay, beta = (_cut(one, "b (n t) h -> n b h t", chunk_size) for one in (log_decay, beta))
+    batch, tokens = value.shape[:2]
+    query, key, value = (_cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
+    log_decay, beta = (_cut(one, "b (n t) h -> n (b h) t", chunk_size) for one in (log_decay, beta))
     decay = _decay_between(log_decay)
-    since_start = jnp.exp(log_decay.cumsum(-1))[..., None]
-    beta = beta[..., None]
-    overlap = beta * einsum(key, key, "n b h t c, n b h s c -> n b h t s") * decay
-    right = jnp.concatenate([beta * value, beta * since_start * key], -1)
-    solved = _solve(jnp.tril(overlap, -1), right)
-    written, erased = solved[..., : value.shape[-1]], solved[..., value.shape[-1] :]
-    inside = einsum(query, key, "n b h t c, n b h s c -> n b h t s") * decay
-    until_end = rearrange(decay[..., -1, :], "n b h s -> n b h s 1")
+    since_start = jnp.exp(log_decay.cumsum(-1))
+    overlap = beta[..., None] * (key @ key.mT) * decay
+    solved = _inverse(overlap) * beta[..., None, :]
+    written, erased = solved @ value, (solved * since_start[..., None, :]) @ key
+    inside = (query @ key.mT) * decay
+    until_end = decay[..., -1, :, None]
+    since_start = since_start[..., None]
     sequences = (query * since_start, key * until_end, written, erased, inside, since_start[..., -1:, :])
-    state, context = _scan(_delta_chunk, state, sequences)
-    return rearrange(context, "n b h t v -> b (n t) h v")[:, :tokens], state
+    state, context = _scan(_delta_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
+    state = rearrange(state, "(b h) c v -> b h c v", b=batch)
+    return rearrange(context, "n (b h) t v -> b (n t) h v", b=batch)[:, :tokens], state
 
 
 def _delta_chunk(state: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
@@ -291,20 +291,23 @@ def _delta_chunk(state: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
     return state * decay + key.mT @ new, context
 
 
-def _solve(below: Array, right: Array) -> Array:
-    """Solve ``(1 + below) x = right``; `below` ``(..., T, T)`` has nothing on its diagonal nor above.
+@jax.custom_jvp
+def _inverse(matrix: Array) -> Array:
+    """Return the inverse of ``1 + below``, where `below` is what a matrix ``(..., T, T)`` has below its diagonal.
 
     By products alone: of LAPACK's solvers that XLA calls, two at once can wait for each other's threads for ever
     (jaxlib 0.10 on two cores).
     """
-    inverse = jax.lax.stop_gradient(_inverse(below))
-    solved: Array = jax.lax.custom_linear_solve(
-        lambda x: x + below @ x, right, lambda _, r: inverse @ r, lambda _, r: inverse.mT @ r
-    )
-    return solved
+    return _inverse_by_halves(jnp.tril(matrix, -1))
 
 
-def _inverse(below: Array) -> Array:
+@_inverse.defjvp
+def _inverse_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    inverse = _inverse(*primals)
+    return inverse, -inverse @ (jnp.tril(tangents[0], -1) @ inverse)
+
+
+def _inverse_by_halves(below: Array) -> Array:
     """Return the inverse of ``1 + below``: of small blocks row by row, then of ever larger ones by those of halves."""
     size = below.shape[-1]
     width = min(BLOCK, size)
@@ -344,12 +347,13 @@ def _linear_token(state: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
 
 
 def _linear_chunks(query: Array, key: Array, value: Array, state: Array, chunk_size: int) -> tuple[Array, Array]:
-    tokens = value.shape[1]
-    query, key, value = (_cut(one, "b (n t) h c -> n b h t c", chunk_size) for one in (query, key, value))
-    inside = einsum(query, key, "n b h t c, n b h s c -> n b h t s")
-    inside = jnp.tril(inside)
-    state, context = _scan(_linear_chunk, state, (query, key, value, inside))
-    return rearrange(context, "n b h t v -> b (n t) h v")[:, :tokens], state
+    batch, tokens = value.shape[:2]
+    query, key, value = (_cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
+    inside = query @ key.mT
+    sequences = (query, key, value, jnp.tril(inside))
+    state, context = _scan(_linear_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
+    state = rearrange(state, "(b h) c v -> b h c v", b=batch)
+    return rearrange(context, "n (b h) t v -> b (n t) h v", b=batch)[:, :tokens], state
 
 
 def _linear_chunk(state: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:

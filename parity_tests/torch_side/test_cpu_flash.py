@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -19,6 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_attn
 from attn_bridge import masks
+from attn_bridge.specs import GroupedQueryAttentionConfig
+from attn_kernels import words
 from parity_tests.support.attention_calls import draw, operands, some
 from torch_attn import functional
 from torch_attn.implementations import cpu_flash, sdpa, unavailable
@@ -424,7 +427,9 @@ def test_it_is_left_out_where_others_are_as_fast(monkeypatch):
     monkeypatch.setattr(cpu_flash, "MIN_PRODUCTS", 0)
     assert reason(queries=140, keys=140) is None
     assert reason(queries=100, keys=140) == f"fewer scores per head than {cpu_flash.MIN_SCORES}"
-    assert reason(queries=4, keys=9000) == f"fewer than {cpu_flash.MIN_QUERIES} queries"
+    assert reason(queries=17, keys=9000) == f"fewer than {cpu_flash.MIN_QUERIES} queries"
+    assert reason(queries=4, keys=9000, width=32) is None
+    assert reason(queries=4, keys=300) == f"less than {cpu_flash.MIN_BYTES} bytes of keys and values"
     with sdpa_kernel(SDPBackend.MATH):
         assert reason(queries=140, keys=140).startswith("fused attention is switched off")
     monkeypatch.setattr(sdpa, "FAST_ON_CPU", (torch.float32, torch.bfloat16))
@@ -455,3 +460,43 @@ def test_a_key_of_nan_that_is_masked_stays_hidden():
         torch.testing.assert_close(
             attend(query, bad, value, mask=mask), attend(query, key, value, mask=mask), rtol=0.0, atol=0.0
         )
+
+
+# ---- few queries
+
+
+def test_a_cache_is_read_where_it_lies(monkeypatch):
+    """Of several slots, fewer than there is room for, and of one head of latents, whatever its type."""
+    calls = importlib.import_module("attn_kernels.direct.calls")
+    seen, run = [], calls.run
+    monkeypatch.setattr(calls, "run", lambda kind, told, addresses, *rest: seen.append((kind, addresses)) or run(
+        kind, told, addresses, *rest))  # fmt: skip
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        config = GroupedQueryAttentionConfig(64, 4, 2, 128)
+        module = torch_attn.GroupedQueryAttention(config, dtype=dtype).eval()
+        cache = module.init_cache(2, 1100)
+        x = torch.randn(2, 1003, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
+        with torch.no_grad():
+            want = module(x)[:, 1000:]
+            _, cache = module(x[:, :1000], cache=cache)
+            seen.clear()
+            found, cache = module(x[:, 1000:], cache=cache)
+        assert [kind for kind, _ in seen] == ["decode"]
+        assert (seen[0][1][words.KEY], seen[0][1][words.VALUE]) == (cache.key.data_ptr(), cache.value.data_ptr())
+        assert_close(found.double(), want.double(), 1e-5 if dtype == torch.float32 else 0.02)
+
+
+def test_few_queries_whose_gradient_may_be_asked_for_are_left_to_others():
+    inputs = [one.requires_grad_() for one in tensors(queries=4, keys=9000, width=32)]
+    assert functional.explain(*inputs)["cpu_flash"] == "few queries whose gradient may be asked for"
+    with torch.no_grad():
+        assert functional.explain(*inputs)["cpu_flash"] is None
+
+
+def test_few_queries_of_eight_threads_do_not_disturb_each_other():
+    inputs = [tensors(queries=3, keys=900, width=64, seed=seed) for seed in range(8)]
+    want = [attend(*one) for one in inputs]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: attend(*inputs[n % 8]), range(80)))
+    for n, got in enumerate(found):
+        torch.testing.assert_close(got, want[n % 8], rtol=0.0, atol=0.0)

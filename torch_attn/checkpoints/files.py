@@ -13,6 +13,7 @@ from typing import Any, Self
 from torch import nn
 
 from attn_bridge.checkpoints import configs, modules
+from attn_bridge.checkpoints.hub import publishing, reading
 
 from .undrawn import give_memory, undrawn
 
@@ -74,18 +75,33 @@ class Pretrained:
     config: Any
 
     @classmethod
-    def from_pretrained(cls, folder: PathLike, **keywords: Any) -> Self:
+    def from_pretrained(
+        cls,
+        folder: PathLike,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: PathLike | None = None,
+        local_files_only: bool = False,
+        **keywords: Any,
+    ) -> Self:
         """Return the model of a folder, in eval mode: one of ours, or one of `transformers` of the same kind.
 
         Args:
-            folder: the folder; the id of a model on the Hugging Face hub is downloaded.
+            folder: the folder; the id of a model on the Hugging Face hub, ``org/name``, is downloaded.
+            revision: branch, tag or commit of the hub's repository; None is its main branch.
+            token: of the hub; None is the one that is logged in with, False none at all.
+            cache_dir: where downloads are kept; None is the hub's own cache.
+            local_files_only: take what the cache holds, and ask no hub.
             **keywords: of the constructor; parameters take the dtypes of the files.
 
         Raises:
             CheckpointError: (a ValueError) no such folder, no config, another model, or malformed files.
             WeightsMismatchError: (a ValueError) missing, unexpected and misshapen names, all of them.
         """
-        path = modules.find_folder(folder if isinstance(folder, str) else Path(folder))
+        path = reading.find_folder(
+            folder, revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only
+        )
         config = configs.read_config(cls.__name__, path)
         device = keywords.pop("device", None)
         with undrawn():
@@ -105,3 +121,47 @@ class Pretrained:
         module: Any = self
         config = configs.own_config(type(self).__name__, self.config)
         modules.save("torch", module, Path(folder), "torch", "safetensors", None, overwrite, config)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        report: Any = None,
+        license: str | None = None,
+        commit_message: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        create_pr: bool = False,
+    ) -> publishing.Published:
+        """Send what `save_pretrained` writes to the Hugging Face hub, as one commit, with a model card.
+
+        A push that was cut off is made again: files that the hub has got are not sent twice.
+
+        Args:
+            repo_id: ``name`` or ``org/name``; it is made where there is none.
+            report: what `parity.compare`, `check_model`, `check` or `train` returned, its data or its JSON file, which
+                the card shows and which is kept beside it.
+            license: identifier of the weights' licence for a new card, such as ``apache-2.0``.
+            commit_message: first line of the commit.
+            revision: a branch, made where there is none; None is the main one.
+            private: whether a repository that is made is private; None is the owner's default.
+            token: of the hub; None is the one that is logged in with.
+            create_pr: open a pull request instead.
+
+        Raises:
+            CheckpointError: (a ValueError) the hub refuses.
+            ValueError: an argument is wrong.
+        """
+        return publishing.push_model(
+            "torch",
+            self,
+            repo_id,
+            report=report,
+            license=license,
+            commit_message=commit_message,
+            revision=revision,
+            private=private,
+            token=token,
+            create_pr=create_pr,
+        )

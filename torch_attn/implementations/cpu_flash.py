@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import math
 import sys
 from typing import Any
 
@@ -33,6 +34,10 @@ MIN_PRODUCTS = 2**26
 
 MIN_QUERIES = 32
 """Queries from which it is picked: it goes through the keys with 64 of them, whether they are there or not."""
+
+
+MIN_BYTES = 2**20
+"""Bytes of keys and values from which it is picked for up to `words.FEW` queries: other calls begin faster."""
 
 
 def unavailable() -> str | None:
@@ -95,6 +100,8 @@ def _refuses(call: Call, mask: Mask) -> str | None:
 def unprofitable(call: Call) -> str | None:
     """Return why it isn't picked: few scores, few heads for many threads, or something of torch that is faster."""
     queries, keys = call.scores_shape[2:]
+    if _is_surely(queries <= words.FEW):
+        return _unprofitable_for_few(call)
     if _is_surely(queries < MIN_QUERIES):
         return f"fewer than {MIN_QUERIES} queries"
     if _is_surely(queries * keys < MIN_SCORES):
@@ -108,9 +115,20 @@ def unprofitable(call: Call) -> str | None:
         batch, heads = call.scores_shape[:2]
         if _is_surely(batch * heads * queries * keys * (call.query.shape[3] + call.value.shape[3]) < MIN_PRODUCTS):
             return f"fewer products than {MIN_PRODUCTS}"
-    if not _here("fused attention"):
-        return "fused attention is switched off (torch.nn.attention.sdpa_kernel)"
-    return _here("fails to load")
+    return _is_off() or _here("fails to load")
+
+
+def _unprofitable_for_few(call: Call) -> str | None:
+    """Return why it isn't picked for few queries, whose keys and values it reads once."""
+    if torch.is_grad_enabled() and any(one.requires_grad for one in (call.query, call.key, call.value)):
+        return "few queries whose gradient may be asked for"
+    if _is_surely(sum(math.prod(one.shape) for one in (call.key, call.value)) * call.key.itemsize < MIN_BYTES):
+        return f"less than {MIN_BYTES} bytes of keys and values"
+    return _is_off() or _here("fails to load")
+
+
+def _is_off() -> str | None:
+    return None if _here("fused attention") else "fused attention is switched off (torch.nn.attention.sdpa_kernel)"
 
 
 def attend(call: Call) -> Float[Tensor, "B T H Dv"]:

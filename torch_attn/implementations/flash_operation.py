@@ -75,8 +75,18 @@ def attention(
         dropout: rate at which weights are dropped.
     """
     others = (bias, sinks, mask, query_ids, key_ids, seed, kept, bounds)
-    found: tuple[Tensor, Tensor, Tensor] = _chosen("flash_forward")(query, key, value, *others, scale, softcap, dropout)
+    forward = _forward if _is_plain(query, key, value, bias, sinks) else _chosen("flash_forward")
+    found: tuple[Tensor, Tensor, Tensor] = forward(query, key, value, *others, scale, softcap, dropout)
     return found
+
+
+def _is_plain(*arrays: Tensor | None) -> bool:
+    """Return whether nobody follows what is computed: going through torch would take longer than a short call."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in arrays):
+        return False
+    return not torch._C._len_torch_dispatch_stack()
 
 
 # ---- on this processor
@@ -84,7 +94,9 @@ def attention(
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     results = _forward_results(query, key, value)
-    _run("forward", (query, key, value), rest[: len(_OTHERS)], rest[-3:], zip(_FORWARD, results, strict=True))
+    seed, kept = rest[5:7]
+    kind = "decode" if query.shape[1] <= words.FEW and seed is kept is None else "forward"
+    _run(kind, (query, key, value), rest[: len(_OTHERS)], rest[-3:], zip(_FORWARD, results, strict=True))
     return results
 
 
@@ -133,6 +145,11 @@ def _run(
     if "query_ids" in given:
         given["query_ids"], given["key_ids"] = _in_32_bits(given["query_ids"], given["key_ids"])
     scale, softcap, dropout = options
+    strides = None
+    if kind == "decode":  # a cache is read where it lies
+        inputs = [query, *(one if one.stride(-1) == 1 else one.contiguous() for one in inputs[1:])]
+        of_keys, of_values = (tuple(one.stride()[:3]) for one in inputs[1:])
+        strides = of_keys, of_values
     shapes: list[tuple[int, ...]] = [tuple(one.shape) for one in inputs]
     told = describe(
         str(query.dtype).removeprefix("torch."),
@@ -146,12 +163,14 @@ def _run(
         batch=sequences if seed is None else sequences // seed.shape[0],
         bounded=bounds is not None,
         differentiates_bias=asks,
+        strides=strides,
     )
     arrays = dict(zip((words.QUERY, words.KEY, words.VALUE), inputs, strict=True))
     arrays |= {words.OPTIONAL[name][1]: one for name, one in given.items()} | dict(more)
     if bounds is not None:
         arrays[words.BOUNDS] = bounds
-    arrays = {word: one.contiguous() for word, one in arrays.items()}
+    placed = (words.KEY, words.VALUE) if kind == "decode" else ()
+    arrays = {word: one if word in placed else one.contiguous() for word, one in arrays.items()}
     calls = importlib.import_module("attn_kernels.direct.calls")
     addresses = {word: one.data_ptr() for word, one in arrays.items()}
     calls.run(kind, told, addresses, sequences, torch.get_num_threads())

@@ -265,28 +265,34 @@ def _delta_chunks(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, chunk_size: int
 ) -> tuple[Tensor, Tensor]:
     """Solve for what every token of a chunk writes, given what the others before it write, then step over chunks."""
-    tokens = value.shape[1]
-    query, key, value = (_cut(one, "b (n t) h c -> n b h t c", chunk_size) for one in (query, key, value))
-    log_decay, beta = (_cut(one, "b (n t) h -> n b h t", chunk_size) for one in (log_decay, beta))
+    batch, tokens = value.shape[:2]
+    query, key, value = (_cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
+    log_decay, beta = (_cut(one, "b (n t) h -> n (b h) t", chunk_size) for one in (log_decay, beta))
     decay = _decay_between(log_decay)
-    since_start = torch.exp(log_decay.cumsum(-1))[..., None]
-    beta = beta[..., None]
-    overlap = beta * einsum(key, key, "n b h t c, n b h s c -> n b h t s") * decay
-    right = torch.cat([beta * value, beta * since_start * key], -1)
-    solved = torch.linalg.solve_triangular(overlap, right, upper=False, unitriangular=True)
-    written, erased = solved[..., : value.shape[-1]], solved[..., value.shape[-1] :]
-    inside = einsum(query, key, "n b h t c, n b h s c -> n b h t s") * decay
-    until_end = rearrange(decay[..., -1, :], "n b h s -> n b h s 1")
+    since_start = torch.exp(log_decay.cumsum(-1))
+    overlap = beta[..., None] * (key @ key.mT) * decay
+    solved = _inverse(overlap) * beta[..., None, :]
+    written, erased = solved @ value, (solved * since_start[..., None, :]) @ key
+    inside = (query @ key.mT) * decay
+    until_end = decay[..., -1, :, None]
+    since_start = since_start[..., None]
     sequences = (query * since_start, key * until_end, written, erased, inside, since_start[..., -1:, :])
-    state, context = _scan(_delta_chunk, state, sequences)
-    return rearrange(context, "n b h t v -> b (n t) h v")[:, :tokens], state
+    state, context = _scan(_delta_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
+    state = rearrange(state, "(b h) c v -> b h c v", b=batch)
+    return rearrange(context, "n (b h) t v -> b (n t) h v", b=batch)[:, :tokens], state
 
 
 def _delta_chunk(state: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     query, key, written, erased, inside, decay = now
-    new = written - erased @ state
-    context = query @ state + inside @ new
-    return state * decay + key.mT @ new, context
+    new = torch.baddbmm(written, erased, state, alpha=-1)
+    context = torch.baddbmm(query @ state, inside, new)
+    return torch.baddbmm(state * decay, key.mT, new), context
+
+
+def _inverse(matrix: Tensor) -> Tensor:
+    """Return the inverse of ``1 + below``, where `below` is what a matrix ``(..., T, T)`` has below its diagonal."""
+    unit = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    return torch.linalg.solve_triangular(matrix, unit.expand_as(matrix), upper=False, unitriangular=True)
 
 
 def _linear_tokens(query: Tensor, key: Tensor, value: Tensor, state: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
@@ -302,18 +308,19 @@ def _linear_token(state: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tenso
 
 
 def _linear_chunks(query: Tensor, key: Tensor, value: Tensor, state: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
-    tokens = value.shape[1]
-    query, key, value = (_cut(one, "b (n t) h c -> n b h t c", chunk_size) for one in (query, key, value))
-    inside = einsum(query, key, "n b h t c, n b h s c -> n b h t s")
-    inside = torch.tril(inside)
-    state, context = _scan(_linear_chunk, state, (query, key, value, inside))
-    return rearrange(context, "n b h t v -> b (n t) h v")[:, :tokens], state
+    batch, tokens = value.shape[:2]
+    query, key, value = (_cut(one, "b (n t) h c -> n (b h) t c", chunk_size) for one in (query, key, value))
+    inside = query @ key.mT
+    sequences = (query, key, value, torch.tril(inside))
+    state, context = _scan(_linear_chunk, rearrange(state, "b h c v -> (b h) c v"), sequences)
+    state = rearrange(state, "(b h) c v -> b h c v", b=batch)
+    return rearrange(context, "n (b h) t v -> b (n t) h v", b=batch)[:, :tokens], state
 
 
 def _linear_chunk(state: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     query, key, value, inside = now
-    context = query @ state + inside @ value
-    return state + key.mT @ value, context
+    context = torch.baddbmm(query @ state, inside, value)
+    return torch.baddbmm(state, key.mT, value), context
 
 
 def _scan(step: Callable[..., tuple[Tensor, Tensor]], state: Tensor, sequences: Any) -> tuple[Tensor, Tensor]:
@@ -330,7 +337,7 @@ def _cut(array: Tensor, pattern: str, chunk_size: int) -> Tensor:
     tokens = array.shape[1]
     size = min(chunk_size, tokens)
     filled = torch.nn.functional.pad(array, (0, 0) * (array.ndim - 2) + (0, -tokens % size))
-    return rearrange(filled, pattern, t=size)
+    return rearrange(filled, pattern, t=size).contiguous()  # once, not in each product
 
 
 def _decay_between(log_decay: Tensor) -> Tensor:

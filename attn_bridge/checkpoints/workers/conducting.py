@@ -14,7 +14,7 @@ from ..containers.base import CheckpointError, DiskFullError
 from ..containers.remote import is_remote
 from ..execution import Progress, Result
 from ..planning.plans import Plan
-from ..planning.tasks import cut, share, size_of
+from ..planning.tasks import cut, share, shares, size_of
 from ..requests import Prepared, Request
 from .finishing import check_source, finish, published
 from .jobs import Job
@@ -96,6 +96,11 @@ def chosen(
     if not containers.writer_class(prepared.format).random_access:
         return None
     count = usual(prepared.plan) if workers is None else workers
+    most = 8 * max(8, copying.cores())
+    if count > most and not is_elsewhere:
+        raise CheckpointError(
+            f"workers ({count}): this machine starts {most} at most; for more, see --worker and --ray"
+        )
     job = job_of(prepared, count, task_bytes, max_memory if count != 1 or task_bytes is not None else None)
     if count > 1 or is_elsewhere or task_bytes is not None or is_remote(prepared.target):
         return job
@@ -146,7 +151,9 @@ def run(
         with _leftovers(place, job):
             place.begin(job, anew=not known)
             place.replace(job)
-            helpers = start(request, prepared, job, token, range(1 if works_itself else 0, job.workers), advance)
+            busy = [index for index, mine in enumerate(shares(tasks, job.workers)) if mine]
+            others = [index for index in busy if index or not works_itself]
+            helpers = start(request, prepared, job, token, others, advance)
             try:
                 check_source(prepared, job.task_bytes)
                 if works_itself:
@@ -187,10 +194,18 @@ def _leftovers(place: Place, job: Job) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, DiskFullError) or not place.entries(job.plan):
+        if isinstance(error, DiskFullError) or _is_empty(place, job):
             place.clear()
             raise
         if isinstance(error, CheckpointError):
             raise CheckpointError(f"{error}; {place.leftover}") from None
         error.add_note(place.leftover)
         raise
+
+
+def _is_empty(place: Place, job: Job) -> bool:
+    """Tell whether there is nothing to go on from, as far as can be asked."""
+    try:
+        return not place.entries(job.plan)
+    except CheckpointError:  # a store that doesn't answer
+        return False

@@ -11,7 +11,6 @@ import errno
 import json
 import mmap
 import os
-import shlex
 import shutil
 import threading
 import time
@@ -20,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
+from ...printable import shell_word
 from .. import containers, manifest, staging
 from ..containers.base import CheckpointError, Reader, TensorInfo, Writer
 from ..containers.files import reason, unwritable
@@ -34,10 +34,12 @@ class Place(abc.ABC):
     Attributes:
         shown: its name in messages.
         leftover: how what is left of a failed run is gone on from or removed, in words.
+        removal: the end of that, how it is removed.
     """
 
     shown: str
     leftover: str
+    removal: str
 
     checks_itself: ClassVar[bool] = False
     """Whether what is written is held against what the place has as it is written, so that nothing is read back."""
@@ -146,10 +148,8 @@ class LocalPlace(Place):
         self.folder = target.parent / f".{target.name}.partial"
         self.payload = self.folder / "payload"
         self.shown = str(self.folder)
-        self.leftover = (
-            f"{self.folder} holds what was written: --resume goes on from it, "
-            f"rm -r {shlex.quote(str(self.folder))} removes it"
-        )
+        self.removal = f"rm -r {shell_word(self.folder)} removes it"
+        self.leftover = f"{self.folder} holds what was written: --resume goes on from it, {self.removal}"
         self._journal = self.folder / "journals" / f"{uuid.uuid4().hex}.jsonl"
         self._lock: BinaryIO | None = None
         self._files = _Files(self.payload)

@@ -23,7 +23,7 @@ from .jobs import Job
 from .process import end_with, report, write_share
 from .working import Advance
 
-FRAMEWORKS = ("torch", "jax", "ray")
+THREADED = ("torch", "jax", "ray", "tensorstore")
 """What has threads of its own: a process that has imported one is not forked."""
 
 
@@ -76,7 +76,8 @@ class Processes:
                 self._children.append(Fork(work, self._children))
                 continue
             asked = {"request": dataclasses.asdict(request), "job": dataclasses.asdict(job), "run": run, "index": index}
-            child = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            # In a group of its own, an interrupt from the keyboard doesn't meet it while it imports.
+            child = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
             self._children.append(child)
             assert child.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it has ended already, and says why
@@ -92,7 +93,7 @@ class Processes:
     @staticmethod
     def may_fork() -> bool:
         """Tell whether this process can be forked, which starts others in no time: it has no threads."""
-        alone = threading.active_count() == 1 and not any(name in sys.modules for name in FRAMEWORKS)
+        alone = threading.active_count() == 1 and not any(name in sys.modules for name in THREADED)
         return alone and sys.platform.startswith("linux")
 
     def _listen(self, child: Child, index: int, count: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from .. import containers, staging
 from ..containers.base import CheckpointError
@@ -67,7 +68,8 @@ def worker(prepared: Prepared, job: Job, index: int, resume: bool, overwrite: bo
         _agree(place, job, index, resume)
         if not place.was_published():
             place.check_free(overwrite)
-            work(prepared, place, mine, job.task_bytes, job.plan, token, advance)
+            with _kept(place):
+                work(prepared, place, mine, job.task_bytes, job.plan, token, advance)
             left = missing(job, tasks, place.entries(job.plan))
             if left:
                 return Worked(None, tuple(left))
@@ -129,9 +131,22 @@ def _agree(place: Place, job: Job, index: int, resume: bool) -> None:
         said = f"worker {index}/{job.workers}: {place.shown} is of a conversion {difference}"
         if here.plan != job.plan or not resume:
             more = "" if here.plan != job.plan else "; --resume goes on with these once none of those is left"
-            raise CheckpointError(f"{said}{more}; {place.leftover.partition(', ')[2]}")
+            raise CheckpointError(f"{said}{more}; {place.removal}")
         if place.replace_if_alone(job):
             return
         if time.monotonic() > deadline:
             raise CheckpointError(f"{said}, which are still at work")
         time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def _kept(place: Place) -> Iterator[None]:
+    """Say what a worker that fails leaves, which others need."""
+    said = f"{place.shown} is kept: the same command goes on from it, {place.removal}"
+    try:
+        yield
+    except CheckpointError as error:
+        raise type(error)(f"{error}; {said}") from None
+    except BaseException as error:
+        error.add_note(said)
+        raise

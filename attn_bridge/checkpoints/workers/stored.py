@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import shlex
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
+from ...printable import shell_word
 from .. import configs, containers, manifest, staging
 from ..containers import UNFINISHED
 from ..containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
@@ -51,8 +51,9 @@ class StoredPlace(Place):
         parent = self._path.key.rpartition("/")[0]
         self._folder = f"{parent}/.{target.name}.partial"
         self.shown = f"{target.parent}/.{target.name}.partial"
-        remove = f"aws s3 rm --recursive {shlex.quote(self.shown)}" if self._path.protocol == "s3" else "deleting it"
-        self.leftover = f"{self.shown} holds what was written: --resume goes on from it, {remove} removes it"
+        remove = f"aws s3 rm --recursive {shell_word(self.shown)}" if self._path.protocol == "s3" else "deleting it"
+        self.removal = f"{remove} removes it"
+        self.leftover = f"{self.shown} holds what was written: --resume goes on from it, {self.removal}"
         self._own = uuid.uuid4().hex
         self._plan = ""
         self._waiting: list[tuple[int, Entry]] = []

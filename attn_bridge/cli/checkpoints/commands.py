@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ...printable import printable
 from ..output import write_json
 from . import tasks
 from .options import (
@@ -144,7 +145,7 @@ def convert(
         console.print(f"{result.resumed} tensors were there from before", markup=False)
     if result.restart_reason:
         console.print(f"restarted: {result.restart_reason}", markup=False, soft_wrap=True)
-    console.print(summary(planned, f"wrote {target}:"), markup=False, soft_wrap=True)
+    console.print(summary(planned, f"wrote {printable(target, 4096)}:"), markup=False, soft_wrap=True)
     return 0
 
 

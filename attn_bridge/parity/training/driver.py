@@ -15,6 +15,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,13 @@ from ..compare.sides.dropout_masks import Masks, differences
 from ..compare.sides.dtypes import is_float, numpy_dtype, wide
 from ..compare.sides.subject import Arguments, Arrays, CannotPromoteError, ModuleFailedError
 from ..interrupts import orderly_interrupts
+from ..rendering import files
 from ..settings.precision import record
 from ..settings.precision import strict as pinned
 from . import arguments, free_runs
 from .free_runs import cast
 from .judging import Judge
+from .live import LivePage
 from .optimizers import optimizers_of
 from .report import FirstDifference, TrainingReport
 from .stepping import State, Step
@@ -55,6 +58,7 @@ def train(
     rules: Rules | Iterable[Rule] | None = None,
     strict: bool = True,
     progress: Progress | None = None,
+    html: str | Path | None = None,
 ) -> TrainingReport:
     """Train a torch and a Flax module on the same data with the same dropout masks, and judge whether they train alike.
 
@@ -79,25 +83,30 @@ def train(
         rules: which parameter is which; by default it is proposed from names, classes and shapes.
         strict: pin every precision switch for the time of the training.
         progress: called with what is done, how much of it, and how much there is.
+        html: file for a page that shows losses and the difference of each tensor; it is written anew while this
+            trains, and reloads itself in a browser. The last one is the report's.
 
     Returns:
         The report; ``report.raise_for_mismatch()`` raises unless the verdict is ``equal``.
 
     Raises:
         TypeError: not one module of each framework.
-        ValueError: an argument is wrong, or the modules can't be run or paired.
+        ValueError: an argument is wrong, the modules can't be run or paired, or the page can't be written.
     """
     started = time.perf_counter()
+    live = LivePage(files.checked(html))
     arguments.check_modules(torch_module, flax_module)
     batches = arguments.batches_of(data, loss)
     arguments.check(steps, optimizer, loss, lr, seed, dropout, dtype)
     with orderly_interrupts(), np.errstate(all="ignore"), pinned() if strict else contextlib.nullcontext():
         training = _Training(
-            torch_module, flax_module, batches, steps, optimizer, dropout, loss, lr, seed, dtype, rules, progress
+            torch_module, flax_module, batches, steps, optimizer, dropout, loss, lr, seed, dtype, rules, progress, live
         )
         with few_threads(training.pair):
             report = training.run()
-    return dataclasses.replace(report, seconds=time.perf_counter() - started)
+    report = dataclasses.replace(report, seconds=time.perf_counter() - started)
+    live.end(report)
+    return report
 
 
 class _Training:
@@ -115,6 +124,7 @@ class _Training:
         dtype: str | None,
         rules: Any,
         progress: Progress | None,
+        live: LivePage,
     ):
         self.pair: Pair = prepare(torch_module, flax_module, batches[0][0], rules=rules)
         self.pairing = self.pair.pairing
@@ -148,6 +158,7 @@ class _Training:
         self.dropped = dropout is not False
         self.foreign = ""
         self.unclear = ""
+        self.live = live
 
     # ---- running
 
@@ -173,6 +184,7 @@ class _Training:
             for one, two in free_runs.pairs_of(runs):
                 apart = free_runs.distance(self.pairing, runs[one], runs[two])
                 growth.setdefault(f"{one} and {two}", []).append(apart)
+            self.live.show(lambda: self._so_far(growth))
         return self._report(growth)
 
     def _step(self, step: int, given: Arguments, targets: Any) -> None:
@@ -238,6 +250,25 @@ class _Training:
         trained = self.runs["flax"].trainer.trainable
         return {name: one for name, one in found.items() if name in trained}
 
+    def _so_far(self, growth: dict[str, list[float]]) -> TrainingReport:
+        """Return what is known while it trains; whether the two are equal is not."""
+        return TrainingReport(
+            verdict="inconclusive",
+            first_difference=self.judge.first,
+            tensors=[],
+            losses={name: run.losses for name, run in self.runs.items()},
+            growth=growth,
+            synchronised=self.judge.synchronised,
+            settings=self.settings,
+            notes=self.judge.notes,
+            message="",
+            steps=self.steps,
+            dtype=self.dtype,
+            divergence=self.judge.divergence,
+            torch_name=self.pair.first.name,
+            flax_name=self.pair.second.name,
+        )
+
     def _report(self, growth: dict[str, list[float]]) -> TrainingReport:
         tensors, first = self.judge.verdicts(), self.judge.first
         losses = {name: run.losses for name, run in self.runs.items()}
@@ -277,6 +308,7 @@ class _Training:
             dtype=self.dtype,
             pairing=self.pairing.rows(),
             environment=record(),
+            divergence=self.judge.divergence,
             torch_name=self.pair.first.name,
             flax_name=self.pair.second.name,
         )

@@ -58,6 +58,11 @@ class Judge:
         """Judge weights and optimizer state after an update, all made of the same gradients from the weights before."""
         self._judge(step, {key: self._named_update(key[0], before[key[0]], *one) for key, one in runs.items()})
 
+    @property
+    def divergence(self) -> dict[str, list[float]]:
+        """Tensor -> difference per step; see `TrainingReport`."""
+        return {name: [one.meaning or 0.0 for one in found] for name, found in self._measures.items()}
+
     def verdicts(self) -> list[TensorVerdict]:
         """Return the verdict on every tensor over all steps."""
         return [self._decide(name, found) for name, found in self._measures.items()]

@@ -47,6 +47,8 @@ class TrainingReport:
         growth: pair of runs -> distance of their weights after each step, relative to the weights.
         synchronised: tensor kind -> largest difference per step between the sides that start from the same numbers,
             relative to the largest value of the kind, in float64.
+        divergence: tensor -> largest difference per step between the sides that start from the same numbers, relative
+            to the largest value of its kind, in float64.
         settings: how optimizers and dropout of the two sides were reconciled.
         notes: what a reader has to know.
         message: what is missing, when the verdict is inconclusive; where drift is to blame, what drifts.
@@ -73,6 +75,7 @@ class TrainingReport:
     pairing: list[Pair] = dataclasses.field(default_factory=list)
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
+    divergence: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     torch_name: str = ""
     flax_name: str = ""
 
@@ -129,3 +132,9 @@ class TrainingReport:
         from ..rendering.json import as_json
 
         return as_json(self, path)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return the report as one self-contained HTML page, and write it to `path` if one is given."""
+        from ..rendering.html.training import as_html
+
+        return as_html(self, path)

@@ -28,6 +28,7 @@ from attn_bridge.checkpoints.containers.safetensors import SafetensorsWriter
 from attn_bridge.cli.app import run
 from attn_bridge.models import layouts
 from attn_bridge.models.layouts import LayoutError, SettingError
+from attn_bridge.printable import shell_word
 
 from .checkpoints import CONFIG, SIZES, attention, bert, gpt, llama, whole
 
@@ -1002,6 +1003,16 @@ def test_links_are_replaced_and_never_followed(tmp_path):
     assert not (tmp_path / "nowhere").exists()
     with pytest.raises(CheckpointError, match="is a link to itself"):
         checkpoints.convert(source, tmp_path / "loop", overwrite=True)
+    with pytest.raises(CheckpointError, match="the name is too long"):
+        checkpoints.convert(source, tmp_path / ("x" * 250))
+
+
+@pytest.mark.parametrize("name", ["plain", "two words", "it's", "lines\nof two", "back\\slash\t", "\udcff"])
+def test_a_name_in_a_command_is_one_word_on_one_line(name):
+    word = shell_word(name)
+    assert word.isprintable()
+    said = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True).stdout
+    assert said == os.fsencode(name)
 
 
 def test_a_refusal_leaves_no_staging_folder(tmp_path):

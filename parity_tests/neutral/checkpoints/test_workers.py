@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from attn_bridge.checkpoints.elements import Elements
 from attn_bridge.checkpoints.planning import tasks as planning
 from attn_bridge.checkpoints.workers import Processes, parse
 from attn_bridge.checkpoints.workers.places import LocalPlace
+from attn_bridge.checkpoints.workers.process import write_share
 from attn_bridge.cli.app import run
 
 from .test_convert import sharded, tree
@@ -480,6 +482,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path, source):
 
 MEMORY = """
 import sys
+import threading
 from attn_bridge import checkpoints
 
 checkpoints.convert_share(sys.argv[1], sys.argv[2], 3, 8, task_bytes=int(sys.argv[3]), rules=sys.argv[4] or None,
@@ -498,3 +501,52 @@ def test_memory_stays_within_two_tasks_whatever_a_tensor_has(tmp_path, is_turned
     done = subprocess.run([sys.executable, "-c", MEMORY, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) * 1024 <= 2 * (16 << 20) + (200 << 20)
+
+
+def test_a_process_with_threads_of_a_library_is_not_forked(monkeypatch):
+    for name in ("torch", "jax", "ray", "tensorstore"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    alone = sys.platform.startswith("linux") and threading.active_count() == 1
+    assert Processes.may_fork() == alone
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setitem(sys.modules, "tensorstore", sys)
+    assert not Processes.may_fork()
+
+
+def test_no_more_processes_are_started_than_there_are_shares(tmp_path, source, monkeypatch):
+    started = []
+
+    class Here:
+        """Workers that have done their shares, in this process, when they are started."""
+
+        def __init__(self, request, prepared, job, run, indices, advance):
+            started.extend(indices)
+            for index in indices:
+                write_share(prepared, job, run, index, advance)
+
+        def check(self):
+            pass
+
+        wait = stop = check
+
+    monkeypatch.setattr("attn_bridge.checkpoints.workers.Processes", Here)
+    np.savez(tmp_path / "x.npz", a=np.arange(3.0), b=np.arange(40.0).reshape(5, 8), c=np.arange(7))
+    checkpoints.convert(tmp_path / "x.npz", tmp_path / "one.safetensors", to_layout="same")
+    checkpoints.convert(tmp_path / "x.npz", tmp_path / "many.safetensors", to_layout="same", workers=60)
+    assert 0 < len(started) <= 3
+    assert everything(tmp_path / "many.safetensors") == everything(tmp_path / "one.safetensors")
+    with pytest.raises(CheckpointError, match="this machine starts"):
+        checkpoints.convert(source, tmp_path / "more", to_layout="flax", workers=100_000)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_worker_that_fails_says_what_it_keeps(tmp_path, source, monkeypatch, capsys, error):
+    def write(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr("attn_bridge.checkpoints.containers.safetensors.SafetensorsWriter.write_range", write)
+    code = run(["convert", str(source), str(tmp_path / "x.safetensors"), "--to", "flax", "--worker", "0/2"])
+    said = capsys.readouterr().err
+    assert code
+    assert f"{tmp_path / '.x.safetensors.partial'} is kept: the same command goes on from it, rm -r" in said
+    assert (tmp_path / ".x.safetensors.partial").is_dir()

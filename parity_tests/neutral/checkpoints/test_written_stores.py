@@ -87,6 +87,18 @@ def test_a_large_file_is_copied_together_in_the_store(store, tmp_path, monkeypat
     assert len(copied) > 2
 
 
+def test_a_huge_file_is_made_of_no_more_parts_than_a_store_takes(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(staged, "PACK", 1000)
+    monkeypatch.setattr(staged, "LEAST", 100)
+    monkeypatch.setattr(staged, "PARTS", 50)
+    np.savez(tmp_path / "x.npz", a=np.arange(100_000, dtype=np.float32), b=np.arange(7, dtype=np.int8))
+    wanted = ours(tmp_path / "x.npz", tmp_path, "x.safetensors", to_layout="same")
+    checkpoints.convert(tmp_path / "x.npz", "s3://bucket/x.safetensors", to_layout="same")
+    assert theirs(store) == wanted
+    sent = {key for method, key, _ in store.requests if method == "PUT" and "/parts/" in key}
+    assert 40 < len(sent) < 60
+
+
 def test_a_store_by_others_is_written_too(moto, source, tmp_path, monkeypatch):
     monkeypatch.setattr(staged, "PACK", 6 << 20)
     monkeypatch.setattr(joining, "MOST", 11 << 20)

@@ -20,10 +20,13 @@ from ...threads import Threads
 from ..files import bad
 from .stores import Entry, Store
 
-PACK, LEAST = 1 << 24, 5 << 20
-"""Bytes of an object, at most, and where tasks are smaller than that; S3 copies nothing that is smaller."""
+PACK, LEAST = 1 << 23, 5 << 20
+"""Bytes of an object, usually, and where tasks are small; S3 copies nothing that is smaller."""
 
-UNDER_WAY = 4
+PARTS = 8000
+"""Objects that one file is made of, at most: S3 takes 10,000 parts, and neighbours may cut some in two."""
+
+UNDER_WAY = 8
 """Objects that are sent at the same time; as many, and the one that is being filled, are in memory."""
 
 _SENDERS = Threads(UNDER_WAY, "send")
@@ -113,7 +116,7 @@ class Staged:
 
     def __init__(self, store: Store, folder: str, task_bytes: int = PACK):
         self.store, self.folder = store, folder
-        self._pack = min(PACK, max(LEAST, task_bytes // 4))
+        self._pack = min(PACK, max(LEAST, task_bytes // UNDER_WAY))
         self._own = uuid.uuid4().hex
         self._lock = threading.RLock()
         self._sizes: dict[str, int] = {}
@@ -137,6 +140,7 @@ class Staged:
                 self._sizes.pop(file, None)
             elif self._sizes.get(file) != size:
                 self._sizes[file] = self._changed[file] = size
+                self._pack = max(self._pack, -(-size // PARTS))
 
     def write(self, file: str, start: int, data: memoryview) -> None:
         """Write bytes of a file.

@@ -16,6 +16,7 @@ import numpy as np
 
 from .... import backends
 from ....checkpoints import configs, modules
+from ....checkpoints.hub import reading
 from ....specs import DecoderConfig
 from ....validation import check_integer
 from ...compare.driver import compare
@@ -79,7 +80,7 @@ def check_model(
             raise ValueError(f"{name} ({value}) must be at least 1")
     if oracle not in get_args(Oracle):
         raise ValueError(f"oracle ({oracle}) must be one of {', '.join(get_args(Oracle))}")
-    paths = modules.find_folder(folder), modules.find_folder(folder if against is None else against)
+    paths = reading.find_folder(folder), reading.find_folder(folder if against is None else against)
     walk = _Walk(paths, oracle, seeds, seed, progress)
     positions = walk.config.num_positions
     if positions is not None and tokens > positions:

@@ -50,6 +50,25 @@
     show(); // a browser keeps what was typed before a reload
   }
 
+  const live = document.getElementById("live");
+  if (live) {
+    const key = "attn-bridge-paused"; // a reload shows another document: what the reader chose is kept beside it
+    const kept = (value) => {
+      try {
+        if (value !== undefined) sessionStorage.setItem(key, value);
+        return sessionStorage.getItem(key);
+      } catch { return null; } // storage is denied to some pages that are files
+    };
+    let timer = 0;
+    const plan = () => {
+      clearTimeout(timer);
+      if (live.checked) timer = setTimeout(() => location.reload(), 1000 * Number(live.dataset.seconds));
+    };
+    live.checked = kept() !== "yes";
+    live.addEventListener("change", () => { kept(live.checked ? "no" : "yes"); plan(); });
+    plan();
+  }
+
   const copy = document.getElementById("copy");
   if (copy) {
     const command = document.getElementById("command");

@@ -1,0 +1,1 @@
+"""Models from and to the Hugging Face hub: `reading` gives a folder, `publishing` sends one, `card` describes it."""

@@ -1,0 +1,182 @@
+"""A model's folder as one commit of a repository of the Hugging Face hub: weights, config, card and parity report.
+
+Weights that the hub has already are not sent again, so that a push which was cut off goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ... import backends
+from ...backends import Framework
+from ...models import families
+from ...models.ours import OWN
+from .. import configs
+from ..containers.base import CheckpointError
+from . import card
+from .reading import import_hub, is_id, reason
+
+CARD, REPORT, PAGE = "README.md", "parity.json", "parity.html"
+
+_WEIGHTS = re.compile(r"model(-[0-9]+-of-[0-9]+)?\.safetensors(\.index\.json)?")
+"""Files of weights that a push replaces: one that has fewer shards leaves none of the former ones."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """What a push came to.
+
+    Attributes:
+        url: page of the commit, or of the pull request.
+        commit: the commit, which `from_pretrained` takes as ``revision``.
+        repo_id: of the repository.
+    """
+
+    url: str
+    commit: str
+    repo_id: str
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def push_to_hub(
+    folder: str | os.PathLike[str],
+    repo_id: str,
+    *,
+    report: Any = None,
+    license: str | None = None,
+    commit_message: str | None = None,
+    revision: str | None = None,
+    private: bool | None = None,
+    token: str | bool | None = None,
+    create_pr: bool = False,
+) -> Published:
+    """Send a model's folder to a repository of the Hugging Face hub, which is made where there is none.
+
+    All files are one commit: who loads the repository meanwhile gets the former model or the new one.
+
+    Args:
+        folder: as `save_pretrained` writes it; its files, without subfolders.
+        repo_id: ``name`` or ``org/name``.
+        report: what `parity.compare`, `check_model`, `check` or `train` returned, its data or its JSON file; the card
+            shows it, and it is kept beside it.
+        license: identifier of the weights' licence for a new card, such as ``apache-2.0``.
+        commit_message: first line of the commit.
+        revision: a branch, made where there is none; None is the main one.
+        private: whether a repository that is made is private; None is the owner's default.
+        token: of the hub; None is the one that is logged in with.
+        create_pr: open a pull request instead.
+
+    Raises:
+        CheckpointError: (a ValueError) no model in the folder, or the hub refuses.
+        ValueError: an argument is wrong.
+    """
+    path = Path(folder)
+    if not (path / configs.CONFIG).is_file():
+        raise CheckpointError(f"{path} has no {configs.CONFIG}")
+    if not any(_WEIGHTS.fullmatch(one.name) for one in path.iterdir()):
+        raise CheckpointError(f"{path} has no model.safetensors")
+    check_push(repo_id, revision, create_pr)
+    data = card.read_report(report)
+    hub = import_hub(f"{repo_id} can't be pushed", "send it to the hub")
+    api = hub.HfApi(token=token, library_name="attn-bridge")
+    kind = _model_of(path)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        beside = _reports(Path(scratch), report, data)
+        try:
+            made = api.create_repo(repo_id, private=private, exist_ok=True)
+            found = str(getattr(made, "repo_id", None) or repo_id)
+            if revision is not None and not create_pr and not revision.startswith("refs/"):
+                api.create_branch(found, branch=revision, exist_ok=True)
+            there = set(api.list_repo_files(found, revision=revision))
+            before = _former_card(api, found, revision, scratch) if CARD in there else None
+            text = card.write(found, kind, data, before=before, files=[one.name for one in beside], license=license)
+            sent = {one.name: one for one in [*sorted(path.iterdir()), *beside] if one.is_file() and one.name != CARD}
+            stale = {name for name in there - sent.keys() if _WEIGHTS.fullmatch(name) or name in (REPORT, PAGE)}
+            info = api.create_commit(
+                found,
+                [
+                    *(hub.CommitOperationAdd(name, str(one)) for name, one in sent.items()),
+                    hub.CommitOperationAdd(CARD, text.encode()),
+                    *(hub.CommitOperationDelete(name) for name in sorted(stale)),
+                ],
+                commit_message=commit_message or f"{kind} by attn-bridge",
+                revision=revision,
+                create_pr=create_pr,
+            )
+        except Exception as error:  # of the hub, its network or its disk; each has classes of its own
+            raise CheckpointError(f"{repo_id} can't be pushed: {reason(error, token)}") from None
+    return Published(str(info.pr_url if create_pr and info.pr_url else info.commit_url), str(info.oid), found)
+
+
+def push_model(side: Framework, model: Any, repo_id: str, *, report: Any = None, **options: Any) -> Published:
+    """Push a model of a framework, see `push_to_hub`; the arguments are checked before its weights are written.
+
+    Raises:
+        ValueError: an argument is wrong, or devices share the model's weights.
+    """
+    check_push(repo_id, options.get("revision"), bool(options.get("create_pr")))
+    data = card.read_report(report)
+    if backends.load(side).shared_names(model):
+        raise ValueError(
+            f"{repo_id} can't be pushed from a model whose weights devices share; save_pretrained(folder) in every "
+            "process, then attn_bridge.checkpoints.push_to_hub(folder, repo_id) in one"
+        )
+    import_hub(f"{repo_id} can't be pushed", "send it to the hub")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        model.save_pretrained(folder)
+        return push_to_hub(folder, repo_id, report=report if hasattr(report, "to_html") else data, **options)
+
+
+def check_push(repo_id: str, revision: str | None, create_pr: bool) -> None:
+    """Refuse arguments that can't be right, before weights are written.
+
+    Raises:
+        ValueError: some can't.
+        TypeError: `repo_id` is no text.
+    """
+    if not isinstance(repo_id, str):
+        raise TypeError(f"repo_id must be a str, got {type(repo_id).__name__}")
+    if not is_id(repo_id):
+        raise ValueError(f"repo_id ({repo_id}) must be the id of a repository: name or org/name")
+    if revision is not None and create_pr:
+        raise ValueError(f"revision ({revision}) does not go with create_pr: a pull request is made to the main branch")
+
+
+def _model_of(path: Path) -> str:
+    """Return the class that reads a folder."""
+    kind = str(configs.beside(path).get("model_type"))
+    if kind.startswith(OWN):
+        return kind.removeprefix(OWN)
+    family = families.FAMILIES.get(kind)
+    if family is None or family.whole is None:
+        return "BertEncoder" if kind == "bert" else "DecoderModel"
+    return family.whole.__name__.removesuffix("Config") + "Model"
+
+
+def _reports(folder: Path, report: Any, data: dict[str, Any] | None) -> Sequence[Path]:
+    """Write the report's files and return them."""
+    if data is None:
+        return []
+    found = [folder / REPORT]
+    found[0].write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    if hasattr(report, "to_html"):
+        found.append(folder / PAGE)
+        report.to_html(found[1])
+    return found
+
+
+def _former_card(api: Any, repo_id: str, revision: str | None, scratch: str) -> str:
+    # Not into the hub's cache: a snapshot of a card alone would be taken for the model where the hub can't be reached.
+    found = api.hf_hub_download(repo_id, CARD, revision=revision, cache_dir=f"{scratch}/cache")
+    return Path(found).read_text(encoding="utf-8")

@@ -1,0 +1,68 @@
+"""Where in the user's source a report points to: the class of the submodule that diverges, or the factory."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A line of a file; the file's name is relative to the workspace."""
+
+    file: str
+    line: int
+
+
+def of_report(report: Mapping[str, Any], factory: str, folder: Path, workspace: Path) -> Place | None:
+    """Return where to look first.
+
+    Args:
+        report: the data of a comparison's report.
+        factory: the side to blame, as it was named: ``file.py:factory`` or ``module:factory``.
+        folder: the current one of the command.
+        workspace: the root of the repository.
+    """
+    source, name = source_of(factory, folder)
+    if source is None:
+        return None
+    try:
+        tree = ast.parse(source.read_text(encoding="utf-8"))
+        file = source.resolve().relative_to(workspace.resolve()).as_posix()
+    except (OSError, ValueError, RecursionError):  # not Python, or outside the repository
+        return None
+    lines = {node.name: node.lineno for node in ast.walk(tree) if hasattr(node, "name") and hasattr(node, "lineno")}
+    first = report.get("first_divergence")
+    kinds = [] if not isinstance(first, Mapping) else list(_types(report.get("tree"), str(first.get("path"))))
+    found = next((lines[kind] for kind in [*kinds, name] if kind in lines), 1)
+    return Place(file, found)
+
+
+def source_of(factory: str, folder: Path) -> tuple[Path | None, str]:
+    """Return the file of a factory and its name in it; None for a module that does not lie in the folder."""
+    module, _, name = factory.rpartition(":")
+    if module.endswith(".py"):
+        return folder / module, name
+    for front in (folder, folder / "src"):
+        path = front.joinpath(*module.split("."))
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if file.is_file():
+                return file, name
+    return None, name
+
+
+def _types(node: Any, path: str) -> Iterator[str]:
+    """Give the second side's classes of the submodule at a path, and of those around it, the inmost first."""
+    if not isinstance(node, Mapping):
+        return
+    own = str(node.get("path") or "")
+    for child in node.get("children") or ():
+        if isinstance(child, Mapping):
+            at = str(child.get("path") or "")
+            if path == at or path.startswith(f"{at}."):
+                yield from _types(child, path)
+    if own == path or not own or path.startswith(f"{own}."):
+        yield str(node.get("second_type") or "").rpartition(".")[2]

@@ -1,0 +1,76 @@
+"""Attention weights of a module of either backend, as NumPy arrays."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+
+from .. import backends
+from ..parity.compare.prepare import subject_of
+from ..parity.compare.samples import inputs as calls
+from ..parity.compare.sides.subject import Arguments
+
+Array = np.ndarray[Any, Any]
+
+NO_WEIGHTS = (
+    "{what} takes no return_weights; give a module of torch_attn or jax_attn that does, or the weights themselves"
+)
+
+
+def weights(module: Any, x: Any, **call: Any) -> Array:
+    """Return the attention weights of a call, as they are before dropout.
+
+    Args:
+        module: a module of `torch_attn` or `jax_attn` whose call takes ``return_weights``.
+        x: what it is called with: an array, or a tuple of positional ones, of NumPy, torch or JAX.
+        **call: keywords of the call, such as ``attention_mask``.
+
+    Returns:
+        ``(B, H, T, S)`` or as the module gives them; float32, or float64 of a float64 module.
+
+    Raises:
+        TypeError: it is no module, or takes no ``return_weights``.
+        ValueError: it can't be called so.
+    """
+    framework = backends.framework_of(module)
+    if framework is None or isinstance(module, tuple):
+        raise TypeError(f"module must be a torch.nn.Module or a flax.nnx.Module, got {type(module).__name__}")
+    called = module.forward if framework == "torch" else type(module).__call__
+    if "return_weights" not in inspect.signature(called).parameters:
+        raise TypeError(NO_WEIGHTS.format(what=type(module).__name__))
+    backend, subject = backends.load(framework), subject_of(module)
+    held = backend.get_weights(module)
+    given = tuple(map(backends.as_numpy, x)) if isinstance(x, tuple) else (backends.as_numpy(x),)
+    named = {key: backends.as_numpy(value) for key, value in call.items()}
+    arguments = Arguments(given, {**named, "return_weights": True})
+    dtype = next((str(one.dtype) for one in held.values() if "float" in str(one.dtype)), "float32")
+    outputs = subject.run(held, calls.in_dtype(arguments, dtype), None).outputs
+    found = outputs[1]
+    return found if found.dtype == np.float64 else found.astype(np.float32)
+
+
+def per_head(found: Any, batch: int, name: str = "weights") -> Array:
+    """Return the weights of one sequence as ``(H, T, S)``.
+
+    Args:
+        found: ``(T, S)``, ``(H, T, S)`` or ``(B, H, T, S)``.
+        batch: which sequence of a batch.
+        name: what they are called in messages.
+
+    Raises:
+        ValueError: other axes, no such sequence, or numbers that are no attention weights.
+    """
+    array = np.asarray(backends.as_numpy(found))
+    if array.ndim not in (2, 3, 4) or not array.size or not np.issubdtype(array.astype(np.float64).dtype, np.floating):
+        raise ValueError(f"{name} must be (T, S), (H, T, S) or (B, H, T, S), got {array.shape}")
+    array = array.astype(np.float64)
+    if array.ndim == 4:
+        if not -len(array) <= batch < len(array):
+            raise ValueError(f"batch ({batch}) must be below {len(array)}, the number of sequences")
+        array = array[batch]
+    array = array[None] if array.ndim == 2 else array
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite")
+    return array

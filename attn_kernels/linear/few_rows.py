@@ -1,0 +1,85 @@
+"""The product of a few rows and a matrix ``(in, out)``: parts of its lines by themselves, then their sum.
+
+A task goes through neighbouring lines of the matrix, which it reads in the order in which they lie in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import words
+from ..compiler.language import Array, Code, Value
+from ..compiler.processor import LANES
+from ..decode.products import BLOCK, add, for_kinds
+from ..flash.blocks import numbers_of, partition, room_for
+from ..vectors.memory import BYTES, add_row, copy, fill, write_row
+
+NAME = "few_rows"
+
+ARRAYS = (words.QUERY, words.VALUE, words.CONTEXT)
+"""Words for the arguments and then the result of a call: `QUERIES` rows of `DEPTH` numbers, a matrix, the product."""
+
+LINES = 16
+"""Lines of the matrix that are added at once: as many streams as the processor follows."""
+
+PARTS = 16
+"""Parts that the lines are cut into at most: the same for any number of threads."""
+
+
+def cut(job: Array, sequences: Value, threads: Value) -> Value:
+    """Fill in how the lines are cut; return how many parts there are."""
+    code = job.code
+    parts = code.least((job[words.DEPTH] + (BLOCK - 1)) // BLOCK, PARTS)
+    job[words.PARTS] = parts
+    return parts
+
+
+def shared(job: Array, sequences: Value) -> Value:
+    """Return the bytes of what parts leave."""
+    return 4 * job[words.PARTS] * job[words.QUERIES] * job[words.VALUE_DEPTH] + 64
+
+
+def _counts(job: Array) -> list[Any]:
+    return [job[words.QUERIES] * BLOCK, job[words.QUERIES]]
+
+
+def room(job: Array) -> Value:
+    """Return the bytes that a thread works in."""
+    return room_for(job.code, _counts(job))
+
+
+def _sums(job: Array, part: Value) -> Array:
+    """Return what a part leaves."""
+    start = (job[words.SHARED] + 63) // 64 * 64
+    return Array(job.code, start + 4 * part * job[words.QUERIES] * job[words.VALUE_DEPTH])
+
+
+def run(code: Code, job: Array, task: Value, memory: Value) -> None:
+    """Do one of the tasks: a part of the lines."""
+    rows, depth, columns, size = job[words.QUERIES], job[words.DEPTH], job[words.VALUE_DEPTH], numbers_of(job).bytes
+    numbers, factors = partition(code, memory, _counts(job))
+    sums, stride = _sums(job, task), size * columns
+    fill(code, sums, rows * columns, 0.0)
+    fill(code, factors, rows, 1.0)
+    length = (depth + job[words.PARTS] - 1) // job[words.PARTS]
+    with code.loop(task * length, code.least((task + 1) * length, depth), LINES) as start:
+        held = code.least(code.least((task + 1) * length, depth) - start, LINES)
+
+        def some(kind: str, start: Value = start, held: Value = held) -> None:
+            with code.loop(0, rows) as r:
+                source = job[words.QUERY] + BYTES[kind] * (r * depth + start)
+                copy(code, source, held, 1.0, numbers.at(r * BLOCK), of=kind, to="float32")
+            lines = job[words.VALUE] + stride * start
+            add(code, numbers, factors, lines, stride, sums, columns, rows, held, columns // LANES,
+                lines + stride * LINES, stride, kind=kind)  # fmt: skip
+
+        for_kinds(job, some)
+
+
+def finish(code: Code, job: Array, sequences: Value) -> None:
+    """Add up what parts left, when all are done."""
+    rows, columns, kind = job[words.QUERIES], job[words.VALUE_DEPTH], numbers_of(job)
+    whole = _sums(job, code.value(0))
+    with code.loop(1, job[words.PARTS]) as part:
+        add_row(code, _sums(job, part), rows * columns, 1.0, whole)
+    write_row(code, whole.address, rows * columns, 1.0, job[words.CONTEXT], kind.kind)
