@@ -1,4 +1,4 @@
-"""Every link within the site leads to a page, and to a place on it, that is there. ``make links`` asks for the others."""
+"""Links within the site lead to pages, and places on them, that are there; ``make links`` asks for the others."""
 
 from __future__ import annotations
 
