@@ -1,8 +1,8 @@
 #: make check   prove the twins equal on this machine
 #: make test    run the tests, on all cores; make test JOBS=0 in one process. Its parts, a target each:
 #:              test-neutral test-torch test-jax test-both test-optimized
-#: make tours   what takes longer: commands as users run them, every documented block, the gallery of ports,
-#:              planted faults found, named and placed
+#: make tours   what takes longer: commands as users run them, every documented block, examples
+#: make faults  what takes longest: the gallery of ports, planted faults found, named and placed
 #: make meshes  modules over many devices, simulated on this processor
 #: make lanes   the tests of Flax modules again, with NNX's coming defaults
 #: make test-jax-versions  the kernels with other versions of JAX, each in an environment of its own;
@@ -33,12 +33,13 @@ SPHINX := $(BIN)/python -m sphinx -j auto --fail-on-warning --keep-going --quiet
 
 # Each test runs once, with no more frameworks than it needs: what passes without the other needs no other.
 PARTS := test-neutral test-torch test-jax test-both test-optimized
-LONG := $(addprefix parity_tests/,tours wild twins/mutation twins/places)
+TOURS := parity_tests/tours
+FAULTS := $(addprefix parity_tests/,wild twins/mutation twins/places)
 MESHES := parity_tests/meshes
 JAX_VERSIONS ?= 0.10.0 0.10.1 0.10.2
 JAX_TESTS := $(JAX_VERSIONS:%=test-jax-%)
 SITE := parity_tests/site
-TESTS := test $(PARTS) tours meshes lanes
+TESTS := test $(PARTS) tours faults meshes lanes
 
 # What XLA compiled is kept beside the packages: the workers of a run share it, and the next run starts with it.
 check site $(TESTS): export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/xla
@@ -78,13 +79,16 @@ test-jax: $(VENV)/.installed-test
 	$(PYTEST) -q parity_tests --exact --without torch -m "not optimized"
 
 test-both: $(VENV)/.installed-test
-	$(PYTEST) -q parity_tests --exact $(addprefix --ignore ,$(LONG) $(MESHES) $(SITE)) -m "not optimized" --durations 25
+	$(PYTEST) -q parity_tests --exact $(addprefix --ignore ,$(TOURS) $(FAULTS) $(MESHES) $(SITE)) -m "not optimized" --durations 25
 
 test-optimized: $(VENV)/.installed-test
 	XLA_FLAGS= $(PYTEST) -q parity_tests -m optimized
 
 tours: $(VENV)/.installed-test
-	$(PYTEST) -q $(LONG) -m "not optimized" --durations 10
+	$(PYTEST) -q $(TOURS) -m "not optimized" --durations 10
+
+faults: $(VENV)/.installed-test
+	$(PYTEST) -q $(FAULTS) -m "not optimized" --durations 10
 
 # Each test starts as many processes as its mesh has devices; they would wait for each other's.
 meshes: $(VENV)/.installed-test

@@ -64,6 +64,7 @@ html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 html_favicon = "_static/favicon.svg"
 html_show_sourcelink = False
+html_domain_indices = False
 html_context = {"default_mode": "auto"}
 html_theme_options = {
     "navbar_persistent": [],

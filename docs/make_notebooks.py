@@ -22,7 +22,7 @@ INSTALL = f"""\
 import sys
 
 if "google.colab" in sys.modules:
-    %pip install -q "attn-bridge[all] @ git+{REPOSITORY}" "transformers>=5" matplotlib"""
+    %pip install "attn-bridge[all,viz] @ git+{REPOSITORY}" "transformers>=5" --quiet"""
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """What happens when Python calls a kernel with the addresses of arrays, and how threads share the work.
 
-A call starts threads, works along, and waits for them: nothing is left behind that a fork could break. Threads at work
-are counted, so that calls side by side start no more than they are allowed together.
+A call starts threads, works along, and waits for them: nothing is left behind that a fork could break. A framework
+whose own threads wait for work, and would be in the way, lends those of its OpenMP. Threads at work are counted, so
+that calls side by side start no more than they are allowed together.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _AT_WORK = (ctypes.c_int64 * 1)()
 """How many threads are."""
 
 
-def run(kind: str, told: Sequence[int], addresses: Mapping[int, int], sequences: int, threads: int) -> None:
+def run(
+    kind: str, told: Sequence[int], addresses: Mapping[int, int], sequences: int, threads: int, team: int = 0
+) -> None:
     """Run a kernel to its end, without Python's lock.
 
     Args:
@@ -45,6 +48,7 @@ def run(kind: str, told: Sequence[int], addresses: Mapping[int, int], sequences:
         addresses: of arrays, by their words.
         sequences: how many there are.
         threads: may work on it at most, this one included.
+        team: address of OpenMP's `GOMP_parallel`, whose threads work along then; 0 starts some of its own.
 
     Raises:
         MemoryError: there is none to work in.
@@ -53,7 +57,7 @@ def run(kind: str, told: Sequence[int], addresses: Mapping[int, int], sequences:
     job = (ctypes.c_int64 * words.END)(*told)
     for word, address in addresses.items():
         job[word] = address
-    if kernel(ctypes.addressof(job), sequences, threads, ctypes.addressof(_AT_WORK)):
+    if kernel(ctypes.addressof(job), sequences, threads, ctypes.addressof(_AT_WORK), team):
         raise MemoryError("attention found no memory to work in")
 
 
@@ -75,19 +79,19 @@ _COMPILING = threading.Lock()
 
 @functools.cache
 def _compiled(kernel: Any, known: tuple[int, ...]) -> Any:
-    module = compiling.module(kernel.NAME, dict(zip(_KNOWN, known, strict=True)))
+    module = compiling.module(kernel.NAME, dict(zip(_KNOWN, known, strict=True)), unrolls=kernel.UNROLLS)
     worker = function(module, f"{kernel.NAME}_task", [WORD], WORD)
     worker.linkage = "internal"
     code = Code(worker)
     take_tasks(job_at(code, code.arguments[0]), kernel)
     code.ret(0)
-    _write_answer(Code(function(module, kernel.NAME, [WORD] * 4, WORD)), kernel, worker)
-    return ctypes.CFUNCTYPE(*[ctypes.c_int64] * 5)(compiling.address_of(module, kernel.NAME))
+    _write_answer(Code(function(module, kernel.NAME, [WORD] * 5, WORD)), kernel, worker)
+    return ctypes.CFUNCTYPE(*[ctypes.c_int64] * 6)(compiling.address_of(module, kernel.NAME))
 
 
 def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
     """Write what the thread does that Python calls on; it returns 1 where there is no memory."""
-    address, sequences, threads, at_work = code.arguments
+    address, sequences, threads, at_work, team = code.arguments
     job = job_at(code, address)
     tasks, room, shared = divide(job, kernel, sequences, threads)
     others = code.fetch_and_add(at_work, 1)
@@ -101,12 +105,17 @@ def _write_answer(code: Code, kernel: Any, worker: ir.Function) -> None:
     started = code.variable(0)
     job[words.MEMORY] = memory + 8 * (helpers + 1)
     job[words.SHARED] = memory + (room + 8) * (helpers + 1)
-    with code.loop(0, helpers):
+    with_team = (team != 0) & (helpers != 0)
+    with code.loop(0, code.choose(with_team, 0, helpers)):
         name = memory + 8 * started.get()
         error = code.call("pthread_create", name, 0, code.address_of(worker), job, returns=WORD).low_bits(_INT)
         # Where no thread is to be had, those that there are do it all.
         started.set(started.get() + code.choose(error == 0, 1, 0))
-    code.call(code.address_of(worker), job, returns=WORD)
+    with code.either(with_team) as (joined, alone):
+        with joined:
+            code.call(team, code.address_of(worker), job, helpers + 1, 0)
+        with alone:
+            code.call(code.address_of(worker), job, returns=WORD)
     with code.loop(0, started.get()) as i:
         code.call("pthread_join", code.load(memory + 8 * i, WORD), 0, returns=WORD)
     kernel.finish(code, job, sequences)

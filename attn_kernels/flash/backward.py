@@ -23,6 +23,8 @@ from .visible import add_over_keys, add_over_queries, products
 
 NAME = "flash_backward"
 
+UNROLLS = True
+
 ARRAYS = (
     *(words.QUERY, words.KEY, words.VALUE, words.CONTEXT, words.TOP, words.TOTAL, words.D_CONTEXT, words.D_TOTAL),
     *(words.D_QUERY, words.D_KEY, words.D_VALUE, words.SLOPE),

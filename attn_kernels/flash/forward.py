@@ -23,6 +23,8 @@ from .visible import add_over_keys, products
 
 NAME = "flash_forward"
 
+UNROLLS = True
+
 ARRAYS = (words.QUERY, words.KEY, words.VALUE, words.CONTEXT, words.TOP, words.TOTAL)
 """Words for the arguments and then the results of a call."""
 

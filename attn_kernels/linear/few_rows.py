@@ -16,6 +16,8 @@ from ..vectors.memory import BYTES, add_row, copy, fill, write_row
 
 NAME = "few_rows"
 
+UNROLLS = False
+
 ARRAYS = (words.QUERY, words.VALUE, words.CONTEXT)
 """Words for the arguments and then the result of a call: `QUERIES` rows of `DEPTH` numbers, a matrix, the product."""
 

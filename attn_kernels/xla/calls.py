@@ -67,7 +67,7 @@ _COMPILING = threading.Lock()
 
 @functools.cache
 def _compiled(kernel: Any, kind: int | None = None) -> Any:
-    module = compiling.module(kernel.NAME, None if kind is None else {words.KIND: kind})
+    module = compiling.module(kernel.NAME, None if kind is None else {words.KIND: kind}, unrolls=kernel.UNROLLS)
     worker = function(module, f"{kernel.NAME}_task", [WORD], WORD)
     worker.linkage = "internal"
     _write_worker(Code(worker), kernel)

@@ -151,8 +151,9 @@ def files(package: Path) -> set[str]:
 NAMESAKES = {"random.py"}
 """Files of one name that are no twins: each gives its framework the random numbers of the other."""
 
-FREE = ("_parity/", "implementations/", "parallel/")
-"""Rooms free of the twin rule: how the judge runs a framework's modules, kernels of attention, and what devices do."""
+FREE = ("_parity/", "implementations/", "operations/", "parallel/")
+"""Rooms free of the twin rule: how the judge runs a framework's modules, kernels of attention, what a framework does
+slowly by itself, and what devices do."""
 
 TWINS = sorted(
     name

@@ -325,7 +325,7 @@ def test_they_take_as_many_threads_as_torch(threads, monkeypatch):
     from attn_kernels.direct import calls
 
     seen, run = [], calls.run
-    monkeypatch.setattr(calls, "run", lambda *given: seen.append(given[-1]) or run(*given))
+    monkeypatch.setattr(calls, "run", lambda *given: seen.append(given[4]) or run(*given))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     attend(*tensors())
@@ -500,3 +500,40 @@ def test_few_queries_of_eight_threads_do_not_disturb_each_other():
         found = list(pool.map(lambda n: attend(*inputs[n % 8]), range(80)))
     for n, got in enumerate(found):
         torch.testing.assert_close(got, want[n % 8], rtol=0.0, atol=0.0)
+
+
+FORKING = """
+import os, threading, torch
+from torch_attn import functional
+from torch_attn.implementations import flash_operation
+torch.set_num_threads(2)
+heads = [torch.randn(1, n, 4, 64, generator=torch.Generator().manual_seed(n)) for n in (2, 900, 900)]
+many = [torch.randn(1, 200, 4, 16, generator=torch.Generator().manual_seed(n)) for n in (1, 2, 3)]
+def attend():
+    return [functional.dot_product_attention(*one, implementation="cpu_flash") for one in (heads, many)]
+def same():
+    return all(torch.equal(*pair) for pair in zip(attend(), want))
+torch.randn(500, 500) @ torch.randn(500, 500)
+want, stop = attend(), threading.Event()
+def work():
+    while not stop.is_set():
+        assert same()
+threads = [threading.Thread(target=work) for _ in range(2)]
+for one in threads:
+    one.start()
+for _ in range(5):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if same() and flash_operation._team() == 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+stop.set()
+for one in threads:
+    one.join()
+assert same()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes can't be forked here")
+def test_a_child_of_a_process_that_computes_has_threads_of_its_own():
+    program = [sys.executable, "-W", "ignore", "-c", FORKING]
+    subprocess.run(program, check=True, timeout=300, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})

@@ -6,8 +6,13 @@ how a `vmap` is folded into them.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import importlib
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -173,7 +178,30 @@ def _run(
     arrays = {word: one if word in placed else one.contiguous() for word, one in arrays.items()}
     calls = importlib.import_module("attn_kernels.direct.calls")
     addresses = {word: one.data_ptr() for word, one in arrays.items()}
-    calls.run(kind, told, addresses, sequences, torch.get_num_threads())
+    calls.run(kind, told, addresses, sequences, torch.get_num_threads(), _team())
+
+
+@functools.cache
+def _team() -> int:
+    """Return the address of what has torch's own threads work on something, 0 where there is none.
+
+    They wait for work in a loop for a while, so that other threads would have to share the cores with them.
+    """
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*.so*")):
+        with contextlib.suppress(OSError, AttributeError):
+            loaded = ctypes.CDLL(str(path), mode=getattr(os, "RTLD_NOLOAD", 0) | os.RTLD_LAZY)
+            return ctypes.cast(loaded.GOMP_parallel, ctypes.c_void_p).value or 0
+    return 0
+
+
+def _leave_team() -> None:
+    """Forget torch's threads, which a child has not got."""
+    global _team
+    _team = functools.cache(lambda: 0)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_team)
 
 
 def _in_32_bits(*ids: Tensor) -> list[Tensor]:

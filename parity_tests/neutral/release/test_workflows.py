@@ -39,7 +39,7 @@ def test_a_workflow_has_least_rights_and_pinned_actions(path):
                 assert step["with"]["persist-credentials"] is False
         # What an event says (titles, branches) is given to a shell as a variable, never as text of the script.
         pasted = set(re.findall(r"\$\{\{\s*([\w.]+)", step.get("run", "")))
-        assert pasted <= {"matrix.target"}, (name, pasted)
+        assert all(one.startswith("matrix.") for one in pasted), (name, pasted)
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -58,7 +58,7 @@ def test_ci_runs_all_that_the_gate_runs():
     gate = re.findall(r"^make (.+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     data = read(ROOT / ".github" / "workflows" / "ci.yml")
     ours = {"release", *data["jobs"]["tests"]["strategy"]["matrix"]["target"]}
-    assert ours == set(gate)
+    assert ours == {*gate, "faults"}
 
 
 def test_only_the_job_that_publishes_may_prove_who_it_is():
