@@ -17,6 +17,7 @@ import jax_attn
 import torch_attn
 from attn_bridge import checkpoints, parity
 from attn_bridge.checkpoints.containers.base import CheckpointError
+from attn_bridge.checkpoints.hub import reading
 from parity_tests.support import hub_repositories
 
 pytestmark = pytest.mark.filterwarnings(
@@ -238,3 +239,11 @@ def test_a_folder_of_transformers_is_pushed_under_the_class_that_reads_it(hub, t
     )
     for package in (torch_attn, jax_attn):
         getattr(package, kind).from_pretrained(NAME)
+
+
+def test_no_token_stands_in_what_the_hub_says(monkeypatch):
+    mine, given, another = "hf_" + "mineMineMine", "given-token-of-a-mirror", "hf_" + "someoneElses"
+    monkeypatch.setenv("HF_TOKEN", mine)
+    error = OSError(f"Bearer {mine}, {given} and {another} at https://user:{given}@host/x\nare refused")
+    said = reading.reason(error, given)
+    assert said == "Bearer ***, *** and *** at https://***host/x are refused"
