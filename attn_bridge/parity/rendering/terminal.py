@@ -51,7 +51,11 @@ Lines = list[Text]
 def as_text(report: Report, full: bool = False, width: int = WIDTH) -> str:
     """Return what `render` prints to a file: no colour, lines as long as the width, but for the command."""
     out = io.StringIO()
-    render(report, Console(file=out, width=width, highlight=False, color_system=None, force_terminal=False), full)
+    # In Jupyter, a console would show its lines beside the file, as HTML, and leave the file empty.
+    console = Console(
+        file=out, width=width, highlight=False, color_system=None, force_terminal=False, force_jupyter=False
+    )
+    render(report, console, full)
     return out.getvalue().rstrip("\n")
 
 

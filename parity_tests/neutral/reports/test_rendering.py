@@ -43,6 +43,14 @@ def printed(report: Report, width: int = 110, full: bool = False) -> str:
     return out.getvalue()
 
 
+def test_a_report_is_text_in_jupyter_too(monkeypatch):
+    report = different_report()
+    wanted = str(report)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert str(report) == wanted
+    assert wanted.startswith("different: ")
+
+
 # ---- files
 
 
