@@ -34,7 +34,7 @@ SPHINX := $(BIN)/python -m sphinx -j auto --fail-on-warning --keep-going --quiet
 # Each test runs once, with no more frameworks than it needs: what passes without the other needs no other.
 PARTS := test-neutral test-torch test-jax test-both test-optimized
 TOURS := parity_tests/tours
-FAULTS := $(addprefix parity_tests/,wild twins/mutation twins/places)
+FAULTS := $(addprefix parity_tests/,faults wild twins/mutation twins/places)
 MESHES := parity_tests/meshes
 JAX_VERSIONS ?= 0.10.0 0.10.1 0.10.2
 JAX_TESTS := $(JAX_VERSIONS:%=test-jax-%)

@@ -24,6 +24,7 @@ NEEDS: dict[str, list[set[str]]] = {
     "jax_side": [{"jax"}],
     "twins": [{"torch", "jax"}],
     "tours": [{"torch", "jax"}],
+    "faults": [{"torch", "jax"}],
     "meshes": [{"torch", "jax"}],
     "wild": [{"torch", "jax"}],
     "site": [{"torch", "jax"}],
