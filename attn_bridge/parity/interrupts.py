@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import gc
 import signal
 import sys
 import threading
@@ -17,8 +18,10 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-BETWEEN = frozenset({"__enter__", "__exit__", "enter_context"})
-"""Functions that must not be left halfway: those of contexts, of the frameworks' own as well."""
+BETWEEN = frozenset({"__enter__", "__exit__", "enter_context", "__del__"})
+"""Functions that must not be left halfway: those of contexts, of the frameworks' own as well; and the one in which
+Python only prints what is raised, as it does in callbacks of its garbage collector.
+"""
 
 AGAIN = 1e-3
 """Seconds after which a signal that came at a bad time is sent again."""
@@ -76,8 +79,9 @@ class _Orderly:
         return self._own(number, frame)
 
     def _is_between(self, frame: FrameType | None) -> bool:
+        callbacks = [getattr(one, "__code__", None) for one in gc.callbacks]
         while frame is not None and frame is not self._outside:
-            if frame.f_code.co_name in BETWEEN:
+            if frame.f_code.co_name in BETWEEN or frame.f_code in callbacks:
                 return True
             frame = frame.f_back
         return False
