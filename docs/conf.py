@@ -14,7 +14,7 @@ import attn_bridge
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
-from addresses import REPOSITORY, SITE  # noqa: E402
+from addresses import REPOSITORY, SITE  # noqa: E402 (found by the line above)
 
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # cells run `attn-bridge`
 # Cells run in the kernel of docs/_kernels: no progress bars, no complaint that IPython forks beside JAX.

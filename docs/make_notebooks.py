@@ -14,7 +14,7 @@ SOURCES = ROOT / "docs" / "notebooks"
 TARGETS = ROOT / "notebooks"
 sys.path.insert(0, str(ROOT / "docs" / "_extensions"))
 
-from addresses import COLAB, REPOSITORY, SITE  # noqa: E402
+from addresses import COLAB, REPOSITORY, SITE  # noqa: E402 (found by the line above)
 
 LINK = re.compile(r"\]\((?![a-z]+:)(?P<path>[^)#\s]+)\.md(?P<anchor>#[\w-]+)?\)")
 INSTALL = f"""\

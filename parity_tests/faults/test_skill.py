@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax  # noqa: F401 (the pairs need both frameworks)
 import pytest
-import torch  # noqa: F401
+import torch  # noqa: F401 (likewise)
 
 from attn_bridge.cli.app import run
 from parity_tests.planted_ports import FAULTS, RIGHT

@@ -89,7 +89,7 @@ def serving() -> Iterator[Hub]:
             thread.join()
 
 
-class _Refused(Exception):  # noqa: N818
+class _RefusedError(Exception):
     def __init__(self, status: int, code: str = "", **data: Any):
         self.status, self.code, self.data = status, code, data
 
@@ -119,7 +119,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.requests.append((self.command, "/".join(parts)))
         try:
             answer(parts)
-        except _Refused as error:
+        except _RefusedError as error:
             said = {"error": error.code or "refused", **error.data}
             self._send(json.dumps(said).encode(), {"X-Error-Code": error.code}, error.status)
 
@@ -150,12 +150,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             repository = self._repository("/".join(parts[:2]))
             commit, path = self._commit(repository, parts[3]), "/".join(parts[4:])
             if path not in repository.commits[commit]:
-                raise _Refused(404, "EntryNotFound")
+                raise _RefusedError(404, "EntryNotFound")
             data = repository.commits[commit][path]
             headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": commit}
             self._send(data, headers)
         else:
-            raise _Refused(404)
+            raise _RefusedError(404)
 
     def _entry(self, path: str, data: bytes) -> dict[str, Any]:
         found = {"type": "file", "path": path, "oid": hashlib.sha1(data).hexdigest(), "size": len(data)}
@@ -174,7 +174,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             asked = json.loads(self.body)
             name = f"{asked.get('organization') or 'me'}/{asked['name']}"
             if name in self.server.repositories:
-                raise _Refused(409, url=f"{self.server.endpoint}/{name}")
+                raise _RefusedError(409, url=f"{self.server.endpoint}/{name}")
             private = asked.get("private", {"private": True, "public": False}.get(asked.get("visibility")))
             self.server.create(name, private=private)
             self._send_json({"url": f"{self.server.endpoint}/{name}", "name": name, "id": name})
@@ -183,7 +183,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif parts[4] == "branch":
             repository = self._repository("/".join(parts[2:4]))
             if parts[5] in repository.branches:
-                raise _Refused(409)
+                raise _RefusedError(409)
             repository.branches[parts[5]] = repository.branches["main"]
             self._send_json({})
         elif parts[4] == "preupload":
@@ -196,7 +196,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif parts[4] == "commit":
             self._commit_files("/".join(parts[2:4]), "/".join(parts[5:]))
         else:
-            raise _Refused(404)
+            raise _RefusedError(404)
 
     def _object(self, asked: dict[str, Any]) -> dict[str, Any]:
         found = {"oid": asked["oid"], "size": asked["size"]}
@@ -207,7 +207,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _put(self, parts: list[str]) -> None:
         with self.server.taking:  # the client sends several at a time
             if self.server.cut_after is not None and len(self.server.received) >= self.server.cut_after:
-                raise _Refused(400, "cut off")
+                raise _RefusedError(400, "cut off")
             assert hashlib.sha256(self.body).hexdigest() == parts[1]
             self.server.objects[parts[1]] = self.body
             self.server.received.append(parts[1])
@@ -240,22 +240,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _check_token(self, code: str = "") -> None:
         token = (self.headers["Authorization"] or "").removeprefix("Bearer ")
         if token != TOKEN:
-            raise _Refused(401, code or f"the token {token} opens nothing")
+            raise _RefusedError(401, code or f"the token {token} opens nothing")
 
     def _repository(self, name: str) -> Repository:
         if name not in self.server.repositories:
-            raise _Refused(404, "RepoNotFound")
+            raise _RefusedError(404, "RepoNotFound")
         found = self.server.repositories[name]
         if found.private:
             self._check_token("RepoNotFound")
         if found.is_gated:
-            raise _Refused(403, "GatedRepo")
+            raise _RefusedError(403, "GatedRepo")
         return found
 
     def _commit(self, repository: Repository, revision: str) -> str:
         found = repository.at(revision)
         if found is None:
-            raise _Refused(404, "RevisionNotFound")
+            raise _RefusedError(404, "RevisionNotFound")
         return found
 
     def _send_json(self, data: Any) -> None:

@@ -8,7 +8,7 @@ import shlex
 
 import jax  # noqa: F401 (the pairs need both frameworks)
 import pytest
-import torch  # noqa: F401
+import torch  # noqa: F401 (likewise)
 
 from attn_bridge.cli.app import run
 from parity_tests.support import composite
