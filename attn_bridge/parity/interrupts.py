@@ -2,7 +2,8 @@
 
 Python runs a signal's handler between any two steps of the main thread, so also halfway through the `__exit__` that
 puts a setting back; what is raised there leaves the setting as it is. Inside `orderly_interrupts` a signal that comes
-while a context is being entered or left is sent again a moment later, until it comes between contexts.
+while a context is being entered or left is sent again a moment later, until it comes between contexts; and so is one
+whose exception Python could only print, as in callbacks of weak references.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ AGAIN = 1e-3
 MAX = 1000
 """Times that a signal is sent again: code that runs for long inside such a function is the user's, and may hang."""
 
+SIGNAL = "_attn_bridge_signal"
+"""Attribute of what a handler raised: the signal's number."""
+
 Handler = Callable[[int, FrameType | None], Any]
 
 
@@ -40,6 +44,7 @@ class orderly_interrupts(contextlib.AbstractContextManager[None]):
 
     def __init__(self) -> None:
         self._own: dict[int, Handler] = {}
+        self._hook: Callable[[sys.UnraisableHookArgs], Any] | None = None
 
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -50,12 +55,26 @@ class orderly_interrupts(contextlib.AbstractContextManager[None]):
             if callable(own) and not isinstance(own, _Orderly):
                 self._own[number] = own
                 signal.signal(number, _Orderly(own, outside))
+        if self._own:
+            self._hook = sys.unraisablehook
+            sys.unraisablehook = self._take_up
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for number, own in sorted(self._own.items(), reverse=True):
             if isinstance(signal.getsignal(number), _Orderly):  # else the user's code has put another one in its place
                 signal.signal(number, own)
         self._own.clear()
+        if self._hook is not None and sys.unraisablehook == self._take_up:
+            sys.unraisablehook = self._hook
+        self._hook = None
+
+    def _take_up(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """Send a signal again whose exception was raised where Python prints exceptions and goes on."""
+        number = getattr(unraisable.exc_value, SIGNAL, None)
+        if number is not None:
+            _thread.start_new_thread(_send, (number,))
+        elif self._hook is not None:
+            self._hook(unraisable)
 
 
 class _Orderly:
@@ -76,7 +95,11 @@ class _Orderly:
             _thread.start_new_thread(_send, (number,))  # takes no lock that the interrupted code might hold
             return None
         self._sent = 0
-        return self._own(number, frame)
+        try:
+            return self._own(number, frame)
+        except BaseException as error:
+            setattr(error, SIGNAL, number)
+            raise
 
     def _is_between(self, frame: FrameType | None) -> bool:
         callbacks = [getattr(one, "__code__", None) for one in gc.callbacks]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import time
+import weakref
 
 import pytest
 
@@ -19,6 +21,10 @@ class Sending:
         self.is_gone = True
 
 
+class Ending:
+    """Something that ends at once."""
+
+
 def waiting(work):
     """Do something, and wait for the interrupt that came meanwhile."""
     with orderly_interrupts():
@@ -26,7 +32,15 @@ def waiting(work):
         time.sleep(10.0)
 
 
-def test_an_interrupt_while_garbage_is_collected_is_not_lost():
+@pytest.fixture
+def only_collected_here():
+    """Garbage is collected when a test asks for it, not before."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_an_interrupt_while_garbage_is_collected_is_not_lost(only_collected_here):
     sent = []
 
     def collected(phase, info):
@@ -46,3 +60,18 @@ def test_an_interrupt_while_garbage_is_collected_is_not_lost():
 def test_an_interrupt_while_something_ends_is_not_lost():
     with pytest.raises(KeyboardInterrupt):
         waiting(Sending)
+
+
+def test_an_interrupt_in_a_callback_of_a_weak_reference_is_not_lost():
+    with pytest.raises(KeyboardInterrupt):
+        waiting(lambda: weakref.finalize(Ending(), signal.raise_signal, signal.SIGINT))
+
+
+def test_what_else_cannot_be_raised_is_printed_as_before(monkeypatch):
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: printed.append(unraisable.exc_type))
+    before = sys.unraisablehook
+    with orderly_interrupts():
+        weakref.finalize(Ending(), int, "no number")
+    assert printed == [ValueError]
+    assert sys.unraisablehook is before
