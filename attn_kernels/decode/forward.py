@@ -32,7 +32,7 @@ LEAST_KEYS = 128
 TASKS = 128
 """Tasks that keys are cut into parts for: enough for many threads, and the same for any number of them."""
 
-NEAR = 160 * 2**10
+NEAR = 64 * 2**10
 """Bytes of a block of all heads at most: two of them lie in the second cache."""
 
 LEAST_BLOCK = 16
@@ -141,14 +141,14 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
             whole = (held + (LANES - 1)) // LANES * LANES
             for_kinds(job, functools.partial(
                 multiply, code, query, sizes.width, source, stride, scores, group.rows, whole, sizes.registers,
-                *next_value,
+                next_value,
             ))  # fmt: skip
             complete(code, job, head, scores, group.rows, start, held)
             weigh(code, scores, group.rows, held, tops, line, factors)
             source, stride = _in_registers(job, of_value, held, values, sizes.value_width)
             for_kinds(job, functools.partial(
                 add, code, scores, factors, source, stride, record, line, group.rows, held, sizes.value_registers,
-                *next_key[:2],
+                next_key,
             ))  # fmt: skip
 
 
@@ -163,8 +163,8 @@ def _block(job: Array, together: Value) -> Value:
 
 def _following(
     job: Array, batch: Value, first_head: Value, k: Value, start: Value, block: Value
-) -> tuple[_Rows, _Rows]:
-    """Return the keys and the values that are fetched while the block of a head is computed.
+) -> tuple[Value, Value]:
+    """Return where the keys and the values begin that are fetched while the block of a head is computed.
 
     That is what comes next or, where the heads of a position are neighbours, a share of the next block of all heads: in
     the order in which it lies in memory.
@@ -176,10 +176,7 @@ def _following(
     )
     of_keys = key.address + code.choose(alone, 0, k * block * key.bytes)
     of_values = code.choose(alone, value.address, next_value.address + k * block * value.bytes)
-    return (
-        _Rows(of_keys, code.choose(alone, key.stride, key.bytes), key.bytes),
-        _Rows(of_values, code.choose(alone, value.stride, value.bytes), value.bytes),
-    )
+    return of_keys, of_values
 
 
 class _Rows(NamedTuple):

@@ -41,34 +41,41 @@ def multiply(
     held: Value,
     registers: Value,
     following: Value,
-    following_stride: Value,
-    following_bytes: Value,
     *,
     kind: str,
 ) -> None:
     """Compute the products of `rows` queries, `width` apart, and of `held` keys, `stride` bytes apart.
 
-    Keys are so many that they fill registers. As many rows of what follows are fetched.
+    Keys are so many that they fill registers. As many bytes of what follows as are read are fetched, in their order.
     """
     for together, start, end in _tiles(code, rows, _ROWS):
         with code.loop(start, end, together) as r:
             query, place, is_first = queries + 4 * r * width, out + 4 * r * BLOCK, r == 0
             keys_together = LANES // together
             with code.loop(0, held, keys_together) as j:
-                with code.when(is_first), code.loop(0, following_bytes, _LINE) as line:
-                    for i in range(keys_together):
-                        code.fetch(following + (j + i) * following_stride + line)
                 at = [keys + (j + i) * stride for i in range(keys_together)]
-                _multiply_tile(code, query, width, at, place + 4 * j, together, registers, kind)
+                next_lines = code.choose(is_first, following + j * (BYTES[kind] * LANES) * registers, at[0])
+                _multiply_tile(code, query, width, at, place + 4 * j, together, registers, next_lines, kind)
 
 
 def _multiply_tile(
-    code: Code, query: Value, width: Value, keys: list[Value], out: Value, rows: int, registers: Value, kind: str
+    code: Code,
+    query: Value,
+    width: Value,
+    keys: list[Value],
+    out: Value,
+    rows: int,
+    registers: Value,
+    following: Value,
+    kind: str,
 ) -> None:
     zero = code.vector(0.0, LANES)
     sums = [[code.variable(zero) for _ in keys] for _ in range(rows)]
     offsets = [4 * r * width for r in range(rows)]
+    size = len(keys) * LANES * BYTES[kind]
     with code.loop(0, registers * LANES, LANES) as c:
+        for line in range(0, size, _LINE):
+            code.fetch(following + c * (len(keys) * BYTES[kind]) + line)
         of_keys = [_read(code, key + BYTES[kind] * c, kind) for key in keys]
         for offset, of_row in zip(offsets, sums, strict=True):
             number = code.load(query + offset + 4 * c, _VECTOR)
@@ -110,13 +117,12 @@ def add(
     held: Value,
     registers: Value,
     following: Value,
-    following_stride: Value,
     *,
     kind: str,
 ) -> None:
     """Multiply `rows` rows, `line` apart, by a factor each, and add to each `held` values by its weights.
 
-    As many rows of what follows are fetched.
+    As many bytes of what follows as are read are fetched, in their order.
     """
     for together, start, end in _tiles(code, rows, _ROWS):
         with code.loop(start, end, together) as r:
@@ -127,8 +133,9 @@ def add(
                 with code.loop(first * LANES, last * LANES, vectors * LANES) as c:
                     zero = code.vector(0.0, LANES)
                     sums = [[code.variable(zero) for _ in range(vectors)] for _ in range(together)]
-                    _add_tile(code, left, values + BYTES[kind] * c, stride, sums, held, is_first,
-                              following + BYTES[kind] * c, following_stride, kind)  # fmt: skip
+                    start_of_values = values + BYTES[kind] * c
+                    next_lines = code.choose(is_first, following + BYTES[kind] * c * held, start_of_values)
+                    _add_tile(code, left, start_of_values, stride, sums, held, next_lines, kind)
                     for i, of_row in enumerate(sums):
                         factor = code.vector(code.load(factors + 4 * (r + i), FLOAT), LANES)
                         for v, total in enumerate(of_row):
@@ -143,16 +150,14 @@ def _add_tile(
     stride: Value,
     sums: list[list[Variable]],
     held: Value,
-    is_first: Value,
     following: Value,
-    following_stride: Value,
     kind: str,
 ) -> None:
     vectors = len(sums[0])
+    size = vectors * LANES * BYTES[kind]
     with code.loop(0, held) as j:
-        with code.when(is_first):
-            for line in range(0, vectors * LANES * BYTES[kind], _LINE):
-                code.fetch(following + j * following_stride + line)
+        for line in range(0, size, _LINE):
+            code.fetch(following + j * size + line)
         at = values + j * stride
         of_value = [_read(code, at + BYTES[kind] * LANES * v, kind) for v in range(vectors)]
         for i, of_row in enumerate(sums):

@@ -73,7 +73,7 @@ def run(code: Code, job: Array, task: Value, memory: Value) -> None:
                 copy(code, source, held, 1.0, numbers.at(r * BLOCK), of=kind, to="float32")
             lines = job[words.VALUE] + stride * start
             add(code, numbers, factors, lines, stride, sums, columns, rows, held, columns // LANES,
-                lines + stride * LINES, stride, kind=kind)  # fmt: skip
+                lines + stride * LINES, kind=kind)  # fmt: skip
 
         for_kinds(job, some)
 

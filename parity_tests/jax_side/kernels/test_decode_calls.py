@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import pytest
 from flax import nnx
 from jax import export
 from jax.experimental import serialize_executable
+from jax.experimental.compilation_cache import compilation_cache
 
 import jax_attn
 from attn_bridge import masks
@@ -146,15 +148,23 @@ def test_sequences_of_a_vmap_are_sequences():
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-6)
 
 
+@contextlib.contextmanager
+def compiled_here():
+    """Programs don't come from the cache of compiled ones: those are not serialized whole."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # else what was decided for the first program stays
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+        compilation_cache.reset_cache()
+
+
 def test_executables_find_the_kernel_once_it_is_registered():
     inputs = arrays(queries=3, keys=300)
     program = jax.jit(squared("cpu_flash"))
-    # One that comes from the cache of compiled programs is not serialized whole.
-    jax.config.update("jax_enable_compilation_cache", False)
-    try:
+    with compiled_here():
         payload = serialize_executable.serialize(program.lower(*inputs).compile())
-    finally:
-        jax.config.update("jax_enable_compilation_cache", True)
     cpu_flash.register()
     np.testing.assert_array_equal(serialize_executable.deserialize_and_load(*payload)(*inputs), program(*inputs))
 
