@@ -25,7 +25,7 @@ MOST_HEADS, MOST_LABELS, COLUMNS = 32, 40, 4
 """Heads of one picture, tokens whose labels are shown, and maps beside each other."""
 
 TINY = 1e-38
-"""Least end of a scale, where all weights or differences are zero."""
+"""Weights or differences below it are drawn as zero, on a scale that ends at 1."""
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -257,7 +257,8 @@ def _draw(picture: Heatmap) -> Any:
     axes = figure.subplots(lines * len(rows), columns, squeeze=False)
     for number, (name, array) in enumerate(rows.items()):
         is_apart = name == "difference"
-        most = max(float(np.abs(array).max()) if is_apart else largest, TINY)
+        most = float(np.abs(array).max()) if is_apart else largest
+        most = most if most > TINY else 1.0
         low = -most if is_apart else 0.0
         band = axes[number * lines : (number + 1) * lines]
         image = None
@@ -279,7 +280,8 @@ def _draw(picture: Heatmap) -> Any:
         bar = figure.colorbar(image, ax=list(band.flat), shrink=0.8, pad=0.02)
         bar.ax.tick_params(colors=look.ink, labelsize=8)
         bar.outline.set_edgecolor(look.line)
-        bar.set_label("difference" if is_apart else "weight", color=look.ink, fontsize=8)
+        shown = "weight" if not is_apart else "difference" if array.any() else "no difference"
+        bar.set_label(shown, color=look.ink, fontsize=8)
     return figure
 
 

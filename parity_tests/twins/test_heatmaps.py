@@ -78,6 +78,14 @@ def test_weights_alone_need_no_module():
     assert viz.heatmap(torch.from_numpy(weights), second=weights + 0.0).rows["difference"].max() == 0
 
 
+def test_a_difference_of_nothing_has_a_scale_that_says_so():
+    weights = np.random.default_rng(1).dirichlet(np.ones(5), size=(1, 7))
+    axes = viz.heatmap(weights, second=weights).figure.axes
+    drawn = [image.get_clim() for one in axes for image in one.get_images()]
+    assert drawn[-1] == (-1.0, 1.0)
+    assert "no difference" in [one.get_ylabel() for one in axes]
+
+
 def test_files_hold_the_text_and_are_the_same_each_time(tmp_path):
     weights = np.random.default_rng(1).dirichlet(np.ones(5), size=(2, 5))
     for kind in ("png", "svg", "pdf"):
