@@ -96,11 +96,12 @@ def plan(
     dtype: str | None = None,
     settings: Mapping[str, Any] | None = None,
     dequantize: bool = False,
+    strip: str | None = None,
 ) -> Plan:
     """Return what `convert` would do with the same arguments, from headers alone."""
     from .requests import Request
 
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize)
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip)
     with asked.opened() as prepared:
         return prepared.plan
 
@@ -116,6 +117,7 @@ def tasks(
     dtype: str | None = None,
     settings: Mapping[str, Any] | None = None,
     dequantize: bool = False,
+    strip: str | None = None,
     workers: int = 1,
     task_bytes: int | None = None,
 ) -> list[dict[str, Any]]:
@@ -131,6 +133,7 @@ def tasks(
         dtype: see there.
         settings: see there.
         dequantize: see there.
+        strip: see there.
         workers: how many share the tasks: so that all have alike shares, tasks are smaller where there are many.
         task_bytes: bytes of a task, at most; None: 256 MiB.
 
@@ -146,7 +149,7 @@ def tasks(
     from .planning.tasks import tasks_of
     from .requests import Request
 
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize)
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip)
     with asked.opened() as prepared:
         return tasks_of(prepared.plan, prepared.format, workers, task_bytes)
 
@@ -162,6 +165,7 @@ def convert(
     dtype: str | None = None,
     settings: Mapping[str, Any] | None = None,
     dequantize: bool = False,
+    strip: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     max_memory: int | None = None,
@@ -185,6 +189,7 @@ def convert(
         dtype: cast floating-point tensors: ``bf16``, ``f16``, ``f32`` or ``f64``; None never casts.
         settings: what names and shapes don't tell, such as ``{"num_heads": 12}``; ``config.json`` may say it, too.
         dequantize: make floating point of MXFP4 and of float8 with scales: `dtype`, or bfloat16 where that is None.
+        strip: what to take from the beginning of the source's names, such as ``module.``; what has it not is left out.
         resume: go on where an interrupted run stopped.
         overwrite: replace an existing target.
         max_memory: bytes of memory to stay within; None takes about three times the largest tensor, or what tasks need.
@@ -206,7 +211,7 @@ def convert(
     from .workers import Processes, chosen, run
 
     progress = progress or (lambda done, total, name: None)
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize)
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip)
     with asked.opened() as prepared:
         job = chosen(prepared, workers, task_bytes, max_memory, is_elsewhere=ray is not None, resume=resume)
         if job is not None and ray is not None:
@@ -250,6 +255,7 @@ def convert_share(
     dtype: str | None = None,
     settings: Mapping[str, Any] | None = None,
     dequantize: bool = False,
+    strip: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     max_memory: int | None = None,
@@ -273,6 +279,7 @@ def convert_share(
         dtype: see there.
         settings: see there.
         dequantize: see there.
+        strip: see there.
         resume: go on from what another number of workers left behind.
         overwrite: replace an existing target.
         max_memory: bytes of memory to stay within, this worker.
@@ -287,7 +294,7 @@ def convert_share(
     from .requests import Request
     from .workers import job_of, worker
 
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize)
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip)
     with asked.opened() as prepared:
         job = job_of(prepared, workers, task_bytes, None if max_memory is None else max_memory * workers)
         return worker(prepared, job, index, resume, overwrite, progress or (lambda done, total, name: None))
@@ -304,6 +311,7 @@ def finish(
     dtype: str | None = None,
     settings: Mapping[str, Any] | None = None,
     dequantize: bool = False,
+    strip: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Worked:
@@ -317,7 +325,7 @@ def finish(
     from .requests import Request
     from .workers import finish_by_hand
 
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize)
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip)
     with asked.opened() as prepared:
         return finish_by_hand(prepared, overwrite, progress or (lambda done, total, name: None))
 
@@ -379,6 +387,7 @@ def verify(
     rules: PathLike | None = None,
     settings: Mapping[str, Any] | None = None,
     dequantize: bool = False,
+    strip: str | None = None,
     max_memory: int | None = None,
     progress: Progress | None = None,
 ) -> Verification:
@@ -392,6 +401,7 @@ def verify(
         rules: the rules file it was converted with.
         settings: the settings it was converted with.
         dequantize: whether the source was dequantised; where there is a manifest, that says so.
+        strip: what the source's names lost; where there is a manifest, that says so.
         max_memory: bytes of memory to stay within.
         progress: called with the bytes done, all bytes, and the tensor at hand.
 
@@ -424,11 +434,13 @@ def verify(
                 to_layout = layouts.detect(there.tensors, configs.beside(there.path).get("model_type")).name
             with containers.open_reader(origin) as opened:
                 dtype = known.dtype if known is not None and known.dtype else None
+                strip = strip or (known.source.get("stripped") if known is not None else None)
+                opened = requests.seen(opened, strip, False, None)
                 if known is not None and known.source.get("quantised"):
                     dequantize = True
                     problems |= verification.by_originals(opened, known)
-                reader = requests.dequantised(opened, dtype) if dequantize else opened
-                before = manifest.of(reader, origin)
+                reader = requests.seen(opened, None, dequantize, dtype)
+                before = None if strip is not None else manifest.of(reader, origin)
                 try:
                     planned = requests.plan_of(
                         reader, before, target, from_layout, to_layout, there.format, rules, dtype, settings

@@ -13,6 +13,7 @@ from ..models import rules_file
 from . import configs, containers, manifest, planning, quantised
 from .containers import remote
 from .containers.base import Reader
+from .containers.wrapped import Stripped, left_out_note
 from .manifest import Manifest
 from .planning.plans import Plan
 
@@ -31,6 +32,7 @@ class Request:
         dtype: what floating-point tensors are cast to.
         settings: what names and shapes don't tell.
         dequantize: whether quantised tensors become floating point.
+        strip: what names of the source lose; the tensors without it are left out.
     """
 
     source: str
@@ -42,6 +44,7 @@ class Request:
     dtype: str | None = None
     settings: Mapping[str, Any] | None = None
     dequantize: bool = False
+    strip: str | None = None
 
     @classmethod
     def of(
@@ -55,6 +58,7 @@ class Request:
         dtype: str | None,
         settings: Mapping[str, Any] | None,
         dequantize: bool,
+        strip: str | None = None,
     ) -> Self:
         """Return the request with paths as text."""
         own = None if rules is None else os.fspath(rules)
@@ -68,6 +72,7 @@ class Request:
             dtype,
             settings,
             dequantize,
+            strip,
         )
 
     @contextlib.contextmanager
@@ -81,12 +86,13 @@ class Request:
         source, target = remote.to_path(self.source), remote.to_path(self.target)
         remote.check_writable(target)
         with containers.open_reader(source) as opened:
-            reader = dequantised(opened, self.dtype) if self.dequantize else opened
-            before = manifest.of(reader, source)
+            reader = seen(opened, self.strip, self.dequantize, self.dtype)
+            before = None if self.strip is not None else manifest.of(reader, source)
             kind, settings = containers.with_settings(containers.format_of(target, self.format), self.settings)
             plan = plan_of(
                 reader, before, target, self.from_layout, self.to_layout, kind, self.rules, self.dtype, settings
             )
+            plan = of_stripped(plan, opened, self.strip)
             yield Prepared(plan, reader, before, target, kind, configs.is_folder(target, kind))
 
 
@@ -111,9 +117,20 @@ class Prepared:
     is_folder: bool
 
 
-def dequantised(reader: Reader, dtype: str | None) -> Reader:
-    """Return a quantised checkpoint as one of floating point."""
+def seen(reader: Reader, strip: str | None, dequantize: bool, dtype: str | None) -> Reader:
+    """Return a checkpoint as it is converted: without a prefix of its names, and as one of floating point."""
+    reader = reader if strip is None else Stripped(reader, strip)
+    if not dequantize:
+        return reader
     return quantised.Dequantised(reader, configs.beside(reader.path), planning.check_dtype(dtype) or "bfloat16")
+
+
+def of_stripped(plan: Plan, reader: Reader, strip: str | None) -> Plan:
+    """Return the plan of a source whose names lost a prefix, which says so."""
+    if strip is None:
+        return plan
+    note = left_out_note((name for name in reader.tensors if not name.startswith(strip)), strip)
+    return dataclasses.replace(plan, stripped=strip, notes=(*plan.notes, *([note] if note else ())))
 
 
 def plan_of(

@@ -6,10 +6,11 @@ A layout is a table of rows (`Row`), each an outside tensor in terms of ours; on
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..printable import printable
+from ..printable import printable, shell_word
 from ..weights.rows import LayoutError, Placement, Row, SettingError
 from . import (
     bert,
@@ -82,6 +83,9 @@ _ALIASES = {
 } | _LAYOUTS
 """Also by what a config.json calls a model."""
 
+_DEEPEST_PREFIX, _MOST_PREFIXES = 3, 16
+"""Parts of a prefix at most, and how many prefixes are tried."""
+
 _RULES = "rules of your own (--rules, docs/checkpoints.md) take any names"
 """What errors point to where no layout fits."""
 
@@ -110,9 +114,36 @@ def detect(names: Iterable[str], model_type: Any = None) -> Layout:
         model_type: what the model's config.json says; a layout that is for other ones is refused.
 
     Raises:
-        LayoutError: none does, or several do; the message says which come closest.
+        LayoutError: none does, or several do; the message says which come closest, or which prefix keeps one from it.
     """
     names = list(names)
+    try:
+        return _detect(names, model_type)
+    except LayoutError as error:
+        raise LayoutError(f"{error}{_of_stripped(names, model_type)}") from None
+
+
+def _of_stripped(names: list[str], model_type: Any) -> str:
+    """Say which prefix, as trainers and wrappers put it before names, keeps them from a layout; "" if none does."""
+    begins: Counter[str] = Counter()
+    for name in names:
+        parts = name.split(".")[:-1]
+        for count in range(1, min(len(parts), _DEEPEST_PREFIX) + 1):
+            if parts[count - 1].isdigit():
+                break
+            begins[".".join(parts[:count]) + "."] += 1
+    for prefix, count in begins.most_common(_MOST_PREFIXES):
+        try:
+            layout = _detect([name[len(prefix) :] for name in names if name.startswith(prefix)], model_type)
+        except LayoutError:
+            continue
+        which = "all names" if count == len(names) else f"{count} names"
+        option = f"--strip {shell_word(prefix)}"
+        return f"; {which} begin with {printable(prefix)}, and are those of {layout.name} without it ({option})"
+    return ""
+
+
+def _detect(names: list[str], model_type: Any) -> Layout:
     covered = {}
     for layout in _LAYOUTS.values():
         prefix, found = layout.match(names)

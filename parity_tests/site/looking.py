@@ -33,6 +33,21 @@ axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violation
   .map((one) => [one.id, one.nodes.length, one.nodes[0].html.slice(0, 200), one.nodes[0].failureSummary]))
 """
 
+THINNED = """
+(() => {
+  const alike = "tbody tr:nth-child(n + 7), dl.py:nth-of-type(n + 7)", seen = new Map();
+  document.querySelectorAll(alike).forEach((one) => one.remove());
+  for (const one of document.querySelectorAll("pre span[class]")) {
+    const count = (seen.get(one.className) ?? 0) + 1;
+    seen.set(one.className, count);
+    if (count > 5) one.replaceWith(...one.childNodes);
+  }
+})()
+"""
+"""Leaves few of what is alike, of which axe-core looks at a thousand for a minute: rows of a table, names of the reference,
+words of code in one colour.
+"""
+
 
 def too_wide(page: Page) -> list[str]:
     """Return what does not fit into the window."""
@@ -54,7 +69,5 @@ def barriers(page: Page, axe: str) -> list[Any]:
     """Return what axe-core calls serious or critical."""
     if not page.evaluate("typeof axe === 'object'"):
         page.evaluate(axe + "; 0")
-    # Rows of a long table are alike, and so are names of the reference; a thousand of them take axe-core a minute.
-    alike = "tbody tr:nth-child(n + 20), dl.py:nth-of-type(n + 12)"
-    page.evaluate(f"document.querySelectorAll('{alike}').forEach((one) => one.remove())")
+    page.evaluate(THINNED)
     return page.evaluate(AXE)

@@ -79,6 +79,7 @@ class Plan:
         scales: source tensor of quantised numbers -> that of their scales.
         originals: tensors of ours as the source's numbers have them, which are kept aside because theirs are others.
         carried: what earlier conversions kept aside of the same kind, and is still of use.
+        stripped: what the source's names lost; "" is nothing.
     """
 
     source: Path
@@ -98,6 +99,7 @@ class Plan:
     scales: dict[str, str] = dataclasses.field(default_factory=dict)
     originals: tuple[Target, ...] = ()
     carried: tuple[str, ...] = ()
+    stripped: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -112,7 +114,8 @@ class Plan:
     def identity(self, reader: Reader) -> str:
         """Return a digest of what will be written, and of the files it is read from."""
         files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in reader.files()]
-        parts = [dataclasses.asdict(target) for target in self.targets]
+        parts: list[Any] = [dataclasses.asdict(target) for target in self.targets]
+        parts += [self.stripped] if self.stripped else []
         text = json.dumps([parts, self.dropped, self.metadata, self.restore, files], sort_keys=True, default=str)
         digest = digests.new()
         digest.update(text.encode())

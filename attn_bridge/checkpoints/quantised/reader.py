@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from ...printable import printable
 from ..containers.base import SPARSE, Array, CheckpointError, Reader, TensorInfo, numpy_dtype
 from ..containers.files import boxes, check_range
+from ..containers.wrapped import Wrapped
 from .numbers import Numbers, float8_values
 from .pairs import GROUP, MXFP4, QuantisedTensor, find, of_activations
 
@@ -23,34 +23,7 @@ FAR = 16
 """Rows of a tile that lie further apart than this are fewer: what is read of the scales has those between them."""
 
 
-class _Wrapped(Reader):
-    """What another reader is, but for its tensors."""
-
-    def __init__(self, reader: Reader):
-        self._reader = reader
-        self.path: Path = reader.path
-        self.metadata: dict[str, Any] = reader.metadata
-
-    @property
-    def format(self) -> str:  # type: ignore[override]  # that of the reader, of which there are several
-        """Container of the file."""
-        return self._reader.format
-
-    @property
-    def random_access(self) -> bool:  # type: ignore[override]  # as above
-        """Whether `read_range` costs no more than the bytes it returns."""
-        return self._reader.random_access
-
-    def files(self) -> list[Path]:
-        """Return every file."""
-        return self._reader.files()
-
-    def close(self) -> None:
-        """Close its files."""
-        self._reader.close()
-
-
-class Headers(_Wrapped):
+class Headers(Wrapped):
     """The tensors of a quantised checkpoint by the names and shapes that layouts know; nothing is read through it.
 
     Args:
@@ -67,7 +40,7 @@ class Headers(_Wrapped):
         raise CheckpointError(f"{printable(name)} can't be read by its header")
 
 
-class Dequantised(_Wrapped):
+class Dequantised(Wrapped):
     """A quantised checkpoint whose tensors of numbers are floating point, under their own names and in their own order.
 
     Scales are not among its tensors.

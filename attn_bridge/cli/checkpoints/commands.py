@@ -27,6 +27,7 @@ from .options import (
     Rules,
     Settings,
     Source,
+    Strip,
     TaskBytes,
     ToLayout,
     check_report,
@@ -55,6 +56,7 @@ def convert(
     dtype: Dtype = None,
     settings: Settings = None,
     dequantize: Dequantize = False,
+    strip: Strip = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, from headers alone; write nothing.")
     ] = False,
@@ -105,7 +107,7 @@ def convert(
     memory = None if max_memory is None else parse_size(max_memory)
     shared = tasks.Sharing.of(workers, worker, finish, ray, task_bytes, dry_run)
     layouts: dict[str, Any] = {"from_layout": from_layout, "to_layout": to_layout, "format": format, "rules": rules}
-    layouts["dequantize"] = dequantize
+    layouts |= {"dequantize": dequantize, "strip": strip}
     planned = checkpoints.plan(source, target, **layouts, dtype=dtype, settings=given)
     console = make_console()
     if json_file != "-":
@@ -249,6 +251,9 @@ def verify(
     dequantize: Annotated[
         bool, typer.Option("--dequantize", help="SRC was dequantised; default: as the manifest says.")
     ] = False,
+    strip: Annotated[
+        str | None, typer.Option(metavar="PREFIX", help="What SRC's names lost; default: as the manifest says.")
+    ] = None,
     max_memory: Memory = None,
     json_file: Json = None,
 ) -> int:
@@ -271,7 +276,13 @@ def verify(
     taken = None if source is None else live.read(source)
     given = parse_settings(settings or [])
     if taken is not None:
-        options = {"--from": from_layout, "--to": to_layout, "--rules": rules, "--dequantize": dequantize or None}
+        options = {
+            "--from": from_layout,
+            "--to": to_layout,
+            "--rules": rules,
+            "--dequantize": dequantize or None,
+            "--strip": strip,
+        }
         for option, value in {**options, "--max-memory": memory}.items():
             if value is not None:
                 raise ValueError(f"{option} ({value}) says how a source was converted; {source} holds digests")
@@ -287,6 +298,7 @@ def verify(
                 rules=rules,
                 settings=given,
                 dequantize=dequantize,
+                strip=strip,
                 max_memory=memory,
                 progress=advance,
             )

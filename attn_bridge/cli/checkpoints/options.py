@@ -44,6 +44,12 @@ Dequantize = Annotated[
     bool,
     typer.Option("--dequantize", help="Make floating point of MXFP4 and of float8 with scales: --dtype, or bf16."),
 ]
+Strip = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PREFIX", help="Take PREFIX, such as module., away from SRC's names; what has it not is left out."
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(

@@ -21,6 +21,7 @@ from .options import (
     Rules,
     Settings,
     Source,
+    Strip,
     TaskBytes,
     ToLayout,
     check_report,
@@ -46,6 +47,7 @@ def plan(
     dtype: Dtype = None,
     settings: Settings = None,
     dequantize: Dequantize = False,
+    strip: Strip = None,
     task_bytes: TaskBytes = None,
     workers: Annotated[
         int, typer.Option(metavar="N", help="How many share the tasks: many workers have smaller ones.")
@@ -66,7 +68,7 @@ def plan(
     check_report(json_file, source, target)
     size = None if task_bytes is None else parse_size(task_bytes, "--task-bytes")
     given = parse_settings(settings or [])
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, given, dequantize)
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, given, dequantize, strip)
     with asked.opened() as prepared:
         planned, tasks = prepared.plan, planning.tasks_of(prepared.plan, prepared.format, workers, size)
     if json_file is not None:

@@ -1,0 +1,91 @@
+"""Readers that show the tensors of another reader: without a prefix of their names, or as other numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ...printable import printable
+from .base import Array, CheckpointError, Reader, TensorInfo
+
+
+class Wrapped(Reader):
+    """What another reader is, but for its tensors."""
+
+    def __init__(self, reader: Reader):
+        self._reader = reader
+        self.path: Path = reader.path
+        self.metadata: dict[str, Any] = reader.metadata
+
+    @property
+    def format(self) -> str:  # type: ignore[override]  # that of the reader, of which there are several
+        """Container of the file."""
+        return self._reader.format
+
+    @property
+    def random_access(self) -> bool:  # type: ignore[override]  # as above
+        """Whether `read_range` costs no more than the bytes it returns."""
+        return self._reader.random_access
+
+    def files(self) -> list[Path]:
+        """Return every file."""
+        return self._reader.files()
+
+    def close(self) -> None:
+        """Close its files."""
+        self._reader.close()
+
+
+class Stripped(Wrapped):
+    """The tensors whose names begin with a prefix, without it; the others are left out.
+
+    Args:
+        reader: the checkpoint.
+        prefix: such as ``module.``, which torch's DistributedDataParallel puts before every name.
+
+    Attributes:
+        prefix: the same.
+        left_out: names of the others.
+
+    Raises:
+        CheckpointError: no name begins with it, or one is nothing else.
+    """
+
+    def __init__(self, reader: Reader, prefix: str):
+        super().__init__(reader)
+        self.prefix = prefix
+        self.metadata = reader.metadata if reader.format == "safetensors" else {}  # others hold values by their names
+        self.tensors = {
+            name[len(prefix) :]: TensorInfo(name[len(prefix) :], info.dtype, info.shape, info.file)
+            for name, info in reader.tensors.items()
+            if name.startswith(prefix)
+        }
+        self.left_out = [name for name in reader.tensors if not name.startswith(prefix)]
+        if not prefix or not self.tensors or "" in self.tensors:
+            first = next(iter(reader.tensors), "")
+            raise CheckpointError(
+                f"--strip ({printable(prefix)}) must be what names of {reader.path} begin with, and not a whole name; "
+                f"its first is {printable(first)}"
+            )
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of a tensor."""
+        return self._reader.read_range(self.prefix + name, start, stop)
+
+    def read_into(self, name: str, start: int, into: memoryview) -> None:
+        """Read bytes of a tensor into memory that is there."""
+        self._reader.read_into(self.prefix + name, start, into)
+
+    def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
+        """Read a matrix, each row `step` elements behind the one before."""
+        self._reader.read_rows(self.prefix + name, start, step, into)
+
+
+def left_out_note(names: Iterable[str], prefix: str) -> str:
+    """Say which tensors a prefix leaves out; "" if it is none."""
+    found = list(names)
+    if not found:
+        return ""
+    shown = ", ".join(map(printable, found[:3])) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    return f"left out, as their names do not begin with {printable(prefix)}: {shown}"

@@ -1,0 +1,104 @@
+"""Names with a prefix in front, as wrappers and trainers leave them: what an error says of it, and --strip."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from attn_bridge import checkpoints
+from attn_bridge.checkpoints import containers
+from attn_bridge.checkpoints.containers.base import CheckpointError, TensorInfo
+from attn_bridge.cli.app import run
+from attn_bridge.models.layouts import LayoutError
+
+from .test_convert import sharded, tree
+
+WRAPPERS = ["module.", "_orig_mod.", "model.", "state.net.model."]
+
+
+def write(path, arrays):
+    """Write a checkpoint with the names given."""
+    infos = [TensorInfo(name, array.dtype.name, array.shape) for name, array in arrays.items()]
+    writer = containers.make_writer(containers.format_of(path, None), path, infos, {})
+    for name, array in arrays.items():
+        writer.write_range(name, 0, np.ascontiguousarray(array).view(np.uint8).data)
+    writer.finish()
+    return path
+
+
+@pytest.fixture
+def plain(tmp_path):
+    return sharded(tmp_path / "hf", width=16)
+
+
+@pytest.fixture
+def arrays(plain):
+    return checkpoints.read(plain)
+
+
+def with_prefix(prefix, arrays):
+    return {prefix + name: array for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize("prefix", WRAPPERS)
+@pytest.mark.parametrize("file", ["x.safetensors", "x.npz", "x.dcp", "x.pt"])
+def test_a_prefix_is_named_and_taken_away(tmp_path, plain, arrays, prefix, file):
+    source = write(tmp_path / file, with_prefix(prefix, arrays) | {"step": np.arange(3)})
+    with pytest.raises(LayoutError, match=f"names begin with {prefix}, .* without it \\(--strip {prefix}\\)"):
+        checkpoints.plan(source, tmp_path / "out")
+    assert f"--strip {prefix}" in checkpoints.inspect(source).why
+    found = checkpoints.plan(source, tmp_path / "out", strip=prefix)
+    assert found.notes == (f"left out, as their names do not begin with {prefix}: step",)
+    checkpoints.convert(source, tmp_path / "out", strip=prefix)
+    checkpoints.convert(plain, tmp_path / "wanted")
+    found, wanted = (checkpoints.read(tmp_path / name) for name in ("out", "wanted"))
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    assert checkpoints.verify(source, tmp_path / "out").passed
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_take_it_away_alike(tmp_path, arrays, workers):
+    source = write(tmp_path / "x.dcp", with_prefix("model.", arrays))
+    checkpoints.convert(source, tmp_path / "one", strip="model.", workers=1)
+    checkpoints.convert(source, tmp_path / "many", strip="model.", workers=workers, task_bytes=4096)
+    assert tree(tmp_path / "one") == tree(tmp_path / "many")
+
+
+def test_one_of_two_models_of_a_file_is_not_resumed_as_the_other(tmp_path, arrays):
+    average = {name: array + 1 for name, array in arrays.items()}
+    source = write(tmp_path / "x.safetensors", with_prefix("model.", arrays) | with_prefix("ema.", average))
+    plans = [checkpoints.plan(source, tmp_path / "out", strip=one) for one in ("model.", "ema.")]
+    with containers.open_reader(source) as reader:
+        assert len({plan.identity(reader) for plan in plans}) == 2
+    checkpoints.convert(source, tmp_path / "out", strip="ema.")
+    assert checkpoints.verify(source, tmp_path / "out").passed
+    assert not checkpoints.verify(source, tmp_path / "out", strip="model.").passed
+
+
+def test_the_command_takes_it_and_the_manifest_remembers_it(tmp_path, arrays, capsys):
+    source = write(tmp_path / "x.safetensors", with_prefix("module.", arrays) | {"epoch": np.ones(1)})
+    assert run(["convert", str(source), str(tmp_path / "out"), "--strip", "module."]) == 0
+    assert "left out, as their names do not begin with module.: epoch" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out/attn-bridge.json").read_text())["source"]["stripped"] == "module."
+    assert run(["verify", str(source), str(tmp_path / "out")]) == 0
+    assert run(["plan", str(source), str(tmp_path / "again"), "--strip", "module."]) == 0
+
+
+@pytest.mark.parametrize("prefix", ["", "modul_", "module.wte.weight"])
+def test_what_no_name_begins_with_is_refused(tmp_path, prefix):
+    source = write(tmp_path / "x.safetensors", {"module.wte.weight": np.ones((2, 3))})
+    with pytest.raises(CheckpointError, match=r"--strip \(.*\) must be what names of .* its first is module\.wte"):
+        checkpoints.convert(source, tmp_path / "out", strip=prefix)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_layer_is_no_model_with_a_prefix(tmp_path):
+    arrays = {f"net.{n}.attention.{part}.weight": np.ones((4, 4)) for n in range(2) for part in ("W_query", "W_odd")}
+    source = write(tmp_path / "x.safetensors", arrays)
+    with pytest.raises(LayoutError) as caught:
+        checkpoints.plan(source, tmp_path / "out")
+    assert "--strip" not in str(caught.value)
