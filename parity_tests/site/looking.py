@@ -44,8 +44,8 @@ THINNED = """
   }
 })()
 """
-"""Leaves few of what is alike, of which axe-core looks at a thousand for a minute: rows of a table, names of the reference,
-words of code in one colour.
+"""Leaves few of what is alike, of which axe-core looks at a thousand for a minute: rows of a table, names of the
+reference, words of code in one colour.
 """
 
 
