@@ -17,6 +17,9 @@ from .tensors import Tensor
 MARGIN = 0.15
 """By how much names must speak for one pairing over another to settle it."""
 
+IN_ORDER = 0.02
+"""By how much it speaks against two tensors that one is the first of its like and the other the last."""
+
 
 class Sides:
     """The tensors of both sides with what their names say, and what two of them may have to do with each other.
@@ -172,11 +175,16 @@ def open_groups(scores: Array, assignment: Sequence[int]) -> list[list[int]]:
 
 
 def arranged(scores: Array, assignment: Sequence[int], groups: Sequence[Sequence[int]]) -> list[int]:
-    """Return the bijection with the members of each group given to one another's counterparts as suits them best."""
+    """Return the bijection with the members of each group given to one another's counterparts as suits them best.
+
+    Where nothing else speaks for one, the first of them goes with the first, in the order in which modules define them.
+    """
     found = list(assignment)
     for group in groups:
-        counterparts = [assignment[i] for i in group]
-        for i, place in zip(group, best(scores[np.ix_(group, counterparts)]) or (), strict=False):
+        counterparts = sorted(assignment[i] for i in group)
+        rank = np.arange(len(group)) / len(group)
+        suits = scores[np.ix_(group, counterparts)] - IN_ORDER * (rank[:, None] - rank) ** 2
+        for i, place in zip(group, best(suits) or (), strict=False):
             found[i] = counterparts[place]
     return found
 

@@ -336,7 +336,10 @@ def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], pr
         return found[0]
     if not is_whole and is_permuted:
         raise ValueError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
-    doubt = f"no pairing makes the outputs agree; tried: {_listed(some, names)}"
+    doubt = (
+        "no pairing makes the outputs agree; the first is gone on with, and if another one is right, they may begin to "
+        f"differ elsewhere: rules of your own settle it (rules=, --rules); tried: {_listed(some, names)}"
+    )
     return dataclasses.replace(_said(first, "order" if is_permuted else "convention"), doubt=doubt)
 
 
