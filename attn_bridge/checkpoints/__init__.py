@@ -76,13 +76,13 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
     path = remote.to_path(path)
     with containers.open_reader(path, format) as reader:
         layout, why = "", ""
+        known = manifest.of(reader, path)
         try:
-            layout = layouts.detect(reader.tensors, configs.beside(reader.path).get("model_type")).name
+            layout = "" if known is None or known.layout in layouts.names() else known.layout  # by a user's own rules
+            layout = layout or layouts.detect(reader.tensors, configs.beside(reader.path).get("model_type")).name
         except (layouts.LayoutError, containers.CheckpointError) as error:
             why = str(error)
-        return Inspection(
-            path, reader.format, layout, why, reader.tensors, reader.metadata, manifest.of(reader, path) is not None
-        )
+        return Inspection(path, reader.format, layout, why, reader.tensors, reader.metadata, known is not None)
 
 
 def plan(

@@ -1,8 +1,9 @@
 """A user's own layout: a TOML file of ``[[rule]]`` tables, read into the two layouts that it leads between.
 
-Keys: ``torch`` and ``flax`` (names; ``torch`` may be a list of parts), ``pattern`` and sizes by letter as in `Rule`,
-``part`` (axis of the Flax tensor that counts the parts), or ``along`` (the axis they lie along) and ``split`` (sizes),
-``stack`` (axis of the Flax tensor that counts ``{i}`` or ``{j}``), and ``drop`` (the reason; then one name only).
+Keys: ``torch`` and ``flax`` (names; one of the two may be a list of parts, which are one tensor on the other side),
+``pattern`` and sizes by letter as in `Rule`, ``part`` (axis of the one tensor that counts the parts), or ``along`` (the
+axis they lie along) and ``split`` (sizes), ``stack`` (axis of the one tensor, or else of Flax's, that counts ``{i}`` or
+``{j}``), and ``drop`` (the reason; then one name only).
 """
 
 from __future__ import annotations
@@ -78,6 +79,15 @@ def read(path: Path, names: Iterable[str], layout: str = "", source: str = "") -
 
 def _rows(table: dict[str, Any]) -> tuple[list[Row], list[Row]]:
     """Return the rows of one rule for the Flax side and for the torch side."""
+    if isinstance(table.get("flax"), list):  # read as the rule of two sides that are called the other way round
+        if not isinstance(table.get("torch", ""), str):
+            raise LayoutError("one of torch and flax may be a list of parts, and the other is a name")
+        if not isinstance(table.get("pattern", ""), str):
+            raise LayoutError(f"pattern must be a text, got {table['pattern']!r}")
+        before, arrow, after = table.get("pattern", "").partition("->")
+        turned = {**table, "torch": table["flax"], "flax": table.get("torch", "")}
+        of_torch, of_flax = _rows(turned | ({"pattern": f"{after} -> {before}"} if arrow else {}))
+        return of_flax, of_torch
     if "optional" in table:
         raise LayoutError("optional is no key of a rule: every rule is passed over where it has no tensor")
     sizes = {key: value for key, value in table.items() if key not in _KEYS}
@@ -90,7 +100,7 @@ def _rows(table: dict[str, Any]) -> tuple[list[Row], list[Row]]:
         if not isinstance(table.get(key, ""), kind):
             raise LayoutError(f"{key} must be a text, got {table[key]!r}")
     if not all(isinstance(name, str) for name in ours):
-        raise LayoutError("torch must be a name or a list of names")
+        raise LayoutError("torch and flax must be a name or a list of names")
     if reason:
         if bool(flax) == bool(ours) or sizes or table.keys() - {"torch", "flax", "drop"}:
             raise LayoutError("a rule that drops has one name, torch or flax, and the reason")

@@ -385,9 +385,52 @@ def test_rules_of_ones_own_lead_there_and_back(tmp_path):
     assert bits(checkpoints.read(back)) == bits(arrays)
 
 
+FUSED = {
+    "counted": """
+[[rule]]
+torch = "h.{i}.qkv"
+flax = ["layer_{i}.q", "layer_{i}.k", "layer_{i}.v"]
+pattern = "(p h c) d -> d h c"
+part = "p"
+h = 2
+""",
+    "along": """
+[[rule]]
+torch = "h.{i}.qkv"
+flax = ["layer_{i}.q", "layer_{i}.k", "layer_{i}.v"]
+pattern = "o d -> d o"
+along = "o"
+split = [6, 6, 6]
+""",
+}
+"""A tensor of torch's that is three of Flax's."""
+
+
+@pytest.mark.parametrize("kind", FUSED)
+def test_rules_take_a_fused_tensor_of_torch_apart(tmp_path, kind):
+    rules = tmp_path / "rules.toml"
+    rules.write_text(FUSED[kind] + '[[rule]]\nflax = ["rng.count", "rng.key"]\ndrop = "random state"\n')
+    random_ = np.random.default_rng(0)
+    arrays = {f"h.{i}.qkv": random_.normal(size=(18, 5)) for i in range(2)}
+    source = write(tmp_path / "a.safetensors", arrays)
+    there = checkpoints.convert(source, tmp_path / "b.safetensors", rules=rules).target
+    found = checkpoints.read(there)
+    assert len(found) == 6
+    assert checkpoints.inspect(there).layout == "rules.toml flax"
+    for i in range(2):
+        for part, array in zip("qkv", np.split(arrays[f"h.{i}.qkv"], 3), strict=True):
+            wanted = array.reshape(2, 3, 5).transpose(2, 0, 1) if kind == "counted" else array.T
+            np.testing.assert_array_equal(found[f"layer_{i}.{part}"], wanted)
+    assert checkpoints.verify(source, there, rules=rules).passed
+    back = checkpoints.convert(there, tmp_path / "c.safetensors", rules=rules).target
+    assert bits(checkpoints.read(back)) == bits(arrays)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (('flax = "scales"', 'flax = ["scales", "more"]\n#'), "line 9: enc.{i}.scale: names on both sides"),
+        (('flax = "encoder.{i}.qk"', 'flax = ["encoder.{i}.qk"]'), "line 2: one of torch and flax may be a list"),
         (("pattern =", "pattern = 3 #"), "line 2: pattern must be a text"),
         (("(h p d)", "(h p e)"), "line 2: encoder"),
         (("h = 2", "h = 0"), "line 2: h must be a size"),
