@@ -13,9 +13,9 @@ from ..models import rules_file
 from . import configs, containers, manifest, planning, quantised
 from .containers import remote
 from .containers.base import Reader
-from .containers.wrapped import Stripped, left_out_note
 from .manifest import Manifest
 from .planning.plans import Plan
+from .wrapped import Stripped, left_out_note
 
 
 @dataclasses.dataclass(frozen=True)

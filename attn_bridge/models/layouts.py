@@ -137,6 +137,8 @@ def _of_stripped(names: list[str], model_type: Any) -> str:
             layout = _detect([name[len(prefix) :] for name in names if name.startswith(prefix)], model_type)
         except LayoutError:
             continue
+        if layout.match(names)[0] == prefix:
+            continue  # it is the layout's own, and something else keeps the names from it
         which = "all names" if count == len(names) else f"{count} names"
         option = f"--strip {shell_word(prefix)}"
         return f"; {which} begin with {printable(prefix)}, and are those of {layout.name} without it ({option})"

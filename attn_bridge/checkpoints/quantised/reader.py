@@ -11,7 +11,7 @@ import numpy as np
 from ...printable import printable
 from ..containers.base import SPARSE, Array, CheckpointError, Reader, TensorInfo, numpy_dtype
 from ..containers.files import boxes, check_range
-from ..containers.wrapped import Wrapped
+from ..wrapped import Wrapped
 from .numbers import Numbers, float8_values
 from .pairs import GROUP, MXFP4, QuantisedTensor, find, of_activations
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ...printable import printable
-from .base import Array, CheckpointError, Reader, TensorInfo
+from ..printable import printable
+from .containers.base import Array, CheckpointError, Reader, TensorInfo
 
 
 class Wrapped(Reader):
