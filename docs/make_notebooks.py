@@ -46,7 +46,8 @@ def notebook(page: Path) -> str:
     book.cells.insert(1, nbformat.v4.new_code_cell(INSTALL))
     for number, cell in enumerate(book.cells):
         cell.id = f"cell-{number}"
-        cell.metadata = {}
+        is_answer = cell.source.startswith("# @title ")
+        cell.metadata = {"cellView": "form"} if is_answer else {}  # Colab shows the title alone
         if cell.cell_type == "markdown":
             cell.source = LINK.sub(_address, cell.source)
     book.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}

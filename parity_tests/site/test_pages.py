@@ -85,6 +85,19 @@ def test_the_theme_is_switched_by_hand(browser, address):
     browser.evaluate("localStorage.clear()")
 
 
+def test_a_picture_with_a_dark_version_follows_the_theme(browser, address):
+    look = """(() => {
+        const picture = document.querySelector("picture"), image = getComputedStyle(picture.querySelector("img"));
+        return [picture.querySelector("source").media, image.filter,
+            getComputedStyle(picture.parentElement).backgroundColor];
+    })()"""
+    browser.open(f"{address}/notebooks/chapter-3-in-two-frameworks.html", 1400, 900, dark=True)
+    assert browser.evaluate(look) == ["all", "none", "rgba(0, 0, 0, 0)"]
+    browser.evaluate("document.querySelector('.theme-change-button[data-mode=light]').click()")
+    assert browser.evaluate(look)[0] == "not all"
+    browser.evaluate("localStorage.clear()")
+
+
 def test_a_bad_page_is_seen(browser, axe, tmp_path):
     (tmp_path / "bad.html").write_text(
         "<html><meta name='viewport' content='width=device-width'><link rel='icon' href='data:,'><body><main>"
