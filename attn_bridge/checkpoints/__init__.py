@@ -78,8 +78,12 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
         layout, why = "", ""
         known = manifest.of(reader, path)
         try:
-            layout = "" if known is None or known.layout in layouts.names() else known.layout  # by a user's own rules
-            layout = layout or layouts.detect(reader.tensors, configs.beside(reader.path).get("model_type")).name
+            is_own = known is not None and known.layout.endswith((".toml torch", ".toml flax"))
+            layout = (
+                known.layout
+                if known is not None and is_own
+                else layouts.detect(reader.tensors, configs.beside(reader.path).get("model_type")).name
+            )
         except (layouts.LayoutError, containers.CheckpointError) as error:
             why = str(error)
         return Inspection(path, reader.format, layout, why, reader.tensors, reader.metadata, known is not None)
@@ -401,7 +405,7 @@ def verify(
         rules: the rules file it was converted with.
         settings: the settings it was converted with.
         dequantize: whether the source was dequantised; where there is a manifest, that says so.
-        strip: what the source's names lost; where there is a manifest, that says so.
+        strip: what the source's names lost; None is what the manifest says, if there is one, and "" nothing.
         max_memory: bytes of memory to stay within.
         progress: called with the bytes done, all bytes, and the tensor at hand.
 
@@ -434,7 +438,10 @@ def verify(
                 to_layout = layouts.detect(there.tensors, configs.beside(there.path).get("model_type")).name
             with containers.open_reader(origin) as opened:
                 dtype = known.dtype if known is not None and known.dtype else None
-                strip = strip or (known.source.get("stripped") if known is not None else None)
+                if strip is None and known is not None:
+                    said = known.source.get("stripped", "")
+                    strip = said if any(name.startswith(said) for name in opened.tensors) else None
+                strip = strip or None
                 opened = requests.seen(opened, strip, False, None)
                 if known is not None and known.source.get("quantised"):
                     dequantize = True

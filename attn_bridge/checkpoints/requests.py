@@ -87,12 +87,14 @@ class Request:
         remote.check_writable(target)
         with containers.open_reader(source) as opened:
             reader = seen(opened, self.strip, self.dequantize, self.dtype)
-            before = None if self.strip is not None else manifest.of(reader, source)
+            beside = manifest.of(reader, source)
+            before = None if self.strip is not None else beside
             kind, settings = containers.with_settings(containers.format_of(target, self.format), self.settings)
             plan = plan_of(
                 reader, before, target, self.from_layout, self.to_layout, kind, self.rules, self.dtype, settings
             )
-            plan = of_stripped(plan, opened, self.strip)
+            if self.strip is not None:
+                plan = of_stripped(plan, opened, self.strip, beside)
             yield Prepared(plan, reader, before, target, kind, configs.is_folder(target, kind))
 
 
@@ -125,12 +127,13 @@ def seen(reader: Reader, strip: str | None, dequantize: bool, dtype: str | None)
     return quantised.Dequantised(reader, configs.beside(reader.path), planning.check_dtype(dtype) or "bfloat16")
 
 
-def of_stripped(plan: Plan, reader: Reader, strip: str | None) -> Plan:
+def of_stripped(plan: Plan, reader: Reader, strip: str, beside: Manifest | None) -> Plan:
     """Return the plan of a source whose names lost a prefix, which says so."""
-    if strip is None:
-        return plan
     note = left_out_note((name for name in reader.tensors if not name.startswith(strip)), strip)
-    return dataclasses.replace(plan, stripped=strip, notes=(*plan.notes, *([note] if note else ())))
+    kept = beside is not None and beside.kept is not None
+    lost = "left out, as names without their prefix lead nowhere back: what was kept aside beside the source"
+    notes = (*plan.notes, *([note] if note else ()), *([lost] if kept else ()))
+    return dataclasses.replace(plan, stripped=strip, notes=notes)
 
 
 def plan_of(

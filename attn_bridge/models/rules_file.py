@@ -80,6 +80,8 @@ def read(path: Path, names: Iterable[str], layout: str = "", source: str = "") -
 def _rows(table: dict[str, Any]) -> tuple[list[Row], list[Row]]:
     """Return the rows of one rule for the Flax side and for the torch side."""
     if isinstance(table.get("flax"), list):  # read as the rule of two sides that are called the other way round
+        if not table["flax"]:
+            raise LayoutError("torch and flax must be a name or a list of names")
         if not isinstance(table.get("torch", ""), str):
             raise LayoutError("one of torch and flax may be a list of parts, and the other is a name")
         if not isinstance(table.get("pattern", ""), str):

@@ -44,7 +44,8 @@ class orderly_interrupts(contextlib.AbstractContextManager[None]):
 
     def __init__(self) -> None:
         self._own: dict[int, Handler] = {}
-        self._hook: Callable[[sys.UnraisableHookArgs], Any] | None = None
+        self._hook = sys.unraisablehook
+        self._is_inside = False
 
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -56,7 +57,7 @@ class orderly_interrupts(contextlib.AbstractContextManager[None]):
                 self._own[number] = own
                 signal.signal(number, _Orderly(own, outside))
         if self._own:
-            self._hook = sys.unraisablehook
+            self._hook, self._is_inside = sys.unraisablehook, True
             sys.unraisablehook = self._take_up
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -64,16 +65,18 @@ class orderly_interrupts(contextlib.AbstractContextManager[None]):
             if isinstance(signal.getsignal(number), _Orderly):  # else the user's code has put another one in its place
                 signal.signal(number, own)
         self._own.clear()
-        if self._hook is not None and sys.unraisablehook == self._take_up:
+        if (
+            self._is_inside and sys.unraisablehook == self._take_up
+        ):  # else the user's code has put another one before it
             sys.unraisablehook = self._hook
-        self._hook = None
+        self._is_inside = False
 
     def _take_up(self, unraisable: sys.UnraisableHookArgs) -> None:
         """Send a signal again whose exception was raised where Python prints exceptions and goes on."""
         number = getattr(unraisable.exc_value, SIGNAL, None)
-        if number is not None:
+        if self._is_inside and number is not None:
             _thread.start_new_thread(_send, (number,))
-        elif self._hook is not None:
+        else:
             self._hook(unraisable)
 
 
@@ -98,7 +101,8 @@ class _Orderly:
         try:
             return self._own(number, frame)
         except BaseException as error:
-            setattr(error, SIGNAL, number)
+            with contextlib.suppress(Exception):  # one that takes no attributes is the user's, too
+                setattr(error, SIGNAL, number)
             raise
 
     def _is_between(self, frame: FrameType | None) -> bool:

@@ -221,7 +221,7 @@ def inspect(
         table.add_row(f"{kind} (x {len(names)})" if len(names) > 1 else names[0], *rest, file)
     console.print(table)
     numbers = ", ".join(f"{count:,} {dtype}" for dtype, count in found.dtypes.items())
-    layout = f"layout {found.layout}" if found.layout else f"no known layout ({found.why})"
+    layout = f"layout {printable(found.layout)}" if found.layout else f"no known layout ({found.why})"
     digests = "digests beside it" if found.has_manifest else "no digests beside it"
     console.print(
         f"{found.format}, {layout}, {len(found.tensors)} tensors, {numbers}, {shown_size(found.nbytes)}, {digests}",

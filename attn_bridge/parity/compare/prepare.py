@@ -173,8 +173,12 @@ def _paired(pair: Pair, sides: tuple[Any, Any], rules: Any) -> Pairing:
         distance = apart(wanted(), runner.precisely("second", weights, pair.arguments["second"]))
         return 0.0 if pair.lacks and distance < PROBE_LIMIT else distance
 
+    def orders() -> tuple[dict[str, int], dict[str, int]]:
+        first, second = (_run_order(pair, side) for side in SIDES)
+        return first, second
+
     try:
-        return pairings.pair_parameters(ours, theirs, probe, rules, labels)
+        return pairings.pair_parameters(ours, theirs, probe, rules, labels, orders)
     except WeightsMismatchError as error:
         tied = [
             f"in {pair.shown[side]} {name} is {own}"
@@ -183,6 +187,17 @@ def _paired(pair: Pair, sides: tuple[Any, Any], rules: Any) -> Pairing:
         ]
         error.args = (f"{error}; tied: {', '.join(tied)}" if tied else str(error),)
         raise
+
+
+def _run_order(pair: Pair, side: Side) -> dict[str, int]:
+    """Return path -> when that submodule of a side was called first; nothing if its calls can't be told."""
+    with contextlib.suppress(Exception):  # it decides nothing that could not be decided without it
+        recorded = pair.subject(side).record(pair.held[side], pair.arguments[side], [None] * len(pair.outputs))
+        found: dict[str, int] = {}
+        for call in sorted(recorded, key=lambda one: one.order):
+            found.setdefault(call.path, len(found))
+        return found
+    return {}
 
 
 def _weights_of(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -57,10 +57,10 @@ class NNXModule:
         return signature_of(self.module)
 
     def parameters(self) -> dict[str, Parameter]:
-        """Return the parameters and running statistics by name, in the order in which the module defines them."""
+        """Return the parameters and running statistics by name."""
         owners = {dotted(path): child for path, child in nnx.iter_modules(self.module)}
         found = {}
-        for path, variable in sorted(nnx.to_flat_state(self._weights), key=lambda one: _defined(self.module, one[0])):
+        for path, variable in nnx.to_flat_state(self._weights):
             name = dotted(path)
             parent, _, _ = name.rpartition(".")
             owner = stock_name(owners[parent]) if parent in owners else ""
@@ -265,22 +265,3 @@ def signature_of(function: Any) -> dict[str, bool]:
     return {
         one.name: one.kind in positional for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     }
-
-
-def _defined(module: Any, path: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return where a path comes in the order in which attributes were set, which NNX itself sorts by name."""
-    found, node = [], module
-    for part in path:
-        inside = node if isinstance(node, Mapping) else dict(enumerate(node)) if _is_list(node) else _attributes(node)
-        names = list(inside)
-        found.append(names.index(part) if part in inside else len(names))
-        node = inside.get(part)
-    return tuple(found)
-
-
-def _is_list(node: Any) -> bool:
-    return isinstance(node, (Sequence, nnx.List)) and not isinstance(node, (str, bytes))
-
-
-def _attributes(node: Any) -> Mapping[Any, Any]:
-    return vars(node) if hasattr(node, "__dict__") else {}

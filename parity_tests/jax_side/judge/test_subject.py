@@ -871,23 +871,3 @@ def test_sides_are_run_in_several_threads_at_once():
     assert not failures
     assert core.Primitive.bind is bind
     assert low[0].outputs[0].dtype == np.float32
-
-
-class Defined(nnx.Module):
-    """Layers whose names are in another order than they are."""
-
-    def __init__(self):
-        rngs = nnx.Rngs(0)
-        self.second_of_names = nnx.Linear(2, 3, rngs=rngs)
-        self.blocks = nnx.List([nnx.Linear(3, 3, rngs=rngs) for _ in range(11)])
-        self.by_name = nnx.Dict(tail=nnx.Linear(3, 2, use_bias=False, rngs=rngs), head=nnx.LayerNorm(2, rngs=rngs))
-        self.alone = nnx.Param(jnp.ones(2))
-
-    def __call__(self, x):
-        return x
-
-
-def test_parameters_come_in_the_order_in_which_a_module_defines_them():
-    names = [name.rpartition(".")[0] or name for name in subject_of(Defined()).parameters()]
-    blocks = [f"blocks.{number}" for number in range(11)]
-    assert list(dict.fromkeys(names)) == ["second_of_names", *blocks, "by_name.tail", "by_name.head", "alone"]

@@ -88,6 +88,23 @@ def test_the_command_takes_it_and_the_manifest_remembers_it(tmp_path, arrays, ca
     assert run(["plan", str(source), str(tmp_path / "again"), "--strip", "module."]) == 0
 
 
+def test_what_was_kept_aside_beside_the_source_is_said_to_be_left_out(tmp_path, plain, arrays):
+    checkpoints.convert(
+        write(tmp_path / "x.safetensors", arrays | {"transformer.h.0.attn.bias": np.tri(7)[None, None]}), tmp_path / "x"
+    )
+    (note,) = checkpoints.plan(tmp_path / "x", tmp_path / "y", strip="trf_", to_layout="same").notes[-1:]
+    assert note.endswith("what was kept aside beside the source")
+
+
+def test_a_source_that_lost_its_prefix_since_is_verified_as_it_is(tmp_path, plain, arrays):
+    checkpoints.convert(
+        write(tmp_path / "x.safetensors", with_prefix("module.", arrays)), tmp_path / "out", strip="module."
+    )
+    write(tmp_path / "again.safetensors", arrays)
+    assert checkpoints.verify(tmp_path / "again.safetensors", tmp_path / "out").passed
+    assert checkpoints.verify(tmp_path / "again.safetensors", tmp_path / "out", strip="").passed
+
+
 @pytest.mark.parametrize("prefix", ["", "modul_", "module.wte.weight"])
 def test_what_no_name_begins_with_is_refused(tmp_path, prefix):
     source = write(tmp_path / "x.safetensors", {"module.wte.weight": np.ones((2, 3))})

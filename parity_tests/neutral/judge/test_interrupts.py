@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import signal
 import sys
@@ -65,6 +66,35 @@ def test_an_interrupt_while_something_ends_is_not_lost():
 def test_an_interrupt_in_a_callback_of_a_weak_reference_is_not_lost():
     with pytest.raises(KeyboardInterrupt):
         waiting(lambda: weakref.finalize(Ending(), signal.raise_signal, signal.SIGINT))
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    """An exception that takes no attributes."""
+
+    number: int
+
+
+def test_the_exception_of_a_handler_stays_what_it_is():
+    def handler(number, frame):
+        raise FrozenError(number)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(FrozenError), orderly_interrupts():
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_hook_of_the_user_leads_on_to_that_before(monkeypatch):
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: printed.append(unraisable.exc_type))
+    with orderly_interrupts():
+        inner = sys.unraisablehook
+        sys.unraisablehook = lambda unraisable: inner(unraisable)
+    weakref.finalize(Ending(), int, "no number")
+    assert printed == [ValueError]
 
 
 def test_what_else_cannot_be_raised_is_printed_as_before(monkeypatch):

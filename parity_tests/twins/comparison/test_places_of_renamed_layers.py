@@ -1,4 +1,4 @@
-"""A fault in a port whose layers have other names: which layer is which is told by their order, and so is the place."""
+"""A fault in a port whose layers have other names: which is which is told by when they run, and so is the place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from flax import nnx
+from flax import linen, nnx
 
 from attn_bridge import parity
 
@@ -27,7 +27,7 @@ class Mixer(torch.nn.Module):
 
 
 class Port(nnx.Module):
-    """The same in Flax: its norms have the opposite order where names are sorted."""
+    """The same in Flax: its norms have the opposite order by name, in which NNX puts them where it clones a module."""
 
     def __init__(self, fault):
         rngs = nnx.Rngs(0)
@@ -45,18 +45,75 @@ class Port(nnx.Module):
         return (normed if self.fault == "residual" else x) + self.mlp_out(act(self.mlp_in(normed)))
 
 
-@pytest.mark.parametrize(
-    ("fault", "place"),
-    [("activation", ("ch1", "ch2")), ("residual", ("ch2", "the outputs")), ("", None)],
-    ids=lambda one: one if isinstance(one, str) else "",
-)
-def test_a_fault_is_placed_where_it_is(fault, place):
+class LinenPort(linen.Module):
+    """The same in Linen."""
+
+    fault: str
+
+    def setup(self):
+        self.ln_tokens, self.ln_channels = linen.LayerNorm(epsilon=1e-5), linen.LayerNorm(epsilon=1e-5)
+        self.fc_in, self.fc_out = linen.Dense(14), linen.Dense(7)
+        self.mlp_in, self.mlp_out = linen.Dense(32), linen.Dense(16)
+
+    __call__ = Port.__call__
+
+
+def in_linen(fault):
+    """Return the port and its variables, which `jit` sorts by name."""
+    module = LinenPort(fault)
+    return module, jax.jit(module.init)(jax.random.key(0), jnp.ones((2, 7, 16)))
+
+
+PORTS = {"NNX": Port, "NNX, sorted by name": lambda fault: nnx.clone(Port(fault)), "Linen": in_linen}
+
+PLACES = {"activation": "between ch1 and ch2", "residual": "between ch2 and the outputs"}
+
+
+@pytest.mark.parametrize("kind", PORTS)
+@pytest.mark.parametrize("fault", ["", *PLACES])
+def test_a_fault_is_placed_where_it_is(fault, kind):
     x = np.random.default_rng(0).normal(size=(2, 7, 16)).astype("float32")
-    report = parity.compare(Mixer(), Port(fault), x)
-    if place is None:
+    report = parity.compare(Mixer(), PORTS[kind](fault), x)
+    if not fault:
         assert report.verdict == "equal", str(report)
         return
     assert report.verdict == "different"
-    text = str(report)
-    assert f"between {place[0]} and {place[1]}" in text, text
-    assert "they may begin to differ elsewhere" in text.replace("\n", " ")
+    assert PLACES[fault] in str(report), str(report)
+    assert "they may begin to differ elsewhere" in str(report).replace("\n", " ")
+
+
+class Run(torch.nn.Module):
+    """Eight layers of one size, named in another order than they run."""
+
+    names = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
+
+    def __init__(self):
+        super().__init__()
+        for name in self.names:
+            setattr(self, name, torch.nn.Linear(5, 5))
+
+    def forward(self, x):
+        for name in self.names:
+            x = torch.tanh(getattr(self, name)(x))
+        return x
+
+
+class RunPort(nnx.Module):
+    """The same in Flax, defined and named in other orders than they run."""
+
+    names = ("q", "c", "x", "a", "m", "b", "z", "k")
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        for name in reversed(self.names):
+            setattr(self, name, nnx.Linear(5, 5, rngs=rngs))
+
+    def __call__(self, x):
+        for name in self.names:
+            x = jnp.tanh(getattr(self, name)(x))
+        return x
+
+
+def test_more_layers_than_can_be_tried_out_go_together_as_they_run():
+    report = parity.compare(Run(), RunPort(), np.random.default_rng(0).normal(size=(3, 5)).astype("float32"))
+    assert report.verdict == "equal", str(report)

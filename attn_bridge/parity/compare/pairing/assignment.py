@@ -18,7 +18,7 @@ MARGIN = 0.15
 """By how much names must speak for one pairing over another to settle it."""
 
 IN_ORDER = 0.02
-"""By how much it speaks against two tensors that one is the first of its like and the other the last."""
+"""By how much it speaks against two tensors that one is the first of its like to be used and the other the last."""
 
 
 class Sides:
@@ -174,16 +174,25 @@ def open_groups(scores: Array, assignment: Sequence[int]) -> list[list[int]]:
     return [group for group in groups if len(group) > 1]
 
 
-def arranged(scores: Array, assignment: Sequence[int], groups: Sequence[Sequence[int]]) -> list[int]:
+def arranged(
+    scores: Array, assignment: Sequence[int], groups: Sequence[Sequence[int]], *, in_order: bool = False
+) -> list[int]:
     """Return the bijection with the members of each group given to one another's counterparts as suits them best.
 
-    Where nothing else speaks for one, the first of them goes with the first, in the order in which modules define them.
+    Args:
+        scores: what speaks for each pair.
+        assignment: the bijection.
+        groups: tensors of the first side that could exchange their counterparts.
+        in_order: whether the order of the tensors speaks, too: the first of a group goes with the first.
     """
     found = list(assignment)
     for group in groups:
-        counterparts = sorted(assignment[i] for i in group)
-        rank = np.arange(len(group)) / len(group)
-        suits = scores[np.ix_(group, counterparts)] - IN_ORDER * (rank[:, None] - rank) ** 2
+        counterparts = [assignment[i] for i in group]
+        suits = scores[np.ix_(group, counterparts)]
+        if in_order:
+            counterparts.sort()
+            rank = np.arange(len(group)) / len(group)
+            suits = scores[np.ix_(group, counterparts)] - IN_ORDER * (rank[:, None] - rank) ** 2
         for i, place in zip(group, best(suits) or (), strict=False):
             found[i] = counterparts[place]
     return found

@@ -2,6 +2,7 @@
 
 In this order: rules that were given; stacks taken apart; names that are equal; fused layers taken apart; the best
 bijection of the rest; what is open is tried out, the usual way first. Names that settled a pair are never overruled.
+Where nothing that was tried makes the outputs agree, layers go together in the order in which both sides run them.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ ALIKE = 10.0
 
 Probe = Callable[[Pairing], float]
 Labels = tuple[str, str]
+Order = Mapping[str, int]
+"""Path of a submodule -> when it was called first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +85,7 @@ def propose(
     probe: Probe | None = None,
     given: Partial | None = None,
     labels: Labels = ("torch", "Flax"),
+    orders: Callable[[], tuple[Order, Order]] | None = None,
 ) -> Pairing:
     """Return the pairing that names, classes and shapes suggest.
 
@@ -92,19 +96,71 @@ def propose(
             it decides between pairings that names leave open.
         given: what is settled already; the rest is paired as usual.
         labels: what to call the sides in messages.
+        orders: returns when each submodule of the two sides is called.
 
     Raises:
         WeightsMismatchError: there is no bijection; lists what is left over.
         ValueError: several pairings are left open, and nothing speaks for one; lists them.
     """
     given = given or Partial()
-    ours, theirs = _rest(first, given, "first"), _rest(second, given, "second")
-    ours, theirs = unstacked(ours, theirs), unstacked(theirs, ours)
-    fixed, choices = _links(ours, theirs, labels)
-    found = _settle(given, _joined(choices), fixed, probe)
+    try:
+        found = _proposed(first, second, probe, given, labels)
+    except TooManyError:
+        again = _in_run_order(first, second, probe, given, labels, orders)
+        if again is None:
+            raise
+        found = again
+    if found.doubt and any(match.how == "order" for match in found.matches):
+        found = _in_run_order(first, second, probe, given, labels, orders) or found
     for tensors in ([match.first for match in found.matches], [match.second for match in found.matches]):
         assert not uncovered(tensors), f"some elements of {uncovered(tensors)} are not paired once"
     return in_order(found, first)
+
+
+class TooManyError(ValueError):
+    """More pairings are open than can be tried out, and none of those tried makes the outputs agree."""
+
+
+def _proposed(
+    first: Mapping[str, Parameter],
+    second: Mapping[str, Parameter],
+    probe: Probe | None,
+    given: Partial,
+    labels: Labels,
+    *,
+    in_order: bool = False,
+) -> Pairing:
+    ours, theirs = _rest(first, given, "first"), _rest(second, given, "second")
+    ours, theirs = unstacked(ours, theirs), unstacked(theirs, ours)
+    fixed, choices = _links(ours, theirs, labels, in_order=in_order)
+    return _settle(given, _joined(choices), fixed, probe)
+
+
+def _in_run_order(
+    first: Mapping[str, Parameter],
+    second: Mapping[str, Parameter],
+    probe: Probe | None,
+    given: Partial,
+    labels: Labels,
+    orders: Callable[[], tuple[Order, Order]] | None,
+) -> Pairing | None:
+    """Return the pairing of layers in the order in which both sides run them; None if that leads nowhere."""
+    if orders is None:
+        return None
+    first_order, second_order = orders()
+    if not first_order or not second_order:
+        return None
+    ours, theirs = _as_run(first, first_order), _as_run(second, second_order)
+    try:
+        return _proposed(ours, theirs, probe, given, labels, in_order=True)
+    except ValueError:
+        return None
+
+
+def _as_run(parameters: Mapping[str, Parameter], order: Order) -> dict[str, Parameter]:
+    """Return parameters by when the submodules that own them are called."""
+    places = {name: order.get(one.path, len(order)) for name, one in parameters.items()}
+    return {name: parameters[name] for name in sorted(parameters, key=places.__getitem__)}
 
 
 def in_order(pairing: Pairing, first: Mapping[str, Parameter]) -> Pairing:
@@ -126,7 +182,9 @@ def _rest(parameters: Mapping[str, Parameter], given: Partial, side: str) -> lis
 # ---- who is who
 
 
-def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[list[Link], list[Choice]]:
+def _links(
+    first: list[Tensor], second: list[Tensor], labels: Labels, *, in_order: bool
+) -> tuple[list[Link], list[Choice]]:
     """Return the pairs that are settled, and the choices that are open."""
     sides = Sides(first, second)
     pairs = equals(sides)
@@ -152,7 +210,7 @@ def _links(first: list[Tensor], second: list[Tensor], labels: Labels) -> tuple[l
         here = [one for i, one in enumerate(here) if i not in gone]
         there = [one for i, one in enumerate(there) if i not in used]
         ours, theirs = (there, here) if turned else (here, there)
-    more, open_ones = _assigned(Sides(ours, theirs), fixed, labels)
+    more, open_ones = _assigned(Sides(ours, theirs), fixed, labels, in_order=in_order)
     return fixed + more, choices + open_ones
 
 
@@ -212,7 +270,9 @@ def _together(choices: Sequence[Choice]) -> Choice:
     return [tuple(link for links in same for link in links) for same in zip(*choices, strict=True)]
 
 
-def _assigned(sides: Sides, settled: Sequence[Link], labels: Labels) -> tuple[list[Link], list[Choice]]:
+def _assigned(
+    sides: Sides, settled: Sequence[Link], labels: Labels, *, in_order: bool
+) -> tuple[list[Link], list[Choice]]:
     """Return the best bijection of what is left, as settled pairs and open choices."""
     scores = sides.likeness()
     assignment = best(scores)
@@ -233,7 +293,8 @@ def _assigned(sides: Sides, settled: Sequence[Link], labels: Labels) -> tuple[li
         open_ones = {i for group in groups for i in group}
         known = [(link.first, link.second) for link in settled]
         known += [(sides.first[i], sides.second[j]) for i, j in enumerate(assignment) if i not in open_ones]
-        assignment = arranged(scores + sides.housed(known), assignment, groups)  # the usual order of what is open
+        suits = scores + sides.housed(known)
+        assignment = arranged(suits, assignment, groups, in_order=in_order)  # the usual order of what is open
     grouped = {i for group in groups for i in group}
     fixed = [
         _link(sides, i, j, "names" if scores[i, j] > 1.0 else "shapes")
@@ -335,7 +396,7 @@ def _settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], pr
     if found:
         return found[0]
     if not is_whole and is_permuted:
-        raise ValueError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
+        raise TooManyError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
     doubt = (
         "no pairing makes the outputs agree; the first is gone on with, and if another one is right, they may begin to "
         f"differ elsewhere: rules of your own settle it (rules=, --rules); tried: {_listed(some, names)}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ....weights import Rule, Rules, WeightsMismatchError, joint, rule_from
 from ..sides.subject import Parameter
-from .proposal import Labels, Partial, Probe, in_order, propose
+from .proposal import Labels, Order, Partial, Probe, in_order, propose
 from .tensors import Cut, Match, Pairing, Tensor, uncovered, whole
 
 AnyRules = str | Path | Rules | Iterable[Rule | Mapping[str, Any]]
@@ -79,10 +79,11 @@ def pair_parameters(
     probe: Probe | None = None,
     rules: AnyRules | None = None,
     labels: Labels = ("torch", "Flax"),
+    orders: Callable[[], tuple[Order, Order]] | None = None,
 ) -> Pairing:
     """Return the pairing that rules say, and for what they do not name the one that is proposed."""
     given = None if rules is None else partial(rules, first, second, labels=labels)
-    return propose(first, second, probe, given, labels)
+    return propose(first, second, probe, given, labels, orders)
 
 
 @dataclasses.dataclass
