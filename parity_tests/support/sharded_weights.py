@@ -423,4 +423,7 @@ def run(task: tuple[str, int, str]) -> dict[str, str]:
             scenario(side, place)
         except Exception:  # the test says which it was, and goes on with the next
             found[scenario.__name__] = traceback.format_exc()
+    if kind == "torch":
+        side.barrier()
+        distributed.destroy_process_group()  # else threads of gloo may hold tensors as the interpreter ends, and crash
     return found
