@@ -65,9 +65,7 @@ class orderly_interrupts(contextlib.AbstractContextManager[None]):
             if isinstance(signal.getsignal(number), _Orderly):  # else the user's code has put another one in its place
                 signal.signal(number, own)
         self._own.clear()
-        if (
-            self._is_inside and sys.unraisablehook == self._take_up
-        ):  # else the user's code has put another one before it
+        if self._is_inside and sys.unraisablehook == self._take_up:  # else the user's code has put one before it
             sys.unraisablehook = self._hook
         self._is_inside = False
 

@@ -60,7 +60,7 @@ def test_a_prefix_is_named_and_taken_away(tmp_path, plain, arrays, prefix, file)
     assert checkpoints.verify(source, tmp_path / "out").passed
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [2, 5])
 def test_workers_take_it_away_alike(tmp_path, arrays, workers):
     source = write(tmp_path / "x.dcp", with_prefix("model.", arrays))
     checkpoints.convert(source, tmp_path / "one", strip="model.", workers=1)

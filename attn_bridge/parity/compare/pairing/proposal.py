@@ -8,6 +8,7 @@ Where nothing that was tried makes the outputs agree, layers go together in the 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -103,15 +104,30 @@ def propose(
         ValueError: several pairings are left open, and nothing speaks for one; lists them.
     """
     given = given or Partial()
+
+    def proposed(ours: Mapping[str, Parameter], theirs: Mapping[str, Parameter], *, in_order: bool) -> Pairing:
+        left, right = _rest(ours, given, "first"), _rest(theirs, given, "second")
+        left, right = unstacked(left, right), unstacked(right, left)
+        fixed, choices = _links(left, right, labels, in_order=in_order)
+        return _settle(given, _joined(choices), fixed, probe)
+
+    def proposed_as_run() -> Pairing | None:
+        first_order, second_order = orders() if orders is not None else ({}, {})
+        if not first_order or not second_order:
+            return None
+        with contextlib.suppress(ValueError):
+            return proposed(_as_run(first, first_order), _as_run(second, second_order), in_order=True)
+        return None
+
     try:
-        found = _proposed(first, second, probe, given, labels)
+        found = proposed(first, second, in_order=False)
     except TooManyError:
-        again = _in_run_order(first, second, probe, given, labels, orders)
+        again = proposed_as_run()
         if again is None:
             raise
         found = again
     if found.doubt and any(match.how == "order" for match in found.matches):
-        found = _in_run_order(first, second, probe, given, labels, orders) or found
+        found = proposed_as_run() or found
     for tensors in ([match.first for match in found.matches], [match.second for match in found.matches]):
         assert not uncovered(tensors), f"some elements of {uncovered(tensors)} are not paired once"
     return in_order(found, first)
@@ -119,42 +135,6 @@ def propose(
 
 class TooManyError(ValueError):
     """More pairings are open than can be tried out, and none of those tried makes the outputs agree."""
-
-
-def _proposed(
-    first: Mapping[str, Parameter],
-    second: Mapping[str, Parameter],
-    probe: Probe | None,
-    given: Partial,
-    labels: Labels,
-    *,
-    in_order: bool = False,
-) -> Pairing:
-    ours, theirs = _rest(first, given, "first"), _rest(second, given, "second")
-    ours, theirs = unstacked(ours, theirs), unstacked(theirs, ours)
-    fixed, choices = _links(ours, theirs, labels, in_order=in_order)
-    return _settle(given, _joined(choices), fixed, probe)
-
-
-def _in_run_order(
-    first: Mapping[str, Parameter],
-    second: Mapping[str, Parameter],
-    probe: Probe | None,
-    given: Partial,
-    labels: Labels,
-    orders: Callable[[], tuple[Order, Order]] | None,
-) -> Pairing | None:
-    """Return the pairing of layers in the order in which both sides run them; None if that leads nowhere."""
-    if orders is None:
-        return None
-    first_order, second_order = orders()
-    if not first_order or not second_order:
-        return None
-    ours, theirs = _as_run(first, first_order), _as_run(second, second_order)
-    try:
-        return _proposed(ours, theirs, probe, given, labels, in_order=True)
-    except ValueError:
-        return None
 
 
 def _as_run(parameters: Mapping[str, Parameter], order: Order) -> dict[str, Parameter]:
