@@ -13,7 +13,7 @@ import pytest
 from attn_bridge import Rule, Rules, WeightsMismatchError
 from attn_bridge.parity.compare.pairing import MAX_CANDIDATES, from_rules, names, partial, parts, propose, read_rules
 from attn_bridge.parity.compare.pairing.patterns import Kind, Options, Way, options
-from attn_bridge.parity.compare.pairing.proposal import MAX_SHOWN
+from attn_bridge.parity.compare.pairing.settling import MAX_SHOWN
 from attn_bridge.parity.compare.pairing.tensors import whole
 from attn_bridge.parity.compare.sides.subject import Parameter
 from parity_tests.support.work import count_calls

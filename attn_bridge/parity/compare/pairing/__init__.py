@@ -6,8 +6,9 @@ itself, and knows no framework beyond the names of its layers.
 
 from __future__ import annotations
 
-from .proposal import MAX_CANDIDATES, Partial, Probe, propose
+from .proposal import propose
 from .rules import AnyRules, from_rules, pair_parameters, partial, read_rules
+from .settling import MAX_CANDIDATES, Partial, Probe
 from .tensors import Cut, Match, Pairing, Tensor, lies_within, uncovered, whole
 
 __all__ = [

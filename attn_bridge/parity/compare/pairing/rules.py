@@ -10,7 +10,8 @@ from typing import Any
 
 from ....weights import Rule, Rules, WeightsMismatchError, joint, rule_from
 from ..sides.subject import Parameter
-from .proposal import Labels, Order, Partial, Probe, in_order, propose
+from .proposal import Labels, Order, in_order, propose
+from .settling import Partial, Probe
 from .tensors import Cut, Match, Pairing, Tensor, uncovered, whole
 
 AnyRules = str | Path | Rules | Iterable[Rule | Mapping[str, Any]]

@@ -1,0 +1,208 @@
+"""Which of the pairings holds that names, classes and shapes leave open: they are tried out by running both sides."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+from .assignment import template
+from .patterns import Options, Way
+from .tensors import Match, Pairing, Tensor
+
+MAX_CANDIDATES = 256
+"""Most pairings that are tried out before the choice is left to the user."""
+
+MAX_SHOWN = 16
+"""Pairings that are tried out where there are more than that."""
+
+AGREE = 1e-9
+"""How far apart outputs may be that agree."""
+
+NEAR = 1e-3
+"""How far apart they may be if no pairing makes them agree: what float32 tables, or a small fault, keep apart."""
+
+FURTHER = 100.0
+"""How many times as far apart other pairings must be then."""
+
+ALIKE = 10.0
+"""How many times as far apart a pairing may be that is as good as the nearest."""
+
+Probe = Callable[[Pairing], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Partial:
+    """What rules say about some of the parameters.
+
+    Attributes:
+        matches: the pairs.
+        dropped: (side, parameter, reason) of those that stay out.
+    """
+
+    matches: tuple[Match, ...] = ()
+    dropped: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """Two tensors that are one, what their names say of their axes, and what settled that they are one."""
+
+    first: Tensor
+    second: Tensor
+    options: Options
+    layers: Hashable
+    how: str
+
+
+Choice = list[tuple[Link, ...]]
+"""Alternatives of which one holds, the usual one first."""
+
+
+class TooManyError(ValueError):
+    """More pairings are open than can be tried out, and none of those tried makes the outputs agree."""
+
+
+def together(choices: Sequence[Choice]) -> Choice:
+    """Return the choices of a layer's weight and bias as one: both are cut in the same way."""
+    return [tuple(link for links in same for link in links) for same in zip(*choices, strict=True)]
+
+
+def joined(choices: Sequence[Choice]) -> list[Choice]:
+    """Return the choices, with those that repeat in numbered blocks made one: they are decided once for all."""
+    alike: dict[Hashable, list[Choice]] = collections.defaultdict(list)
+    for choice in choices:
+        key = tuple(tuple(template(_spelled(link.first, link.second)) for link in links) for links in choice)
+        alike[key].append(choice)
+    return [together(found) for found in alike.values()]
+
+
+def _spelled(first: Tensor, second: Tensor) -> str:
+    return f"{first.spelled} = {second.spelled}"
+
+
+def settle(given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], probe: Probe | None) -> Pairing:
+    """Return the first candidate under which the outputs agree, or nearly do while all others are far from it.
+
+    Where there is none, the two sides differ whatever the pairing; then the usual one goes on, to find out where.
+    """
+    usual = _usual_ways([*fixed, *(link for choice in choices for links in choice for link in links)])
+    is_permuted = any(len({_names_of(links) for links in choice}) > 1 for choice in choices)
+    some = list(itertools.islice(_candidates(given, choices, fixed, usual), MAX_CANDIDATES + 1))
+    first = some[0]
+    if len(some) == 1:
+        return _said(first, "names")
+    names = _open_names(choices, fixed, usual)
+    if probe is None and not is_permuted:
+        return _said(first, "convention")
+    if probe is None:
+        raise ValueError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
+    is_whole = len(some) <= MAX_CANDIDATES and not any(len(choice) == MAX_SHOWN for choice in choices)
+    tried = some if is_whole else some[:MAX_SHOWN]
+    distances: list[float] = []
+    agreed: set[Hashable] = set()
+    for candidate in tried:  # once one agrees, only others of which something else is which matter
+        distances.append(math.inf if {_who(candidate)} == agreed else probe(candidate))
+        if distances[-1] < AGREE:
+            agreed.add(_who(candidate))
+    nearest = min((one for one in distances if not math.isnan(one)), default=math.inf)
+    limit = AGREE if nearest < AGREE else FURTHER * nearest if nearest < NEAR else 0.0
+    found = [candidate for candidate, distance in zip(tried, distances, strict=True) if distance < limit]
+    is_alone = sum(distance < ALIKE * nearest for distance in distances) == 1
+    if nearest >= AGREE and is_alone and len({_who(candidate) for candidate in found}) > 1:
+        found = []  # none stands out; the usual one goes on, to find out where they differ
+    if len(found) > 1 and len({_who(candidate) for candidate in found}) > 1:
+        what = f"{len(found)} make the outputs agree"
+        raise ValueError(
+            f"the pairing of parameters is ambiguous and {what}, give rules; candidates: {_listed(some, names)}"
+        )
+    if found:
+        return found[0]
+    if not is_whole and is_permuted:
+        raise TooManyError(f"the pairing of parameters is ambiguous, give rules; candidates: {_listed(some, names)}")
+    doubt = (
+        "no pairing makes the outputs agree; the first is gone on with, and if another one is right, they may begin to "
+        f"differ elsewhere: rules of your own settle it (rules=, --rules); tried: {_listed(some, names)}"
+    )
+    return dataclasses.replace(_said(first, "order" if is_permuted else "convention"), doubt=doubt)
+
+
+def _names_of(links: Sequence[Link]) -> tuple[tuple[str, str], ...]:
+    return tuple((link.first.name, link.second.name) for link in links)
+
+
+def _who(candidate: Pairing) -> tuple[tuple[str, str], ...]:
+    return tuple((match.first.name, match.second.name) for match in candidate.matches)
+
+
+def _said(pairing: Pairing, how: str) -> Pairing:
+    """Return a pairing whose open pairs were settled in another way than by running."""
+    matches = tuple(dataclasses.replace(match, how=how) if match.how == "probe" else match for match in pairing.matches)
+    return dataclasses.replace(pairing, matches=matches)
+
+
+def _usual_ways(links: Sequence[Link]) -> dict[Hashable, Way]:
+    """Return kind of layer -> the way in which all of its pairs lie that can lie in one way only."""
+    seen: dict[Hashable, set[Way]] = collections.defaultdict(set)
+    for link in links:
+        if len(link.options.ways) == 1:
+            seen[link.layers].add(dataclasses.replace(link.options.ways[0], sizes=()))
+    return {key: next(iter(some)) for key, some in seen.items() if len(some) == 1}
+
+
+def _open_ways(link: Link, usual: Mapping[Hashable, Way]) -> tuple[Way, ...]:
+    """Return the ways that are open for a pair: one, where its own kind of layer shows it elsewhere."""
+    ways = link.options.ways
+    like = usual.get(link.layers)
+    shown = [way for way in ways if dataclasses.replace(way, sizes=()) == like]
+    if len(ways) > 1 and shown:
+        return (shown[0],)
+    return ways if link.options.is_open else ways[:1]
+
+
+def _candidates(
+    given: Partial, choices: Sequence[Choice], fixed: Sequence[Link], usual: Mapping[Hashable, Way]
+) -> Iterator[Pairing]:
+    """Yield every pairing that is left open, the usual ones first; one kind of layer lies one way round."""
+    links = {id(link): link for link in [*fixed, *(link for choice in choices for some in choice for link in some)]}
+    ways = {key: _open_ways(link, usual) for key, link in links.items()}
+    permuted = {id(link) for choice in choices if len(choice) > 1 for some in choice for link in some}
+    made: dict[tuple[int, int], Match] = {}
+
+    def match(link: Link, number: int) -> Match:
+        if (id(link), number) not in made:
+            is_open = len(ways[id(link)]) > 1 or id(link) in permuted
+            way = ways[id(link)][number]
+            made[id(link), number] = way.match(link.first, link.second, "probe" if is_open else link.how)
+        return made[id(link), number]
+
+    for alternatives in itertools.product(*choices):
+        chosen = [*fixed, *(link for some in alternatives for link in some)]
+        counts: dict[Hashable, int] = {}
+        for link in chosen:
+            if len(ways[id(link)]) > 1:
+                counts[link.layers] = max(counts.get(link.layers, 0), len(ways[id(link)]))
+        for numbers in itertools.product(*(range(count) for count in counts.values())):
+            number = dict(zip(counts, numbers, strict=True))
+            wanted = [number[link.layers] if len(ways[id(link)]) > 1 else 0 for link in chosen]
+            if all(i < len(ways[id(link)]) for link, i in zip(chosen, wanted, strict=True)):
+                found = [match(link, i) for link, i in zip(chosen, wanted, strict=True)]
+                yield Pairing((*given.matches, *found), given.dropped)
+
+
+def _open_names(choices: Sequence[Choice], fixed: Sequence[Link], usual: Mapping[Hashable, Way]) -> set[str]:
+    names = {link.first.name for choice in choices if len(choice) > 1 for links in choice for link in links}
+    return names | {link.first.name for link in fixed if len(_open_ways(link, usual)) > 1}
+
+
+def _listed(candidates: Sequence[Pairing], names: set[str]) -> str:
+    """Describe the first candidates by what they do not have in common."""
+    texts = []
+    for candidate in candidates:
+        rows = [match for match in candidate.matches if match.first.name in names][:4]
+        texts.append(", ".join(f"{match.first.name} = {match.second.name} ({match.pattern})" for match in rows))
+    shown = list(dict.fromkeys(texts[:4]))
+    more = len(candidates) - 4
+    return "; ".join(shown) + (f"; and {more if more + 4 <= MAX_CANDIDATES else 'many'} more" if more > 0 else "")
