@@ -10,6 +10,7 @@ import pytest
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints import containers
 from attn_bridge.checkpoints.containers.base import CheckpointError, TensorInfo
+from attn_bridge.checkpoints.wrapped import Stripped
 from attn_bridge.cli.app import run
 from attn_bridge.models.layouts import LayoutError
 
@@ -66,6 +67,15 @@ def test_workers_take_it_away_alike(tmp_path, arrays, workers):
     checkpoints.convert(source, tmp_path / "one", strip="model.", workers=1)
     checkpoints.convert(source, tmp_path / "many", strip="model.", workers=workers, task_bytes=4096)
     assert tree(tmp_path / "one") == tree(tmp_path / "many")
+
+
+def test_rows_of_a_matrix_are_read_by_its_own_name(tmp_path):
+    matrix = np.random.default_rng(0).normal(size=(7, 12)).astype("float32")
+    source = write(tmp_path / "x.safetensors", {"net.w": matrix, "w": matrix + 1})
+    with containers.open_reader(source) as reader:
+        found = np.empty((7, 4), np.float32)
+        Stripped(reader, "net.").read_rows("w", 3, 12, found)
+    np.testing.assert_array_equal(found, matrix[:, 3:7])
 
 
 def test_one_of_two_models_of_a_file_is_not_resumed_as_the_other(tmp_path, arrays):
