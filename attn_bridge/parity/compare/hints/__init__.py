@@ -6,7 +6,8 @@ what was measured and never that it is the cause.
 settings    attributes of layers by one name for all frameworks, and what it means that two differ
 relations   what holds between two tensors: a ratio, an order, a shift
 devices     what devices that share a side explain: sums taken twice, pieces of a sequence in another order
-layers      layers computed both ways: activations, gates, attention, convolutions
+layers      layers computed both ways: activations, gates, convolutions
+attention   attention computed both ways, with one step taken wrongly on one side
 """
 
 from .devices import of_devices

@@ -25,6 +25,9 @@ CLOSE = 1e-7
 NAMES = 3
 """Most numbers that a ratio is named by, the simplest first."""
 
+LARGEST = 1 << 17
+"""Most elements of a tensor that a layer is computed on."""
+
 MIN = 4
 """Smallest width that a ratio is named by; 2 and 3 are too common to mean one."""
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from .case import Array, Case, divisors
+from .attention import attention
+from .case import LARGEST, Array, Case
 from .recurrent import recurrent
-
-LARGEST = 1 << 17
-"""Most elements of a tensor that a layer is computed on."""
 
 
 def _activation(case: Case) -> str:
@@ -103,64 +100,6 @@ def _gates(case: Case) -> Iterator[tuple[str, Array]]:
         for name, act in ACTIVATIONS.items():
             yield f"{name}(first) * second {what}".strip(), act(one) * two
             yield f"first * {name}(second) {what}".strip(), one * act(two)
-
-
-def _queries(length: int) -> Array:
-    """Return positions of a few queries, the first and the last among them."""
-    return np.unique(np.linspace(0, length - 1, 8).astype(int))
-
-
-def _attention(case: Case) -> str:
-    """Recognise attention that is scaled by another width, or that one side masks."""
-    if case.is_gradient or not 2 < case.one.ndim < 5 or case.one[:1].size > LARGEST:
-        return ""
-    alike = [given[:1] for given in case.inputs if given.shape == case.one.shape][-3:]
-    fused = [given[:1] for given in case.inputs if given.shape == (*case.one.shape[:-1], 3 * case.one.shape[-1])]
-    alike = alike if len(alike) == 3 else np.split(fused[-1], 3, axis=-1) if fused else []
-    if not alike:
-        return ""
-    places = _queries(case.one.shape[-2])  # some queries of a sample of the batch say it
-    one = dataclasses.replace(case, one=case.one[:1, ..., places, :], two=case.two[:1, ..., places, :])
-    return _told(one, _attentions_of(one, alike)) if one.differs else ""
-
-
-def _attentions_of(case: Case, given: list[Array]) -> Iterator[tuple[str, Array]]:
-    """Yield attention as it is, then with two of query, key and value exchanged."""
-    yield from _attentions(case, given)
-    for one, two in itertools.combinations(range(3), 2):
-        order = [0, 1, 2]
-        order[one], order[two] = order[two], order[one]
-        words = ("queries", "keys", "values")
-        for name, made in _attentions(case, [given[i] for i in order]):
-            yield f"{name} and {words[one]} and {words[two]} exchanged", made
-
-
-def _attentions(case: Case, given: list[Array]) -> Iterator[tuple[str, Array]]:
-    """Yield attention over heads that are an axis already, or that the last axis is split into."""
-    size, length = case.one.shape[-1], given[0].shape[-2]
-    made_of = case.one.shape
-    places = _queries(length)
-    masks = {
-        "": np.zeros((len(places), length)),
-        "causal ": np.where(np.arange(length) > places[:, None], -np.inf, 0.0),
-    }
-    counts = [count for count in case.counts if size % count == 0]
-    for width in (
-        [size] if case.one.ndim == 4 else dict.fromkeys((*(size // count for count in counts), *divisors(size)))
-    ):
-        heads = size // width
-        widths = dict.fromkeys((width, size, *case.counts))
-        query, key, value = (
-            np.moveaxis(one.reshape(*one.shape[:-1], heads, width), -2, -3) if heads > 1 else one for one in given
-        )
-        products = query[..., places, :] @ key.swapaxes(-1, -2)
-        scales = {f"1/sqrt({one})": one**-0.5 for one in widths} | {"1": 1.0} | {f"1/{one}": 1 / one for one in widths}
-        for (kind, mask), (text, scale) in itertools.product(masks.items(), scales.items()):
-            scores = products * scale + mask
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            made = weights / weights.sum(axis=-1, keepdims=True) @ value
-            made = np.moveaxis(made, -3, -2).reshape(made_of) if heads > 1 else made
-            yield f"{kind}attention of {heads} heads with scores times {text}", made
 
 
 def _convolution(case: Case) -> str:
@@ -272,7 +211,7 @@ BY_WEIGHTS: tuple[Callable[[Case], str], ...] = (recurrent, _feed_forward)
 LAYERS: tuple[Callable[[Case], str], ...] = (
     _activation,
     _gated,
-    _attention,
+    attention,
     *BY_WEIGHTS,
     _convolution,
     _gelu_pattern,

@@ -1,0 +1,270 @@
+"""Attention computed in NumPy as ports compute it, rightly and wrongly: the way that gives each side's numbers.
+
+One side computes it plainly, under some scale and mask; the other as well, or with one step taken wrongly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from .case import LARGEST, Array, Case, divisors
+
+SCORES = 1 << 20
+"""Most scores of a sequence for which wrong steps are tried."""
+
+LENGTHS = 64
+"""Most positions for which every window is tried."""
+
+SPLITS = {
+    "": "",
+    "apart": "heads split as (channel, head)",
+    "rows": "heads split without their axis moved before the positions",
+}
+MERGES = {
+    "": "",
+    "apart": "merged as (channel, head)",
+    "rows": "merged without their axis moved behind the positions",
+}
+SOFTMAXES = {
+    "": "",
+    "masked after": "masked after the softmax",
+    "queries": "softmax over the queries",
+    "heads": "softmax over the heads",
+}
+
+
+class Step(NamedTuple):
+    """What is not plain in a way."""
+
+    split: str = ""
+    merge: str = ""
+    softmax: str = ""
+    in_turn: bool = False
+    """Whether neighbouring heads of queries read different heads of keys."""
+
+    @property
+    def text(self) -> str:
+        """What is said of it."""
+        turn = "heads of keys repeated as a whole, not each beside itself" if self.in_turn else ""
+        said = [SPLITS[self.split], MERGES[self.merge], SOFTMAXES[self.softmax], turn]
+        return "".join(f", {one}" for one in said if one)
+
+
+STEPS = (
+    *(Step(split, merge) for split, merge in (("apart", "apart"), ("apart", ""), ("", "apart"))),
+    *(Step(split, merge) for split, merge in (("rows", "rows"), ("rows", ""), ("", "rows"))),
+    *(Step(softmax=softmax) for softmax in SOFTMAXES if softmax),
+    Step(in_turn=True),
+)
+
+
+class Plain(NamedTuple):
+    """Attention as it is: a width of heads, a scale, a mask, and what are queries, keys and values."""
+
+    given: tuple[Array, ...]
+    order: str
+    width: int
+    scale: float
+    scaled: str
+    kind: str
+    mask: Array
+
+    @property
+    def heads(self) -> str:
+        """Return how many heads there are, and what their scores are multiplied by."""
+        query, key = (one.shape[-3] if one.ndim == 4 else one.shape[-1] // self.width for one in self.given[:2])
+        return (
+            f"attention of {query} heads{f', {key} of keys,' if key != query else ''} with scores times {self.scaled}"
+        )
+
+    @property
+    def text(self) -> str:
+        """Return what is said of it."""
+        return f"{self.kind}{self.heads}{self.order}"
+
+    def of(self, few: Array) -> Array:
+        """Return what some of the queries get."""
+        query, key, value = (_split(one, self.width) for one in self.given)
+        products = query[..., few, :] @ _repeated(key, query).swapaxes(-1, -2)
+        return _merge(_softmax(products * self.scale + self.mask[few]) @ _repeated(value, query), self.given[0].ndim)
+
+
+def attention(case: Case) -> str:
+    """Recognise attention that is scaled by another width, masked another way, or split wrongly into heads."""
+    if case.is_gradient or not 2 < case.one.ndim < 5 or case.one[:1].size > LARGEST:
+        return ""
+    sample = dataclasses.replace(case, one=case.one[:1], two=case.two[:1], inputs=[one[:1] for one in case.inputs])
+    few = _queries(case.one.shape[-2])
+    sides = [one[..., few, :] for one in (sample.one, sample.two)]
+    if not dataclasses.replace(sample, one=sides[0], two=sides[1]).differs:
+        return ""
+    known: list[Plain | None] = [None, None]
+    for way in _plain_ways(sample):
+        made = way.of(few)
+        known = [one or (way if case.fits(side, made) else None) for one, side in zip(known, sides, strict=True)]
+        if all(known):
+            break
+    texts = [one.text if one else "" for one in known]
+    # A port is wrong where the other side is right: what nobody computes plainly is not looked for.
+    plain = next((one for one in known if one), None)
+    if plain and not all(known):
+        wrong = texts.index("")
+        texts[wrong] = next((text for text, made in _wrong_ways(plain, few) if case.fits(sides[wrong], made)), "")
+    first, second = case.labels
+    return f"{first} computes {texts[0]}, {second} {texts[1]}" if all(texts) and texts[0] != texts[1] else ""
+
+
+def _queries(length: int) -> Array:
+    """Return positions of a few queries, the first and the last among them."""
+    return np.unique(np.linspace(0, length - 1, 8).astype(int))
+
+
+def _given(case: Case) -> list[Array]:
+    """Return queries, keys and values, in the order that they were computed in; [] where they are not known."""
+    shape = case.one.shape
+    alike = [given for given in case.inputs if given.shape == shape][-3:]
+    if len(alike) == 3:
+        return alike
+    fused = [given for given in case.inputs if given.shape == (*shape[:-1], 3 * shape[-1])]
+    if fused:
+        return np.split(fused[-1], 3, axis=-1)
+    several = [given for given in case.inputs if given.ndim == len(shape) and given.shape[:-2] == shape[:-2]][-3:]
+    is_grouped = len(several) == 3 and several[0].shape == shape and several[1].shape == several[2].shape
+    return several if is_grouped else []
+
+
+def _plain_ways(case: Case) -> Iterator[Plain]:
+    """Yield attention as it is, then with two of query, key and value exchanged."""
+    given = _given(case)
+    if not given:
+        return
+    words, orders = ("queries", "keys", "values"), [((0, 1, 2), "")]
+    if len({one.shape for one in given}) == 1:
+        orders += [
+            (order, f" and {words[one]} and {words[two]} exchanged")
+            for one, two, order in ((0, 1, (1, 0, 2)), (0, 2, (2, 1, 0)), (1, 2, (0, 2, 1)))
+        ]
+    size, masks = case.one.shape[-1], _masks(given[0].shape[-2], given[1].shape[-2])
+    counts = [size // count for count in case.counts if count and size % count == 0]
+    widths = [size] if case.one.ndim == 4 else dict.fromkeys((*counts, *divisors(size)))
+    for (order, text), width in itertools.product(orders, widths):
+        if given[1].shape[-1] % width or given[0].shape[-1] // width % (given[1].shape[-1] // width):
+            continue
+        ordered = tuple(given[i] for i in order)
+        for (kind, mask), (scaled, scale) in itertools.product(masks.items(), _scales(case, width).items()):
+            yield Plain(ordered, text, width, scale, scaled, kind, mask)
+
+
+def _wrong_ways(plain: Plain, few: Array) -> Iterator[tuple[str, Array]]:
+    """Yield attention with one step taken wrongly."""
+    given, width, axes = plain.given, plain.width, plain.given[0].ndim
+    query, key, value = (_split(one, width) for one in given)
+    if query.size // query.shape[-1] * key.shape[-2] > SCORES:
+        return
+    for step in STEPS:
+        if not _applies(step, query, key, axes):
+            continue
+        one, two, three = (_split(each, width, step.split) for each in given)
+        products = one @ _repeated(two, one, step.in_turn).swapaxes(-1, -2) * plain.scale
+        context = _weights(products, plain.mask, step.softmax) @ _repeated(three, one, step.in_turn)
+        yield plain.text + step.text, _merge(context, axes, step.merge)[..., few, :]
+    products = query @ _repeated(key, query).swapaxes(-1, -2) * plain.scale
+    for kind, mask in _other_masks(*products.shape[-2:]):
+        context = _softmax(products + mask) @ _repeated(value, query)
+        yield f"{plain.heads}, {kind}{plain.order}", _merge(context, axes)[..., few, :]
+    if query.shape == key.shape and query.shape[-3] > 1:
+        one, two, three = (each.swapaxes(-2, -3) for each in (query, key, value))
+        context = _softmax(one @ two.swapaxes(-1, -2) * plain.scale) @ three
+        text = f"{plain.heads}, between the heads of a position instead of between positions"
+        yield text, _merge(context.swapaxes(-2, -3), axes)[..., few, :]
+
+
+def _applies(step: Step, query: Array, key: Array, axes: int) -> bool:
+    """Tell whether a step differs from the plain one."""
+    if step.in_turn:
+        return bool(1 < key.shape[-3] < query.shape[-3])
+    if step.split or step.merge:
+        return axes == 3 and query.shape[-3] > 1
+    return step.softmax != "heads" or query.shape[-3] > 1
+
+
+def _split(one: Array, width: int, way: str = "") -> Array:
+    """Return what is ``(1, T, C)`` by heads, ``(1, heads, T, width)``; what has an axis of heads stays as it is."""
+    if one.ndim == 4:
+        return one
+    *before, length, size = one.shape
+    heads = size // width
+    if way == "rows":
+        return one.reshape(*before, heads, length, width)
+    if way == "apart":
+        return np.moveaxis(one.reshape(*before, length, width, heads), -1, -3)
+    return np.moveaxis(one.reshape(*before, length, heads, width), -2, -3)
+
+
+def _merge(context: Array, axes: int, way: str = "") -> Array:
+    """Return heads side by side, as `_split` took them apart."""
+    if axes == 4:
+        return context
+    *before, heads, length, width = context.shape
+    if way == "rows":
+        return context.reshape(*before, length, heads * width)
+    order = (-2, -1, -3) if way == "apart" else (-2, -3, -1)
+    axes_before = range(len(before))
+    moved = context.transpose(*axes_before, *(context.ndim + one for one in order))
+    return moved.reshape(*before, length, heads * width)
+
+
+def _repeated(one: Array, query: Array, in_turn: bool = False) -> Array:
+    """Return heads of keys or values, as many as there are of queries."""
+    times = query.shape[-3] // one.shape[-3]
+    return np.concatenate([one] * times, axis=-3) if in_turn else np.repeat(one, times, axis=-3)
+
+
+def _masks(queries: int, keys: int) -> dict[str, Array]:
+    ends, places = np.arange(queries)[:, None], np.arange(keys)
+    masks = {"": np.zeros((queries, keys)), "causal ": _hidden(places > ends)}
+    if queries < keys:
+        masks["causal (of the last queries) "] = _hidden(places > ends + keys - queries)
+    return masks
+
+
+def _other_masks(queries: int, keys: int) -> Iterator[tuple[str, Array]]:
+    """Yield masks that ports take for the causal one, and windows."""
+    if queries != keys:
+        return
+    back = np.arange(queries)[:, None] - np.arange(keys)
+    yield "each position seeing those before it and not itself", _hidden(back < 1)
+    itself = (back == 0) & (np.arange(keys) == 0)
+    yield "each position seeing those before it and not itself, but for the first", _hidden((back < 1) & ~itself)
+    yield "each position seeing the next one, too", _hidden(back < -1)
+    yield "each position seeing itself and those after it", _hidden(back > 0)
+    for window in range(1, queries if queries <= LENGTHS else 1):
+        yield f"causal in a window of {window}", _hidden((back < 0) | (back >= window))
+        yield f"in a window of {window} to both sides", _hidden(np.abs(back) >= window)
+
+
+def _hidden(hides: Array) -> Array:
+    return np.where(hides, -np.inf, 0.0)
+
+
+def _scales(case: Case, width: int) -> dict[str, float]:
+    widths = dict.fromkeys((width, case.one.shape[-1], *case.counts))
+    return {f"1/sqrt({one})": one**-0.5 for one in widths} | {"1": 1.0} | {f"1/{one}": 1 / one for one in widths}
+
+
+def _weights(products: Array, mask: Array, way: str) -> Array:
+    if way == "masked after":
+        return _softmax(products) * np.isfinite(mask)
+    return _softmax(products + mask, {"queries": -2, "heads": -3}.get(way, -1))
+
+
+def _softmax(scores: Array, axis: int = -1) -> Array:
+    """Return weights; those of what sees nothing are 0."""
+    top = scores.max(axis=axis, keepdims=True)
+    weights = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
+    return np.asarray(weights / np.maximum(weights.sum(axis=axis, keepdims=True), np.finfo(np.float64).tiny))
