@@ -172,6 +172,43 @@ def test_heads_that_are_an_axis_already_are_taken_as_they_are(wrong):
     assert hint(right, other, of_heads) == f"torch computes {PLAIN}, Flax {WRONG[wrong]}"
 
 
+def turned(x, halves, base, direction=1):
+    pairs = x.reshape(B, T, H, 2, D // 2).swapaxes(-1, -2) if halves else x.reshape(B, T, H, D // 2, 2)
+    angles = direction * np.outer(np.arange(T), base ** (-np.arange(D // 2) / (D // 2)))[:, None]
+    made = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * angles.astype("float32"))  # as most models' tables are
+    parts = np.stack([made.real, made.imag], -1)
+    return (parts.swapaxes(-1, -2) if halves else parts).reshape(B, T, H * D)
+
+
+@pytest.mark.parametrize(
+    ("halves", "base", "direction", "queries", "keys", "said"),
+    [
+        (False, 1e4, 1, True, True, ", rotary pairs of base 10000"),
+        (True, 5e5, 1, True, True, ", rotary halves of base 500000"),
+        (True, 1e4, -1, True, True, ", rotary halves of base 10000, turned the other way"),
+        (True, 1e4, 1, True, False, ", rotary halves of base 10000 of queries alone"),
+        (True, 1e4, 1, False, False, ""),
+    ],
+)
+def test_other_rotary_positions_are_named(halves, base, direction, queries, keys, said):
+    query, key, value = (draw(B, T, H * D) for _ in range(3))
+    right = Attention()(turned(query, True, 1e4), turned(key, True, 1e4), value)
+    other = Attention()(
+        turned(query, halves, base, direction) if queries else query,
+        turned(key, halves, base, direction) if keys else key,
+        value,
+    )
+    found = hint(right, other, [query, key, value])
+    assert found == f"torch computes {PLAIN}, rotary halves of base 10000, Flax {PLAIN}{said}"
+
+
+def test_a_wrong_step_is_named_beside_rotary_positions():
+    query, key, value = (draw(B, T, H * D) for _ in range(3))
+    given = turned(query, True, 1e4), turned(key, True, 1e4), value
+    found = hint(Attention()(*given), MaskedAfter()(*given), [query, key, value])
+    assert found.endswith(f"Flax {PLAIN}, rotary halves of base 10000, masked after the softmax")
+
+
 def test_two_sides_that_nobody_computes_plainly_get_no_name():
     inputs = [draw(B, T, H * D) for _ in range(3)]
     assert "attention" not in hint(MaskedAfter()(*inputs), OverQueries()(*inputs), inputs)

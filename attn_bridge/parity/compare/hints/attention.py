@@ -12,13 +12,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .case import LARGEST, Array, Case, divisors
+from .case import FIT, LARGEST, Array, Case, divisors
 
 SCORES = 1 << 20
 """Most scores of a sequence for which wrong steps are tried."""
 
 LENGTHS = 64
 """Most positions for which every window is tried."""
+
+TABLES = 1e-5
+"""As `FIT`, where angles may have been computed in float32."""
+
+BASES = (1e4, 5e5, 1e6, 1e5)
+"""Of rotary positions, the commonest first."""
 
 SPLITS = {
     "": "",
@@ -63,6 +69,30 @@ STEPS = (
 )
 
 
+class Rotary(NamedTuple):
+    """How queries and keys are turned by their positions (RoPE, arXiv 2104.09864)."""
+
+    halves: bool
+    base: float
+    turns: tuple[int, int] = (1, 1)
+    """Directions in which queries and keys are turned: 0 not at all, -1 the other way."""
+
+    @property
+    def text(self) -> str:
+        """What is said of it."""
+        way = {(1, 1): "", (-1, -1): ", turned the other way", (1, 0): " of queries alone", (0, 1): " of keys alone"}
+        return f", rotary {'halves' if self.halves else 'pairs'} of base {self.base:g}{way[self.turns]}"
+
+    def turn(self, one: Array, direction: int) -> Array:
+        """Return ``(..., T, width)`` turned."""
+        length, width = one.shape[-2:]
+        angles = direction * np.arange(length)[:, None] * self.base ** (-np.arange(0, width, 2) / width)
+        cos, sin = np.cos(angles), np.sin(angles)
+        x, y = (one[..., : width // 2], one[..., width // 2 :]) if self.halves else (one[..., ::2], one[..., 1::2])
+        turned = [x * cos - y * sin, y * cos + x * sin]
+        return np.concatenate(turned, -1) if self.halves else np.stack(turned, -1).reshape(one.shape)
+
+
 class Plain(NamedTuple):
     """Attention as it is: a width of heads, a scale, a mask, and what are queries, keys and values."""
 
@@ -73,6 +103,7 @@ class Plain(NamedTuple):
     scaled: str
     kind: str
     mask: Array
+    rotary: Rotary | None = None
 
     @property
     def heads(self) -> str:
@@ -85,11 +116,23 @@ class Plain(NamedTuple):
     @property
     def text(self) -> str:
         """Return what is said of it."""
-        return f"{self.kind}{self.heads}{self.order}"
+        return f"{self.kind}{self.heads}{self.order}{self.rotary.text if self.rotary else ''}"
+
+    def parts(self, way: str = "") -> tuple[Array, Array, Array]:
+        """Return queries, keys and values by heads."""
+        query, key, value = (_split(one, self.width, way) for one in self.given)
+        if self.rotary:
+            query, key = (self.rotary.turn(*one) for one in zip((query, key), self.rotary.turns, strict=True))
+        return query, key, value
+
+    def fits(self, made: Array, side: Array) -> bool:
+        """Tell whether numbers are a side's; tables of a rotary position are float32 in most models."""
+        close = TABLES if self.rotary else FIT
+        return bool(float(np.abs(made - side).max()) <= close * float(np.abs(side).max()))
 
     def of(self, few: Array) -> Array:
         """Return what some of the queries get."""
-        query, key, value = (_split(one, self.width) for one in self.given)
+        query, key, value = self.parts()
         products = query[..., few, :] @ _repeated(key, query).swapaxes(-1, -2)
         return _merge(_softmax(products * self.scale + self.mask[few]) @ _repeated(value, query), self.given[0].ndim)
 
@@ -104,9 +147,10 @@ def attention(case: Case) -> str:
     if not dataclasses.replace(sample, one=sides[0], two=sides[1]).differs:
         return ""
     known: list[Plain | None] = [None, None]
-    for way in _plain_ways(sample):
+    far = float(np.abs(sides[0] - sides[1]).max()) > 100 * TABLES * sample.scale
+    for way in itertools.chain(_plain_ways(sample), _rotary_ways(sample) if far else ()):
         made = way.of(few)
-        known = [one or (way if case.fits(side, made) else None) for one, side in zip(known, sides, strict=True)]
+        known = [one or (way if way.fits(made, side) else None) for one, side in zip(known, sides, strict=True)]
         if all(known):
             break
     texts = [one.text if one else "" for one in known]
@@ -114,7 +158,7 @@ def attention(case: Case) -> str:
     plain = next((one for one in known if one), None)
     if plain and not all(known):
         wrong = texts.index("")
-        texts[wrong] = next((text for text, made in _wrong_ways(plain, few) if case.fits(sides[wrong], made)), "")
+        texts[wrong] = next((text for text, made in _wrong_ways(plain, few) if plain.fits(made, sides[wrong])), "")
     first, second = case.labels
     return f"{first} computes {texts[0]}, {second} {texts[1]}" if all(texts) and texts[0] != texts[1] else ""
 
@@ -160,16 +204,28 @@ def _plain_ways(case: Case) -> Iterator[Plain]:
             yield Plain(ordered, text, width, scale, scaled, kind, mask)
 
 
+def _rotary_ways(case: Case) -> Iterator[Plain]:
+    """Yield attention with rotary positions, scaled as it mostly is."""
+    for plain in _plain_ways(case):
+        if not plain.order and plain.scale == plain.width**-0.5 and plain.width % 2 == 0:
+            for base, halves in itertools.product(BASES, (True, False)):
+                yield plain._replace(rotary=Rotary(halves, base))
+
+
 def _wrong_ways(plain: Plain, few: Array) -> Iterator[tuple[str, Array]]:
     """Yield attention with one step taken wrongly."""
-    given, width, axes = plain.given, plain.width, plain.given[0].ndim
-    query, key, value = (_split(one, width) for one in given)
+    axes = plain.given[0].ndim
+    query, key, value = plain.parts()
     if query.size // query.shape[-1] * key.shape[-2] > SCORES:
         return
+    others = [plain.rotary._replace(turns=turns) for turns in ((-1, -1), (1, 0), (0, 1))] if plain.rotary else []
+    for rotary in others:
+        turned = plain._replace(rotary=rotary)
+        yield turned.text, turned.of(few)
     for step in STEPS:
         if not _applies(step, query, key, axes):
             continue
-        one, two, three = (_split(each, width, step.split) for each in given)
+        one, two, three = plain.parts(step.split)
         products = one @ _repeated(two, one, step.in_turn).swapaxes(-1, -2) * plain.scale
         context = _weights(products, plain.mask, step.softmax) @ _repeated(three, one, step.in_turn)
         yield plain.text + step.text, _merge(context, axes, step.merge)[..., few, :]
