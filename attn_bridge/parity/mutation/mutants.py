@@ -182,13 +182,13 @@ def draw_config(seed: int) -> BlockConfig:
     )
 
 
-def find_seed(start: int, wanted: Callable[[int], bool]) -> int:
-    """Return the first seed from `start` on that is wanted.
+def find_seed(start: int, wanted: Callable[[int], bool], draws: int = MAX_DRAWS) -> int:
+    """Return the first seed from `start` on that is wanted, of so many.
 
     Raises:
         ValueError: there is none among many.
     """
-    for seed in range(start, start + MAX_DRAWS):
+    for seed in range(start, start + draws):
         if wanted(seed):
             return seed
     raise ValueError(f"no configuration from seed {start} on fits")

@@ -34,6 +34,9 @@ from .trials import MeshResult, MeshTrial, run_trial
 FAULT_SEEDS = 100_000
 """Faults are planted into configurations from this many seeds after the right pairs."""
 
+MAX_DRAWS = 500
+"""How many configurations are looked through for one that a fault fits: one in twenty, or none."""
+
 PROGRAMS_OF = 8
 """Trials whose compiled programs a process keeps."""
 
@@ -161,7 +164,7 @@ def plan_trials(
         for _ in range(plants):
             fits = functools.partial(_fits, fault, sizes)
             try:
-                start = find_seed(start, fits)
+                start = find_seed(start, fits, MAX_DRAWS)
             except ValueError:  # devices of this mesh can't go wrong so
                 break
             trials.append(MeshTrial(fault.name, framework, start))
