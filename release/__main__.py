@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import changelog, contents, environments, versions
+from . import archives, changelog, contents, environments, versions
 from .versions import ROOT
 
 DIST, SBOM = ROOT / "dist", ROOT / "sbom"
@@ -65,7 +65,7 @@ def release(given: argparse.Namespace) -> int:
 
 
 def build(version: str) -> tuple[Path, Path]:
-    """Build sdist, and the wheel from it, and return wheel and sdist; the commit's time stands in both."""
+    """Build sdist, and the wheel from it, and return wheel and sdist: the same bytes whenever a commit is built."""
     shutil.rmtree(DIST, ignore_errors=True)
     log = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
     when = subprocess.run(log, capture_output=True, text=True, check=False).stdout.strip()
@@ -76,7 +76,10 @@ def build(version: str) -> tuple[Path, Path]:
     )  # fmt: skip
     if done.returncode:
         raise ValueError("build failed: " + " / ".join((done.stdout + done.stderr).strip().splitlines()[-5:]))
-    return DIST / f"attn_bridge-{version}-py3-none-any.whl", DIST / f"attn_bridge-{version}.tar.gz"
+    wheel, sdist = DIST / f"attn_bridge-{version}-py3-none-any.whl", DIST / f"attn_bridge-{version}.tar.gz"
+    if when:
+        archives.normalise(sdist, int(when))
+    return wheel, sdist
 
 
 def write_sbom(python: Path, version: str) -> list[str]:
