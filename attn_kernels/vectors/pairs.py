@@ -186,7 +186,7 @@ def _with_avx512(pair: Value, of_right: list[Value], sums: list[Value]) -> list[
 def _with_floats(pair: Value, of_right: list[Value], sums: list[Value]) -> list[Value]:
     code, found = pair.code, []
     for one, total in zip(of_right, sums, strict=True):
-        for half in (lambda words: words << 16, lambda words: words & _UPPER):
-            total = code.times_plus(half(pair).bits_as(total.type), half(one).bits_as(total.type), total)
-        found.append(total)
+        left_low, right_low = ((words << 16).bits_as(total.type) for words in (pair, one))
+        left_high, right_high = ((words & _UPPER).bits_as(total.type) for words in (pair, one))
+        found.append(code.times_plus(left_high, right_high, code.times_plus(left_low, right_low, total)))
     return found
