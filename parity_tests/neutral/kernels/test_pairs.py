@@ -177,7 +177,7 @@ def test_columns_become_rows_and_rows_columns():
 
 # ---- processors that are not at hand
 
-PROCESSORS = [("amx", "sapphirerapids", "tdpbf16ps"), ("avx512bf16", "znver4", "vdpbf16ps")]
+PROCESSORS = [("amx", "sapphirerapids", "tdpbf16ps"), ("avx512bf16", "cooperlake", "vdpbf16ps")]
 
 
 @pytest.mark.skipif(not processor.IS_X86, reason="LLVM writes for processors of this family")
