@@ -64,6 +64,20 @@ def _read_queries(
     read_shorts(job.code, source, channels * heads, count, channels, rows, width, job.code.value(0), QUERIES)
 
 
+def _multiply(code: Code, keys: Array, width: Value, queries: Array, out: Value, *where: Value) -> None:
+    """Compute the products of rows of keys, or of values, and columns of pairs, as many as fill tiles."""
+    _, count, start, held = where
+    left, rows, columns = keys.address + 2 * start * width, up_to_edge(held), up_to_edge(count)
+    product(code, left, width, queries, QUERIES, out, QUERIES, rows, columns, width, adds=False)
+
+
+def _add_over_keys(code: Code, keys: Array, sizes: _Sizes, width: Value, pairs: Array, out: Array, *where: Any) -> None:
+    """Add to columns of queries the columns of keys, or of values, by their weights in pairs."""
+    _, count, start, held = where
+    left, columns, depth = keys.address + 2 * start, up_to_edge(count), up_to_edge(held)
+    product(code, left, sizes.line, pairs, QUERIES, out, QUERIES, width, columns, depth, adds=True)
+
+
 def _clear_beyond(code: Code, block: Value, held: Value) -> None:
     """Make the rows beyond `held` of a block of scores that fill the last tile up 0."""
     fill(code, block + 4 * QUERIES * held, QUERIES * (up_to_edge(held) - held), 0.0)
@@ -118,20 +132,16 @@ class Forward:
 
     def multiply(self, out: Array, *where: Value) -> None:
         """Compute the scores of `held` keys from `start` on and a block of queries."""
-        code, width, (_, _, start, held) = self.job.code, self.sizes.width, where
-        keys, rows = self.keys.address + 2 * start * width, up_to_edge(held)
-        product(code, keys, width, self.queries, QUERIES, out, QUERIES, rows, QUERIES, width, adds=False)
-        copy(code, out, held * QUERIES, self.numbers.scale, out, to="float32")
+        _multiply(self.job.code, self.keys, self.sizes.width, self.queries, out, *where)
+        copy(self.job.code, out, where[3] * QUERIES, self.numbers.scale, out, to="float32")
 
     def add(self, weights: Array, shrink: Array, *where: Value) -> None:
         """Add the values of some keys to the context of the queries, after that was shrunk."""
-        code, sizes, (_, count, start, held) = self.job.code, self.sizes, where
+        code, sizes, (_, count, _, held) = self.job.code, self.sizes, where
         multiply_lanes(code, shrink, self.context, sizes.value_width, count)
         _clear_beyond(code, weights.address, held)
-        keys, rows = up_to_edge(held), sizes.value_width
-        round_to_pairs(code, weights, keys, QUERIES, self.pairs)
-        values = self.values.address + 2 * start
-        product(code, values, sizes.line, self.pairs, QUERIES, self.context, QUERIES, rows, QUERIES, keys, adds=True)
+        round_to_pairs(code, weights, up_to_edge(held), QUERIES, self.pairs)
+        _add_over_keys(code, self.values, sizes, sizes.value_width, self.pairs, self.context, *where)
 
     def finish(self) -> None:
         """Make the context of each query a row."""
@@ -203,17 +213,13 @@ class Backward:
 
     def multiply(self, out: Value, *where: Value) -> None:
         """Compute the scores of `held` keys from `start` on and a block of queries."""
-        code, width, (_, _, start, held) = self.job.code, self.sizes.width, where
-        keys, rows = self.keys.address + 2 * start * width, up_to_edge(held)
-        product(code, keys, width, self.queries, QUERIES, out, QUERIES, rows, QUERIES, width, adds=False)
-        copy(code, out, held * QUERIES, self.numbers.scale, out, to="float32")
+        _multiply(self.job.code, self.keys, self.sizes.width, self.queries, out, *where)
+        copy(self.job.code, out, where[3] * QUERIES, self.numbers.scale, out, to="float32")
 
     def multiply_values(self, shares: Array, out: Value, *where: Value) -> None:
         """Compute the gradients of their weights times `shares`."""
-        code, width, (_, count, start, held) = self.job.code, self.sizes.value_width, where
-        values, rows = self.values.address + 2 * start * width, up_to_edge(held)
-        product(code, values, width, self.d_contexts, QUERIES, out, QUERIES, rows, QUERIES, width, adds=False)
-        multiply_lanes(code, shares, out, held, count)
+        _multiply(self.job.code, self.values, self.sizes.value_width, self.d_contexts, out, *where)
+        multiply_lanes(self.job.code, shares, out, where[3], where[1])
 
     def beyond(self, rows: Value) -> Value:
         """Return how many rows beyond so many must be 0, as they fill the last tile up."""
@@ -228,15 +234,14 @@ class Backward:
             for block in (d_scores, weights):
                 fill(code, block + 4 * (QUERIES * j + count), QUERIES - count, 0.0)
         round_to_pairs_twice(code, d_scores, keys, QUERIES, self.pairs, self.rests)
-        columns, known = self.key_columns.address + 2 * start, {"adds": True}
         for pairs in (self.pairs, self.rests):
-            product(code, columns, sizes.line, pairs, QUERIES, self.d_queries, QUERIES, width, QUERIES, keys, **known)
+            _add_over_keys(code, self.key_columns, sizes, width, pairs, self.d_queries, *where)
         for numbers, pairs, line, sums in (
             (d_scores, self.query_pairs, width, self.d_keys.at(start * width)),
             (weights, self.d_context_pairs, value_width, self.d_values.at(start * value_width)),
         ):
             copy(code, numbers, keys * QUERIES, 1.0, self.rounded, to="bfloat16")
-            product(code, self.rounded, QUERIES, pairs, line, sums, line, keys, line, QUERIES, **known)
+            product(code, self.rounded, QUERIES, pairs, line, sums, line, keys, line, up_to_edge(count), adds=True)
 
     def write_queries(self, place: Value, count: Value) -> None:
         """Write the gradients of a block of queries."""
