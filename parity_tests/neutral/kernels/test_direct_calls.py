@@ -167,6 +167,14 @@ def test_any_number_of_threads_computes_the_same(threads, queries):
         np.testing.assert_array_equal(got, wanted)
 
 
+def test_any_number_of_threads_computes_the_same_in_pairs(monkeypatch):
+    monkeypatch.setattr(processor, "pairs", lambda: "any")
+    want, found = (call(dtype="bfloat16")(threads) for threads in (1, 7))
+    for got, wanted in zip(found, want, strict=True):
+        assert np.abs(wanted.astype("float32")).max() > 0
+        np.testing.assert_array_equal(got.astype("float32"), wanted.astype("float32"))
+
+
 @pytest.mark.parametrize("queries", [77, 3])
 def test_calls_from_eight_threads_do_not_disturb_each_other(queries):
     wanted = [call(seed, queries=queries)(1) for seed in range(8)]
