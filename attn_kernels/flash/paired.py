@@ -64,7 +64,7 @@ def _read_queries(
     read_shorts(job.code, source, channels * heads, count, channels, rows, width, job.code.value(0), QUERIES)
 
 
-def _multiply(code: Code, keys: Array, width: Value, queries: Array, out: Value, *where: Value) -> None:
+def _multiply(code: Code, keys: Array, width: Value, queries: Array, out: Any, *where: Value) -> None:
     """Compute the products of rows of keys, or of values, and columns of pairs, as many as fill tiles."""
     _, count, start, held = where
     left, rows, columns = keys.address + 2 * start * width, up_to_edge(held), up_to_edge(count)
