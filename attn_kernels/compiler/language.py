@@ -281,11 +281,17 @@ class Code:
 
     def fetch(self, address: Value) -> None:
         """Have the processor bring what lies at an address nearer, which may be no memory of ours."""
-        place = self.builder.inttoptr(self.operand(address, WORD), ir.IntType(8).as_pointer())
-        number = ir.IntType(32)
-        kind = ir.FunctionType(NOTHING, [place.type, number, number, number])
-        known = [ir.Constant(number, one) for one in (0, 3, 1)]  # to read, into the nearest cache, as data
-        self.builder.call(self._function("llvm.prefetch.p0", kind), [place, *known])
+        known = [ir.Constant(ir.IntType(32), one) for one in (0, 3, 1)]  # to read, into the nearest cache, as data
+        self.instruct("llvm.prefetch.p0", NOTHING, self.pointer(address), *known)
+
+    def pointer(self, address: Any) -> ir.Value:
+        """Return an address as LLVM's own functions take it."""
+        return self.builder.inttoptr(self.value(address).ir, ir.IntType(8).as_pointer())
+
+    def instruct(self, name: str, returns: ir.Type, *operands: ir.Value) -> Value:
+        """Call a function of LLVM that stands for an instruction of the processor, with LLVM's values."""
+        called = self._function(name, ir.FunctionType(returns, [one.type for one in operands]))
+        return Value(self, self.builder.call(called, operands))
 
     def choose(self, condition: Value, one: Any, two: Any) -> Value:
         """Return one of two values, where either may be a Python number."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import sys
+
 import llvmlite.binding as llvm
 
 NAME, FEATURES = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
@@ -21,3 +25,29 @@ VECTORS = 2 if LANES == 8 else 4
 
 ROWS = 6
 """Rows of a tile; the memory of a result has room for a whole number of tiles."""
+
+_REQUEST_PERMISSION, _TILES_OF_AMX, _ARCH_PRCTL = 0x1023, 18, 158
+
+
+def pairs() -> str | None:
+    """Return by which of its instructions the processor multiplies pairs of bfloat16, None where it has none for them.
+
+    ``"amx"`` or ``"avx512bf16"``: see `vectors.pairs`, which is what knows them. ``"any"``, which no processor is said
+    to have, computes the same on every one; tests put it in the place of this.
+    """
+    return _pairs()
+
+
+@functools.cache
+def _pairs() -> str | None:
+    if FEATURES.get("amx-tile") and FEATURES.get("amx-bf16") and _may_use_tiles():
+        return "amx"
+    return "avx512bf16" if LANES == 16 and FEATURES.get("avx512bf16") else None
+
+
+def _may_use_tiles() -> bool:
+    """Ask the system for leave to use AMX, which it gives to a process, its threads and what it forks."""
+    if not (sys.platform == "linux" and IS_X86):
+        return False
+    call = ctypes.CDLL(None).syscall
+    return int(call(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILES_OF_AMX)) == 0

@@ -21,7 +21,7 @@ from .weights import complete, may_see, weigh
 
 NAME = "flash_decode"
 
-UNROLLS = False
+UNROLLS = PAIRS = False
 
 ARRAYS = (words.QUERY, words.KEY, words.VALUE, words.CONTEXT, words.TOP, words.TOTAL)
 """Words for the arguments and then the results of a call."""

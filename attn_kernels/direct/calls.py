@@ -22,6 +22,7 @@ from ..compiler.language import WORD, Code, function
 from ..decode import forward as decode
 from ..flash import backward as flash_backward
 from ..flash import forward as flash_forward
+from ..flash import paired
 from ..flash.blocks import job_at
 from ..flash.sharing import divide, take_tasks
 
@@ -66,8 +67,9 @@ def compiled(kind: str, known: tuple[int, ...] = (0,) * len(_KNOWN)) -> Any:
 
     What such calls don't need is not compiled, which takes half the time.
     """
+    kernel = _KERNELS[kind]
     with _COMPILING:
-        return _compiled(_KERNELS[kind], known)
+        return _compiled(kernel, known, paired.instructions(kernel, known[_KNOWN.index(words.KIND)]))
 
 
 _KERNELS = {"forward": flash_forward, "backward": flash_backward, "decode": decode}
@@ -78,8 +80,9 @@ _COMPILING = threading.Lock()
 
 
 @functools.cache
-def _compiled(kernel: Any, known: tuple[int, ...]) -> Any:
-    module = compiling.module(kernel.NAME, dict(zip(_KNOWN, known, strict=True)), unrolls=kernel.UNROLLS)
+def _compiled(kernel: Any, known: tuple[int, ...], pairs: str | None = None) -> Any:
+    told = dict(zip(_KNOWN, known, strict=True))
+    module = compiling.module(kernel.NAME, told, unrolls=kernel.UNROLLS, pairs=pairs)
     worker = function(module, f"{kernel.NAME}_task", [WORD], WORD)
     worker.linkage = "internal"
     code = Code(worker)

@@ -100,7 +100,10 @@ def seen_by(job: Array, query: Value) -> tuple[Value, Value]:
     return start, end
 
 
-def seen_by_block(job: Array, first: Value, count: Value) -> tuple[Value, Value]:
-    """Return the first key that some of the queries see, and the one after the last that some do."""
-    start, end = seen_by(job, first)[0], seen_by(job, first + count - 1)[1]  # neither goes back
+def seen_by_block(job: Array, first: Value, count: Value, step: int = 1) -> tuple[Value, Value]:
+    """Return the first key that some of the queries see, and the one after the last that some do.
+
+    The first is a multiple of `step` at most that.
+    """
+    start, end = seen_by(job, first)[0] // step * step, seen_by(job, first + count - 1)[1]  # neither goes back
     return start, job.code.largest(start, end)

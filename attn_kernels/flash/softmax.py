@@ -133,3 +133,13 @@ def multiply(code: Code, factors: Value, out: Value, count: Value, queries: Valu
         for lane in lanes:
             place = out + lane + row
             code.store(code.load(place, _VECTOR) * code.load(factors + lane + row, _VECTOR), place)
+
+
+@routine
+def multiply_lanes(code: Code, factors: Value, out: Value, count: Value, queries: Value) -> None:
+    """Multiply each of `count` rows by the same factors, one for each query."""
+    with registers(code, queries) as lanes:
+        known = [code.load(factors + lane, _VECTOR) for lane in lanes]
+        with code.loop(0, count * _ROW, _ROW) as row:
+            for lane, factor in zip(lanes, known, strict=True):
+                code.store(code.load(out + lane + row, _VECTOR) * factor, out + lane + row)

@@ -8,6 +8,7 @@ from llvmlite import ir
 
 from ..compiler.language import FLOAT, Array, Code, Value, routine
 from ..compiler.processor import LANES
+from ..vectors.packing import rows_as_pairs
 from .softmax import QUERIES
 
 
@@ -54,3 +55,29 @@ def transpose(code: Code, rows: Value, columns: Value, width: Value, out: Value)
         target[c * QUERIES + r] = source[r * width + c]
 
     over_tiles(code, columns, code.value(QUERIES), square, single)
+
+
+@routine
+def transpose_back(code: Code, rows: Value, count: Value, out: Value) -> None:
+    """Fill `QUERIES` rows of `out`, each `count` long, with the columns of `count` rows, which fill registers."""
+    source, target, vector = Array(code, rows), Array(code, out), ir.VectorType(FLOAT, LANES)
+    with code.loop(0, count, LANES) as r, code.loop(0, QUERIES, LANES) as c:
+        lines = [code.load(source.at((r + line) * QUERIES + c), vector) for line in range(LANES)]
+        for line, column in enumerate(transpose_registers(code, lines)):
+            code.store(column, target.at((c + line) * count + r))
+
+
+@routine
+def transpose_shorts(
+    code: Code, source: Value, width: Value, rows: Value, columns: Value, out: Value, line: Value
+) -> None:
+    """Fill rows of `out`, `line` apart, with the columns of rows of 16-bit numbers, `width` apart.
+
+    Rows are multiples of twice a register's numbers, columns of as many.
+    """
+    vector = ir.VectorType(FLOAT, LANES)
+    with code.loop(0, rows, 2 * LANES) as r, code.loop(0, columns, LANES) as c:
+        places = [source + 2 * ((r + 2 * n) * width + c) for n in range(LANES)]
+        lines = [rows_as_pairs(code, place, width).bits_as(vector) for place in places]
+        for n, column in enumerate(transpose_registers(code, lines)):
+            code.store(column, out + 2 * ((c + n) * line + r))

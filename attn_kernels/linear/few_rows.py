@@ -16,7 +16,7 @@ from ..vectors.memory import BYTES, add_row, copy, fill, write_row
 
 NAME = "few_rows"
 
-UNROLLS = False
+UNROLLS = PAIRS = False
 
 ARRAYS = (words.QUERY, words.VALUE, words.CONTEXT)
 """Words for the arguments and then the result of a call: `QUERIES` rows of `DEPTH` numbers, a matrix, the product."""

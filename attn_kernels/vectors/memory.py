@@ -26,15 +26,19 @@ def widened(kind: str, value: Value) -> Value:
     return value if kind == "float32" else Value(value.code, build.fpext(value.ir, wide))
 
 
+def nearest_bits(value: Value) -> Value:
+    """Return bits whose upper half is the bfloat16 that is nearest to a float32, ties to even."""
+    bits = value.bits_as(like(value.type, _INT))
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    return value.code.choose(value != value, bits | 0x400000, rounded)
+
+
 def _narrowed(kind: str, value: Value) -> Value:
     """Return numbers of float32 as another kind, rounded to the nearest, ties to even."""
     code, stored = value.code, like(value.type, STORED[kind])
     if kind != "bfloat16":
         return value if kind == "float32" else Value(code, code.builder.fptrunc(value.ir, stored))
-    bits = value.bits_as(like(value.type, _INT))
-    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
-    quiet = bits | 0x400000
-    return Value(code, code.builder.trunc((code.choose(value != value, quiet, rounded) >> 16).ir, stored))
+    return (nearest_bits(value) >> 16).low_bits(_SHORT)
 
 
 @routine

@@ -20,6 +20,7 @@ from ..compiler.language import WORD, Array, Code, Value, function
 from ..decode import forward as flash_decode
 from ..flash import backward as flash_backward
 from ..flash import forward as flash_forward
+from ..flash import paired
 from ..flash.blocks import job_at
 from ..flash.sharing import divide, take_tasks
 from ..linear import few_rows as few_rows_kernel
@@ -37,37 +38,45 @@ from .interface import (
 )
 
 
-def forward() -> Any:
-    """Return the function that XLA calls for attention forward, compiled."""
-    with _COMPILING:
-        return _compiled(flash_forward)
+def forward(dtype: str | None = None) -> Any:
+    """Return the function that XLA calls for attention forward, compiled for arrays of one dtype or of all."""
+    return _of_dtype(flash_forward, dtype)
 
 
-def backward() -> Any:
-    """Return the function that XLA calls for the gradients of attention, compiled."""
-    with _COMPILING:
-        return _compiled(flash_backward)
+def backward(dtype: str | None = None) -> Any:
+    """Return the function that XLA calls for the gradients of attention, compiled for arrays of one dtype or of all."""
+    return _of_dtype(flash_backward, dtype)
+
+
+def instructions(dtype: str) -> str | None:
+    """Return by what kernels multiply arrays of a dtype that have their own for it, None for a dtype without."""
+    return paired.instructions(flash_forward, words.KINDS[dtype])
 
 
 def decode(dtype: str) -> Any:
     """Return the function that XLA calls for attention of few queries forward, compiled for arrays of a dtype."""
-    with _COMPILING:
-        return _compiled(flash_decode, words.KINDS[dtype])
+    return _of_dtype(flash_decode, dtype)
 
 
 def few_rows(dtype: str) -> Any:
     """Return the function that XLA calls for the product of a few rows and a matrix, compiled for a dtype."""
-    with _COMPILING:
-        return _compiled(few_rows_kernel, words.KINDS[dtype])
+    return _of_dtype(few_rows_kernel, dtype)
 
 
 _COMPILING = threading.Lock()
 """Threads that begin together would each compile."""
 
 
+def _of_dtype(kernel: Any, dtype: str | None) -> Any:
+    kind = None if dtype is None else words.KINDS[dtype]
+    with _COMPILING:
+        return _compiled(kernel, kind, paired.instructions(kernel, kind))
+
+
 @functools.cache
-def _compiled(kernel: Any, kind: int | None = None) -> Any:
-    module = compiling.module(kernel.NAME, None if kind is None else {words.KIND: kind}, unrolls=kernel.UNROLLS)
+def _compiled(kernel: Any, kind: int | None, pairs: str | None) -> Any:
+    known = None if kind is None else {words.KIND: kind}
+    module = compiling.module(kernel.NAME, known, unrolls=kernel.UNROLLS, pairs=pairs)
     worker = function(module, f"{kernel.NAME}_task", [WORD], WORD)
     worker.linkage = "internal"
     _write_worker(Code(worker), kernel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -171,10 +172,10 @@ def _operation(kind: str, results: Callable[..., list[Any]], by_blocks: Callable
         query = context.avals_in[0]
         if context.module_context.lowering_parameters.for_export or query.dtype.name not in words.KINDS:
             return lower_blocks(context, *arrays, **known)
-        target = name
+        target = _name(name, query.dtype.name)
         if kind == "forward" and query.shape[-3] <= words.FEW and "seed" not in known["names"]:
             target = _decode_name(query.dtype.name)
-        register_target(target, _KERNELS[target])
+        register_target(target, _kernels()[target])
         return jax.ffi.ffi_lowering(target)(context, *arrays, shape=_words(kind, context.avals_in, **known))
 
     def batch(arrays: Any, axes: Any, **known: Any) -> Any:
@@ -197,20 +198,36 @@ def _decode_name(dtype: str) -> str:
     return f"attn_bridge_flash_decode_{dtype}"
 
 
-_KERNELS: dict[str, Callable[[Any], Any]] = {
-    _FORWARD.name: lambda xla: xla.forward(),
-    _BACKWARD.name: lambda xla: xla.backward(),
-    **{
-        _decode_name(dtype): functools.partial(lambda xla, dtype: xla.decode(dtype), dtype=dtype)
-        for dtype in words.KINDS
-    },
-}
-"""What XLA calls the kernels -> what compiles them."""
+def _name(operation: str, dtype: str) -> str:
+    """Return what XLA calls the kernel that does an operation on arrays of a dtype, of which some have their own."""
+    instructions = _calls().instructions(dtype)
+    return operation if instructions is None else f"{operation}_{dtype}_{instructions}"
+
+
+def _calls() -> Any:
+    """Return `attn_kernels.xla.calls`, which is not to be had everywhere."""
+    return importlib.import_module("attn_kernels.xla.calls")
+
+
+def _kernels() -> dict[str, Callable[[], Any]]:
+    """Return what XLA calls the kernels -> what compiles them."""
+    calls = _calls()
+    return {
+        _FORWARD.name: calls.forward,
+        _BACKWARD.name: calls.backward,
+        **{_decode_name(dtype): functools.partial(calls.decode, dtype) for dtype in words.KINDS},
+        **{
+            _name(operation.name, dtype): functools.partial(compiled, dtype)
+            for operation, compiled in ((_FORWARD, calls.forward), (_BACKWARD, calls.backward))
+            for dtype in words.KINDS
+            if calls.instructions(dtype)
+        },
+    }
 
 
 def register() -> None:
     """Tell XLA of the kernels, which it else hears of when it compiles a call: for executables that are loaded."""
-    for name, compiled in _KERNELS.items():
+    for name, compiled in _kernels().items():
         register_target(name, compiled)
 
 
@@ -218,13 +235,11 @@ _REGISTERED: set[str] = set()
 _REGISTERING = threading.Lock()  # XLA takes a name once, and programs may be compiled side by side
 
 
-def register_target(name: str, compiled: Callable[[Any], Any]) -> None:
-    """Compile a kernel, by a function of `attn_kernels.xla.calls`, and tell XLA of it."""
-    from attn_kernels.xla import calls as xla
-
+def register_target(name: str, compiled: Callable[[], Any]) -> None:
+    """Compile a kernel, and tell XLA of it."""
     with _REGISTERING:
         if name not in _REGISTERED:
-            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(compiled(xla)), platform="cpu")
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(compiled()), platform="cpu")
             _REGISTERED.add(name)
 
 

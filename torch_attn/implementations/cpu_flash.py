@@ -110,6 +110,7 @@ def unprofitable(call: Call) -> str | None:
     if _is_surely(2 * tasks < threads):
         return f"{tasks} key heads in all for {threads} threads: backward, each is one thread's"
     if sdpa.unsupported(call) is None:
+        # With AMX both multiply bfloat16 by it, and nobody has timed one against the other.
         if call.query.dtype != torch.float32 and call.query.dtype in sdpa.FAST_ON_CPU:
             return f"the processor multiplies {call.query.dtype} itself, which torch's kernel uses"
         batch, heads = call.scores_shape[:2]

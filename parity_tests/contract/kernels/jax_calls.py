@@ -58,3 +58,9 @@ def attend(*inputs: np.ndarray, name: str, dtype: str = "float32", **options: An
 def source(seed: int) -> Any:
     """Return what a dropout mask is drawn with."""
     return jax.random.key(seed)
+
+
+def forget() -> None:
+    """Forget what was compiled."""
+    program.cache_clear()
+    jax.clear_caches()

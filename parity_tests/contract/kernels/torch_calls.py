@@ -40,3 +40,7 @@ def attend(*inputs: np.ndarray, name: str, dtype: str = "float32", **options: An
 def source(seed: int) -> Any:
     """Return what a dropout mask is drawn with."""
     return JaxRngs(dropout=seed)
+
+
+def forget() -> None:
+    """Forget what was compiled, which is done by what it was compiled for."""

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import os
 import platform
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -21,10 +22,11 @@ from jax.experimental import serialize_executable
 
 import jax_attn
 from attn_bridge import masks
+from attn_kernels.compiler import processor
 from attn_kernels.xla import calls as xla
 from jax_attn import functional
 from jax_attn._parity.running.promotion import promoted
-from jax_attn.implementations import block_plan, cpu_flash, unavailable
+from jax_attn.implementations import block_plan, cpu_flash, flash_primitives, unavailable
 
 from .attention_calls import arrays, attend, draw, some, squared
 
@@ -234,6 +236,26 @@ def test_executables_find_the_kernels_once_they_are_registered():
     cpu_flash.register()
     loaded = serialize_executable.deserialize_and_load(*payload)
     np.testing.assert_array_equal(loaded(*inputs), program(*inputs))
+
+
+def test_a_dtype_that_is_multiplied_in_pairs_has_kernels_of_its_own(monkeypatch):
+    """Others share theirs, so that each process compiles what it needs."""
+    monkeypatch.setattr(processor, "pairs", lambda: "any")
+    inputs = arrays(queries=140, keys=140, seed=3)
+    function = jax.grad(squared("cpu_flash"))
+
+    def called(dtype: str) -> set[str]:
+        given = [one.astype(dtype) for one in inputs]
+        return set(re.findall(r"@(attn_bridge_\w+)", jax.jit(function).lower(*given).as_text()))
+
+    of_all = {"attn_bridge_flash_forward", "attn_bridge_flash_backward"}
+    assert called("float32") == called("float16") == of_all
+    assert called("bfloat16") == {f"{name}_bfloat16_any" for name in of_all}
+    monkeypatch.setattr(flash_primitives, "register_target", lambda name, compiled: registered.append(name))
+    registered: list[str] = []
+    cpu_flash.register()
+    assert len(registered) == len(set(registered))
+    assert called("bfloat16") | of_all <= set(registered)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -21,6 +22,7 @@ from attn_kernels.description import describe, intervals
 if importlib.util.find_spec("llvmlite") is None:
     pytest.skip("the extra cpu is not installed", allow_module_level=True)
 
+from attn_kernels.compiler import processor
 from attn_kernels.direct import calls
 
 PAGE = mmap.PAGESIZE
@@ -52,7 +54,7 @@ def call(
     kinds = ("forward", "backward")
     if queries <= words.FEW:
         kinds, keys, value_width = ("decode",), 613, 16
-    stored = {"float32": np.float32, "float16": np.float16}[dtype]
+    stored = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[dtype]
 
     def filled(values: Any, dtype: Any) -> np.ndarray:
         array = make(values.shape, dtype)
@@ -135,12 +137,14 @@ def call(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="its pages are protected otherwise")
 @pytest.mark.parametrize("queries", [77, 3, 1])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "all options"])
 @pytest.mark.parametrize("at_end", [True, False], ids=["end", "beginning"])
-def test_no_memory_beside_the_arrays_is_touched(at_end, plain, dtype, queries):
+def test_no_memory_beside_the_arrays_is_touched(at_end, plain, dtype, queries, monkeypatch):
+    """Of bfloat16 by products of pairs, whatever the processor has for them."""
+    monkeypatch.setattr(processor, "pairs", lambda: "any")
     want = call(plain=plain, dtype=dtype, queries=queries)(3)
-    code = f"from {__name__} import call, guarded; import functools; "
+    code = f"from {__name__} import call, guarded, processor; import functools; processor.pairs = lambda: 'any'; "
     code += f"call(plain={plain}, dtype={dtype!r}, queries={queries}, "
     code += f"make=functools.partial(guarded, at_end={at_end}))(3)"
     subprocess.run(
@@ -150,7 +154,7 @@ def test_no_memory_beside_the_arrays_is_touched(at_end, plain, dtype, queries):
         plain=plain, dtype=dtype, queries=queries, make=lambda shape, dtype: guarded(shape, dtype, at_end=at_end)
     )(3)
     for got, wanted in zip(found, want, strict=True):
-        np.testing.assert_array_equal(got, wanted)
+        np.testing.assert_array_equal(got.astype("float32"), wanted.astype("float32"))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
@@ -161,6 +165,14 @@ def test_any_number_of_threads_computes_the_same(threads, queries):
     for got, wanted in zip(found, want, strict=True):
         assert np.abs(wanted).max() > 0 or queries != 77
         np.testing.assert_array_equal(got, wanted)
+
+
+def test_any_number_of_threads_computes_the_same_in_pairs(monkeypatch):
+    monkeypatch.setattr(processor, "pairs", lambda: "any")
+    want, found = (call(dtype="bfloat16")(threads) for threads in (1, 7))
+    for got, wanted in zip(found, want, strict=True):
+        assert np.abs(wanted.astype("float32")).max() > 0
+        np.testing.assert_array_equal(got.astype("float32"), wanted.astype("float32"))
 
 
 @pytest.mark.parametrize("queries", [77, 3])
