@@ -32,16 +32,17 @@ _REQUEST_PERMISSION, _TILES_OF_AMX, _ARCH_PRCTL = 0x1023, 18, 158
 def pairs() -> str | None:
     """Return by which of its instructions the processor multiplies pairs of bfloat16, None where it has none for them.
 
-    ``"amx"`` or ``"avx512bf16"``: see `vectors.pairs`, which is what knows them. ``"any"``, which no processor is said
-    to have, computes the same on every one; tests put it in the place of this.
+    ``"amx"`` or ``"avx512bf16"``: see `vectors.pairs`, which is what knows them. ``"any"`` and ``"any16"``, which no
+    processor is said to have, compute the same on every one; tests put them in the place of this.
     """
     return _pairs()
 
 
 @functools.cache
 def _pairs() -> str | None:
-    if FEATURES.get("amx-tile") and FEATURES.get("amx-bf16") and _may_use_tiles():
-        return "amx"
+    if FEATURES.get("amx-tile") and FEATURES.get("amx-bf16"):
+        # Beside AMX, AVX512-BF16 is half as fast as float32 (libxsmm/tpp-mlir#1025); on Zen 4 twice (iree#15089).
+        return "amx" if _may_use_tiles() else None
     return "avx512bf16" if LANES == 16 and FEATURES.get("avx512bf16") else None
 
 

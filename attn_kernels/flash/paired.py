@@ -15,7 +15,7 @@ from ..compiler import processor
 from ..compiler.language import Array, Code, Value
 from ..vectors.memory import copy, fill, write_row
 from ..vectors.packing import pair_rows, read_shorts, round_to_pairs, round_to_pairs_twice
-from ..vectors.pairs import EDGE, product, up_to_edge
+from ..vectors.pairs import CHANNELS, EDGE, product, up_to_edge
 from .blocks import KEYS, numbers_of, seen_by, sizes_of
 from .softmax import QUERIES, multiply_lanes
 from .tiles import transpose, transpose_back, transpose_shorts
@@ -31,7 +31,8 @@ class _Sizes:
 
     def __init__(self, job: Array):
         self.given = sizes_of(job)
-        self.keys, self.width, self.value_width = map(up_to_edge, (self.given.keys, *self.given[4:6]))
+        self.keys, edge = up_to_edge(self.given.keys), CHANNELS[job.code.module.pairs]
+        self.width, self.value_width = (up_to_edge(one, edge) for one in (self.given.depth, self.given.value_depth))
         # An odd number of lines of the cache: rows whose distance is a power of two would drive each other out of it.
         self.line = self.keys + (1 - self.keys // EDGE % 2) * EDGE
 

@@ -5,7 +5,7 @@ lie in one word of 32 bits, a pair: ``right[k, c]`` is the low half of the word 
 the high one. AMX takes just that (``tdpbf16ps``), sixteen rows and columns at a time, and so does AVX-512
 (``vdpbf16ps``), a row at a time. Numbers below the least of full precision are 0 to both.
 
-Sizes are multiples of `EDGE`, so that tiles are whole: who calls fills its memory up with zeros.
+Sizes are multiples of `EDGE` with AMX, else of 16, so that tiles are whole: who calls fills its memory up with zeros.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from ..compiler.language import FLOAT, NOTHING, Code, Value, routine
 from ..compiler.processor import LANES
 
 EDGE = 32
-"""Rows, columns and depth of a product are multiples of this: two tiles of AMX each way."""
+"""Two tiles of AMX: rows, columns and depth of a product that it computes are multiples of this."""
+
+CHANNELS = {"amx": EDGE, "avx512bf16": 16, "any": EDGE, "any16": 16}
+"""Multiples that the channels are filled up to; those of queries and keys are always `EDGE`."""
 
 _BYTE, _INT, _WORD = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
@@ -31,9 +34,9 @@ _TILES = 8
 _UPPER = -(2**16)
 
 
-def up_to_edge(count: Value) -> Value:
-    """Return the next multiple of `EDGE`."""
-    return (count + (EDGE - 1)) // EDGE * EDGE
+def up_to_edge(count: Value, edge: int = EDGE) -> Value:
+    """Return the next multiple of an edge."""
+    return (count + (edge - 1)) // edge * edge
 
 
 @contextmanager
@@ -71,9 +74,9 @@ def product(
     if code.module.pairs == "amx":
         _by_tiles(code, *sizes, adds=adds)
     elif code.module.pairs == "avx512bf16":
-        _by_rows(code, *sizes, adds=adds, lanes=16, together=8, multiply=_with_avx512)
+        _by_rows(code, *sizes, adds=adds, lanes=16, tiles=((4, 4), (8, 2), (8, 1)), multiply=_with_avx512)
     else:
-        _by_rows(code, *sizes, adds=adds, lanes=LANES, together=4, multiply=_with_floats)
+        _by_rows(code, *sizes, adds=adds, lanes=LANES, tiles=((4, 2), (4, 1)), multiply=_with_floats)
 
 
 # ---- AMX
@@ -154,28 +157,31 @@ def _by_rows(
     *,
     adds: bool,
     lanes: int,
-    together: int,
+    tiles: tuple[tuple[int, int], ...],
     multiply: _Multiply,
 ) -> None:
-    """Compute a product in registers, `together` rows of two of them."""
-    kind, of_pairs, vectors = ir.VectorType(FLOAT, lanes), ir.VectorType(_INT, lanes), 2
-    with code.loop(0, columns, vectors * lanes) as c, code.loop(0, rows, together) as r:
-        places = [[out + 4 * ((r + i) * line + c + lanes * v) for v in range(vectors)] for i in range(together)]
-        zero = code.vector(0.0, lanes)
-        sums = [[code.variable(code.load(place, kind) if adds else zero) for place in of_row] for of_row in places]
-        starts = [left + 2 * (r + i) * stride for i in range(together)]
-        at = code.variable(right + 4 * c)
-        with code.loop(0, 2 * depth, 4) as k:
-            of_right = [code.load(at.get() + 4 * lanes * v, of_pairs) for v in range(vectors)]
-            for start, totals in zip(starts, sums, strict=True):
-                pair = code.vector(code.load(start + k, _INT, align=2), lanes)
-                found = multiply(pair, of_right, [total.get() for total in totals])
-                for total, number in zip(totals, found, strict=True):
-                    total.set(number)
-            at.set(at.get() + 4 * width)
-        for of_row, totals in zip(places, sums, strict=True):
-            for place, total in zip(of_row, totals, strict=True):
-                code.store(total.get(), place)
+    """Compute a product in registers, tiles of so many rows of so many of them, the widest that fits first."""
+    kind, of_pairs = ir.VectorType(FLOAT, lanes), ir.VectorType(_INT, lanes)
+    zero, done = code.vector(0.0, lanes), code.value(0)
+    for together, vectors in tiles:
+        end = done + (columns - done) // (vectors * lanes) * (vectors * lanes)
+        with code.loop(done, end, vectors * lanes) as c, code.loop(0, rows, together) as r:
+            places = [[out + 4 * ((r + i) * line + c + lanes * v) for v in range(vectors)] for i in range(together)]
+            sums = [[code.variable(code.load(place, kind) if adds else zero) for place in of_row] for of_row in places]
+            starts = [left + 2 * (r + i) * stride for i in range(together)]
+            at = code.variable(right + 4 * c)
+            with code.loop(0, 2 * depth, 4) as k:
+                of_right = [code.load(at.get() + 4 * lanes * v, of_pairs) for v in range(vectors)]
+                for start, totals in zip(starts, sums, strict=True):
+                    pair = code.vector(code.load(start + k, _INT, align=2), lanes)
+                    found = multiply(pair, of_right, [total.get() for total in totals])
+                    for total, number in zip(totals, found, strict=True):
+                        total.set(number)
+                at.set(at.get() + 4 * width)
+            for of_row, totals in zip(places, sums, strict=True):
+                for place, total in zip(of_row, totals, strict=True):
+                    code.store(total.get(), place)
+        done = end
 
 
 def _with_avx512(pair: Value, of_right: list[Value], sums: list[Value]) -> list[Value]:

@@ -43,8 +43,10 @@ def test_it_computes_what_the_reference_does(backend, label):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_sizes_will_do(backend, seed):
+def test_any_sizes_will_do(backend, seed, monkeypatch):
     """Sizes that are no multiples of a block, a tile or a register, windows and offsets on either side of the keys."""
+    if seed % 2:
+        monkeypatch.setattr(processor, "pairs", lambda: "any16")
     draw_size = np.random.default_rng(700 + seed)
     key_heads, group = draw_size.integers(1, 4, 2)
     queries, keys = draw_size.integers(17, 330, 2)
