@@ -48,7 +48,7 @@ def _pairs() -> str | None:
 
 def _may_use_tiles() -> bool:
     """Ask the system for leave to use AMX, which it gives to a process, its threads and what it forks."""
-    if not (sys.platform == "linux" and IS_X86):
+    if not (sys.platform == "linux" and llvm.get_process_triple().startswith("x86_64")):
         return False
-    call = ctypes.CDLL(None).syscall
-    return int(call(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILES_OF_AMX)) == 0
+    numbers = (ctypes.c_long(one) for one in (_ARCH_PRCTL, _REQUEST_PERMISSION, _TILES_OF_AMX))
+    return int(ctypes.CDLL(None).syscall(*numbers)) == 0
