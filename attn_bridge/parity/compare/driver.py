@@ -150,6 +150,7 @@ def compare(
             fixed=fixed,
             vary=vary,
             progress=progress or (lambda what, done, total: None),
+            fold=True,
         )
         with few_threads(pair):
             try:
