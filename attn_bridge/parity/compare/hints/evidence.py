@@ -117,7 +117,8 @@ def cases_of(evidence: Any, labels: tuple[str, str]) -> list[Case]:
 def _counts(evidence: Any) -> tuple[int, ...]:
     values = [*evidence.first_settings.items(), *evidence.second_settings.items()]
     names = ("num_heads", "num_kv_heads", "head_dim")
-    return tuple(dict.fromkeys(int(value) for name, value in values if name in names and isinstance(value, int)))
+    counts = [value for name, value in values if name in names and isinstance(value, int)]
+    return tuple(dict.fromkeys(int(value) for value in counts if value > 0))
 
 
 def of_statistic(
