@@ -150,6 +150,7 @@ def compare(
             fixed=fixed,
             vary=vary,
             progress=progress or (lambda what, done, total: None),
+            fold=True,
         )
         with few_threads(pair):
             try:
@@ -177,13 +178,14 @@ def judge(
         return accept(found.report, accepted)
     pair.progress("looking for the first divergence", 0, 1)
     place = find(pair, found.furthest, "precision" if found.report.verdict == "precision" else "meaning", found.tables)
+    is_meaning = found.report.verdict != "precision"
     divergence = None if found.report.verdict in ("equal", "inconclusive") else place.divergence
     if divergence is not None:
         hint = divergence.hint
         if found.mesh and not hint:
             hint = _hint_of_devices(runner, found, place.evidence, divergence)
         if place.evidence is not None and not hint:
-            hint = hint_for(place.evidence)
+            hint = hint_for(place.evidence, numbers=is_meaning)
         if found.mesh and not hint and divergence.direction == "forward":
             hint = mixed(runner, found.furthest, _paths(divergence), found.mesh)
         divergence = dataclasses.replace(divergence, second_label=pair.labels["second"], hint=hint)

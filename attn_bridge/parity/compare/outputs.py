@@ -42,8 +42,10 @@ def check_outputs(first: Outputs, second: Outputs, labels: Mapping[Side, str]) -
                 )
     for (place, shape, _), (_, other, _) in zip(first, second, strict=True):
         if shape != other:
+            moved = "; if its axes lie in another order, wrap one side so that it returns them in the other's"
             raise ModuleFailedError(
                 f"the outputs differ in shape: output{place} is {shape} in {one} and {other} in {two}"
+                f"{moved if sorted(shape) == sorted(other) else ''}"
             )
     if all(0 in shape for _, shape, _ in first):
         raise ModuleFailedError(f"there is nothing to compare: the outputs are empty ({_listed(first)})")

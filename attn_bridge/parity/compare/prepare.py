@@ -19,6 +19,7 @@ from .samples import inputs as calls
 from .samples.sampling import Outputs, draw_weights
 from .sides.dropout_masks import differences
 from .sides.dtypes import is_float
+from .sides.folded import FoldedSubject, folds
 from .sides.subject import Arguments, Arrays, Parameter, Run, Subject
 from .verdict.runner import Live
 
@@ -40,8 +41,12 @@ def prepare(
     fixed: Iterable[int | str] | int | str = (),
     vary: Iterable[int | str] | int | str = (),
     progress: Progress = lambda what, done, total: None,
+    fold: bool = False,
 ) -> Pair:
-    """Return the pair that `compare` judges; its arguments are those of `compare`."""
+    """Return the pair that `compare` judges; its arguments are those of `compare`.
+
+    With `fold`, biases that torch's recurrent layers add are one parameter where the other side holds their sum.
+    """
     devices = device if isinstance(device, tuple) else (device, device)
     subjects = [
         subject_of(value, one, what)
@@ -78,7 +83,8 @@ def prepare(
     pair.outputs = _common_structure(pair)
     pair.arguments["second"] = calls.like(pair.arguments["second"], pair.arguments["first"], same_inputs)
     pair.notes += input_notes(pair)
-    pair.pairing = _paired(pair, (first, second), rules)  # in eval mode, so that masks make no difference to it
+    # In eval mode, so that masks make no difference to it.
+    pair.pairing = (_folded if fold else _paired)(pair, (first, second), rules)
     pair.notes += [
         f"{name} of {pair.shown[_side(where)]} is left out: {why}" for where, name, why in pair.pairing.dropped
     ]
@@ -145,6 +151,32 @@ def _common_structure(pair: Pair) -> Outputs:
             )
     pair.notes += plain_outputs(pair.first.plain, pair.second.plain, (labels["first"], labels["second"]))
     return list(ours)
+
+
+def _folded(pair: Pair, sides: tuple[Any, Any], rules: Any) -> Pairing:
+    """Pair the parameters; where that can't be, with the biases of one side's recurrent layers added."""
+    try:
+        return _paired(pair, sides, rules)
+    except WeightsMismatchError:
+        for side in SIDES:
+            subject, held = pair.subject(side), pair.held[side]
+            added = folds(subject.parameters())
+            if not added:
+                continue
+            folded = FoldedSubject(subject, added)
+            setattr(pair, side, folded)
+            pair.held[side] = weights_held(folded, pair.shown[side])
+            with contextlib.suppress(WeightsMismatchError):
+                found = _paired(pair, sides, rules)
+                names = ", ".join(f"{one.folded} to {one.kept}" for one in added)
+                pair.notes.append(
+                    f"{pair.shown[side]} adds two biases of a recurrent layer and the other side holds one: they are "
+                    f"judged as their sum ({names})"
+                )
+                return found
+            setattr(pair, side, subject)
+            pair.held[side] = held
+        raise
 
 
 def _paired(pair: Pair, sides: tuple[Any, Any], rules: Any) -> Pairing:

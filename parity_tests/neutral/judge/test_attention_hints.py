@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attn_bridge.parity.compare.hints import Evidence, hint_for
+from attn_bridge.parity.compare.hints import Evidence, attention, hint_for
 
 RANDOM = np.random.default_rng(7)
 B, T, H, K, D = 2, 9, 4, 2, 6
@@ -172,12 +172,14 @@ def test_heads_that_are_an_axis_already_are_taken_as_they_are(wrong):
     assert hint(right, other, of_heads) == f"torch computes {PLAIN}, Flax {WRONG[wrong]}"
 
 
-def turned(x, halves, base, direction=1):
-    pairs = x.reshape(B, T, H, 2, D // 2).swapaxes(-1, -2) if halves else x.reshape(B, T, H, D // 2, 2)
-    angles = direction * np.outer(np.arange(T), base ** (-np.arange(D // 2) / (D // 2)))[:, None]
+def turned(x, halves, base, direction=1, length=None, width=None):
+    length, width = length or T, width or D
+    half = width // 2
+    pairs = x.reshape(B, length, H, 2, half).swapaxes(-1, -2) if halves else x.reshape(B, length, H, half, 2)
+    angles = direction * np.outer(np.arange(length), base ** (-np.arange(half) / half))[:, None]
     made = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * angles.astype("float32"))  # as most models' tables are
     parts = np.stack([made.real, made.imag], -1)
-    return (parts.swapaxes(-1, -2) if halves else parts).reshape(B, T, H * D)
+    return (parts.swapaxes(-1, -2) if halves else parts).reshape(B, length, H * width)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +202,78 @@ def test_other_rotary_positions_are_named(halves, base, direction, queries, keys
     )
     found = hint(right, other, [query, key, value])
     assert found == f"torch computes {PLAIN}, rotary halves of base 10000, Flax {PLAIN}{said}"
+
+
+def later(x, by):
+    """Return ``x`` turned by the angle of so many positions."""
+    return turned(np.concatenate([np.zeros((B, by, H * D)), x], 1), True, 1e4, length=T + by)[:, by:]
+
+
+def partly(x, part):
+    """Return the first channels of each head turned, of ``(B, T, H * D)``."""
+    heads, size = x.reshape(B, T, H, D), D // part
+    first = turned(heads[..., :size].reshape(B, T, -1), True, 1e4, width=size).reshape(B, T, H, size)
+    return np.concatenate([first, heads[..., size:]], -1).reshape(B, T, H * D)
+
+
+ROTARY = f"{PLAIN}, rotary halves of base 10000"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda q, k, v: (turned(q, True, 1e4) * D**0.5, turned(k, True, 1e4), v), ROTARY.replace("1/sqrt(6)", "1")),
+        (lambda q, k, v: [turned(one, True, 1e4) for one in (q, k, v)], f"{ROTARY} of values as well"),
+        (lambda q, k, v: (turned(q, True, 1e4), later(k, 1), v), f"{ROTARY}, keys 1 later than queries"),
+        (lambda q, k, v: (later(q, 1), turned(k, True, 1e4), v), f"{ROTARY}, keys 1 earlier than queries"),
+    ],
+)
+def test_a_scale_and_positions_that_are_wrong_beside_rotary_positions_are_named(change, said):
+    given = [draw(B, T, H * D) for _ in range(3)]
+    right = Attention()(turned(given[0], True, 1e4), turned(given[1], True, 1e4), given[2])
+    assert hint(right, Attention()(*change(*given)), given) == f"torch computes {ROTARY}, Flax {said}"
+
+
+def test_rotary_positions_of_a_part_of_each_head_are_named(monkeypatch):
+    monkeypatch.setitem(globals(), "D", 8)  # of which a half can be turned
+    query, key, value = (draw(B, T, H * D) for _ in range(3))
+    right = Attention()(partly(query, 2), partly(key, 2), value)
+    other = Attention()(turned(query, True, 1e4), turned(key, True, 1e4), value)
+    plain = ROTARY.replace("sqrt(6)", "sqrt(8)")
+    expected = f"torch computes {plain} of the first 1/2 of each head, Flax {plain}"
+    assert hint(right, other, [query, key, value]) == expected
+
+
+def test_a_mask_that_is_wrong_is_named_with_the_rotary_positions():
+    query, key, value = (draw(B, T, H * D) for _ in range(3))
+    given = turned(query, True, 1e4), turned(key, True, 1e4), value
+    found = hint(Attention()(*given), Window()(*given), [query, key, value])
+    assert found.endswith(f"{WRONG[Window].removeprefix('causal ')}, rotary halves of base 10000")
+
+
+def test_counts_that_are_none_and_keys_of_nothing_are_no_error():
+    inputs = [draw(B, T, H * D) for _ in range(3)]
+    evidence = Evidence(
+        inputs=inputs,
+        first_outputs=[Attention()(*inputs)],
+        second_outputs=[OverQueries()(*inputs)],
+        first_settings={"head_dim": 0},
+        second_settings={"num_heads": -2},
+    )
+    assert "softmax over the queries" in hint_for(evidence)
+    empty = [inputs[0], draw(B, 0, H * D), draw(B, 0, H * D)]
+    assert "attention" not in hint(inputs[1], inputs[2], empty)
+
+
+def test_long_sequences_are_looked_at_in_little_time():
+    """What fits nothing is told by a few numbers of each way, of which there are thousands."""
+    inputs = [draw(1, 1024, 128) for _ in range(3)]
+    seen = []
+    original = attention.Plain.of
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(attention.Plain, "of", lambda self, few: seen.append(self) or original(self, few))
+        hint(draw(1, 1024, 128), draw(1, 1024, 128), inputs)
+    assert not seen
 
 
 def test_a_wrong_step_is_named_beside_rotary_positions():

@@ -317,6 +317,14 @@ PLANTED = {
         {},
         "2 of 7 positions differ, from 1 on",
     ),
+    "one direction not turned back": (
+        X,
+        np.concatenate([X[..., :9], X[:, ::-1, 9:]], -1),
+        [],
+        {},
+        "the positions are in reverse order on one side in 7 of 16 channels, from 9 on",
+    ),
+    "all positions the other way round": (X, X[:, ::-1], [], {}, "the positions are in reverse order on one side:"),
 }
 
 
@@ -503,3 +511,15 @@ def test_large_tensors_take_little_more_work_than_small_ones():
 
     look(16, 96)
     assert count_calls(lambda: look(128, 768)) < 4 * count_calls(lambda: look(16, 96))  # of 64 times as many numbers
+
+
+def test_sequences_are_not_taken_for_positions():
+    """A row per sequence, as of pooled outputs, says nothing of masks."""
+    pooled = X.mean(1)
+    other = np.concatenate([pooled[:1], pooled[1:] + draw(2, 16)])
+    assert "position" in hint(pooled, other)
+    assert hint(pooled, other, X) == ""
+
+
+def test_numbers_alone_are_no_rows_that_are_multiples():
+    assert "multiple" not in hint(X[..., :1], draw(3, 7, 1))

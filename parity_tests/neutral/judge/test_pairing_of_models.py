@@ -231,3 +231,41 @@ def test_layers_are_a_stack_although_one_of_them_holds_more():
     found = pairing.to_second(arrays)
     assert np.array_equal(found["layers.value.kernel"][2], arrays["block.2.attn.v.weight"].T)
     assert np.array_equal(found["bias_table"], arrays["block.0.attn.bias_table.weight"])
+
+
+# ---- counted in other ways
+
+
+def residual_stages(counts, widths):
+    """Return a ResNet of torchvision and one of Flax's example, whose blocks are counted through all stages."""
+    ours, theirs, expected, block = {}, {}, {}, 0
+
+    def layer(name, other, shape, kind, size=3):
+        axes = shape if kind == "BatchNorm" else (size, size, *shape[::-1])
+        torch_axes = shape if kind == "BatchNorm" else (*shape, size, size)
+        ours[f"{name}.weight"] = torch_axes, f"{kind}2d"
+        theirs[f"{other}.{'scale' if kind == 'BatchNorm' else 'kernel'}"] = axes, kind
+        expected[f"{name}.weight"] = f"{other}.{'scale' if kind == 'BatchNorm' else 'kernel'}"
+
+    before = widths[0]
+    for stage, (count, width) in enumerate(zip(counts, widths, strict=True), 1):
+        for number in range(count):
+            mine, its = f"layer{stage}.{number}", f"ResNetBlock_{block}"
+            for k in (1, 2):
+                layer(f"{mine}.conv{k}", f"{its}.Conv_{k - 1}", (width, before if k == 1 else width), "Conv")
+                layer(f"{mine}.bn{k}", f"{its}.BatchNorm_{k - 1}", (width,), "BatchNorm")
+            if before != width:
+                layer(f"{mine}.downsample.0", f"{its}.conv_proj", (width, before), "Conv", size=1)
+                layer(f"{mine}.downsample.1", f"{its}.norm_proj", (width,), "BatchNorm")
+            before, block = width, block + 1
+    return parameters(ours), parameters(dict(sorted(theirs.items()))), expected
+
+
+@pytest.mark.parametrize(
+    ("counts", "widths"), [((2, 1), (4, 8)), ((2, 2, 2), (4, 8, 16)), ((2, 2, 2, 2), (4, 8, 16, 32))]
+)
+def test_blocks_counted_in_stages_are_those_counted_through(counts, widths):
+    ours, theirs, expected = residual_stages(counts, widths)
+    pairing = propose(ours, theirs, lambda found: 0.0 if names_of(found) == expected else 1.0)
+    assert names_of(pairing) == expected
+    assert pairing.doubt == ""

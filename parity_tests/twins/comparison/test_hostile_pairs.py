@@ -424,3 +424,12 @@ def test_probes_do_not_bring_torchs_compiler_along():
     """It takes seconds to import, and changes the process."""
     for kind in (Rounding, _Dataflow, LogSumExp, Flash):
         assert not hasattr(vars(kind)["__torch_dispatch__"], "_torchdynamo_disable")
+
+
+def test_outputs_whose_axes_lie_in_another_order_are_told_what_to_do():
+    first = nn.Conv2d(3, 4, 3, padding=1)
+    second = nnx.Conv(3, 4, (3, 3), padding=1, rngs=nnx.Rngs(0))
+    x = np.random.default_rng(0).normal(size=(2, 3, 5, 6)).astype(np.float32)
+    said = r"output is \(2, 4, 5, 6\) in torch and \(2, 5, 6, 4\) in Flax; if its axes lie in another order, wrap one"
+    with pytest.raises(ValueError, match=said):
+        compare(first, second, x, x.transpose(0, 2, 3, 1))

@@ -93,6 +93,32 @@ def test_encoder_layer_of_another_eps_diverges_first_in_its_first_norm():
     assert {"query", "key", "value"} <= {(node.flax_path or "").rpartition(".")[2] for node in report.tree.walk()}
 
 
+def test_a_softmax_in_bfloat16_is_not_said_to_have_another_mask():
+    """The tables of positions are float32 on one side, which shows from the second position on, as a mask would."""
+
+    class Ours(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(8, 24, bias=False)
+            self.register_buffer("table", torch.cos(0.3 * torch.arange(6.0))[:, None])
+
+        def forward(self, x):
+            query, key, value = self.qkv(x).chunk(3, -1)
+            return nn.functional.scaled_dot_product_attention(query * self.table, key, value, is_causal=True)
+
+    class Theirs(nnx.Module):
+        def __init__(self):
+            self.q, self.k, self.v = (nnx.Linear(8, 8, use_bias=False, rngs=nnx.Rngs(0)) for _ in range(3))
+
+        def __call__(self, x):
+            query, key, value = self.q(x) * jnp.cos(0.3 * jnp.arange(6.0))[:, None], self.k(x), self.v(x)
+            scores = jnp.where(jnp.tri(6, dtype=bool), query @ key.mT * 8**-0.5, -jnp.inf)
+            return jax.nn.softmax(scores.astype(jnp.bfloat16)).astype(x.dtype) @ value
+
+    report = compare(Ours(), Theirs(), inputs(2, 6, 8), seeds=1)
+    assert (report.verdict, report.first_divergence.hint) == ("precision", "")
+
+
 class TorchLatents(nn.Module):
     """Latents that look at a narrower input, then at each other: two layers that fuse queries, keys and values."""
 

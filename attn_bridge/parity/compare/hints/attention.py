@@ -6,6 +6,7 @@ One side computes it plainly, under some scale and mask; the other as well, or w
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -25,6 +26,21 @@ TABLES = 1e-5
 
 BASES = (1e4, 5e5, 1e6, 1e5)
 """Of rotary positions, the commonest first."""
+
+PARTS = (1, 2, 4)
+"""One over how much of a head is turned by its position, from the first channel on."""
+
+TURNED = {
+    (1, 1, 0): "",
+    (-1, -1, 0): ", turned the other way",
+    (1, 0, 0): " of queries alone",
+    (0, 1, 0): " of keys alone",
+    (1, 1, 1): " of values as well",
+}
+"""Directions in which queries, keys and values are turned: 0 not at all, -1 the other way."""
+
+APART = (1, -1)
+"""How many positions ports count keys from another one than queries."""
 
 SPLITS = {
     "": "",
@@ -74,23 +90,39 @@ class Rotary(NamedTuple):
 
     halves: bool
     base: float
-    turns: tuple[int, int] = (1, 1)
-    """Directions in which queries and keys are turned: 0 not at all, -1 the other way."""
+    part: int = 1
+    turns: tuple[int, int, int] = (1, 1, 0)
+    apart: int = 0
+    """How much later the position of a key is counted than that of a query."""
 
     @property
     def text(self) -> str:
         """What is said of it."""
-        way = {(1, 1): "", (-1, -1): ", turned the other way", (1, 0): " of queries alone", (0, 1): " of keys alone"}
-        return f", rotary {'halves' if self.halves else 'pairs'} of base {self.base:g}{way[self.turns]}"
+        part = f" of the first 1/{self.part} of each head" if self.part > 1 else ""
+        apart = (
+            f", keys {abs(self.apart)} {'later' if self.apart > 0 else 'earlier'} than queries" if self.apart else ""
+        )
+        return f", rotary {'halves' if self.halves else 'pairs'} of base {self.base:g}{part}{TURNED[self.turns]}{apart}"
 
-    def turn(self, one: Array, direction: int) -> Array:
-        """Return ``(..., T, width)`` turned."""
-        length, width = one.shape[-2:]
-        angles = direction * np.arange(length)[:, None] * self.base ** (-np.arange(0, width, 2) / width)
-        cos, sin = np.cos(angles), np.sin(angles)
-        x, y = (one[..., : width // 2], one[..., width // 2 :]) if self.halves else (one[..., ::2], one[..., 1::2])
+    def turn(self, which: int, one: Array, places: Array) -> Array:
+        """Return ``(..., T, width)`` turned, queries (0), keys (1) or values (2) at these positions."""
+        size = one.shape[-1] // self.part
+        cos, sin = _angles(self.base, size, int(places.max()) + 2)
+        at = places + max(0, self.apart if which == 1 else -self.apart if which == 0 else 0)
+        cos, sin = cos[at], self.turns[which] * sin[at]
+        cos = cos if self.turns[which] else np.ones_like(cos)
+        head, rest = one[..., :size], one[..., size:]
+        x, y = (head[..., : size // 2], head[..., size // 2 :]) if self.halves else (head[..., ::2], head[..., 1::2])
         turned = [x * cos - y * sin, y * cos + x * sin]
-        return np.concatenate(turned, -1) if self.halves else np.stack(turned, -1).reshape(one.shape)
+        found = np.concatenate(turned, -1) if self.halves else np.stack(turned, -1).reshape(head.shape)
+        return np.concatenate([found, rest], -1) if self.part > 1 else found
+
+
+@functools.lru_cache(8)
+def _angles(base: float, size: int, length: int) -> tuple[Array, Array]:
+    """Return cosines and sines of the angles of some positions."""
+    angles = np.arange(length)[:, None] * base ** (-np.arange(0, size, 2) / size)
+    return np.cos(angles), np.sin(angles)
 
 
 class Plain(NamedTuple):
@@ -122,19 +154,35 @@ class Plain(NamedTuple):
         """Return queries, keys and values by heads."""
         query, key, value = (_split(one, self.width, way) for one in self.given)
         if self.rotary:
-            query, key = (self.rotary.turn(*one) for one in zip((query, key), self.rotary.turns, strict=True))
+            query, key, value = (self._turned(i, one) for i, one in enumerate((query, key, value)))
         return query, key, value
 
-    def fits(self, made: Array, side: Array) -> bool:
+    def _turned(self, which: int, one: Array, places: Array | None = None) -> Array:
+        if self.rotary is None or not self.rotary.turns[which]:
+            return one
+        return self.rotary.turn(which, one, np.arange(one.shape[-2]) if places is None else places)
+
+    def fits(self, made: Array, side: Array, scale: float) -> bool:
         """Tell whether numbers are a side's; tables of a rotary position are float32 in most models."""
         close = TABLES if self.rotary else FIT
-        return bool(float(np.abs(made - side).max()) <= close * float(np.abs(side).max()))
+        return bool(float(np.abs(made - side).max()) <= close * scale)
 
     def of(self, few: Array) -> Array:
         """Return what some of the queries get."""
         query, key, value = self.parts()
         products = query[..., few, :] @ _repeated(key, query).swapaxes(-1, -2)
         return _merge(_softmax(products * self.scale + self.mask[few]) @ _repeated(value, query), self.given[0].ndim)
+
+    def glance(self, few: Array) -> Array:
+        """Return what the first head of some of the queries gets, which costs a fraction of all."""
+        query, key, value = (one[..., :1, :, :] if one.ndim == 4 else one[..., : self.width] for one in self.given)
+        query = self._turned(0, query[..., few, :], few)
+        key, value = self._turned(1, key), self._turned(2, value)
+        return np.asarray(_softmax(query @ key.swapaxes(-1, -2) * self.scale + self.mask[few]) @ value)
+
+    def first_head(self, side: Array) -> Array:
+        """Return the part of what a side makes that `glance` computes."""
+        return side[..., :1, :, :] if side.ndim == 4 else side[..., : self.width]
 
 
 def attention(case: Case) -> str:
@@ -147,10 +195,20 @@ def attention(case: Case) -> str:
     if not dataclasses.replace(sample, one=sides[0], two=sides[1]).differs:
         return ""
     known: list[Plain | None] = [None, None]
+    scales = [float(np.abs(one).max()) for one in sides]
+    middle = len(few) // 2
     far = float(np.abs(sides[0] - sides[1]).max()) > 100 * TABLES * sample.scale
     for way in itertools.chain(_plain_ways(sample), _rotary_ways(sample) if far else ()):
+        made = way.glance(few[middle : middle + 1])
+        seen = (way.first_head(one[..., middle : middle + 1, :]) for one in sides)
+        fits = [way.fits(made, one, scale) for one, scale in zip(seen, scales, strict=True)]
+        if not any(fit and one is None for fit, one in zip(fits, known, strict=True)):
+            continue
         made = way.of(few)
-        known = [one or (way if way.fits(made, side) else None) for one, side in zip(known, sides, strict=True)]
+        known = [
+            one or (way if fit and way.fits(made, side, scale) else None)
+            for one, fit, side, scale in zip(known, fits, sides, scales, strict=True)
+        ]
         if all(known):
             break
     texts = [one.text if one else "" for one in known]
@@ -158,7 +216,8 @@ def attention(case: Case) -> str:
     plain = next((one for one in known if one), None)
     if plain and not all(known):
         wrong = texts.index("")
-        texts[wrong] = next((text for text, made in _wrong_ways(plain, few) if plain.fits(made, sides[wrong])), "")
+        ways = _wrong_ways(sample, plain, few)
+        texts[wrong] = next((text for text, made in ways if plain.fits(made, sides[wrong], scales[wrong])), "")
     first, second = case.labels
     return f"{first} computes {texts[0]}, {second} {texts[1]}" if all(texts) and texts[0] != texts[1] else ""
 
@@ -185,7 +244,7 @@ def _given(case: Case) -> list[Array]:
 def _plain_ways(case: Case) -> Iterator[Plain]:
     """Yield attention as it is, then with two of query, key and value exchanged."""
     given = _given(case)
-    if not given:
+    if not given or not all(one.size for one in given):
         return
     words, orders = ("queries", "keys", "values"), [((0, 1, 2), "")]
     if len({one.shape for one in given}) == 1:
@@ -208,20 +267,19 @@ def _rotary_ways(case: Case) -> Iterator[Plain]:
     """Yield attention with rotary positions, scaled as it mostly is."""
     for plain in _plain_ways(case):
         if not plain.order and plain.scale == plain.width**-0.5 and plain.width % 2 == 0:
-            for base, halves in itertools.product(BASES, (True, False)):
-                yield plain._replace(rotary=Rotary(halves, base))
+            for part, base, halves in itertools.product(PARTS, BASES, (True, False)):
+                if plain.width % (2 * part) == 0:
+                    yield plain._replace(rotary=Rotary(halves, base, part))
 
 
-def _wrong_ways(plain: Plain, few: Array) -> Iterator[tuple[str, Array]]:
+def _wrong_ways(case: Case, plain: Plain, few: Array) -> Iterator[tuple[str, Array]]:
     """Yield attention with one step taken wrongly."""
     axes = plain.given[0].ndim
     query, key, value = plain.parts()
     if query.size // query.shape[-1] * key.shape[-2] > SCORES:
         return
-    others = [plain.rotary._replace(turns=turns) for turns in ((-1, -1), (1, 0), (0, 1))] if plain.rotary else []
-    for rotary in others:
-        turned = plain._replace(rotary=rotary)
-        yield turned.text, turned.of(few)
+    for other in _otherwise_turned(case, plain):
+        yield other.text, other.of(few)
     for step in STEPS:
         if not _applies(step, query, key, axes):
             continue
@@ -229,15 +287,30 @@ def _wrong_ways(plain: Plain, few: Array) -> Iterator[tuple[str, Array]]:
         products = one @ _repeated(two, one, step.in_turn).swapaxes(-1, -2) * plain.scale
         context = _weights(products, plain.mask, step.softmax) @ _repeated(three, one, step.in_turn)
         yield plain.text + step.text, _merge(context, axes, step.merge)[..., few, :]
-    products = query @ _repeated(key, query).swapaxes(-1, -2) * plain.scale
-    for kind, mask in _other_masks(*products.shape[-2:]):
-        context = _softmax(products + mask) @ _repeated(value, query)
-        yield f"{plain.heads}, {kind}{plain.order}", _merge(context, axes)[..., few, :]
+    products = query[..., few, :] @ _repeated(key, query).swapaxes(-1, -2) * plain.scale
+    rotary = plain.rotary.text if plain.rotary else ""
+    for kind, mask in _other_masks(query.shape[-2], key.shape[-2]):
+        context = _softmax(products + mask[few]) @ _repeated(value, query)
+        yield f"{plain.heads}, {kind}{plain.order}{rotary}", _merge(context, axes)
     if query.shape == key.shape and query.shape[-3] > 1:
         one, two, three = (each.swapaxes(-2, -3) for each in (query, key, value))
         context = _softmax(one @ two.swapaxes(-1, -2) * plain.scale) @ three
         text = f"{plain.heads}, between the heads of a position instead of between positions"
         yield text, _merge(context.swapaxes(-2, -3), axes)[..., few, :]
+
+
+def _otherwise_turned(case: Case, plain: Plain) -> Iterator[Plain]:
+    """Yield attention with rotary positions whose scale or turns are other ones."""
+    if not plain.rotary:
+        return
+    for scaled, scale in _scales(case, plain.width).items():
+        if scale != plain.scale:
+            yield plain._replace(scale=scale, scaled=scaled)
+    for turns in TURNED:
+        if turns != plain.rotary.turns:
+            yield plain._replace(rotary=plain.rotary._replace(turns=turns))
+    for apart in APART:
+        yield plain._replace(rotary=plain.rotary._replace(apart=apart))
 
 
 def _applies(step: Step, query: Array, key: Array, axes: int) -> bool:

@@ -61,18 +61,20 @@ class Evidence:
     whole: Evidence | None = None
 
 
-def hint_for(evidence: Any, labels: tuple[str, str] | None = None) -> str:
+def hint_for(evidence: Any, labels: tuple[str, str] | None = None, *, numbers: bool = True) -> str:
     """Return what the difference at one place is consistent with, "" if nothing is recognised.
 
     Args:
         evidence: an `Evidence`, or anything with the same attributes.
         labels: what the two sides are called; None takes the evidence's own.
+        numbers: whether numbers are looked at, too: those of sides that differ by rounding alone show where nothing is
+            rounded, which looks like a mask.
     """
     given: tuple[str, str] = getattr(evidence, "labels", ("torch", "flax")) if labels is None else labels
     names = shown(given[0]), shown(given[1])
     classes = evidence.first_class, evidence.second_class
     found = differing(evidence.first_settings, evidence.second_settings, names, classes)
-    if len(found) < MAX:
+    if numbers and len(found) < MAX:
         whole = getattr(evidence, "whole", None)
         text = (whole and relation(whole, names, BY_WEIGHTS)) or relation(evidence, names)
         found += [text] if text else []
@@ -117,7 +119,8 @@ def cases_of(evidence: Any, labels: tuple[str, str]) -> list[Case]:
 def _counts(evidence: Any) -> tuple[int, ...]:
     values = [*evidence.first_settings.items(), *evidence.second_settings.items()]
     names = ("num_heads", "num_kv_heads", "head_dim")
-    return tuple(dict.fromkeys(int(value) for name, value in values if name in names and isinstance(value, int)))
+    counts = [value for name, value in values if name in names and isinstance(value, int)]
+    return tuple(dict.fromkeys(int(value) for value in counts if value > 0))
 
 
 def of_statistic(

@@ -194,7 +194,7 @@ def _keeps_pairs(given: Array, made: Array, width: int, halves: bool) -> bool:
 
 def _normalised(case: Case) -> str:
     """Recognise norms with another eps or variance: rows that are each a multiple of the other side's."""
-    if case.one.ndim < 2 or case.is_gradient:
+    if case.one.ndim < 2 or case.one.shape[-1] < 2 or case.is_gradient:
         return ""
     one, two = _without_affine(case)
     rows = one.reshape(-1, one.shape[-1])[:ROWS], two.reshape(-1, two.shape[-1])[:ROWS]
@@ -268,9 +268,9 @@ def _positions(case: Case) -> str:
     """Recognise masks, padding and shifts: rows up to a position agree, or only the first ones differ."""
     if case.one.ndim < 2 or case.is_gradient:
         return ""
-    shifted = _shifted(case)
-    if shifted:
-        return shifted
+    moved = _shifted(case) or _turned_round(case)
+    if moved or _is_batch(case):
+        return moved
     axis = case.one.ndim - 2
     others = tuple(place for place in range(case.one.ndim) if place != axis)
     off = np.asarray((np.abs(case.apart) > FIT * case.scale).any(axis=others))
@@ -290,7 +290,28 @@ def _positions(case: Case) -> str:
             return f"{text}: consistent with a mask, window or padding"
     if list(places) == [0, size - 1] or (len(places) <= size // 2 and {0, size - 1} <= set(places.tolist())):
         return f"only positions at both edges differ ({len(places)} of {size}): consistent with another padding"
-    return f"{len(places)} of {size} positions differ, from {first} on: consistent with a mask or packed positions"
+    text = f"{len(places)} of {size} positions differ, from {first} on"
+    return f"{text}: consistent with a mask, packed positions, or what goes by distance"
+
+
+def _is_batch(case: Case) -> bool:
+    """Tell whether the rows are no positions but sequences, as inputs have so many that have positions themselves."""
+    return case.one.ndim == 2 and any(one.ndim > 2 and one.shape[0] == case.one.shape[0] for one in case.inputs)
+
+
+def _turned_round(case: Case) -> str:
+    """Recognise positions in reverse order, in all channels or in those of one direction."""
+    if case.one.shape[-2] < 2:
+        return ""
+    others = tuple(range(case.one.ndim - 1))
+    close = FIT * case.scale
+    agree = np.asarray((np.abs(case.apart) <= close).all(axis=others))
+    turned = np.asarray((np.abs(case.two[..., ::-1, :] - case.one) <= close).all(axis=others))
+    if agree.all() or not (agree | turned).all():
+        return ""
+    channels = np.flatnonzero(~agree)
+    some = "" if not agree.any() else f" in {len(channels)} of {len(agree)} channels, from {channels[0]} on"
+    return f"the positions are in reverse order on one side{some}: consistent with a direction that is not turned back"
 
 
 def _shifted(case: Case) -> str:

@@ -32,6 +32,9 @@ _SYNONYMS = {
 }
 """Words of names that mean the same in different libraries; "" says nothing."""
 
+_NORM = re.compile("(?:batch|group|instance|layer|rms)_?norm", re.IGNORECASE)
+"""Classes by which Linen calls norms that have no name."""
+
 _ROLES = {
     **dict.fromkeys(("kernel",), "matrix"),
     **dict.fromkeys(("scale", "gamma"), "scale"),
@@ -196,7 +199,7 @@ def _said(path: str, single: Sequence[bool]) -> tuple[tuple[str, ...], tuple[str
     alone = iter(single)
     words: list[str] = []
     digits: list[str] = []
-    for word in _split(path):
+    for word in _split(_NORM.sub("norm", path)):
         if word.isdigit():
             if not next(alone, False):
                 digits.append(word)
@@ -362,8 +365,20 @@ def _numbers(one: tuple[str, ...], two: tuple[str, ...]) -> float:
         return 0.5
     if not one or not two:
         return 0.0
-    same = sum(x == y for x, y in zip(one, two, strict=False))
-    return 0.5 * same / max(len(one), len(two)) - 0.25
+    return 0.5 * _in_common(one, two) / max(len(one), len(two)) - 0.25
+
+
+def _in_common(one: Sequence[str], two: Sequence[str]) -> int:
+    """Return how many numbers two have in common, in their order.
+
+    What one side counts alone may be outside, as the stages of a ResNet, or inside, as the layers of a Sequential.
+    """
+    lengths = [0] * (len(two) + 1)
+    for x in one:
+        before = lengths[:]
+        for j, y in enumerate(two):
+            lengths[j + 1] = before[j] + 1 if x == y else max(before[j + 1], lengths[j])
+    return lengths[-1]
 
 
 def _same_number(one: str, two: str) -> float:

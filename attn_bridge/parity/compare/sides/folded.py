@@ -1,0 +1,132 @@
+"""A recurrent side of torch as one with a single bias: torch's layers add two, most others hold their sum.
+
+The function is the same; what is added twice is one parameter here, with the gradient that either of the two has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .dtypes import wide
+from .subject import Arguments, Array, Arrays, Call, Parameter, Run, Subject, Substitute
+
+_BIAS = re.compile(r"(.*\.)?bias_ih(_l[0-9]+(_reverse)?)?")
+
+_SUMMED = {"LSTM": 1.0, "LSTMCell": 1.0, "RNN": 1.0, "RNNCell": 1.0, "GRU": 2 / 3, "GRUCell": 2 / 3}
+"""Class -> how much of its two biases is added; a GRU resets the last third, so that it stays apart."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fold:
+    """Two biases of one layer.
+
+    Attributes:
+        kept: the one that holds the sum.
+        folded: the one that is added to it.
+        summed: how many of its elements, from the first on, are added; the rest stays under its name.
+    """
+
+    kept: str
+    folded: str
+    summed: int
+
+
+def folds(parameters: Mapping[str, Parameter]) -> list[Fold]:
+    """Return the biases of a side that are added to each other."""
+    found = []
+    for name, one in parameters.items():
+        other = name.replace("bias_ih", "bias_hh")
+        if one.framework != "torch" or one.owner not in _SUMMED or not _BIAS.fullmatch(name) or other not in parameters:
+            continue
+        summed = round(_SUMMED[one.owner] * one.shape[0])
+        found.append(Fold(other, name, summed) if summed == one.shape[0] else Fold(name, other, summed))
+    return found
+
+
+class FoldedSubject:
+    """Runs a subject whose parameters are those of another, with some biases folded into one.
+
+    Attributes:
+        folds: the biases.
+    """
+
+    def __init__(self, subject: Subject, folds: Sequence[Fold]):
+        self._subject, self.folds = subject, folds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._subject, name)
+
+    @property
+    def train(self) -> bool:
+        """Whether it runs in train mode."""
+        return self._subject.train
+
+    @train.setter
+    def train(self, value: bool) -> None:
+        self._subject.train = value
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the parameters and running statistics by name."""
+        found = self._subject.parameters()
+        for one in self.folds:
+            folded = found.pop(one.folded)
+            if one.summed < folded.shape[0]:
+                found[one.folded] = dataclasses.replace(folded, shape=(folded.shape[0] - one.summed,))
+        return found
+
+    def weights(self) -> Arrays:
+        """Return copies of the weights that it holds, biases added."""
+        found = self._subject.weights()
+        for one in self.folds:
+            folded = found.pop(one.folded)
+            kept = wide(found[one.kept]).copy()
+            kept[: one.summed] += wide(folded)[: one.summed]
+            found[one.kept] = kept.astype(folded.dtype)
+            if one.summed < folded.size:
+                found[one.folded] = folded[one.summed :].copy()
+        return found
+
+    def _unfolded(self, weights: Mapping[str, Array]) -> Arrays:
+        found = dict(weights)
+        for one in self.folds:
+            nothing = np.zeros(one.summed, found[one.kept].dtype)
+            found[one.folded] = np.concatenate([nothing, found[one.folded]]) if one.folded in found else nothing
+        return found
+
+    def _folded(self, run: Run) -> Run:
+        gradients = dict(run.parameter_gradients)
+        for one in self.folds:
+            gradient = gradients.pop(one.folded, None)
+            if gradient is not None and one.summed < gradient.size:
+                gradients[one.folded] = gradient[one.summed :]
+        return dataclasses.replace(run, parameter_gradients=gradients)
+
+    def run(self, weights: Mapping[str, Array], *call: Any, **options: Any) -> Run:
+        """Run forward, and backward if there are cotangents."""
+        return self._folded(self._subject.run(self._unfolded(weights), *call, **options))
+
+    def describe_outputs(
+        self, weights: Mapping[str, Array], arguments: Arguments
+    ) -> list[tuple[str, tuple[int, ...], str]]:
+        """Return place, shape and dtype of every output of a call."""
+        return self._subject.describe_outputs(self._unfolded(weights), arguments)
+
+    def record(self, weights: Mapping[str, Array], *call: Any, **options: Any) -> list[Call]:
+        """Return every call of every submodule with its inputs, outputs and cotangents."""
+        return self._subject.record(self._unfolded(weights), *call, **options)
+
+    def substituted(
+        self,
+        weights: Mapping[str, Array],
+        arguments: Arguments,
+        cotangents: Sequence[Array],
+        substitutes: Mapping[str, Sequence[Substitute]],
+    ) -> tuple[Run, list[Call]]:
+        """Do so with the results of some submodules' calls replaced, and return the results of the whole as well."""
+        run, calls = self._subject.substituted(self._unfolded(weights), arguments, cotangents, substitutes)
+        return self._folded(run), calls
