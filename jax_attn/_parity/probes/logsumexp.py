@@ -25,6 +25,8 @@ _SHAPED = ("reshape", "squeeze", "expand_dims")
 def with_logsumexp(function: Callable[..., Any], found: dict[int, Any]) -> Callable[..., Any]:
     """Return a function that computes its softmaxes from their log-sum-exp.
 
+    A softmax in a lower precision than all that the function gets is left alone: kernels compute in no lower one.
+
     Args:
         function: of trees of arrays.
         found: gets each division that was replaced, by its id, when the function is traced.
@@ -32,10 +34,17 @@ def with_logsumexp(function: Callable[..., Any], found: dict[int, Any]) -> Calla
 
     def rewritten(*args: Any) -> Any:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-        outputs = _Rewriter(found).run(closed, jax.tree.leaves(args))
+        leaves = jax.tree.leaves(args)
+        units = [unit for one in leaves if (unit := _unit(jnp.result_type(one)))]
+        outputs = _Rewriter(found, max(units, default=1.0)).run(closed, leaves)
         return jax.tree.unflatten(jax.tree.structure(shape), outputs)
 
     return rewritten
+
+
+def _unit(dtype: Any) -> float:
+    """Return the unit in the last place of a dtype, 0 of one that has none."""
+    return float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.floating) else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +70,8 @@ class _Softmax:
 class _Rewriter:
     """Runs a jaxpr and replaces its softmaxes on the way."""
 
-    def __init__(self, found: dict[int, Any]):
-        self._found = found
+    def __init__(self, found: dict[int, Any], coarsest: float):
+        self._found, self._coarsest = found, coarsest
         self._made: dict[int, _Made] = {}
 
     def run(self, closed: Any, args: Sequence[Any]) -> list[Any]:
@@ -86,7 +95,7 @@ class _Rewriter:
                 return results  # its own rule of differentiation is that of a plain softmax
         if name in _NESTED and any(_may_hold(value) for value in _jaxprs(params)):
             return list(_NESTED[name](self.run, operands, params))
-        if name == "div":
+        if name == "div" and _unit(equation.outvars[0].aval.dtype) <= self._coarsest:
             softmax = self._softmax(*operands)
             if softmax is not None:
                 self._found[id(equation)] = equation

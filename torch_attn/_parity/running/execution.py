@@ -193,7 +193,7 @@ class Execution:
             with tables.following():
                 yield tables
         elif self.mode == "logsumexp":
-            with LogSumExp() as formula:
+            with LogSumExp(tensors) as formula:
                 yield formula
         elif self.mode == "flash":
             with Flash(self.seed) as attention:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -30,30 +30,41 @@ class LogSumExp(TorchDispatchMode):
     are computed twice, once for their sum and once for the weights, and nothing makes the two round alike: the second
     ones are moved by up to `TWICE` units in the last place. The backward pass subtracts the row's dot product of output
     and gradient as the fused kernels have it: of an output that is normalised by its sum.
+
+    Args:
+        given: weights and inputs: a softmax in a lower precision than all of them is left alone, as kernels compute in
+            no lower one.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # else torch imports its compiler, which takes seconds; nothing is compiled in here
 
-    def __init__(self) -> None:
+    def __init__(self, given: Sequence[Tensor] = ()) -> None:
         super().__init__()
         self.moved = 0
+        units = [torch.finfo(one.dtype).eps for one in given if one.is_floating_point()]
+        self._coarsest = max(units, default=1.0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
             return self._replaced(func, args, kwargs or {})
 
+    def _is_fine(self, dtype: torch.dtype) -> bool:
+        return torch.finfo(dtype).eps <= self._coarsest
+
     def _replaced(self, func: Any, args: Any, kwargs: Any) -> Any:
         packet = func.overloadpacket
         given = _named(func, args, kwargs)
-        if packet in (aten._softmax, aten._safe_softmax) and _moves(args[0]):
+        if packet in (aten._softmax, aten._safe_softmax) and _moves(args[0]) and self._is_fine(_result_of(given)):
             self.moved += 1
             return self._softmax(given, safe=packet is aten._safe_softmax)
-        if packet is aten._softmax_backward_data:
+        if packet is aten._softmax_backward_data and self._is_fine(given["output"].dtype):
             self.moved += 1
             return _backward_of_softmax(given["grad_output"], given["output"], given["dim"], given["input_dtype"])
         stage = _stage_of(packet, given)
+        if stage and not self._is_fine(given["query"].dtype):
+            return func(*args, **kwargs)
         if stage == "backward":
             self.moved += 1
             weights, factor = self._weights(given)
@@ -67,8 +78,7 @@ class LogSumExp(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _softmax(self, given: dict[str, Any], safe: bool) -> Tensor:
-        scores, dim = given["self"], given["dim"]
-        wanted = given.get("dtype") or (torch.float32 if given.get("half_to_float") else scores.dtype)
+        scores, dim, wanted = given["self"], given["dim"], _result_of(given)
         return _formula(scores.to(_wide(wanted)), dim, safe).to(wanted)
 
     @staticmethod
@@ -132,6 +142,12 @@ class Flash(TorchDispatchMode):
 
 
 # ---- what both do
+
+
+def _result_of(given: dict[str, Any]) -> torch.dtype:
+    """Return the dtype of a softmax."""
+    wanted = given.get("dtype") or (torch.float32 if given.get("half_to_float") else given["self"].dtype)
+    return cast(torch.dtype, wanted)
 
 
 def _stage_of(packet: Any, given: dict[str, Any]) -> Literal["", "forward", "backward"]:
