@@ -349,10 +349,11 @@ def test_what_is_equal_or_not_finite_gets_no_hint():
     assert hint_for(Evidence()) == ""
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (1, 1), (5,), (2, 1, 3, 1, 2), (1, 2, 2, 2)])
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (1, 1), (5,), (2, 3, 4), (2, 1, 3, 1, 2), (1, 2, 2, 2)])
 def test_tensors_of_any_shape_are_taken(shape):
     one = np.asarray(draw(*shape))
-    assert isinstance(hint(one, one * 1.5 + 0.1, one, first_weights={"w": one, "k": draw(1, 1, 1, 1)}), str)
+    for inputs in ([one], [one, np.asarray(2.5), draw(3), draw(2, 3)], [one, one, np.asarray(2.5), one]):
+        assert isinstance(hint(one, one * 1.5 + 0.1, *inputs, first_weights={"w": one, "k": draw(1, 1, 1, 1)}), str)
 
 
 def test_no_more_than_two_things_are_said():

@@ -189,7 +189,8 @@ def attention(case: Case) -> str:
     """Recognise attention that is scaled by another width, masked another way, or split wrongly into heads."""
     if case.is_gradient or not 2 < case.one.ndim < 5 or case.one[:1].size > LARGEST:
         return ""
-    sample = dataclasses.replace(case, one=case.one[:1], two=case.two[:1], inputs=[one[:1] for one in case.inputs])
+    inputs = [one[:1] for one in case.inputs if one.ndim]
+    sample = dataclasses.replace(case, one=case.one[:1], two=case.two[:1], inputs=inputs)
     few = _queries(case.one.shape[-2])
     sides = [one[..., few, :] for one in (sample.one, sample.two)]
     if not dataclasses.replace(sample, one=sides[0], two=sides[1]).differs:
