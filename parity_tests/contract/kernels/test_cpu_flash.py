@@ -77,7 +77,8 @@ def test_what_all_keys_have_in_common_does_not_cost_precision_where_a_bias_has_a
     inputs = operands(1, tokens, tokens, 2, 2, seed=5)
     inputs = [rounded(one + common * (n > 0), dtype) for n, one in enumerate(inputs)]
     bias = rounded(draw(1, heads, tokens, tokens, seed=6), dtype)
-    hold_call(backend.results, inputs, {"bias": bias}, dtype, float(ml_dtypes.finfo(dtype).eps), "cpu_flash")
+    unit = float(ml_dtypes.finfo(dtype).eps)
+    hold_call(backend.results, inputs, {"bias": bias}, dtype, unit, "cpu_flash", largest=8.0)  # a few rows have it all
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
