@@ -147,8 +147,8 @@ def hold_call(
 ) -> None:
     """Hold an implementation to twice the error of the reference in a call, and some units in the last place.
 
-    That is the root of the mean square. The largest of thousands, `largest` times the reference's at most, is another in
-    each version of JAX.
+    That is the root of the mean square. The largest of thousands is another in each version of JAX: it is held to
+    `largest` times the reference's.
     """
     exact = results(inputs, options, "reference", "float64")
     plain, found = (results(inputs, options, one, dtype) for one in ("reference", name))
