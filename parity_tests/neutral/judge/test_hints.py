@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import types
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 
 from attn_bridge.parity.compare.hints import Evidence, hint_for, of_statistic
 from attn_bridge.parity.compare.hints.layers import ACTIVATIONS
-from attn_bridge.parity.compare.hints.settings import differing, read
 from parity_tests.support.work import count_calls
 
 RANDOM = np.random.default_rng(5)
@@ -413,90 +411,6 @@ def test_a_running_variance_by_n_minus_1_is_named():
 
 
 # ---- settings
-
-
-class FlaxLayer(types.SimpleNamespace):
-    """A layer whose class Flax defines."""
-
-
-FlaxLayer.__module__ = "flax.nnx.nn.normalization"
-
-
-def test_the_same_setting_by_another_name_is_read_by_one():
-    one = types.SimpleNamespace(eps=1e-5, momentum=0.1, padding=(1, 1), kernel_size=(3, 3), num_key_value_heads=2)
-    two = FlaxLayer(epsilon=1e-5, momentum=0.9, padding="SAME", kernel_size=(3, 3), num_kv_heads=2)
-    assert read(one)["eps"] == read(two)["eps"] == 1e-5
-    assert read(one)["num_kv_heads"] == read(two)["num_kv_heads"] == 2
-    assert differing(read(one), read(two), LABELS) == []
-
-
-class Raises:
-    eps = 1e-5
-
-    @property
-    def momentum(self):
-        raise RuntimeError("not yet")
-
-    padding = np.ones(3)
-    stride = (1, None)
-
-
-def test_what_raises_or_is_no_plain_value_is_left_out():
-    assert read(Raises()) == {"eps": 1e-5}
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "said"),
-    [
-        ({"eps": 1e-5}, {"eps": 1e-6}, "eps is 1e-05 in torch and 1e-06 in Flax"),
-        (
-            {"momentum": 0.1},
-            {"momentum": 0.01},
-            "momentum is 0.1 in torch and 0.01 in Flax (momentum=0.99 as Flax writes",
-        ),
-        (
-            {"momentum": 0.1},
-            {"momentum": 0.9},
-            "momentum is 0.1 in torch and 0.9 in Flax (momentum=0.1 as Flax writes it)",
-        ),
-        ({"stride": [2, 2]}, {"stride": (2, 2)}, ""),
-        ({"approximate": "none"}, {"approximate": True}, "approximate is 'none' in torch and True in Flax"),
-        ({"approximate": "tanh"}, {"approximate": True}, ""),
-        ({"stride": (2, 2)}, {"stride": 2}, ""),
-        ({"stride": (1, 1)}, {"stride": None}, ""),
-        ({"stride": (2, 2)}, {"stride": (2, 1)}, "stride is (2, 2) in torch and (2, 1) in Flax"),
-        ({"dilation": 1}, {"dilation": (1, 1)}, ""),
-        ({"padding": 0}, {"padding": "VALID"}, ""),
-        ({"padding": (1, 1), "kernel_size": (3, 3)}, {"padding": "SAME", "stride": 1}, ""),
-        ({"padding": (2, 1), "kernel_size": (5, 3)}, {"padding": "SAME", "kernel_size": (5, 3)}, ""),
-        (
-            {"padding": (1, 1), "kernel_size": (3, 3)},
-            {"padding": "SAME", "stride": (2, 2)},
-            "padding is (1, 1) in torch",
-        ),
-        ({"padding": 1}, {"padding": ((1, 1), (1, 1))}, ""),
-        ({"padding": 1}, {"padding": ((0, 1), (0, 1))}, "padding is 1 in torch and ((0, 1), (0, 1)) in Flax"),
-        ({"padding": "same", "kernel_size": 3}, {"padding": "SAME", "kernel_size": 3}, ""),
-        ({"padding_idx": 0}, {"padding_idx": 0}, ""),
-        ({"groups": 2}, {"groups": 1}, "groups is 2 in torch and 1 in Flax"),
-        ({"base": 10000}, {"base": 500000.0}, "the base of the rotary angles is 10000 in torch and 500000 in Flax"),
-        ({"dropout": 0.1}, {"dropout": 0.2}, ""),
-    ],
-)
-def test_settings_are_compared_by_what_they_mean(first, second, said):
-    found = differing(first, second, LABELS)
-    assert (found[0].startswith(said) and len(found) == 1) if said else found == []
-
-
-def test_momentum_is_told_in_torchs_way_where_there_is_no_flax():
-    labels = ("first", "second")
-    assert differing({"momentum": 0.1}, {"momentum": 0.9}, labels) == ["momentum is 0.1 in first and 0.9 in second"]
-
-
-def test_padding_idx_that_only_torch_can_have_is_said():
-    found = differing({"padding_idx": 0}, {}, LABELS, ("Embedding", "Embed"))
-    assert found == ["padding_idx is 0 in torch, and Embed has none: row 0 gets no gradient there"]
-    assert differing({"padding_idx": None}, {}, LABELS, ("Embedding", "Embed")) == []
 
 
 def test_numbers_named_in_a_hint_are_those_of_the_tensors():
