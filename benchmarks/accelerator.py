@@ -10,6 +10,7 @@ run has measured stays. Exit status: 0 = all of it passed, 1 = something did not
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
@@ -39,13 +40,18 @@ class Section:
         title: its heading.
         command: its arguments, after Python's own path.
         quick: further arguments that make it small.
+        settings: variables of its environment.
     """
 
     name: str
     title: str
     command: tuple[str, ...]
     quick: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
 
+
+SHARED = "XLA_PYTHON_CLIENT_PREALLOCATE=false"
+"""Both frameworks, and all processes of the suite, share the memory of a GPU."""
 
 SECTIONS = (
     Section("doctor", "What is here", ("-m", "attn_bridge", "doctor")),
@@ -60,6 +66,7 @@ SECTIONS = (
         "The suite",
         ("-m", "pytest", "-q", "-n", "4", "parity_tests/contract", "parity_tests/torch_side", "parity_tests/jax_side"),
         ("-k", "LayerNorm and bad_calls"),
+        ("JAX_DEFAULT_MATMUL_PRECISION=highest",),  # JAX multiplies float32 in fewer bits on a GPU or TPU
     ),
     Section("attention", "Attention and modules", ("-m", "benchmarks", "--summary"), ("--quick",)),
     *(
@@ -124,11 +131,12 @@ def head(found: dict[str, str | None]) -> str:
 def run(section: Section, quick: bool, limit: int) -> tuple[int, str]:
     """Run a section's command; return its exit status and its part of the page."""
     command = (*section.command, *(section.quick if quick else ()))
+    settings = (SHARED, *section.settings)
     start = time.perf_counter()
     try:
         done = subprocess.run(
             [sys.executable, *command], cwd=ROOT, timeout=limit, text=True, check=False,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | dict(one.split("=") for one in settings),
         )  # fmt: skip
         status, output = done.returncode, done.stdout
     except subprocess.TimeoutExpired as error:
@@ -139,7 +147,7 @@ def run(section: Section, quick: bool, limit: int) -> tuple[int, str]:
     if len(lines) > TAIL:
         lines = [f"({len(lines) - TAIL} lines before)", *lines[-TAIL:]]
     verdict = "passed" if status == 0 else f"FAILED with status {status}"
-    shown = shlex.join(("python", *command))
+    shown = shlex.join((*settings, "python", *command))
     text = "\n".join(line.rstrip() for line in lines).replace("```", "'''")
     took = time.perf_counter() - start
     return status, f"## {section.title}\n\n`{shown}`: {verdict} in {took:.0f} s\n\n```text\n{text}\n```"

@@ -25,8 +25,8 @@ from .call import Call
 MAX_QUERIES = 16
 """More queries share a block's keys well enough for `blocked`."""
 
-BLOCK = 512
-"""Keys of a block."""
+BLOCK, BLOCK_ELSEWHERE = 512, 8192
+"""Keys of a block on processors; and on a GPU or TPU, where what a block costs is starting its kernels."""
 
 
 def unsupported(call: Call) -> str | None:
@@ -61,7 +61,7 @@ def attend(call: Call) -> Float[Array, "B T H Dv"]:
 def _attend(scale: float, softcap: float | None, *operands: Any) -> Array:
     query, key, value, bias, sinks, allowed = operands
     keys, heads, dtype = key.shape[1], key.shape[2], jnp.promote_types(query.dtype, jnp.float32)
-    group, block = query.shape[2] // heads, min(BLOCK, keys)
+    group, block = query.shape[2] // heads, min(_block(), keys)
     query_heads = rearrange(query.astype(dtype) * scale, "b t (k g) c -> b k (g t) c", k=heads)
     first, last = jnp.int32(0), jnp.int32(-(-keys // block))
     if allowed is not None and allowed.shape[3] > 1:
@@ -131,9 +131,13 @@ def _backward(scale: float, softcap: float | None, operands: Any, cotangent: Arr
 _attend.defvjp(_forward, _backward)
 
 
+def _block() -> int:
+    return BLOCK if jax.default_backend() == "cpu" else BLOCK_ELSEWHERE
+
+
 def _keys(array: Array, start: Array, size: int) -> Array:
     """Return keys from `start` on; as integers, as XLA's CPU would widen all bfloat16 to take a part of them."""
-    if array.dtype.itemsize != 2:
+    if array.dtype.itemsize != 2 or jax.default_backend() != "cpu":
         return lax.dynamic_slice_in_dim(array, start, size, 1)
     # Else the loop would be given all keys as integers, which is a copy.
     array, start = lax.optimization_barrier((array, start))

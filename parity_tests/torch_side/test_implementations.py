@@ -618,7 +618,8 @@ def on_hopper(monkeypatch):
 
 def stand_in(**changes: Any) -> Any:
     device = types.SimpleNamespace(index=changes.pop("index", 0))
-    return types.SimpleNamespace(**{"is_cuda": True, "dtype": torch.bfloat16, "device": device, **changes})
+    defaults = {"is_cuda": True, "dtype": torch.bfloat16, "device": device, "shape": (2, 8, 1024, 64)}
+    return types.SimpleNamespace(**{**defaults, **changes})
 
 
 @pytest.mark.parametrize(
@@ -629,6 +630,7 @@ def stand_in(**changes: Any) -> Any:
         (stand_in(dtype=torch.float32), {}, False),
         (stand_in(is_cuda=False), {}, False),
         (stand_in(index=1), {}, False),
+        (stand_in(shape=(2, 8, 1, 64)), {}, False),  # a token that is generated
         (stand_in(), {"mask": torch.ones(1)}, False),
         (stand_in(), {"dropout": 0.1}, False),
     ],

@@ -39,6 +39,10 @@ FIRST_CUDNN = (
 """Order of torch's kernels on Hopper (H100, H200): cuDNN's takes 0.4 to 0.6 of the time of the one torch takes first
 (causal, 16 bits, heads of 128; a vendor's measurements, 2026-09)."""
 
+MIN_QUERIES = 256
+"""Queries from which on cuDNN's comes first: it plans each new shape, which takes 40 ms on an H100, and while tokens are
+generated each step has another one."""
+
 
 def unsupported(call: Call) -> str | None:
     """Return why it can't serve a call; None if it can."""
@@ -138,7 +142,7 @@ def _kernels(query: Tensor, mask: Tensor | None, dropout: float) -> contextlib.A
     if not query.is_cuda or torch.compiler.is_compiling():  # the compiler takes torch's order
         return contextlib.nullcontext()
     plain = mask is None and not dropout and query.dtype in (torch.bfloat16, torch.float16)
-    if not plain or not _is_hopper(query.device.index or 0) or _is_restricted():
+    if not plain or query.shape[-2] < MIN_QUERIES or not _is_hopper(query.device.index or 0) or _is_restricted():
         return contextlib.nullcontext()
     return sdpa_kernel(list(FIRST_CUDNN), set_priority=True)
 
