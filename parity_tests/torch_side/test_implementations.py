@@ -611,7 +611,7 @@ def test_flex_attention_declares_its_limits(changes, options, reason):
 
 @pytest.fixture
 def on_hopper(monkeypatch):
-    monkeypatch.setattr(sdpa, "_is_hopper", lambda index: index == 0)
+    monkeypatch.setattr(sdpa, "_capability", lambda index: ((9, 0), (8, 0), (10, 0))[index])
     with sdpa_kernel(list(sdpa.FIRST_CUDNN)):
         yield
 
@@ -630,7 +630,7 @@ def stand_in(**changes: Any) -> Any:
         (stand_in(dtype=torch.float32), {}, False),
         (stand_in(is_cuda=False), {}, False),
         (stand_in(index=1), {}, False),
-        (stand_in(shape=(2, 8, 1, 64)), {}, False),  # a token that is generated
+        (stand_in(index=2), {}, False),
         (stand_in(), {"mask": torch.ones(1)}, False),
         (stand_in(), {"dropout": 0.1}, False),
     ],
@@ -642,6 +642,13 @@ def test_cudnn_comes_first_on_hopper(query, options, is_first, on_hopper):
         assert torch.backends.cuda.flash_sdp_enabled(), "what cuDNN refuses goes to the next"
     assert (first == int(SDPBackend.CUDNN_ATTENTION)) == is_first
     assert torch._C._get_sdp_priority_order() == before
+
+
+@pytest.mark.parametrize(("index", "tokens", "is_last"), [(0, 1, True), (2, 1, True), (1, 1, False), (2, 1024, False)])
+def test_cudnn_comes_last_where_each_call_has_another_shape(index, tokens, is_last, on_hopper):
+    few = stand_in(index=index, shape=(2, 8, tokens, 64))
+    with sdpa_kernel(list(sdpa.FIRST_CUDNN), set_priority=True), sdpa._kernels(few, torch.ones(1), 0.0):
+        assert (torch._C._get_sdp_priority_order()[3] == int(SDPBackend.CUDNN_ATTENTION)) == is_last
 
 
 def test_a_choice_of_kernels_stays(on_hopper):
