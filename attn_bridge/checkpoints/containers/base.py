@@ -184,6 +184,7 @@ class Writer(abc.ABC):
         self.path = path
         self.tensors = {one.name: one for one in tensors}
         self.metadata = dict(metadata)
+        self._past_cache = not is_share  # what workers write is read back
 
     @abc.abstractmethod
     def write_range(self, name: str, start: int, data: Any) -> None:

@@ -107,7 +107,7 @@ class MsgpackWriter(Writer):
 
     def _file(self) -> Target:
         if self._target is None:
-            self._target = open_target(self.path, self._at)
+            self._target = open_target(self.path, self._at, past_cache=self._past_cache)
         return self._target
 
     def extents(self, name: str, start: int, stop: int) -> list[Extent]:

@@ -113,7 +113,7 @@ class OrbaxWriter(Writer):
             path, first, size = self._place(name, chunk)
             if self._open is None or self._open[0] != path:
                 self.abort()
-                self._open = path, open_target(path, size)
+                self._open = path, open_target(path, size, past_cache=self._past_cache)
             self._open[1].write(first + begin, view[done : done + end - begin])
             done += end - begin
 
