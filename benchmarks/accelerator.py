@@ -1,6 +1,6 @@
 """Everything that says whether an accelerator computes right, and how fast, on one page: ``make accelerator``.
 
-python -m benchmarks.accelerator [--markdown docs/accelerators.md] [--only NAME ...] [--quick]
+python -m benchmarks.accelerator [--markdown docs/accelerators.md] [--only NAME] [--with NAME ARGUMENTS] [--quick]
 
 It runs `attn-bridge doctor`, the matrix of `attn-bridge check`, the suite, the benchmarks of attention, and decoding,
 one after the other, each as the command that the page shows. The page is written anew after each: what an interrupted
@@ -87,10 +87,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", default="docs/accelerators.md", metavar="FILE", help="the page to write")
     names = [one.name for one in SECTIONS]
     parser.add_argument("--only", action="append", choices=names, help="one section; may be repeated")
+    more = {"action": "append", "nargs": 2, "metavar": ("NAME", "ARGUMENTS"), "default": []}
+    parser.add_argument(
+        "--with", dest="more", **more, help="further arguments of a section, such as: check '--seeds 1'"
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it works, not how fast it is")
     parser.add_argument("--on-cpu", action="store_true", help="run without an accelerator, to try this command")
     parser.add_argument("--limit", type=int, default=3600, metavar="SECONDS", help="the most that one section takes")
     options = parser.parse_args(arguments)
+    further = {name: shlex.split(text) for name, text in options.more}
+    unknown = sorted(further.keys() - set(names))
+    if unknown:
+        parser.error(f"--with {unknown[0]}: there is no such section; they are {', '.join(names)}")
     found = devices()
     if not any(found.values()) and not options.on_cpu:
         print("error: no accelerator: torch and JAX see a processor alone; --on-cpu runs anyway", file=sys.stderr)
@@ -105,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.only and section.name not in options.only:
             continue
         print(f"{section.title} ...", file=sys.stderr, flush=True)
-        status, part = run(section, options.quick, options.limit)
+        status, part = run(section, further.get(section.name, ()), options.quick, options.limit)
         passed = passed and status == 0
         parts.append(part)
         Path(options.markdown).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
@@ -128,9 +136,9 @@ def head(found: dict[str, str | None]) -> str:
     return "\n\n".join(["# Accelerators", made, "\n".join(f"- {line}" for line in lines)])
 
 
-def run(section: Section, quick: bool, limit: int) -> tuple[int, str]:
+def run(section: Section, further: Sequence[str], quick: bool, limit: int) -> tuple[int, str]:
     """Run a section's command; return its exit status and its part of the page."""
-    command = (*section.command, *(section.quick if quick else ()))
+    command = (*section.command, *(section.quick if quick else ()), *further)
     settings = (SHARED, *section.settings)
     start = time.perf_counter()
     try:
