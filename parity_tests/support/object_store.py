@@ -14,6 +14,7 @@ import base64
 import dataclasses
 import hashlib
 import itertools
+import json
 import re
 import threading
 import time
@@ -53,6 +54,7 @@ class ObjectStore:
         fault: called with every request as it is noted; returns "" or the fault it meets: "drop", "500", "503",
             "truncate" (fewer bytes than announced), "short" (fewer bytes, and announced so), "other" (another range).
         before: called with every request before it is answered.
+        after: called with every request once it is answered, and since when it was there (`time.time`).
         token: what has to be in the header Authorization; "" for no such thing.
     """
 
@@ -63,6 +65,7 @@ class ObjectStore:
         self.requests: list[tuple[str, str, str]] = []
         self.fault: Callable[[tuple[str, str, str]], str] = lambda request: ""
         self.before: Callable[[tuple[str, str, str]], None] = lambda request: None
+        self.after: Callable[[tuple[str, str, str], float], None] = lambda request, since: None
         self.token = ""
         self.has_ranges = True
         self.lists = True
@@ -134,6 +137,16 @@ class ObjectStore:
         )
         noted = request.method, f"{bucket}/{key}", operation
         self.requests.append(noted)
+        since = time.time()
+        try:
+            return await self._answered(request, bucket, key, noted)
+        finally:
+            self.after(noted, since)
+
+    async def _answered(
+        self, request: web.Request, bucket: str, key: str, noted: tuple[str, str, str]
+    ) -> web.StreamResponse:
+        query = request.query
         self.before(noted)
         fault = self.fault(noted)
         body = await self._received(request) if request.method in ("PUT", "POST") else b""
@@ -325,8 +338,13 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="MB/s of a connection")
     parser.add_argument("--latency", type=float, default=0.0, help="ms of a request")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--trace", help="file to note in when each request began and ended, a line of JSON for each")
     given = parser.parse_args()
-    store = ObjectStore(given.rate * 1e6 if given.rate else None, given.latency / 1e3).start(given.port)
+    store = ObjectStore(given.rate * 1e6 if given.rate else None, given.latency / 1e3)
+    if given.trace:
+        lines = open(given.trace, "w", buffering=1, encoding="utf-8")  # noqa: SIM115 - as long as it serves
+        store.after = lambda request, since: print(json.dumps([since, time.time(), *request]), file=lines)
+    store.start(given.port)
     print(store.url, flush=True)
     threading.Event().wait()
 
