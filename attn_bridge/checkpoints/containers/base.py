@@ -127,6 +127,9 @@ class Reader(abc.ABC):
             between = np.frombuffer(data, into.dtype)
             part[...] = np.lib.stride_tricks.as_strided(between, part.shape, (step * width, width), writeable=False)
 
+    def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:  # noqa: B027 - disks need not know
+        """Begin to read bytes of tensors that will be asked for soon, as (name, start, stop), without waiting."""
+
     def read(self, name: str) -> Array:
         """Return a whole tensor, C-contiguous."""
         info = self.tensors[name]

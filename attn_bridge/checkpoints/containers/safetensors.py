@@ -126,6 +126,10 @@ class SafetensorsReader(Reader):
         check_range(self.path, self.tensors[name], start, start + len(into))
         self._file.read_into(self._starts[name] + start, into)
 
+    def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
+        """Begin to read bytes of tensors that will be asked for soon."""
+        self._file.read_ahead((self._starts[name] + start, stop - start) for name, start, stop in ranges)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()

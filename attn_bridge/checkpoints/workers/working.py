@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -17,11 +18,13 @@ import numpy as np
 from .. import digests as digests_of
 from .. import quantised
 from ..containers.base import CheckpointError, Writer, numpy_dtype
+from ..containers.remote import is_remote
 from ..elements import Elements
 from ..execution import stamps
 from ..planning.plans import Target
 from ..planning.tasks import Piece, Task
 from ..requests import Prepared
+from . import ahead
 from .jobs import Entry
 from .places import Place
 
@@ -135,7 +138,9 @@ def _write(
 ) -> None:
     before = prepared.before
     elements = Elements(prepared.reader, None if before is None else before.kept, task_bytes + SPARE)
-    ranges = chunks(pieces, min(CHUNK, task_bytes // 4))
+    most = min(CHUNK, task_bytes // 4)
+    ranges, coming = itertools.tee(chunks(pieces, min(most, ahead.CHUNK) if is_remote(prepared.reader.path) else most))
+    soon = ahead.Ahead(prepared.reader, elements, ((one.target, start, stop) for one, start, stop in coming))
     checks: collections.deque[tuple[Future[None], Any, Open, bool, int]] = collections.deque()
 
     def read(one: Open, start: int, stop: int) -> tuple[Any, int]:
@@ -155,12 +160,15 @@ def _write(
         advance(size, one.piece.name)
 
     now = next(ranges, None)
+    soon.go_on()
     with ThreadPoolExecutor(3, "attn-bridge-worker") as threads:
         pending = None if now is None else threads.submit(read, *now)
         try:
             while now is not None and pending is not None:
                 one, start, stop = now
                 array, count = pending.result()
+                soon.taken()
+                soon.go_on()
                 now = next(ranges, None)
                 pending = None if now is None else threads.submit(read, *now)
                 name, width = one.piece.name, one.target.info.itemsize

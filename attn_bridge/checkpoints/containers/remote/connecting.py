@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ....printable import printable
@@ -34,6 +35,19 @@ def _system(protocol: str, make: Callable[[], Any]) -> Any:
         _systems.clear()
         _systems[key] = make()
     return _systems[key]
+
+
+PACKAGES = {"s3": ("aiobotocore.client", "aiobotocore.httpsession"), "hf": ("huggingface_hub",)}
+"""What file systems import once they connect."""
+
+
+def preload(protocols: Iterable[str]) -> None:
+    """Import what stores of these protocols are reached with, without connecting; what is missing is told later."""
+    for protocol in protocols:
+        with contextlib.suppress(ImportError, ValueError):
+            importlib.import_module("fsspec").get_filesystem_class(protocol)
+            for name in PACKAGES.get(protocol, ()):
+                importlib.import_module(name)
 
 
 def connect(path: RemotePath) -> Store:

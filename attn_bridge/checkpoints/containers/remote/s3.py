@@ -31,7 +31,7 @@ class S3Store(Store):
     @staticmethod
     def system(kind: Any) -> Any:
         """Return s3fs's file system, with the credentials and the endpoint that AWS's own tools would use."""
-        given = {"max_pool_connections": AT_ONCE, "retries": {"total_max_attempts": 1}, **WAIT}
+        given = {"max_pool_connections": 2 * AT_ONCE, "retries": {"total_max_attempts": 1}, **WAIT}
         given |= {"request_checksum_calculation": "when_required"}  # what is sent has an MD5
         found = kind(config_kwargs=given, skip_instance_cache=True, use_listings_cache=False)
         found.retries = 1  # made again by us: by both of us, it would be the square of it

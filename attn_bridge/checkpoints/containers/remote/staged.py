@@ -12,7 +12,7 @@ import dataclasses
 import threading
 import uuid
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from ....printable import printable
@@ -27,9 +27,9 @@ PARTS = 8000
 """Objects that one file is made of, at most: S3 takes 10,000 parts, and neighbours may cut some in two."""
 
 UNDER_WAY = 8
-"""Objects that are sent at the same time; as many, and the one that is being filled, are in memory."""
+"""Objects that are sent at the same time, and more of smaller ones: so many of `PACK` bytes are in memory."""
 
-_SENDERS = Threads(UNDER_WAY, "send")
+_SENDERS = Threads(-(-UNDER_WAY * PACK // LEAST), "send")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -166,7 +166,13 @@ class Staged:
         """Begin to send so many bytes of what was written."""
         if not self._buffer and not self._changed:
             return
-        while len(self._sending) >= UNDER_WAY:
+        while True:
+            under_way = {job: note["size"] for note, job in self._sending if not job.done()}
+            room = UNDER_WAY * max(PACK, self._pack) - min(most, len(self._buffer))
+            if not under_way or sum(under_way.values()) <= room:
+                break
+            wait(under_way, return_when=FIRST_COMPLETED)
+        while self._sending and self._sending[0][1].done():
             self._settle()
         name = f"{self._own}-{self._sent}" if self._buffer else ""
         self._sent += 1
