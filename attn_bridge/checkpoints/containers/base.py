@@ -171,8 +171,9 @@ class Writer(abc.ABC):
         tensors: all of them, in the order in which they are written; `TensorInfo.file` is the shard.
         metadata: what a reader's `metadata` gives.
         is_share: whether it is one of several that write the same checkpoint, which needs random access: nothing is
-            touched before bytes of a tensor come, and nothing but those is written. At the end a writer that is none
-            of several is made of the same place, and finishes it.
+            touched before bytes of a tensor come, and nothing but those is written, and, where that helps to join
+            them (`writing.Target.joins`), what lies before them. At the end a writer that is none of several is made of
+            the same place, and finishes it.
 
     Attributes:
         random_access: whether tensors and parts of them can be written in any order, also after a restart.

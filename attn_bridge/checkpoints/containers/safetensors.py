@@ -206,6 +206,7 @@ class SafetensorsWriter(Writer):
             self._layouts[file] = self._lay_out(infos, own.get(file, {}))
         self._index = self._folder and (len(groups) > 1 or "index" in metadata)
         self._begun: set[str] = set(self._layouts) if is_share else set()
+        self._headed: set[str] = set()
         self._is_share = is_share
         self._last: Target | None = None
         self._unflushed = 0
@@ -252,7 +253,7 @@ class SafetensorsWriter(Writer):
         header, size = self._layouts[file]
         target = open_target(self.path / file if file else self.path, size)
         if file not in self._begun:
-            target.write(0, header)
+            target.fill(0, header)
             self._begun.add(file)
         self._open[file] = target
         while len(self._open) > 32:
@@ -283,6 +284,11 @@ class SafetensorsWriter(Writer):
             self._unflushed = 0
         while self._flushes and self._flushes[0].done():
             self._flushes.pop(0).result()
+        header = self._layouts[info.file][0]
+        is_first = self.place(name, start) == len(header) and info.file not in self._headed
+        if self._is_share and target.joins and is_first and memoryview(data).nbytes:
+            target.write(0, header)
+            self._headed.add(info.file)
         self._last = target
         self._unflushed += memoryview(data).nbytes
         target.write(self.place(name, start), data)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import hashlib
+import importlib
 import io
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +25,22 @@ WAIT = {"connect_timeout": 10, "read_timeout": 30}
 """Seconds after which a connection that gives nothing is given up, and the request is made again."""
 
 
+@functools.cache
+def loader(folder: str | None) -> Any:
+    """Return what reads botocore's descriptions of S3 and keeps them: half a second for each process otherwise."""
+    return importlib.import_module("botocore.loaders").create_loader(folder)
+
+
+def preload() -> None:
+    """Read those descriptions, and import what makes requests, by making a client that asks for nothing."""
+    importlib.import_module("aiobotocore.httpsession")
+    importlib.import_module("aiobotocore.client")
+    session = importlib.import_module("botocore.session").get_session()
+    session.register_component("data_loader", loader(session.get_config_variable("data_path")))
+    named = {"aws_access_key_id": "none", "aws_secret_access_key": "none"}
+    session.create_client("s3", region_name="us-east-1", endpoint_url="http://localhost", **named)
+
+
 class S3Store(Store):
     """A bucket: each range is asked for with the ETag that the file had when it was opened."""
 
@@ -35,6 +53,9 @@ class S3Store(Store):
         given |= {"request_checksum_calculation": "when_required"}  # what is sent has an MD5
         found = kind(config_kwargs=given, skip_instance_cache=True, use_listings_cache=False)
         found.retries = 1  # made again by us: by both of us, it would be the square of it
+        session = importlib.import_module("aiobotocore.session").AioSession(**found.kwargs)
+        session.register_component("data_loader", loader(session.get_config_variable("data_path")))
+        found.session = session
         return found
 
     async def call(self, method: str, key: str, **options: Any) -> Any:

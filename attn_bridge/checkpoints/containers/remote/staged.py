@@ -151,6 +151,9 @@ class Staged:
         done = 0
         full = self._pack + LEAST  # what is left at the end can then be copied, too
         with self._lock:
+            # A file's last object is then its own, and the next one begins with another: both can be copied.
+            if len(data) and self._segments and self._segments[-1][0] != file and len(self._buffer) >= LEAST:
+                self._send(len(self._buffer))
             while done < len(data):
                 part = data[done : done + full - len(self._buffer)]
                 if self._segments and self._segments[-1][0] == file and sum(self._segments[-1][1:]) == start + done:
