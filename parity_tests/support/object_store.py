@@ -56,6 +56,8 @@ class ObjectStore:
             "truncate" (fewer bytes than announced), "short" (fewer bytes, and announced so), "other" (another range).
         before: called with every request before it is answered.
         after: called with every request once it is answered, and since when it was there (`time.time`).
+        gate: called with every request; returns None, or a name and a number: it is answered once so many requests of
+            that name are under way at the same time, and so are all later ones.
         token: what has to be in the header Authorization; "" for no such thing.
     """
 
@@ -67,6 +69,8 @@ class ObjectStore:
         self.fault: Callable[[tuple[str, str, str]], str] = lambda request: ""
         self.before: Callable[[tuple[str, str, str]], None] = lambda request: None
         self.after: Callable[[tuple[str, str, str], float], None] = lambda request, since: None
+        self.gate: Callable[[tuple[str, str, str]], tuple[str, int] | None] = lambda request: None
+        self._gates: dict[str, tuple[list[None], asyncio.Event]] = {}
         self.token = ""
         self.has_ranges = True
         self.lists = True
@@ -151,6 +155,7 @@ class ObjectStore:
         self.before(noted)
         fault = self.fault(noted)
         body = await self._received(request) if request.method in ("PUT", "POST") else b""
+        await self._held_back(self.gate(noted))
         if self.latency:
             await asyncio.sleep(self.latency)
         if fault == "drop":
@@ -174,6 +179,19 @@ class ObjectStore:
         else:
             self.objects.pop((bucket, key), None)
         return web.Response(status=204)
+
+    async def _held_back(self, gate: tuple[str, int] | None) -> None:
+        """Wait until a gate opens."""
+        if gate is None:
+            return
+        here, opened = self._gates.setdefault(gate[0], ([], asyncio.Event()))
+        here.append(None)
+        try:
+            if len(here) >= gate[1]:
+                opened.set()
+            await opened.wait()
+        finally:
+            here.pop()
 
     async def _paced(self, transport: Any, count: int) -> None:
         """Wait until so many bytes have had their time on a connection."""

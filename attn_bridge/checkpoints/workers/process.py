@@ -38,7 +38,7 @@ def do_share(asked: dict[str, Any], advance: Advance) -> None:
 def write_share(prepared: Prepared, job: Job, run: str, index: int, advance: Advance) -> None:
     """Do the share of one worker of a run."""
     place = place_of(prepared.target)
-    with place.helping(), copying.beside(job.workers):
+    with place.helping(job), copying.beside(job.workers):
         mine = share(cut(prepared.plan, job.task_bytes, job.workers), index, job.workers)
         work(prepared, place, mine, job.task_bytes, job.plan, run, advance)
 

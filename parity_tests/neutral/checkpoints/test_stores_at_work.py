@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("s3fs", reason="pip install 'attn-bridge[remote]'")
 
 from attn_bridge import checkpoints
-from attn_bridge.checkpoints.containers.remote import joining
+from attn_bridge.checkpoints.containers.remote import faults, joining, s3
 from parity_tests.neutral.checkpoints.test_written_stores import ours, theirs
 
 SIZES = [3, 500_000, 17, 0, 1_200_001, 1_100_000, 9, 3_000_001, 40_000, 1, 1_300_000, 2_200_000, 1_100_000, 5]
@@ -56,3 +56,36 @@ def test_whoever_publishes_has_the_store_copy_what_is_large(store, large, tmp_pa
     assert theirs(store) == wanted
     assert not store.uploads
     assert sum(sent) < 2 << 20
+
+
+def test_a_tensor_that_one_worker_wrote_in_pieces_is_not_read_again(store, large, tmp_path):
+    wanted = ours(large / "x.npz", tmp_path, "x.safetensors", to_layout="same")
+    result = checkpoints.convert(
+        large / "x.npz", "s3://bucket/x.safetensors", to_layout="same", workers=1, task_bytes=1 << 20
+    )
+    assert theirs(store) == wanted
+    assert result.digests == checkpoints.convert(large / "x.npz", tmp_path / "x.npz", to_layout="same").digests
+    read = [key for method, key, _ in store.requests if method == "GET" and "/parts/" in key]
+    assert len(read) <= 2
+
+
+@pytest.mark.parametrize(("workers", "reads", "sent"), [(1, 16, 4), (3, 30, 6)])
+def test_many_requests_are_under_way_at_once(store, large, monkeypatch, workers, reads, sent):
+    """The store answers once so many are under way: a conversion that waits for one before the next would fail."""
+    monkeypatch.setattr(faults, "TRIES", 1)
+    monkeypatch.setitem(s3.WAIT, "read_timeout", 20)
+    checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", to_layout="same")
+
+    def gate(request):
+        method, key, what = request
+        if method == "PUT" and "/parts/" in key:
+            return "sent", sent
+        if method == "GET" and key == "bucket/x.safetensors" and "-" in what:
+            start, stop = what.removeprefix("bytes=").split("-")
+            return ("read", reads) if int(stop) - int(start) >= 1 << 18 else None
+        return None
+
+    store.gate = gate
+    options = {"to_layout": "same", "workers": workers, "task_bytes": 1 << 26}
+    checkpoints.convert("s3://bucket/x.safetensors", "s3://bucket/y.safetensors", **options)
+    assert store.objects["bucket", "y.safetensors"].data == store.objects["bucket", "x.safetensors"].data
