@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import functools
 import hashlib
 import importlib
 import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +19,9 @@ from .stores import AT_ONCE, FOLDER, Entry, Store
 
 PIECE = 1 << 18
 """Bytes that are taken from a connection at a time."""
+
+SMALL = 1 << 20
+"""Bytes up to which an object is read by one request, without asking for its size before."""
 
 PIECE_BACK = 1 << 23
 """Bytes that are read back at a time, where the store's tag is not the checksum of what was sent."""
@@ -115,6 +120,22 @@ class S3Store(Store):
             await take(into, lambda: body.read(PIECE))
         finally:
             body.close()
+
+    async def _get_small(self, key: str) -> bytes | None:
+        with contextlib.suppress(ChangedError):  # an empty one has no such range
+            with as_faults():
+                reply = await self.call("get_object", key, Range=f"bytes=0-{SMALL - 1}")
+            body = reply["Body"]
+            try:
+                told = re.fullmatch(r"bytes 0-(\d+)/(\d+)", str(reply.get("ContentRange", "")))
+                if told is None or int(told[1]) + 1 != int(told[2]) or int(told[2]) > SMALL:
+                    return None
+                data = bytearray(int(told[2]))
+                await take(memoryview(data), lambda: body.read(PIECE))
+                return bytes(data)
+            finally:
+                body.close()
+        return None
 
     async def _put(self, key: str, data: bytes | bytearray, if_absent: bool) -> str:
         digest = await asyncio.to_thread(hashlib.md5, data, usedforsecurity=False)
