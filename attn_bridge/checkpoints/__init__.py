@@ -212,11 +212,11 @@ def convert(
     from . import execution
     from .containers import remote
     from .requests import Request
-    from .workers import Processes, chosen, run
+    from .workers import Processes, chosen, early, run
 
     progress = progress or (lambda done, total, name: None)
     asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip)
-    with asked.opened() as prepared:
+    with early(asked, workers if ray is None else 1) as nursery, asked.opened() as prepared:
         job = chosen(prepared, workers, task_bytes, max_memory, is_elsewhere=ray is not None, resume=resume)
         if job is not None and ray is not None:
             from .workers.ray_tasks import Cluster
@@ -225,7 +225,8 @@ def convert(
                 job = cluster.job(prepared, workers, task_bytes)
                 return run(asked, prepared, job, cluster.start, False, resume, overwrite, progress)
         if job is not None:
-            return run(asked, prepared, job, Processes, True, resume, overwrite, progress)
+            start = Processes if nursery is None else nursery.start
+            return run(asked, prepared, job, start, True, resume, overwrite, progress)
         if remote.is_remote(prepared.target):
             from .workers.in_order import write_in_order
 

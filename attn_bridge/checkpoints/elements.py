@@ -136,6 +136,25 @@ class Elements:
                     _change(move.steps, one[at], two[at], None if three is None else three[at])
         return rounded(result, there)
 
+    def needed(self, target: Target, start: int, stop: int) -> list[tuple[str, int, int]]:
+        """Return which bytes of the source's tensors elements ``start:stop`` are read from, where those lie together.
+
+        Returns:
+            (name, start, stop) for each range of bytes.
+        """
+        if target.kept and self._kept is not None:
+            return []
+        found = []
+        for piece in (piece for move in target.moves for piece in pieces(move, start, stop)):
+            info = self._reader.tensors[piece.source]
+            extent = 1 + sum((size - 1) * here for size, here, _ in piece.axes)
+            if extent <= DENSE * piece.size:
+                first = piece.source_offset * info.itemsize
+                found.append((piece.source, first, first + extent * info.itemsize))
+            elif info.nbytes <= self._most:
+                found.append((piece.source, 0, info.nbytes))
+        return found
+
     def read_plain(self, target: Target, into: Array) -> None:
         """Read a whole target, whose elements lie in one tensor in order and dtype, into memory that is there."""
         (move,) = target.moves

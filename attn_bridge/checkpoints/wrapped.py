@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,10 @@ class Stripped(Wrapped):
     def read_into(self, name: str, start: int, into: memoryview) -> None:
         """Read bytes of a tensor into memory that is there."""
         self._reader.read_into(self.prefix + name, start, into)
+
+    def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
+        """Begin to read bytes of tensors that will be asked for soon."""
+        self._reader.read_ahead([(self.prefix + name, start, stop) for name, start, stop in ranges])
 
     def read_rows(self, name: str, start: int, step: int, into: Array) -> None:
         """Read a matrix, each row `step` elements behind the one before."""

@@ -14,12 +14,14 @@ import base64
 import dataclasses
 import hashlib
 import itertools
+import json
 import re
 import threading
 import time
 import weakref
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 from xml.etree import ElementTree
@@ -53,16 +55,22 @@ class ObjectStore:
         fault: called with every request as it is noted; returns "" or the fault it meets: "drop", "500", "503",
             "truncate" (fewer bytes than announced), "short" (fewer bytes, and announced so), "other" (another range).
         before: called with every request before it is answered.
+        after: called with every request once it is answered, and since when it was there (`time.time`).
+        gate: called with every request; returns None, or a name and a number: it is answered once so many requests of
+            that name are under way at the same time, and so are all later ones.
         token: what has to be in the header Authorization; "" for no such thing.
     """
 
     def __init__(self, rate: float | None = None, latency: float = 0.0, page: int = 1000):
         self.rate, self.latency, self.page = rate, latency, page
         self.objects: dict[tuple[str, str], Object] = {}
-        self.uploads: dict[str, dict[int, bytes]] = {}
+        self.uploads: dict[str, dict[int, Object]] = {}
         self.requests: list[tuple[str, str, str]] = []
         self.fault: Callable[[tuple[str, str, str]], str] = lambda request: ""
         self.before: Callable[[tuple[str, str, str]], None] = lambda request: None
+        self.after: Callable[[tuple[str, str, str], float], None] = lambda request, since: None
+        self.gate: Callable[[tuple[str, str, str]], tuple[str, int] | None] = lambda request: None
+        self._gates: dict[str, tuple[list[None], asyncio.Event]] = {}
         self.token = ""
         self.has_ranges = True
         self.lists = True
@@ -134,9 +142,20 @@ class ObjectStore:
         )
         noted = request.method, f"{bucket}/{key}", operation
         self.requests.append(noted)
+        since = time.time()
+        try:
+            return await self._answered(request, bucket, key, noted)
+        finally:
+            self.after(noted, since)
+
+    async def _answered(
+        self, request: web.Request, bucket: str, key: str, noted: tuple[str, str, str]
+    ) -> web.StreamResponse:
+        query = request.query
         self.before(noted)
         fault = self.fault(noted)
         body = await self._received(request) if request.method in ("PUT", "POST") else b""
+        await self._held_back(self.gate(noted))
         if self.latency:
             await asyncio.sleep(self.latency)
         if fault == "drop":
@@ -160,6 +179,19 @@ class ObjectStore:
         else:
             self.objects.pop((bucket, key), None)
         return web.Response(status=204)
+
+    async def _held_back(self, gate: tuple[str, int] | None) -> None:
+        """Wait until a gate opens."""
+        if gate is None:
+            return
+        here, opened = self._gates.setdefault(gate[0], ([], asyncio.Event()))
+        here.append(None)
+        try:
+            if len(here) >= gate[1]:
+                opened.set()
+            await opened.wait()
+        finally:
+            here.pop()
 
     async def _paced(self, transport: Any, count: int) -> None:
         """Wait until so many bytes have had their time on a connection."""
@@ -258,11 +290,14 @@ class ObjectStore:
                 return _refused(412, "PreconditionFailed")
             hit = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("x-amz-copy-source-range", ""))
             body = found.data[int(hit[1]) : int(hit[2]) + 1] if hit else found.data
-        tag = f'"{hashlib.md5(body).hexdigest()}"'
+        # Copies are hashed by no client: a store of many machines makes them in no time, and so does this one.
+        said = request.headers.get("x-amz-copy-source-range", "")
+        hashed = body if origin is None else f"{found.tag} {said}".encode()
+        tag = f'"{hashlib.md5(hashed).hexdigest()}"'
         if "uploadId" in request.query:
             if request.query["uploadId"] not in self.uploads:
                 return _refused(404, "NoSuchUpload")
-            self.uploads[request.query["uploadId"]][int(request.query["partNumber"])] = body
+            self.uploads[request.query["uploadId"]][int(request.query["partNumber"])] = Object(body, tag)
         elif request.headers.get("If-None-Match") == "*" and (bucket, key) in self.objects:
             return _refused(412, "PreconditionFailed")
         else:
@@ -287,15 +322,16 @@ class ObjectStore:
         if parts is None:
             return _refused(404, "NoSuchUpload")
         numbers = [int(one.text or 0) for one in ElementTree.fromstring(body).iter() if one.tag.endswith("PartNumber")]
-        if any(len(parts.get(one, b"")) < 5 << 20 for one in numbers[:-1]) or numbers != sorted(set(numbers)):
+        if not set(numbers) <= parts.keys() or numbers != sorted(set(numbers)):
+            return _refused(400, "InvalidPart")
+        if any(len(parts[one].data) < 5 << 20 for one in numbers[:-1]):
             return _refused(400, "EntityTooSmall")
         if request.headers.get("If-None-Match") == "*" and (bucket, key) in self.objects:
             return _refused(412, "PreconditionFailed")
-        data = b"".join(parts[one] for one in numbers)
+        data = b"".join(parts[one].data for one in numbers)
         del self.uploads[query["uploadId"]]
-        tag = (
-            f'"{hashlib.md5(b"".join(hashlib.md5(parts[one]).digest() for one in numbers)).hexdigest()}-{len(numbers)}"'
-        )
+        tags = b"".join(bytes.fromhex(parts[one].tag.strip('"')) for one in numbers)
+        tag = f'"{hashlib.md5(tags).hexdigest()}-{len(numbers)}"'
         self.objects[bucket, key] = Object(data, tag)
         return _xml(f"<CompleteMultipartUploadResult><ETag>{escape(tag)}</ETag></CompleteMultipartUploadResult>")
 
@@ -325,8 +361,13 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="MB/s of a connection")
     parser.add_argument("--latency", type=float, default=0.0, help="ms of a request")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--trace", help="file to note in when each request began and ended, a line of JSON for each")
     given = parser.parse_args()
-    store = ObjectStore(given.rate * 1e6 if given.rate else None, given.latency / 1e3).start(given.port)
+    store = ObjectStore(given.rate * 1e6 if given.rate else None, given.latency / 1e3)
+    if given.trace:
+        lines = Path(given.trace).open("w", buffering=1, encoding="utf-8")  # noqa: SIM115 - as long as it serves
+        store.after = lambda request, since: print(json.dumps([since, time.time(), *request]), file=lines)
+    store.start(given.port)
     print(store.url, flush=True)
     threading.Event().wait()
 

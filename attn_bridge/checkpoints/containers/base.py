@@ -127,6 +127,9 @@ class Reader(abc.ABC):
             between = np.frombuffer(data, into.dtype)
             part[...] = np.lib.stride_tricks.as_strided(between, part.shape, (step * width, width), writeable=False)
 
+    def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:  # noqa: B027 - disks need not know
+        """Begin to read bytes of tensors that will be asked for soon, as (name, start, stop), without waiting."""
+
     def read(self, name: str) -> Array:
         """Return a whole tensor, C-contiguous."""
         info = self.tensors[name]
@@ -168,8 +171,9 @@ class Writer(abc.ABC):
         tensors: all of them, in the order in which they are written; `TensorInfo.file` is the shard.
         metadata: what a reader's `metadata` gives.
         is_share: whether it is one of several that write the same checkpoint, which needs random access: nothing is
-            touched before bytes of a tensor come, and nothing but those is written. At the end a writer that is none
-            of several is made of the same place, and finishes it.
+            touched before bytes of a tensor come, and nothing but those is written, and, where that helps to join
+            them (`writing.Target.joins`), what lies before them. At the end a writer that is none of several is made of
+            the same place, and finishes it.
 
     Attributes:
         random_access: whether tensors and parts of them can be written in any order, also after a restart.
@@ -184,7 +188,7 @@ class Writer(abc.ABC):
         self.path = path
         self.tensors = {one.name: one for one in tensors}
         self.metadata = dict(metadata)
-        self._past_cache = not is_share  # what workers write is read back
+        self._is_share = is_share
 
     @abc.abstractmethod
     def write_range(self, name: str, start: int, data: Any) -> None:

@@ -266,6 +266,9 @@ class File:
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Say what will be read soon, as (start, count): a store is asked for it at once; a disk need not know."""
 
+    def read_ahead(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Begin to read what will be asked for in this order, as (start, count), without waiting; of stores alone."""
+
     def close(self) -> None:
         """Close it; the next reading opens it again."""
         with _lock:

@@ -115,6 +115,10 @@ class SafetensorsReader(Reader):
         check_range(self.path, self.tensors[name], start, start + len(into))
         self._file.read_into(self._starts[name] + start, into)
 
+    def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
+        """Begin to read bytes of tensors that will be asked for soon."""
+        self._file.read_ahead((self._starts[name] + start, stop - start) for name, start, stop in ranges)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -191,6 +195,7 @@ class SafetensorsWriter(Writer):
             self._layouts[file] = self._lay_out(infos, own.get(file, {}))
         self._index = self._folder and (len(groups) > 1 or "index" in metadata)
         self._begun: set[str] = set(self._layouts) if is_share else set()
+        self._headed: set[str] = set()
         self._open: collections.OrderedDict[str, Target] = collections.OrderedDict()
         for file in () if is_share else self._layouts:
             self._target(file)
@@ -231,9 +236,9 @@ class SafetensorsWriter(Writer):
             self._open.move_to_end(file)
             return self._open[file]
         header, size = self._layouts[file]
-        target = open_target(self.path / file if file else self.path, size, past_cache=self._past_cache)
+        target = open_target(self.path / file if file else self.path, size, past_cache=not self._is_share)
         if file not in self._begun:
-            target.write(0, header)
+            target.fill(0, header)
             self._begun.add(file)
         self._open[file] = target
         while len(self._open) > 32:
@@ -254,7 +259,12 @@ class SafetensorsWriter(Writer):
         """Write bytes of a tensor, in any order."""
         info = self.tensors[name]
         check_range(self.path, info, start, start + memoryview(data).nbytes)
-        self._target(info.file).write(self.place(name, start), data)
+        target, header = self._target(info.file), self._layouts[info.file][0]
+        is_first = self.place(name, start) == len(header) and info.file not in self._headed
+        if self._is_share and target.joins and is_first and memoryview(data).nbytes:
+            target.write(0, header)
+            self._headed.add(info.file)
+        target.write(self.place(name, start), data)
 
     def flush(self) -> None:
         """Flush all files and close them."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,11 @@ class ShardedReader(Reader):
     def read_into(self, name: str, start: int, into: memoryview) -> None:
         """Read bytes of a tensor from its file into memory that is there."""
         self._parts[self.tensors[name].file].read_into(name, start, into)
+
+    def read_ahead(self, ranges: Sequence[tuple[str, int, int]]) -> None:
+        """Begin to read bytes of tensors that will be asked for soon."""
+        for file, some in itertools.groupby(ranges, lambda one: self.tensors[one[0]].file):
+            self._parts[file].read_ahead(list(some))
 
     def close(self) -> None:
         """Close all files."""

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class Target:
     Args:
         path: the file.
         size: its bytes, if that is known.
-        past_cache: whether it may go past the page cache.
+        past_cache: whether it may go past the page cache; what workers write is read back.
     """
 
     def __init__(self, path: Path, size: int | None = None, *, past_cache: bool = True):
@@ -76,6 +76,13 @@ class Target:
             self._write_cached(start + done, view[done:])
         except OSError as error:
             raise unwritable(self.path, error) from None
+
+    joins: ClassVar[bool] = False
+    """Whether whoever writes a tensor writes what lies before it, too: what is in one piece is joined in few steps."""
+
+    def fill(self, start: int, data: Any) -> None:
+        """Write what depends on the plan alone, unless it is there."""
+        self.write(start, data)
 
     def _write_cached(self, start: int, view: memoryview) -> None:
         done = 0

@@ -5,8 +5,9 @@ and waits for them, `sharing` is one that was started by itself. All that touche
 """
 
 from .conducting import chosen, job_of, run
+from .nursery import early
 from .processes import Processes
 from .ranks import parse
 from .sharing import Worked, finish_by_hand, worker
 
-__all__ = ["Processes", "Worked", "chosen", "finish_by_hand", "job_of", "parse", "run", "worker"]
+__all__ = ["Processes", "Worked", "chosen", "early", "finish_by_hand", "job_of", "parse", "run", "worker"]

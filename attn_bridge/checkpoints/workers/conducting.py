@@ -149,8 +149,8 @@ def run(
         restart_reason = "no interrupted run of this very conversion was found" if resume and not known else ""
         token = uuid.uuid4().hex
         with _leftovers(place, job):
-            place.begin(job, anew=not known)
-            place.replace(job)
+            if place.begin(job, anew=not known) != job:
+                place.replace(job)
             busy = [index for index, mine in enumerate(shares(tasks, job.workers)) if mine]
             others = [index for index in busy if index or not works_itself]
             helpers = start(request, prepared, job, token, others, advance)
@@ -163,7 +163,7 @@ def run(
                         helpers.check()
 
                     mine = share(tasks, 0, job.workers)
-                    with place.helping(), copying.beside(job.workers):
+                    with place.helping(job), copying.beside(job.workers):
                         work(prepared, place, mine, job.task_bytes, job.plan, token, checked)
                 helpers.wait()
             finally:

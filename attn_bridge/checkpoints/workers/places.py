@@ -61,7 +61,7 @@ class Place(abc.ABC):
         """Hold the place as one of the workers that were started by themselves."""
 
     @abc.abstractmethod
-    def helping(self) -> contextlib.AbstractContextManager[None]:
+    def helping(self, job: Job) -> contextlib.AbstractContextManager[None]:
         """Hold the place as a worker of a run that has it alone."""
 
     @abc.abstractmethod
@@ -179,7 +179,7 @@ class LocalPlace(Place):
                 self._lock = None
 
     @contextlib.contextmanager
-    def helping(self) -> Iterator[None]:
+    def helping(self, job: Job) -> Iterator[None]:
         """Hold the place as a worker of a run that has it alone."""
         with self._shared("workers"):
             yield

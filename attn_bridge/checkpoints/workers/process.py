@@ -38,7 +38,7 @@ def do_share(asked: dict[str, Any], advance: Advance) -> None:
 def write_share(prepared: Prepared, job: Job, run: str, index: int, advance: Advance) -> None:
     """Do the share of one worker of a run."""
     place = place_of(prepared.target)
-    with place.helping(), copying.beside(job.workers):
+    with place.helping(job), copying.beside(job.workers):
         mine = share(cut(prepared.plan, job.task_bytes, job.workers), index, job.workers)
         work(prepared, place, mine, job.task_bytes, job.plan, run, advance)
 
@@ -69,12 +69,17 @@ def end_with(pipe: int) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def work_and_report(work: Callable[[Advance], None], pipe: int, lines: TextIO) -> int:
+    """Do something until a pipe ends, say how far it is or what it failed with, and return the exit status."""
+    end_with(pipe)
+    return report(work, lines)
+
+
 def main() -> int:
     """Do what stdin asks for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it is interrupted, too
     asked = json.loads(sys.stdin.buffer.readline())
-    end_with(sys.stdin.fileno())
-    return report(lambda say: do_share(asked, say), sys.stdout)
+    return work_and_report(lambda say: do_share(asked, say), sys.stdin.fileno(), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO, ClassVar, Protocol
+from typing import Any, BinaryIO, ClassVar, Protocol, TextIO
 
 from .. import staging
 from ..containers.base import CheckpointError, DiskFullError
 from ..requests import Prepared, Request
 from .jobs import Job
-from .process import end_with, report, write_share
+from .process import work_and_report, write_share
 from .working import Advance
 
 THREADED = ("torch", "jax", "ray", "tensorstore")
@@ -44,59 +44,29 @@ class Child(Protocol):
         """End it."""
 
 
-class Processes:
-    """Processes that do shares of a job.
+class Watched:
+    """Processes that are listened to until they end.
 
     Args:
-        request: what was asked for.
-        prepared: the same, opened.
-        job: how it is shared.
-        run: noted with what they write.
-        indices: their numbers.
         advance: told the bytes that they have done.
     """
 
-    command: ClassVar[tuple[str, ...]] = (
-        sys.executable,
-        "-c",
-        f"import sys; from {__package__}.process import main; sys.exit(main())",
-    )
-    """What starts one of them that is not forked."""
-
-    def __init__(
-        self, request: Request, prepared: Prepared, job: Job, run: str, indices: Sequence[int], advance: Advance
-    ):
+    def __init__(self, advance: Advance):
         self._advance = advance
         self._errors: collections.deque[Exception] = collections.deque()
         self._children: list[Child] = []
-        is_forked = self.may_fork()
-        for index in indices:  # all of them before there is a thread
-            if is_forked:
-                work = functools.partial(write_share, prepared, job, run, index)
-                self._children.append(Fork(work, self._children))
-                continue
-            asked = {"request": dataclasses.asdict(request), "job": dataclasses.asdict(job), "run": run, "index": index}
-            # In a group of its own, an interrupt from the keyboard doesn't meet it while it imports.
-            child = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
-            self._children.append(child)
-            assert child.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it has ended already, and says why
-                child.stdin.write(json.dumps(asked).encode() + b"\n")
-                child.stdin.flush()
+        self._listeners: list[threading.Thread] = []
+
+    def _hear(self, names: Sequence[str]) -> None:
+        """Listen to what was started; here threads begin."""
         self._listeners = [
-            threading.Thread(target=self._listen, args=(child, index, job.workers), daemon=True)
-            for child, index in zip(self._children, indices, strict=True)
+            threading.Thread(target=self._listen, args=(child, name), daemon=True)
+            for child, name in zip(self._children, names, strict=True)
         ]
         for listener in self._listeners:
             listener.start()
 
-    @staticmethod
-    def may_fork() -> bool:
-        """Tell whether this process can be forked, which starts others in no time: it has no threads."""
-        alone = threading.active_count() == 1 and not any(name in sys.modules for name in THREADED)
-        return alone and sys.platform.startswith("linux")
-
-    def _listen(self, child: Child, index: int, count: int) -> None:
+    def _listen(self, child: Child, name: str) -> None:
         """Take what a process says until it ends."""
         said = False
         for line in child.stdout:
@@ -113,7 +83,7 @@ class Processes:
         status = child.wait()
         if status and not said:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            self._errors.append(CheckpointError(f"worker {index} of {count} (process {child.pid}) {how}"))
+            self._errors.append(CheckpointError(f"{name} (process {child.pid}) {how}"))
 
     def check(self) -> None:
         """Raise what one of them failed with."""
@@ -141,15 +111,62 @@ class Processes:
                     pipe.close()
 
 
+class Processes(Watched):
+    """Processes that do shares of a job.
+
+    Args:
+        request: what was asked for.
+        prepared: the same, opened.
+        job: how it is shared.
+        run: noted with what they write.
+        indices: their numbers.
+        advance: told the bytes that they have done.
+    """
+
+    command: ClassVar[tuple[str, ...]] = (
+        sys.executable,
+        "-c",
+        f"import sys; from {__package__}.process import main; sys.exit(main())",
+    )
+    """What starts one of them that is not forked."""
+
+    def __init__(
+        self, request: Request, prepared: Prepared, job: Job, run: str, indices: Sequence[int], advance: Advance
+    ):
+        super().__init__(advance)
+        is_forked = self.may_fork()
+        for index in indices:  # all of them before there is a thread
+            if is_forked:
+                share = functools.partial(write_share, prepared, job, run, index)
+                self._children.append(Fork(functools.partial(work_and_report, share), self._children))
+                continue
+            asked = {"request": dataclasses.asdict(request), "job": dataclasses.asdict(job), "run": run, "index": index}
+            # In a group of its own, an interrupt from the keyboard doesn't meet it while it imports.
+            child = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+            self._children.append(child)
+            assert child.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has ended already, and says why
+                child.stdin.write(json.dumps(asked).encode() + b"\n")
+                child.stdin.flush()
+        self._hear([f"worker {index} of {job.workers}" for index in indices])
+
+    @staticmethod
+    def may_fork() -> bool:
+        """Tell whether this process can be forked, which starts others in no time: it has no threads."""
+        alone = threading.active_count() == 1 and not any(name in sys.modules for name in THREADED)
+        return alone and sys.platform.startswith("linux")
+
+
 class Fork:
     """A process that was forked to do something, with what `subprocess` has of one.
 
     Args:
-        work: what it does; called with what takes lines that it says.
+        work: what it does; called with a pipe that ends with whoever forked it and a file for what it says, it returns
+            the exit status.
         others: those that were forked before, whose pipes it must not keep open.
     """
 
-    def __init__(self, work: Callable[[Advance], None], others: Sequence[Child]):
+    def __init__(self, work: Callable[[int, TextIO], int], others: Sequence[Child]):
         foreign = [pipe.fileno() for other in others for pipe in (other.stdin, other.stdout)]
         life, self_life = os.pipe()
         heard, said = os.pipe()
@@ -163,9 +180,8 @@ class Fork:
                     os.close(pipe)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever forked it is interrupted, too
                 staging.let_go()
-                end_with(life)
                 with os.fdopen(said, "w", encoding="utf-8") as lines:
-                    status = report(work, lines)
+                    status = work(life, lines)
             finally:
                 os._exit(status)
         os.close(life)

@@ -23,7 +23,7 @@ from ..containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, Rea
 from ..containers.remote import RemotePath
 from ..containers.remote.joining import abandon, join
 from ..containers.remote.leases import Lease, is_dead
-from ..containers.remote.staged import PACK, Staged
+from ..containers.remote.staged import Staged
 from ..containers.remote.targets import staged_path
 from ..planning.tasks import Piece
 from .jobs import Entry, Job
@@ -68,8 +68,7 @@ class StoredPlace(Place):
 
     @functools.cached_property
     def _staged(self) -> Staged:
-        job = self.job()
-        return Staged(self._store, f"{self._folder}/parts", PACK if job is None else job.task_bytes)
+        return Staged(self._store, f"{self._folder}/parts")
 
     def check(self, reader: Reader) -> None:
         """Refuse a target that can't be written to, or that lies in the source or around it."""
@@ -116,8 +115,9 @@ class StoredPlace(Place):
             self._lease = None
 
     @contextlib.contextmanager
-    def helping(self) -> Iterator[None]:
+    def helping(self, job: Job) -> Iterator[None]:
         """Hold the place as a worker of a run that has it alone: what it writes is its own anyway."""
+        self._staged.suit(job.task_bytes)
         yield
 
     def take_over(self) -> bool:
@@ -146,7 +146,9 @@ class StoredPlace(Place):
         """Note a job where there is none, in one step, and return the one that is here."""
         if anew:
             self._empty()
-        self._store.put_if_absent(f"{self._folder}/job", job.to_json())
+        self._staged.suit(job.task_bytes)
+        if self._store.put_if_absent(f"{self._folder}/job", job.to_json()):
+            return job
         return self.job() or job
 
     def _empty(self) -> None:

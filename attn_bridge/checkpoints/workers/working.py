@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -17,11 +18,13 @@ import numpy as np
 from .. import digests as digests_of
 from .. import quantised
 from ..containers.base import CheckpointError, Writer, numpy_dtype
+from ..containers.remote import is_remote
 from ..elements import Elements
 from ..execution import stamps
 from ..planning.plans import Target
 from ..planning.tasks import Piece, Task
 from ..requests import Prepared
+from . import ahead
 from .jobs import Entry
 from .places import Place
 
@@ -135,8 +138,11 @@ def _write(
 ) -> None:
     before = prepared.before
     elements = Elements(prepared.reader, None if before is None else before.kept, task_bytes + SPARE)
-    ranges = chunks(pieces, min(CHUNK, task_bytes // 4))
-    checks: collections.deque[tuple[Future[None], Any, Open, bool, int]] = collections.deque()
+    most = min(CHUNK, task_bytes // 4)
+    ranges, coming = itertools.tee(chunks(pieces, min(most, ahead.CHUNK) if is_remote(prepared.reader.path) else most))
+    soon = ahead.Ahead(prepared.reader, elements, ((one.target, start, stop) for one, start, stop in coming))
+    whole = Whole()
+    checks: collections.deque[tuple[Future[None], Any, Open, bool, int, Entry | None]] = collections.deque()
 
     def read(one: Open, start: int, stop: int) -> tuple[Any, int]:
         where = writer.place(one.piece.name, start * one.target.info.itemsize)
@@ -147,30 +153,38 @@ def _write(
 
     def settle() -> None:
         """Wait for the oldest chunk to be read back, and note its piece if that was the last of it."""
-        job, array, one, is_last, size = checks.popleft()
+        job, array, one, is_last, size, entry = checks.popleft()
         job.result()
         elements.release(array)
         if is_last:
-            place.record([Entry(one.piece, one.digest.hexdigest(), one.changed, run)])
+            place.record([Entry(one.piece, one.digest.hexdigest(), one.changed, run), *([entry] if entry else [])])
         advance(size, one.piece.name)
 
     now = next(ranges, None)
+    soon.go_on()
     with ThreadPoolExecutor(3, "attn-bridge-worker") as threads:
         pending = None if now is None else threads.submit(read, *now)
         try:
             while now is not None and pending is not None:
                 one, start, stop = now
                 array, count = pending.result()
+                soon.taken()
+                soon.go_on()
                 now = next(ranges, None)
                 pending = None if now is None else threads.submit(read, *now)
                 name, width = one.piece.name, one.target.info.itemsize
                 bits = array.reshape(-1).view(np.uint8)
                 hashing = threads.submit(one.digest.update, bits.data)
+                also = threads.submit(whole.update, one, start, bits.data) if place.checks_itself else None
                 writer.write_range(name, start * width, bits.data)
                 hashing.result()
+                if also is not None:
+                    also.result()
                 one.changed += count
+                is_last = stop == one.piece.stop
+                entry = whole.entry(one, run) if is_last else None
                 check = threads.submit(_compare, place, writer, name, start * width, bits)
-                checks.append((check, array, one, stop == one.piece.stop, bits.nbytes))
+                checks.append((check, array, one, is_last, bits.nbytes, entry))
                 del bits, array
                 while len(checks) > 1:
                     settle()
@@ -181,6 +195,36 @@ def _write(
                 if job is not None:
                     job.cancel()
             raise
+
+
+class Whole:
+    """The digest of a tensor that is cut into pieces, where all of them are written here, one after the other."""
+
+    def __init__(self) -> None:
+        self._name, self._stop, self._changed = "", 0, 0
+        self._digest = digests_of.new()
+
+    def update(self, one: Open, start: int, data: Any) -> None:
+        """Take the next bytes; they begin with element `start`."""
+        if _is_cut(one):
+            if start == 0:
+                self._name, self._stop, self._changed, self._digest = one.piece.name, 0, 0, digests_of.new()
+            if (one.piece.name, start) == (self._name, self._stop):
+                self._digest.update(data)
+                self._stop += len(data) // one.target.info.itemsize
+
+    def entry(self, one: Open, run: str) -> Entry | None:
+        """Return what is noted of the whole tensor once a piece is written that was the last of it."""
+        if not _is_cut(one) or (one.piece.name, one.piece.stop) != (self._name, self._stop):
+            return None
+        self._changed += one.changed
+        if self._stop * one.target.info.itemsize < one.target.info.nbytes:
+            return None
+        return Entry(Piece(self._name, 0, self._stop), self._digest.hexdigest(), self._changed, run)
+
+
+def _is_cut(one: Open) -> bool:
+    return (one.piece.stop - one.piece.start) * one.target.info.itemsize < one.target.info.nbytes
 
 
 def chunks(pieces: Sequence[tuple[Piece, Target]], most: int) -> Iterator[tuple[Open, int, int]]:

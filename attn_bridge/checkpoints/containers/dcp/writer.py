@@ -110,6 +110,7 @@ class DcpWriter(Writer):
         if len(said) > MAX_HEADER:
             raise bad(path, f"its {DCP_METADATA} would have {len(said)} bytes; more than {MAX_HEADER} are not read")
         self._open: collections.OrderedDict[int, Target] = collections.OrderedDict()
+        self._before = self._between() if is_share else {}
         if not is_share:
             self._begin(said)
 
@@ -118,14 +119,31 @@ class DcpWriter(Writer):
         for number in range(len(self._sizes)):
             self._target(number)
         for value in self._values:
-            self._target(value.file).write(value.start, value.archive)
+            self._target(value.file).fill(value.start, value.archive)
         for pieces in self._pieces.values():
             if not pieces[0].count:
-                self._target(pieces[0].file).write(pieces[0].start, pieces[0].head + pieces[0].tail)
+                self._target(pieces[0].file).fill(pieces[0].start, pieces[0].head + pieces[0].tail)
         target = open_target(self.path / DCP_METADATA)
         target.write(0, said)
         target.sync()
         target.close()
+
+    def _between(self) -> dict[tuple[int, int], bytes]:
+        """Return what lies before each chunk, back to the one before it, by the file and where the chunk begins."""
+        found: dict[tuple[int, int], bytes] = {}
+        waiting, end, here = bytearray(), 0, 0
+        chunks: list[Value | Piece] = [piece for pieces in self._pieces.values() for piece in pieces]
+        for one in [*self._values, *chunks]:
+            if one.file != here:
+                waiting, end, here = bytearray(), 0, one.file
+            waiting += bytes(one.start - end)
+            end = one.start + one.size
+            if isinstance(one, Piece) and one.count:
+                found[here, one.start] = bytes(waiting)
+                waiting.clear()
+            else:
+                waiting += one.archive if isinstance(one, Value) else one.head + one.tail
+        return found
 
     def _room(self, size: int) -> tuple[int, int]:
         """Return the file that so many bytes go to, and where in it."""
@@ -242,7 +260,7 @@ class DcpWriter(Writer):
             if len(self._open) >= MAX_OPEN:
                 self._close_one()
             path = self.path / _name(number)
-            self._open[number] = open_target(path, self._sizes[number], past_cache=self._past_cache)
+            self._open[number] = open_target(path, self._sizes[number], past_cache=not self._is_share)
         self._open.move_to_end(number)
         return self._open[number]
 
@@ -283,7 +301,8 @@ class DcpWriter(Writer):
             part = view[: piece.count - begin]
             target, data_start = self._target(piece.file), piece.start + len(piece.head)
             if begin == 0:
-                target.write(piece.start, piece.head)
+                before = self._before.get((piece.file, piece.start), b"") if target.joins else b""
+                target.write(piece.start - len(before), before + piece.head)
             target.write(data_start + begin, part)
             if begin + len(part) == piece.count:
                 target.write(data_start + piece.count, piece.tail)

@@ -51,8 +51,9 @@ class MsgpackWriter(Writer):
         except (ValueError, RecursionError) as error:
             raise bad(path, f"can't be written as msgpack: {printable(error)}") from None
         self._target: Target | None = None
+        self._before = {at + len(head): (at, head) for at, head in self._heads if is_share}
         for at, head in () if is_share else self._heads:
-            self._file().write(at, head)
+            self._file().fill(at, head)
 
     def _put(self, tree: dict[str, Any], name: str, leaf: Any) -> None:
         """Put a leaf into nested dicts."""
@@ -107,7 +108,7 @@ class MsgpackWriter(Writer):
 
     def _file(self) -> Target:
         if self._target is None:
-            self._target = open_target(self.path, self._at, past_cache=self._past_cache)
+            self._target = open_target(self.path, self._at, past_cache=not self._is_share)
         return self._target
 
     def extents(self, name: str, start: int, stop: int) -> list[Extent]:
@@ -121,6 +122,8 @@ class MsgpackWriter(Writer):
         check_range(self.path, self.tensors[name], start, start + len(view))
         done = 0
         for begin, end in cut(self._pieces[name], start, start + len(view)):
+            if begin in self._before and self._file().joins and begin < end:
+                self._file().write(*self._before[begin])
             self._file().write(begin, view[done : done + end - begin])
             done += end - begin
 

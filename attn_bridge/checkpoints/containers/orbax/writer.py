@@ -79,6 +79,10 @@ class OrbaxWriter(Writer):
         plain = self._plain[name]
         return plain.folder / chunk, 0, plain.size
 
+    def _lead(self, name: str, chunk: str) -> bytes:
+        """Return what lies before a chunk in its file, back to the one before it."""
+        return b""
+
     def _plan(self, info: TensorInfo) -> Plain:
         """Return where an array goes, after checks of its name and dtype."""
         path, shown = self.path, printable(info.name)
@@ -113,7 +117,10 @@ class OrbaxWriter(Writer):
             path, first, size = self._place(name, chunk)
             if self._open is None or self._open[0] != path:
                 self.abort()
-                self._open = path, open_target(path, size, past_cache=self._past_cache)
+                self._open = path, open_target(path, size, past_cache=not self._is_share)
+            if self._is_share and not begin and self._open[1].joins:
+                before = self._lead(name, chunk)
+                self._open[1].write(first - len(before), before)
             self._open[1].write(first + begin, view[done : done + end - begin])
             done += end - begin
 
@@ -211,9 +218,20 @@ class OcdbtWriter(OrbaxWriter):
         self._arrays = {name: self._array(name) for name in self._plain}
         for name, array in self._arrays.items():
             self._add(f"{name}/.zarray", len(array), 1)
+        self._leads: dict[str, bytes] = {}
+        before = b"".join(self._arrays.values())
         for name, plain in self._plain.items():
             for chunk in plain.names():
+                number, end = len(self._sizes), self._sizes[-1]
                 self._add(f"{name}/{chunk}", plain.size, ALIGN)
+                start = self._values[f"{name}/{chunk}".encode()][1]
+                is_new = len(self._sizes) != number
+                self._leads[f"{name}/{chunk}"] = b"" if is_new else before + bytes(start - end)
+                before = b""
+
+    def _lead(self, name: str, chunk: str) -> bytes:
+        """Return what lies before a chunk in its file, back to the one before it."""
+        return self._leads[f"{name}/{chunk}"]
 
     def _begin(self) -> None:
         """Write the tree that says where all chunks are."""
@@ -224,7 +242,7 @@ class OcdbtWriter(OrbaxWriter):
         for name, array in self._arrays.items():
             file, start, _ = self._values[f"{name}/.zarray".encode()]
             target = open_target(self.path / _file(file), self._sizes[file])
-            target.write(start, array)
+            target.fill(start, array)
             target.close()
         self._put(self.path / _file(len(self._sizes)), tree)
         self._put(self.path / MANIFEST, manifest)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ....printable import printable
 from ..files import bad
+from . import s3
 from .faults import FaultError, as_faults
 from .hub import HubStore
-from .s3 import S3Store
 from .stores import Store
 from .urls import WEB, needed
 from .web import WebStore
@@ -36,6 +37,17 @@ def _system(protocol: str, make: Callable[[], Any]) -> Any:
     return _systems[key]
 
 
+def preload(protocols: Iterable[str]) -> None:
+    """Import what stores of these protocols are reached with, without connecting; what fails is told later."""
+    for protocol in protocols:
+        with contextlib.suppress(FaultError), as_faults():
+            importlib.import_module("fsspec").get_filesystem_class(protocol)
+            if protocol in ("s3", "s3a"):
+                s3.preload()
+            elif protocol == "hf":
+                importlib.import_module("huggingface_hub")
+
+
 def connect(path: RemotePath) -> Store:
     """Return the store of a path.
 
@@ -53,7 +65,7 @@ def connect(path: RemotePath) -> Store:
     try:
         with as_faults():
             if protocol in ("s3", "s3a"):
-                return S3Store(path, _system(protocol, lambda: S3Store.system(kind)))
+                return s3.S3Store(path, _system(protocol, lambda: s3.S3Store.system(kind)))
             if protocol in WEB:
                 return WebStore(path, _system(protocol, lambda: kind(skip_instance_cache=True)))
             if protocol == "hf":

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import bisect
 import collections
+import contextlib
 import threading
 import weakref
 from collections.abc import Iterable
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ..files import File, bad
+from .faults import FaultError
 
 if TYPE_CHECKING:
     from .paths import RemotePath
@@ -26,6 +29,9 @@ GAP = 1 << 16
 
 HELD, HELD_IN_ALL = 1 << 24, 1 << 25
 """Bytes that are kept of a file, for what is read next, and of all files together."""
+
+HELD_AHEAD = 1 << 26
+"""Bytes that are being read, or wait to be taken, of one file at most."""
 
 _recent: collections.OrderedDict[int, tuple[weakref.ref[RemoteFile], int]] = collections.OrderedDict()
 _recent_lock = threading.Lock()
@@ -53,6 +59,7 @@ class RemoteFile(File):
         self._blocks: dict[int, memoryview] = {}
         self._held = 0
         self._next, self._run = -1, FIRST
+        self._ahead: collections.deque[tuple[int, memoryview, Future[None]]] = collections.deque()
         if entry.head:
             self._remember([(0, memoryview(entry.head))])
 
@@ -77,6 +84,7 @@ class RemoteFile(File):
             self._run = min(2 * self._run, MOST) if in_order else FIRST
             self._next = stop
             done = self._take(start, into)
+        done += self._take_ahead(start + done, into[done:])
         if done == len(into):
             return
         rest = len(into) - done
@@ -111,6 +119,53 @@ class RemoteFile(File):
         if wanted:
             self._store.read(self._key, self._entry, wanted)
             self._remember(wanted)
+
+    def read_ahead(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Begin to read what will be asked for soon, in this order; what lies close together by one request."""
+        runs: list[list[int]] = []
+        for start, count in ranges:
+            stop = min(start + count, self.size)
+            if runs and 0 <= start - runs[-1][1] <= GAP:
+                runs[-1][1] = max(runs[-1][1], stop)
+            elif start < stop:
+                runs.append([start, stop])
+        for start, stop in runs:
+            with self._lock:
+                is_there = self._covers(start, stop)
+            if is_there:
+                continue
+            view = memoryview(bytearray(stop - start))
+            job = self._store.begin(self._key, self._entry, [(start, view)])
+            with self._lock:
+                self._ahead.append((start, view, job))
+                while sum(len(one) for _, one, _ in self._ahead) > HELD_AHEAD:
+                    self._ahead.popleft()[2].cancel()  # nobody has come for it
+
+    def _take_ahead(self, start: int, into: memoryview) -> int:
+        """Take what is being read, from the beginning of a range on, and return how many bytes that are."""
+        done = 0
+        while done < len(into):
+            here = start + done
+            with self._lock:
+                found = next((one for one in self._ahead if one[0] <= here < one[0] + len(one[1])), None)
+            if found is None:
+                break
+            first, view, job = found
+            try:
+                job.result()
+            except (FaultError, CancelledError):  # asked for again by whoever needs it, and told if that fails, too
+                count = 0
+            else:
+                part = view[here - first : here - first + len(into) - done]
+                into[done : done + len(part)] = part
+                count = len(part)
+            done += count
+            if not count or here + count == first + len(view):
+                with self._lock, contextlib.suppress(ValueError):
+                    self._ahead.remove(found)
+            if not count:
+                break
+        return done
 
     def _covers(self, start: int, stop: int) -> bool:
         number = bisect.bisect_right(self._starts, start) - 1
@@ -169,6 +224,8 @@ class RemoteFile(File):
             self._starts.clear()
             self._blocks.clear()
             self._held = 0
+            while self._ahead:
+                self._ahead.popleft()[2].cancel()
         with _recent_lock:
             _recent.pop(id(self), None)
 

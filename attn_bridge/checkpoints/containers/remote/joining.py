@@ -28,7 +28,10 @@ MOST = 1 << 28
 SENT = 1 << 23
 """Bytes of a part that is sent and not copied, at most, and of a file that is not made of parts at all."""
 
-AT_ONCE = 8
+COPIED = 1 << 20
+"""Bytes from which on a file that is copied as a whole is made of parts: three requests in place of its bytes."""
+
+AT_ONCE = 16
 """Parts that are copied or sent at the same time."""
 
 
@@ -57,7 +60,8 @@ def parts_of(spans: Sequence[Span]) -> Iterator[Part]:
         here = span
         while here.start < here.stop:
             left = here.stop - here.start
-            if here.name and left >= LEAST and (not waiting or held >= LEAST):
+            is_long = left >= LEAST or span is spans[-1]
+            if here.name and is_long and (not waiting or held >= LEAST):
                 if waiting:
                     yield Part(tuple(waiting))
                     waiting, held = [], 0
@@ -151,8 +155,8 @@ class S3Joined(Joined):
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether it is longer than what is sent by one request."""
-        return self.size > SENT
+        """Whether it is longer than what is sent by one request, or the store can copy all of it."""
+        return self.size > SENT or (self.size >= COPIED and all(part.is_copied for part in self.parts))
 
     def _ask(self, method: str, **options: Any) -> Any:
         return self._run(functools.partial(self._store.call, method, self.key, **options))
@@ -165,7 +169,7 @@ class S3Joined(Joined):
 
     def prepare(self) -> None:
         """Copy and send all parts."""
-        if self.size <= SENT:
+        if not self.is_in_parts:
             return
         self._id = str(self._ask("create_multipart_upload")["UploadId"])
         with ThreadPoolExecutor(AT_ONCE, "attn-bridge-join") as threads:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import functools
 import hashlib
+import importlib
 import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,11 +20,30 @@ from .stores import AT_ONCE, FOLDER, Entry, Store
 PIECE = 1 << 18
 """Bytes that are taken from a connection at a time."""
 
+SMALL = 1 << 20
+"""Bytes up to which an object is read by one request, without asking for its size before."""
+
 PIECE_BACK = 1 << 23
 """Bytes that are read back at a time, where the store's tag is not the checksum of what was sent."""
 
 WAIT = {"connect_timeout": 10, "read_timeout": 30}
 """Seconds after which a connection that gives nothing is given up, and the request is made again."""
+
+
+@functools.cache
+def loader(folder: str | None) -> Any:
+    """Return what reads botocore's descriptions of S3 and keeps them: half a second for each process otherwise."""
+    return importlib.import_module("botocore.loaders").create_loader(folder)
+
+
+def preload() -> None:
+    """Read those descriptions, and import what makes requests, by making a client that asks for nothing."""
+    importlib.import_module("aiobotocore.httpsession")
+    importlib.import_module("aiobotocore.client")
+    session = importlib.import_module("botocore.session").get_session()
+    session.register_component("data_loader", loader(session.get_config_variable("data_path")))
+    named = {"aws_access_key_id": "none", "aws_secret_access_key": "none"}
+    session.create_client("s3", region_name="us-east-1", endpoint_url="http://localhost", **named)
 
 
 class S3Store(Store):
@@ -31,10 +54,13 @@ class S3Store(Store):
     @staticmethod
     def system(kind: Any) -> Any:
         """Return s3fs's file system, with the credentials and the endpoint that AWS's own tools would use."""
-        given = {"max_pool_connections": AT_ONCE, "retries": {"total_max_attempts": 1}, **WAIT}
+        given = {"max_pool_connections": 2 * AT_ONCE, "retries": {"total_max_attempts": 1}, **WAIT}
         given |= {"request_checksum_calculation": "when_required"}  # what is sent has an MD5
         found = kind(config_kwargs=given, skip_instance_cache=True, use_listings_cache=False)
         found.retries = 1  # made again by us: by both of us, it would be the square of it
+        session = importlib.import_module("aiobotocore.session").AioSession(**found.kwargs)
+        session.register_component("data_loader", loader(session.get_config_variable("data_path")))
+        found.session = session
         return found
 
     async def call(self, method: str, key: str, **options: Any) -> Any:
@@ -94,6 +120,22 @@ class S3Store(Store):
             await take(into, lambda: body.read(PIECE))
         finally:
             body.close()
+
+    async def _get_small(self, key: str) -> bytes | None:
+        with contextlib.suppress(ChangedError):  # an empty one has no such range
+            with as_faults():
+                reply = await self.call("get_object", key, Range=f"bytes=0-{SMALL - 1}")
+            body = reply["Body"]
+            try:
+                told = re.fullmatch(r"bytes 0-(\d+)/(\d+)", str(reply.get("ContentRange", "")))
+                if told is None or int(told[1]) + 1 != int(told[2]) or int(told[2]) > SMALL:
+                    return None
+                data = bytearray(int(told[2]))
+                await take(memoryview(data), lambda: body.read(PIECE))
+                return bytes(data)
+            finally:
+                body.close()
+        return None
 
     async def _put(self, key: str, data: bytes | bytearray, if_absent: bool) -> str:
         digest = await asyncio.to_thread(hashlib.md5, data, usedforsecurity=False)

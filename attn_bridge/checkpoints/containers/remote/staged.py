@@ -12,12 +12,13 @@ import dataclasses
 import threading
 import uuid
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from ....printable import printable
 from ...threads import Threads
 from ..files import bad
+from .faults import FaultError
 from .stores import Entry, Store
 
 PACK, LEAST = 1 << 23, 5 << 20
@@ -27,9 +28,12 @@ PARTS = 8000
 """Objects that one file is made of, at most: S3 takes 10,000 parts, and neighbours may cut some in two."""
 
 UNDER_WAY = 8
-"""Objects that are sent at the same time; as many, and the one that is being filled, are in memory."""
+"""Objects that are sent at the same time, and more of smaller ones: so many of `PACK` bytes are in memory."""
 
-_SENDERS = Threads(UNDER_WAY, "send")
+AHEAD, HELD = 1 << 25, 1 << 26
+"""Bytes that are read ahead of a file that is read in order, and bytes of objects that are kept."""
+
+_SENDERS = Threads(-(-UNDER_WAY * PACK // LEAST), "send")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,14 +113,13 @@ class Staged:
     Args:
         store: where.
         folder: key of the folder of the objects.
-        task_bytes: bytes that this process writes at a time.
 
     What this process writes is verified when it is sent. What others wrote is known once `take` was told.
     """
 
-    def __init__(self, store: Store, folder: str, task_bytes: int = PACK):
+    def __init__(self, store: Store, folder: str):
         self.store, self.folder = store, folder
-        self._pack = min(PACK, max(LEAST, task_bytes // UNDER_WAY))
+        self._pack = min(PACK, LEAST)
         self._own = uuid.uuid4().hex
         self._lock = threading.RLock()
         self._sizes: dict[str, int] = {}
@@ -128,9 +131,15 @@ class Staged:
         self._sending: collections.deque[tuple[dict[str, Any], Future[str]]] = collections.deque()
         self._notes: list[dict[str, Any]] = []
         self._changed: dict[str, int] = {}
-        self._held: collections.OrderedDict[str, memoryview] = collections.OrderedDict()
+        self._next = "", 0
+        self._held: collections.OrderedDict[str, tuple[memoryview, Future[None]]] = collections.OrderedDict()
 
     # ---- writing
+
+    def suit(self, task_bytes: int) -> None:
+        """Have objects of a size that suits workers who write so many bytes at a time, and may hold as many."""
+        with self._lock:
+            self._pack = max(self._pack, min(PACK, max(LEAST, task_bytes // UNDER_WAY)))
 
     def begin(self, file: str, size: int | None) -> None:
         """Say how long a file will be; None: it begins anew, and is as long as what is written."""
@@ -151,6 +160,9 @@ class Staged:
         done = 0
         full = self._pack + LEAST  # what is left at the end can then be copied, too
         with self._lock:
+            # A file's last object is then its own, and the next one begins with another: both can be copied.
+            if len(data) and self._segments and self._segments[-1][0] != file and len(self._buffer) >= LEAST:
+                self._send(len(self._buffer))
             while done < len(data):
                 part = data[done : done + full - len(self._buffer)]
                 if self._segments and self._segments[-1][0] == file and sum(self._segments[-1][1:]) == start + done:
@@ -166,7 +178,13 @@ class Staged:
         """Begin to send so many bytes of what was written."""
         if not self._buffer and not self._changed:
             return
-        while len(self._sending) >= UNDER_WAY:
+        while True:
+            under_way = {job: note["size"] for note, job in self._sending if not job.done()}
+            room = UNDER_WAY * max(PACK, self._pack) - min(most, len(self._buffer))
+            if not under_way or sum(under_way.values()) <= room:
+                break
+            wait(under_way, return_when=FIRST_COMPLETED)
+        while self._sending and self._sending[0][1].done():
             self._settle()
         name = f"{self._own}-{self._sent}" if self._buffer else ""
         self._sent += 1
@@ -270,6 +288,12 @@ class Staged:
             CheckpointError: something of it was not written, or can't be read.
         """
         whole = memoryview(bytearray(count))
+        with self._lock:
+            spans = self.spans(file, start, start + count + (AHEAD if self._next == (file, start) else 0))
+            self._next = file, start + count
+        for span in spans:
+            if span.name and span.start >= start + count:
+                self._fetch(span.name)  # what comes next is on its way while this is used
         for span in self.spans(file, start, start + count):
             if not span.name:
                 raise bad(self.store.shown(self.folder), f"bytes of {printable(file)} are missing")
@@ -280,15 +304,24 @@ class Staged:
 
     def _whole(self, name: str) -> memoryview:
         """Return an object; the latest are kept."""
+        data, job = self._fetch(name)
+        try:
+            job.result()
+        except FaultError as fault:
+            with self._lock:
+                self._held.pop(name, None)
+            raise bad(self.store.shown(self.object(name)[0]), str(fault)) from None
+        return data
+
+    def _fetch(self, name: str) -> tuple[memoryview, Future[None]]:
+        """Begin to read an object that is not held, and return its bytes with what is done once they are there."""
         with self._lock:
             if name in self._held:
                 self._held.move_to_end(name)
                 return self._held[name]
-        key, entry = self.object(name)
-        data = memoryview(bytearray(entry.size))
-        self.store.read(key, entry, [(0, data)])
-        with self._lock:
-            self._held[name] = data
-            while len(self._held) > 2:
-                self._held.popitem(last=False)
-        return data
+            key, entry = self.object(name)
+            data = memoryview(bytearray(entry.size))
+            self._held[name] = data, self.store.begin(key, entry, [(0, data)])
+            while len(self._held) > 2 and sum(len(one) for one, _ in self._held.values()) > HELD:
+                self._held.popitem(last=False)[1][1].cancel()
+            return self._held[name]

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..files import bad
@@ -113,6 +114,10 @@ class Store:
         """Fill memory with bytes of a file from a position on; what is shorter is an error."""
         data = await self._call("cat_file", await self._name(key), start=start, end=start + len(into))
         fill(into, data)
+
+    async def _get_small(self, key: str) -> bytes | None:
+        """Return all of an object by one request, or None where that can't be done; absence is an `AbsentError`."""
+        return None
 
     async def _confirm(self, key: str, entry: Entry) -> None:
         """Refuse a file that is no longer the one it was: a request of its own, where ranges are not tied to it."""
@@ -327,6 +332,9 @@ class Store:
         """
         try:
             while True:
+                found = self.run(lambda: self._get_small(key))
+                if found is not None:
+                    return found
                 entry = self.run(lambda: self._info(key, True))
                 if entry is None:
                     return None
@@ -335,6 +343,8 @@ class Store:
                     for part in parts(0, view):
                         self.run(functools.partial(self._get, key, entry, *part))
                     return bytes(data)
+        except AbsentError:
+            return None
         except FaultError as fault:
             raise bad(self.shown(key), str(fault)) from None
 
@@ -401,26 +411,38 @@ class Store:
         if not self.is_tied:
             self._gather(key, [functools.partial(self._confirm, key, entry)])
 
+    def begin(self, key: str, entry: Entry, ranges: Sequence[tuple[int, memoryview]]) -> Future[None]:
+        """Begin to fill memory as `read` does, and return what is done then, or fails as a `FaultError`."""
+        cut = [part for start, into in ranges for part in parts(start, into)]
+
+        async def work() -> None:
+            await self._all([functools.partial(self._get, key, entry, start, into) for start, into in cut])
+            if not self.is_tied:
+                await self._all([functools.partial(self._confirm, key, entry)])
+
+        asyn = importlib.import_module("fsspec.asyn")
+        return asyncio.run_coroutine_threadsafe(work(), asyn.get_loop())
+
+    async def _all(self, requests: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+        """Make requests at the same time; where one fails for good, none is under way any more."""
+        jobs = [asyncio.ensure_future(self._patiently(one)) for one in requests]
+        try:
+            await asyncio.gather(*jobs)
+        except BaseException:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+            raise
+
     def _gather(self, key: str, requests: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
         """Make requests at the same time; where one fails for good, none is under way any more.
 
         Raises:
             CheckpointError: one failed.
         """
-
-        async def work() -> None:
-            jobs = [asyncio.ensure_future(self._patiently(one)) for one in requests]
-            try:
-                await asyncio.gather(*jobs)
-            except BaseException:
-                for job in jobs:
-                    job.cancel()
-                await asyncio.gather(*jobs, return_exceptions=True)
-                raise
-
         asyn = importlib.import_module("fsspec.asyn")
         try:
-            asyn.sync(asyn.get_loop(), work)
+            asyn.sync(asyn.get_loop(), lambda: self._all(requests))
         except FaultError as fault:
             raise bad(self.shown(key), str(fault)) from None
 

@@ -63,6 +63,15 @@ class StagedTarget(Target):
         """Write bytes at a position."""
         self._staged.write(self._file, start, as_bytes(data))
 
+    joins = True
+
+    def fill(self, start: int, data: Any) -> None:
+        """Write what of it no worker of this plan has written."""
+        view = as_bytes(data)
+        for span in self._staged.spans(self._file, start, start + len(view)):
+            if not span.name:
+                self.write(span.start, view[span.start - start : span.stop - start])
+
     def sync(self) -> None:
         """Do nothing: all that is written is sent before it counts."""
 

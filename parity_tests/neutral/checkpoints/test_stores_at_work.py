@@ -1,0 +1,178 @@
+"""Conversions in object stores keep many requests under way, and have the store do what it can do itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("s3fs", reason="pip install 'attn-bridge[remote]'")
+
+from attn_bridge import checkpoints
+from attn_bridge.checkpoints.containers import CheckpointError
+from attn_bridge.checkpoints.containers.remote import faults, joining, s3
+from attn_bridge.checkpoints.workers import Processes
+from attn_bridge.checkpoints.workers.nursery import Nursery
+from parity_tests.neutral.checkpoints.conftest import name_in_environment
+from parity_tests.neutral.checkpoints.test_written_stores import ours, theirs
+
+SIZES = [3, 500_000, 17, 0, 1_200_001, 1_100_000, 9, 3_000_001, 40_000, 1, 1_300_000, 2_200_000, 1_100_000, 5]
+"""Elements of tensors of 42 MB: large ones, small ones, an empty one, and one that is cut."""
+
+NAMES = ["x.safetensors", "folder", "x.msgpack", "x.dcp", "x.orbax", "ocdbt"]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A checkpoint in one file, and one in three."""
+    root = tmp_path_factory.mktemp("large")
+    random = np.random.default_rng(7)
+    tensors = {f"t{index:02d}": random.standard_normal(size, np.float32) for index, size in enumerate(SIZES)}
+    np.savez(root / "x.npz", **tensors)
+    (root / "folder").mkdir()
+    for part, names in enumerate(np.array_split(list(tensors), 3)):
+        np.savez(root / "part.npz", **{name: tensors[name] for name in names})
+        checkpoints.convert(root / "part.npz", root / "folder" / f"{part}.safetensors", to_layout="same")
+    for beside in (root / "folder").glob("*.json"):
+        beside.unlink()
+    return root
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whoever_publishes_has_the_store_copy_what_is_large(store, large, tmp_path, monkeypatch, name):
+    sent = []
+    read_part = joining.read_part
+
+    def noted(staged, part):
+        sent.append(part.size)
+        return read_part(staged, part)
+
+    monkeypatch.setattr(joining, "read_part", noted)
+    source = large / ("folder" if name == "folder" else "x.npz")
+    options = {"to_layout": "same"}
+    if name == "folder":
+        options["format"] = "safetensors"
+    if name == "ocdbt":
+        options |= {"format": "orbax", "settings": {"ocdbt": 1}}
+    wanted = ours(source, tmp_path, name, **options)
+    workers = 1 if name == "folder" else 3  # where a share ends within 5 MiB of a file's beginning, that much is sent
+    for index in range(workers):
+        checkpoints.convert_share(source, f"s3://bucket/{name}", index, workers, **options)
+    assert theirs(store) == wanted
+    assert not store.uploads
+    assert sum(sent) < 2 << 20
+
+
+def test_a_tensor_that_one_worker_wrote_in_pieces_is_not_read_again(store, large, tmp_path):
+    wanted = ours(large / "x.npz", tmp_path, "x.safetensors", to_layout="same")
+    result = checkpoints.convert(
+        large / "x.npz", "s3://bucket/x.safetensors", to_layout="same", workers=1, task_bytes=1 << 20
+    )
+    assert theirs(store) == wanted
+    assert result.digests == checkpoints.convert(large / "x.npz", tmp_path / "x.npz", to_layout="same").digests
+    read = [key for method, key, _ in store.requests if method == "GET" and "/parts/" in key]
+    assert len(read) <= 2
+
+
+@pytest.mark.parametrize(("workers", "reads", "sent"), [(1, 16, 4), (3, 30, 6)])
+def test_many_requests_are_under_way_at_once(store, large, monkeypatch, workers, reads, sent):
+    """The store answers once so many are under way: a conversion that waits for one before the next would fail."""
+    monkeypatch.setattr(faults, "TRIES", 1)
+    monkeypatch.setitem(s3.WAIT, "read_timeout", 20)
+    checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", to_layout="same")
+
+    def gate(request):
+        method, key, what = request
+        if method == "PUT" and "/parts/" in key:
+            return "sent", sent
+        if method == "GET" and key == "bucket/x.safetensors" and "-" in what:
+            start, stop = what.removeprefix("bytes=").split("-")
+            return ("read", reads) if int(stop) - int(start) >= 1 << 18 else None
+        return None
+
+    store.gate = gate
+    options = {"to_layout": "same", "workers": workers, "task_bytes": 1 << 26}
+    checkpoints.convert("s3://bucket/x.safetensors", "s3://bucket/y.safetensors", **options)
+    assert store.objects["bucket", "y.safetensors"].data == store.objects["bucket", "x.safetensors"].data
+
+
+KILLED = """
+import os, signal, sys
+from attn_bridge.checkpoints.workers import nursery
+from attn_bridge.checkpoints.workers.stored import StoredPlace
+record = StoredPlace.record
+
+def die(self, entries):
+    record(self, entries)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+StoredPlace.record = die
+sys.exit(nursery.main())
+"""
+
+
+def test_a_killed_worker_is_named_and_gone_on_from(store, large, tmp_path, monkeypatch):
+    monkeypatch.setattr(Nursery, "command", (sys.executable, "-c", KILLED))
+    monkeypatch.setattr(Processes, "may_fork", lambda: False)
+    options = {"to_layout": "same", "workers": 2, "task_bytes": 1 << 22}
+    with pytest.raises(
+        CheckpointError, match=rf"worker 1 of 2 .* was killed by signal {int(signal.SIGKILL)}.*--resume"
+    ):
+        checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", **options)
+    assert "x.safetensors" not in theirs(store)
+    monkeypatch.undo()
+    name_in_environment(monkeypatch, store.url)
+    wanted = ours(large / "x.npz", tmp_path, "x.safetensors", to_layout="same")
+    checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", resume=True, **options)
+    assert theirs(store) == wanted
+
+
+def test_workers_end_with_the_process_that_started_them(store, large):
+    held, inherited = os.pipe()
+    command = ["convert", str(large / "x.npz"), "s3://bucket/x.safetensors", "--to", "same", "--workers", "3"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "attn_bridge", *command], pass_fds=[inherited], stderr=subprocess.DEVNULL
+    )
+    os.close(inherited)
+    seen = []
+
+    def before(request):
+        method, key, _ = request
+        if method == "PUT" and "/parts/" in key and not seen:
+            seen.append(request)
+            process.kill()
+
+    store.before = before
+    assert process.wait() == -signal.SIGKILL
+    assert os.read(held, 1) == b""  # the end: nobody holds the other side any more
+    os.close(held)
+    assert seen
+    assert "x.safetensors" not in theirs(store)
+
+
+def test_workers_begin_without_importing_anything_each(store, large, tmp_path):
+    """A process of the command is forked: each worker has what it had imported, and its own connections."""
+    script = """
+import sys
+from attn_bridge import checkpoints
+from attn_bridge.checkpoints.workers import nursery
+
+begun = nursery.Fork.__init__
+def noted(self, work, others):
+    begun(self, work, others)
+    print("forked", "aiobotocore.client" in sys.modules, flush=True)
+
+nursery.Fork.__init__ = noted
+nursery.subprocess.Popen = None
+checkpoints.convert(sys.argv[1], "s3://bucket/x.safetensors", to_layout="same", workers=3)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(large / "x.npz")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["forked True"] * 3  # what they are forked from, and two of them
+    assert theirs(store) == ours(large / "x.npz", tmp_path, "x.safetensors", to_layout="same")
