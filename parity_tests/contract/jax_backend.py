@@ -116,8 +116,8 @@ def attend_gradients(*inputs: np.ndarray, **options: Any) -> list[np.ndarray]:
 
 def unavailable(*inputs: np.ndarray) -> dict[str, str | None]:
     """Return why each implementation can't serve a call, None if it can."""
-    reasons = functional.explain(*inputs)  # of those that can, some are not picked
-    return {name: reasons[name] if why else None for name, why in implementations.unavailable().items()}
+    call = functional._checked(*map(jnp.asarray, inputs), *[None] * 5, 0.0, None, False)
+    return {name: one.unsupported(call) for name, one in implementations.IMPLEMENTATIONS.items()}
 
 
 def source(seed: int) -> nnx.RngStream:

@@ -434,6 +434,10 @@ def test_it_is_left_out_where_others_are_as_fast(monkeypatch):
         assert reason(queries=140, keys=140).startswith("fused attention is switched off")
     monkeypatch.setattr(sdpa, "FAST_ON_CPU", (torch.float32, torch.bfloat16))
     inputs = [one.bfloat16() for one in tensors(queries=140, keys=140)]
+    processor = importlib.import_module("attn_kernels.compiler.processor")
+    monkeypatch.setattr(processor, "pairs", lambda: "amx")
+    assert functional.explain(*inputs)["cpu_flash"] is None
+    monkeypatch.setattr(processor, "pairs", lambda: None)
     assert "multiplies torch.bfloat16 itself" in functional.explain(*inputs)["cpu_flash"]
     assert functional.explain(*inputs, softcap=2.0)["cpu_flash"] is None
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)

@@ -618,7 +618,7 @@ def on_hopper(monkeypatch):
 
 def stand_in(**changes: Any) -> Any:
     device = types.SimpleNamespace(index=changes.pop("index", 0))
-    defaults = {"is_cuda": True, "dtype": torch.bfloat16, "device": device, "shape": (2, 8, 1024, 64)}
+    defaults = {"is_cuda": True, "dtype": torch.bfloat16, "device": device, "shape": (2, 8, 1024, 128)}
     return types.SimpleNamespace(**{**defaults, **changes})
 
 
@@ -631,6 +631,7 @@ def stand_in(**changes: Any) -> Any:
         (stand_in(is_cuda=False), {}, False),
         (stand_in(index=1), {}, False),
         (stand_in(index=2), {}, False),
+        (stand_in(shape=(2, 8, 1024, 64)), {}, False),
         (stand_in(), {"mask": torch.ones(1)}, False),
         (stand_in(), {"dropout": 0.1}, False),
     ],
@@ -646,7 +647,7 @@ def test_cudnn_comes_first_on_hopper(query, options, is_first, on_hopper):
 
 @pytest.mark.parametrize(("index", "tokens", "is_last"), [(0, 1, True), (2, 1, True), (1, 1, False), (2, 1024, False)])
 def test_cudnn_comes_last_where_each_call_has_another_shape(index, tokens, is_last, on_hopper):
-    few = stand_in(index=index, shape=(2, 8, tokens, 64))
+    few = stand_in(index=index, shape=(2, 8, tokens, 128))
     with sdpa_kernel(list(sdpa.FIRST_CUDNN), set_priority=True), sdpa._kernels(few, torch.ones(1), 0.0):
         assert (torch._C._get_sdp_priority_order()[3] == int(SDPBackend.CUDNN_ATTENTION)) == is_last
 

@@ -110,9 +110,8 @@ def unprofitable(call: Call) -> str | None:
     if _is_surely(2 * tasks < threads):
         return f"{tasks} key heads in all for {threads} threads: backward, each is one thread's"
     if sdpa.unsupported(call) is None:
-        # With AMX both multiply bfloat16 by it, and nobody has timed one against the other.
-        if call.query.dtype != torch.float32 and call.query.dtype in sdpa.FAST_ON_CPU:
-            return f"the processor multiplies {call.query.dtype} itself, which torch's kernel uses"
+        if call.query.dtype == torch.bfloat16 and torch.bfloat16 in sdpa.FAST_ON_CPU and _here("pairs") is None:
+            return "the processor multiplies torch.bfloat16 itself, by instructions that torch alone may use here"
         batch, heads = call.scores_shape[:2]
         if _is_surely(batch * heads * queries * keys * (call.query.shape[3] + call.value.shape[3]) < MIN_PRODUCTS):
             return f"fewer products than {MIN_PRODUCTS}"
@@ -232,6 +231,7 @@ def _here(question: str) -> Any:
     answers: dict[str, Any] = {
         "lacks": _lacks,
         "fails to load": _fails_to_load,
+        "pairs": lambda: importlib.import_module("attn_kernels.compiler.processor").pairs(),
         "threads": torch.get_num_threads,
         "fused attention": torch.backends.cuda.flash_sdp_enabled,
     }

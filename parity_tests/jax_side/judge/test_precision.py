@@ -25,6 +25,13 @@ def _leave_no_trace():
     assert values() == before
 
 
+@pytest.fixture
+def _as_jax_comes():
+    """Without the precision that `make accelerator` asks for."""
+    with jax.default_matmul_precision(None):
+        yield
+
+
 def in_a_context(name, value):
     """Return a context of this thread alone, as a user writes it."""
     return getattr(jax, name)(value)
@@ -52,6 +59,7 @@ def test_strict_takes_back_what_is_changed_inside():
         assert values()["other default_prng_impl"] == "rbg"
 
 
+@pytest.mark.usefixtures("_as_jax_comes")
 @pytest.mark.parametrize("name", ["default_matmul_precision"])
 def test_a_gpu_makes_the_default_of_jax_unsafe_and_strict_cures_it(name, monkeypatch):
     monkeypatch.setattr(precision, "kinds", lambda: {"cpu", "gpu"})
@@ -114,6 +122,7 @@ def precisions_of(function, *arguments):
     return [equation.params["precision"] for equation in equations if equation.primitive.name == "dot_general"]
 
 
+@pytest.mark.usefixtures("_as_jax_comes")
 def test_products_inside_strict_ask_for_the_highest_precision():
     x = jnp.ones((2, 2))
     highest = jax.lax.Precision.HIGHEST
