@@ -11,7 +11,6 @@ import errno
 import json
 import mmap
 import os
-import shutil
 import threading
 import time
 import uuid
@@ -333,7 +332,7 @@ class LocalPlace(Place):
 
     def clear(self) -> None:
         """Delete the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        staging.remove(self.folder)
 
 
 class _Files:

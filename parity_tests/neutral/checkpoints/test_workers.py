@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import os
 import random
 import re
 import shutil
@@ -344,6 +346,46 @@ def test_a_run_killed_after_publication_does_not_answer_for_another_conversion(t
     checkpoints.convert(other, target, resume=True, **options)
     assert checkpoints.verify(other, target).passed
     assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_a_kill_while_the_leftovers_are_deleted_leaves_what_is_known(tmp_path, source, monkeypatch):
+    """At each of its steps, whatever the order in which the disk lists them."""
+    target, clear = tmp_path / "x.safetensors", LocalPlace.clear
+    wanted = everything(checkpoints.convert(source, tmp_path / "plain.safetensors").target)
+    for moment in itertools.count():
+        shares(source, target, 2, [0])
+        steps = itertools.count()
+
+        def stops(function, steps=steps, moment=moment):
+            def step(*args, **options):
+                if next(steps) == moment:
+                    raise KeyboardInterrupt
+                return function(*args, **options)
+
+            return step
+
+        def cleared(place, stops=stops):
+            with monkeypatch.context() as patch:
+                for name in ("unlink", "rmdir"):
+                    patch.setattr(os, name, stops(getattr(os, name)))
+                clear(place)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalPlace, "clear", cleared)
+            try:
+                shares(source, target, 2, [1])
+                break
+            except KeyboardInterrupt:
+                assert everything(target) == wanted
+        assert shares(source, target, 2, [1])[0].was_there
+        assert checkpoints.finish(source, target).was_there
+        assert everything(target) == wanted
+        checkpoints.convert(source, target, overwrite=True)
+        assert everything(target) == wanted
+        assert not list(tmp_path.glob(".*.partial"))
+        for path in tmp_path.glob("x.*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert moment > 3
 
 
 def interrupted(place):
