@@ -192,11 +192,12 @@ class LocalPlace(Place):
         while True:
             try:
                 self.folder.mkdir(exist_ok=True)
-                handle = (self.folder / name).open("wb")
-            except FileNotFoundError as error:
-                if self.folder.parent.is_dir():
-                    continue  # it was just published
+            except OSError as error:
                 raise unwritable(self.folder, error) from None
+            try:
+                handle = (self.folder / name).open("wb")
+            except FileNotFoundError:
+                continue  # it was just published
             except OSError as error:
                 raise unwritable(self.folder, error) from None
             with handle:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -441,6 +442,23 @@ def test_bad_usage_is_one_line(tmp_path, source, capsys, arguments, message):
     assert message in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_takes_no_folders_is_refused_at_once(tmp_path, source, monkeypatch, capsys):
+    """As /proc does: the folder is there, and to make one in it finds none."""
+    (tmp_path / "full").mkdir()
+    make, made = Path.mkdir, []
+
+    def refused(path, *args, **options):
+        if path.parent != tmp_path / "full":
+            return make(path, *args, **options)
+        assert not made, "tried again"
+        made.append(path)
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    assert run(["convert", str(source), str(tmp_path / "full" / "x"), "--worker", "0/2"]) == 2
+    assert capsys.readouterr().err.endswith("/.x.partial: can't be written: No such file or directory\n")
 
 
 def test_a_dequantised_source_is_shared_like_any_other(tmp_path):
