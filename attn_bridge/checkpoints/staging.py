@@ -85,7 +85,7 @@ def locked(staging: Path) -> Iterator[None]:
             yield
         except BaseException:
             if staging.is_dir() and [one.name for one in staging.iterdir()] == ["lock"]:
-                shutil.rmtree(staging, ignore_errors=True)
+                remove(staging)
             raise
 
 
@@ -155,7 +155,7 @@ def leftovers(staging: Path, identity: str, is_resumable: bool) -> Iterator[None
         yield
     except BaseException as error:
         if isinstance(error, DiskFullError) or not is_resumable or not journal(staging, identity)[0]:
-            shutil.rmtree(staging, ignore_errors=True)
+            remove(staging)
             raise
         left = f"{staging} holds what was written: --resume goes on from it, rm -r {shell_word(staging)} removes it"
         if isinstance(error, CheckpointError):
@@ -193,6 +193,18 @@ def empty(staging: Path) -> None:
     for path in staging.iterdir():
         if path.name != "lock":
             _remove(path)
+
+
+def remove(staging: Path) -> None:
+    """Delete the staging folder, and last what says whose it is: what a kill leaves of it is still known."""
+    last = ("journal", "job", "publishing", "lock")
+    with contextlib.suppress(OSError):
+        for path in staging.iterdir():
+            if path.name not in last:
+                _remove(path)
+        for name in last:
+            (staging / name).unlink(missing_ok=True)
+        staging.rmdir()
 
 
 def note(staging: Path, entry: dict[str, str | int]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +27,7 @@ from ..staging import (
     note,
     publish,
     recover,
+    remove,
     wait_for_workers,
 )
 from ..threads import Threads
@@ -100,7 +100,7 @@ def carry_out(
         restart_reason = "no interrupted run of this very conversion was found" if resume and not done else ""
         infos = [one.info for one in plan.targets]
         if recover(staging, target) and done and len(_intact(target, infos, done, target_format)) == len(infos):
-            shutil.rmtree(staging, ignore_errors=True)
+            remove(staging)
             return Result(target, done, counts, len(done))
         check_free(target, overwrite)
         payload = staging / "payload"
@@ -136,7 +136,7 @@ def carry_out(
             accompany(plan, reader, elements, before, payload, *beside, digests, own, budget)
             check_free(target, overwrite)
             publish(staging, payload, target, is_folder)
-        shutil.rmtree(staging, ignore_errors=True)
+        remove(staging)
     return Result(target, digests, changed, len(done), restart_reason)
 
 

@@ -9,7 +9,6 @@ import abc
 import contextlib
 import json
 import os
-import shutil
 import threading
 import time
 import uuid
@@ -190,11 +189,12 @@ class LocalPlace(Place):
         while True:
             try:
                 self.folder.mkdir(exist_ok=True)
-                handle = (self.folder / name).open("wb")
-            except FileNotFoundError as error:
-                if self.folder.parent.is_dir():
-                    continue  # it was just published
+            except OSError as error:
                 raise unwritable(self.folder, error) from None
+            try:
+                handle = (self.folder / name).open("wb")
+            except FileNotFoundError:
+                continue  # it was just published
             except OSError as error:
                 raise unwritable(self.folder, error) from None
             with handle:
@@ -330,7 +330,7 @@ class LocalPlace(Place):
 
     def clear(self) -> None:
         """Delete the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        staging.remove(self.folder)
 
 
 class _Files:

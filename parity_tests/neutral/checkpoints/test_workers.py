@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import os
 import random
 import re
 import shutil
@@ -11,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -346,6 +349,46 @@ def test_a_run_killed_after_publication_does_not_answer_for_another_conversion(t
     assert not list(tmp_path.glob(".*.partial"))
 
 
+def test_a_kill_while_the_leftovers_are_deleted_leaves_what_is_known(tmp_path, source, monkeypatch):
+    """At each of its steps, whatever the order in which the disk lists them."""
+    target, clear = tmp_path / "x.safetensors", LocalPlace.clear
+    wanted = everything(checkpoints.convert(source, tmp_path / "plain.safetensors").target)
+    for moment in itertools.count():
+        shares(source, target, 2, [0])
+        steps = itertools.count()
+
+        def stops(function, steps=steps, moment=moment):
+            def step(*args, **options):
+                if next(steps) == moment:
+                    raise KeyboardInterrupt
+                return function(*args, **options)
+
+            return step
+
+        def cleared(place, stops=stops):
+            with monkeypatch.context() as patch:
+                for name in ("unlink", "rmdir"):
+                    patch.setattr(os, name, stops(getattr(os, name)))
+                clear(place)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalPlace, "clear", cleared)
+            try:
+                shares(source, target, 2, [1])
+                break
+            except KeyboardInterrupt:
+                assert everything(target) == wanted
+        assert shares(source, target, 2, [1])[0].was_there
+        assert checkpoints.finish(source, target).was_there
+        assert everything(target) == wanted
+        checkpoints.convert(source, target, overwrite=True)
+        assert everything(target) == wanted
+        assert not list(tmp_path.glob(".*.partial"))
+        for path in tmp_path.glob("x.*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert moment > 3
+
+
 def interrupted(place):
     raise KeyboardInterrupt
 
@@ -399,6 +442,23 @@ def test_bad_usage_is_one_line(tmp_path, source, capsys, arguments, message):
     assert message in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_takes_no_folders_is_refused_at_once(tmp_path, source, monkeypatch, capsys):
+    """As /proc does: the folder is there, and to make one in it finds none."""
+    (tmp_path / "full").mkdir()
+    make, made = Path.mkdir, []
+
+    def refused(path, *args, **options):
+        if path.parent != tmp_path / "full":
+            return make(path, *args, **options)
+        assert not made, "tried again"
+        made.append(path)
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    assert run(["convert", str(source), str(tmp_path / "full" / "x"), "--worker", "0/2"]) == 2
+    assert capsys.readouterr().err.endswith("/.x.partial: can't be written: No such file or directory\n")
 
 
 def test_a_dequantised_source_is_shared_like_any_other(tmp_path):
