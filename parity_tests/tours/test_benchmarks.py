@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import attn_bridge
-from benchmarks import accelerator, decoding, jax_side, meshes, models, options, torch_side
+from benchmarks import accelerator, bfloat16, decoding, jax_side, meshes, models, options, torch_side
 from benchmarks.bench import Bench
 from benchmarks.cells import Cell, Group
 from benchmarks.session import Plan, Worker, WorkerError, groups, measure
@@ -195,6 +195,22 @@ def test_what_options_cost_is_measured(monkeypatch, capsys):
     assert [line[28:].split()[0] for line in lines[3:7]] == ["sdpa", "cpu_flash", "sdpa", "sdpa"]
     assert all("cpu_flash" in line for line in lines[3:7])
     assert lines[3].split()[3::2][0] == "1.00"
+
+
+def test_bfloat16_is_measured_beside_float32(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bfloat16", "--shape", "1,160,2,16", "--rounds", "1"])
+    bfloat16.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:4]] == [
+        ["torch", "sdpa"],
+        ["torch", "cpu_flash"],
+        ["jax", "cpu_flash"],
+    ]
+    assert lines[5] == "1,160,2,16, forward and backward; ms, median of 1"
+    assert lines[9].startswith("  torch: cpu_flash takes ")
+    monkeypatch.setattr(sys, "argv", ["bfloat16", "--shape", "1,160,2"])
+    with pytest.raises(SystemExit):
+        bfloat16.main()
 
 
 @pytest.mark.parametrize("shape", ["4,1024,12", "a,b,c,d", "1,0,2,8"])

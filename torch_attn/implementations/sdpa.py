@@ -36,8 +36,8 @@ FIRST_CUDNN = (
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 )
-"""Order of torch's kernels on Hopper (H100, H200) for heads of at least `MIN_WIDTH`: cuDNN's takes 0.8 of the time of the
-one that torch takes first, 0.67 with gradients. With heads of 64 it takes twice as long (causal, bfloat16, on an H200)."""
+"""Order of torch's kernels on Hopper (H100, H200) for heads of at least `MIN_WIDTH`: cuDNN's takes 0.8 of the time of
+the one that torch takes first, 0.67 with gradients. With heads of 64 it takes twice as long (causal, bf16, H200)."""
 
 MIN_WIDTH = 128
 """Channels of a head from which on cuDNN's comes first."""
