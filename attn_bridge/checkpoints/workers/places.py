@@ -233,6 +233,8 @@ class LocalPlace(Place):
             if not (self.folder / "job").exists():
                 mine.replace(self.folder / "job")
         mine.unlink(missing_ok=True)
+        if self.job() is None:  # what is there can't be read
+            self.replace(job)
         return self.job() or job
 
     def replace(self, job: Job) -> None:

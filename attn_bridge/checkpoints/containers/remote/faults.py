@@ -84,6 +84,8 @@ def fault_of(error: BaseException) -> FaultError:
         return ChangedError("has changed while it was read")
     if status:
         return FaultError(f"the store answers {said}", again=status in AGAIN)
+    if isinstance(error, RecursionError):  # a redirect that leads back
+        return FaultError("the store sends requests elsewhere without end: is its region or endpoint another one?")
     if isinstance(error, FileNotFoundError):
         return AbsentError("does not exist")
     if isinstance(error, PermissionError):
