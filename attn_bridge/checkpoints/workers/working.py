@@ -138,9 +138,10 @@ def _write(
 ) -> None:
     before = prepared.before
     elements = Elements(prepared.reader, None if before is None else before.kept, task_bytes + SPARE)
-    most = min(CHUNK, task_bytes // 4)
-    ranges, coming = itertools.tee(chunks(pieces, min(most, ahead.CHUNK) if is_remote(prepared.reader.path) else most))
-    soon = ahead.Ahead(prepared.reader, elements, ((one.target, start, stop) for one, start, stop in coming))
+    largest = ahead.CHUNK if is_remote(prepared.reader.path) else CHUNK
+    ranges, coming = itertools.tee(chunks(pieces, min(largest, task_bytes // 4)))
+    needed = ((one.target, start, stop) for one, start, stop in coming)
+    soon = ahead.Ahead(prepared.reader, elements, needed, task_bytes)
     whole = Whole()
     checks: collections.deque[tuple[Future[None], Any, Open, bool, int, Entry | None]] = collections.deque()
 
