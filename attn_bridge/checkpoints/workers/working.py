@@ -85,6 +85,7 @@ def work(
             if entry.run != run:
                 place.record([dataclasses.replace(entry, piece=piece, run=run)])
             advance((piece.stop - piece.start) * target.info.itemsize, piece.name)
+        place.expect(sum((piece.stop - piece.start) * plan_of[piece.name].info.itemsize for piece in left))
         _write(prepared, place, writer, [(piece, plan_of[piece.name]) for piece in left], task_bytes, run, advance)
         if stamps(prepared.reader, anew=True) != files:
             raise CheckpointError(f"{prepared.reader.path} changed while it was read; convert it again")

@@ -141,7 +141,14 @@ class Staged:
         """Have objects of a size that suits workers who write so many bytes at a time, and may hold as many."""
         with self._lock:
             self._pack = max(self._pack, min(PACK, max(LEAST, task_bytes // UNDER_WAY)))
-            self._room = min(UNDER_WAY * PACK, 2 * task_bytes)
+            self._room = min(UNDER_WAY * PACK, 4 * task_bytes)
+
+    def spread(self, nbytes: int) -> None:
+        """Have so many bytes fill objects of one size: a long last one would be waited for when all others are sent."""
+        with self._lock:
+            count = nbytes // self._pack
+            if count:
+                self._pack = max(self._pack, -(-nbytes // count))
 
     def begin(self, file: str, size: int | None) -> None:
         """Say how long a file will be; None: it begins anew, and is as long as what is written."""
