@@ -1,6 +1,6 @@
 """Everything that says whether an accelerator computes right, and how fast, on one page: ``make accelerator``.
 
-python -m benchmarks.accelerator [--markdown docs/accelerators.md] [--only NAME ...] [--quick]
+python -m benchmarks.accelerator [--markdown docs/accelerators.md] [--only NAME] [--with NAME ARGUMENTS] [--quick]
 
 It runs `attn-bridge doctor`, the matrix of `attn-bridge check`, the suite, the benchmarks of attention, and decoding,
 one after the other, each as the command that the page shows. The page is written anew after each: what an interrupted
@@ -10,6 +10,7 @@ run has measured stays. Exit status: 0 = all of it passed, 1 = something did not
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
@@ -39,13 +40,18 @@ class Section:
         title: its heading.
         command: its arguments, after Python's own path.
         quick: further arguments that make it small.
+        settings: variables of its environment.
     """
 
     name: str
     title: str
     command: tuple[str, ...]
     quick: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
 
+
+SHARED = "XLA_PYTHON_CLIENT_PREALLOCATE=false"
+"""Both frameworks, and all processes of the suite, share the memory of a GPU."""
 
 SECTIONS = (
     Section("doctor", "What is here", ("-m", "attn_bridge", "doctor")),
@@ -60,6 +66,7 @@ SECTIONS = (
         "The suite",
         ("-m", "pytest", "-q", "-n", "4", "parity_tests/contract", "parity_tests/torch_side", "parity_tests/jax_side"),
         ("-k", "LayerNorm and bad_calls"),
+        ("JAX_DEFAULT_MATMUL_PRECISION=highest",),  # JAX multiplies float32 in fewer bits on a GPU or TPU
     ),
     Section("attention", "Attention and modules", ("-m", "benchmarks", "--summary"), ("--quick",)),
     *(
@@ -80,10 +87,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", default="docs/accelerators.md", metavar="FILE", help="the page to write")
     names = [one.name for one in SECTIONS]
     parser.add_argument("--only", action="append", choices=names, help="one section; may be repeated")
+    more = {"action": "append", "nargs": 2, "metavar": ("NAME", "ARGUMENTS"), "default": []}
+    parser.add_argument(
+        "--with", dest="more", **more, help="further arguments of a section, such as: check '--seeds 1'"
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it works, not how fast it is")
     parser.add_argument("--on-cpu", action="store_true", help="run without an accelerator, to try this command")
     parser.add_argument("--limit", type=int, default=3600, metavar="SECONDS", help="the most that one section takes")
     options = parser.parse_args(arguments)
+    further = {name: shlex.split(text) for name, text in options.more}
+    unknown = sorted(further.keys() - set(names))
+    if unknown:
+        parser.error(f"--with {unknown[0]}: there is no such section; they are {', '.join(names)}")
     found = devices()
     if not any(found.values()) and not options.on_cpu:
         print("error: no accelerator: torch and JAX see a processor alone; --on-cpu runs anyway", file=sys.stderr)
@@ -98,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.only and section.name not in options.only:
             continue
         print(f"{section.title} ...", file=sys.stderr, flush=True)
-        status, part = run(section, options.quick, options.limit)
+        status, part = run(section, further.get(section.name, ()), options.quick, options.limit)
         passed = passed and status == 0
         parts.append(part)
         Path(options.markdown).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
@@ -121,14 +136,15 @@ def head(found: dict[str, str | None]) -> str:
     return "\n\n".join(["# Accelerators", made, "\n".join(f"- {line}" for line in lines)])
 
 
-def run(section: Section, quick: bool, limit: int) -> tuple[int, str]:
+def run(section: Section, further: Sequence[str], quick: bool, limit: int) -> tuple[int, str]:
     """Run a section's command; return its exit status and its part of the page."""
-    command = (*section.command, *(section.quick if quick else ()))
+    command = (*section.command, *(section.quick if quick else ()), *further)
+    settings = (SHARED, *section.settings)
     start = time.perf_counter()
     try:
         done = subprocess.run(
             [sys.executable, *command], cwd=ROOT, timeout=limit, text=True, check=False,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | dict(one.split("=") for one in settings),
         )  # fmt: skip
         status, output = done.returncode, done.stdout
     except subprocess.TimeoutExpired as error:
@@ -139,7 +155,7 @@ def run(section: Section, quick: bool, limit: int) -> tuple[int, str]:
     if len(lines) > TAIL:
         lines = [f"({len(lines) - TAIL} lines before)", *lines[-TAIL:]]
     verdict = "passed" if status == 0 else f"FAILED with status {status}"
-    shown = shlex.join(("python", *command))
+    shown = shlex.join((*settings, "python", *command))
     text = "\n".join(line.rstrip() for line in lines).replace("```", "'''")
     took = time.perf_counter() - start
     return status, f"## {section.title}\n\n`{shown}`: {verdict} in {took:.0f} s\n\n```text\n{text}\n```"

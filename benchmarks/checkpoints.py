@@ -40,7 +40,7 @@ for name in sorted(os.listdir(sys.argv[1])):
 CONVERT = """
 import sys
 from attn_bridge import checkpoints
-checkpoints.convert(sys.argv[1], sys.argv[2])
+checkpoints.convert(sys.argv[1], sys.argv[2], workers={})
 """
 
 ORBAX = """
@@ -220,7 +220,8 @@ def convert(root: Path, gib: float, rounds: int) -> dict[str, object]:
     source = root / "source"
     size, largest = make(source, gib)
     idle = memory(IDLE)
-    ways = {"copy and fsync": COPY, "attn-bridge convert": CONVERT, "through JAX and Orbax": ORBAX}
+    ways = {"copy and fsync": COPY, "attn-bridge convert": CONVERT.format(None)}
+    ways |= {"  --workers 2": CONVERT.format(2), "through JAX and Orbax": ORBAX}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     peaks: dict[str, int] = {}
     for _ in range(rounds):

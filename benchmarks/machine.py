@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+import attn_bridge
 
 FLAGS = ["avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "asimd", "sve", "bf16"]
 """Abilities of a processor that decide how fast matrices are multiplied."""
@@ -24,7 +27,8 @@ def describe() -> dict[str, Any]:
         "load_average_before": load(),
         "versions": {
             "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("attn-bridge", "numpy")},
+            "attn-bridge": attn_bridge.__version__,
+            "numpy": np.__version__,
         },
     }
 

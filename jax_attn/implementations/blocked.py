@@ -22,6 +22,7 @@ from flax import nnx
 from jax import Array, lax
 from jaxtyping import Float
 
+from . import few_queries
 from .block_operands import (
     Operands,
     pad,
@@ -61,6 +62,8 @@ def unprofitable(call: Call) -> str | None:
     queries, keys = call.scores_shape[2:]
     if queries * keys < SMALL_BLOCK * SMALL_BLOCK:
         return f"fewer scores per head than one block of {SMALL_BLOCK} times {SMALL_BLOCK}"
+    if few_queries.is_at_once(call):
+        return f"no more than {few_queries.MAX_QUERIES} queries, which a GPU takes at once"
     return None
 
 

@@ -611,14 +611,15 @@ def test_flex_attention_declares_its_limits(changes, options, reason):
 
 @pytest.fixture
 def on_hopper(monkeypatch):
-    monkeypatch.setattr(sdpa, "_is_hopper", lambda index: index == 0)
+    monkeypatch.setattr(sdpa, "_capability", lambda index: ((9, 0), (8, 0), (10, 0))[index])
     with sdpa_kernel(list(sdpa.FIRST_CUDNN)):
         yield
 
 
 def stand_in(**changes: Any) -> Any:
     device = types.SimpleNamespace(index=changes.pop("index", 0))
-    return types.SimpleNamespace(**{"is_cuda": True, "dtype": torch.bfloat16, "device": device, **changes})
+    defaults = {"is_cuda": True, "dtype": torch.bfloat16, "device": device, "shape": (2, 8, 1024, 64)}
+    return types.SimpleNamespace(**{**defaults, **changes})
 
 
 @pytest.mark.parametrize(
@@ -629,6 +630,7 @@ def stand_in(**changes: Any) -> Any:
         (stand_in(dtype=torch.float32), {}, False),
         (stand_in(is_cuda=False), {}, False),
         (stand_in(index=1), {}, False),
+        (stand_in(index=2), {}, False),
         (stand_in(), {"mask": torch.ones(1)}, False),
         (stand_in(), {"dropout": 0.1}, False),
     ],
@@ -640,6 +642,13 @@ def test_cudnn_comes_first_on_hopper(query, options, is_first, on_hopper):
         assert torch.backends.cuda.flash_sdp_enabled(), "what cuDNN refuses goes to the next"
     assert (first == int(SDPBackend.CUDNN_ATTENTION)) == is_first
     assert torch._C._get_sdp_priority_order() == before
+
+
+@pytest.mark.parametrize(("index", "tokens", "is_last"), [(0, 1, True), (2, 1, True), (1, 1, False), (2, 1024, False)])
+def test_cudnn_comes_last_where_each_call_has_another_shape(index, tokens, is_last, on_hopper):
+    few = stand_in(index=index, shape=(2, 8, tokens, 64))
+    with sdpa_kernel(list(sdpa.FIRST_CUDNN), set_priority=True), sdpa._kernels(few, torch.ones(1), 0.0):
+        assert (torch._C._get_sdp_priority_order()[3] == int(SDPBackend.CUDNN_ATTENTION)) == is_last
 
 
 def test_a_choice_of_kernels_stays(on_hopper):

@@ -171,15 +171,17 @@ def test_the_page_of_an_accelerator_shows_each_command_with_its_outcome(tmp_path
     decoding = next(one for one in accelerator.SECTIONS if one.name == "decoding-8192")
     monkeypatch.setattr(accelerator, "SECTIONS", (decoding, failing))
     page = tmp_path / "page.md"
-    assert accelerator.main(["--on-cpu", "--quick", "--markdown", str(page)]) == 1
+    further = ["--with", "decoding-8192", "--batch 2"]
+    assert accelerator.main(["--on-cpu", "--quick", "--markdown", str(page), *further]) == 1
     assert "something failed" in capsys.readouterr().out
     text = page.read_text()
     assert "jax on a processor" in text
+    assert "2 x 64 tokens in the cache" in text
     assert "JAX: 1 program for 5 steps" in text
     assert "`: passed in" in text
     assert "FAILED with status 3" in text
     assert f"({100 - accelerator.TAIL - 1} lines before)" in text
-    status, part = accelerator.run(slow, quick=False, limit=1)
+    status, part = accelerator.run(slow, (), quick=False, limit=1)
     assert (status, "stopped after 1 s" in part) == (124, True)
 
 

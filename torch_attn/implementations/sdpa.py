@@ -39,6 +39,13 @@ FIRST_CUDNN = (
 """Order of torch's kernels on Hopper (H100, H200): cuDNN's takes 0.4 to 0.6 of the time of the one torch takes first
 (causal, 16 bits, heads of 128; a vendor's measurements, 2026-09)."""
 
+FIRST_FLASH = (*FIRST_CUDNN[1:], FIRST_CUDNN[0])
+"""Order for few queries on a GPU. cuDNN plans each new shape, which takes 40 ms of the processor beside an H100; torch
+asks it first there, and while tokens are generated each step has another number of keys."""
+
+MIN_QUERIES = 256
+"""Queries from which on cuDNN's comes first."""
+
 
 def unsupported(call: Call) -> str | None:
     """Return why it can't serve a call; None if it can."""
@@ -138,14 +145,15 @@ def _kernels(query: Tensor, mask: Tensor | None, dropout: float) -> contextlib.A
     if not query.is_cuda or torch.compiler.is_compiling():  # the compiler takes torch's order
         return contextlib.nullcontext()
     plain = mask is None and not dropout and query.dtype in (torch.bfloat16, torch.float16)
-    if not plain or not _is_hopper(query.device.index or 0) or _is_restricted():
+    capability, are_few = _capability(query.device.index or 0), query.shape[-2] < MIN_QUERIES
+    if _is_restricted() or capability < (9, 0) or not (are_few or (plain and capability == (9, 0))):
         return contextlib.nullcontext()
-    return sdpa_kernel(list(FIRST_CUDNN), set_priority=True)
+    return sdpa_kernel(list(FIRST_FLASH if are_few else FIRST_CUDNN), set_priority=True)
 
 
 @functools.cache
-def _is_hopper(index: int) -> bool:
-    return torch.cuda.get_device_capability(index) == (9, 0)
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
 
 
 def _is_restricted() -> bool:

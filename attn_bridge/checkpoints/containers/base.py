@@ -188,6 +188,7 @@ class Writer(abc.ABC):
         self.path = path
         self.tensors = {one.name: one for one in tensors}
         self.metadata = dict(metadata)
+        self._is_share = is_share
 
     @abc.abstractmethod
     def write_range(self, name: str, start: int, data: Any) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import collections
-import concurrent.futures
-import contextlib
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ...printable import printable
-from ..threads import Threads
-from .base import MAX_HEADER, CheckpointError, Extent, Reader, TensorInfo, Writer
+from .base import MAX_HEADER, Extent, Reader, TensorInfo, Writer
 from .files import bad, check_count, check_infos, check_name, check_range, check_shape, parse_json, unwritable
 from .remote import open_file
 from .remote.targets import open_target
@@ -43,14 +40,6 @@ NAMES = {
 """Name in a header -> NumPy name."""
 
 CODES = {name: code for code, name in NAMES.items()}
-
-_FLUSHER = Threads(1, "flush")
-
-FLUSH = 64 << 20
-"""Bytes of a file that are written before the disk is told to begin with them."""
-
-MAX_FLUSHES = 4
-"""Flushes that wait for the disk; what they leave out is flushed at the end."""
 
 INDEX = "model.safetensors.index.json"
 ENDING = ".safetensors"
@@ -207,10 +196,6 @@ class SafetensorsWriter(Writer):
         self._index = self._folder and (len(groups) > 1 or "index" in metadata)
         self._begun: set[str] = set(self._layouts) if is_share else set()
         self._headed: set[str] = set()
-        self._is_share = is_share
-        self._last: Target | None = None
-        self._unflushed = 0
-        self._flushes: list[concurrent.futures.Future[None]] = []
         self._open: collections.OrderedDict[str, Target] = collections.OrderedDict()
         for file in () if is_share else self._layouts:
             self._target(file)
@@ -251,13 +236,12 @@ class SafetensorsWriter(Writer):
             self._open.move_to_end(file)
             return self._open[file]
         header, size = self._layouts[file]
-        target = open_target(self.path / file if file else self.path, size)
+        target = open_target(self.path / file if file else self.path, size, past_cache=not self._is_share)
         if file not in self._begun:
             target.fill(0, header)
             self._begun.add(file)
         self._open[file] = target
         while len(self._open) > 32:
-            self._wait()
             oldest = next(iter(self._open))
             self._open[oldest].sync()
             self._open.pop(oldest).close()
@@ -275,27 +259,15 @@ class SafetensorsWriter(Writer):
         """Write bytes of a tensor, in any order."""
         info = self.tensors[name]
         check_range(self.path, info, start, start + memoryview(data).nbytes)
-        target = self._target(info.file)
-        is_due = self._last is not target or self._unflushed >= FLUSH
-        if self._is_share and target.is_direct:  # nothing of it waits in a cache, and a flush holds up other workers
-            is_due = False
-        if self._last is not None and is_due and len(self._flushes) < MAX_FLUSHES:
-            self._flushes.append(_FLUSHER.submit(self._last.sync))  # the disk works while the next bytes are made
-            self._unflushed = 0
-        while self._flushes and self._flushes[0].done():
-            self._flushes.pop(0).result()
-        header = self._layouts[info.file][0]
+        target, header = self._target(info.file), self._layouts[info.file][0]
         is_first = self.place(name, start) == len(header) and info.file not in self._headed
         if self._is_share and target.joins and is_first and memoryview(data).nbytes:
             target.write(0, header)
             self._headed.add(info.file)
-        self._last = target
-        self._unflushed += memoryview(data).nbytes
         target.write(self.place(name, start), data)
 
     def flush(self) -> None:
         """Flush all files and close them."""
-        self._wait()
         for target in self._open.values():
             target.sync()
         self.abort()
@@ -315,14 +287,7 @@ class SafetensorsWriter(Writer):
         for folder in sorted({*folders, self.path.parent}):
             sync_folder(folder)
 
-    def _wait(self) -> None:
-        while self._flushes:
-            self._flushes.pop(0).result()
-
     def abort(self) -> None:
         """Close all files."""
-        while self._flushes:
-            with contextlib.suppress(CheckpointError):
-                self._wait()
         while self._open:
             self._open.popitem()[1].close()

@@ -41,10 +41,15 @@ class Target:
     """A file written by position. One that exists is kept as it is, so that a writer can go on after a restart.
 
     What is large goes past the page cache where the system can: since all of it is flushed in the end, caching it
-    first only costs processor time, several times as much as the disk takes.
+    first only costs processor time. What is read back soon goes through the cache, and to the disk from there at once.
+
+    Args:
+        path: the file.
+        size: its bytes, if that is known.
+        past_cache: whether it may go past the page cache; what workers write is read back.
     """
 
-    def __init__(self, path: Path, size: int | None = None):
+    def __init__(self, path: Path, size: int | None = None, *, past_cache: bool = True):
         self.path = path
         self._number = self._direct = -1
         try:
@@ -53,14 +58,9 @@ class Target:
             os.ftruncate(self._number, 0 if size is None else size)
         except OSError as error:
             raise unwritable(path, error) from None
-        if _DIRECT:
+        if _DIRECT and past_cache:
             with contextlib.suppress(OSError):  # a file system that has no such way
                 self._direct = os.open(path, os.O_WRONLY | os.O_CLOEXEC | _DIRECT)
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether what is large goes past the page cache."""
-        return self._direct >= 0
 
     def write(self, start: int, data: Any) -> None:
         """Write bytes at a position."""
@@ -88,6 +88,8 @@ class Target:
         done = 0
         while done < len(view):
             done += os.pwrite(self._number, view[done : done + PIECE], start + done)
+        if done >= LARGE and hasattr(os, "posix_fadvise"):  # the disk begins now, and what it has yet to take stays
+            os.posix_fadvise(self._number, start, done, os.POSIX_FADV_DONTNEED)
 
     def _write_past_cache(self, start: int, view: memoryview) -> int:
         """Write whole pages, and return how many bytes that were: fewer where the system won't take more this way."""

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import errno
 import json
-import mmap
 import os
 import shutil
 import threading
@@ -23,7 +21,6 @@ from ...printable import shell_word
 from .. import containers, manifest, staging
 from ..containers.base import CheckpointError, Reader, TensorInfo, Writer
 from ..containers.files import reason, unwritable
-from ..containers.writing import PAGE
 from ..planning.tasks import Piece
 from .jobs import Entry, Job
 
@@ -118,7 +115,7 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def read(self, file: str, offset: int, count: int) -> memoryview:
-        """Return bytes of the payload as the disk has them, until the thread reads the next ones."""
+        """Return bytes of the payload as the place has them, until the thread reads the next ones."""
 
     @abc.abstractmethod
     def beside(self, is_folder: bool) -> tuple[Path, Path, Path]:
@@ -305,7 +302,7 @@ class LocalPlace(Place):
         return containers.make_writer(format, self.payload, tensors, metadata, is_share=is_share)
 
     def read(self, file: str, offset: int, count: int) -> memoryview:
-        """Return bytes of the payload, past the page cache where the system can."""
+        """Return bytes of the payload."""
         return self._files.read(file, offset, count)
 
     def beside(self, is_folder: bool) -> tuple[Path, Path, Path]:
@@ -340,9 +337,7 @@ class LocalPlace(Place):
 
 
 class _Files:
-    """Files of a payload that are read by position, past the page cache where the system can.
-
-    What went to the disk past the cache would be read into it once and never again.
+    """Files of a payload that are read by position, as every process of this machine has them.
 
     Args:
         payload: file or folder.
@@ -353,39 +348,30 @@ class _Files:
         self._rooms = threading.local()
 
     def read(self, file: str, offset: int, count: int) -> memoryview:
-        """Return exactly that many bytes."""
+        """Return exactly that many bytes, until the thread reads the next ones."""
         path = self._payload / file if file else self._payload
-        first = offset // PAGE * PAGE
-        size = -(-(offset + count) // PAGE) * PAGE - first
         room = getattr(self._rooms, "room", None)
-        if room is None or len(room) < size:
-            room = self._rooms.room = memoryview(mmap.mmap(-1, max(size, PAGE)))
-        view = room[:size]
+        if room is None or len(room) < count:
+            room = self._rooms.room = memoryview(bytearray(count))
         try:
-            got = self._read(path, first, view)
+            done = _read(path, offset, room[:count])
         except OSError as error:
             raise CheckpointError(f"{path}: can't be read: {reason(error)}") from None
-        if got < offset + count - first:
-            raise CheckpointError(f"{path}: ends at byte {first + got}, before byte {offset + count}")
-        return view[offset - first : offset - first + count]
+        if done < count:
+            raise CheckpointError(f"{path}: ends at byte {offset + done}, before byte {offset + count}")
+        return room[:count]
 
-    @staticmethod
-    def _read(path: Path, start: int, view: memoryview) -> int:
-        """Fill memory from a position on, and return how many bytes there were."""
-        for flags in (getattr(os, "O_DIRECT", 0), 0):
-            try:
-                number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
-                try:
-                    done = 0
-                    while done < len(view):
-                        got = os.preadv(number, [view[done:]], start + done)
-                        done += got
-                        if not got or got % PAGE:  # the end of the file
-                            break
-                    return done
-                finally:
-                    os.close(number)
-            except OSError as error:
-                if not flags or error.errno != errno.EINVAL:  # a file system that has no such way, or larger pages
-                    raise
-        return 0
+
+def _read(path: Path, start: int, view: memoryview) -> int:
+    """Fill memory from a position on, and return how many bytes there were."""
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        done = 0
+        while done < len(view):
+            got = os.preadv(number, [view[done:]], start + done)
+            done += got
+            if not got:
+                break
+        return done
+    finally:
+        os.close(number)

@@ -23,6 +23,9 @@ RETRIES = 3
 PATIENCE = 10.0
 """Seconds that are waited for a cluster to answer."""
 
+TRIES = 3
+"""How many times a cluster of this machine is started: Ray gives it half a minute, and a busy one takes longer."""
+
 WORTH = 1 << 30
 """Bytes of a share, about, where nobody says how many there are."""
 
@@ -47,10 +50,7 @@ class Cluster:
         self._is_own = not ray.is_initialized()
         if self._is_own:
             _check_reachable(address)
-            try:
-                ray.init(address=address or None, logging_level="warning", log_to_driver=False)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                raise CheckpointError(f"--ray {printable(address)}: {printable(error)}") from None
+            _connect(ray, address)
 
     def job(self, prepared: Prepared, workers: int | None, task_bytes: int | None) -> Job:
         """Return the job of a conversion by so many tasks of Ray; None: as many as there are processors for."""
@@ -72,6 +72,23 @@ class Cluster:
     def __exit__(self, *error: object) -> None:
         if self._is_own:
             self._ray.shutdown()
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Connect to a cluster, or start one.
+
+    Raises:
+        CheckpointError: there is none, or it does not start.
+    """
+    for left in reversed(range(TRIES)):
+        try:
+            ray.init(address=address or None, logging_level="warning", log_to_driver=False)
+            return
+        except Exception as error:  # Ray raises plain ones, too
+            ray.shutdown()
+            if not left or "timed out during startup" not in str(error):
+                shown = f"--ray {printable(address)}" if address else "--ray"
+                raise CheckpointError(f"{shown}: {printable(error, 400)}") from None
 
 
 def _check_reachable(address: str) -> None:

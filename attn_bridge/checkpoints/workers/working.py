@@ -1,7 +1,7 @@
 """A worker: it writes its share of the tasks, reads back what it wrote, and notes the digests.
 
 Four things are under way at once: a piece is read and rearranged, the one before it is hashed and written, and the one
-before that is read back from the disk and compared.
+before that is read back and compared.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHUNK = 1 << 26
 SPARE = 1 << 26
 """Bytes by which a source tensor that is held as a whole may be larger than a task."""
 
-BLOCK = 1 << 22
+BLOCK = 1 << 20
 """Bytes that are read back at a time."""
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from attn_bridge import masks
 from jax_attn import functional
+from jax_attn.implementations import few_queries
 
 RANDOM = np.random.default_rng(0)
 CASES = {
@@ -42,3 +43,23 @@ def test_it_says_what_it_does_not_do():
     query, key = jnp.ones((1, 1, 2, 4)), jnp.ones((1, 600, 2, 4))
     with pytest.raises(NotImplementedError, match="it has no dropout"):
         functional.dot_product_attention(query, key, key, dropout=0.5, implementation="few_queries")
+
+
+@pytest.mark.parametrize(("queries", "keys", "heads", "picked"), [
+    (1, 65_536, 4, "reference"),
+    (few_queries.MAX_QUERIES, 4096, 4, "reference"),
+    (1, 4096, 1 << 17, "few_queries"),  # scores that a GPU has no room to spare for
+    (few_queries.MAX_QUERIES + 1, 4096, 4, "blocked"),
+])  # fmt: skip
+def test_a_gpu_computes_few_queries_at_once(queries, keys, heads, picked, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    found = {}
+
+    def ask(*operands):
+        found.update(functional.explain(*operands))
+        return 0
+
+    shapes = [jax.ShapeDtypeStruct((1, size, heads, 8), jnp.bfloat16) for size in (queries, keys, keys)]
+    jax.eval_shape(ask, *shapes)
+    del found["cpu_flash"]  # it has asked before where it runs
+    assert next(name for name, reason in found.items() if reason is None) == picked

@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
 
 from attn_bridge import checkpoints
+from attn_bridge.checkpoints.workers import ray_tasks
 
 from .test_convert import sharded
 from .test_workers import TASK, everything
@@ -68,6 +70,28 @@ def converted(kind, tmp_path, source, marker, target=None):
         text=True,
         env=environment,
     )
+
+
+@pytest.mark.parametrize(("slow", "error"), [(2, ""), (3, "timed out during startup"), (1, "no port is free")])
+def test_a_cluster_that_starts_slowly_is_started_again(slow, error, monkeypatch):
+    done = []
+
+    def init(**options):
+        done.append("init")
+        if len(done) // 2 < slow:
+            raise Exception(f"The current node {error or 'timed out during startup'}.")
+
+    module = types.SimpleNamespace(
+        init=init, shutdown=lambda: done.append("shutdown"), is_initialized=lambda: False, exceptions=None
+    )
+    monkeypatch.setitem(sys.modules, "ray", module)
+    if error:
+        with pytest.raises(checkpoints.containers.CheckpointError, match=f"^--ray: The current node {error}"):
+            ray_tasks.Cluster("")
+        assert done == ["init", "shutdown"] * (1 if slow == 1 else 3)
+    else:
+        with ray_tasks.Cluster(""):
+            assert done == ["init", "shutdown", "init", "shutdown", "init"]
 
 
 @pytest.mark.parametrize("kind", ["plain", "task", "driver"])

@@ -259,7 +259,8 @@ class DcpWriter(Writer):
         if number not in self._open:
             if len(self._open) >= MAX_OPEN:
                 self._close_one()
-            self._open[number] = open_target(self.path / _name(number), self._sizes[number])
+            path = self.path / _name(number)
+            self._open[number] = open_target(path, self._sizes[number], past_cache=not self._is_share)
         self._open.move_to_end(number)
         return self._open[number]
 

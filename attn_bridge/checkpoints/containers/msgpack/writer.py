@@ -108,7 +108,7 @@ class MsgpackWriter(Writer):
 
     def _file(self) -> Target:
         if self._target is None:
-            self._target = open_target(self.path, self._at)
+            self._target = open_target(self.path, self._at, past_cache=not self._is_share)
         return self._target
 
     def extents(self, name: str, start: int, stop: int) -> list[Extent]:

@@ -58,7 +58,6 @@ class OrbaxWriter(Writer):
         if both:
             raise bad(path, f"can't be tensors and have others below them: {', '.join(both[:9])}")
         self._open: tuple[Path, Target] | None = None
-        self._is_share = is_share
         self._lay_out()
         if not is_share:
             self._begin()
@@ -118,7 +117,7 @@ class OrbaxWriter(Writer):
             path, first, size = self._place(name, chunk)
             if self._open is None or self._open[0] != path:
                 self.abort()
-                self._open = path, open_target(path, size)
+                self._open = path, open_target(path, size, past_cache=not self._is_share)
             if self._is_share and not begin and self._open[1].joins:
                 before = self._lead(name, chunk)
                 self._open[1].write(first - len(before), before)

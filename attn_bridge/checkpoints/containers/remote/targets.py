@@ -79,9 +79,9 @@ class StagedTarget(Target):
         """Do nothing."""
 
 
-def open_target(path: Path, size: int | None = None) -> Target:
-    """Begin to write a file by position, or go on with one that is there."""
-    return StagedTarget(path, size) if isinstance(path, StagedPath) else Target(path, size)
+def open_target(path: Path, size: int | None = None, *, past_cache: bool = True) -> Target:
+    """Begin to write a file by position, or go on with one that is there; `past_cache`: see `Target`."""
+    return StagedTarget(path, size) if isinstance(path, StagedPath) else Target(path, size, past_cache=past_cache)
 
 
 def staged_path(staged: Staged, name: str, root: Path) -> Path:
