@@ -10,8 +10,8 @@ from ..containers.remote import is_remote
 from ..elements import Elements
 from ..planning.plans import Target
 
-WINDOW = 1 << 25
-"""Bytes that are asked for before they are needed, at most."""
+WINDOW, LEAST = 1 << 25, 1 << 24
+"""Bytes that are asked for before they are needed, at most, and where tasks are small."""
 
 BATCH = 1 << 22
 """Bytes that are asked for together, at least, where so many are needed: neighbours by one request."""
@@ -30,11 +30,13 @@ class Ahead:
         reader: the source.
         elements: what reads from it.
         work: targets, and ranges of their elements, in the order in which they will be read.
+        task_bytes: bytes of a task, at most.
     """
 
-    def __init__(self, reader: Reader, elements: Elements, work: Iterable[tuple[Target, int, int]]):
+    def __init__(self, reader: Reader, elements: Elements, work: Iterable[tuple[Target, int, int]], task_bytes: int):
         self._reader, self._elements = reader, elements
         self._work = iter(work) if is_remote(reader.path) else iter(())
+        self._window = min(WINDOW, max(LEAST, task_bytes))
         self._asked: collections.deque[int] = collections.deque()
         self._last: tuple[str, int, int] | None = None
         self._done = False
@@ -42,7 +44,7 @@ class Ahead:
     def go_on(self) -> None:
         """Ask for what there is room for, once there is room for some."""
         held = sum(self._asked)
-        while not self._done and held + BATCH <= WINDOW and len(self._asked) < MOST:
+        while not self._done and held + BATCH <= self._window and len(self._asked) < MOST:
             batch: list[tuple[str, int, int]] = []
             size = 0
             while size < BATCH and len(self._asked) < MOST:
@@ -53,7 +55,7 @@ class Ahead:
                 found = [one for one in self._elements.needed(*item) if one != self._last]
                 self._last = found[-1] if found else self._last
                 count = sum(stop - start for _, start, stop in found)
-                if count > WINDOW:  # as large as that, it is spread over connections by itself
+                if count > self._window:  # as large as that, it is spread over connections by itself
                     found, count = [], 0
                 batch += found
                 size += count

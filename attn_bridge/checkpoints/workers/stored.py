@@ -193,6 +193,10 @@ class StoredPlace(Place):
         self._waiting += [(needed, entry) for entry in entries]
         self._note(least=OFTEN)
 
+    def expect(self, nbytes: int) -> None:
+        """Choose the size of objects for so many bytes."""
+        self._staged.spread(nbytes)
+
     def settle(self) -> None:
         """Have the store hold all that was written, and a note of it."""
         self._staged.flush()

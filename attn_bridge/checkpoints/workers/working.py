@@ -85,6 +85,7 @@ def work(
             if entry.run != run:
                 place.record([dataclasses.replace(entry, piece=piece, run=run)])
             advance((piece.stop - piece.start) * target.info.itemsize, piece.name)
+        place.expect(sum((piece.stop - piece.start) * plan_of[piece.name].info.itemsize for piece in left))
         _write(prepared, place, writer, [(piece, plan_of[piece.name]) for piece in left], task_bytes, run, advance)
         if stamps(prepared.reader, anew=True) != files:
             raise CheckpointError(f"{prepared.reader.path} changed while it was read; convert it again")
@@ -138,9 +139,10 @@ def _write(
 ) -> None:
     before = prepared.before
     elements = Elements(prepared.reader, None if before is None else before.kept, task_bytes + SPARE)
-    most = min(CHUNK, task_bytes // 4)
-    ranges, coming = itertools.tee(chunks(pieces, min(most, ahead.CHUNK) if is_remote(prepared.reader.path) else most))
-    soon = ahead.Ahead(prepared.reader, elements, ((one.target, start, stop) for one, start, stop in coming))
+    largest = ahead.CHUNK if is_remote(prepared.reader.path) else CHUNK
+    ranges, coming = itertools.tee(chunks(pieces, min(largest, task_bytes // 4)))
+    needed = ((one.target, start, stop) for one, start, stop in coming)
+    soon = ahead.Ahead(prepared.reader, elements, needed, task_bytes)
     whole = Whole()
     checks: collections.deque[tuple[Future[None], Any, Open, bool, int, Entry | None]] = collections.deque()
 

@@ -100,6 +100,20 @@ def test_many_requests_are_under_way_at_once(store, large, monkeypatch, workers,
     assert store.objects["bucket", "y.safetensors"].data == store.objects["bucket", "x.safetensors"].data
 
 
+def test_objects_of_a_worker_are_alike_so_that_none_is_waited_for_longer(store, large):
+    sizes = []
+
+    def noted(request, since):
+        method, key, _ = request
+        if method == "PUT" and "/parts/" in key:
+            sizes.append(len(store.objects[tuple(key.split("/", 1))].data))
+
+    store.after = noted
+    checkpoints.convert_share(large / "x.npz", "s3://bucket/x.safetensors", 0, 2, to_layout="same", task_bytes=1 << 22)
+    assert len(sizes) >= 3
+    assert max(sizes) < 1.05 * min(sizes)
+
+
 KILLED = """
 import os, signal, sys
 from attn_bridge.checkpoints.workers import nursery

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import io
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from ..base import CheckpointError
 from ..files import bad
 from .faults import AbsentError, FaultError, as_faults
-from .s3 import S3Store
+from .s3 import Body, S3Store
 from .staged import Span, Staged
 from .stores import PART, Store
 
@@ -182,9 +181,7 @@ class S3Joined(Joined):
             digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
             async def send() -> Any:
-                return await self._store.call(
-                    "upload_part", self.key, Body=io.BytesIO(data), ContentMD5=digest, **named
-                )
+                return await self._store.call("upload_part", self.key, Body=Body(data), ContentMD5=digest, **named)
 
             return number, str(self._run(send)["ETag"])
         span = part.spans[0]

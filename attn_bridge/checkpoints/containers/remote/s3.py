@@ -30,6 +30,18 @@ WAIT = {"connect_timeout": 10, "read_timeout": 30}
 """Seconds after which a connection that gives nothing is given up, and the request is made again."""
 
 
+class Body(io.BytesIO):
+    """What is sent; its size is asked for by what would make a copy of it."""
+
+    def __init__(self, data: bytes | bytearray):
+        super().__init__(data)
+        self._data = data
+
+    def getbuffer(self) -> memoryview:
+        """Return the bytes that it was made of."""
+        return memoryview(self._data)
+
+
 @functools.cache
 def loader(folder: str | None) -> Any:
     """Return what reads botocore's descriptions of S3 and keeps them: half a second for each process otherwise."""
@@ -143,13 +155,13 @@ class S3Store(Store):
         checked = {"ContentMD5": base64.b64encode(digest.digest()).decode()}
         try:
             with as_faults():
-                reply = await self.call("put_object", key, Body=io.BytesIO(data), **checked, **tied)
+                reply = await self.call("put_object", key, Body=Body(data), **checked, **tied)
         except FaultError as fault:
             if not if_absent or "HTTP 501" not in str(fault):
                 raise
             if await self._info(key, True) is not None:  # a store that can't do both in one step
                 raise ChangedError("is there already") from None
-            reply = await self.call("put_object", key, Body=io.BytesIO(data), **checked)
+            reply = await self.call("put_object", key, Body=Body(data), **checked)
         tag = str(reply.get("ETag", ""))
         if tag.strip('"') != digest.hexdigest():  # of a store that encrypts, or has tags of its own
             await self._hold_against(key, tag, data)

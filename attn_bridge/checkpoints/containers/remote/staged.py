@@ -28,7 +28,7 @@ PARTS = 8000
 """Objects that one file is made of, at most: S3 takes 10,000 parts, and neighbours may cut some in two."""
 
 UNDER_WAY = 8
-"""Objects that are sent at the same time, and more of smaller ones: so many of `PACK` bytes are in memory."""
+"""Objects that are sent at the same time; more of small ones, as long as memory for `PACK` bytes of each holds them."""
 
 AHEAD, HELD = 1 << 25, 1 << 26
 """Bytes that are read ahead of a file that is read in order, and bytes of objects that are kept."""
@@ -120,6 +120,7 @@ class Staged:
     def __init__(self, store: Store, folder: str):
         self.store, self.folder = store, folder
         self._pack = min(PACK, LEAST)
+        self._room = 0
         self._own = uuid.uuid4().hex
         self._lock = threading.RLock()
         self._sizes: dict[str, int] = {}
@@ -140,6 +141,14 @@ class Staged:
         """Have objects of a size that suits workers who write so many bytes at a time, and may hold as many."""
         with self._lock:
             self._pack = max(self._pack, min(PACK, max(LEAST, task_bytes // UNDER_WAY)))
+            self._room = min(UNDER_WAY * PACK, 4 * task_bytes)
+
+    def spread(self, nbytes: int) -> None:
+        """Have so many bytes fill objects of one size: a long last one would be waited for when all others are sent."""
+        with self._lock:
+            count = nbytes // self._pack
+            if count:
+                self._pack = max(self._pack, -(-nbytes // count))
 
     def begin(self, file: str, size: int | None) -> None:
         """Say how long a file will be; None: it begins anew, and is as long as what is written."""
@@ -180,7 +189,7 @@ class Staged:
             return
         while True:
             under_way = {job: note["size"] for note, job in self._sending if not job.done()}
-            room = UNDER_WAY * max(PACK, self._pack) - min(most, len(self._buffer))
+            room = max(self._room, UNDER_WAY * self._pack) - min(most, len(self._buffer))
             if not under_way or sum(under_way.values()) <= room:
                 break
             wait(under_way, return_when=FIRST_COMPLETED)
