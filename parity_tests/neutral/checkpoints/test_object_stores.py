@@ -16,7 +16,7 @@ pytest.importorskip("s3fs", reason="pip install 'attn-bridge[remote]'")
 
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError, open_reader
-from attn_bridge.checkpoints.containers.remote import to_path
+from attn_bridge.checkpoints.containers.remote import faults, to_path
 from attn_bridge.cli.app import run
 from parity_tests.neutral.checkpoints.checkpoints import gpt
 
@@ -258,6 +258,25 @@ def test_a_store_that_fails_for_good_is_one_line(store, folder, kind, scheme, ca
     assert shown.err == f"error: {url}: given up after 10 tries: the store answers HTTP 500" + (
         ", InternalError\n" if scheme == "s3" and "Internal" in shown.err else "\n"
     )
+
+
+def test_a_store_that_is_down_is_waited_for_once(store, folder, monkeypatch):
+    monkeypatch.setattr(faults, "PAUSE", 0.0)
+    upload(store, folder)
+    path = to_path("s3://bucket/models/x.safetensors")
+    asked = []
+
+    def tries(is_down):
+        asked.clear()
+        store.fault = lambda request: asked.append(request) or ("500" if is_down else "")
+        path.store.forget()
+        if is_down:
+            said(path.is_file)
+        else:
+            assert path.is_file()
+        return len(asked)
+
+    assert [tries(True), tries(True), tries(False), tries(True)] == [10, 2, 1, 10]
 
 
 @pytest.mark.parametrize("scheme", ["s3", "http"])

@@ -20,6 +20,9 @@ from ..base import CheckpointError
 TRIES = 10
 """How often a request is made before it is given up."""
 
+TRIES_WHILE_DOWN = 2
+"""How often, once one was given up and until one succeeds: what is cleared away then would wait as long each time."""
+
 PAUSE, MAX_PAUSE = 0.1, 5.0
 """Seconds before the second try, and at most; each pause is about twice the one before."""
 
@@ -52,6 +55,10 @@ class AbsentError(FaultError):
 
 class DeniedError(FaultError):
     """What was asked for may not be read or written."""
+
+
+class GivenUpError(FaultError):
+    """A request that failed as often as it was made."""
 
 
 class ChangedError(FaultError):
@@ -141,14 +148,14 @@ def as_faults() -> Iterator[None]:
         raise fault_of(error) from None
 
 
-async def patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Make a request until it succeeds, with ever longer pauses.
+async def patiently(ask: Callable[[], Awaitable[Answer]], tries: int) -> Answer:
+    """Make a request until it succeeds, so often at most, with ever longer pauses.
 
     Raises:
         FaultError: no further try is worth it.
     """
     pause = PAUSE
-    for number in range(TRIES):
+    for number in range(tries):
         try:
             with as_faults():
                 return await ask()
@@ -156,7 +163,7 @@ async def patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
             fault = error
         if not fault.again:
             raise fault from None
-        if number + 1 < TRIES:
+        if number + 1 < tries:
             await asyncio.sleep(min(pause, MAX_PAUSE) * random.uniform(0.5, 1.0))
             pause *= 2
-    raise FaultError(f"given up after {TRIES} tries: {fault}") from None
+    raise GivenUpError(f"given up after {tries} tries: {fault}") from None

@@ -14,7 +14,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..files import bad
-from .faults import AbsentError, ChangedError, DeniedError, FaultError, as_faults, patiently
+from . import faults
+from .faults import AbsentError, ChangedError, DeniedError, FaultError, GivenUpError, as_faults, patiently
 from .urls import shown
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Store:
         self._surveyed: set[str] = set()
         self._lock = threading.Lock()
         self._turns: asyncio.Semaphore | None = None
+        self._is_down = False
 
     is_tied = False
     """Whether a range is read of the very file that an entry says, so that nothing has to be asked afterwards."""
@@ -177,7 +179,13 @@ class Store:
             async with turns:
                 return await work()
 
-        return await patiently(once)
+        try:
+            found = await patiently(once, min(faults.TRIES, faults.TRIES_WHILE_DOWN) if self._is_down else faults.TRIES)
+        except GivenUpError:
+            self._is_down = True
+            raise
+        self._is_down = False
+        return found
 
     # ---- what is there
 
