@@ -328,8 +328,10 @@ def test_what_another_plan_left_is_not_published(tmp_path, source):
 
 
 def test_a_job_that_cant_be_read_is_written_anew(tmp_path, source):
+    place = tmp_path / ".x.partial"
     checkpoints.convert_share(source, tmp_path / "x", 0, 2, task_bytes=TASK)
-    (tmp_path / ".x.partial" / "job").write_text("{")
+    shutil.rmtree(place / "payload")
+    (place / "job").write_text("{")
     done = [checkpoints.convert_share(source, tmp_path / "x", index, 2, task_bytes=TASK) for index in range(2)]
     assert ["0/2" in " ".join(one.waits_for) for one in done] == [False, False]
     assert everything(tmp_path / "x") == everything(checkpoints.convert(source, tmp_path / "p").target)
