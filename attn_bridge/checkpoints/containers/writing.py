@@ -33,6 +33,7 @@ BLOCK = 1 << 22
 """Bytes that go past the page cache at a time; two such blocks are under way at once."""
 
 _WRITERS = Threads(2, "write")
+_FLUSHER = Threads(1, "flush")
 
 _scratch = threading.local()
 
@@ -52,6 +53,7 @@ class Target:
     def __init__(self, path: Path, size: int | None = None, *, past_cache: bool = True):
         self.path = path
         self._number = self._direct = -1
+        self._flushes: list[concurrent.futures.Future[None]] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -88,8 +90,11 @@ class Target:
         done = 0
         while done < len(view):
             done += os.pwrite(self._number, view[done : done + PIECE], start + done)
-        if done >= LARGE and hasattr(os, "posix_fadvise"):  # the disk begins now, and what it has yet to take stays
-            os.posix_fadvise(self._number, start, done, os.POSIX_FADV_DONTNEED)
+        if done >= LARGE and hasattr(os, "posix_fadvise"):
+            # The disk begins now, and what it has yet to take stays; where it has much to take already, this waits.
+            advice = (self._number, start, done, os.POSIX_FADV_DONTNEED)
+            self._flushes = [one for one in self._flushes if not one.done()]
+            self._flushes.append(_FLUSHER.submit(os.posix_fadvise, *advice))
 
     def _write_past_cache(self, start: int, view: memoryview) -> int:
         """Write whole pages, and return how many bytes that were: fewer where the system won't take more this way."""
@@ -136,6 +141,7 @@ class Target:
 
     def close(self) -> None:
         """Close it."""
+        concurrent.futures.wait(self._flushes)
         for number in (self._number, self._direct):
             if number >= 0:
                 os.close(number)

@@ -20,7 +20,6 @@ from typing import Any, ClassVar, TextIO
 
 from ..containers.base import DiskFullError
 from ..containers.remote import is_url
-from ..containers.remote.connecting import preload
 from ..requests import Prepared, Request
 from .conducting import CORES, Helpers
 from .jobs import Job
@@ -58,6 +57,8 @@ class Nursery:
     def __init__(self, protocols: Sequence[str]):
         self._child: Child
         if Processes.may_fork():
+            from ..containers.remote.connecting import preload  # what is local needs none of it
+
             preload(protocols)
         if Processes.may_fork():  # still
             self._child = Fork(serve, ())
@@ -156,5 +157,7 @@ def serve(pipe: int, lines: TextIO) -> int:
 def main() -> int:
     """Serve on stdin and stdout."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it is interrupted, too
+    from ..containers.remote.connecting import preload  # what is local needs none of it
+
     preload(sys.argv[1:])
     return serve(sys.stdin.fileno(), sys.stdout)
