@@ -71,7 +71,7 @@ def job_of(prepared: Prepared, workers: int, task_bytes: int | None, max_memory:
                 f"max-memory ({max_memory}) is too little for {workers} workers: each takes {BASE} bytes and two tasks"
             )
         size = size_of(plan, workers, min(size, room))
-    return Job(f"{plan.identity(prepared.reader)} {prepared.format}", str(plan.source), workers, size)
+    return Job.of(prepared, workers, size)
 
 
 def chosen(

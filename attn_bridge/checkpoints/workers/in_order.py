@@ -24,7 +24,7 @@ def write_in_order(
     place.check(reader)
     place.check_free(overwrite)
     budget = budget_of(plan, max_memory)
-    job = Job(f"{plan.identity(reader)} {prepared.format}", str(plan.source), 1, budget)
+    job = Job.of(prepared, 1, budget)
     reason = f"a file of {containers.writer_class(prepared.format).format} is written from its beginning on"
     with place.alone():
         try:

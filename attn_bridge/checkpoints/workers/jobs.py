@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from ..digests import KEY
 from ..planning.tasks import Piece
+from ..requests import Prepared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,12 +20,23 @@ class Job:
         source: path of the source, for messages.
         workers: how many share the tasks.
         task_bytes: bytes of a task, at most.
+        options: what the plan was asked for, as the command line has it, for messages.
     """
 
     plan: str
     source: str
     workers: int
     task_bytes: int
+    options: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, prepared: Prepared, workers: int, task_bytes: int) -> Self:
+        """Return the job of a conversion."""
+        plan = prepared.plan
+        options = {"--format": prepared.format, "--dtype": plan.dtype or "of the source"}
+        options |= {"--from": plan.source_layout or "same", "--to": plan.target_layout or "same"}
+        identity = f"{plan.identity(prepared.reader)} {prepared.format}"
+        return cls(identity, str(plan.source), workers, task_bytes, options)
 
     def to_json(self) -> bytes:
         """Return the job as it is stored."""
@@ -41,7 +53,10 @@ class Job:
     def difference(self, other: Job) -> str:
         """Say what another job has that this one has not; "" where nothing."""
         if self.plan != other.plan:
-            return f"of {other.source}, to be written in another way or of other files"
+            named = [f"{name} {said}, not {self.options.get(name)}" for name, said in sorted(other.options.items())
+                     if said != self.options.get(name)]  # fmt: skip
+            more = f"with {', '.join(named)}" if named else "to be written in another way or of other files"
+            return f"of {other.source}, {more}"
         if self.workers != other.workers:
             return f"with {other.workers} workers, not {self.workers}"
         if self.task_bytes != other.task_bytes:

@@ -93,9 +93,8 @@ def finish_by_hand(prepared: Prepared, overwrite: bool, progress: Progress) -> W
         raise CheckpointError(f"no workers have written anything for {prepared.target}: there is no {place.shown}")
     with place.alone():
         here = place.job() or job
-        plan = f"{prepared.plan.identity(prepared.reader)} {prepared.format}"
-        if here.plan != plan:
-            mine = dataclasses.replace(here, plan=plan, source=str(prepared.plan.source))
+        mine = Job.of(prepared, here.workers, here.task_bytes)
+        if here.plan != mine.plan:
             raise CheckpointError(f"{place.shown} is of another conversion: {mine.difference(here)}")
         tasks = cut(prepared.plan, here.task_bytes, here.workers)
         return _finish(prepared, place, here, tasks, "", overwrite, progress)

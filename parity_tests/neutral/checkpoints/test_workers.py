@@ -182,10 +182,12 @@ def test_workers_that_do_different_things_are_refused(tmp_path, source, capsys):
     for arguments, said in (
         ([*base, "--worker", "1/3"], "with 2 workers, not 3"),
         ([*base[:3], "--worker", "1/2", "--task-bytes", "8KiB"], "with tasks of 4096 bytes, not 8192"),
-        ([*base, "--worker", "1/2", "--dtype", "bf16"], "to be written in another way or of other files"),
-        ([*base, "--worker", "1/2", "--dtype", "bf16", "--resume"], "to be written in another way or of other files"),
+        ([*base, "--worker", "1/2", "--dtype", "bf16"], "with --dtype of the source, not bfloat16"),
+        ([*base, "--worker", "1/2", "--dtype", "bf16", "--resume"], "with --dtype of the source, not bfloat16"),
+        ([*base, "--worker", "1/2", "--to", "same"], ", not same, --to "),
         (["convert", str(other), *base[2:], "--worker", "1/2"], "to be written in another way or of other files"),
         (["convert", str(other), str(target), "--finish"], "of another conversion"),
+        ([*base[:3], "--finish", "--dtype", "bf16"], "with --dtype of the source, not bfloat16"),
         ([*base[:3], "--finish"], "these workers have yet to write: 1/2 ("),
     ):
         assert run(arguments) == 2
