@@ -200,7 +200,10 @@ def make_writer(
 def check_shared(format: str) -> None:
     """Refuse a format that several can't write at once."""
     if not writer_class(format).random_access:
-        raise CheckpointError(f"a file of {format} is written from its beginning to its end, by one worker")
+        shared = ", ".join(name for name in _WRITERS if writer_class(name).random_access)
+        raise CheckpointError(
+            f"a file of {format} is written from its beginning to its end, by one worker; several can write {shared}"
+        )
 
 
 def writer_class(format: str) -> type[Writer]:
