@@ -289,6 +289,8 @@ class ObjectStore:
             if request.headers.get("x-amz-copy-source-if-match", found.tag) != found.tag:
                 return _refused(412, "PreconditionFailed")
             hit = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("x-amz-copy-source-range", ""))
+            if hit and len(found.data) <= 5 << 20:
+                return _refused(400, "InvalidRequest")  # S3 copies a range of a longer object alone
             body = found.data[int(hit[1]) : int(hit[2]) + 1] if hit else found.data
         # Copies are hashed by no client: a store of many machines makes them in no time, and so does this one.
         said = request.headers.get("x-amz-copy-source-range", "")

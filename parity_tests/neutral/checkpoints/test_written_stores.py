@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -262,6 +263,64 @@ def test_other_stores_of_fsspec_are_written_too(source, tmp_path, small):
             assert not [key for key in found if "partial" in key]
     finally:
         memory.rm("/made", recursive=True)
+
+
+def test_pieces_are_read_by_no_thread_that_reading_waits_for():
+    memory, seen = fsspec.filesystem("memory"), []
+    store = to_path("memory://made/x").store
+    store.put("made/part", b"abcd")
+    entry = store.entry("made/part")
+
+    def pieces():
+        for first in range(2):
+            seen.append(threading.current_thread().name)
+            piece = bytearray(2)
+            store.read("made/part", entry, [(2 * first, memoryview(piece))])
+            yield piece
+
+    try:
+        store.stream("made/x", pieces, 4)
+        assert memory.cat_file("/made/x") == b"abcd"
+        assert len(seen) == 2
+        assert not any(name.startswith("asyncio_") for name in seen)
+    finally:
+        memory.rm("/made", recursive=True)
+
+
+def test_an_upload_that_was_aborted_is_no_earlier_target_of_the_same_size(store):
+    staging = to_path("s3://bucket/x").store
+    size = (5 << 20) + 10
+    joined = []
+    for value in (b"a", b"b"):
+        parts = staged.Staged(staging, f"bucket/parts-{value.decode()}")
+        parts.write("x", 0, memoryview(value * size))
+        parts.flush()
+        joined.append(joining.join(parts, "x", size, "bucket/x"))
+        joined[-1].prepare()
+        if value == b"b":
+            store.uploads.clear()
+            with pytest.raises(CheckpointError, match="can't be written"):
+                joined[-1].complete()
+        else:
+            joined[-1].complete()
+    assert store.objects["bucket", "x"].data == b"a" * size
+
+
+def test_short_objects_are_copied_whole_or_not_at_all(store):
+    """S3 copies a range of an object of more than 5 MB alone, but any object as a whole."""
+    parts = staged.Staged(to_path("s3://bucket/x").store, "bucket/parts")
+    data = bytes(range(256)) * (1 << 13)
+    parts.write("whole", 0, memoryview(data))
+    parts.flush()
+    parts.write("one", 0, memoryview(data))
+    parts.write("two", 0, memoryview(data))
+    parts.flush()
+    for name in ("whole", "one", "two"):
+        joined = joining.join(parts, name, len(data), f"bucket/{name}")
+        joined.prepare()
+        joined.complete()
+        assert store.objects["bucket", name].data == data
+        assert store.objects["bucket", name].tag.endswith('-1"') == (name == "whole")
 
 
 # ---- kills

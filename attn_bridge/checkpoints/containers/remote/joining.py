@@ -19,7 +19,7 @@ from .staged import Span, Staged
 from .stores import PART, Store
 
 LEAST = 5 << 20
-"""Bytes that each part of an object has at least, but for the last: a rule of S3."""
+"""Bytes that each part of an object has at least, but for the last; ranges are copied of longer objects: S3's rules."""
 
 MOST = 1 << 28
 """Bytes that are copied by one request, at most."""
@@ -128,7 +128,7 @@ class Joined:
         if self.size <= SENT:
             self.staged.store.put(self.key, b"".join(read_part(self.staged, part) for part in self.parts))
         else:
-            self.staged.store.stream(self.key, self._pieces(), self.size)
+            self.staged.store.stream(self.key, self._pieces, self.size)
 
     def _pieces(self) -> Iterator[bytearray]:
         for part in self.parts:
@@ -155,7 +155,14 @@ class S3Joined(Joined):
     @property
     def is_in_parts(self) -> bool:
         """Whether it is longer than what is sent by one request, or the store can copy all of it."""
-        return self.size > SENT or (self.size >= COPIED and all(part.is_copied for part in self.parts))
+        return self.size > SENT or (self.size >= COPIED and all(self._is_copied(part) for part in self.parts))
+
+    def _is_copied(self, part: Part) -> bool:
+        """Whether S3 can copy a part: a whole object, or a range of a long one."""
+        return part.is_copied and (self._is_whole(part) or self.staged.object(part.spans[0].name)[1].size > LEAST)
+
+    def _is_whole(self, part: Part) -> bool:
+        return part.size == self.staged.object(part.spans[0].name)[1].size
 
     def _ask(self, method: str, **options: Any) -> Any:
         return self._run(functools.partial(self._store.call, method, self.key, **options))
@@ -175,8 +182,8 @@ class S3Joined(Joined):
             self._tags = dict(threads.map(self._add, range(1, len(self.parts) + 1), self.parts))
 
     def _add(self, number: int, part: Part) -> tuple[int, str]:
-        named = {"PartNumber": number, "UploadId": self._id}
-        if not part.is_copied:
+        named: dict[str, Any] = {"PartNumber": number, "UploadId": self._id}
+        if not self._is_copied(part):
             data = read_part(self.staged, part)
             digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
@@ -187,13 +194,10 @@ class S3Joined(Joined):
         span = part.spans[0]
         key, entry = self.staged.object(span.name)
         bucket, _, name = key.partition("/")
-        reply = self._ask(
-            "upload_part_copy",
-            CopySource={"Bucket": bucket, "Key": name},
-            CopySourceRange=f"bytes={span.at}-{span.at + part.size - 1}",
-            CopySourceIfMatch=entry.tag,
-            **named,
-        )
+        if not self._is_whole(part):
+            named["CopySourceRange"] = f"bytes={span.at}-{span.at + part.size - 1}"
+        source = {"Bucket": bucket, "Key": name}
+        reply = self._ask("upload_part_copy", CopySource=source, CopySourceIfMatch=entry.tag, **named)
         return number, str(reply["CopyPartResult"]["ETag"])
 
     def complete(self) -> None:
@@ -203,10 +207,18 @@ class S3Joined(Joined):
             return
         parts = [{"PartNumber": number, "ETag": tag} for number, tag in sorted(self._tags.items())]
 
+        tries = 0
+
         async def work() -> None:
+            nonlocal tries
+            tries += 1
             whole = {"UploadId": self._id, "MultipartUpload": {"Parts": parts}}
-            with contextlib.suppress(AbsentError), as_faults():  # an earlier try may have come through
-                await self._store.call("complete_multipart_upload", self.key, **whole)
+            try:
+                with as_faults():
+                    await self._store.call("complete_multipart_upload", self.key, **whole)
+            except AbsentError:
+                if tries == 1:  # else an earlier try may have come through
+                    raise FaultError("what was sent of it is gone") from None
             found = await self._store.call("head_object", self.key)
             if found["ContentLength"] != self.size or not found["ETag"].strip('"').endswith(f"-{len(parts)}"):
                 raise FaultError("is not there as it was written")
