@@ -102,9 +102,11 @@ class _Asked(Watched):
 
     def stop(self) -> None:
         """End all that are still there."""
-        end(self._children[0])
-        for listener in self._listeners:
+        with contextlib.suppress(OSError):
+            self._children[0].stdin.close()
+        for listener in self._listeners:  # what was said by then is still heard
             listener.join()
+        end(self._children[0])
 
 
 class _Forked(Watched):
