@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -321,6 +323,46 @@ def test_short_objects_are_copied_whole_or_not_at_all(store):
         joined.complete()
         assert store.objects["bucket", name].data == data
         assert store.objects["bucket", name].tag.endswith('-1"') == (name == "whole")
+
+
+def test_few_parts_are_in_memory_however_many_files_are_made(store, monkeypatch):
+    monkeypatch.setattr(joining, "LEAST", 1000)
+    monkeypatch.setattr(joining, "SENT", 1000)
+    parts = staged.Staged(to_path("s3://bucket/x").store, "bucket/parts")
+    names = [f"x{number}" for number in range(4)]
+    for start in range(0, 20_000, 250):
+        for name in names:
+            parts.write(name, start, memoryview(b"01234" * 50))
+    parts.flush()
+    held, most, lock = 0, 0, threading.Lock()
+    read, call = joining.read_part, parts.store.call
+
+    def reads(*arguments):
+        nonlocal held, most
+        data = read(*arguments)
+        with lock:
+            held += 1
+            most = max(most, held)
+        return data
+
+    async def sends(method, *arguments, **options):
+        nonlocal held
+        if method == "upload_part":
+            await asyncio.sleep(0.02)  # all that may be held is, by then
+        found = await call(method, *arguments, **options)
+        if method == "upload_part":
+            with lock:
+                held -= 1
+        return found
+
+    monkeypatch.setattr(joining, "read_part", reads)
+    monkeypatch.setattr(parts.store, "call", sends)
+    joined = [joining.join(parts, name, 20_000, f"bucket/{name}") for name in names]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda one: one.prepare(), joined))
+    assert sum(len(one.parts) for one in joined) > 32
+    assert held == 0
+    assert 1 < most <= 8
 
 
 # ---- kills

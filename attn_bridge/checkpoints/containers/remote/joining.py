@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,7 +32,10 @@ COPIED = 1 << 20
 """Bytes from which on a file that is copied as a whole is made of parts: three requests in place of its bytes."""
 
 AT_ONCE = 16
-"""Parts that are copied or sent at the same time."""
+"""Parts of a file that are copied or sent at the same time."""
+
+_IN_MEMORY = threading.BoundedSemaphore(8)
+"""Parts that are in memory to be sent, of all files together."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,13 +188,8 @@ class S3Joined(Joined):
     def _add(self, number: int, part: Part) -> tuple[int, str]:
         named: dict[str, Any] = {"PartNumber": number, "UploadId": self._id}
         if not self._is_copied(part):
-            data = read_part(self.staged, part)
-            digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-
-            async def send() -> Any:
-                return await self._store.call("upload_part", self.key, Body=Body(data), ContentMD5=digest, **named)
-
-            return number, str(self._run(send)["ETag"])
+            with _IN_MEMORY:
+                return number, self._send(part, named)
         span = part.spans[0]
         key, entry = self.staged.object(span.name)
         bucket, _, name = key.partition("/")
@@ -199,6 +198,15 @@ class S3Joined(Joined):
         source = {"Bucket": bucket, "Key": name}
         reply = self._ask("upload_part_copy", CopySource=source, CopySourceIfMatch=entry.tag, **named)
         return number, str(reply["CopyPartResult"]["ETag"])
+
+    def _send(self, part: Part, named: dict[str, Any]) -> str:
+        data = read_part(self.staged, part)
+        digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+
+        async def send() -> Any:
+            return await self._store.call("upload_part", self.key, Body=Body(data), ContentMD5=digest, **named)
+
+        return str(self._run(send)["ETag"])
 
     def complete(self) -> None:
         """Have the file be there."""
