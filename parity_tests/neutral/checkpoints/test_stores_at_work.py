@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -232,3 +234,19 @@ def test_what_workers_say_is_heard_to_its_end_where_they_are_stopped(monkeypatch
     assert not failed
     assert heard == ["first", "last"]
     assert nursery._child.stdout.is_closed.is_set()
+
+
+def test_workers_that_nobody_hears_end_without_a_traceback(tmp_path):
+    process = subprocess.Popen(
+        [*Nursery.command, "s3"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    job = jobs.Job("plan", "x", 3, 1 << 20)
+    request = Request(str(tmp_path / "none.npz"), "s3://bucket/x.safetensors", to_layout="same")
+    asked = {"request": dataclasses.asdict(request), "job": dataclasses.asdict(job), "run": "run", "indices": [1, 2]}
+    process.stdin.write(json.dumps(asked).encode() + b"\n")
+    process.stdin.flush()
+    assert process.stderr.read() == b""
+    assert process.wait() == 1
+    process.stdin.close()
+    process.stderr.close()
