@@ -325,6 +325,27 @@ def test_short_objects_are_copied_whole_or_not_at_all(store):
         assert store.objects["bucket", name].tag.endswith('-1"') == (name == "whole")
 
 
+def test_what_is_on_its_way_is_cleared_away_too(store, monkeypatch):
+    place = StoredPlace(to_path("s3://bucket/x.safetensors"))
+    put, delete, is_deleting = place._store.put, place._store.delete, threading.Event()
+
+    def slowly(key, data):
+        is_deleting.wait(0.3)  # whoever deletes now leaves it behind
+        return put(key, data)
+
+    def deletes(keys):
+        delete(keys)
+        is_deleting.set()
+
+    monkeypatch.setattr(place._store, "put", slowly)
+    monkeypatch.setattr(place._store, "delete", deletes)
+    place._staged.write("payload", 0, memoryview(bytes((5 << 20) * 2)))
+    assert place._staged.sent > 1
+    place.clear()
+    place._staged.forget()
+    assert theirs(store) == {}
+
+
 def test_few_parts_are_in_memory_however_many_files_are_made(store, monkeypatch):
     monkeypatch.setattr(joining, "LEAST", 1000)
     monkeypatch.setattr(joining, "SENT", 1000)
