@@ -325,6 +325,25 @@ def test_short_objects_are_copied_whole_or_not_at_all(store):
         assert store.objects["bucket", name].tag.endswith('-1"') == (name == "whole")
 
 
+def test_who_comes_at_the_same_time_as_another_asks_again(store, monkeypatch):
+    """S3 answers 409 where two write a name that has to be absent at once: who was first is not there yet."""
+    path = to_path("s3://bucket/x")
+    call, answers = path.store.call, ["ConditionalRequestConflict", "OperationAborted"]
+
+    class ClientError(Exception):
+        def __init__(self, code):
+            self.response = {"ResponseMetadata": {"HTTPStatusCode": 409}, "Error": {"Code": code}}
+
+    async def calls(method, *arguments, **options):
+        if method == "put_object" and answers:
+            raise ClientError(answers.pop())
+        return await call(method, *arguments, **options)
+
+    monkeypatch.setattr(path.store, "call", calls)
+    assert path.store.put_if_absent("bucket/x", b"mine")
+    assert theirs(store) == {"x": b"mine"}
+
+
 def test_what_is_on_its_way_is_cleared_away_too(store, monkeypatch):
     place = StoredPlace(to_path("s3://bucket/x.safetensors"))
     put, delete, is_deleting = place._store.put, place._store.delete, threading.Event()
