@@ -70,7 +70,12 @@ class Watched:
         """Take what a process says until it ends."""
         said = False
         for line in child.stdout:
-            found = json.loads(line)
+            try:
+                found = json.loads(line)
+            except ValueError:  # what a library prints, or a line that a kill cut short
+                continue
+            if not isinstance(found, dict):
+                continue
             if "error" in found:
                 said = True
                 kind = DiskFullError if found.get("is_full") else CheckpointError

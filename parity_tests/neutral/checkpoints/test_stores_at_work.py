@@ -199,6 +199,14 @@ checkpoints.convert(sys.argv[1], "s3://bucket/x.safetensors", to_layout="same", 
     assert theirs(store) == ours(large / "x.npz", tmp_path, "x.safetensors", to_layout="same")
 
 
+def test_what_a_library_prints_ends_no_worker(store, large, tmp_path, monkeypatch):
+    noisy = "from attn_bridge.checkpoints.workers.nursery import main; print('reading ...\\n100', flush=True); main()"
+    monkeypatch.setattr(Nursery, "command", (sys.executable, "-c", noisy))
+    monkeypatch.setattr(Processes, "may_fork", lambda: False)
+    checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", to_layout="same", workers=2)
+    assert theirs(store) == ours(large / "x.npz", tmp_path, "x.safetensors", to_layout="same")
+
+
 def test_what_workers_say_is_heard_to_its_end_where_they_are_stopped(monkeypatch):
     """Closed before, it failed in the thread that listens, with a traceback beside the error line."""
     failed, heard = [], []
