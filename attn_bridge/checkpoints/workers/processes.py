@@ -199,7 +199,10 @@ class Fork:
     def _ask(self, options: int) -> int | None:
         with self._lock:
             if self._status is None:
-                found, status = os.waitpid(self.pid, options)
+                try:
+                    found, status = os.waitpid(self.pid, options)
+                except ChildProcessError:  # SIGCHLD is ignored: the system forgets how it ended
+                    found, status = self.pid, 0
                 if found:
                     self._status = os.waitstatus_to_exitcode(status)
             return self._status
