@@ -310,6 +310,7 @@ def test_an_upload_that_was_aborted_is_no_earlier_target_of_the_same_size(store)
 
 def test_short_objects_are_copied_whole_or_not_at_all(store):
     """S3 copies a range of an object of more than 5 MB alone, but any object as a whole."""
+    store.is_strict = True
     parts = staged.Staged(to_path("s3://bucket/x").store, "bucket/parts")
     data = bytes(range(256)) * (1 << 13)
     parts.write("whole", 0, memoryview(data))
@@ -322,7 +323,6 @@ def test_short_objects_are_copied_whole_or_not_at_all(store):
         joined.prepare()
         joined.complete()
         assert store.objects["bucket", name].data == data
-        assert store.objects["bucket", name].tag.endswith('-1"') == (name == "whole")
 
 
 def test_who_comes_at_the_same_time_as_another_asks_again(store, monkeypatch):

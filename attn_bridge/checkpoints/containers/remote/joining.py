@@ -159,11 +159,7 @@ class S3Joined(Joined):
     @property
     def is_in_parts(self) -> bool:
         """Whether it is longer than what is sent by one request, or the store can copy all of it."""
-        return self.size > SENT or (self.size >= COPIED and all(self._is_copied(part) for part in self.parts))
-
-    def _is_copied(self, part: Part) -> bool:
-        """Whether S3 can copy a part: a whole object, or a range of a long one."""
-        return part.is_copied and (self._is_whole(part) or self.staged.object(part.spans[0].name)[1].size > LEAST)
+        return self.size > SENT or (self.size >= COPIED and all(part.is_copied for part in self.parts))
 
     def _is_whole(self, part: Part) -> bool:
         return part.size == self.staged.object(part.spans[0].name)[1].size
@@ -187,17 +183,23 @@ class S3Joined(Joined):
 
     def _add(self, number: int, part: Part) -> tuple[int, str]:
         named: dict[str, Any] = {"PartNumber": number, "UploadId": self._id}
-        if not self._is_copied(part):
-            with _IN_MEMORY:
-                return number, self._send(part, named)
+        if part.is_copied:
+            try:
+                return number, self._copy(part, named)
+            except CheckpointError:  # S3 says that it copies no range of so short an object
+                if self._is_whole(part) or self.staged.object(part.spans[0].name)[1].size > LEAST:
+                    raise
+        with _IN_MEMORY:
+            return number, self._send(part, named)
+
+    def _copy(self, part: Part, named: dict[str, Any]) -> str:
         span = part.spans[0]
         key, entry = self.staged.object(span.name)
         bucket, _, name = key.partition("/")
-        if not self._is_whole(part):
-            named["CopySourceRange"] = f"bytes={span.at}-{span.at + part.size - 1}"
+        some = {} if self._is_whole(part) else {"CopySourceRange": f"bytes={span.at}-{span.at + part.size - 1}"}
         source = {"Bucket": bucket, "Key": name}
-        reply = self._ask("upload_part_copy", CopySource=source, CopySourceIfMatch=entry.tag, **named)
-        return number, str(reply["CopyPartResult"]["ETag"])
+        reply = self._ask("upload_part_copy", CopySource=source, CopySourceIfMatch=entry.tag, **some, **named)
+        return str(reply["CopyPartResult"]["ETag"])
 
     def _send(self, part: Part, named: dict[str, Any]) -> str:
         data = read_part(self.staged, part)
