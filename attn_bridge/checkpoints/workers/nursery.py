@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, TextIO
+from typing import Any, ClassVar, NoReturn, TextIO
 
 from ..containers.base import DiskFullError
 from ..containers.remote import is_url
@@ -50,7 +50,7 @@ class Nursery:
     command: ClassVar[tuple[str, ...]] = (
         sys.executable,
         "-c",
-        f"import sys; from {__name__} import main; sys.exit(main())",
+        f"from {__name__} import main; main()",
     )
     """What starts it where this process can't be forked; the protocols follow."""
 
@@ -102,9 +102,11 @@ class _Asked(Watched):
 
     def stop(self) -> None:
         """End all that are still there."""
-        end(self._children[0])
-        for listener in self._listeners:
+        with contextlib.suppress(OSError):
+            self._children[0].stdin.close()
+        for listener in self._listeners:  # what was said by then is still heard
             listener.join()
+        end(self._children[0])
 
 
 class _Forked(Watched):
@@ -148,16 +150,17 @@ def serve(pipe: int, lines: TextIO) -> int:
     try:
         workers.wait()
     except Exception as error:  # whoever asked says it in its place
-        say({"error": str(error), "is_full": isinstance(error, DiskFullError)})
+        with contextlib.suppress(BrokenPipeError):  # it is gone
+            say({"error": str(error), "is_full": isinstance(error, DiskFullError)})
         workers.stop()
         return 1
     return 0
 
 
-def main() -> int:
-    """Serve on stdin and stdout."""
+def main() -> NoReturn:
+    """Serve on stdin and stdout, and end without another try to say what nobody hears."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it is interrupted, too
     from ..containers.remote.connecting import preload  # what is local needs none of it
 
     preload(sys.argv[1:])
-    return serve(sys.stdin.fileno(), sys.stdout)
+    os._exit(serve(sys.stdin.fileno(), sys.stdout))

@@ -70,7 +70,12 @@ class Watched:
         """Take what a process says until it ends."""
         said = False
         for line in child.stdout:
-            found = json.loads(line)
+            try:
+                found = json.loads(line)
+            except ValueError:  # what a library prints, or a line that a kill cut short
+                continue
+            if not isinstance(found, dict):
+                continue
             if "error" in found:
                 said = True
                 kind = DiskFullError if found.get("is_full") else CheckpointError
@@ -194,7 +199,10 @@ class Fork:
     def _ask(self, options: int) -> int | None:
         with self._lock:
             if self._status is None:
-                found, status = os.waitpid(self.pid, options)
+                try:
+                    found, status = os.waitpid(self.pid, options)
+                except ChildProcessError:  # SIGCHLD is ignored: the system forgets how it ended
+                    found, status = self.pid, 0
                 if found:
                     self._status = os.waitstatus_to_exitcode(status)
             return self._status

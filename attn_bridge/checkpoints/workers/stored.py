@@ -153,10 +153,10 @@ class StoredPlace(Place):
 
     def _empty(self) -> None:
         """Delete what was written and noted, but for leases and for what says that a publication was begun."""
+        self._staged.forget()  # what is on its way is there, then
         names = self._store.below(self._folder)
         kept = ("leases/", "publishing")
         self._store.delete([f"{self._folder}/{name}" for name in names if not name.startswith(kept)])
-        self._staged.forget()
         self._journals.clear()
         self._waiting, self._unnoted = [], []
 
@@ -331,6 +331,7 @@ class StoredPlace(Place):
 
     def clear(self) -> None:
         """Delete all that is here."""
+        self._staged.forget()
         publishing = self._store.get(f"{self._folder}/publishing")
         with contextlib.suppress(ValueError):
             abandon(self._store, [key for key in json.loads(publishing or b"[]") if isinstance(key, str)])

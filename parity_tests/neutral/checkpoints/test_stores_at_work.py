@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+import types
 
 import numpy as np
 import pytest
@@ -15,7 +19,8 @@ pytest.importorskip("s3fs", reason="pip install 'attn-bridge[remote]'")
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.checkpoints.containers.remote import faults, joining, s3
-from attn_bridge.checkpoints.workers import Processes
+from attn_bridge.checkpoints.requests import Request
+from attn_bridge.checkpoints.workers import Processes, jobs
 from attn_bridge.checkpoints.workers.nursery import Nursery
 from parity_tests.neutral.checkpoints.conftest import name_in_environment
 from parity_tests.neutral.checkpoints.test_written_stores import ours, theirs
@@ -172,6 +177,8 @@ def test_workers_begin_without_importing_anything_each(store, large, tmp_path):
     """A process of the command is forked: each worker has what it had imported, and its own connections."""
     script = """
 import sys
+import threading
+import types
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.workers import nursery
 
@@ -190,3 +197,64 @@ checkpoints.convert(sys.argv[1], "s3://bucket/x.safetensors", to_layout="same", 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["forked True"] * 3  # what they are forked from, and two of them
     assert theirs(store) == ours(large / "x.npz", tmp_path, "x.safetensors", to_layout="same")
+
+
+def test_what_a_library_prints_ends_no_worker(store, large, tmp_path, monkeypatch):
+    noisy = "from attn_bridge.checkpoints.workers.nursery import main; print('reading ...\\n100', flush=True); main()"
+    monkeypatch.setattr(Nursery, "command", (sys.executable, "-c", noisy))
+    monkeypatch.setattr(Processes, "may_fork", lambda: False)
+    checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", to_layout="same", workers=2)
+    assert theirs(store) == ours(large / "x.npz", tmp_path, "x.safetensors", to_layout="same")
+
+
+def test_what_workers_say_is_heard_to_its_end_where_they_are_stopped(monkeypatch):
+    """Closed before, it failed in the thread that listens, with a traceback beside the error line."""
+    failed, heard = [], []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+
+    class Said:
+        def __init__(self):
+            self.is_ended, self.is_closed = threading.Event(), threading.Event()
+
+        def __iter__(self):
+            yield b'{"done": 1, "name": "first"}\n'
+            self.is_ended.wait()
+            if self.is_closed.wait(0.2):  # whoever closes it now comes too early
+                raise ValueError("readline of closed file")
+            yield b'{"done": 2, "name": "last"}\n'
+
+        def close(self):
+            self.is_closed.set()
+
+    class Process:
+        pid, stdout = 1, Said()
+        stdin = types.SimpleNamespace(close=stdout.is_ended.set)
+
+        def wait(self):
+            return 0
+
+    nursery = Nursery.__new__(Nursery)
+    nursery._child = Process()
+    nursery._child.stdin.write = nursery._child.stdin.flush = lambda *data: None
+    job = jobs.Job("plan", "x", 3, 1 << 20)
+    request = Request("x", "y", to_layout="same")
+    nursery.start(request, None, job, "run", [1, 2], lambda count, name: heard.append(name)).stop()
+    assert not failed
+    assert heard == ["first", "last"]
+    assert nursery._child.stdout.is_closed.is_set()
+
+
+def test_workers_that_nobody_hears_end_without_a_traceback(tmp_path):
+    process = subprocess.Popen(
+        [*Nursery.command, "s3"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    job = jobs.Job("plan", "x", 3, 1 << 20)
+    request = Request(str(tmp_path / "none.npz"), "s3://bucket/x.safetensors", to_layout="same")
+    asked = {"request": dataclasses.asdict(request), "job": dataclasses.asdict(job), "run": "run", "indices": [1, 2]}
+    process.stdin.write(json.dumps(asked).encode() + b"\n")
+    process.stdin.flush()
+    assert process.stderr.read() == b""
+    assert process.wait() == 1
+    process.stdin.close()
+    process.stderr.close()

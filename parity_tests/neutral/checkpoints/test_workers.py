@@ -482,3 +482,17 @@ def test_a_worker_that_fails_says_what_it_keeps(tmp_path, source, monkeypatch, c
     assert code
     assert f"{tmp_path / '.x.safetensors.partial'} is kept: the same command goes on from it, rm -r" in said
     assert (tmp_path / ".x.safetensors.partial").is_dir()
+
+
+def test_a_process_that_ignores_its_children_has_workers_too(tmp_path):
+    sharded(tmp_path / "source", width=WIDTH)
+    script = """
+import signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+from attn_bridge import checkpoints
+checkpoints.convert(*sys.argv[1:], to_layout="flax", workers=2)
+"""
+    paths = [str(tmp_path / "source"), str(tmp_path / "target.safetensors")]
+    done = subprocess.run([sys.executable, "-c", script, *paths], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert checkpoints.verify(*paths).passed

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -262,6 +265,144 @@ def test_other_stores_of_fsspec_are_written_too(source, tmp_path, small):
             assert not [key for key in found if "partial" in key]
     finally:
         memory.rm("/made", recursive=True)
+
+
+def test_pieces_are_read_by_no_thread_that_reading_waits_for():
+    memory, seen = fsspec.filesystem("memory"), []
+    store = to_path("memory://made/x").store
+    store.put("made/part", b"abcd")
+    entry = store.entry("made/part")
+
+    def pieces():
+        for first in range(2):
+            seen.append(threading.current_thread().name)
+            piece = bytearray(2)
+            store.read("made/part", entry, [(2 * first, memoryview(piece))])
+            yield piece
+
+    try:
+        store.stream("made/x", pieces, 4)
+        assert memory.cat_file("/made/x") == b"abcd"
+        assert len(seen) == 2
+        assert not any(name.startswith("asyncio_") for name in seen)
+    finally:
+        memory.rm("/made", recursive=True)
+
+
+def test_an_upload_that_was_aborted_is_no_earlier_target_of_the_same_size(store):
+    staging = to_path("s3://bucket/x").store
+    size = (5 << 20) + 10
+    joined = []
+    for value in (b"a", b"b"):
+        parts = staged.Staged(staging, f"bucket/parts-{value.decode()}")
+        parts.write("x", 0, memoryview(value * size))
+        parts.flush()
+        joined.append(joining.join(parts, "x", size, "bucket/x"))
+        joined[-1].prepare()
+        if value == b"b":
+            store.uploads.clear()
+            with pytest.raises(CheckpointError, match="can't be written"):
+                joined[-1].complete()
+        else:
+            joined[-1].complete()
+    assert store.objects["bucket", "x"].data == b"a" * size
+
+
+def test_short_objects_are_copied_whole_or_not_at_all(store):
+    """S3 copies a range of an object of more than 5 MB alone, but any object as a whole."""
+    store.is_strict = True
+    parts = staged.Staged(to_path("s3://bucket/x").store, "bucket/parts")
+    data = bytes(range(256)) * (1 << 13)
+    parts.write("whole", 0, memoryview(data))
+    parts.flush()
+    parts.write("one", 0, memoryview(data))
+    parts.write("two", 0, memoryview(data))
+    parts.flush()
+    for name in ("whole", "one", "two"):
+        joined = joining.join(parts, name, len(data), f"bucket/{name}")
+        joined.prepare()
+        joined.complete()
+        assert store.objects["bucket", name].data == data
+
+
+def test_who_comes_at_the_same_time_as_another_asks_again(store, monkeypatch):
+    """S3 answers 409 where two write a name that has to be absent at once: who was first is not there yet."""
+    path = to_path("s3://bucket/x")
+    call, answers = path.store.call, ["ConditionalRequestConflict", "OperationAborted"]
+
+    class ClientError(Exception):
+        def __init__(self, code):
+            self.response = {"ResponseMetadata": {"HTTPStatusCode": 409}, "Error": {"Code": code}}
+
+    async def calls(method, *arguments, **options):
+        if method == "put_object" and answers:
+            raise ClientError(answers.pop())
+        return await call(method, *arguments, **options)
+
+    monkeypatch.setattr(path.store, "call", calls)
+    assert path.store.put_if_absent("bucket/x", b"mine")
+    assert theirs(store) == {"x": b"mine"}
+
+
+def test_what_is_on_its_way_is_cleared_away_too(store, monkeypatch):
+    place = StoredPlace(to_path("s3://bucket/x.safetensors"))
+    put, delete, is_deleting = place._store.put, place._store.delete, threading.Event()
+
+    def slowly(key, data):
+        is_deleting.wait(0.3)  # whoever deletes now leaves it behind
+        return put(key, data)
+
+    def deletes(keys):
+        delete(keys)
+        is_deleting.set()
+
+    monkeypatch.setattr(place._store, "put", slowly)
+    monkeypatch.setattr(place._store, "delete", deletes)
+    place._staged.write("payload", 0, memoryview(bytes((5 << 20) * 2)))
+    assert place._staged.sent > 1
+    place.clear()
+    place._staged.forget()
+    assert theirs(store) == {}
+
+
+def test_few_parts_are_in_memory_however_many_files_are_made(store, monkeypatch):
+    monkeypatch.setattr(joining, "LEAST", 1000)
+    monkeypatch.setattr(joining, "SENT", 1000)
+    parts = staged.Staged(to_path("s3://bucket/x").store, "bucket/parts")
+    names = [f"x{number}" for number in range(4)]
+    for start in range(0, 20_000, 250):
+        for name in names:
+            parts.write(name, start, memoryview(b"01234" * 50))
+    parts.flush()
+    held, most, lock = 0, 0, threading.Lock()
+    read, call = joining.read_part, parts.store.call
+
+    def reads(*arguments):
+        nonlocal held, most
+        data = read(*arguments)
+        with lock:
+            held += 1
+            most = max(most, held)
+        return data
+
+    async def sends(method, *arguments, **options):
+        nonlocal held
+        if method == "upload_part":
+            await asyncio.sleep(0.02)  # all that may be held is, by then
+        found = await call(method, *arguments, **options)
+        if method == "upload_part":
+            with lock:
+                held -= 1
+        return found
+
+    monkeypatch.setattr(joining, "read_part", reads)
+    monkeypatch.setattr(parts.store, "call", sends)
+    joined = [joining.join(parts, name, 20_000, f"bucket/{name}") for name in names]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda one: one.prepare(), joined))
+    assert sum(len(one.parts) for one in joined) > 32
+    assert held == 0
+    assert 1 < most <= 8
 
 
 # ---- kills

@@ -29,6 +29,9 @@ PAUSE, MAX_PAUSE = 0.1, 5.0
 AGAIN = {408, 425, 429, 500, 502, 503, 504, 509}
 """HTTP statuses after which a request is made again."""
 
+CONFLICTS = ("ConditionalRequestConflict", "OperationAborted")
+"""Codes of S3 after which a request is made again: another one was just under way, and its end is not known yet."""
+
 NETWORK = ("aiohttp", "aiobotocore", "botocore", "urllib3", "requests", "httpx", "httpx2", "httpcore", "ssl", "fsspec")
 """Packages whose errors without an HTTP status are of the connection."""
 
@@ -87,6 +90,8 @@ def fault_of(error: BaseException) -> FaultError:
         return AbsentError("does not exist" if code != "NoSuchBucket" else "its bucket does not exist")
     if status in (401, 403, 407):
         return DeniedError(f"access is denied ({said})")
+    if code in CONFLICTS:
+        return FaultError(f"the store answers {said}", again=True)
     if status in (409, 412, 416) or code in ("PreconditionFailed", "InvalidRange"):
         return ChangedError("has changed while it was read")
     if status:

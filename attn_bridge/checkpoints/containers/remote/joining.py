@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,7 +20,7 @@ from .staged import Span, Staged
 from .stores import PART, Store
 
 LEAST = 5 << 20
-"""Bytes that each part of an object has at least, but for the last: a rule of S3."""
+"""Bytes that each part of an object has at least, but for the last; ranges are copied of longer objects: S3's rules."""
 
 MOST = 1 << 28
 """Bytes that are copied by one request, at most."""
@@ -31,7 +32,10 @@ COPIED = 1 << 20
 """Bytes from which on a file that is copied as a whole is made of parts: three requests in place of its bytes."""
 
 AT_ONCE = 16
-"""Parts that are copied or sent at the same time."""
+"""Parts of a file that are copied or sent at the same time."""
+
+_IN_MEMORY = threading.BoundedSemaphore(8)
+"""Parts that are in memory to be sent, of all files together."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +132,7 @@ class Joined:
         if self.size <= SENT:
             self.staged.store.put(self.key, b"".join(read_part(self.staged, part) for part in self.parts))
         else:
-            self.staged.store.stream(self.key, self._pieces(), self.size)
+            self.staged.store.stream(self.key, self._pieces, self.size)
 
     def _pieces(self) -> Iterator[bytearray]:
         for part in self.parts:
@@ -157,6 +161,9 @@ class S3Joined(Joined):
         """Whether it is longer than what is sent by one request, or the store can copy all of it."""
         return self.size > SENT or (self.size >= COPIED and all(part.is_copied for part in self.parts))
 
+    def _is_whole(self, part: Part) -> bool:
+        return part.size == self.staged.object(part.spans[0].name)[1].size
+
     def _ask(self, method: str, **options: Any) -> Any:
         return self._run(functools.partial(self._store.call, method, self.key, **options))
 
@@ -175,26 +182,33 @@ class S3Joined(Joined):
             self._tags = dict(threads.map(self._add, range(1, len(self.parts) + 1), self.parts))
 
     def _add(self, number: int, part: Part) -> tuple[int, str]:
-        named = {"PartNumber": number, "UploadId": self._id}
-        if not part.is_copied:
-            data = read_part(self.staged, part)
-            digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+        named: dict[str, Any] = {"PartNumber": number, "UploadId": self._id}
+        if part.is_copied:
+            try:
+                return number, self._copy(part, named)
+            except CheckpointError:  # S3 says that it copies no range of so short an object
+                if self._is_whole(part) or self.staged.object(part.spans[0].name)[1].size > LEAST:
+                    raise
+        with _IN_MEMORY:
+            return number, self._send(part, named)
 
-            async def send() -> Any:
-                return await self._store.call("upload_part", self.key, Body=Body(data), ContentMD5=digest, **named)
-
-            return number, str(self._run(send)["ETag"])
+    def _copy(self, part: Part, named: dict[str, Any]) -> str:
         span = part.spans[0]
         key, entry = self.staged.object(span.name)
         bucket, _, name = key.partition("/")
-        reply = self._ask(
-            "upload_part_copy",
-            CopySource={"Bucket": bucket, "Key": name},
-            CopySourceRange=f"bytes={span.at}-{span.at + part.size - 1}",
-            CopySourceIfMatch=entry.tag,
-            **named,
-        )
-        return number, str(reply["CopyPartResult"]["ETag"])
+        some = {} if self._is_whole(part) else {"CopySourceRange": f"bytes={span.at}-{span.at + part.size - 1}"}
+        source = {"Bucket": bucket, "Key": name}
+        reply = self._ask("upload_part_copy", CopySource=source, CopySourceIfMatch=entry.tag, **some, **named)
+        return str(reply["CopyPartResult"]["ETag"])
+
+    def _send(self, part: Part, named: dict[str, Any]) -> str:
+        data = read_part(self.staged, part)
+        digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+
+        async def send() -> Any:
+            return await self._store.call("upload_part", self.key, Body=Body(data), ContentMD5=digest, **named)
+
+        return str(self._run(send)["ETag"])
 
     def complete(self) -> None:
         """Have the file be there."""
@@ -203,10 +217,18 @@ class S3Joined(Joined):
             return
         parts = [{"PartNumber": number, "ETag": tag} for number, tag in sorted(self._tags.items())]
 
+        tries = 0
+
         async def work() -> None:
+            nonlocal tries
+            tries += 1
             whole = {"UploadId": self._id, "MultipartUpload": {"Parts": parts}}
-            with contextlib.suppress(AbsentError), as_faults():  # an earlier try may have come through
-                await self._store.call("complete_multipart_upload", self.key, **whole)
+            try:
+                with as_faults():
+                    await self._store.call("complete_multipart_upload", self.key, **whole)
+            except AbsentError:
+                if tries == 1:  # else an earlier try may have come through
+                    raise FaultError("what was sent of it is gone") from None
             found = await self._store.call("head_object", self.key)
             if found["ContentLength"] != self.size or not found["ETag"].strip('"').endswith(f"-{len(parts)}"):
                 raise FaultError("is not there as it was written")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ...threads import Threads
 from ..files import bad
 from . import faults
 from .faults import AbsentError, ChangedError, DeniedError, FaultError, GivenUpError, as_faults, patiently
@@ -38,6 +39,9 @@ BATCH = 1000
 
 TAGS = ("ETag", "etag", "generation", "lfs", "blob_id", "checksum", "md5", "LastModified", "mtime", "Last-Modified")
 """Where fsspec's packages have what tells a file from a later one by the same name; the first that is there counts."""
+
+_STREAMS = Threads(AT_ONCE // 2, "stream")
+"""What writes piece by piece: pieces are read by requests that wait for turns, and for threads of the loop's own."""
 
 Result = TypeVar("Result")
 
@@ -382,8 +386,8 @@ class Store:
             except FaultError as fault:
                 raise bad(self.shown(some[0]), f"can't be deleted: {fault}") from None
 
-    def stream(self, key: str, pieces: Iterable[bytes | bytearray], size: int) -> None:
-        """Write an object piece by piece.
+    def stream(self, key: str, pieces: Callable[[], Iterable[bytes | bytearray]], size: int) -> None:
+        """Write an object piece by piece; each try asks for the pieces anew.
 
         Raises:
             CheckpointError: it can't be written.
@@ -391,7 +395,7 @@ class Store:
 
         async def work() -> None:
             name = await self._name(key)
-            await asyncio.to_thread(self._stream, name, pieces)
+            await asyncio.wrap_future(_STREAMS.submit(self._stream, name, pieces()))
             found = await self._info(key)
             if found is None or found.size != size:
                 raise FaultError("is not as long as what was written")
