@@ -58,10 +58,13 @@ def job_of(prepared: Prepared, workers: int, task_bytes: int | None, max_memory:
     """Return the job of a conversion by so many workers.
 
     Raises:
-        CheckpointError: a number is none, or the memory is too little.
+        CheckpointError: a number is none, the memory is too little, or a place is known to this process alone.
     """
     plan = prepared.plan
     size = size_of(plan, workers, task_bytes)
+    alone = next((one for one in (plan.source, prepared.target) if str(one).startswith("memory:")), None)
+    if alone is not None and workers > 1:
+        raise CheckpointError(f"{alone} is in the memory of this process, where no other of {workers} workers finds it")
     if max_memory is not None:
         if isinstance(max_memory, bool) or not isinstance(max_memory, int):
             raise CheckpointError(f"max_memory ({max_memory!r}) must be a whole number of bytes, or None")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import os
 import signal
@@ -500,3 +501,42 @@ def test_who_is_silent_is_taken_to_be_gone_on_another_machine_alone(store, monke
     with leases.Lease(there, key) as other:
         assert other.take()
         assert not held.is_held()
+
+
+def test_what_is_cut_short_in_the_middle_of_a_stream_is_not_kept():
+    """fsspec's files are kept as far as they came when they are closed, also by who collects them."""
+    store = to_path("memory://made/x").store
+    kept = []
+
+    class Streamed(fsspec.spec.AbstractBufferedFile):
+        def _initiate_upload(self):
+            pass
+
+        def _upload_chunk(self, final=False):
+            if final:
+                kept.append(self.buffer.getvalue())
+            return True
+
+    class System:
+        def open(self, name, mode):
+            return Streamed(None, name, mode)
+
+    def pieces():
+        yield b"one"
+        raise faults.FaultError("the source fails")
+
+    store._system = System()
+    with pytest.raises(faults.FaultError, match="the source fails"):
+        store._stream("x", pieces())
+    gc.collect()
+    assert kept == []
+    store._stream("x", [b"one", b"two"])
+    assert kept == [b"onetwo"]
+
+
+def test_the_memory_of_a_process_is_written_by_it_alone(source, tmp_path):
+    with pytest.raises(CheckpointError, match=r"^memory://made/y.* is in the memory of this process"):
+        checkpoints.convert(source, "memory://made/y", to_layout="flax", workers=2)
+    with pytest.raises(CheckpointError, match="is in the memory of this process"):
+        checkpoints.convert_share(source, "memory://made/y", 0, 2, to_layout="flax")
+    checkpoints.convert(source, "memory://made/y", to_layout="flax", workers=1)

@@ -406,9 +406,16 @@ class Store:
             raise bad(self.shown(key), f"can't be written: {fault}") from None
 
     def _stream(self, name: str, pieces: Iterable[bytes | bytearray]) -> None:
-        with self._system.open(name, "wb") as file:
+        file = self._system.open(name, "wb")
+        try:
             for piece in pieces:
                 file.write(piece)
+        except BaseException:
+            with contextlib.suppress(Exception):  # whatever a store's package has of this
+                file.closed = True  # to close it would have the store keep what it has got
+                file.discard()
+            raise
+        file.close()
 
     # ---- reading
 
