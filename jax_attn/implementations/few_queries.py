@@ -62,6 +62,7 @@ def is_at_once(call: Call) -> bool:
     """
     return (
         jax.default_backend() == "gpu"
+        and all(isinstance(size, int) for size in call.scores_shape)  # jax.export may leave the batch open
         and call.scores_shape[2] <= MAX_QUERIES
         and math.prod(call.scores_shape) <= MAX_SCORES
     )

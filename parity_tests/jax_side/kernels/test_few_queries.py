@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -50,6 +51,7 @@ def test_it_says_what_it_does_not_do():
     (few_queries.MAX_QUERIES, 4096, 4, "reference"),
     (1, 4096, 1 << 17, "few_queries"),  # scores that a GPU has no room to spare for
     (few_queries.MAX_QUERIES + 1, 4096, 4, "blocked"),
+    (1, 4096, None, "few_queries"),  # of a batch that is left open
 ])  # fmt: skip
 def test_a_gpu_computes_few_queries_at_once(queries, keys, heads, picked, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -59,7 +61,8 @@ def test_a_gpu_computes_few_queries_at_once(queries, keys, heads, picked, monkey
         found.update(functional.explain(*operands))
         return 0
 
-    shapes = [jax.ShapeDtypeStruct((1, size, heads, 8), jnp.bfloat16) for size in (queries, keys, keys)]
+    batch = jax.export.symbolic_shape("b")[0] if heads is None else 1
+    shapes = [jax.ShapeDtypeStruct((batch, size, heads or 4, 8), jnp.bfloat16) for size in (queries, keys, keys)]
     jax.eval_shape(ask, *shapes)
     del found["cpu_flash"]  # it has asked before where it runs
     assert next(name for name, reason in found.items() if reason is None) == picked
