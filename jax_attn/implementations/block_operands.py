@@ -244,7 +244,8 @@ class Operands:
 
     def _place(self, array: Array, sequence: Array, head: Array, i: Any, j: Columns) -> tuple[list[Array], list[int]]:
         at = (sequence, head, i * self.plan.rows, j.start)
-        starts = [jnp.asarray(start if size > 1 else 0, jnp.int32) for start, size in zip(at, array.shape, strict=True)]
+        sizes = zip(at, array.shape, strict=True)
+        starts = [jnp.asarray(0 if size == 1 else start, jnp.int32) for start, size in sizes]
         block = (1, 1, self.plan.rows, j.width)
         return starts, [min(size, whole) for size, whole in zip(block, array.shape, strict=True)]
 

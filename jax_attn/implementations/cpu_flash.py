@@ -76,7 +76,7 @@ def unsupported(call: Call) -> str | None:
         if intervals(pieces.plain, call.query.shape[1]) is None:
             return "the keys that a query sees are no interval, or the intervals go back"
         shapes = [_array_of(call, one).shape for one in pieces.arrays]
-        if shapes and np.broadcast_shapes(*shapes) not in shapes:
+        if shapes and jnp.broadcast_shapes(*shapes) not in shapes:
             return f"the arrays {', '.join(map(str, shapes))} of the mask would make a larger one together"
         ids = () if pieces.documents is None else pieces.documents.arrays()
         if any(one.dtype.itemsize > 4 for one in ids):
@@ -87,7 +87,9 @@ def unsupported(call: Call) -> str | None:
 
 
 def unprofitable(call: Call) -> str | None:
-    """Return why it isn't picked: few scores, or several devices that JAX shares a batch out to."""
+    """Return why it isn't picked: few scores, an exported program, or devices that JAX shares a batch out to."""
+    if call.is_open:
+        return "a program with open sizes (jax.export) is for any processor, and would have `blocked` in its place"
     if jax.device_count() > 1 and not jax.sharding.get_abstract_mesh().manual_axes:
         return f"there are {jax.device_count()} devices, and JAX would not share it out; call it inside jax.shard_map"
     if call.query.shape[1] <= words.FEW:

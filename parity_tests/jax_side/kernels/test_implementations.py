@@ -400,6 +400,34 @@ def test_programs_of_symbolic_lengths_are_exported():
         np.testing.assert_allclose(program.call(*inputs), attend(*inputs), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("spec", "mask"), [
+    ("1", lambda array: None),
+    ("b, 1, 1, {keys}", lambda array: array > 0),
+    ("b, 1, {queries}, {keys}", lambda array: masks.causal() & (array > 0)),
+    ("b, {keys}", lambda array: masks.documents(jnp.int32(array > 0))),
+    ("b,", lambda array: masks.padding(jnp.int32(3 + array))),
+], ids=["none", "keys", "pairs", "documents", "lengths"])  # fmt: skip
+@pytest.mark.parametrize(("queries", "keys"), [(1, 4096), (4, 40), (200, 200)])
+def test_a_batch_may_be_left_open(queries, keys, spec, mask):
+    """A program of an open batch is exported and gives what one for a batch gives, whatever this machine picks."""
+    specs = ("b, {queries}, 4, 8", "b, {keys}, 2, 8", "b, {keys}, 2, 8", spec)
+    specs = [one.format(queries=queries, keys=keys) for one in specs]
+    scope, draw = export.SymbolicScope(), np.random.default_rng(0)
+    shapes = [jax.ShapeDtypeStruct(export.symbolic_shape(one, scope=scope), "float32") for one in specs]
+
+    @jax.jit
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array, array: jax.Array) -> jax.Array:
+        return functional.dot_product_attention(query, key, value, mask=mask(array))
+
+    program = export.export(attend)(*shapes)
+    for batch in (1, 3):
+        sizes = [
+            [batch if size == "b" else int(size) for size in one.replace(" ", "").split(",") if size] for one in specs
+        ]
+        inputs = [draw.standard_normal(size, "float32") for size in sizes]
+        np.testing.assert_allclose(program.call(*inputs), attend(*inputs), rtol=1e-4, atol=1e-5)
+
+
 def test_what_is_picked_and_why():
     long, short = arrays(queries=200, keys=200), arrays(queries=20, keys=20)
     reasons = attn_bridge.explain_attention(*long, mask=masks.causal())
