@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import faulthandler
 import os
 import pickle
 import queue
@@ -182,6 +183,7 @@ def _uninterrupted() -> Iterator[None]:
 
 def work(descriptor: int, threads: int) -> None:
     """Run the tasks that come by a connection, until whoever sends them ends this process, or ends itself."""
+    faulthandler.enable()  # what a signal ends says where it was
     for variable in THREADS:  # the frameworks are imported after this
         os.environ.setdefault(variable, str(threads))
     os.set_inheritable(descriptor, False)
