@@ -21,19 +21,22 @@ from ..files import bad
 from .faults import FaultError
 from .stores import Entry, Store
 
-PACK, LEAST = 1 << 23, 5 << 20
-"""Bytes of an object, usually, and where tasks are small; S3 copies nothing that is smaller."""
+LEAST, PACK = 5 << 20, 1 << 23
+"""Bytes of an object, usually, and where a worker writes many; S3 copies nothing that is smaller."""
+
+MANY = 4096
+"""Objects from which on a worker makes larger ones: each of them is a request when files are made of them."""
 
 PARTS = 8000
 """Objects that one file is made of, at most: S3 takes 10,000 parts, and neighbours may cut some in two."""
 
-UNDER_WAY = 8
-"""Objects that are sent at the same time; more of small ones, as long as memory for `PACK` bytes of each holds them."""
+UNDER_WAY, ROOM = 8, 1 << 26
+"""Objects that are sent at the same time, at least, and bytes of objects, at most."""
 
 AHEAD, HELD = 1 << 25, 1 << 26
 """Bytes that are read ahead of a file that is read in order, and bytes of objects that are kept."""
 
-_SENDERS = Threads(-(-UNDER_WAY * PACK // LEAST), "send")
+_SENDERS = Threads(ROOM // LEAST, "send")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ class Staged:
 
     def __init__(self, store: Store, folder: str):
         self.store, self.folder = store, folder
-        self._pack = min(PACK, LEAST)
+        self._pack = LEAST
         self._room = 0
         self._own = uuid.uuid4().hex
         self._lock = threading.RLock()
@@ -138,14 +141,14 @@ class Staged:
     # ---- writing
 
     def suit(self, task_bytes: int) -> None:
-        """Have objects of a size that suits workers who write so many bytes at a time, and may hold as many."""
+        """Send at the same time what workers may hold who write so many bytes at a time."""
         with self._lock:
-            self._pack = max(self._pack, min(PACK, max(LEAST, task_bytes // UNDER_WAY)))
-            self._room = min(UNDER_WAY * PACK, 4 * task_bytes)
+            self._room = min(ROOM, 4 * task_bytes)
 
     def spread(self, nbytes: int) -> None:
         """Have so many bytes fill objects of one size: a long last one would be waited for when all others are sent."""
         with self._lock:
+            self._pack = max(self._pack, min(PACK, nbytes // MANY))
             count = nbytes // self._pack
             if count:
                 self._pack = max(self._pack, -(-nbytes // count))
