@@ -26,6 +26,9 @@ PATIENCE = 10.0
 TRIES = 3
 """How many times a cluster of this machine is started: Ray gives it half a minute, and a busy one takes longer."""
 
+TOKEN = "it wants a token, which Ray sends to an address that is given only where RAY_AUTH_MODE=token says so"
+"""What helps where a cluster refuses: `ray start` has its clusters ask for the token that lies in ``~/.ray``."""
+
 WORTH = 1 << 30
 """Bytes of a share, about, where nobody says how many there are."""
 
@@ -88,7 +91,17 @@ def _connect(ray: Any, address: str) -> None:
             ray.shutdown()
             if not left or "timed out during startup" not in str(error):
                 shown = f"--ray {printable(address)}" if address else "--ray"
-                raise CheckpointError(f"{shown}: {printable(error, 400)}") from None
+                wants = f"; {TOKEN}" if _is_refused(error) else ""
+                raise CheckpointError(f"{shown}: {printable(error, 400)}{wants}") from None
+
+
+def _is_refused(error: BaseException | None) -> bool:
+    """Tell whether a cluster was reached that wants a token; Ray says so in a cause of a cause."""
+    while error is not None:
+        if "InvalidAuthToken" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _check_reachable(address: str) -> None:

@@ -94,6 +94,19 @@ def test_a_cluster_that_starts_slowly_is_started_again(slow, error, monkeypatch)
             assert done == ["init", "shutdown", "init", "shutdown", "init"]
 
 
+def test_a_cluster_that_wants_a_token_is_said_to(monkeypatch):
+    def init(**options):
+        try:
+            raise RuntimeError("RPC error: InvalidAuthToken: Authentication token is missing or incorrect")
+        except RuntimeError as error:
+            raise ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379") from error
+
+    module = types.SimpleNamespace(init=init, shutdown=lambda: None, is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "ray", module)
+    with pytest.raises(checkpoints.containers.CheckpointError, match=r"at 10.0.0.1:6379; .* RAY_AUTH_MODE=token says"):
+        ray_tasks.Cluster("auto")
+
+
 @pytest.mark.parametrize("kind", ["plain", "task", "driver"])
 def test_ray_writes_the_same_bytes_whatever_is_killed(tmp_path, kind):
     source = sharded(tmp_path / "hf", width=48)
