@@ -30,13 +30,13 @@ MANY = 4096
 PARTS = 8000
 """Objects that one file is made of, at most: S3 takes 10,000 parts, and neighbours may cut some in two."""
 
-UNDER_WAY, ROOM = 8, 1 << 26
-"""Objects that are sent at the same time, at least, and bytes of objects, at most."""
+ROOM = 1 << 26
+"""Bytes of objects that are sent at the same time, about; a few objects where tasks are small, or files very long."""
 
 AHEAD, HELD = 1 << 25, 1 << 26
 """Bytes that are read ahead of a file that is read in order, and bytes of objects that are kept."""
 
-_SENDERS = Threads(ROOM // LEAST, "send")
+_SENDERS = Threads(round(ROOM / LEAST), "send")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Staged:
     def __init__(self, store: Store, folder: str):
         self.store, self.folder = store, folder
         self._pack = LEAST
-        self._room = 0
+        self._room = 8 * LEAST
         self._own = uuid.uuid4().hex
         self._lock = threading.RLock()
         self._sizes: dict[str, int] = {}
@@ -143,15 +143,18 @@ class Staged:
     def suit(self, task_bytes: int) -> None:
         """Send at the same time what workers may hold who write so many bytes at a time."""
         with self._lock:
-            self._room = min(ROOM, 4 * task_bytes)
+            self._room = max(8 * LEAST, min(ROOM, 4 * task_bytes))
 
     def spread(self, nbytes: int) -> None:
-        """Have so many bytes fill objects of one size: a long last one would be waited for when all others are sent."""
+        """Have so many bytes fill objects of one size, which are sent in few rounds: a last one would be waited for."""
         with self._lock:
-            self._pack = max(self._pack, min(PACK, nbytes // MANY))
-            count = nbytes // self._pack
-            if count:
-                self._pack = max(self._pack, -(-nbytes // count))
+            least = max(self._pack, min(PACK, nbytes // MANY))
+            sizes = [-(-nbytes // count) for count in range(nbytes // least, nbytes // (2 * least), -1)]
+            self._pack = min(sizes, key=lambda size: -(-nbytes // (size * self._at_once(size))) * size, default=least)
+
+    def _at_once(self, size: int) -> int:
+        """Return how many objects of a size are sent at the same time."""
+        return max(2, round(self._room / size))
 
     def begin(self, file: str, size: int | None) -> None:
         """Say how long a file will be; None: it begins anew, and is as long as what is written."""
@@ -191,9 +194,8 @@ class Staged:
         if not self._buffer and not self._changed:
             return
         while True:
-            under_way = {job: note["size"] for note, job in self._sending if not job.done()}
-            room = max(self._room, UNDER_WAY * self._pack) - min(most, len(self._buffer))
-            if not under_way or sum(under_way.values()) <= room:
+            under_way = [job for _, job in self._sending if not job.done()]
+            if len(under_way) < self._at_once(self._pack):
                 break
             wait(under_way, return_when=FIRST_COMPLETED)
         while self._sending and self._sending[0][1].done():
