@@ -32,6 +32,7 @@ from .options import (
     ToLayout,
     check_report,
     make_console,
+    memory_of,
     parse_settings,
     parse_size,
     plan_json,
@@ -122,7 +123,7 @@ def convert(
         if json_file is not None:
             write_json(plan_json(planned), json_file)
         if json_file != "-":
-            print_plan(planned, console)
+            print_plan(planned, console, memory_of(planned, shared.workers or 1, shared.task_bytes, memory))
         return 0
     options = {**layouts, "dtype": dtype, "settings": given, "overwrite": overwrite}
     with _bytes_bar() as advance:

@@ -110,7 +110,7 @@ def _sources(plan: Plan, target: Target) -> list[str]:
     return [one for name in target.sources for one in (name, plan.scales.get(name, "")) if one]
 
 
-def print_plan(plan: Plan, console: Console) -> None:
+def print_plan(plan: Plan, console: Console, memory: str) -> None:
     """Show every tensor of a plan, and what they come to."""
     from rich.table import Table
 
@@ -124,15 +124,26 @@ def print_plan(plan: Plan, console: Console) -> None:
             one.info.name, one.info.dtype, shape, shown_size(one.info.nbytes), one.operation, sources, one.info.file
         )
     console.print(table)
-    console.print(summary(plan, "would write"), markup=False, soft_wrap=True)
+    console.print(f"{summary(plan, 'would write')}, {memory}", markup=False, soft_wrap=True)
+
+
+def memory_of(plan: Plan, workers: int, task_bytes: int | None, max_memory: int | None = None) -> str:
+    """Return about how much memory a conversion takes: that of each worker, where workers or tasks are spoken of."""
+    from ...checkpoints.planning.tasks import size_of
+    from ...checkpoints.workers.conducting import BASE
+
+    if workers == 1 and task_bytes is None:
+        return f"peak memory about {shown_size(plan.peak if max_memory is None else min(plan.peak, max_memory))}"
+    most = BASE + 2 * size_of(plan, workers, task_bytes)
+    most = most if max_memory is None else min(most, max_memory // workers)
+    return f"peak memory of each worker about {shown_size(most)}"
 
 
 def summary(plan: Plan, begin: str) -> str:
     """Return a plan in one line."""
     layouts = f"{plan.source_layout} to {plan.target_layout}" if plan.source_layout else "same layout"
     kept = f", {len(plan.dropped)} kept aside" if plan.dropped else ""
-    memory = f", peak memory about {shown_size(plan.peak)}" if begin.startswith("would") else ""
-    return f"{begin} {len(plan.targets)} tensors, {shown_size(plan.nbytes)}, {layouts}{kept}{memory}"
+    return f"{begin} {len(plan.targets)} tensors, {shown_size(plan.nbytes)}, {layouts}{kept}"
 
 
 def shown_size(count: int) -> str:

@@ -26,6 +26,7 @@ from .options import (
     ToLayout,
     check_report,
     make_console,
+    memory_of,
     parse_settings,
     parse_size,
     plan_json,
@@ -75,7 +76,7 @@ def plan(
         write_json({**plan_json(planned), "workers": workers, "tasks": tasks}, json_file)
     if json_file != "-":
         console = make_console()
-        print_plan(planned, console)
+        print_plan(planned, console, memory_of(planned, workers, size))
         largest = max((task["bytes"] for task in tasks), default=0)
         plural = "task" if len(tasks) == 1 else "tasks"
         console.print(f"{len(tasks)} {plural} of at most {shown_size(largest)}, for --workers {workers}", markup=False)

@@ -323,6 +323,21 @@ def test_a_dry_run_reads_no_data_and_writes_nothing(tmp_path, monkeypatch, capsy
     assert len(json.loads(capsys.readouterr().out)["tensors"]) == 37
 
 
+@pytest.mark.parametrize(("options", "memory"), [
+    ([], "peak memory about 140.0 MiB"),  # three times the tensor, and what Python takes
+    (["--max-memory", "134MiB"], "peak memory about 134.0 MiB"),
+    (["--task-bytes", "1MiB"], "peak memory of each worker about 202.0 MiB"),
+    (["--workers", "2"], "peak memory of each worker about 202.0 MiB"),  # whose shares are two tasks, at least
+    (["--workers", "2", "--task-bytes", "64KiB"], "peak memory of each worker about 200.1 MiB"),
+    (["--workers", "2", "--max-memory", "402MiB"], "peak memory of each worker about 201.0 MiB"),
+])  # fmt: skip
+def test_a_plan_says_how_much_memory_it_takes(tmp_path, options, memory, capsys):
+    np.savez(tmp_path / "x.npz", x=np.ones((1024, 1024), np.float32))
+    places = [str(tmp_path / name) for name in ("x.npz", "y.npz")]
+    assert run(["convert", *places, "--to", "same", "--dry-run", *options]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(memory)
+
+
 def test_inspect_says_what_is_there(tmp_path, capsys):
     assert run(["inspect", str(sharded(tmp_path / "hf"))]) == 0
     shown = capsys.readouterr().out
