@@ -143,7 +143,7 @@ class Staged:
     def suit(self, task_bytes: int) -> None:
         """Send at the same time what workers may hold who write so many bytes at a time."""
         with self._lock:
-            self._room = max(8 * LEAST, min(ROOM, 4 * task_bytes))
+            self._room = max(8 * LEAST, min(ROOM, 3 * task_bytes // 2))
 
     def spread(self, nbytes: int) -> None:
         """Have so many bytes fill objects of one size, which are sent in few rounds: a last one would be waited for."""
