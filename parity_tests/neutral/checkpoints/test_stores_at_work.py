@@ -18,7 +18,7 @@ pytest.importorskip("s3fs", reason="pip install 'attn-bridge[remote]'")
 
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
-from attn_bridge.checkpoints.containers.remote import faults, joining, s3
+from attn_bridge.checkpoints.containers.remote import faults, joining, s3, staged
 from attn_bridge.checkpoints.requests import Request
 from attn_bridge.checkpoints.workers import Processes, jobs
 from attn_bridge.checkpoints.workers.nursery import Nursery
@@ -117,6 +117,20 @@ def test_objects_of_a_worker_are_alike_so_that_none_is_waited_for_longer(store, 
     checkpoints.convert_share(large / "x.npz", "s3://bucket/x.safetensors", 0, 2, to_layout="same", task_bytes=1 << 22)
     assert len(sizes) >= 3
     assert max(sizes) < 1.05 * min(sizes)
+
+
+@pytest.mark.parametrize(("nbytes", "objects"), [((64 << 20) + 40_000, 12), (60 << 20, 12), (11 << 20, 2)])
+def test_a_share_that_fits_is_sent_at_once(nbytes, objects):
+    """The store takes the first object once the last one is under way: one that waits for another would fail."""
+    together = threading.Barrier(objects)
+    store = types.SimpleNamespace(put=lambda key, data: str(together.wait(timeout=20)))
+    parts = staged.Staged(store, "bucket/parts")
+    parts.suit(1 << 26)
+    parts.spread(nbytes)
+    for start in range(0, nbytes, 1 << 20):
+        parts.write("x", start, memoryview(bytes(min(1 << 20, nbytes - start))))
+    parts.flush()
+    assert parts.sent == objects
 
 
 KILLED = """
