@@ -37,11 +37,6 @@ class Call:
         batch, queries, heads, _ = self.query.shape
         return batch, heads, queries, self.key.shape[1]
 
-    @property
-    def is_open(self) -> bool:
-        """Whether `jax.export` leaves a size of it open: no comparison of what is counted with it has an answer."""
-        return not all(isinstance(size, int) for size in (*self.query.shape, *self.key.shape, *self.value.shape))
-
     def allowed(self) -> Bool[Array, "..."] | None:
         """Return the mask as a bool array broadcastable to the scores; None where there is no mask."""
         if self.mask is None:

@@ -23,7 +23,7 @@ from attn_bridge.masks import ArrayMask, Mask, as_pieces
 from attn_kernels import words
 from attn_kernels.description import intervals
 
-from . import blocked
+from . import blocked, few_queries
 from .block_plan import Plan, Shape, block_sizes, count_cores
 from .call import Call
 from .differentiation import attention
@@ -88,7 +88,7 @@ def unsupported(call: Call) -> str | None:
 
 def unprofitable(call: Call) -> str | None:
     """Return why it isn't picked: few scores, an exported program, or devices that JAX shares a batch out to."""
-    if call.is_open:
+    if few_queries.is_open(call):
         return "a program with open sizes (jax.export) is for any processor, and would have `blocked` in its place"
     if jax.device_count() > 1 and not jax.sharding.get_abstract_mesh().manual_axes:
         return f"there are {jax.device_count()} devices, and JAX would not share it out; call it inside jax.shard_map"
