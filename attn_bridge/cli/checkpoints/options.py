@@ -129,11 +129,11 @@ def print_plan(plan: Plan, console: Console, memory: str) -> None:
 
 def memory_of(plan: Plan, workers: int, task_bytes: int | None, max_memory: int | None = None) -> str:
     """Return about how much memory a conversion takes: that of each worker, where workers or tasks are spoken of."""
+    if workers == 1 and task_bytes is None:
+        return f"peak memory about {shown_size(plan.peak if max_memory is None else min(plan.peak, max_memory))}"
     from ...checkpoints.planning.tasks import size_of
     from ...checkpoints.workers.conducting import BASE
 
-    if workers == 1 and task_bytes is None:
-        return f"peak memory about {shown_size(plan.peak if max_memory is None else min(plan.peak, max_memory))}"
     most = BASE + 2 * size_of(plan, workers, task_bytes)
     most = most if max_memory is None else min(most, max_memory // workers)
     return f"peak memory of each worker about {shown_size(most)}"

@@ -123,7 +123,7 @@ def test_objects_of_a_worker_are_alike_so_that_none_is_waited_for_longer(store, 
 def test_a_share_that_fits_is_sent_at_once(nbytes, objects):
     """The store takes the first object once the last one is under way: one that waits for another would fail."""
     together = threading.Barrier(objects)
-    store = types.SimpleNamespace(put=lambda key, data: str(together.wait(timeout=20)))
+    store = types.SimpleNamespace(put=lambda key, data: str(together.wait(timeout=300)))
     parts = staged.Staged(store, "bucket/parts")
     parts.suit(1 << 26)
     parts.spread(nbytes)

@@ -30,8 +30,8 @@ MANY = 4096
 PARTS = 8000
 """Objects that one file is made of, at most: S3 takes 10,000 parts, and neighbours may cut some in two."""
 
-ROOM = 1 << 26
-"""Bytes of objects that are sent at the same time, about; a few objects where tasks are small, or files very long."""
+ROOM, LITTLE = 1 << 26, 8 * LEAST
+"""Bytes of objects that are sent at the same time, about, and where tasks are small."""
 
 AHEAD, HELD = 1 << 25, 1 << 26
 """Bytes that are read ahead of a file that is read in order, and bytes of objects that are kept."""
@@ -123,7 +123,7 @@ class Staged:
     def __init__(self, store: Store, folder: str):
         self.store, self.folder = store, folder
         self._pack = LEAST
-        self._room = 8 * LEAST
+        self._room = LITTLE
         self._own = uuid.uuid4().hex
         self._lock = threading.RLock()
         self._sizes: dict[str, int] = {}
@@ -143,7 +143,7 @@ class Staged:
     def suit(self, task_bytes: int) -> None:
         """Send at the same time what workers may hold who write so many bytes at a time."""
         with self._lock:
-            self._room = max(8 * LEAST, min(ROOM, 3 * task_bytes // 2))
+            self._room = max(LITTLE, min(ROOM, 3 * task_bytes // 2))
 
     def spread(self, nbytes: int) -> None:
         """Have so many bytes fill objects of one size, which are sent in few rounds: a last one would be waited for."""
