@@ -89,14 +89,14 @@ def _attend(scale: float, softcap: float | None, *operands: Any) -> Array:
     group, block = query.shape[2] // heads, min(_block(), keys)
     query_heads = rearrange(query.astype(dtype) * scale, "b t (k g) c -> b k (g t) c", k=heads)
     first, last = jnp.int32(0), jnp.int32(-(-keys // block))
-    if allowed is not None and allowed.shape[3] != 1:
+    if allowed is not None and allowed.shape[3] > 1:
         seen = allowed.any((0, 1, 2))
         first = jnp.argmax(seen).astype(jnp.int32) // block
         last = jnp.where(seen.any(), (keys - 1 - jnp.argmax(seen[::-1]).astype(jnp.int32)) // block + 1, first)
 
     def of_block(array: Array, start: Array) -> Array:
         """Return the columns of an array ``(B, H, T, S)`` as ``(b, k, g, t, s)``."""
-        if array.shape[3] != 1:
+        if array.shape[3] > 1:
             array = lax.dynamic_slice_in_dim(array, start, block, 3)
         per_head = array.shape[1] != 1
         return rearrange(array, "b (k g) t s -> b k g t s", k=heads if per_head else 1)

@@ -66,3 +66,18 @@ def test_a_gpu_computes_few_queries_at_once(queries, keys, heads, picked, monkey
     jax.eval_shape(ask, *shapes)
     del found["cpu_flash"]  # it has asked before where it runs
     assert next(name for name, reason in found.items() if reason is None) == picked
+
+
+def test_heads_that_are_left_open_may_have_masks_of_their_own():
+    batch, heads = jax.export.symbolic_shape("b, h")
+    shapes = [jax.ShapeDtypeStruct((batch, size, heads, 8), jnp.float32) for size in (2, 4096, 4096)]
+    shapes.append(jax.ShapeDtypeStruct((batch, heads, 1, 4096), jnp.float32))
+
+    @jax.jit
+    def attend(query, key, value, array):
+        return functional.dot_product_attention(query, key, value, mask=array > 0, implementation="few_queries")
+
+    draw = np.random.default_rng(0)
+    inputs = [draw.standard_normal(size, "float32") for size in ((3, 2, 4, 8), *2 * [(3, 4096, 4, 8)], (3, 4, 1, 4096))]
+    program = jax.export.export(attend)(*shapes)
+    np.testing.assert_allclose(program.call(*inputs), attend(*inputs), rtol=1e-4, atol=1e-5)
