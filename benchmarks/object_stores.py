@@ -104,7 +104,7 @@ def main() -> None:
                 seconds[count].append(measure(count, number, trace))
             middle = {count: statistics.median(found) for count, found in seconds.items()}
             for count, found in middle.items():
-                print(f"{count} workers: {found:.1f} s, {middle[given.workers[0]] / found:.1f} times as fast")
+                print(f"{count} workers: {found:.1f} s, {middle[min(middle)] / found:.1f} times as fast")
         finally:
             server.kill()
             server.wait()

@@ -227,6 +227,8 @@ def convert(
         if job is not None:
             start = Processes if nursery is None else nursery.start
             return run(asked, prepared, job, start, True, resume, overwrite, progress)
+        if nursery is not None:
+            nursery.close()  # nothing can be shared
         if remote.is_remote(prepared.target):
             from .workers.in_order import write_in_order
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
-import dataclasses
+import bisect
 import hashlib
 import itertools
 import json
@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -32,13 +32,38 @@ from aiohttp import web
 PIECE = 1 << 18
 """Bytes that are sent or received at a time."""
 
+CATCH_UP = 1.0
+"""Seconds that a request may be late and still come to its rate: by so much this process was busy with others."""
 
-@dataclasses.dataclass
+
 class Object:
-    """What is kept of an object."""
+    """What is kept of an object.
 
-    data: bytes
-    tag: str
+    Args:
+        pieces: its bytes; what is put together of parts shares them.
+        tag: its ETag.
+    """
+
+    def __init__(self, pieces: Sequence[bytes], tag: str):
+        self.pieces, self.tag = pieces, tag
+        self._stops = list(itertools.accumulate(map(len, pieces)))
+
+    def __len__(self) -> int:
+        return self._stops[-1] if self._stops else 0
+
+    @property
+    def data(self) -> bytes:
+        """All its bytes."""
+        return self.between(0, len(self))
+
+    def between(self, start: int, stop: int) -> bytes:
+        """Return some of its bytes."""
+        first, last = bisect.bisect_right(self._stops, start), bisect.bisect_left(self._stops, stop)
+        found = []
+        for piece, end in zip(self.pieces[first : last + 1], self._stops[first : last + 1], strict=True):
+            begin = end - len(piece)
+            found.append(piece if start <= begin and stop >= end else piece[max(0, start - begin) : stop - begin])
+        return found[0] if len(found) == 1 else b"".join(found)
 
 
 class ObjectStore:
@@ -129,7 +154,7 @@ class ObjectStore:
 
     def put(self, bucket: str, key: str, data: bytes) -> None:
         """Put an object there."""
-        self.objects[bucket, key] = Object(data, f'"{hashlib.md5(data).hexdigest()}"')
+        self.objects[bucket, key] = Object((data,), f'"{hashlib.md5(data).hexdigest()}"')
 
     def keys(self, bucket: str) -> list[str]:
         """Return all keys of a bucket, sorted."""
@@ -196,15 +221,20 @@ class ObjectStore:
         finally:
             here.pop()
 
+    def _begin(self, transport: Any) -> None:
+        """Begin to move bytes on a connection."""
+        self._free[transport] = max(time.monotonic(), self._free.get(transport, 0.0))
+
     async def _paced(self, transport: Any, count: int) -> None:
         """Wait until so many bytes have had their time on a connection."""
         if self.rate:
             now = time.monotonic()
-            self._free[transport] = max(now, self._free.get(transport, 0.0)) + count / self.rate
+            self._free[transport] = max(now - CATCH_UP, self._free[transport]) + count / self.rate
             await asyncio.sleep(self._free[transport] - now)
 
     async def _received(self, request: web.Request) -> bytes:
         found = bytearray()
+        self._begin(request.transport)
         while data := await request.content.read(PIECE):
             await self._paced(request.transport, len(data))
             found += data
@@ -218,23 +248,25 @@ class ObjectStore:
             return _refused(404, "NoSuchKey")
         if request.headers.get("If-Match", found.tag) != found.tag:
             return _refused(412, "PreconditionFailed")
-        data, headers, status = found.data, {"ETag": found.tag, "Accept-Ranges": "bytes"}, 200
+        start, stop, headers, status = 0, len(found), {"ETag": found.tag, "Accept-Ranges": "bytes"}, 200
         hit = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", "")) if self.has_ranges else None
         if hit:
-            start, stop = int(hit[1]), min(int(hit[2]) + 1, len(data))
-            if start >= len(data):
-                return web.Response(status=416, headers={"Content-Range": f"bytes */{len(data)}"})
+            start, stop = int(hit[1]), min(int(hit[2]) + 1, len(found))
+            if start >= len(found):
+                return web.Response(status=416, headers={"Content-Range": f"bytes */{len(found)}"})
             if fault == "other":
-                start, stop = (start - 1, stop - 1) if start else (start + 1, min(stop + 1, len(data)))
-            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
-            data, status = data[start:stop], 206
+                start, stop = (start - 1, stop - 1) if start else (start + 1, min(stop + 1, len(found)))
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(found)}"
+            status = 206
         if request.method == "HEAD":
-            return web.Response(status=status, headers={**headers, "Content-Length": str(len(data))})
+            return web.Response(status=status, headers={**headers, "Content-Length": str(stop - start)})
+        data = found.between(start, stop)
         if fault == "short":
             data = data[: len(data) // 2]
         reply = web.StreamResponse(status=status, headers=headers)
         reply.content_length = len(data)
         await reply.prepare(request)
+        self._begin(request.transport)
         view = memoryview(data)[: len(data) // 2] if fault == "truncate" else memoryview(data)
         for at in range(0, len(view), PIECE):
             piece = view[at : at + PIECE]
@@ -269,7 +301,7 @@ class ObjectStore:
             else:
                 one = self.objects[bucket, name]
                 parts.append(
-                    f"<Contents><Key>{escape(name)}</Key><Size>{len(one.data)}</Size><ETag>{escape(one.tag)}</ETag>"
+                    f"<Contents><Key>{escape(name)}</Key><Size>{len(one)}</Size><ETag>{escape(one.tag)}</ETag>"
                     "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
                 )
         more = len(names) > most
@@ -283,6 +315,7 @@ class ObjectStore:
             return _refused(501, "NotImplemented")
         if not _is_whole(request, body):
             return _refused(400, "BadDigest")
+        pieces: Sequence[bytes] = (body,)
         origin = request.headers.get("x-amz-copy-source")
         if origin is not None:
             from_bucket, _, from_key = unquote(origin).lstrip("/").partition("/")
@@ -292,9 +325,9 @@ class ObjectStore:
             if request.headers.get("x-amz-copy-source-if-match", found.tag) != found.tag:
                 return _refused(412, "PreconditionFailed")
             hit = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("x-amz-copy-source-range", ""))
-            if hit and self.is_strict and len(found.data) <= 5 << 20:
+            if hit and self.is_strict and len(found) <= 5 << 20:
                 return _refused(400, "InvalidRequest")  # S3 copies a range of a longer object alone
-            body = found.data[int(hit[1]) : int(hit[2]) + 1] if hit else found.data
+            pieces = (found.between(int(hit[1]), min(int(hit[2]) + 1, len(found))),) if hit else found.pieces
         # Copies are hashed by no client: a store of many machines makes them in no time, and so does this one.
         said = request.headers.get("x-amz-copy-source-range", "")
         hashed = body if origin is None else f"{found.tag} {said}".encode()
@@ -302,11 +335,11 @@ class ObjectStore:
         if "uploadId" in request.query:
             if request.query["uploadId"] not in self.uploads:
                 return _refused(404, "NoSuchUpload")
-            self.uploads[request.query["uploadId"]][int(request.query["partNumber"])] = Object(body, tag)
+            self.uploads[request.query["uploadId"]][int(request.query["partNumber"])] = Object(pieces, tag)
         elif request.headers.get("If-None-Match") == "*" and (bucket, key) in self.objects:
             return _refused(412, "PreconditionFailed")
         else:
-            self.objects[bucket, key] = Object(body, tag)
+            self.objects[bucket, key] = Object(pieces, tag)
         if origin is not None:
             kind = "CopyPartResult" if "uploadId" in request.query else "CopyObjectResult"
             return _xml(f"<{kind}><ETag>{escape(tag)}</ETag></{kind}>")
@@ -329,15 +362,15 @@ class ObjectStore:
         numbers = [int(one.text or 0) for one in ElementTree.fromstring(body).iter() if one.tag.endswith("PartNumber")]
         if not set(numbers) <= parts.keys() or numbers != sorted(set(numbers)):
             return _refused(400, "InvalidPart")
-        if any(len(parts[one].data) < 5 << 20 for one in numbers[:-1]):
+        if any(len(parts[one]) < 5 << 20 for one in numbers[:-1]):
             return _refused(400, "EntityTooSmall")
         if request.headers.get("If-None-Match") == "*" and (bucket, key) in self.objects:
             return _refused(412, "PreconditionFailed")
-        data = b"".join(parts[one].data for one in numbers)
+        pieces = [piece for one in numbers for piece in parts[one].pieces]
         del self.uploads[query["uploadId"]]
         tags = b"".join(bytes.fromhex(parts[one].tag.strip('"')) for one in numbers)
         tag = f'"{hashlib.md5(tags).hexdigest()}-{len(numbers)}"'
-        self.objects[bucket, key] = Object(data, tag)
+        self.objects[bucket, key] = Object(pieces, tag)
         return _xml(f"<CompleteMultipartUploadResult><ETag>{escape(tag)}</ETag></CompleteMultipartUploadResult>")
 
 

@@ -54,6 +54,11 @@ def usual(plan: Plan) -> int:
     return max(1, min(8, copying.cores() // CORES, plan.nbytes // WORTH))
 
 
+def most() -> int:
+    """Return how many workers this machine starts, at most."""
+    return 8 * max(8, copying.cores())
+
+
 def job_of(prepared: Prepared, workers: int, task_bytes: int | None, max_memory: int | None = None) -> Job:
     """Return the job of a conversion by so many workers.
 
@@ -99,10 +104,9 @@ def chosen(
     if not containers.writer_class(prepared.format).random_access:
         return None
     count = usual(prepared.plan) if workers is None else workers
-    most = 8 * max(8, copying.cores())
-    if count > most and not is_elsewhere:
+    if count > most() and not is_elsewhere:
         raise CheckpointError(
-            f"workers ({count}): this machine starts {most} at most; for more, see --worker and --ray"
+            f"workers ({count}): this machine starts {most()} at most; for more, see --worker and --ray"
         )
     job = job_of(prepared, count, task_bytes, max_memory if count != 1 or task_bytes is not None else None)
     if count > 1 or is_elsewhere or task_bytes is not None or is_remote(prepared.target):

@@ -1,7 +1,8 @@
 """A process that workers are forked from: it has imported what they need, and has neither threads nor connections.
 
 Connections to stores are made in a thread, and a process that has threads can't be forked. So this one begins before
-the first connection is made, forked where that is still possible, and is asked for workers once there is a plan.
+the first connection is made, forked where that is still possible. Where it is known how many workers there will be,
+they open the source while whoever asks for them does so itself; they are told their shares once there is a plan.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from typing import Any, ClassVar, NoReturn, TextIO
 from ..containers.base import DiskFullError
 from ..containers.remote import is_url
 from ..requests import Prepared, Request
-from .conducting import CORES, Helpers
+from .conducting import CORES, Helpers, most
 from .jobs import Job
-from .process import do_share, work_and_report
+from .process import do_share_of, end_with, read_line, report
 from .processes import Child, Fork, Processes, Watched
 from .working import Advance
 
@@ -32,11 +33,13 @@ from .working import Advance
 def early(request: Request, workers: int | None) -> Iterator[Nursery | None]:
     """Begin a nursery where a conversion may need one: of a store, by several workers."""
     urls = [one for one in (request.source, request.target) if is_url(one)]
-    most = (os.cpu_count() or 1) // CORES if workers is None else workers
-    if not urls or isinstance(most, bool) or not isinstance(most, int) or most < 2:
+    count = (os.cpu_count() or 1) // CORES if workers is None else workers
+    if not urls or isinstance(count, bool) or not isinstance(count, int) or not 2 <= count <= most():
         yield None
         return
     with Nursery([url.partition(":")[0] for url in urls]) as nursery:
+        if workers is not None:
+            nursery.expect(request, count - 1)
         yield nursery
 
 
@@ -56,6 +59,7 @@ class Nursery:
 
     def __init__(self, protocols: Sequence[str]):
         self._child: Child
+        self._expected = 0
         if Processes.may_fork():
             from ..containers.remote.connecting import preload  # what is local needs none of it
 
@@ -66,21 +70,36 @@ class Nursery:
             command = [*self.command, *protocols]
             self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
 
+    def expect(self, request: Request, count: int) -> None:
+        """Have so many workers open a conversion."""
+        self._expected = count
+        tell(self._child, {"request": dataclasses.asdict(request), "count": count})
+
     def start(
         self, request: Request, prepared: Prepared, job: Job, run: str, indices: Sequence[int], advance: Advance
     ) -> Helpers:
         """Have workers of these numbers do their shares."""
-        asked = {"request": dataclasses.asdict(request), "job": dataclasses.asdict(job), "run": run}
-        with contextlib.suppress(BrokenPipeError):  # it has ended already, and says why
-            self._child.stdin.write(json.dumps({**asked, "indices": list(indices)}).encode() + b"\n")
-            self._child.stdin.flush()
+        if not self._expected:
+            self.expect(request, len(indices))
+        tell(self._child, {"job": dataclasses.asdict(job), "run": run, "indices": list(indices)})
         return _Asked(self._child, advance)
 
     def __enter__(self) -> Nursery:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it, and all workers with it."""
         end(self._child)
+
+
+def tell(child: Child, said: dict[str, Any]) -> None:
+    """Write a line of JSON to a process."""
+    with contextlib.suppress(BrokenPipeError):  # it has ended already, and says why
+        child.stdin.write(json.dumps(said).encode() + b"\n")
+        child.stdin.flush()
 
 
 def end(child: Child) -> None:
@@ -110,43 +129,77 @@ class _Asked(Watched):
 
 
 class _Forked(Watched):
-    """The workers of a nursery, seen from itself."""
+    """The workers of a nursery, seen from itself.
 
-    def __init__(self, asked: dict[str, Any], advance: Advance, pipe: int):
+    Args:
+        request: what they open.
+        count: how many there are.
+        advance: told the bytes that they have done.
+    """
+
+    def __init__(self, request: Request, count: int, advance: Advance):
         super().__init__(advance)
-        count = asked["job"]["workers"]
-        for index in asked["indices"]:
-            share = functools.partial(do_share, {**asked, "index": index})
-            self._children.append(Fork(functools.partial(work_and_report, share), self._children))
+        for _ in range(count):
+            self._children.append(Fork(functools.partial(_share_once_told, request), self._children))
+
+    def go_on(self, asked: dict[str, Any], pipe: int) -> None:
+        """Tell them their shares, and end all of them when a pipe does; here threads begin."""
+        indices = asked.pop("indices")
+        for child in self._children[len(indices) :]:  # for whom nothing is left
+            child.kill()
+            end(child)
+        del self._children[len(indices) :]
+        for child, index in zip(self._children, indices, strict=True):
+            tell(child, {**asked, "index": index})
         threading.Thread(target=self._end_with, args=(pipe,), daemon=True).start()
-        self._hear([f"worker {index} of {count}" for index in asked["indices"]])
+        self._hear([f"worker {index} of {asked['job']['workers']}" for index in indices])
 
     def _end_with(self, pipe: int) -> None:
         while os.read(pipe, 1 << 12):
             pass
+        self.kill()
+        os._exit(1)
+
+    def kill(self) -> None:
+        """End all that are still there, and listen to none."""
         for child in self._children:
             if child.poll() is None:
                 child.kill()
         for child in self._children:
             child.wait()
-        os._exit(1)
+
+
+def _share_once_told(request: Request, pipe: int, lines: TextIO) -> int:
+    """Open a conversion, do the share of it that a pipe asks for, and return the exit status."""
+
+    def work(advance: Advance) -> None:
+        with request.opened() as prepared:
+            asked = read_line(pipe)
+            if asked is not None:
+                end_with(pipe)
+                do_share_of(prepared, asked, advance)
+
+    return report(work, lines)
 
 
 def serve(pipe: int, lines: TextIO) -> int:
-    """Fork the workers that a line of JSON in a pipe asks for, and say what they say; return the exit status."""
-    line = b""
-    while not line.endswith(b"\n"):
-        data = os.read(pipe, 1 << 16)
-        if not data:  # nothing was to be done
-            return 0
-        line += data
+    """Fork the workers that lines of JSON in a pipe ask for, and say what they say; return the exit status."""
+    expected = read_line(pipe)
+    if expected is None:  # nothing was to be done
+        return 0
     said = threading.Lock()
 
     def say(found: dict[str, Any]) -> None:
         with said:
             print(json.dumps(found), file=lines, flush=True)
 
-    workers = _Forked(json.loads(line), lambda count, name: say({"done": count, "name": name}), pipe)
+    request = Request(**expected["request"])
+    workers = _Forked(request, expected["count"], lambda count, name: say({"done": count, "name": name}))
+    asked = read_line(pipe)
+    if asked is None:
+        workers.kill()
+        return 0
+    workers.go_on(asked, pipe)
     try:
         workers.wait()
     except Exception as error:  # whoever asked says it in its place

@@ -5,6 +5,7 @@ It ends when stdin does, since whoever started it is gone then.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -28,11 +29,20 @@ def do_share(asked: dict[str, Any], advance: Advance) -> None:
     Raises:
         ValueError: the source is another one by now, or can't be read or written.
     """
-    request, job = Request(**asked["request"]), Job(**asked["job"])
-    with request.opened() as prepared:
-        if f"{prepared.plan.identity(prepared.reader)} {prepared.format}" != job.plan:
-            raise CheckpointError(f"{prepared.reader.path} changed while it was read; convert it again")
-        write_share(prepared, job, asked["run"], asked["index"], advance)
+    with Request(**asked["request"]).opened() as prepared:
+        do_share_of(prepared, asked, advance)
+
+
+def do_share_of(prepared: Prepared, asked: dict[str, Any], advance: Advance) -> None:
+    """Do what was asked of a conversion that is open.
+
+    Raises:
+        ValueError: the source is another one than whoever asked had, or can't be read or written.
+    """
+    job = Job(**asked["job"])
+    if f"{prepared.plan.identity(prepared.reader)} {prepared.format}" != job.plan:
+        raise CheckpointError(f"{prepared.reader.path} changed while it was read; convert it again")
+    write_share(prepared, job, asked["run"], asked["index"], advance)
 
 
 def write_share(prepared: Prepared, job: Job, run: str, index: int, advance: Advance) -> None:
@@ -58,6 +68,14 @@ def report(work: Callable[[Advance], None], lines: TextIO) -> int:
     return 0
 
 
+def read_line(pipe: int) -> dict[str, Any] | None:
+    """Return what the next line of JSON in a pipe says, or None where the pipe ends before."""
+    with open(pipe, "rb", buffering=0, closefd=False) as lines:  # nothing of what follows is taken
+        line = lines.readline()
+    said: dict[str, Any] | None = json.loads(line) if line.endswith(b"\n") else None
+    return said
+
+
 def end_with(pipe: int) -> None:
     """End this process when a pipe does, whose other end is held by whoever started it."""
 
@@ -78,8 +96,9 @@ def work_and_report(work: Callable[[Advance], None], pipe: int, lines: TextIO) -
 def main() -> int:
     """Do what stdin asks for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it is interrupted, too
-    asked = json.loads(sys.stdin.buffer.readline())
-    return work_and_report(lambda say: do_share(asked, say), sys.stdin.fileno(), sys.stdout)
+    pipe = sys.stdin.fileno()
+    asked = read_line(pipe)
+    return 0 if asked is None else work_and_report(functools.partial(do_share, asked), pipe, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.checkpoints.containers.remote import faults, joining, s3, staged
 from attn_bridge.checkpoints.requests import Request
-from attn_bridge.checkpoints.workers import Processes, jobs
+from attn_bridge.checkpoints.workers import Processes, jobs, nursery
 from attn_bridge.checkpoints.workers.nursery import Nursery
 from parity_tests.neutral.checkpoints.conftest import name_in_environment
 from parity_tests.neutral.checkpoints.test_written_stores import ours, theirs
@@ -83,7 +82,7 @@ def test_a_tensor_that_one_worker_wrote_in_pieces_is_not_read_again(store, large
     assert len(read) <= 2
 
 
-@pytest.mark.parametrize(("workers", "reads", "sent"), [(1, 16, 4), (3, 30, 6)])
+@pytest.mark.parametrize(("workers", "reads", "sent"), [(1, 30, 4), (3, 30, 6)])
 def test_many_requests_are_under_way_at_once(store, large, monkeypatch, workers, reads, sent):
     """The store answers once so many are under way: a conversion that waits for one before the next would fail."""
     monkeypatch.setattr(faults, "TRIES", 1)
@@ -213,6 +212,31 @@ checkpoints.convert(sys.argv[1], "s3://bucket/x.safetensors", to_layout="same", 
     assert theirs(store) == ours(large / "x.npz", tmp_path, "x.safetensors", to_layout="same")
 
 
+def test_workers_open_the_source_at_the_same_time(store, large, tmp_path, monkeypatch):
+    """The store answers once all three ask for the header: one that waits for a plan before it asks would fail."""
+    monkeypatch.setattr(faults, "TRIES", 1)
+    monkeypatch.setitem(s3.WAIT, "read_timeout", 20)
+    checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", to_layout="same")
+    store.gate = lambda asked: ("open", 3) if asked[:2] == ("GET", "bucket/x.safetensors") else None
+    checkpoints.convert("s3://bucket/x.safetensors", tmp_path / "y.safetensors", to_layout="same", workers=3)
+    assert (tmp_path / "y.safetensors").read_bytes() == store.objects["bucket", "x.safetensors"].data
+
+
+@pytest.mark.parametrize("target", ["y.npz", "missing/y.safetensors"])
+def test_workers_that_are_not_needed_end(store, large, tmp_path, target):
+    held, inherited = os.pipe()
+    checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", to_layout="same")
+    command = ["convert", "s3://bucket/x.safetensors", str(tmp_path / target), "--to", "same", "--workers", "3"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "attn_bridge", *command], pass_fds=[inherited], stderr=subprocess.PIPE
+    )
+    os.close(inherited)
+    error = process.communicate()[1].decode()
+    assert process.returncode == (2 if "missing" in target else 0), error
+    assert os.read(held, 1) == b""  # the end: nobody holds the other side any more
+    os.close(held)
+
+
 def test_what_a_library_prints_ends_no_worker(store, large, tmp_path, monkeypatch):
     noisy = "from attn_bridge.checkpoints.workers.nursery import main; print('reading ...\\n100', flush=True); main()"
     monkeypatch.setattr(Nursery, "command", (sys.executable, "-c", noisy))
@@ -248,7 +272,7 @@ def test_what_workers_say_is_heard_to_its_end_where_they_are_stopped(monkeypatch
             return 0
 
     nursery = Nursery.__new__(Nursery)
-    nursery._child = Process()
+    nursery._child, nursery._expected = Process(), 2
     nursery._child.stdin.write = nursery._child.stdin.flush = lambda *data: None
     job = jobs.Job("plan", "x", 3, 1 << 20)
     request = Request("x", "y", to_layout="same")
@@ -265,9 +289,8 @@ def test_workers_that_nobody_hears_end_without_a_traceback(tmp_path):
     process.stdout.close()
     job = jobs.Job("plan", "x", 3, 1 << 20)
     request = Request(str(tmp_path / "none.npz"), "s3://bucket/x.safetensors", to_layout="same")
-    asked = {"request": dataclasses.asdict(request), "job": dataclasses.asdict(job), "run": "run", "indices": [1, 2]}
-    process.stdin.write(json.dumps(asked).encode() + b"\n")
-    process.stdin.flush()
+    nursery.tell(process, {"request": dataclasses.asdict(request), "count": 2})
+    nursery.tell(process, {"job": dataclasses.asdict(job), "run": "run", "indices": [1, 2]})
     assert process.stderr.read() == b""
     assert process.wait() == 1
     process.stdin.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 from ....printable import printable
 from .faults import AbsentError, ChangedError, FaultError, as_faults
-from .stores import AT_ONCE, FOLDER, Entry, Store
+from .stores import FOLDER, Entry, Store
 
 PIECE = 1 << 18
 """Bytes that are taken from a connection at a time."""
@@ -61,12 +61,13 @@ def preload() -> None:
 class S3Store(Store):
     """A bucket: each range is asked for with the ETag that the file had when it was opened."""
 
+    at_once = 32  # what is asked for before it is needed comes all at the same time
     is_tied = True
 
-    @staticmethod
-    def system(kind: Any) -> Any:
+    @classmethod
+    def system(cls, kind: Any) -> Any:
         """Return s3fs's file system, with the credentials and the endpoint that AWS's own tools would use."""
-        given = {"max_pool_connections": 2 * AT_ONCE, "retries": {"total_max_attempts": 1}, **WAIT}
+        given = {"max_pool_connections": 2 * cls.at_once, "retries": {"total_max_attempts": 1}, **WAIT}
         given |= {"request_checksum_calculation": "when_required"}  # what is sent has an MD5
         found = kind(config_kwargs=given, skip_instance_cache=True, use_listings_cache=False)
         found.retries = 1  # made again by us: by both of us, it would be the square of it

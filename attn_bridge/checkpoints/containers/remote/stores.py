@@ -11,7 +11,7 @@ import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ...threads import Threads
 from ..files import bad
@@ -21,9 +21,6 @@ from .urls import shown
 
 if TYPE_CHECKING:
     from .paths import RemotePath
-
-AT_ONCE = 16
-"""Requests that are under way at the same time, for one store in one process."""
 
 PART, LEAST = 8 << 20, 1 << 20
 """Bytes of one of the requests that a long range is read by, at most, and at least."""
@@ -40,7 +37,7 @@ BATCH = 1000
 TAGS = ("ETag", "etag", "generation", "lfs", "blob_id", "checksum", "md5", "LastModified", "mtime", "Last-Modified")
 """Where fsspec's packages have what tells a file from a later one by the same name; the first that is there counts."""
 
-_STREAMS = Threads(AT_ONCE // 2, "stream")
+_STREAMS = Threads(8, "stream")
 """What writes piece by piece: pieces are read by requests that wait for turns, and for threads of the loop's own."""
 
 Result = TypeVar("Result")
@@ -88,7 +85,10 @@ class Store:
         self._turns: asyncio.Semaphore | None = None
         self._is_down = False
 
-    is_tied = False
+    at_once: ClassVar[int] = 16
+    """Requests that are under way at the same time, in one process."""
+
+    is_tied: ClassVar[bool] = False
     """Whether a range is read of the very file that an entry says, so that nothing has to be asked afterwards."""
 
     # ---- what a store of another kind does otherwise
@@ -177,7 +177,7 @@ class Store:
 
     async def _patiently(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Make a request in its turn, and again where it fails."""
-        turns = self._turns = self._turns or asyncio.Semaphore(AT_ONCE)
+        turns = self._turns = self._turns or asyncio.Semaphore(self.at_once)
 
         async def once() -> Result:
             async with turns:
