@@ -16,7 +16,7 @@ from attn_bridge.checkpoints.containers.base import CheckpointError, TensorInfo
 from attn_bridge.cli.app import run
 from attn_bridge.models.layouts import LayoutError
 
-from .test_convert import MEMORY, interrupted
+from .checkpoint_files import MEMORY, interrupted
 from .test_dequantize import E4M3, F4, STEM, U8, converted, expanded, float8, multiplied, mxfp4, same, write
 
 

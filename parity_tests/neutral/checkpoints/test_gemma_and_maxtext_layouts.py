@@ -22,7 +22,7 @@ from attn_bridge.models import layouts
 from attn_bridge.models.layouts import LayoutError, SettingError
 from attn_bridge.weights.changes import Change
 
-from .test_convert import MEMORY
+from .checkpoint_files import MEMORY
 
 WIDTH, HIDDEN, WORDS, HEADS, HEAD = 24, 40, 37, 4, 6
 LLAMA31 = {"rope_type": "llama3", "factor": 8.0}

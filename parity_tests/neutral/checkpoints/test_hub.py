@@ -14,7 +14,7 @@ pytest.importorskip("fsspec", reason="pip install 'attn-bridge[remote]'")
 pytest.importorskip("huggingface_hub", reason="comes with transformers")
 
 from attn_bridge import checkpoints
-from parity_tests.neutral.checkpoints.test_convert import sharded
+from parity_tests.neutral.checkpoints.checkpoint_files import sharded
 from parity_tests.support import hub
 
 

@@ -16,7 +16,7 @@ from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.checkpoints.workers import Processes
 from attn_bridge.checkpoints.workers.places import LocalPlace
 
-from .test_convert import sharded
+from .checkpoint_files import sharded
 from .test_workers import TASK, WIDTH, everything, shares
 
 

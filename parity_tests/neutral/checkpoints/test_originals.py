@@ -11,7 +11,7 @@ from attn_bridge.models import families
 from attn_bridge.models.originals import to_transformers
 
 from ...support.hf_configs import PUBLISHED
-from .test_convert import bits, write
+from .checkpoint_files import bits, write
 
 LLAMA_3 = {"n_heads": 32, "n_kv_heads": 8, "vocab_size": 128256, "norm_eps": 1e-05, "rope_theta": 500000.0}
 MISTRAL = {

@@ -14,7 +14,7 @@ from attn_bridge.checkpoints.wrapped import Stripped
 from attn_bridge.cli.app import run
 from attn_bridge.models.layouts import LayoutError
 
-from .test_convert import sharded, tree
+from .checkpoint_files import sharded, tree
 
 WRAPPERS = ["module.", "_orig_mod.", "model.", "state.net.model."]
 

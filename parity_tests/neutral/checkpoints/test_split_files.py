@@ -12,7 +12,7 @@ from attn_bridge.checkpoints import containers
 from attn_bridge.checkpoints.containers.base import CheckpointError, TensorInfo
 from attn_bridge.checkpoints.containers.torch_file import TorchWriter
 
-from .test_convert import bits
+from .checkpoint_files import bits
 
 PARAMS = {
     "dim": 8,

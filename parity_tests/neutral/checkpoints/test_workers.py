@@ -25,7 +25,7 @@ from attn_bridge.checkpoints.workers.places import LocalPlace
 from attn_bridge.checkpoints.workers.process import write_share
 from attn_bridge.cli.app import run
 
-from .test_convert import sharded, tree
+from .checkpoint_files import sharded, tree
 from .test_dequantized_files import folder as quantised
 
 TASK = 4096

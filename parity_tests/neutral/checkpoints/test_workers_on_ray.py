@@ -13,7 +13,7 @@ import pytest
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.workers import ray_tasks
 
-from .test_convert import sharded
+from .checkpoint_files import sharded
 from .test_workers import TASK, everything
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
