@@ -21,6 +21,7 @@ from attn_bridge.checkpoints.containers.remote import faults, joining, s3, stage
 from attn_bridge.checkpoints.requests import Request
 from attn_bridge.checkpoints.workers import Processes, jobs, nursery
 from attn_bridge.checkpoints.workers.nursery import Nursery
+from attn_bridge.parity import watch
 from parity_tests.neutral.checkpoints.conftest import name_in_environment
 from parity_tests.neutral.checkpoints.test_written_stores import ours, theirs
 
@@ -163,21 +164,33 @@ def test_a_killed_worker_is_named_and_gone_on_from(store, large, tmp_path, monke
     assert theirs(store) == wanted
 
 
-def test_workers_end_with_the_process_that_started_them(store, large):
+@pytest.mark.parametrize("moment", ["opening", "writing"])
+def test_workers_end_with_the_process_that_started_them(store, large, moment):
+    checkpoints.convert(large / "x.npz", "s3://bucket/source.safetensors", to_layout="same")
     held, inherited = os.pipe()
-    command = ["convert", str(large / "x.npz"), "s3://bucket/x.safetensors", "--to", "same", "--workers", "3"]
+    command = ["convert", "s3://bucket/source.safetensors", "s3://bucket/x.safetensors", "--to", "same"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "attn_bridge", *command], pass_fds=[inherited], stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "attn_bridge", *command, "--workers", "3"],
+        pass_fds=[inherited],
+        stderr=subprocess.DEVNULL,
     )
     os.close(inherited)
     seen = []
 
     def before(request):
         method, key, _ = request
-        if method == "PUT" and "/parts/" in key and not seen:
+        if moment == "writing":
+            is_then = method == "PUT" and "/parts/" in key
+        else:
+            is_then = [(one, name) for one, name, _ in asked].count(("GET", "bucket/source.safetensors")) == 3
+        if is_then and not seen:
             seen.append(request)
             process.kill()
 
+    asked = store.requests
+    asked.clear()
+    if moment == "opening":  # the headers never come
+        store.gate = lambda request: ("open", 99) if request[:2] == ("GET", "bucket/source.safetensors") else None
     store.before = before
     assert process.wait() == -signal.SIGKILL
     assert os.read(held, 1) == b""  # the end: nobody holds the other side any more
@@ -222,19 +235,18 @@ def test_workers_open_the_source_at_the_same_time(store, large, tmp_path, monkey
     assert (tmp_path / "y.safetensors").read_bytes() == store.objects["bucket", "x.safetensors"].data
 
 
-@pytest.mark.parametrize("target", ["y.npz", "missing/y.safetensors"])
-def test_workers_that_are_not_needed_end(store, large, tmp_path, target):
-    held, inherited = os.pipe()
+def test_workers_that_have_nothing_to_share_end_before_the_work(store, large, tmp_path):
     checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", to_layout="same")
-    command = ["convert", "s3://bucket/x.safetensors", str(tmp_path / target), "--to", "same", "--workers", "3"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "attn_bridge", *command], pass_fds=[inherited], stderr=subprocess.PIPE
+    before, during = watch._children(os.getpid()), []
+    options = {"to_layout": "same", "workers": 3}
+    checkpoints.convert(
+        "s3://bucket/x.safetensors",
+        tmp_path / "y.npz",
+        progress=lambda *done: during.append(watch._children(os.getpid())),
+        **options,
     )
-    os.close(inherited)
-    error = process.communicate()[1].decode()
-    assert process.returncode == (2 if "missing" in target else 0), error
-    assert os.read(held, 1) == b""  # the end: nobody holds the other side any more
-    os.close(held)
+    assert during
+    assert all(found == before for found in during)
 
 
 def test_what_a_library_prints_ends_no_worker(store, large, tmp_path, monkeypatch):
