@@ -93,6 +93,7 @@ class ObjectStore:
         self.rate, self.latency, self.page = rate, latency, page
         self.objects: dict[tuple[str, str], Object] = {}
         self.uploads: dict[str, dict[int, Object]] = {}
+        self._goals: dict[str, tuple[str, str]] = {}
         self.requests: list[tuple[str, str, str]] = []
         self.fault: Callable[[tuple[str, str, str]], str] = lambda request: ""
         self.before: Callable[[tuple[str, str, str]], None] = lambda request: None
@@ -197,6 +198,8 @@ class ObjectStore:
         if request.method in ("GET", "HEAD"):
             if "list-type" in query:
                 return self._listing(bucket, query)
+            if "uploads" in query:
+                return self._listed_uploads(bucket, query.get("prefix", ""))
             return await self._sent(request, bucket, key, fault)
         if request.method == "PUT":
             return self._put(request, bucket, key, body)
@@ -223,7 +226,8 @@ class ObjectStore:
 
     def _begin(self, transport: Any) -> None:
         """Begin to move bytes on a connection."""
-        self._free[transport] = max(time.monotonic(), self._free.get(transport, 0.0))
+        if self.rate:
+            self._free[transport] = max(time.monotonic(), self._free.get(transport, 0.0))
 
     async def _paced(self, transport: Any, count: int) -> None:
         """Wait until so many bytes have had their time on a connection."""
@@ -310,6 +314,15 @@ class ObjectStore:
             f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{''.join(parts)}</ListBucketResult>"
         )
 
+    def _listed_uploads(self, bucket: str, prefix: str) -> web.Response:
+        goals = {number: self._goals[number] for number in self.uploads}
+        parts = [
+            f"<Upload><Key>{escape(key)}</Key><UploadId>{number}</UploadId></Upload>"
+            for number, (one, key) in goals.items()
+            if one == bucket and key.startswith(prefix)
+        ]
+        return _xml(f"<ListMultipartUploadsResult>{''.join(parts)}</ListMultipartUploadsResult>")
+
     def _put(self, request: web.Request, bucket: str, key: str, body: bytes) -> web.Response:
         if "aws-chunked" in request.headers.get("Content-Encoding", ""):
             return _refused(501, "NotImplemented")
@@ -349,7 +362,7 @@ class ObjectStore:
         query = request.query
         if "uploads" in query:
             number = f"upload-{next(self._numbers)}"
-            self.uploads[number] = {}
+            self.uploads[number], self._goals[number] = {}, (bucket, key)
             return _xml(f"<InitiateMultipartUploadResult><UploadId>{number}</UploadId></InitiateMultipartUploadResult>")
         if "delete" in query:
             for one in ElementTree.fromstring(body).iter():

@@ -164,6 +164,24 @@ def test_a_killed_worker_is_named_and_gone_on_from(store, large, tmp_path, monke
     assert theirs(store) == wanted
 
 
+def test_parts_of_a_file_whose_publication_is_killed_are_not_kept_by_the_store(store, large, tmp_path):
+    """Nobody sees them, and they are paid for."""
+    command = ["convert", str(large / "x.npz"), "s3://bucket/x.safetensors", "--to", "same", "--task-bytes", "4MiB"]
+    process = subprocess.Popen([sys.executable, "-m", "attn_bridge", *command], stderr=subprocess.DEVNULL)
+
+    def before(request):
+        if request[0] == "PUT" and "uploadId" in request[2]:
+            process.kill()
+
+    store.before = before
+    assert process.wait() == -signal.SIGKILL
+    assert store.uploads
+    store.before = lambda request: None
+    checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", to_layout="same", resume=True)
+    assert theirs(store) == ours(large / "x.npz", tmp_path, "x.safetensors", to_layout="same")
+    assert not store.uploads
+
+
 @pytest.mark.parametrize("moment", ["opening", "writing"])
 def test_workers_end_with_the_process_that_started_them(store, large, moment):
     checkpoints.convert(large / "x.npz", "s3://bucket/source.safetensors", to_layout="same")
