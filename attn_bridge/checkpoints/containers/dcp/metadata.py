@@ -30,6 +30,7 @@ INERT = frozenset(
         *(f"{HOME}{name}" for name in ("TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties")),
         *(f"{HOME}_MEM_FORMAT_ENCODING", f"{OLD_HOME}TensorProperties", f"{OLD_HOME}MEM_FORMAT_ENCODING"),
         *(STORAGE_INFO, "torch.serialization._get_layout"),
+        *("builtins.getattr", "__builtin__.getattr"),  # as Python 3.11.0 to 3.11.3 pickled members of enumerations
         *(f"{home}.{name}Path" for home in ("pathlib", "pathlib._local") for name in ("Posix", "PurePosix", "Windows")),
     }
 )
