@@ -9,7 +9,7 @@ open("model.safetensors")             a mapping of names to arrays, read when th
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .mappings import Checkpoint, Inspection
@@ -174,6 +174,7 @@ def convert(
     overwrite: bool = False,
     max_memory: int | None = None,
     progress: Progress | None = None,
+    planned: Callable[[Plan], None] | None = None,
     workers: int | None = None,
     task_bytes: int | None = None,
     ray: str | None = None,
@@ -198,6 +199,7 @@ def convert(
         overwrite: replace an existing target.
         max_memory: bytes of memory to stay within; None takes about three times the largest tensor, or what tasks need.
         progress: called with the bytes done, all bytes, and the tensor at hand.
+        planned: called with the plan before anything is written.
         workers: processes that share the work; the bytes are the same for any number. None: as many as pay.
         task_bytes: what a worker writes at a time, at most, in bytes; it takes about twice as much memory.
         ray: have tasks of Ray do it, on the cluster of that address; "" finds one, or starts one on this machine.
@@ -217,6 +219,8 @@ def convert(
     progress = progress or (lambda done, total, name: None)
     asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip)
     with early(asked, workers if ray is None else 1) as nursery, asked.opened() as prepared:
+        if planned is not None:
+            planned(prepared.plan)
         job = chosen(prepared, workers, task_bytes, max_memory, is_elsewhere=ray is not None, resume=resume)
         if job is not None and ray is not None:
             from .workers.ray_tasks import Cluster
@@ -267,6 +271,7 @@ def convert_share(
     overwrite: bool = False,
     max_memory: int | None = None,
     progress: Progress | None = None,
+    planned: Callable[[Plan], None] | None = None,
     task_bytes: int | None = None,
 ) -> Worked:
     """Do the share of one of several workers, on any machine that has source and target on its disks.
@@ -291,6 +296,7 @@ def convert_share(
         overwrite: replace an existing target.
         max_memory: bytes of memory to stay within, this worker.
         progress: called with the bytes done of its share, all of its share, and the tensor at hand.
+        planned: as `convert` takes it.
         task_bytes: what is written at a time, at most; the same for all workers.
 
     Raises:
@@ -303,6 +309,8 @@ def convert_share(
 
     asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip)
     with asked.opened() as prepared:
+        if planned is not None:
+            planned(prepared.plan)
         job = job_of(prepared, workers, task_bytes, None if max_memory is None else max_memory * workers)
         return worker(prepared, job, index, resume, overwrite, progress or (lambda done, total, name: None))
 
@@ -321,6 +329,7 @@ def finish(
     strip: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
+    planned: Callable[[Plan], None] | None = None,
 ) -> Worked:
     """Check every digest of what workers wrote, and publish it; what is published already stays as it is.
 
@@ -334,6 +343,8 @@ def finish(
 
     asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip)
     with asked.opened() as prepared:
+        if planned is not None:
+            planned(prepared.plan)
         return finish_by_hand(prepared, overwrite, progress or (lambda done, total, name: None))
 
 

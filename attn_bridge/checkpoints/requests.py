@@ -12,7 +12,7 @@ from typing import Any, Self
 from ..models import rules_file
 from . import configs, containers, manifest, planning, quantised
 from .containers import remote
-from .containers.base import Reader
+from .containers.base import CheckpointError, Reader
 from .manifest import Manifest
 from .planning.plans import Plan
 from .wrapped import Stripped, left_out_note
@@ -85,6 +85,7 @@ class Request:
         """
         source, target = remote.to_path(self.source), remote.to_path(self.target)
         remote.check_writable(target)
+        there = stamps_of(source)
         with containers.open_reader(source) as opened:
             reader = seen(opened, self.strip, self.dequantize, self.dtype)
             beside = manifest.of(reader, source)
@@ -95,7 +96,7 @@ class Request:
             )
             if self.strip is not None:
                 plan = of_stripped(plan, opened, self.strip, beside)
-            yield Prepared(plan, reader, before, target, kind, configs.is_folder(target, kind))
+            yield Prepared(plan, reader, before, target, kind, configs.is_folder(target, kind), there)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +110,7 @@ class Prepared:
         target: file or folder.
         format: its container.
         is_folder: whether it is a folder.
+        there: what told the source's files from later ones before they were opened.
     """
 
     plan: Plan
@@ -117,6 +119,37 @@ class Prepared:
     target: Path
     format: str
     is_folder: bool
+    there: Mapping[str, tuple[int, ...]]
+
+    def identity(self) -> str:
+        """Return what tells this conversion from any other, and the source that was opened from a later one.
+
+        Raises:
+            CheckpointError: a file was replaced since, so that what is there is not what is read.
+        """
+        found = f"{self.plan.identity(self.reader)} {self.format}"
+        for path in self.reader.files():
+            if str(path) in self.there and self.there[str(path)] != stamp_of(path):
+                raise CheckpointError(f"{self.reader.path} changed while it was read; convert it again")
+        return found
+
+
+def stamps_of(source: Path) -> dict[str, tuple[int, ...]]:
+    """Return what tells the files of a local source from later ones; what is read of a store is tied to it anyway."""
+    if remote.is_remote(source):
+        return {}
+    found: dict[str, tuple[int, ...]] = {}
+    below = (Path(folder, name) for folder, _, names in os.walk(source) for name in names)
+    for path in (source, *below):
+        with contextlib.suppress(OSError):
+            found[str(path)] = stamp_of(path)
+    return found
+
+
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """Return what tells a file from a later one by its name."""
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def seen(reader: Reader, strip: str | None, dequantize: bool, dtype: str | None) -> Reader:

@@ -32,8 +32,8 @@ from aiohttp import web
 PIECE = 1 << 18
 """Bytes that are sent or received at a time."""
 
-CATCH_UP = 1.0
-"""Seconds that a request may be late and still come to its rate: by so much this process was busy with others."""
+BUFFER = 1 << 19
+"""Bytes that a connection may be late by and still come to its rate: what waits in sockets while processes are busy."""
 
 
 class Object:
@@ -233,7 +233,7 @@ class ObjectStore:
         """Wait until so many bytes have had their time on a connection."""
         if self.rate:
             now = time.monotonic()
-            self._free[transport] = max(now - CATCH_UP, self._free[transport]) + count / self.rate
+            self._free[transport] = max(now - BUFFER / self.rate, self._free[transport]) + count / self.rate
             await asyncio.sleep(self._free[transport] - now)
 
     async def _received(self, request: web.Request) -> bytes:

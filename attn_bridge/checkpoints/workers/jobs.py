@@ -35,8 +35,7 @@ class Job:
         plan = prepared.plan
         options = {"--format": prepared.format, "--dtype": plan.dtype or "of the source"}
         options |= {"--from": plan.source_layout or "same", "--to": plan.target_layout or "same"}
-        identity = f"{plan.identity(prepared.reader)} {prepared.format}"
-        return cls(identity, str(plan.source), workers, task_bytes, options)
+        return cls(prepared.identity(), str(plan.source), workers, task_bytes, options)
 
     def to_json(self) -> bytes:
         """Return the job as it is stored."""

@@ -39,7 +39,8 @@ def early(request: Request, workers: int | None) -> Iterator[Nursery | None]:
         return
     with Nursery([url.partition(":")[0] for url in urls]) as nursery:
         if workers is not None:
-            nursery.expect(request, count - 1)
+            with contextlib.suppress(TypeError):  # settings that are no JSON: what refuses them says why
+                nursery.expect(request, count - 1)
         yield nursery
 
 
@@ -72,8 +73,8 @@ class Nursery:
 
     def expect(self, request: Request, count: int) -> None:
         """Have so many workers open a conversion."""
-        self._expected = count
         tell(self._child, {"request": dataclasses.asdict(request), "count": count})
+        self._expected = count
 
     def start(
         self, request: Request, prepared: Prepared, job: Job, run: str, indices: Sequence[int], advance: Advance
@@ -171,13 +172,12 @@ class _Forked(Watched):
 
 def _share_once_told(request: Request, pipe: int, lines: TextIO) -> int:
     """Open a conversion, do the share of it that a pipe asks for, and return the exit status."""
+    heard = end_with(pipe)
 
     def work(advance: Advance) -> None:
         with request.opened() as prepared:
-            asked = read_line(pipe)
-            if asked is not None:
-                end_with(pipe)
-                do_share_of(prepared, asked, advance)
+            identity = prepared.identity()  # of what is open, whatever is there once it is told
+            do_share_of(prepared, identity, heard.get(), advance)
 
     return report(work, lines)
 

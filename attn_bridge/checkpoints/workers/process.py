@@ -5,9 +5,9 @@ It ends when stdin does, since whoever started it is gone then.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
+import queue
 import signal
 import sys
 import threading
@@ -30,17 +30,17 @@ def do_share(asked: dict[str, Any], advance: Advance) -> None:
         ValueError: the source is another one by now, or can't be read or written.
     """
     with Request(**asked["request"]).opened() as prepared:
-        do_share_of(prepared, asked, advance)
+        do_share_of(prepared, prepared.identity(), asked, advance)
 
 
-def do_share_of(prepared: Prepared, asked: dict[str, Any], advance: Advance) -> None:
-    """Do what was asked of a conversion that is open.
+def do_share_of(prepared: Prepared, identity: str, asked: dict[str, Any], advance: Advance) -> None:
+    """Do what was asked of a conversion that is open, and had that identity when it was opened.
 
     Raises:
         ValueError: the source is another one than whoever asked had, or can't be read or written.
     """
     job = Job(**asked["job"])
-    if f"{prepared.plan.identity(prepared.reader)} {prepared.format}" != job.plan:
+    if identity != job.plan:
         raise CheckpointError(f"{prepared.reader.path} changed while it was read; convert it again")
     write_share(prepared, job, asked["run"], asked["index"], advance)
 
@@ -76,15 +76,20 @@ def read_line(pipe: int) -> dict[str, Any] | None:
     return said
 
 
-def end_with(pipe: int) -> None:
-    """End this process when a pipe does, whose other end is held by whoever started it."""
+def end_with(pipe: int) -> queue.SimpleQueue[dict[str, Any]]:
+    """End this process when a pipe does, whose other end is held by whoever started it; return what it says till then.
 
-    def wait() -> None:
-        while os.read(pipe, 1 << 12):
-            pass
+    Each line of it is JSON.
+    """
+    heard: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def listen() -> None:
+        while (said := read_line(pipe)) is not None:
+            heard.put(said)
         os._exit(1)
 
-    threading.Thread(target=wait, daemon=True).start()
+    threading.Thread(target=listen, daemon=True).start()
+    return heard
 
 
 def work_and_report(work: Callable[[Advance], None], pipe: int, lines: TextIO) -> int:
@@ -96,9 +101,8 @@ def work_and_report(work: Callable[[Advance], None], pipe: int, lines: TextIO) -
 def main() -> int:
     """Do what stdin asks for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it is interrupted, too
-    pipe = sys.stdin.fileno()
-    asked = read_line(pipe)
-    return 0 if asked is None else work_and_report(functools.partial(do_share, asked), pipe, sys.stdout)
+    heard = end_with(sys.stdin.fileno())
+    return report(lambda advance: do_share(heard.get(), advance), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -42,6 +42,9 @@ from .options import (
 )
 from .page import check_page, write_page
 from .places import place
+
+if TYPE_CHECKING:
+    from ...checkpoints.planning.plans import Plan
 
 REDRAW = 0.1
 """Seconds between two pictures of a bar."""
@@ -109,25 +112,43 @@ def convert(
     shared = tasks.Sharing.of(workers, worker, finish, ray, task_bytes, dry_run)
     layouts: dict[str, Any] = {"from_layout": from_layout, "to_layout": to_layout, "format": format, "rules": rules}
     layouts |= {"dequantize": dequantize, "strip": strip}
-    planned = checkpoints.plan(source, target, **layouts, dtype=dtype, settings=given)
+    options = {**layouts, "dtype": dtype, "settings": given}
     console = make_console()
-    if json_file != "-":
-        for name, reason in planned.dropped.items():
+
+    def show(plan: Plan) -> None:
+        if json_file == "-":
+            return
+        for name, reason in plan.dropped.items():
             console.print(f"kept aside: {name}: {reason}", markup=False, soft_wrap=True)
-        for note in planned.notes:
+        for note in plan.notes:
             console.print(f"note: {note}", markup=False, soft_wrap=True)
         kind = containers.format_of(target, format)
         if shared.is_many and not containers.writer_class(kind).random_access:
             console.print(f"note: a file of {kind} is written by one worker", markup=False)
+
     if dry_run:
+        planned = checkpoints.plan(source, target, **options)
+        show(planned)
         if json_file is not None:
             write_json(plan_json(planned), json_file)
         if json_file != "-":
             print_plan(planned, console, memory_of(planned, shared.workers or 1, shared.task_bytes, memory))
         return 0
-    options = {**layouts, "dtype": dtype, "settings": given, "overwrite": overwrite}
-    with _bytes_bar() as advance:
-        done = tasks.carry_out(shared, source, target, options, resume, memory, advance)
+    with contextlib.ExitStack() as bar:
+        advance: Callable[[int, int, str], None] | None = None
+
+        def begin(plan: Plan) -> None:
+            nonlocal planned, advance
+            planned = plan
+            show(plan)
+            advance = bar.enter_context(_bytes_bar())
+
+        def progress(count: int, total: int, name: str) -> None:
+            if advance is not None:
+                advance(count, total, name)
+
+        options["overwrite"] = overwrite
+        done = tasks.carry_out(shared, source, target, options, resume, memory, begin, progress)
     result = done.result
     if json_file is not None:
         found: dict[str, Any] = plan_json(planned)

@@ -35,6 +35,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from ...checkpoints.planning.plans import Plan
     from ...checkpoints.workers import Worked
 
 
@@ -153,15 +154,16 @@ def carry_out(
     options: dict[str, Any],
     resume: bool,
     memory: int | None,
-    progress: Callable[[int, int, str], None] | None,
+    planned: Callable[[Plan], None],
+    progress: Callable[[int, int, str], None],
 ) -> Worked:
     """Convert, or do a share of it, or publish what workers wrote."""
     from ... import checkpoints
     from ...checkpoints.workers import Worked
 
     if sharing.is_finishing:
-        return checkpoints.finish(source, target, **options, progress=progress)
-    options = {**options, "resume": resume, "max_memory": memory, "progress": progress}
+        return checkpoints.finish(source, target, **options, progress=progress, planned=planned)
+    options = {**options, "resume": resume, "max_memory": memory, "progress": progress, "planned": planned}
     options["task_bytes"] = sharing.task_bytes
     if sharing.index is not None and sharing.workers is not None:
         return checkpoints.convert_share(source, target, sharing.index, sharing.workers, **options)

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from attn_bridge.checkpoints.containers.remote import faults, joining, s3, stage
 from attn_bridge.checkpoints.requests import Request
 from attn_bridge.checkpoints.workers import Processes, jobs, nursery
 from attn_bridge.checkpoints.workers.nursery import Nursery
+from attn_bridge.cli.app import run
 from attn_bridge.parity import watch
 from parity_tests.neutral.checkpoints.conftest import name_in_environment
 from parity_tests.neutral.checkpoints.test_written_stores import ours, theirs
@@ -182,8 +185,9 @@ def test_parts_of_a_file_whose_publication_is_killed_are_not_kept_by_the_store(s
     assert not store.uploads
 
 
+@pytest.mark.parametrize("killed", ["the command", "it and what its workers are forked from"])
 @pytest.mark.parametrize("moment", ["opening", "writing"])
-def test_workers_end_with_the_process_that_started_them(store, large, moment):
+def test_workers_end_with_the_process_that_started_them(store, large, moment, killed):
     checkpoints.convert(large / "x.npz", "s3://bucket/source.safetensors", to_layout="same")
     held, inherited = os.pipe()
     command = ["convert", "s3://bucket/source.safetensors", "s3://bucket/x.safetensors", "--to", "same"]
@@ -193,27 +197,28 @@ def test_workers_end_with_the_process_that_started_them(store, large, moment):
         stderr=subprocess.DEVNULL,
     )
     os.close(inherited)
-    seen = []
+    workers = []
 
     def before(request):
         method, key, _ = request
-        if moment == "writing":
-            is_then = method == "PUT" and "/parts/" in key
-        else:
-            is_then = [(one, name) for one, name, _ in asked].count(("GET", "bucket/source.safetensors")) == 3
-        if is_then and not seen:
-            seen.append(request)
+        opened = [(one, name) for one, name, _ in store.requests].count(("GET", "bucket/source.safetensors"))
+        is_then = opened == 3 if moment == "opening" else method == "PUT" and "/parts/" in key
+        if is_then and not workers:
+            (nursery,) = watch._children(process.pid)
+            workers.extend(watch._children(nursery))
+            process.send_signal(signal.SIGSTOP)  # so that it does nothing about it
+            if killed != "the command":
+                os.kill(nursery, signal.SIGKILL)
             process.kill()
 
-    asked = store.requests
-    asked.clear()
+    store.requests.clear()
     if moment == "opening":  # the headers never come
         store.gate = lambda request: ("open", 99) if request[:2] == ("GET", "bucket/source.safetensors") else None
     store.before = before
     assert process.wait() == -signal.SIGKILL
     assert os.read(held, 1) == b""  # the end: nobody holds the other side any more
     os.close(held)
-    assert seen
+    assert len(workers) == 2
     assert "x.safetensors" not in theirs(store)
 
 
@@ -222,7 +227,9 @@ def test_workers_begin_without_importing_anything_each(store, large, tmp_path):
     script = """
 import sys
 import threading
+import time
 import types
+from pathlib import Path
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.workers import nursery
 
@@ -249,8 +256,51 @@ def test_workers_open_the_source_at_the_same_time(store, large, tmp_path, monkey
     monkeypatch.setitem(s3.WAIT, "read_timeout", 20)
     checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", to_layout="same")
     store.gate = lambda asked: ("open", 3) if asked[:2] == ("GET", "bucket/x.safetensors") else None
-    checkpoints.convert("s3://bucket/x.safetensors", tmp_path / "y.safetensors", to_layout="same", workers=3)
+    command = ["convert", "s3://bucket/x.safetensors", str(tmp_path / "y.safetensors"), "--to", "same"]
+    assert run([*command, "--workers", "3"]) == 0
     assert (tmp_path / "y.safetensors").read_bytes() == store.objects["bucket", "x.safetensors"].data
+
+
+def test_a_source_that_is_replaced_before_the_plan_is_not_read_by_workers_that_opened_it(
+    store, large, tmp_path, monkeypatch
+):
+    """They hold the file that was there: what they read of it would stand beside what others read of the new one."""
+    for name in ("old", "new"):
+        checkpoints.convert(large / "x.npz", tmp_path / f"{name}.safetensors", to_layout="same")
+    data = bytearray((tmp_path / "new.safetensors").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "new.safetensors").write_bytes(data)
+    opened = Request.opened
+
+    def late(request):
+        begun = time.monotonic()
+        while not all(_holds(one, tmp_path / "old.safetensors") for one in _workers()):
+            assert time.monotonic() < begun + 300
+            time.sleep(0.01)
+        (tmp_path / "new.safetensors").replace(tmp_path / "old.safetensors")
+        return opened(request)
+
+    def _workers():
+        found = [one for child in watch._children(os.getpid()) for one in watch._children(child)]
+        return found if len(found) == 2 else [0]
+
+    def _holds(process, path):
+        try:
+            return any(os.path.realpath(one) == str(path) for one in Path(f"/proc/{process}/fd").iterdir())
+        except OSError:
+            return False
+
+    monkeypatch.setattr(Request, "opened", late)
+    options = {"to_layout": "same", "workers": 3, "task_bytes": 1 << 22}
+    with pytest.raises(CheckpointError, match="changed while it was read"):
+        checkpoints.convert(tmp_path / "old.safetensors", "s3://bucket/x.safetensors", **options)
+    assert "x.safetensors" not in theirs(store)
+
+
+def test_settings_that_are_no_json_are_refused_as_any_are(store, large):
+    options = {"to_layout": "same", "workers": 2, "settings": {"num_heads": np.int64(4)}}
+    with pytest.raises(ValueError, match="--set num_heads"):
+        checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", **options)
 
 
 def test_workers_that_have_nothing_to_share_end_before_the_work(store, large, tmp_path):
