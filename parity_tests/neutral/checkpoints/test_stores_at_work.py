@@ -90,7 +90,7 @@ def test_a_tensor_that_one_worker_wrote_in_pieces_is_not_read_again(store, large
 def test_many_requests_are_under_way_at_once(store, large, monkeypatch, workers, reads, sent):
     """The store answers once so many are under way: a conversion that waits for one before the next would fail."""
     monkeypatch.setattr(faults, "TRIES", 1)
-    monkeypatch.setitem(s3.WAIT, "read_timeout", 20)
+    monkeypatch.setitem(s3.WAIT, "read_timeout", 300)
     checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", to_layout="same")
 
     def gate(request):
@@ -253,7 +253,7 @@ checkpoints.convert(sys.argv[1], "s3://bucket/x.safetensors", to_layout="same", 
 def test_workers_open_the_source_at_the_same_time(store, large, tmp_path, monkeypatch):
     """The store answers once all three ask for the header: one that waits for a plan before it asks would fail."""
     monkeypatch.setattr(faults, "TRIES", 1)
-    monkeypatch.setitem(s3.WAIT, "read_timeout", 20)
+    monkeypatch.setitem(s3.WAIT, "read_timeout", 300)
     checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", to_layout="same")
     store.gate = lambda asked: ("open", 3) if asked[:2] == ("GET", "bucket/x.safetensors") else None
     command = ["convert", "s3://bucket/x.safetensors", str(tmp_path / "y.safetensors"), "--to", "same"]
@@ -305,7 +305,7 @@ def test_settings_that_are_no_json_are_refused_as_any_are(store, large):
 
 def test_workers_that_have_nothing_to_share_end_before_the_work(store, large, tmp_path):
     checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", to_layout="same")
-    before, during = watch._children(os.getpid()), []
+    before, during = {*watch._children(os.getpid())}, []
     options = {"to_layout": "same", "workers": 3}
     checkpoints.convert(
         "s3://bucket/x.safetensors",
@@ -314,7 +314,7 @@ def test_workers_that_have_nothing_to_share_end_before_the_work(store, large, tm
         **options,
     )
     assert during
-    assert all(found == before for found in during)
+    assert all(before.issuperset(found) for found in during)
 
 
 def test_what_a_library_prints_ends_no_worker(store, large, tmp_path, monkeypatch):
