@@ -90,7 +90,7 @@ def finish(
     writer = place.writer(prepared.format, infos, plan.metadata, is_share=False)
     try:
         found = _check(prepared, place, writer, job, tasks, known, run, progress)
-        if stamps(reader, anew=True) != files or f"{plan.identity(reader)} {prepared.format}" != job.plan:
+        if stamps(reader, anew=True) != files or prepared.identity() != job.plan:
             raise CheckpointError(f"{reader.path} changed while it was read; convert it again")
         writer.finish()
     except BaseException:
