@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
-import os
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +16,7 @@ from attn_bridge import backends
 from . import oracle
 from .cells import Group
 from .contender import Contender, Work
+from .memory import begin_peak, free_memory, peak
 
 MATMUL = "matmul"
 """Key of the yardstick among the contenders."""
@@ -154,33 +151,10 @@ def host_peak(work: Work, wait: Callable[[Any], Any]) -> int | None:
     """
     wait(work.call())
     gc.collect()
-    if sys.platform != "linux":
+    before = begin_peak()
+    if before is None:
         return None
-    ctypes.CDLL(None).malloc_trim(0)
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
-    except OSError:
-        return None
-    before = _resident("VmRSS")
     result = wait(work.call())
-    peak = _resident("VmHWM")
+    found = peak()
     del result
-    return max(peak - before, 0)
-
-
-def _resident(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {field}")
-
-
-def free_memory() -> int:
-    """Return the bytes of memory that can be taken; a huge number where that can't be known."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return 1 << 62
+    return max(found - before, 0)

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from attn_bridge.checkpoints.containers import CheckpointError, open_reader
 from attn_bridge.parity.compare.driver import peak_memory
+from parity_tests.support.memory import resident_memory, traced_memory
 
 from . import samples
 
@@ -136,24 +137,16 @@ def outcome(path: Path, format: str) -> str:
     Raises:
         AssertionError: the refusal is not one printable line, or it cost too much memory.
     """
-    is_traced = tracemalloc.is_tracing()
-    if not is_traced:
-        tracemalloc.start()
-    tracemalloc.reset_peak()
-    before = tracemalloc.get_traced_memory()[0]
     said = ""
-    try:
-        with open_reader(path, CONTAINERS.get(format, (format,))[0]) as reader:
-            for name, info in reader.tensors.items():
-                assert reader.read(name).nbytes == info.nbytes
-    except CheckpointError as error:
-        said = str(error)
-    finally:
-        peak = tracemalloc.get_traced_memory()[1] - before
-        if not is_traced:
-            tracemalloc.stop()
+    with (resident_memory if "orbax" in CONTAINERS.get(format, (format,)) else traced_memory)() as peak:
+        try:
+            with open_reader(path, CONTAINERS.get(format, (format,))[0]) as reader:
+                for name, info in reader.tensors.items():
+                    assert reader.read(name).nbytes == info.nbytes
+        except CheckpointError as error:
+            said = str(error)
     assert said.isprintable(), f"not one line: {said!r}"
-    assert peak < MAX_MEMORY, f"took {peak} bytes"
+    assert peak.bytes < MAX_MEMORY, f"took {peak.bytes} bytes"
     return "refused" if said else "read"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import threading
 
 import flax.serialization
 import jax
@@ -266,3 +267,16 @@ def test_a_damaged_folder_of_orbax_is_refused_in_one_line(tmp_path):
             refused += outcome(tmp_path / "x", "orbax") == "refused"
         file.write_bytes(whole)
     assert refused > 8
+
+
+def test_nothing_of_a_folder_is_read_any_more_when_it_is_refused(tmp_path, monkeypatch):
+    with ocp.StandardCheckpointer() as one:
+        one.save(tmp_path / "x", {"a": np.ones(1), "b": np.ones(1)})
+    (first, failed), (second, slow) = (tensorstore.Promise.new() for _ in range(2))
+    first.set_exception(ValueError("damaged"))
+    futures = iter((failed, slow))
+    monkeypatch.setattr(tensorstore, "open", lambda *_, **__: next(futures))
+    threading.Timer(0.3, second.set_result, (None,)).start()
+    with pytest.raises(CheckpointError, match="a can't be opened: damaged"):
+        open_reader(tmp_path / "x")
+    assert slow.done()

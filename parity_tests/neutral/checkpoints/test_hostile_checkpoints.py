@@ -8,7 +8,6 @@ import os
 import pickle
 import pickletools
 import struct
-import tracemalloc
 import zipfile
 
 import numpy as np
@@ -19,27 +18,30 @@ from attn_bridge.checkpoints.containers.files import MAX_HEADER
 from attn_bridge.checkpoints.containers.msgpack import values as msgpack_values
 from attn_bridge.checkpoints.containers.pickles import STEPS
 from parity_tests.fuzz.samples import ENDINGS, random_arrays, read, write
+from parity_tests.support.memory import resident_memory, traced_memory
 
 MAX_MEMORY = 1 << 24
 """Bytes that a refusal may cost."""
 
 
-def refusal(path, format=None):
+def refused(path, format=None):
     """Return why a checkpoint is refused, without the file's name."""
-    tracemalloc.start()
-    try:
-        with pytest.raises(CheckpointError) as caught:
-            read(path, format)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    with pytest.raises(CheckpointError) as caught:
+        read(path, format)
     said = str(caught.value)
-    assert peak < MAX_MEMORY
     assert said.isprintable()
     assert len(said) < 20_000
     start = str(path)
     assert said.startswith(start)
     return said.removeprefix(start)
+
+
+def refusal(path, format=None):
+    """Return the same, where it costs little."""
+    with traced_memory() as peak:
+        said = refused(path, format)
+    assert peak.bytes < MAX_MEMORY
+    return said
 
 
 def assert_says(found, *texts):
@@ -888,8 +890,9 @@ def folder(tmp_path, **changes):
 )
 def test_keys_of_orbax_that_are_none_are_refused(keys, message, tmp_path):
     path = folder(tmp_path, key_metadata=[{"key": key, "key_type": 2} for key in keys])
-    found = refusal(path)
-    assert_says(found, *message.split("|"))
+    with resident_memory() as peak:
+        assert_says(refused(path), *message.split("|"))
+    assert peak.bytes < MAX_MEMORY
 
 
 @pytest.mark.parametrize("value", [None, [], {"key": 1}, [{"key": 1}], [1], "a"])
@@ -927,13 +930,9 @@ def read_a_little(path):
 
 def refusal_below(path):
     """Return why a folder is refused, where a file of it is named."""
-    tracemalloc.start()
-    try:
-        with pytest.raises(CheckpointError) as caught:
-            read_a_little(path)
-        assert tracemalloc.get_traced_memory()[1] < MAX_MEMORY
-    finally:
-        tracemalloc.stop()
+    with traced_memory() as peak, pytest.raises(CheckpointError) as caught:
+        read_a_little(path)
+    assert peak.bytes < MAX_MEMORY
     said = str(caught.value)
     assert said.isprintable()
     assert said.startswith(str(path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from attn_bridge.specs import GroupedQueryAttentionConfig, Rotary
 from attn_bridge.specs.position import YaRNScaling
 from parity_tests.fuzz.samples import write
 from parity_tests.support.hf_configs import LATENT_HEADS
+from parity_tests.support.memory import traced_memory
 
 SIZES = {
     "vocab_size": 31,
@@ -67,13 +67,9 @@ def test_a_config_that_would_take_all_memory_is_one_line(tmp_path, model_type, c
     sizes = EXPERTS if model_type == "deepseek_v3" else SIZES
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **sizes, **change}))
     write("safetensors", tmp_path / "model.safetensors", {"x": np.arange(3.0)})
-    tracemalloc.start()
-    try:
-        with pytest.raises(CheckpointError) as caught:
-            configs.read_config("DecoderModel", tmp_path)
-        assert tracemalloc.get_traced_memory()[1] < MAX_MEMORY
-    finally:
-        tracemalloc.stop()
+    with traced_memory() as peak, pytest.raises(CheckpointError) as caught:
+        configs.read_config("DecoderModel", tmp_path)
+    assert peak.bytes < MAX_MEMORY
     said = str(caught.value).removeprefix(str(tmp_path))
     assert message in said
     assert said.isprintable()

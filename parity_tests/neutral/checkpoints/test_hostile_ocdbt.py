@@ -13,8 +13,9 @@ import pytest
 from attn_bridge.checkpoints.containers.orbax import ocdbt
 from attn_bridge.checkpoints.containers.orbax import writer as orbax_writer
 from parity_tests.fuzz.samples import assert_same, random_array, read, write
+from parity_tests.support.memory import resident_memory
 
-from .test_hostile_checkpoints import refusal
+from .test_hostile_checkpoints import MAX_MEMORY, refusal, refused
 
 ARRAYS = {
     "a.weight": random_array("float32", (6, 4), np.random.default_rng(0)),
@@ -87,16 +88,18 @@ def test_values_that_are_the_same_bytes_many_times_are_refused(database):
 
 
 def test_a_damaged_database_is_refused(database):
-    for path in (database / ocdbt.MANIFEST, database / "d" / f"{1:032x}"):
-        whole = path.read_bytes()
-        for at in range(len(whole)):
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-            if at != 13:  # 1 there says that it is compressed, which TensorStore has to look at
-                assert refusal(database)
-        for cut in range(0, len(whole), 3):
-            path.write_bytes(whole[:cut])
-            assert refusal(database)
-        path.write_bytes(whole)
+    with resident_memory() as peak:
+        for path in (database / ocdbt.MANIFEST, database / "d" / f"{1:032x}"):
+            whole = path.read_bytes()
+            for at in range(len(whole)):
+                path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+                if at != 13:  # 1 there says that it is compressed, which TensorStore has to look at
+                    assert refused(database)
+            for cut in range(0, len(whole), 3):
+                path.write_bytes(whole[:cut])
+                assert refused(database)
+            path.write_bytes(whole)
+    assert peak.bytes < MAX_MEMORY
     assert_same(read(database), ARRAYS)
 
 

@@ -251,11 +251,12 @@ class OrbaxReader(Reader):
             }
             spec["recheck_cached_data"] = "open"
             opening.append((name, self._ask(ts.open, spec, open=True, read=True, context=context)))
+        failed = [(name, error) for name, future in opening if (error := future.exception()) is not None]
+        if failed:  # all are waited for: nothing reads any more when a folder is refused
+            name, error = failed[0]
+            raise bad(self._folder, f"{printable(name)} can't be opened: {_first_line(error)}") from None
         for name, future in opening:
-            try:
-                store = future.result()
-            except Exception as error:
-                raise bad(self._folder, f"{printable(name)} can't be opened: {_first_line(error)}") from None
+            store = future.result()
             info = TensorInfo(
                 name,
                 check_dtype(self._folder, name, str(store.dtype.name)),
