@@ -223,7 +223,7 @@ def convert(
             planned(prepared.plan)
         job = chosen(prepared, workers, task_bytes, max_memory, is_elsewhere=ray is not None, resume=resume)
         if job is not None and ray is not None:
-            from .workers.ray_tasks import Cluster
+            from .workers.executors.ray_tasks import Cluster
 
             with Cluster(ray) as cluster:
                 job = cluster.job(prepared, workers, task_bytes)

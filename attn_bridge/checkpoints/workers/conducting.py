@@ -18,8 +18,7 @@ from ..planning.tasks import cut, share, shares, size_of
 from ..requests import Prepared, Request
 from .finishing import check_source, finish, published
 from .jobs import Job
-from .locating import place_of
-from .places import Place
+from .places import Place, place_of
 from .working import Advance, work
 
 WORTH = 2 << 30

@@ -9,7 +9,7 @@ from ..execution import Progress, Result, accompany, budget_of, config_beside, s
 from ..requests import Prepared
 from .finishing import check_source
 from .jobs import Job
-from .locating import place_of
+from .places import place_of
 
 
 def write_in_order(

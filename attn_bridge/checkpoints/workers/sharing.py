@@ -16,8 +16,7 @@ from ..requests import Prepared
 from .conducting import adding
 from .finishing import check_published, finish, missing, published
 from .jobs import Job
-from .locating import place_of
-from .places import Place
+from .places import Place, place_of
 from .working import work
 
 

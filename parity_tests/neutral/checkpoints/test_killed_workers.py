@@ -48,7 +48,7 @@ def test_kills_at_every_moment_leave_nothing_there_and_are_gone_on_from(tmp_path
 
 KILLED = """
 import os, signal, sys
-from attn_bridge.checkpoints.workers import process
+from attn_bridge.checkpoints.workers.executors import process
 from attn_bridge.checkpoints.workers.places import LocalPlace
 record, seen = LocalPlace.record, []
 

@@ -21,8 +21,9 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.checkpoints.containers.remote import faults, joining, s3, staged
 from attn_bridge.checkpoints.requests import Request
-from attn_bridge.checkpoints.workers import Processes, jobs, nursery
-from attn_bridge.checkpoints.workers.nursery import Nursery
+from attn_bridge.checkpoints.workers import Processes, jobs
+from attn_bridge.checkpoints.workers.executors import nursery
+from attn_bridge.checkpoints.workers.executors.nursery import Nursery
 from attn_bridge.cli.app import run
 from attn_bridge.parity import watch
 from parity_tests.neutral.checkpoints.conftest import name_in_environment
@@ -138,8 +139,8 @@ def test_a_share_that_fits_is_sent_at_once(nbytes, objects):
 
 KILLED = """
 import os, signal, sys
-from attn_bridge.checkpoints.workers import nursery
-from attn_bridge.checkpoints.workers.stored import StoredPlace
+from attn_bridge.checkpoints.workers.executors import nursery
+from attn_bridge.checkpoints.workers.places.stored import StoredPlace
 record = StoredPlace.record
 
 def die(self, entries):
@@ -230,7 +231,7 @@ import threading
 import time
 import types
 from pathlib import Path
-from attn_bridge.checkpoints.workers import nursery
+from attn_bridge.checkpoints.workers.executors import nursery
 from attn_bridge.cli.app import run
 
 begun = nursery.Fork.__init__
@@ -318,7 +319,7 @@ def test_workers_that_have_nothing_to_share_end_before_the_work(store, large, tm
 
 
 def test_what_a_library_prints_ends_no_worker(store, large, tmp_path, monkeypatch):
-    noisy = "from attn_bridge.checkpoints.workers.nursery import main; print('reading ...\\n100', flush=True); main()"
+    noisy = f"from {nursery.__name__} import main; print('reading ...\\n100', flush=True); main()"
     monkeypatch.setattr(Nursery, "command", (sys.executable, "-c", noisy))
     monkeypatch.setattr(Processes, "may_fork", lambda: False)
     checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", to_layout="same", workers=2)

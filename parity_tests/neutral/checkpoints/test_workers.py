@@ -21,8 +21,8 @@ from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.checkpoints.elements import Elements
 from attn_bridge.checkpoints.planning import tasks as planning
 from attn_bridge.checkpoints.workers import Processes, parse
+from attn_bridge.checkpoints.workers.executors.process import write_share
 from attn_bridge.checkpoints.workers.places import LocalPlace
-from attn_bridge.checkpoints.workers.process import write_share
 from attn_bridge.cli.app import run
 
 from .checkpoint_files import sharded, tree

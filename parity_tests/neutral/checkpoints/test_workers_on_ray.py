@@ -11,7 +11,7 @@ import types
 import pytest
 
 from attn_bridge import checkpoints
-from attn_bridge.checkpoints.workers import ray_tasks
+from attn_bridge.checkpoints.workers.executors import ray_tasks
 
 from .checkpoint_files import sharded
 from .test_workers import TASK, everything
@@ -21,13 +21,13 @@ pytest.importorskip("ray", reason="the extra ray is not installed")
 CLUSTER = """
 import os, signal, sys
 from attn_bridge import checkpoints
-from attn_bridge.checkpoints.workers import ray_tasks
+from attn_bridge.checkpoints.workers.executors import ray_tasks
 
 KIND, source, target, marker = sys.argv[1:]
 
 def dies_once(asked):
     import os, signal, time
-    from attn_bridge.checkpoints.workers import process
+    from attn_bridge.checkpoints.workers.executors import process
 
     done = 0
 

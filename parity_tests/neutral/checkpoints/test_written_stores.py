@@ -23,7 +23,7 @@ import fsspec
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.checkpoints.containers.remote import faults, joining, leases, staged, to_path
-from attn_bridge.checkpoints.workers.stored import StoredPlace
+from attn_bridge.checkpoints.workers.places.stored import StoredPlace
 from attn_bridge.cli.app import run
 from parity_tests.neutral.checkpoints.checkpoints import gpt
 from parity_tests.neutral.checkpoints.test_object_stores import ENDINGS, KINDS, now_and_then

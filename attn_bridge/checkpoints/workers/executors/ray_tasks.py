@@ -8,14 +8,14 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Self
 
-from ...printable import printable
-from ..containers.base import CheckpointError
-from ..containers.files import reason
-from ..requests import Prepared, Request
-from .conducting import job_of
-from .jobs import Job
+from ....printable import printable
+from ...containers.base import CheckpointError
+from ...containers.files import reason
+from ...requests import Prepared, Request
+from ..conducting import job_of
+from ..jobs import Job
+from ..working import Advance
 from .process import do_share
-from .working import Advance
 
 RETRIES = 3
 """How many times Ray starts a task again whose process or machine was lost."""

@@ -16,18 +16,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-from ...printable import shell_word
-from .. import configs, containers, manifest, staging
-from ..containers import UNFINISHED
-from ..containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
-from ..containers.remote import RemotePath
-from ..containers.remote.joining import abandon, join
-from ..containers.remote.leases import Lease, is_dead
-from ..containers.remote.staged import Staged
-from ..containers.remote.targets import staged_path
-from ..planning.tasks import Piece
-from .jobs import Entry, Job
-from .places import Place
+from ....printable import shell_word
+from ... import configs, containers, manifest, staging
+from ...containers import UNFINISHED
+from ...containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
+from ...containers.remote import RemotePath
+from ...containers.remote.joining import abandon, join
+from ...containers.remote.leases import Lease, is_dead
+from ...containers.remote.staged import Staged
+from ...containers.remote.targets import staged_path
+from ...planning.tasks import Piece
+from ..jobs import Entry, Job
+from .place import Place
 
 OFTEN = 1 << 26
 """Bytes after which a worker notes what it has written."""

@@ -6,8 +6,8 @@ import os
 import re
 from collections.abc import Mapping
 
-from ...printable import printable
-from ..containers.base import CheckpointError
+from ....printable import printable
+from ...containers.base import CheckpointError
 
 AUTO = "auto"
 

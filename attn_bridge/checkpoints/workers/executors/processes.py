@@ -16,12 +16,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, ClassVar, Protocol, TextIO
 
-from .. import staging
-from ..containers.base import CheckpointError, DiskFullError
-from ..requests import Prepared, Request
-from .jobs import Job
+from ... import staging
+from ...containers.base import CheckpointError, DiskFullError
+from ...requests import Prepared, Request
+from ..jobs import Job
+from ..working import Advance
 from .process import work_and_report, write_share
-from .working import Advance
 
 THREADED = ("torch", "jax", "ray", "tensorstore")
 """What has threads of its own: a process that has imported one is not forked."""

@@ -19,14 +19,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NoReturn, TextIO
 
-from ..containers.base import DiskFullError
-from ..containers.remote import is_url
-from ..requests import Prepared, Request
-from .conducting import CORES, Helpers, most
-from .jobs import Job
+from ...containers.base import DiskFullError
+from ...containers.remote import is_url
+from ...requests import Prepared, Request
+from ..conducting import CORES, Helpers, most
+from ..jobs import Job
+from ..working import Advance
 from .process import do_share_of, end_with, read_line, report
 from .processes import Child, Fork, Processes, Watched
-from .working import Advance
 
 
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ class Nursery:
         self._child: Child
         self._expected = 0
         if Processes.may_fork():
-            from ..containers.remote.connecting import preload  # what is local needs none of it
+            from ...containers.remote.connecting import preload  # what is local needs none of it
 
             preload(protocols)
         if Processes.may_fork():  # still
@@ -213,7 +213,7 @@ def serve(pipe: int, lines: TextIO) -> int:
 def main() -> NoReturn:
     """Serve on stdin and stdout, and end without another try to say what nobody hears."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it is interrupted, too
-    from ..containers.remote.connecting import preload  # what is local needs none of it
+    from ...containers.remote.connecting import preload  # what is local needs none of it
 
     preload(sys.argv[1:])
     os._exit(serve(sys.stdin.fileno(), sys.stdout))

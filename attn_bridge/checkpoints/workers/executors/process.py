@@ -14,13 +14,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from .. import copying
-from ..containers.base import CheckpointError, DiskFullError
-from ..planning.tasks import cut, share
-from ..requests import Prepared, Request
-from .jobs import Job
-from .locating import place_of
-from .working import Advance, work
+from ... import copying
+from ...containers.base import CheckpointError, DiskFullError
+from ...planning.tasks import cut, share
+from ...requests import Prepared, Request
+from ..jobs import Job
+from ..places import place_of
+from ..working import Advance, work
 
 
 def do_share(asked: dict[str, Any], advance: Advance) -> None:
