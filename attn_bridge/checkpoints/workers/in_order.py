@@ -29,6 +29,7 @@ def write_in_order(
     with place.alone():
         try:
             place.begin(job, anew=True)
+            place.expect(plan.nbytes, in_one_file=True)
             files = stamps(reader)
             elements = Elements(reader, None if prepared.before is None else prepared.before.kept, budget)
             check_source(prepared, budget)

@@ -123,6 +123,18 @@ def test_objects_of_a_worker_are_alike_so_that_none_is_waited_for_longer(store, 
     assert max(sizes) < 1.05 * min(sizes)
 
 
+def test_objects_of_a_long_file_that_is_written_in_order_are_as_few_as_a_store_copies(store, large, monkeypatch):
+    for name, most in (("x", staged.PARTS), ("y", 2)):
+        monkeypatch.setattr(staged, "PARTS", most)
+        checkpoints.convert(large / "x.npz", f"s3://bucket/{name}.pt", to_layout="same")
+    sent = [
+        {key for one, key, _ in store.requests if one == "PUT" and f".{name}.pt.partial/parts" in key} for name in "xy"
+    ]
+    assert len(sent[0]) > 6
+    assert len(sent[1]) <= 3
+    assert store.objects["bucket", "y.pt"].data == store.objects["bucket", "x.pt"].data
+
+
 @pytest.mark.parametrize(("nbytes", "objects"), [((64 << 20) + 40_000, 12), (60 << 20, 12), (11 << 20, 2)])
 def test_a_share_that_fits_is_sent_at_once(nbytes, objects):
     """The store takes the first object once the last one is under way: one that waits for another would fail."""

@@ -121,9 +121,10 @@ def test_a_store_by_others_is_written_too(moto, source, tmp_path, monkeypatch):
     assert not moto.find("bucket/.large.safetensors.partial")
 
 
+@pytest.mark.parametrize("count", [9000, 20, 7])
 @pytest.mark.parametrize("seed", range(30))
-def test_parts_cover_a_file_in_order_and_are_long_enough_but_for_the_last(seed, monkeypatch):
-    for name, size in (("LEAST", 50), ("SENT", 80), ("MOST", 1000)):
+def test_parts_cover_a_file_in_order_and_are_few_and_long_enough_but_for_the_last(seed, count, monkeypatch):
+    for name, size in (("LEAST", 50), ("SENT", 80), ("MOST", 1000), ("COUNT", count)):
         monkeypatch.setattr(joining, name, size)
     random = np.random.default_rng(seed)
     cover, wanted = staged.Cover(), np.zeros(int(random.integers(1, 20_000)), np.int64)
@@ -133,16 +134,17 @@ def test_parts_cover_a_file_in_order_and_are_long_enough_but_for_the_last(seed, 
         cover.paint(staged.Span(start, stop, str(number), 10))
         wanted[start:stop] = number * 100_000 + 10 + np.arange(stop - start)
     parts = list(joining.parts_of(cover.between(0, len(wanted))))
-    here = 0
+    here, least = 0, max(50, -(-len(wanted) // count))
     for part in parts:
         for span in part.spans:
             assert span.start == here < span.stop
             here = span.stop
             found = int(span.name or 0) * 100_000 + span.at + np.arange(span.stop - span.start)
             assert (wanted[span.start : span.stop] == (found if span.name else 0)).all()
-        assert part.size <= 1000
-        assert part.is_copied or part.size <= 130
-        assert part.size >= 50 or part is parts[-1]
+        assert part.size <= max(1000, 2 * least)
+        assert part.is_copied or part.size <= max(80, least) + least
+        assert part.size >= least or part is parts[-1]
+    assert len(parts) <= count + 1
     assert here == len(wanted)
 
 

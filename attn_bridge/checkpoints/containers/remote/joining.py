@@ -34,8 +34,14 @@ COPIED = 1 << 20
 AT_ONCE = 16
 """Parts of a file that are copied or sent at the same time."""
 
+COUNT = 9_000
+"""Parts of a file, about, at most: S3 takes 10,000."""
+
 _IN_MEMORY = threading.BoundedSemaphore(8)
 """Parts that are in memory to be sent, of all files together."""
+
+_ALONE = threading.Lock()
+"""Held by the one part in memory that is longer than most are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,25 +62,30 @@ class Part:
 
 
 def parts_of(spans: Sequence[Span]) -> Iterator[Part]:
-    """Cut a file into parts: long spans are copied, short ones are put together to parts that are long enough."""
+    """Cut a file into parts: long spans are copied, short ones are put together to parts that are long enough.
+
+    What is long enough grows with the file, so that a store takes as many parts as there are.
+    """
+    least = max(LEAST, -(-spans[-1].stop // COUNT)) if spans else LEAST
+    sent, most = max(SENT, least), max(MOST, 2 * least)
     waiting: list[Span] = []
     held = 0
     for span in spans:
         here = span
         while here.start < here.stop:
             left = here.stop - here.start
-            is_long = left >= LEAST or span is spans[-1]
-            if here.name and is_long and (not waiting or held >= LEAST):
+            is_long = left >= least or span is spans[-1]
+            if here.name and is_long and (not waiting or held >= least):
                 if waiting:
                     yield Part(tuple(waiting))
                     waiting, held = [], 0
-                count = left if left <= MOST else min(MOST, left - LEAST)
+                count = left if left <= most else min(most, left - least)
                 yield Part((Span(here.start, here.start + count, here.name, here.at),))
             else:
                 # What is long enough is filled up to a part that may be sent, and the rest of it is copied.
-                has_rest = held < LEAST and here.name and left - (LEAST - held) >= LEAST
-                enough = LEAST if has_rest else SENT
-                count = min(left, (enough if has_rest else SENT + LEAST) - held)  # a short rest goes along
+                has_rest = held < least and here.name and left - (least - held) >= least
+                enough = least if has_rest else sent
+                count = min(left, (enough if has_rest else sent + least) - held)  # a short rest goes along
                 waiting.append(Span(here.start, here.start + count, here.name, here.at))
                 held += count
                 if held >= enough:
@@ -189,7 +200,7 @@ class S3Joined(Joined):
             except CheckpointError:  # S3 says that it copies no range of so short an object
                 if self._is_whole(part) or self.staged.object(part.spans[0].name)[1].size > LEAST:
                     raise
-        with _IN_MEMORY:
+        with _ALONE if part.size > SENT + LEAST else contextlib.nullcontext(), _IN_MEMORY:
             return number, self._send(part, named)
 
     def _copy(self, part: Part, named: dict[str, Any]) -> str:

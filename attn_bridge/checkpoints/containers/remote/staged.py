@@ -145,9 +145,11 @@ class Staged:
         with self._lock:
             self._room = max(LITTLE, min(ROOM, 3 * task_bytes // 2))
 
-    def spread(self, nbytes: int) -> None:
+    def spread(self, nbytes: int, *, in_one_file: bool = False) -> None:
         """Have so many bytes fill objects of one size, which are sent in few rounds: a last one would be waited for."""
         with self._lock:
+            if in_one_file:  # whose size nothing else says
+                self._pack = max(self._pack, -(-nbytes // PARTS))
             least = max(self._pack, min(PACK, nbytes // MANY))
             sizes = [-(-nbytes // count) for count in range(nbytes // least, nbytes // (2 * least), -1)]
             self._pack = min(sizes, key=lambda size: -(-nbytes // (size * self._at_once(size))) * size, default=least)

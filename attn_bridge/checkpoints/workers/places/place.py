@@ -29,8 +29,8 @@ class Place(abc.ABC):
     checks_itself: ClassVar[bool] = False
     """Whether what is written is held against what the place has as it is written, so that nothing is read back."""
 
-    def expect(self, nbytes: int) -> None:  # noqa: B027 - a disk need not know
-        """Learn how many bytes a worker is about to write."""
+    def expect(self, nbytes: int, *, in_one_file: bool = False) -> None:  # noqa: B027 - a disk need not know
+        """Learn how many bytes a worker is about to write, and whether one file holds all of them."""
 
     def settle(self) -> None:  # noqa: B027 - a disk holds it by then
         """Have the place hold all that was written and noted."""

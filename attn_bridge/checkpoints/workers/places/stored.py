@@ -193,9 +193,9 @@ class StoredPlace(Place):
         self._waiting += [(needed, entry) for entry in entries]
         self._note(least=OFTEN)
 
-    def expect(self, nbytes: int) -> None:
+    def expect(self, nbytes: int, *, in_one_file: bool = False) -> None:
         """Choose the size of objects for so many bytes."""
-        self._staged.spread(nbytes)
+        self._staged.spread(nbytes, in_one_file=in_one_file)
 
     def settle(self) -> None:
         """Have the store hold all that was written, and a note of it."""
