@@ -1,10 +1,21 @@
-"""Object stores for the tests of checkpoints behind URLs."""
+"""Object stores for the tests of checkpoints behind URLs, and what is written to them."""
 
 from __future__ import annotations
 
 import urllib.request
 
+import numpy as np
 import pytest
+
+from parity_tests.neutral.checkpoints.checkpoints import gpt
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A small checkpoint of a GPT."""
+    root = tmp_path_factory.mktemp("source")
+    np.savez(root / "x.npz", **gpt(3, width=48, words=301))
+    return root / "x.npz"
 
 
 @pytest.fixture

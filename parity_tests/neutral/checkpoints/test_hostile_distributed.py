@@ -18,7 +18,7 @@ from attn_bridge.checkpoints.containers.pickles import Machine, Pickler, Record
 from attn_bridge.checkpoints.containers.pickles.machine import Global
 from parity_tests.fuzz.samples import assert_same, random_array, read, write
 
-from .test_hostile_checkpoints import refusal
+from .refusals import refusal
 
 ARRAYS = {
     "a.weight": random_array("float32", (6, 4), np.random.default_rng(0)),

@@ -15,7 +15,7 @@ from attn_bridge.checkpoints.containers.orbax import writer as orbax_writer
 from parity_tests.fuzz.samples import assert_same, random_array, read, write
 from parity_tests.support.memory import resident_memory
 
-from .test_hostile_checkpoints import MAX_MEMORY, refusal, refused
+from .refusals import MAX_MEMORY, refusal, refused
 
 ARRAYS = {
     "a.weight": random_array("float32", (6, 4), np.random.default_rng(0)),

@@ -27,7 +27,7 @@ from attn_bridge.checkpoints.workers.executors.nursery import Nursery
 from attn_bridge.cli.app import run
 from attn_bridge.parity import watch
 from parity_tests.neutral.checkpoints.conftest import name_in_environment
-from parity_tests.neutral.checkpoints.test_written_stores import ours, theirs
+from parity_tests.neutral.checkpoints.stored_checkpoints import ours, theirs
 
 SIZES = [3, 500_000, 17, 0, 1_200_001, 1_100_000, 9, 3_000_001, 40_000, 1, 1_300_000, 2_200_000, 1_100_000, 5]
 """Elements of tensors of 42 MB: large ones, small ones, an empty one, and one that is cut."""

@@ -6,10 +6,6 @@ import asyncio
 import contextlib
 import gc
 import itertools
-import os
-import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,18 +18,13 @@ import fsspec
 
 from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
-from attn_bridge.checkpoints.containers.remote import faults, joining, leases, staged, to_path
+from attn_bridge.checkpoints.containers.remote import faults, joining, staged, to_path
 from attn_bridge.checkpoints.workers.places.stored import StoredPlace
 from attn_bridge.cli.app import run
 from parity_tests.neutral.checkpoints.checkpoints import gpt
 from parity_tests.neutral.checkpoints.test_object_stores import ENDINGS, KINDS, now_and_then
 
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    root = tmp_path_factory.mktemp("source")
-    np.savez(root / "x.npz", **gpt(3, width=48, words=301))
-    return root / "x.npz"
+from .stored_checkpoints import ours, theirs
 
 
 @pytest.fixture
@@ -41,20 +32,6 @@ def small(monkeypatch):
     """Objects and parts of some KiB, so that little data makes many."""
     monkeypatch.setattr(staged, "PACK", 10_000)
     monkeypatch.setattr(staged, "LEAST", 1000)
-
-
-def ours(source, tmp_path, name, **options):
-    """Return name -> bytes of what a local conversion writes."""
-    (tmp_path / "local").mkdir(exist_ok=True)
-    target = tmp_path / "local" / name
-    checkpoints.convert(source, target, **options)
-    beside = target.parent.glob(f"{name}.attn-bridge*")
-    files = [*beside, *([target] if target.is_file() else [one for one in target.rglob("*") if one.is_file()])]
-    return {one.relative_to(target.parent).as_posix(): one.read_bytes() for one in files}
-
-
-def theirs(store, bucket="bucket"):
-    return {key: one.data for (where, key), one in store.objects.items() if where == bucket}
 
 
 CASES = [(f"x{ending}", format) for format, ending in ENDINGS.items()] + [("folder", "safetensors")]
@@ -406,103 +383,6 @@ def test_few_parts_are_in_memory_however_many_files_are_made(store, monkeypatch)
     assert sum(len(one.parts) for one in joined) > 32
     assert held == 0
     assert 1 < most <= 8
-
-
-# ---- kills
-
-
-def killed(store, command, when):
-    """Run a command, kill all of its processes at the first request of a kind, and return whether that came."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "attn_bridge", *command],
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    seen = []
-
-    def before(request):
-        if when(request) and not seen:
-            seen.append(request)
-            os.killpg(process.pid, signal.SIGKILL)
-
-    store.before = before
-    process.communicate()
-    store.before = lambda request: None
-    return bool(seen)
-
-
-MOMENTS = {
-    "a part is sent": lambda method, key: method == "PUT" and "/parts/" in key,
-    "a journal is written": lambda method, key: method == "PUT" and "/journals/" in key,
-    "publication begins": lambda method, key: method == "PUT" and key.endswith("/publishing"),
-    "the folder is marked": lambda method, key: method == "PUT" and key.endswith("folder/attn-bridge.unfinished"),
-    "tensors are there": lambda method, key: method == "PUT" and key.endswith("folder/model.safetensors"),
-    "the manifest is there": lambda method, key: method == "PUT" and key.endswith("folder/attn-bridge.json"),
-    "all is committed": lambda method, key: method == "PUT" and key.endswith("/committed"),
-    "parts are deleted": lambda method, key: method == "POST" and key == "bucket/",
-}
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_run_that_is_killed_leaves_nothing_readable_or_all_of_it_and_resume_ends_it(store, source, tmp_path, moment):
-    wanted = ours(source, tmp_path, "folder", to_layout="flax")
-    command = ["convert", str(source), "s3://bucket/folder", "--to", "flax", "--workers", "2", "--task-bytes", "65536"]
-    assert killed(store, command, lambda request: MOMENTS[moment](*request[:2]))
-    try:
-        found = checkpoints.inspect("s3://bucket/folder")
-    except CheckpointError:
-        pass
-    else:
-        assert len(found.tensors) == len(checkpoints.inspect(tmp_path / "local" / "folder").tensors)
-        assert checkpoints.verify(source, "s3://bucket/folder", to_layout="flax").passed
-    checkpoints.convert(source, "s3://bucket/folder", to_layout="flax", resume=True)
-    assert theirs(store) == wanted
-    assert not store.uploads
-
-
-def test_workers_of_their_own_end_what_a_killed_one_left(store, source, tmp_path):
-    wanted = ours(source, tmp_path, "x.safetensors", to_layout="flax")
-    url, options = "s3://bucket/x.safetensors", {"to_layout": "flax", "task_bytes": 1 << 15}
-    command = ["convert", str(source), url, "--to", "flax", "--task-bytes", "32768", "--worker", "0/2"]
-    assert killed(store, command, lambda request: MOMENTS["a part is sent"](*request[:2]))
-    second = checkpoints.convert_share(source, url, 1, 2, **options)
-    assert second.result is None
-    assert second.waits_for
-    assert not [key for key in theirs(store) if "partial" not in key]
-    assert checkpoints.convert_share(source, url, 0, 2, **options).result is not None
-    assert theirs(store) == wanted
-    assert checkpoints.convert_share(source, url, 1, 2, **options).was_there
-
-
-def test_two_runs_at_once_are_told_apart(store, source, tmp_path):
-    url = "s3://bucket/x.safetensors"
-    wanted = ours(source, tmp_path, "x.safetensors", to_layout="flax")
-    held = leases.Lease(to_path(url).store, "bucket/.x.safetensors.partial/leases/alone")
-    with held:
-        assert held.take()
-        with pytest.raises(CheckpointError, match="another conversion is writing to"):
-            checkpoints.convert(source, url, to_layout="flax")
-    checkpoints.convert(source, url, to_layout="flax")
-    assert theirs(store) == wanted
-
-
-def test_who_is_silent_is_taken_to_be_gone_on_another_machine_alone(store, monkeypatch):
-    """A process of this machine that lives may be kept from saying so for any time."""
-    monkeypatch.setattr(leases, "BEAT", 1000.0)
-    monkeypatch.setattr(leases, "PATIENCE", 0.0)
-    there, key = to_path("s3://bucket/x").store, "bucket/leases/alone"
-    with leases.Lease(there, key) as held:
-        assert held.take()
-        assert not leases.Lease(there, key).take()
-        assert held.is_held()
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(leases.socket, "gethostname", lambda: "another")
-        held = leases.Lease(there, key)
-        assert held.take()
-    with leases.Lease(there, key) as other:
-        assert other.take()
-        assert not held.is_held()
 
 
 def test_what_is_cut_short_in_the_middle_of_a_stream_is_not_kept():
