@@ -159,7 +159,11 @@ class ObjectStore:
 
     def keys(self, bucket: str) -> list[str]:
         """Return all keys of a bucket, sorted."""
-        return sorted(key for one, key in self.objects if one == bucket)
+        return sorted(key for one, key in self.objects.copy() if one == bucket)
+
+    def contents(self, bucket: str = "bucket") -> dict[str, bytes]:
+        """Return key -> bytes of all that is in a bucket now, whatever is under way: others may be writing."""
+        return {key: one.data for (where, key), one in self.objects.copy().items() if where == bucket}
 
     # ---- requests
 

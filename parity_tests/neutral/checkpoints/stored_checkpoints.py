@@ -1,4 +1,4 @@
-"""What a conversion to a store should write, and what it has written."""
+"""What a conversion to a store should write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,3 @@ def ours(source, tmp_path, name, **options):
     beside = target.parent.glob(f"{name}.attn-bridge*")
     files = [*beside, *([target] if target.is_file() else [one for one in target.rglob("*") if one.is_file()])]
     return {one.relative_to(target.parent).as_posix(): one.read_bytes() for one in files}
-
-
-def theirs(store, bucket="bucket"):
-    return {key: one.data for (where, key), one in store.objects.items() if where == bucket}

@@ -16,7 +16,7 @@ from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import CheckpointError
 from attn_bridge.checkpoints.containers.remote import leases, to_path
 
-from .stored_checkpoints import ours, theirs
+from .stored_checkpoints import ours
 
 
 def killed(store, command, when):
@@ -65,7 +65,7 @@ def test_a_run_that_is_killed_leaves_nothing_readable_or_all_of_it_and_resume_en
         assert len(found.tensors) == len(checkpoints.inspect(tmp_path / "local" / "folder").tensors)
         assert checkpoints.verify(source, "s3://bucket/folder", to_layout="flax").passed
     checkpoints.convert(source, "s3://bucket/folder", to_layout="flax", resume=True)
-    assert theirs(store) == wanted
+    assert store.contents() == wanted
     assert not store.uploads
 
 
@@ -77,9 +77,9 @@ def test_workers_of_their_own_end_what_a_killed_one_left(store, source, tmp_path
     second = checkpoints.convert_share(source, url, 1, 2, **options)
     assert second.result is None
     assert second.waits_for
-    assert not [key for key in theirs(store) if "partial" not in key]
+    assert not [key for key in store.contents() if "partial" not in key]
     assert checkpoints.convert_share(source, url, 0, 2, **options).result is not None
-    assert theirs(store) == wanted
+    assert store.contents() == wanted
     assert checkpoints.convert_share(source, url, 1, 2, **options).was_there
 
 
@@ -92,7 +92,7 @@ def test_two_runs_at_once_are_told_apart(store, source, tmp_path):
         with pytest.raises(CheckpointError, match="another conversion is writing to"):
             checkpoints.convert(source, url, to_layout="flax")
     checkpoints.convert(source, url, to_layout="flax")
-    assert theirs(store) == wanted
+    assert store.contents() == wanted
 
 
 def test_who_is_silent_is_taken_to_be_gone_on_another_machine_alone(store, monkeypatch):

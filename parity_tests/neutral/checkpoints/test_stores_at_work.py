@@ -27,7 +27,7 @@ from attn_bridge.checkpoints.workers.executors.nursery import Nursery
 from attn_bridge.cli.app import run
 from attn_bridge.parity import watch
 from parity_tests.neutral.checkpoints.conftest import name_in_environment
-from parity_tests.neutral.checkpoints.stored_checkpoints import ours, theirs
+from parity_tests.neutral.checkpoints.stored_checkpoints import ours
 
 SIZES = [3, 500_000, 17, 0, 1_200_001, 1_100_000, 9, 3_000_001, 40_000, 1, 1_300_000, 2_200_000, 1_100_000, 5]
 """Elements of tensors of 42 MB: large ones, small ones, an empty one, and one that is cut."""
@@ -71,7 +71,7 @@ def test_whoever_publishes_has_the_store_copy_what_is_large(store, large, tmp_pa
     workers = 1 if name == "folder" else 3  # where a share ends within 5 MiB of a file's beginning, that much is sent
     for index in range(workers):
         checkpoints.convert_share(source, f"s3://bucket/{name}", index, workers, **options)
-    assert theirs(store) == wanted
+    assert store.contents() == wanted
     assert not store.uploads
     assert sum(sent) < 2 << 20
 
@@ -81,7 +81,7 @@ def test_a_tensor_that_one_worker_wrote_in_pieces_is_not_read_again(store, large
     result = checkpoints.convert(
         large / "x.npz", "s3://bucket/x.safetensors", to_layout="same", workers=1, task_bytes=1 << 20
     )
-    assert theirs(store) == wanted
+    assert store.contents() == wanted
     assert result.digests == checkpoints.convert(large / "x.npz", tmp_path / "x.npz", to_layout="same").digests
     read = [key for method, key, _ in store.requests if method == "GET" and "/parts/" in key]
     assert len(read) <= 2
@@ -172,12 +172,12 @@ def test_a_killed_worker_is_named_and_gone_on_from(store, large, tmp_path, monke
         CheckpointError, match=rf"worker 1 of 2 .* was killed by signal {int(signal.SIGKILL)}.*--resume"
     ):
         checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", **options)
-    assert "x.safetensors" not in theirs(store)
+    assert "x.safetensors" not in store.contents()
     monkeypatch.undo()
     name_in_environment(monkeypatch, store.url)
     wanted = ours(large / "x.npz", tmp_path, "x.safetensors", to_layout="same")
     checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", resume=True, **options)
-    assert theirs(store) == wanted
+    assert store.contents() == wanted
 
 
 def test_parts_of_a_file_whose_publication_is_killed_are_not_kept_by_the_store(store, large, tmp_path):
@@ -194,7 +194,7 @@ def test_parts_of_a_file_whose_publication_is_killed_are_not_kept_by_the_store(s
     assert store.uploads
     store.before = lambda request: None
     checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", to_layout="same", resume=True)
-    assert theirs(store) == ours(large / "x.npz", tmp_path, "x.safetensors", to_layout="same")
+    assert store.contents() == ours(large / "x.npz", tmp_path, "x.safetensors", to_layout="same")
     assert not store.uploads
 
 
@@ -232,7 +232,7 @@ def test_workers_end_with_the_process_that_started_them(store, large, moment, ki
     assert os.read(held, 1) == b""  # the end: nobody holds the other side any more
     os.close(held)
     assert len(workers) == 2
-    assert "x.safetensors" not in theirs(store)
+    assert "x.safetensors" not in store.contents()
 
 
 def test_workers_begin_without_importing_anything_each(store, large, tmp_path):
@@ -260,7 +260,7 @@ sys.exit(run(["convert", sys.argv[1], "s3://bucket/x.safetensors", "--to", "same
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:-1] == ["forked True"] * 3  # what they are forked from, and two of them
-    assert theirs(store) == ours(large / "x.npz", tmp_path, "x.safetensors", to_layout="same")
+    assert store.contents() == ours(large / "x.npz", tmp_path, "x.safetensors", to_layout="same")
 
 
 def test_workers_open_the_source_at_the_same_time(store, large, tmp_path, monkeypatch):
@@ -307,7 +307,7 @@ def test_a_source_that_is_replaced_before_the_plan_is_not_read_by_workers_that_o
     options = {"to_layout": "same", "workers": 3, "task_bytes": 1 << 22}
     with pytest.raises(CheckpointError, match="changed while it was read"):
         checkpoints.convert(tmp_path / "old.safetensors", "s3://bucket/x.safetensors", **options)
-    assert "x.safetensors" not in theirs(store)
+    assert "x.safetensors" not in store.contents()
 
 
 def test_settings_that_are_no_json_are_refused_as_any_are(store, large):
@@ -335,7 +335,7 @@ def test_what_a_library_prints_ends_no_worker(store, large, tmp_path, monkeypatc
     monkeypatch.setattr(Nursery, "command", (sys.executable, "-c", noisy))
     monkeypatch.setattr(Processes, "may_fork", lambda: False)
     checkpoints.convert(large / "x.npz", "s3://bucket/x.safetensors", to_layout="same", workers=2)
-    assert theirs(store) == ours(large / "x.npz", tmp_path, "x.safetensors", to_layout="same")
+    assert store.contents() == ours(large / "x.npz", tmp_path, "x.safetensors", to_layout="same")
 
 
 def test_what_workers_say_is_heard_to_its_end_where_they_are_stopped(monkeypatch):

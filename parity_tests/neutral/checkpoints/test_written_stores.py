@@ -24,7 +24,7 @@ from attn_bridge.cli.app import run
 from parity_tests.neutral.checkpoints.checkpoints import gpt
 from parity_tests.neutral.checkpoints.test_object_stores import ENDINGS, KINDS, now_and_then
 
-from .stored_checkpoints import ours, theirs
+from .stored_checkpoints import ours
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_what_is_written_is_what_a_local_conversion_writes(store, source, tmp_pa
     options = {"to_layout": "flax", "format": format}
     wanted = ours(source, tmp_path, name, **options)
     result = checkpoints.convert(source, f"s3://bucket/{name}", **options)
-    assert theirs(store) == wanted
+    assert store.contents() == wanted
     assert result.digests == checkpoints.convert(source, tmp_path / f"again-{name}", **options).digests
     assert not store.uploads
     assert checkpoints.verify(source, f"s3://bucket/{name}").passed
@@ -54,7 +54,7 @@ def test_workers_write_the_same(store, source, tmp_path, name, workers):
     options = {"to_layout": "flax"}
     wanted = ours(source, tmp_path, name, **options)
     checkpoints.convert(source, f"s3://bucket/{name}", workers=workers, task_bytes=1 << 15, **options)
-    assert theirs(store) == wanted
+    assert store.contents() == wanted
 
 
 def test_a_large_file_is_copied_together_in_the_store(store, tmp_path, monkeypatch):
@@ -63,7 +63,7 @@ def test_a_large_file_is_copied_together_in_the_store(store, tmp_path, monkeypat
     np.savez(tmp_path / "x.npz", a=np.arange(5_000_000, dtype=np.float32), b=np.arange(7, dtype=np.int8))
     wanted = ours(tmp_path / "x.npz", tmp_path, "x.safetensors", to_layout="same")
     checkpoints.convert(tmp_path / "x.npz", "s3://bucket/x.safetensors", to_layout="same")
-    assert theirs(store) == wanted
+    assert store.contents() == wanted
     copied = [what for method, key, what in store.requests if key == "bucket/x.safetensors" and "partNumber" in what]
     assert len(copied) > 2
 
@@ -75,7 +75,7 @@ def test_a_huge_file_is_made_of_no_more_parts_than_a_store_takes(store, tmp_path
     np.savez(tmp_path / "x.npz", a=np.arange(100_000, dtype=np.float32), b=np.arange(7, dtype=np.int8))
     wanted = ours(tmp_path / "x.npz", tmp_path, "x.safetensors", to_layout="same")
     checkpoints.convert(tmp_path / "x.npz", "s3://bucket/x.safetensors", to_layout="same")
-    assert theirs(store) == wanted
+    assert store.contents() == wanted
     sent = {key for method, key, _ in store.requests if method == "PUT" and "/parts/" in key}
     assert 40 < len(sent) < 60
 
@@ -132,7 +132,7 @@ def test_a_store_that_fails_now_and_then_gets_all_of_it(store, source, tmp_path,
     store.fault = now_and_then(kind)
     checkpoints.convert(source, f"s3://bucket/{name}", to_layout="flax")
     store.fault = lambda request: ""
-    assert theirs(store) == wanted
+    assert store.contents() == wanted
 
 
 @pytest.mark.parametrize("name", ["folder", "x.safetensors", "x.orbax"])
@@ -161,9 +161,9 @@ def test_whichever_request_fails_nothing_is_there_or_all_of_it_and_resume_ends_i
         else:
             assert len(found.tensors) == len(checkpoints.inspect(tmp_path / "local" / name).tensors)
             assert checkpoints.verify(source, url, to_layout="flax").passed
-        if theirs(store) != wanted:
+        if store.contents() != wanted:
             checkpoints.convert(source, url, **options, resume=True)
-        assert theirs(store) == wanted, number
+        assert store.contents() == wanted, number
         assert not store.uploads
 
 
@@ -178,9 +178,9 @@ def test_what_is_there_is_replaced_at_the_end_alone_and_only_if_that_is_wanted(s
 
         def before(request, url=url, seen=seen):
             if not seen and request[2] == "" and "parts/" in request[1]:
-                seen.append({key: one.data for key, one in store.objects.items() if "partial" not in key[1]})
+                seen.append({key: data for key, data in store.contents().items() if "partial" not in key})
 
-        old = {key: one.data for key, one in store.objects.items()}
+        old = store.contents()
         store.before = before
         checkpoints.convert(source, url, to_layout="flax", overwrite=True)
         store.before = lambda request: None
@@ -208,7 +208,7 @@ def test_a_run_killed_after_publication_does_not_answer_for_another_conversion(
     with pytest.raises(CheckpointError, match="exists; --overwrite"):
         checkpoints.convert(other, target, **options)
     assert checkpoints.verify(source, target).passed
-    assert theirs(store) == ours(source, tmp_path, name, **options)
+    assert store.contents() == ours(source, tmp_path, name, **options)
     checkpoints.convert(other, target, overwrite=True, **options)
     assert checkpoints.verify(other, target).passed
 
@@ -217,7 +217,7 @@ def test_a_folder_of_other_things_is_never_replaced(store, source):
     store.put("bucket", "folder/deep/thing.txt", b"mine")
     with pytest.raises(CheckpointError, match="other things than a checkpoint"):
         checkpoints.convert(source, "s3://bucket/folder", to_layout="flax", overwrite=True)
-    assert theirs(store) == {"folder/deep/thing.txt": b"mine"}
+    assert store.contents() == {"folder/deep/thing.txt": b"mine"}
 
 
 def test_what_cannot_be_written_to_says_so(store, source, tmp_path, capsys):
@@ -231,7 +231,7 @@ def test_from_one_store_to_another_place_of_it(store, source, tmp_path):
     wanted = ours(source, tmp_path, "folder", to_layout="flax")
     store.put("bucket", "source/x.npz", source.read_bytes())
     assert run(["convert", "s3://bucket/source/x.npz", "s3://bucket/folder", "--to", "flax"]) == 0
-    assert {key: data for key, data in theirs(store).items() if key.startswith("folder")} == wanted
+    assert {key: data for key, data in store.contents().items() if key.startswith("folder")} == wanted
 
 
 def test_other_stores_of_fsspec_are_written_too(source, tmp_path, small):
@@ -321,7 +321,7 @@ def test_who_comes_at_the_same_time_as_another_asks_again(store, monkeypatch):
 
     monkeypatch.setattr(path.store, "call", calls)
     assert path.store.put_if_absent("bucket/x", b"mine")
-    assert theirs(store) == {"x": b"mine"}
+    assert store.contents() == {"x": b"mine"}
 
 
 def test_what_is_on_its_way_is_cleared_away_too(store, monkeypatch):
@@ -342,7 +342,7 @@ def test_what_is_on_its_way_is_cleared_away_too(store, monkeypatch):
     assert place._staged.sent > 1
     place.clear()
     place._staged.forget()
-    assert theirs(store) == {}
+    assert store.contents() == {}
 
 
 def test_few_parts_are_in_memory_however_many_files_are_made(store, monkeypatch):
