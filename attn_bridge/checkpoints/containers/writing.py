@@ -32,6 +32,9 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 BLOCK = 1 << 22
 """Bytes that go past the page cache at a time; two such blocks are under way at once."""
 
+FLUSH = 1 << 26
+"""Bytes from which on files are flushed while more is written."""
+
 _WRITERS = Threads(2, "write")
 _FLUSHER = Threads(1, "flush")
 
@@ -42,7 +45,7 @@ class Target:
     """A file written by position. One that exists is kept as it is, so that a writer can go on after a restart.
 
     What is large goes past the page cache where the system can: since all of it is flushed in the end, caching it
-    first only costs processor time. What is read back soon goes through the cache, and to the disk from there at once.
+    first only costs processor time. What is read back goes through the cache; whoever reads it has it flushed then.
 
     Args:
         path: the file.
@@ -52,8 +55,8 @@ class Target:
 
     def __init__(self, path: Path, size: int | None = None, *, past_cache: bool = True):
         self.path = path
+        self._flusher = Flusher() if past_cache else None
         self._number = self._direct = -1
-        self._flushes: list[concurrent.futures.Future[None]] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -90,11 +93,8 @@ class Target:
         done = 0
         while done < len(view):
             done += os.pwrite(self._number, view[done : done + PIECE], start + done)
-        if done >= LARGE and hasattr(os, "posix_fadvise"):
-            # The disk begins now, and what it has yet to take stays; where it has much to take already, this waits.
-            advice = (self._number, start, done, os.POSIX_FADV_DONTNEED)
-            self._flushes = [one for one in self._flushes if not one.done()]
-            self._flushes.append(_FLUSHER.submit(os.posix_fadvise, *advice))
+        if self._flusher is not None:
+            self._flusher.take(self.path, start, done)
 
     def _write_past_cache(self, start: int, view: memoryview) -> int:
         """Write whole pages, and return how many bytes that were: fewer where the system won't take more this way."""
@@ -141,7 +141,6 @@ class Target:
 
     def close(self) -> None:
         """Close it."""
-        concurrent.futures.wait(self._flushes)
         for number in (self._number, self._direct):
             if number >= 0:
                 os.close(number)
@@ -149,6 +148,46 @@ class Target:
 
     def __del__(self) -> None:
         self.close()
+
+
+class Flusher:
+    """Has the disk take what was written to files while more is written, so that little is left to flush in the end.
+
+    The page cache forgets what was taken, so that what other programs have there stays.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[Path, int, int]] = []
+        self._nbytes = 0
+
+    def take(self, path: Path, start: int, count: int) -> None:
+        """Learn that bytes of a file were written, and won't be read again."""
+        if not hasattr(os, "posix_fadvise") or not hasattr(os, "fdatasync"):
+            return
+        with self._lock:
+            self._waiting.append((path, start, count))
+            self._nbytes += count
+            is_much = self._nbytes >= FLUSH
+        if is_much:
+            _FLUSHER.submit(self._flush)
+
+    def _flush(self) -> None:
+        """Flush what waits: nothing, if another call did meanwhile."""
+        with self._lock:
+            ranges: dict[Path, list[tuple[int, int]]] = {}
+            for path, start, count in self._waiting:
+                ranges.setdefault(path, []).append((start, count))
+            self._waiting, self._nbytes = [], 0
+        for path, found in ranges.items():
+            with contextlib.suppress(OSError):  # whoever writes flushes it once more in the end, and is told then
+                number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fdatasync(number)
+                    for start, count in found:
+                        os.posix_fadvise(number, start, count, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(number)
 
 
 def _aligned() -> np.ndarray[Any, Any]:

@@ -259,6 +259,7 @@ def _compare(place: Place, writer: Writer, name: str, start: int, data: np.ndarr
                     f"{extent.offset + first} of {extent.file or 'the file'} on: the disk or the memory is at fault"
                 )
             done += count
+        place.release(extent.file, extent.offset, extent.count)
 
 
 def _is_same(one: np.ndarray[Any, Any], two: np.ndarray[Any, Any]) -> bool:

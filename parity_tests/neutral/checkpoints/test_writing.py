@@ -7,14 +7,17 @@ import mmap
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import writing
 from attn_bridge.checkpoints.containers.base import CheckpointError
-from attn_bridge.checkpoints.containers.writing import BLOCK, LARGE, PAGE, Target
+from attn_bridge.checkpoints.containers.writing import BLOCK, LARGE, PAGE, Flusher, Target
 from attn_bridge.checkpoints.threads import Threads
+from attn_bridge.checkpoints.workers.places.local import LocalPlace
 
 SIZE = 3 * BLOCK + 12345
 RANGES = [
@@ -139,3 +142,66 @@ raise SystemExit(os.waitpid(child, 0)[1])
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     assert (tmp_path / "child").read_bytes() == b"x" * (3 * BLOCK)
+
+
+@pytest.fixture
+def flushed(monkeypatch):
+    """Return what tells the names of files that the disk was asked to take."""
+    if not hasattr(os, "posix_fadvise"):
+        pytest.skip("needs a system that takes advice on its page cache")
+    found = []
+    flush = os.fdatasync
+
+    def noted(number):
+        found.append(Path(f"/proc/self/fd/{number}").readlink().name)
+        flush(number)
+
+    def names():
+        writing._FLUSHER.submit(int).result()  # whatever was asked for before is done
+        return found
+
+    monkeypatch.setattr(os, "fdatasync", noted)
+    monkeypatch.setattr(writing, "FLUSH", LARGE)
+    return names
+
+
+def test_the_disk_takes_many_bytes_while_more_is_written(tmp_path, flushed):
+    flusher = Flusher()
+    for name in "ab":
+        (tmp_path / name).write_bytes(some_bytes(LARGE).tobytes())
+    flusher.take(tmp_path / "a", 0, LARGE - 1)
+    assert flushed() == []
+    flusher.take(tmp_path / "gone", 0, 1)  # such as by a publication
+    assert flushed() == ["a"]
+    flusher.take(tmp_path / "a", LARGE - 1, 1)
+    flusher.take(tmp_path / "b", 0, LARGE - 2)
+    assert flushed() == ["a"]
+    flusher.take(tmp_path / "b", LARGE - 2, 1)
+    assert flushed() == ["a", "a", "b"]
+
+
+def test_the_page_cache_forgets_what_workers_have_read_back_and_nothing_before(tmp_path, flushed, monkeypatch):
+    tensors = {f"x{number}": some_bytes(LARGE, number).view(np.float32) for number in range(3)}
+    np.savez(tmp_path / "source.npz", **tensors)
+    seen, let_go = [], 0
+    read, release = LocalPlace.read, LocalPlace.release
+
+    def noted(self, file, offset, count):
+        seen.append((offset, offset + count))
+        return read(self, file, offset, count)
+
+    def checked(self, file, offset, count):
+        nonlocal let_go
+        assert sum(stop - start for start, stop in seen if offset <= start < stop <= offset + count) == count
+        let_go += count
+        release(self, file, offset, count)
+
+    monkeypatch.setattr(LocalPlace, "read", noted)
+    monkeypatch.setattr(LocalPlace, "release", checked)
+    for index in range(2):
+        done = checkpoints.convert_share(
+            tmp_path / "source.npz", tmp_path / "x.safetensors", index, 2, to_layout="same", task_bytes=LARGE // 2
+        )
+    assert done.result is not None
+    assert let_go == 3 * LARGE
+    assert flushed()

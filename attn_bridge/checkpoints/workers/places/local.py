@@ -16,6 +16,7 @@ from ....printable import shell_word
 from ... import containers, manifest, staging
 from ...containers.base import CheckpointError, Reader, TensorInfo, Writer
 from ...containers.files import reason, unwritable
+from ...containers.writing import Flusher
 from ...planning.tasks import Piece
 from ..jobs import Entry, Job
 from .place import Place
@@ -40,6 +41,7 @@ class LocalPlace(Place):
         self._journal = self.folder / "journals" / f"{uuid.uuid4().hex}.jsonl"
         self._lock: BinaryIO | None = None
         self._files = _Files(self.payload)
+        self._flusher = Flusher()
 
     def check(self, reader: Reader) -> None:
         """Refuse a target that has no folder, or that lies in the source or around it."""
@@ -195,6 +197,10 @@ class LocalPlace(Place):
         """Return bytes of the payload."""
         return self._files.read(file, offset, count)
 
+    def release(self, file: str, offset: int, count: int) -> None:
+        """Have the disk take bytes now, and the page cache forget them once it has."""
+        self._flusher.take(self._files.path(file), offset, count)
+
     def beside(self, is_folder: bool) -> tuple[Path, Path, Path]:
         """Return the payload's folder, and where the manifest and what is kept aside are written to."""
         if is_folder:
@@ -237,9 +243,13 @@ class _Files:
         self._payload = payload
         self._rooms = threading.local()
 
+    def path(self, file: str) -> Path:
+        """Return where a file of the payload is."""
+        return self._payload / file if file else self._payload
+
     def read(self, file: str, offset: int, count: int) -> memoryview:
         """Return exactly that many bytes, until the thread reads the next ones."""
-        path = self._payload / file if file else self._payload
+        path = self.path(file)
         room = getattr(self._rooms, "room", None)
         if room is None or len(room) < count:
             room = self._rooms.room = memoryview(bytearray(count))

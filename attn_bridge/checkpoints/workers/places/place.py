@@ -35,6 +35,9 @@ class Place(abc.ABC):
     def settle(self) -> None:  # noqa: B027 - a disk holds it by then
         """Have the place hold all that was written and noted."""
 
+    def release(self, file: str, offset: int, count: int) -> None:  # noqa: B027 - a store keeps none of it in memory
+        """Learn that bytes of the payload were read back, and need not be kept in memory for that any more."""
+
     @abc.abstractmethod
     def check(self, reader: Reader) -> None:
         """Refuse a target that can't be written to, or that lies in the source."""
