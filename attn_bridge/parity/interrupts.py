@@ -3,7 +3,8 @@
 Python runs a signal's handler between any two steps of the main thread, so also halfway through the `__exit__` that
 puts a setting back; what is raised there leaves the setting as it is. Inside `orderly_interrupts` a signal that comes
 while a context is being entered or left is sent again a moment later, until it comes between contexts; and so is one
-whose exception Python could only print, as in callbacks of weak references.
+whose exception Python could only print, as in callbacks of weak references. An interrupt that a library took for an
+error of its own, as JAX does where it tries something (`except:`), ends the comparison a little later.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class orderly_interrupts(contextlib.AbstractContextManager[None]):
         self._own: dict[int, Handler] = {}
         self._hook = sys.unraisablehook
         self._is_inside = False
+        self._orderly: list[_Orderly] = []
 
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -55,7 +57,8 @@ class orderly_interrupts(contextlib.AbstractContextManager[None]):
             own = signal.getsignal(number)
             if callable(own) and not isinstance(own, _Orderly):
                 self._own[number] = own
-                signal.signal(number, _Orderly(own, outside))
+                self._orderly.append(_Orderly(own, outside))
+                signal.signal(number, self._orderly[-1])
         if self._own:
             self._hook, self._is_inside = sys.unraisablehook, True
             sys.unraisablehook = self._take_up
@@ -68,11 +71,17 @@ class orderly_interrupts(contextlib.AbstractContextManager[None]):
         if self._is_inside and sys.unraisablehook == self._take_up:  # else the user's code has put one before it
             sys.unraisablehook = self._hook
         self._is_inside = False
+        interrupted = any(one.has_interrupted for one in self._orderly)
+        self._orderly.clear()
+        if interrupted and not _is_interrupt(error):
+            raise KeyboardInterrupt
 
     def _take_up(self, unraisable: sys.UnraisableHookArgs) -> None:
         """Send a signal again whose exception was raised where Python prints exceptions and goes on."""
         number = getattr(unraisable.exc_value, SIGNAL, None)
         if self._is_inside and number is not None:
+            for one in self._orderly:
+                one.has_interrupted = False  # it comes again
             _thread.start_new_thread(_send, (number,))
         else:
             self._hook(unraisable)
@@ -84,11 +93,15 @@ class _Orderly:
     Args:
         own: the handler.
         outside: where the contexts began; those around it are not ours to wait for.
+
+    Attributes:
+        has_interrupted: whether it raised KeyboardInterrupt, which has to end the comparison.
     """
 
     def __init__(self, own: Handler, outside: FrameType):
         self._own, self._outside = own, outside
         self._sent = 0
+        self.has_interrupted = False
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
         if self._sent < MAX and self._is_between(frame):
@@ -99,6 +112,7 @@ class _Orderly:
         try:
             return self._own(number, frame)
         except BaseException as error:
+            self.has_interrupted = self.has_interrupted or isinstance(error, KeyboardInterrupt)
             with contextlib.suppress(Exception):  # one that takes no attributes is the user's, too
                 setattr(error, SIGNAL, number)
             raise
@@ -110,6 +124,17 @@ class _Orderly:
                 return True
             frame = frame.f_back
         return False
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Tell whether an exception is an interrupt, or was raised because of one."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _send(number: int) -> None:

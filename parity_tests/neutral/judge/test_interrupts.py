@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import signal
@@ -66,6 +67,33 @@ def test_an_interrupt_while_something_ends_is_not_lost():
 def test_an_interrupt_in_a_callback_of_a_weak_reference_is_not_lost():
     with pytest.raises(KeyboardInterrupt):
         waiting(lambda: weakref.finalize(Ending(), signal.raise_signal, signal.SIGINT))
+
+
+@pytest.mark.parametrize("becomes", [None, ValueError("arguments can't be compared")], ids=["nothing", "another error"])
+def test_an_interrupt_that_a_library_takes_for_its_own_error_is_not_lost(becomes):
+    """JAX tries things in several places, and goes on whatever they raise."""
+
+    def library():
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(signal.SIGINT)
+        if becomes is not None:
+            raise becomes
+
+    with pytest.raises(KeyboardInterrupt), orderly_interrupts():
+        library()
+    with orderly_interrupts():  # and is forgotten then
+        pass
+
+
+def test_an_interrupt_that_comes_out_as_the_reason_of_an_error_stays_one():
+    def stopped():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            raise ValueError("stopped") from error
+
+    with pytest.raises(ValueError, match="stopped"), orderly_interrupts():
+        stopped()
 
 
 @dataclasses.dataclass(frozen=True)
