@@ -41,6 +41,7 @@ FILES = (
         "docs/benchmarks.md",
         "docs/attention.md",
         "docs/models.md",
+        "docs/workers.md",
         "docs/port-llama.md",
         "docs/devices.md",
     ),
