@@ -69,6 +69,20 @@ def test_an_interrupt_in_a_callback_of_a_weak_reference_is_not_lost():
         waiting(lambda: weakref.finalize(Ending(), signal.raise_signal, signal.SIGINT))
 
 
+def test_an_interrupt_that_is_sent_again_ends_what_follows_once():
+    def compared():
+        with orderly_interrupts():
+            weakref.finalize(Ending(), signal.raise_signal, signal.SIGINT)
+        time.sleep(10.0)
+
+    with pytest.raises(KeyboardInterrupt):
+        compared()
+    try:
+        time.sleep(0.2)
+    except KeyboardInterrupt:
+        pytest.fail("it came twice")
+
+
 @pytest.mark.parametrize("becomes", [None, ValueError("arguments can't be compared")], ids=["nothing", "another error"])
 def test_an_interrupt_that_a_library_takes_for_its_own_error_is_not_lost(becomes):
     """JAX tries things in several places, and goes on whatever they raise."""
