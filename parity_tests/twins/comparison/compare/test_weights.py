@@ -1,0 +1,131 @@
+"""How `compare` pairs and transfers weights."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+from attn_bridge import Rule, WeightsMismatchError
+from attn_bridge.parity import compare
+
+from .sides import IDS, FlaxSide, TorchSide, X, jnp_or_torch, judge, linear, scale, verdicts
+
+
+def test_weights_are_given_from_torch_to_flax_unless_the_held_ones_are_asked_about():
+    ours, theirs = linear()
+    report = compare(ours, theirs, X, seeds=1, transfer=False)
+    assert report.verdict == "different"
+    assert verdicts(report)["weight weight"] == verdicts(report)["weight bias"] == "different"
+    assert "weight bias: different: 4 of 4 elements that the two sides hold are not the same" in report.explain()
+    theirs.kernel[...] = jnp.asarray(ours.weight.detach().numpy().T)
+    theirs.bias[...] = jnp.asarray(ours.bias.detach().numpy())
+    report = compare(ours, theirs, X, seeds=1, transfer=False)
+    assert report.verdict == "equal"
+    assert verdicts(report)["weight weight"] == "equal"
+    theirs.bias[...] = theirs.bias[...].at[1].multiply(1 + 1e-7)
+    report = compare(ours, theirs, X, seeds=1, transfer=False)
+    assert {one.name for one in report.failures if one.kind == "weight"} == {"weight bias"}
+    assert next(one for one in report.tensors if one.name == "weight bias").bad == 1
+
+
+def test_rules_say_which_parameter_is_which():
+    def ours(m, x):
+        return x @ m.a @ m.b
+
+    def theirs(m, x):
+        return x @ m.b.T @ m.a.T
+
+    shapes = {"a": (8, 8), "b": (8, 8)}
+    rules = [Rule("a", "b", "i o -> o i"), Rule("b", "a", "i o -> o i")]
+    report = judge(ours, theirs, shapes=shapes, rules=rules)
+    assert report.verdict == "equal"
+    assert [(one.torch, one.flax, one.how) for one in report.pairing] == [("a", "b", "rules"), ("b", "a", "rules")]
+    assert judge(ours, theirs, shapes=shapes, rules=[Rule("a", "a"), Rule("b", "b")]).verdict == "different"
+
+
+def test_rules_that_do_not_fit_are_refused_with_all_that_is_wrong():
+    with pytest.raises(WeightsMismatchError) as caught:
+        judge(scale, rules=[Rule("w", "v"), Rule("x", "y")])
+    assert caught.value.missing == ["x"]
+    assert caught.value.unexpected == ["v"]
+    with pytest.raises(WeightsMismatchError, match=r"misshapen: w: expected \(8,\), the rules give \(2, 4\)"):
+        judge(scale, rules=[Rule("w", "w", "(a b) -> a b", a=2)])
+
+
+def test_what_names_leave_open_is_settled_by_running():
+    def ours(m, x):
+        return jnp_or_torch(x).tanh(x @ m.left) @ m.right
+
+    def theirs(m, x):
+        return jnp_or_torch(x).tanh(x @ m.one.T) @ m.two
+
+    report = compare(TorchSide(ours, left=(8, 8), right=(8, 8)), FlaxSide(theirs, two=(8, 8), one=(8, 8)), X, seeds=1)
+    assert report.verdict == "equal"
+    assert [(one.torch, one.flax, one.pattern, one.how) for one in report.pairing] == [
+        ("left", "one", "a1 a0 -> a0 a1", "probe"),
+        ("right", "two", "... -> ...", "probe"),
+    ]
+
+
+def test_what_running_leaves_open_is_refused_with_the_candidates():
+    def ours(m, x):
+        return x @ m.left + x @ m.right
+
+    with pytest.raises(
+        ValueError, match=r"2 make the outputs agree, give rules; candidates: left = one .*; left = two"
+    ):
+        compare(
+            TorchSide(ours, left=(8, 4), right=(8, 4)),
+            FlaxSide(lambda m, x: x @ m.one + x @ m.two, one=(8, 4), two=(8, 4)),
+            X,
+        )
+
+
+def test_a_parameter_without_a_counterpart_is_refused_and_named():
+    with pytest.raises(WeightsMismatchError, match=r"unexpected: bias \(4,\) \(torch, no Flax parameter left for it\)"):
+        compare(nn.Linear(8, 4), nnx.Linear(8, 4, use_bias=False, rngs=nnx.Rngs(0)), X)
+
+
+def test_tied_weights_are_one_parameter_with_both_gradients():
+    class Ours(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(11, 8)
+            self.head = nn.Linear(8, 11, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids):
+            return self.head(torch.tanh(self.embed(ids)))
+
+    class Theirs(nnx.Module):
+        def __init__(self, tied):
+            self.embed, self.tied = nnx.Embed(11, 8, rngs=nnx.Rngs(0)), tied
+
+        def __call__(self, ids):
+            hidden = jnp.tanh(self.embed(ids))
+            table = self.embed.embedding[...]
+            return hidden @ (table if self.tied else jax.lax.stop_gradient(table)).T
+
+    report = compare(Ours(), Theirs(tied=True), IDS, seeds=1)
+    assert report.verdict == "equal"
+    assert {one.torch: one.flax for one in report.pairing}["embed.weight"] == "embed.embedding"
+    report = compare(Ours(), Theirs(tied=False), IDS, seeds=1)
+    assert {one.name for one in report.failures} == {"grad embed.weight"}
+    assert report.first_divergence.direction == "backward"
+
+
+def test_a_zero_initialised_bias_that_is_dropped_is_found_with_weights_of_its_own():
+    class NoBias(nnx.Linear):
+        def __call__(self, x):
+            return x @ self.kernel[...]
+
+    ours = nn.Linear(8, 4)
+    nn.init.zeros_(ours.bias)
+    report = compare(ours, NoBias(8, 4, rngs=nnx.Rngs(0)), X, seeds=1)
+    assert verdicts(report)["output"] == verdicts(report)["grad bias"] == "different"
+    assert verdicts(report)["grad input"] == "equal"
+    assert next(one for one in report.failures if one.name == "output").weights == "own"
