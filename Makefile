@@ -98,7 +98,7 @@ meshes: $(VENV)/.installed-test
 lanes: $(VENV)/.installed-test
 	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q parity_tests/twins/test_transfer.py \
 		$(addprefix parity_tests/jax_side/,test_nnx_modules.py test_backend.py test_random.py \
-		judge/test_subject.py judge/test_promotion.py judge/test_dump.py)
+		judge/sides judge/test_promotion.py judge/test_dump.py)
 	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(PYTEST) -q parity_tests/contract --without torch
 
 # Their tests run as users' programs do: another XLA may not know the flags above.
