@@ -9,7 +9,7 @@ import pytest
 
 from attn_bridge.parity.compare.pairing import propose
 
-from .test_pairing import draw, parameters
+from .parameters import draw, parameters
 
 D, HIDDEN = 4, 6
 

@@ -1,0 +1,199 @@
+"""What names leave open is settled by runs, or refused with the candidates."""
+
+from __future__ import annotations
+
+import pytest
+
+from attn_bridge.parity.compare.pairing import MAX_CANDIDATES, propose
+from attn_bridge.parity.compare.pairing.settling import MAX_SHOWN
+
+from .parameters import BARE, D, linear, norm, parameters
+
+SQUARES = (
+    parameters({f"{name}.weight": ((4, 4), "Linear") for name in ("alpha", "beta")}),
+    parameters({f"{name}.kernel": ((4, 4), "Linear") for name in ("x", "y")}),
+)
+
+
+def test_what_names_leave_open_is_settled_by_trying():
+    def probe(candidate):
+        tried.append(candidate)
+        return 0.0 if {match.first.name: match.second.name for match in candidate.matches} == wanted else 0.5
+
+    for wanted in (
+        {"alpha.weight": "x.kernel", "beta.weight": "y.kernel"},
+        {"alpha.weight": "y.kernel", "beta.weight": "x.kernel"},
+    ):
+        tried = []
+        rows = propose(*SQUARES, probe).rows()
+        assert {row.torch: row.flax for row in rows} == wanted
+        assert {row.how for row in rows} == {"probe"}
+        assert {row.pattern for row in rows} == {"a1 a0 -> a0 a1"}
+        assert len(tried) == 2, "every candidate is tried, so that two that fit are noticed"
+
+
+UNLIKE = parameters({"W": ((4, 4), "Own")}), parameters({"M": ((4, 4), "Own")})
+
+
+@pytest.mark.parametrize("wanted", ["... -> ...", "a1 a0 -> a0 a1"])
+def test_which_way_round_a_bare_square_matrix_lies_is_settled_by_trying(wanted):
+    (row,) = propose(*UNLIKE, lambda one: 0.0 if one.matches[0].rule.pattern == wanted else 1.0).rows()
+    assert (row.pattern, row.how) == (wanted, "probe")
+
+
+def test_a_bare_square_matrix_of_one_name_lies_as_it_lies_whatever_fits():
+    (row,) = propose(*BARE, lambda one: 0.0 if one.matches[0].rule.pattern != "... -> ..." else 1.0).rows()
+    assert (row.pattern, row.how) == ("... -> ...", "names")
+
+
+def test_square_matrices_lie_as_the_others_of_their_kind_do():
+    ours = parameters({"a.w": ((4, 6), ""), "b.w": ((4, 4), "")})
+    theirs = parameters({"a.w": ((6, 4), ""), "b.w": ((4, 4), "")})
+    assert [row.pattern for row in propose(ours, theirs).rows()] == ["a1 a0 -> a0 a1"] * 2
+
+
+def test_what_fits_twice_is_refused_with_the_candidates():
+    with pytest.raises(ValueError, match="is ambiguous and 2 make the outputs agree, give rules") as caught:
+        propose(*SQUARES, lambda one: 0.0)
+    assert "alpha.weight = x.kernel (a1 a0 -> a0 a1), beta.weight = y.kernel" in str(caught.value)
+    assert "alpha.weight = y.kernel (a1 a0 -> a0 a1), beta.weight = x.kernel" in str(caught.value)
+
+
+def test_without_a_run_what_is_open_is_refused():
+    with pytest.raises(ValueError, match=r"is ambiguous, give rules; candidates: alpha\.weight = x\.kernel"):
+        propose(*SQUARES)
+
+
+@pytest.mark.parametrize("distance", [1.0, float("nan")])
+def test_where_nothing_fits_the_order_of_declaration_goes_on_and_says_so(distance):
+    pairing = propose(*SQUARES, lambda one: distance)
+    assert [(row.torch, row.flax, row.how) for row in pairing.rows()] == [
+        ("alpha.weight", "x.kernel", "order"),
+        ("beta.weight", "y.kernel", "order"),
+    ]
+    assert "no pairing makes the outputs agree" in pairing.doubt
+    assert "beta.weight = x.kernel" in pairing.doubt
+    (row,) = propose(*UNLIKE, lambda one: distance).rows()
+    assert (row.pattern, row.how) == ("... -> ...", "convention")
+
+
+def test_where_nothing_fits_a_norm_goes_with_the_block_whose_matrices_are_settled():
+    """Linen keeps names in alphabetical order, so that the last norm comes first."""
+    matrices = ("query", "value", "out")
+    ours = {"embed.weight": ((9, D), "Embedding")}
+    for path in ("layers.0.before", "layers.0.after", "final"):
+        ours |= norm(path, "torch")
+    for name in matrices:
+        ours |= linear(f"layers.0.{name}", D, D, "torch")
+    theirs = {"embed.embedding": ((9, D), "Embed")} | norm("a_norm", "flax")
+    for path in ("part_0.LayerNorm_0", "part_0.LayerNorm_1"):
+        theirs |= norm(path, "flax")
+    for name in matrices:
+        theirs |= linear(f"part_0.{name}", D, D, "flax")
+    pairing = propose(parameters(ours), parameters(theirs), lambda one: 1.0)
+    found = {row.torch: row.flax for row in pairing.rows()}
+    assert "no pairing makes the outputs agree" in pairing.doubt
+    for word, other in (("weight", "scale"), ("bias", "bias")):
+        assert found[f"layers.0.before.{word}"] == f"part_0.LayerNorm_0.{other}"
+        assert found[f"layers.0.after.{word}"] == f"part_0.LayerNorm_1.{other}"
+        assert found[f"final.{word}"] == f"a_norm.{other}"
+
+
+@pytest.mark.parametrize(
+    ("nearest", "others", "is_found"), [(1e-7, 0.3, True), (1e-5, 8e-4, False), (0.02, 5.0, False)]
+)
+def test_one_that_nearly_fits_is_taken_where_the_others_are_far_from_it(nearest, others, is_found):
+    """As outputs do whose sides keep rotary tables in float32, and those of a pair with a small fault."""
+
+    def probe(candidate):
+        is_crossed = candidate.matches[0].second.name == "y.kernel"
+        return nearest if is_crossed else others
+
+    pairing = propose(*SQUARES, probe)
+    assert [row.flax for row in pairing.rows()] == (["y.kernel", "x.kernel"] if is_found else ["x.kernel", "y.kernel"])
+    assert bool(pairing.doubt) != is_found
+
+
+def test_more_than_can_be_tried_is_refused_after_the_usual_ones():
+    ours = parameters({f"{name}.weight": ((4, 4), "Linear") for name in "abdegi"})
+    theirs = parameters({f"{name}.kernel": ((4, 4), "Linear") for name in "mrstux"})
+    tried = []
+
+    def probe(pairing):
+        tried.append(pairing)
+        return 1.0
+
+    with pytest.raises(ValueError, match=r"is ambiguous, give rules; candidates: a\.weight = m\.kernel"):
+        propose(ours, theirs, probe)
+    assert len(tried) == MAX_SHOWN < MAX_CANDIDATES
+
+
+def test_a_bias_goes_where_its_matrix_went():
+    ours = parameters(
+        {
+            "a.zzz.weight": ((4, 6), "Linear"),
+            "a.zzz.bias": ((4,), "Linear"),
+            "a.yyy.weight": ((4, 4), "Linear"),
+            "a.yyy.bias": ((4,), "Linear"),
+        }
+    )
+    theirs = parameters(
+        {
+            "b.one.kernel": ((4, 4), "Linear"),
+            "b.one.bias": ((4,), "Linear"),
+            "b.two.kernel": ((6, 4), "Linear"),
+            "b.two.bias": ((4,), "Linear"),
+        }
+    )
+    found = {match.first.name: match.second.name for match in propose(ours, theirs).matches}
+    assert found == {
+        "a.zzz.weight": "b.two.kernel",
+        "a.zzz.bias": "b.two.bias",
+        "a.yyy.weight": "b.one.kernel",
+        "a.yyy.bias": "b.one.bias",
+    }
+
+
+def test_a_layer_goes_with_its_bias():
+    def layers(names, matrix):
+        return parameters(
+            {f"{n}.{last}": (shape, "Linear") for n in names for last, shape in ((matrix, (4, 4)), ("bias", (4,)))}
+        )
+
+    ours, theirs = layers("abde", "weight"), layers("rstu", "kernel")
+    tried = []
+
+    def probe(pairing):
+        tried.append(pairing)
+        names = {match.first.name: match.second.name for match in pairing.matches}
+        assert all(names[f"{n}.bias"][0] == names[f"{n}.weight"][0] for n in "abde")
+        return (
+            0.0
+            if names["a.weight"] == "u.kernel" and names["b.weight"] == "t.kernel" and names["d.bias"] == "s.bias"
+            else 1.0
+        )
+
+    found = propose(ours, theirs, probe)
+    assert [match.second.name for match in found.matches if match.first.name.endswith("bias")] == [
+        "u.bias", "t.bias", "s.bias", "r.bias"
+    ]  # fmt: skip
+    assert len(tried) == 24
+
+
+def test_numbered_blocks_are_decided_once_for_all():
+    ours = parameters({f"blocks.{i}.{name}": ((4, 4), "Own") for i in range(5) for name in ("left", "right")})
+    theirs = parameters({f"layers.{i}.{name}": ((4, 4), "Own") for i in range(5) for name in ("x", "y")})
+    tried = []
+
+    def probe(candidate):
+        tried.append(candidate)
+        names = {match.first.name: (match.second.name, match.rule.pattern) for match in candidate.matches}
+        return (
+            0.0
+            if all(names[f"blocks.{i}.left"] == (f"layers.{i}.y", "... -> ...") for i in range(5))
+            and all(names[f"blocks.{i}.right"] == (f"layers.{i}.x", "a1 a0 -> a0 a1") for i in range(5))
+            else 1.0
+        )
+
+    assert len(propose(ours, theirs, probe).matches) == 10
+    assert len(tried) <= 8

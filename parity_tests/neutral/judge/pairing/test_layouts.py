@@ -1,0 +1,223 @@
+"""Fused, split and stacked weights, and the order of axes: each layout is a bijection of bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from attn_bridge.parity.compare.pairing import propose
+from attn_bridge.parity.compare.pairing.patterns import Kind, Options, Way, options
+
+from .parameters import draw, parameters
+
+GENERAL = "LinearGeneral"
+SPLIT = {
+    **{f"{part}.kernel": ((8, 2, 4), GENERAL) for part in ("query", "key", "value")},
+    **{f"{part}.bias": ((2, 4), GENERAL) for part in ("query", "key", "value")},
+    "out.kernel": ((2, 4, 8), GENERAL),
+    "out.bias": ((8,), GENERAL),
+}
+FUSED = {
+    "in_proj_weight": ((24, 8), "MultiheadAttention"),
+    "in_proj_bias": ((24,), "MultiheadAttention"),
+    "out_proj.weight": ((8, 8), "NonDynamicallyQuantizableLinear"),
+    "out_proj.bias": ((8,), "NonDynamicallyQuantizableLinear"),
+}
+LAYOUTS = {
+    "fused in torch, split in Flax": (FUSED, SPLIT),
+    "fused linear in torch": (
+        {"attn.qkv.weight": ((12, 4), "Linear"), "attn.qkv.bias": ((12,), "Linear")},
+        {
+            **{f"attn.{part}_proj.kernel": ((4, 4), "Linear") for part in "qkv"},
+            **{f"attn.{part}_proj.bias": ((4,), "Linear") for part in "qkv"},
+        },
+    ),
+    "fused in Flax": (
+        {f"{part}.weight": ((4, 4), "Linear") for part in ("wq", "wk", "wv")},
+        {"qkv.kernel": ((4, 12), "Linear")},
+    ),
+    "fused in both": ({"c_attn.weight": ((12, 4), "Linear")}, {"c_attn.kernel": ((4, 12), "Linear")}),
+    "other widths of key and value": (
+        {
+            "q_proj_weight": ((8, 8), "MultiheadAttention"),
+            "k_proj_weight": ((8, 6), "MultiheadAttention"),
+            "v_proj_weight": ((8, 5), "MultiheadAttention"),
+        },
+        {
+            "query.kernel": ((8, 2, 4), GENERAL),
+            "key.kernel": ((6, 2, 4), GENERAL),
+            "value.kernel": ((5, 2, 4), GENERAL),
+        },
+    ),
+    "grouped heads": (
+        {
+            "q_proj.weight": ((16, 8), "Linear"),
+            "k_proj.weight": ((8, 8), "Linear"),
+            "v_proj.weight": ((8, 8), "Linear"),
+            "o_proj.weight": ((8, 16), "Linear"),
+        },
+        {
+            "query.kernel": ((8, 4, 4), GENERAL),
+            "key.kernel": ((8, 2, 4), GENERAL),
+            "value.kernel": ((8, 2, 4), GENERAL),
+            "out.kernel": ((4, 4, 8), GENERAL),
+        },
+    ),
+    "convolutions and batch norm": (
+        {
+            "conv1.weight": ((4, 3, 5, 2), "Conv2d"),
+            "conv2.weight": ((4, 4, 3, 3), "Conv2d"),
+            "conv3.weight": ((4, 4, 3), "Conv1d"),
+            **{f"bn.{name}": ((4,), "BatchNorm2d") for name in ("weight", "bias", "running_mean", "running_var")},
+        },
+        {
+            "Conv_0.kernel": ((5, 2, 3, 4), "Conv"),
+            "Conv_1.kernel": ((3, 3, 4, 4), "Conv"),
+            "Conv_2.kernel": ((3, 4, 4), "Conv"),
+            **{f"bn.{name}": ((4,), "BatchNorm") for name in ("scale", "bias", "mean", "var")},
+        },
+    ),
+    "bare, of any rank": (
+        {"W": ((4, 3), "Own"), "turned": ((5, 4), "Own"), "temperature": ((), "Own"), "token": ((1, 1, 8), "Own")},
+        {"W": ((4, 3), "Own"), "turned": ((4, 5), "Own"), "temperature": ((), "Own"), "token": ((1, 1, 8), "Own")},
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_is_a_bijection_of_bits(layout):
+    ours, theirs = map(parameters, LAYOUTS[layout])
+    pairing = propose(ours, theirs)
+    for here, there, shapes, convert, back in (
+        (ours, theirs, theirs, pairing.to_second, pairing.to_first),
+        (theirs, ours, ours, pairing.to_first, pairing.to_second),
+    ):
+        arrays = draw(here)
+        converted = convert(arrays)
+        assert {name: one.shape for name, one in converted.items()} == {name: one.shape for name, one in shapes.items()}
+        total = np.concatenate([one.view(np.uint32).ravel() for one in converted.values()])
+        assert sorted(total) == sorted(np.concatenate([one.view(np.uint32).ravel() for one in arrays.values()]))
+        returned = back(converted)
+        assert returned.keys() == arrays.keys()
+        for name, array in arrays.items():
+            assert np.array_equal(returned[name].view(np.uint32), array.view(np.uint32)), name
+        assert there.keys() == converted.keys()
+
+
+def test_the_parts_of_a_fused_weight_are_query_key_value_and_heads_stay_together():
+    pairing = propose(parameters(FUSED), parameters(SPLIT))
+    assert [row.flax for row in pairing.rows()][:3] == ["query.kernel", "key.kernel", "value.kernel"]
+    arrays = draw(parameters(FUSED))
+    flax = pairing.to_second(arrays)
+    weight = arrays["in_proj_weight"].view(np.uint32)
+    for part, name in enumerate(("query", "key", "value")):
+        for head in range(2):
+            rows = weight[8 * part + 4 * head : 8 * part + 4 * head + 4]
+            assert np.array_equal(flax[f"{name}.kernel"][:, head].view(np.uint32), rows.T)
+            bias = arrays["in_proj_bias"].view(np.uint32)[8 * part + 4 * head :][:4]
+            assert np.array_equal(flax[f"{name}.bias"][head].view(np.uint32), bias)
+    out = arrays["out_proj.weight"].view(np.uint32)
+    assert np.array_equal(flax["out.kernel"][1].view(np.uint32), out[:, 4:].T)
+
+
+def test_convolution_kernels_put_space_first_and_outputs_last():
+    ours, theirs = map(parameters, LAYOUTS["convolutions and batch norm"])
+    arrays = draw(ours)
+    flax = propose(ours, theirs).to_second(arrays)
+    kernel = arrays["conv1.weight"].view(np.uint32)
+    assert np.array_equal(flax["Conv_0.kernel"].view(np.uint32), kernel.transpose(2, 3, 1, 0))
+    assert np.array_equal(flax["bn.var"].view(np.uint32), arrays["bn.running_var"].view(np.uint32))
+
+
+def test_gradients_are_aligned_under_the_first_sides_names_with_its_axes():
+    pairing = propose(parameters(FUSED), parameters(SPLIT))
+    arrays = draw(parameters(FUSED), seed=3)
+    ours, theirs = pairing.aligned(arrays, "first"), pairing.aligned(pairing.to_second(arrays), "second")
+    assert list(ours) == list(theirs)
+    assert ours["in_proj_weight[key]"].shape == (8, 8)
+    for name, array in ours.items():
+        assert np.array_equal(array.view(np.uint32), np.ascontiguousarray(theirs[name]).view(np.uint32)), name
+    assert pairing.aligned({"out_proj.bias": arrays["out_proj.bias"]}, "first").keys() == {"out_proj.bias"}
+
+
+def test_bits_of_bfloat16_survive():
+    shapes = parameters({"a.weight": ((4, 4), "Linear")}), parameters({"a.kernel": ((4, 4), "Linear")})
+    array = np.arange(65520, 65536, dtype=np.uint16).reshape(4, 4).view(ml_dtypes.bfloat16)
+    pairing = propose(*shapes)
+    flax = pairing.to_second({"a.weight": array})["a.kernel"]
+    assert flax.dtype == array.dtype
+    assert np.array_equal(flax.view(np.uint16), array.T.view(np.uint16))
+
+
+@pytest.mark.parametrize("gate", [("gate_proj", "up_proj"), ("gate", "up")])
+def test_a_fused_gate_is_taken_apart(gate):
+    ours = parameters({f"layers.{i}.mlp.gate_up_proj.weight": ((12, 4), "Linear") for i in range(2)})
+    theirs = parameters(
+        {f"layers.{i}.mlp.{name}.kernel": ((4, 6), "Dense") for i in range(2) for name in reversed(gate)}
+    )
+    found = propose(ours, theirs)
+    assert [match.second.name.split(".")[-2] for match in found.matches] == [*gate, *gate]
+    assert {match.how for match in found.matches} == {"names"}
+
+
+def test_parts_of_several_sizes_lie_one_after_the_other():
+    ours = parameters({"attn.qkv_proj.weight": ((16 + 8 + 8, 6), "Linear")})
+    theirs = parameters(
+        {
+            "attn.query.kernel": ((6, 4, 4), GENERAL),
+            "attn.key.kernel": ((6, 2, 4), GENERAL),
+            "attn.value.kernel": ((6, 2, 4), GENERAL),
+        }
+    )
+    arrays = draw(ours)
+    found = propose(ours, theirs).to_second(arrays)
+    bits = arrays["attn.qkv_proj.weight"].view(np.uint32)
+    assert np.array_equal(found["attn.value.kernel"].view(np.uint32), bits[24:].T.reshape(6, 2, 4))
+
+
+def test_experts_that_are_numbered_are_a_stack():
+    ours = parameters(
+        {
+            f"layers.{i}.experts.{j}.{name}.weight": ((6, 4), "Linear")
+            for i in range(2)
+            for j in range(5)
+            for name in ("w1", "w3")
+        }
+    )
+    theirs = parameters({f"layers_{i}.moe.{name}": ((5, 4, 6), "MoE") for i in range(2) for name in ("w1", "w3")})
+    pairing = propose(ours, theirs)
+    arrays = draw(ours)
+    found = pairing.to_second(arrays)
+    for i, j, name in itertools.product(range(2), range(5), ("w1", "w3")):
+        bits = arrays[f"layers.{i}.experts.{j}.{name}.weight"].view(np.uint32)
+        assert np.array_equal(found[f"layers_{i}.moe.{name}"].view(np.uint32)[j], bits.T)
+
+
+def test_a_stack_of_fused_layers_is_taken_apart_twice():
+    ours = parameters({f"layers.{i}.attn.{name}_proj.weight": ((4, 4), "Linear") for i in range(3) for name in "qkvo"})
+    theirs = parameters(
+        {"blocks.attn.qkv.kernel": ((3, 4, 12), "Dense"), "blocks.attn.out.kernel": ((3, 4, 4), "Dense")}
+    )
+    pairing = propose(ours, theirs)
+    arrays = draw(ours)
+    found = pairing.to_second(arrays)
+    bits = arrays["layers.1.attn.v_proj.weight"].view(np.uint32)
+    assert np.array_equal(found["blocks.attn.qkv.kernel"].view(np.uint32)[1, :, 8:], bits.T)
+    assert all(
+        np.array_equal(one.view(np.uint32), arrays[name].view(np.uint32))
+        for name, one in pairing.to_first(found).items()
+    )
+
+
+def test_tensors_of_one_class_lie_alike_and_others_may_lie_in_other_ways():
+    mixer = Kind((4, 6), "torch", "Mixer", "mix")
+    assert options(mixer, mixer, False) == Options((Way("... -> ..."),))
+    assert len(options(mixer, dataclasses.replace(mixer, shape=(6, 4)), False).ways) > 0
+    square = dataclasses.replace(mixer, shape=(4, 4))
+    assert options(square, square, False).ways == (Way("... -> ..."),)
+    for change in ({"framework": "flax"}, {"owner": "Other"}, {"last": "other"}):
+        assert len(options(square, dataclasses.replace(square, **change), False).ways) > 1, change
