@@ -9,7 +9,7 @@ import pytest
 from attn_bridge import masks
 from jax_attn import functional
 
-from .test_implementations import operands
+from .attention_calls import operands
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 16, 70])

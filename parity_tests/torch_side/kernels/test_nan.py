@@ -11,7 +11,7 @@ from torch import Tensor
 from attn_bridge import masks
 from torch_attn import functional
 
-from .test_implementations import Options, draw, operands
+from .attention_calls import Options, draw, operands
 
 
 def hidden_by(how: str, tokens: int) -> tuple[Options, Tensor]:
