@@ -1,0 +1,68 @@
+"""The plugin costs tests that do not use it nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import subprocess
+import sys
+
+from .pytest_runs import ROOT, ids
+
+
+def test_loading_it_imports_nothing_heavy():
+    heavy = {"numpy", "torch", "jax", "flax", "rich", "einops", "ml_dtypes", "typer"}
+    program = f"import sys, attn_bridge.parity.plugin; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_it_is_an_entry_point_of_pytest():
+    points = importlib.metadata.entry_points(group="pytest11", name="attn_bridge")
+    assert [point.value for point in points] == ["attn_bridge.parity.plugin"]
+
+
+STRANGERS = """
+@pytest.fixture
+def number():
+    return 1
+
+@pytest.mark.parametrize("parity", [0, 1])
+def test_even_and_odd(parity, number):
+    assert parity in (0, number)
+
+class TestTheirs:
+    @pytest.fixture
+    def parity(self):
+        return "theirs"
+
+    def test_fixture_of_that_name(self, parity):
+        assert parity == "theirs"
+"""
+
+
+def test_tests_that_do_not_use_it_run_as_without_it(run):
+    here = run(STRANGERS, "-v", "--parity-dtype=float32", GITHUB_ACTIONS="true")
+    gone = run(STRANGERS, "-v", plugin=None)
+    assert (here.status, here.err) == (gone.status, gone.err) == (0, "")
+    assert ids(here) == ["test_even_and_odd[0]", "test_even_and_odd[1]", "TestTheirs::test_fixture_of_that_name"]
+    assert re.sub(r"in .*s|plugins: .*\n", "", here.out) == re.sub(r"in .*s|plugins: .*\n", "", gone.out)
+
+
+def test_every_public_name_stays_itself_when_its_module_is_imported():
+    program = """
+import importlib
+from attn_bridge import parity
+for name, home in parity._HOMES.items():
+    importlib.import_module(f"attn_bridge.parity.{home}")
+    assert getattr(parity, name).__name__ == name, name
+    assert name in parity.__all__
+assert set(dir(parity)) == set(parity.__all__) == set(parity._HOMES)
+try:
+    parity.nonsense
+except AttributeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.stdout, done.stderr) == ("module 'attn_bridge.parity' has no attribute 'nonsense'\n", "")
