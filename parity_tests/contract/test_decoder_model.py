@@ -235,7 +235,7 @@ def test_bad_options_are_refused_by_value(backend, case):
     assert str(caught.value) == message
 
 
-def test_the_logits_of_the_last_token_can_be_asked_for_alone(backend):
+def test_only_the_last_tokens_logits_can_be_computed(backend):
     model = made(backend)
     last = backend.output(functools.partial(model, last_only=True), IDS)
     assert last.shape == (2, 1, 11)
@@ -269,7 +269,7 @@ def test_padding_on_the_left_changes_no_token(backend):
     np.testing.assert_array_equal(generate(backend, new=6, attention_mask=mask)[1, 2:], alone[0])
 
 
-def test_dropout_is_off_while_tokens_are_drawn_and_on_again_behind(backend):
+def test_generation_switches_dropout_off_and_restores_it(backend):
     config = CONFIG.replace(blocks=(BLOCK.replace(dropout=0.5),), dropout=0.5)
     model = backend.build("DecoderModel", config=config)
     model.train()

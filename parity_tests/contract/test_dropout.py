@@ -13,7 +13,7 @@ backend = backends.fixture(backends.adapters("backend"))
 
 
 @pytest.mark.parametrize(("name", "rate"), [("CausalAttention", 0.25), (WRAPPER, 0.5), (MHA, 0.25)])
-def test_training_drops_the_expected_part_of_the_weights_and_scales_the_rest(backend, name, rate):
+def test_training_drops_the_expected_share_and_scales_the_rest(backend, name, rate):
     (heads,) = HEADS.get(name, (1,))
     context, weights = backend.run_eagerly(make_transparent(backend, name, rate), EYES)
     batch, tokens, _ = context.shape

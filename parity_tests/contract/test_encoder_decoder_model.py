@@ -235,7 +235,7 @@ def test_a_row_that_ended_holds_nothing_else(backend):
         assert (row[stop:] == eos).all()
 
 
-def test_dropout_is_off_while_tokens_are_drawn_and_on_again_behind(backend):
+def test_generation_switches_dropout_off_and_restores_it(backend):
     rates = {"encoder": TEXT.encoder.replace(dropout=0.5), "decoder": TEXT.decoder.replace(dropout=0.4)}
     model = backend.build("EncoderDecoderModel", config=TEXT.replace(**rates))
     model.train()

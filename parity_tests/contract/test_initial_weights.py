@@ -18,7 +18,7 @@ def check_uniform(values: np.ndarray, low: float, high: float, tolerance: float)
 
 
 @seeded
-def test_linear_layers_start_uniform_within_one_over_the_root_of_the_fan_in(backend, seed):
+def test_linear_layers_start_uniform_within_the_inverse_root_fan_in(backend, seed):
     module = backend.build(MHA, seed, d_in=64, d_out=512, context_length=4, num_heads=2, qkv_bias=True)
     for layer, fan_in in (("W_query", 64), ("W_key", 64), ("W_value", 64), ("out_proj", 512)):
         bound = np.float32(fan_in**-0.5)

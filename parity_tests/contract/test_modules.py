@@ -91,7 +91,7 @@ def test_double_precision_is_really_double(backend, name, seed):
         np.testing.assert_allclose(actual, wanted, rtol=0, atol=1e-13)
 
 
-def test_a_norm_of_far_off_features_takes_its_variance_in_two_passes(backend):
+def test_norms_of_large_means_compute_variance_in_two_passes(backend):
     """At 1000 + x, the mean of squares minus the square of the mean would be off by some 10 percent."""
     x = draw(5, D_IN) + np.float32(1000.0)
     config = specs.LayerNormConfig(D_IN)

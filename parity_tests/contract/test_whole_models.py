@@ -49,7 +49,7 @@ def test_dropout_acts_in_training_alone(backend, model, rates):
 
 
 @pytest.mark.parametrize("model", [GPT, BERT], ids=str)
-def test_a_config_object_is_taken_and_a_dict_is_left_as_it_was(backend, model):
+def test_build_takes_config_objects_and_leaves_dicts_unchanged(backend, model):
     given = {**model.config, **model.one_layer}
     one = backend.build(model.name, config=given)
     assert given == {**model.config, **model.one_layer}

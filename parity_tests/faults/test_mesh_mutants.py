@@ -25,7 +25,7 @@ def test_faults_are_found_and_named_and_right_pairs_pass(framework, sizes, fault
 
 
 @pytest.mark.parametrize("framework", ["torch", "flax"])
-def test_tokens_that_meet_in_another_way_are_told_by_tokens_that_are_all_the_same(framework):
+def test_equal_tokens_reveal_a_fault_in_which_tokens_meet(framework):
     (found,) = run_cases({"tensor": 2, "context": 2}, [f"ring-hop-doubled:{framework}:132000"]).results
     assert found.outcome == "detected"
     assert found.kind.startswith("the sides agree where all tokens are the same one: consistent with devices that let ")

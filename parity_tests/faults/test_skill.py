@@ -46,7 +46,7 @@ def ports(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_found_where_it_is_and_its_mend_is_equal(ports, name):
+def test_a_planted_fault_is_located_and_its_fix_is_equal(ports, name):
     fault, port = FAULTS[name], ports(name)
     status, report = judged(JUDGE)
     assert (status, report["verdict"]) == (1, "different")
@@ -67,7 +67,7 @@ def test_a_right_port_is_equal(ports, name):
 
 
 @pytest.mark.parametrize("name", ["fused_attention", "tanh_mlp"])
-def test_a_right_port_is_equal_in_what_else_the_skill_runs(ports, name):
+def test_a_right_port_is_equal_in_bfloat16_and_training(ports, name):
     ports(name)
     assert judged(IN_BFLOAT16)[0] == 0
     assert judged(IN_TRAINING)[0] == 0

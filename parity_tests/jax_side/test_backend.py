@@ -25,7 +25,7 @@ def test_options_that_this_xla_does_not_know_are_left_out(monkeypatch):
         backend._known_options.cache_clear()
 
 
-def test_an_array_that_is_loaded_compiles_nothing_and_is_a_copy(monkeypatch):
+def test_loading_an_array_copies_it_and_compiles_nothing(monkeypatch):
     array = np.arange(221.0, dtype=np.float32).reshape(13, 17)
     said: list[str] = []
     monkeypatch.setattr(logging.Logger, "handle", lambda _, record: said.append(record.getMessage()))
@@ -39,7 +39,7 @@ def test_an_array_that_is_loaded_compiles_nothing_and_is_a_copy(monkeypatch):
     assert (np.asarray(loaded).ravel() == np.arange(221.0)).all()
 
 
-def test_a_runner_gives_the_same_however_it_runs_and_leaves_the_module_alone():
+def test_runner_modes_agree_and_leave_the_module_unchanged():
     module = jax_attn.MultiHeadAttention(6, 8, 5, 0.1, 2, rngs=nnx.Rngs(0))
     module.eval()
     held = {name: array.copy() for name, array in backend.get_weights(module).items()}
@@ -66,7 +66,7 @@ def test_a_runner_takes_no_array_that_jax_would_narrow():
         backend.Runner(module, mode="jit")({}, {"x": np.ones((2, 3))}, [np.ones((2, 3))])
 
 
-def test_only_programs_that_are_to_be_made_quickly_and_float64_go_without_optimizations():
+def test_only_quick_and_float64_programs_skip_optimizations():
     quick = backend._known_options() if jax.default_backend() == "cpu" else None
     assert backend._compiler_options(is_quick=False) is None
     assert backend._compiler_options(is_quick=True) == quick

@@ -56,7 +56,7 @@ def test_flax_restores_our_msgpack(tmp_path):
     assert_same(flat(found), arrays)
 
 
-def test_msgpack_of_flax_is_read_and_written_again_byte_for_byte(tmp_path):
+def test_flax_msgpack_round_trips_byte_for_byte(tmp_path):
     arrays = random_arrays(HELD["msgpack"])
     tree = nested(arrays) | {"step": 3, "lr": 0.5, "none": None, "empty": {}, "a text": "x" * 300, "ok": True}
     data = flax.serialization.msgpack_serialize(tree)
@@ -71,7 +71,7 @@ def test_msgpack_of_flax_is_read_and_written_again_byte_for_byte(tmp_path):
     assert (tmp_path / "y.msgpack").read_bytes() == data
 
 
-def test_msgpack_of_jax_arrays_lists_numbers_as_keys_and_scalars_is_read(tmp_path):
+def test_msgpack_with_jax_arrays_lists_and_numeric_keys_is_read(tmp_path):
     tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": [np.ones(2), {"c": np.zeros(1)}], "d": {0: np.ones(1)}}
     (tmp_path / "x.msgpack").write_bytes(flax.serialization.msgpack_serialize(tree | {"e": np.float32(2.5)}))
     wanted = {name: np.asarray(value) for name, value in flat(tree).items()} | {"e": np.float32(2.5).reshape(())}
@@ -145,7 +145,7 @@ def test_we_read_what_orbax_saves(use_ocdbt, use_zarr3, tmp_path):
         assert len(reader.files()) > 2
 
 
-def test_scalars_lists_empty_nodes_and_jax_arrays_of_orbax_are_read(tmp_path):
+def test_orbax_scalars_lists_and_empty_nodes_are_read(tmp_path):
     tree = {
         "a": {"k": jnp.ones((3, 2), jnp.bfloat16)},
         "l": [np.ones(2), {"x": np.ones(3)}],
@@ -167,7 +167,7 @@ def test_a_step_of_a_checkpoint_manager_is_read(tmp_path):
     assert_same(read(tmp_path / "run" / "7"), {"a.b": np.arange(3.0)})
 
 
-def test_a_large_array_of_orbax_is_read_a_part_at_a_time(tmp_path):
+def test_a_large_orbax_array_is_read_in_parts(tmp_path):
     array = random_array("float32", (300, 200), np.random.default_rng(0))
     save_args = {"a": ocp.SaveArgs(chunk_byte_size=10_000)}
     with ocp.PyTreeCheckpointer() as one:
@@ -178,7 +178,7 @@ def test_a_large_array_of_orbax_is_read_a_part_at_a_time(tmp_path):
     assert b"".join(parts) == array.tobytes()
 
 
-def test_a_database_of_tensorstore_that_is_not_compressed_is_read_without_it(tmp_path, monkeypatch):
+def test_an_uncompressed_ocdbt_database_is_read_without_tensorstore(tmp_path, monkeypatch):
     wanted = random_arrays({"float32", "bfloat16"}, shapes=[(40, 30), (7,), ()])
     with ocp.PyTreeCheckpointer() as one:
         one.save(tmp_path / "x", nested(wanted))
@@ -230,7 +230,7 @@ def test_links_out_of_a_folder_that_tensorstore_reads_are_refused(use_ocdbt, tmp
         read(tmp_path / "x")
 
 
-def test_shards_of_an_array_are_read_chunk_by_chunk_and_cut_anew(tmp_path, monkeypatch):
+def test_array_shards_are_read_by_chunk_and_rechunked(tmp_path, monkeypatch):
     array = random_array("float32", (64, 48), np.random.default_rng(0))
     save_args = {"a": ocp.SaveArgs(chunk_byte_size=array.nbytes // 4)}
     with ocp.PyTreeCheckpointer() as one:
@@ -269,7 +269,7 @@ def test_a_damaged_folder_of_orbax_is_refused_in_one_line(tmp_path):
     assert refused > 8
 
 
-def test_nothing_of_a_folder_is_read_any_more_when_it_is_refused(tmp_path, monkeypatch):
+def test_a_refused_folder_has_no_reads_left_running(tmp_path, monkeypatch):
     with ocp.StandardCheckpointer() as one:
         one.save(tmp_path / "x", {"a": np.ones(1), "b": np.ones(1)})
     (first, failed), (second, slow) = (tensorstore.Promise.new() for _ in range(2))

@@ -21,6 +21,6 @@ def test_a_call_that_devices_share_is_the_plain_one(case):
     assert {name: one for name, one in found.items() if not one <= 1e-12} == {}
 
 
-def test_a_ring_needs_a_sixth_of_the_memory_over_eight_devices():
+def test_a_ring_of_eight_devices_needs_a_sixth_the_memory():
     found = memory(65_536, 8)
     assert min(found.values()) >= 6.0, found

@@ -21,7 +21,7 @@ def test_a_block_reduces_twice_and_gathers_no_weight(framework):
     assert found == {"all-reduce": 5}
 
 
-def test_a_ring_moves_keys_and_values_once_less_than_there_are_devices():
+def test_a_ring_moves_keys_and_values_devices_minus_one_times():
     found = counts("flax", {"context": 4}, "ring", "GroupedQueryAttention llama")
     assert found["collective-permute"] == 2 * (4 - 1)
     assert "all-gather" not in found

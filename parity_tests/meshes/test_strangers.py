@@ -14,7 +14,7 @@ def test_a_right_sharded_module_is_equal(framework):
 
 
 @pytest.mark.parametrize(("framework", "fault"), [("torch", "scale on one shard"), ("flax", "mask on one shard")])
-def test_a_fault_on_one_shard_is_found_and_its_shard_named(framework, fault):
+def test_a_fault_on_one_shard_names_the_shard(framework, fault):
     shard = {"torch": "model=2", "flax": "model=1"}[framework]
     told = judged(framework, fault)
     assert {said.verdict for said in told} == {"different"}
@@ -24,13 +24,13 @@ def test_a_fault_on_one_shard_is_found_and_its_shard_named(framework, fault):
         assert said.shards[weight] == f"only in shard {shard} of {4 if framework == 'torch' else 2}"
 
 
-def test_positions_that_a_shard_counts_itself_are_told_by_where_they_agree():
+def test_positions_counted_per_shard_are_located_between_submodules():
     (said,) = judged("flax", "positions counted locally")
     assert said.verdict == "different"
     assert "between" in said.first
 
 
-def test_a_layer_that_takes_its_part_of_the_input_is_judged_by_itself():
+def test_a_layer_that_shards_its_input_is_judged_alone():
     # Its hook takes what is plain for this process's part: run by itself with all of it, it raised.
     for said in judged("torch", "bias on every device"):
         assert said.verdict == "different"
@@ -45,7 +45,7 @@ def test_copies_that_devices_should_hold_alike_are_compared():
         assert "model=3 holds other numbers than model=0" in said.messages["copies of output"]
 
 
-def test_tables_of_a_sharded_module_move_as_those_of_the_plain_one():
+def test_sharded_and_plain_modules_have_the_same_table_moves():
     # Activations that torch wraps for the devices are no tables: they depend on inputs.
     for error, moved in tables_moved():
         assert error < 1e-14

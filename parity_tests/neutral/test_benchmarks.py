@@ -73,7 +73,7 @@ SAMPLE = report(
 # ---- what is counted
 
 
-def test_the_work_of_attention_counts_half_for_causal_and_five_products_backward():
+def test_causal_attention_counts_half_the_work():
     forward = Group("attention", Cell(2, 16, 3, 4), "float32", "forward")
     assert forward.flops() == 4 * 2 * 3 * 16 * 16 * 4 / 2
     both = Group("attention", Cell(2, 16, 3, 4), "float32", "forward+backward")
@@ -101,7 +101,7 @@ def test_the_right_answer_is_that_of_the_reference(tokens, monkeypatch):
     np.testing.assert_allclose(oracle.answer(group)["output"], expected.swapaxes(1, 2), rtol=1e-12, atol=1e-13)
 
 
-def test_the_right_answer_of_a_module_is_that_of_the_reference():
+def test_the_oracle_answers_with_the_reference():
     group = Group("modules", Cell(2, 5, 3, 4), "bfloat16", "forward")
     inputs = group.inputs()
     parameters = {name: array.T.astype(float) for name, array in inputs.items() if "." in name}
@@ -128,7 +128,7 @@ def test_its_gradients_are_the_slopes_of_its_output(subject, monkeypatch):
         assert (ends[0] - ends[1]) / 2 == pytest.approx((found[f"grad {name}"] * step).sum(), rel=1e-5)
 
 
-def test_an_answer_is_right_when_rounded_and_wrong_when_a_row_sees_a_key_too_many():
+def test_rounded_answers_are_right_and_an_extra_key_is_wrong():
     group = Group("attention", Cell(1, 64, 2, 8), "float32", "forward")
     right = oracle.answer(group)
     rounded = {"output": right["output"].astype(np.float32).astype(float)}
@@ -174,7 +174,7 @@ def test_a_report_survives_its_json():
     assert Report.from_json(json.loads(json.dumps(SAMPLE.to_json(), allow_nan=False))) == SAMPLE
 
 
-def test_a_wrong_answer_shows_no_time_and_fails_if_it_is_ours():
+def test_a_wrong_answer_hides_its_time_and_fails_ours():
     wrong = row([], status="wrong", reason="output is off")
     assert SAMPLE.numbers(wrong) == ["wrong", *[""] * 8]
     assert not report(wrong).passed
@@ -270,12 +270,12 @@ ENTRY %main (a: f32[4,4]) -> f32[4,4] {
 """
 
 
-def test_what_devices_send_is_read_from_a_program_loops_and_all():
+def test_traffic_is_read_from_programs_with_loops():
     found = traffic(PROGRAM)
     assert found.words == "1 all-reduce, 1 all-gather, 7 collective-permute"
     assert found.bytes == 64 + 64 + 3 + 7 * 32
 
 
-def test_a_loop_that_says_not_how_often_it_turns_is_refused():
+def test_a_loop_without_a_trip_count_is_refused():
     with pytest.raises(ValueError, match="a loop with collectives must say how often it turns: %loop"):
         traffic(PROGRAM.replace("known_trip_count", "no_count"))

@@ -65,7 +65,7 @@ def test_help_and_version_are_status_0(arguments, capsys):
     assert capsys.readouterr().out
 
 
-def test_a_report_is_shown_and_written_where_it_can_be_though_one_file_can_not(tmp_path, capsys):
+def test_an_unwritable_file_does_not_stop_other_outputs(tmp_path, capsys):
     gone = tmp_path / "gone"
     gone.mkdir()
     outputs = Outputs(html=str(gone / "x.html"), json=str(tmp_path / "x.json"), junit=str(gone / "x.xml"))
@@ -167,9 +167,7 @@ def test_the_checkpoints_of_demo_convert_and_come_back(tmp_path, monkeypatch):
         (True, (), ["--jobs", "1"], 1),
     ],
 )
-def test_check_leaves_a_process_that_is_not_its_own_for_others_only_if_told(
-    is_own, loaded, options, jobs, capsys, monkeypatch
-):
+def test_check_uses_other_processes_only_where_allowed(is_own, loaded, options, jobs, capsys, monkeypatch):
     def tell(*arguments, jobs, **keywords):
         raise ValueError(f"{jobs} processes")
 
@@ -183,7 +181,7 @@ def test_check_leaves_a_process_that_is_not_its_own_for_others_only_if_told(
 
 
 @pytest.mark.parametrize(("arguments", "is_own"), [(None, True), ([], False)])
-def test_a_process_is_the_commands_own_where_the_arguments_are_the_process_s(arguments, is_own, monkeypatch):
+def test_the_command_owns_a_process_started_with_its_arguments(arguments, is_own, monkeypatch):
     asked = []
     monkeypatch.setattr(app, "run", lambda arguments, is_own: asked.append(is_own) or 0)
     monkeypatch.setattr(sys, "argv", ["attn-bridge"])

@@ -59,7 +59,7 @@ def texts(findings):
     ],
     ids=["both", "torch alone", "jax alone", "neither"],
 )
-def test_a_new_process_on_a_cpu_is_safe_whatever_is_installed(blocked, present, absent):
+def test_a_new_process_on_a_cpu_is_safe(blocked, present, absent):
     present = [library for library in present if library in INSTALLED]
     if any(INSTALLED[library].kinds() != {"cpu"} for library in present):
         pytest.skip("not a CPU machine")
@@ -103,7 +103,7 @@ def test_json_goes_to_stdout_or_to_a_file(capsys, tmp_path):
     assert str(ROOT) not in json.dumps(printed)
 
 
-def test_a_file_that_cannot_be_written_is_one_line_and_status_2(capsys):
+def test_an_unwritable_json_file_is_status_2(capsys):
     assert run(["doctor", "--json", "/no/such/folder/x.json"]) == 2
     assert capsys.readouterr().err == "error: --json /no/such/folder/x.json cannot be written\n"
 
@@ -280,7 +280,7 @@ def test_a_product_that_is_not_float32_inside_is_unsafe():
     assert null["products"] == {"torch": {"mps": None}}
 
 
-def test_devices_that_do_not_start_are_unsafe_and_leave_the_rest_to_see(monkeypatch):
+def test_devices_that_fail_to_start_are_unsafe(monkeypatch):
     class Broken:
         versions = staticmethod(lambda: {"torch": "2.13.0"})
 

@@ -208,13 +208,13 @@ def test_visibility_of_a_block_agrees_with_its_pairs(name):
 
 @pytest.mark.parametrize("name", [name for name in RULES if "per head" not in name and name != "three"])
 @pytest.mark.parametrize("skipped", [1, 2])
-def test_keys_that_are_left_out_are_those_before_the_first_one_at_hand(name, skipped):
+def test_skipped_keys_are_the_first_ones(name, skipped):
     mask, _ = RULES[name]
     np.testing.assert_array_equal(allowed(mask.offset(0, keys=skipped), 4, 5 - skipped), allowed(mask)[..., skipped:])
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_nobody_sees_a_key_before_the_first_one_or_beyond_the_reach(name):
+def test_queries_see_keys_between_first_key_and_reach(name):
     mask, rule = RULES[name]
     truth = pairs(rule)
     for query in range(4):

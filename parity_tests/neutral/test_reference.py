@@ -197,7 +197,7 @@ def test_a_batch_is_its_sequences(config, seed):
 @seeded
 @batched
 @configs(*ATTENTIONS)
-def test_weights_sum_to_one_where_a_key_is_visible_and_are_zero_elsewhere(config, batch, seed):
+def test_weights_sum_to_one_for_rows_with_visible_keys(config, batch, seed):
     parameters, x, rng = draw(config, seed, batch)
     mask = rng.random((*(batch or (1,)), heads_of(config), TOKENS, TOKENS)) < 0.6
     mask[..., 1, :] = False

@@ -61,7 +61,7 @@ def test_numpy_draws_what_torch_drew():
 
 
 @pytest.mark.parametrize("name", ["jax", "torch"])
-def test_the_vectors_are_those_of_the_list_and_say_their_versions(name):
+def test_stored_vectors_match_their_list_and_name_versions(name):
     document = random_vectors.load(name)
     assert [case["draw"] for case in document["cases"]] == getattr(random_vectors, f"{name}_cases")()
     assert set(document["versions"]) == ({"jax", "flax"} if name == "jax" else {"torch"})

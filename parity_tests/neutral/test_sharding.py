@@ -27,7 +27,7 @@ def placements(config, **roles):
     return {row.rule.torch: plan.placement(row) for row in config.parameters}
 
 
-def test_tensor_cuts_heads_of_queries_and_rows_of_the_output_projection():
+def test_tensor_sharding_cuts_query_heads_and_output_rows():
     found = placements(MultiHeadAttentionConfig(12, 16, 8, 0.0, 4, True), tensor="model")
     assert found["W_query.weight"] == ("model", None)
     assert found["W_query.bias"] == ("model",)
@@ -36,7 +36,7 @@ def test_tensor_cuts_heads_of_queries_and_rows_of_the_output_projection():
 
 
 @pytest.mark.parametrize(("kv_heads", "cut"), [(2, None), (4, "model"), (8, "model")])
-def test_key_heads_are_cut_where_they_divide_and_whole_where_not(kv_heads, cut):
+def test_key_heads_are_sharded_only_where_they_divide(kv_heads, cut):
     config = GroupedQueryAttentionConfig(12, 8, kv_heads, 4, sinks=True)
     found = placements(config, tensor="model")
     assert found["W_key.weight"] == (cut, None)
@@ -144,14 +144,14 @@ def test_tokens_that_do_not_divide_are_refused():
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4])
-def test_balanced_pieces_are_each_served_once_and_give_everyone_as_much(devices):
+def test_balanced_pieces_share_the_work_equally(devices):
     pieces = [pieces_of(device, devices, balanced=True) for device in range(devices)]
     assert sorted(number for both in pieces for number in both) == list(range(2 * devices))
     assert len({sum(both) for both in pieces}) == 1
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4])
-def test_in_a_ring_every_device_meets_the_keys_of_every_other_once(devices):
+def test_ring_devices_meet_every_others_keys_once(devices):
     for device in range(devices):
         assert sorted(turn.owner(device, devices) for turn in turns(devices)) == list(range(devices))
     assert turns(devices)[0].owner(1, devices) == 1

@@ -67,7 +67,7 @@ def test_the_rules_are_those_of_the_table(label):
     assert CONFIGS[label].rules() == Rules(row.rule for row in CONFIGS[label].parameters)
 
 
-def test_a_linear_layer_is_transposed_and_a_bare_matrix_is_not():
+def test_linear_layers_are_transposed_and_bare_matrices_are_not():
     assert CONFIGS["SelfAttention_v2"].parameters[0].rule == Rule("W_query.weight", "W_query.kernel", "o i -> i o")
     assert CONFIGS["SelfAttention_v1"].parameters[0].rule == Rule("W_query", "W_query", "i o -> i o")
 
@@ -79,7 +79,7 @@ def test_exercise_3_3_the_attention_of_the_smallest_gpt_2():
     assert config.head_dim == 64
 
 
-def test_a_wrapper_gives_every_head_the_config_of_a_causal_attention():
+def test_the_wrapper_gives_heads_a_causal_attention_config():
     config = specs.MultiHeadAttentionWrapperConfig(3, 2, 6, 0.25, 4, True)
     assert config.head == specs.CausalAttentionConfig(3, 2, 6, 0.25, True)
 
@@ -163,7 +163,7 @@ def test_names_files_and_configs_are_not_shared():
 
 
 @pytest.mark.parametrize("variant", specs.VARIANTS, ids=lambda variant: variant.name)
-def test_examples_have_names_of_their_own_and_configs_of_the_variant(variant):
+def test_examples_have_unique_names_and_their_variants_configs(variant):
     assert len({example.name for example in variant.examples}) == len(variant.examples)
     assert {type(example.config) for example in variant.examples} <= {variant.config}
 

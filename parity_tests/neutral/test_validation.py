@@ -15,7 +15,7 @@ CONTEXTS = {
 
 
 @pytest.mark.parametrize("case", CONTEXTS)
-def test_a_context_that_does_not_fit_is_refused_by_its_sizes(case):
+def test_a_context_of_wrong_size_is_refused(case):
     shape, message = CONTEXTS[case]
     check_context((2, 5, 4), "float32", (2, 7, 6), d_context=4)
     with pytest.raises(ValueError, match=r"^.*$") as caught:
@@ -31,6 +31,6 @@ def test_steps_of_a_training_are_a_whole_number_from_1(steps):
 
 
 @pytest.mark.parametrize("seed", [True, -1, 0.5, "2"])
-def test_a_seed_of_a_training_is_a_whole_number_from_0(seed):
+def test_training_seeds_must_be_nonnegative_integers(seed):
     with pytest.raises(ValueError, match=r"^seed \(.*\) must be a whole number of at least 0$"):
         arguments.check(1, "sgd", "mse", 0.1, seed, False, None)

@@ -27,7 +27,7 @@ def test_few_threads_are_as_many_as_before_afterwards():
         torch.set_num_threads(former)
 
 
-def test_threads_that_hold_few_of_them_in_turns_leave_as_many_as_the_first_found():
+def test_overlapping_thread_limits_restore_the_first_count():
     former, seen = torch.get_num_threads(), []
     torch.set_num_threads(3)
     has_begun, may_end = threading.Event(), threading.Event()

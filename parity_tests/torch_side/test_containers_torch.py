@@ -67,7 +67,7 @@ def test_a_module_s_state_and_its_parameters_are_read(tmp_path):
     assert_same(read(tmp_path / "parameters.pt"), parameters)
 
 
-def test_a_checkpoint_of_training_is_read_with_what_is_no_tensor_beside_it(tmp_path):
+def test_a_training_checkpoint_is_read_with_its_metadata(tmp_path):
     module = torch.nn.Linear(3, 4)
     optimizer = torch.optim.Adam(module.parameters())
     module(torch.ones(2, 3)).sum().backward()
@@ -133,7 +133,7 @@ class Payload:
 
 
 @pytest.mark.parametrize("where", ["leaf", "key", "whole", "list"])
-def test_a_pickle_that_runs_code_is_refused_by_name_and_does_not_run(where, tmp_path):
+def test_a_pickle_that_runs_code_is_refused(where, tmp_path):
     payload = Payload(tmp_path / "ran")
     whole = {
         "leaf": {"a": torch.ones(1), "b": payload},
@@ -172,7 +172,7 @@ def test_a_pickle_that_runs_code_is_refused_by_name_and_does_not_run(where, tmp_
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_what_is_no_dict_of_plain_tensors_is_refused_in_one_line(make, message, tmp_path):
+def test_other_objects_than_dicts_of_tensors_are_refused(make, message, tmp_path):
     torch.save(make(), tmp_path / "x.pt")
     with pytest.raises(CheckpointError) as caught:
         open_reader(tmp_path / "x.pt")

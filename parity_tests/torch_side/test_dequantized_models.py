@@ -124,7 +124,7 @@ def test_float8_is_bit_for_bit_what_torch_multiplies_in_float64(tmp_path, kind, 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_quantised_folder_gives_the_logits_that_transformers_gives_of_it(tmp_path, name):
+def test_a_dequantised_folder_gives_the_logits_of_transformers(tmp_path, name):
     make, official = MODELS[name]
     make(tmp_path / "hf")
     there = checkpoints.convert(tmp_path / "hf", tmp_path / "x", to_layout="same", dtype="f32", dequantize=True).target
@@ -148,7 +148,7 @@ def test_a_quantised_folder_gives_the_logits_that_transformers_gives_of_it(tmp_p
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("layout", ["flax", "torch"])
-def test_one_step_gives_the_bytes_of_two_however_small_the_pieces_are(tmp_path, monkeypatch, name, layout):
+def test_one_step_writes_the_bytes_of_two(tmp_path, monkeypatch, name, layout):
     make, _ = MODELS[name]
     make(tmp_path / "hf")
     middle = checkpoints.convert(tmp_path / "hf", tmp_path / "same", to_layout="same", dequantize=True).target
@@ -185,7 +185,7 @@ def test_openais_own_files_in_mxfp4_become_those_of_transformers(tmp_path):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_quantised_folder_that_is_loaded_names_the_command_to_run_first(tmp_path, name):
+def test_loading_a_quantised_folder_names_the_command(tmp_path, name):
     MODELS[name][0](tmp_path / "hf")
     with pytest.raises(CheckpointError, match=r"holds quantised weights \(.*\).*--to same --dequantize") as caught:
         torch_attn.DecoderModel.from_pretrained(tmp_path / "hf")

@@ -72,7 +72,7 @@ def test_torch_finds_all_tensors_of_ours_by_their_names(tmp_path):
     assert_same_tensors(found, {f"layer.0.{name}": one for name, one in arrays.items()})
 
 
-def test_nested_dicts_and_lists_have_dotted_names_and_values_are_metadata(tmp_path):
+def test_nested_tensors_have_dotted_names(tmp_path):
     a, b = torch.randn(3, 4), torch.arange(5)
     state = {
         "model": collections.OrderedDict({"a.weight": a, "turned": a.T, "parameter": torch.nn.Parameter(a)}),
@@ -128,7 +128,7 @@ class Unknown:
     """An object of a class of one's own."""
 
 
-def test_objects_beside_the_tensors_are_named_or_refused_and_never_made(tmp_path):
+def test_other_objects_are_named_or_refused_but_never_built(tmp_path):
     harmless = save({"a": torch.ones(2), "seen": {1, 2}, "raw": b"ab"}, tmp_path / "x")
     with open_reader(harmless) as reader:
         assert set(reader.metadata[dcp_reader.UNREAD]) == {"seen", "raw"}
@@ -139,7 +139,7 @@ def test_objects_beside_the_tensors_are_named_or_refused_and_never_made(tmp_path
     assert not (tmp_path / "ran").exists()
 
 
-def test_metadata_of_other_protocols_and_older_torch_and_python_is_read(tmp_path, monkeypatch):
+def test_metadata_of_older_torch_and_pickles_is_read(tmp_path, monkeypatch):
     path = save({"a": torch.randn(3, 2), "step": 1}, tmp_path / "x")
     whole = pickle.loads((path / ".metadata").read_bytes())
     wanted = read(path)

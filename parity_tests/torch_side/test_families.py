@@ -75,7 +75,7 @@ def test_published_configs_mean_what_transformers_takes_them_for(name, index):
 
 
 @pytest.mark.parametrize(("name", "index"), LAYERS)
-def test_a_config_means_the_same_however_much_of_it_is_written_down(name, index):
+def test_short_and_full_configs_mean_the_same(name, index):
     case = CASES[name]
     config = transformers.AutoConfig.for_model(case.model_type, **copy.deepcopy(case.sizes))
     brief = {"model_type": case.model_type, **case.sizes}

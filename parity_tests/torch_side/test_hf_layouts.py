@@ -111,7 +111,7 @@ def test_experts_of_gpt_oss_are_gates_and_ups_in_turn(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["deepseek-v3", "qwen3-next"])
-def test_experts_in_files_are_those_that_the_module_has_in_one_tensor(tmp_path, family):
+def test_experts_in_files_match_the_modules_fused_tensor(tmp_path, family):
     _, kind, config, sizes = FAMILIES[family]
     model = saved(tmp_path / "hf", kind, config, sizes, "1GB")
     found = checkpoints.read(checkpoints.convert(tmp_path / "hf", tmp_path / "x.npz").target)
@@ -134,7 +134,7 @@ def test_experts_in_files_are_those_that_the_module_has_in_one_tensor(tmp_path, 
     assert equal(checkpoints.read(apart.target), checkpoints.read(tmp_path / "hf"))
 
 
-def test_convolutions_and_both_attentions_of_whisper_are_where_flax_has_them(tmp_path):
+def test_whispers_convolutions_and_attentions_convert_to_flax(tmp_path):
     _, kind, config, sizes = FAMILIES["whisper"]
     model = saved(tmp_path / "hf", kind, config, sizes, "1GB")
     found = checkpoints.read(checkpoints.convert(tmp_path / "hf", tmp_path / "x.npz").target)

@@ -202,7 +202,7 @@ WRITTEN = {name: family for name, family in families.FAMILIES.items() if family.
 
 @pytest.mark.parametrize("changes", [1, 3])
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_drawn_decoder_that_is_not_refused_is_one_of_theirs(tmp_path, name, changes):
+def test_accepted_drawn_decoders_match_transformers(tmp_path, name, changes):
     layout = layouts.find(f"hf-{name.replace('_', '-')}")
     draw = drawn_decoders.draw if WRITTEN[name].pair is None else drawn_encoder_decoders.draw
     seeds = range(changes, 400, 4)

@@ -44,7 +44,7 @@ def test_without_a_random_source_the_global_generator_decides():
 
 
 @every_causal
-def test_the_seed_of_the_global_generator_repeats_what_a_module_drops(name):
+def test_the_global_seed_repeats_a_modules_dropout(name):
     module, x = make(name, dropout=0.5).train(), draw(2, 5, D_IN)
     torch.manual_seed(7)
     first, second = output(module, x), output(module, x)
@@ -116,7 +116,7 @@ WRONG_MASKS = {
 
 @every_causal
 @pytest.mark.parametrize("label", WRONG_MASKS)
-def test_a_checkpoint_with_another_mask_is_an_error_that_names_it(name, label):
+def test_a_checkpoint_with_another_mask_is_refused(name, label):
     mask, message = WRONG_MASKS[label]
     key = "heads.1.mask" if name == WRAPPER else "mask"
     with pytest.raises(RuntimeError) as caught:

@@ -37,7 +37,7 @@ def errors(found):
     return [(file, int(line or 0), title.replace("%3A", ":"), text) for file, line, title, text in said]
 
 
-def test_a_wrong_port_is_annotated_where_it_is_written_and_its_page_is_kept(workspace):
+def test_a_wrong_port_is_annotated_and_its_page_is_kept(workspace):
     found = composite.run(ACTION, workspace, {**PAIR, "arguments": FAST})
     assert found.status == 1
     [(file, line, title, message)] = errors(found)

@@ -64,7 +64,7 @@ def test_a_wrong_contender_is_shown_as_wrong_without_its_time(framework, side, d
     assert any(line.startswith(f"wrong: {framework} ours: ") and "is off by" in line for line in report.lines())
 
 
-def test_a_gradient_that_is_wrong_is_wrong_though_the_output_is_right(monkeypatch):
+def test_a_wrong_gradient_fails_despite_a_right_output(monkeypatch):
     right = torch_side._attend
 
     def attend(query, key, value, implementation):
@@ -88,7 +88,7 @@ def test_a_contender_that_raises_is_a_row_that_says_so(monkeypatch):
     assert not report.passed
 
 
-def test_a_contender_that_is_not_for_a_call_is_left_out(monkeypatch):
+def test_a_contender_that_refuses_a_call_is_skipped(monkeypatch):
     def attend(query, key, value, implementation):
         raise NotImplementedError("not for\nthis")
 
@@ -121,7 +121,7 @@ def test_a_quick_run_of_the_command_in_both_frameworks(tmp_path):
     assert (tmp_path / "b.svg").read_text().startswith("<svg")
 
 
-def test_a_framework_that_is_not_installed_is_left_out_and_said(tmp_path, monkeypatch):
+def test_a_missing_framework_is_left_out_with_a_note(tmp_path, monkeypatch):
     (tmp_path / "jax.py").write_text("raise ModuleNotFoundError('No module named jax', name='jax')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (wanted,) = groups(["attention"], [CELL], ["float32"], ["forward"])
@@ -165,7 +165,7 @@ def test_without_an_accelerator_its_page_is_not_written(tmp_path, monkeypatch, c
     assert not (tmp_path / "page.md").exists()
 
 
-def test_the_page_of_an_accelerator_shows_each_command_with_its_outcome(tmp_path, monkeypatch, capsys):
+def test_the_accelerator_page_shows_each_command_and_outcome(tmp_path, monkeypatch, capsys):
     failing = accelerator.Section("failing", "What fails", ("-c", "print('lines\\n' * 99); raise SystemExit(3)"))
     slow = accelerator.Section("slow", "What hangs", ("-c", "import time; time.sleep(999)"))
     decoding = next(one for one in accelerator.SECTIONS if one.name == "decoding-8192")

@@ -134,9 +134,7 @@ def _keys_in_eight_bits(monkeypatch: pytest.MonkeyPatch, framework: str) -> None
 
 
 @pytest.mark.parametrize("framework", ["torch", "flax"])
-def test_what_is_compiled_quickly_shows_a_loss_of_precision_and_what_users_run_has_the_last_word(
-    framework, monkeypatch
-):
+def test_quickly_compiled_runs_find_losses_that_users_runs_decide(framework, monkeypatch):
     from attn_bridge.parity.check import twin_runs
 
     modes: list[tuple[str, str]] = []
@@ -157,7 +155,7 @@ def test_what_is_compiled_quickly_shows_a_loss_of_precision_and_what_users_run_h
     assert ("float32", "quick") not in modes
 
 
-def test_a_fault_shared_by_both_twins_is_caught_by_the_reference(monkeypatch):
+def test_the_reference_catches_a_fault_of_both_twins(monkeypatch):
     variant, _, plant = FAULTS["scale-sqrt-d_out"]
     plant(monkeypatch, "torch")
     plant(monkeypatch, "flax")
@@ -209,7 +207,7 @@ def test_command_line_exits_0_and_prints_a_table_and_json(capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)["passed"] is True
 
 
-def test_rows_that_cannot_be_run_here_are_named_with_the_reason(capsys, monkeypatch):
+def test_unavailable_rows_are_named_with_the_reason(capsys, monkeypatch):
     fails = "its kernels do not load: they know another version of XLA's interface"
     for library in (jax_attn, torch_attn):
         monkeypatch.setattr(library.implementations.cpu_flash, "_fails_to_load", lambda: fails)
@@ -226,7 +224,7 @@ def test_rows_that_cannot_be_run_here_are_named_with_the_reason(capsys, monkeypa
     assert not any(line.startswith(f" {row} ") for line in lines for row in expected)
 
 
-def test_a_case_that_an_implementation_does_not_serve_is_in_the_json(capsys):
+def test_cases_that_an_implementation_refuses_are_in_the_json(capsys):
     assert run(["check", kernels.NAME, "--case", "capped", "--case", "grouped", "--seeds", "1", "--json"]) == 0
     left_out = json.loads(capsys.readouterr().out)["left_out"]
     name = f"{kernels.NAME}: sdpa"
@@ -343,7 +341,7 @@ def _without_times(report: Any) -> dict[str, Any]:
 FEW = ("LayerNorm", "RMSNorm", "dot_product_attention"), ("one-head", "one-token", "windowed")
 
 
-def test_the_report_is_the_same_from_one_process_and_from_several():
+def test_one_and_several_processes_give_the_same_report():
     found = []
     for jobs in (1, 2):
         told: list[tuple[str, int, int]] = []

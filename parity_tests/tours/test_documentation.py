@@ -318,7 +318,7 @@ def test_the_readme_is_short():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_two_norms_of_the_readme_look_alike_and_are_not(seed):
+def test_the_readmes_norms_differ_only_on_hard_inputs(seed):
     torch_norm, flax_norm = nn.LayerNorm(16), nnx.LayerNorm(16, rngs=nnx.Rngs(0))
     x = np.random.default_rng(seed).normal(size=(2, 7, 16)).astype(np.float32)
 
@@ -497,7 +497,7 @@ stale
 """
 
 
-def test_commands_of_a_page_are_run_on_the_files_that_stand_before_them(tmp_path):
+def test_a_pages_commands_run_on_the_files_shown_before(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(MADE, encoding="utf-8")
     runpy.run_path(str(ROOT / "docs" / "generate.py"))["_make_page"](page)

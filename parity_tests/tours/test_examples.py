@@ -31,7 +31,7 @@ def run_main(main, capsys, *arguments):
     return int(end.value.code), capsys.readouterr().out.splitlines()
 
 
-def test_gpt2_proves_the_round_trip_of_the_folder_that_it_is_given(capsys, tmp_path):
+def test_the_gpt2_example_proves_a_folders_round_trip(capsys, tmp_path):
     status, lines = run("gpt2.py", capsys, str(tmp_path / "gpt2"))
     assert status == 0
     assert lines[0] == "37 tensors in Flax, 28 back in GPT-2: every bit is the same"
@@ -64,7 +64,7 @@ def test_gpt2_fails_where_bits_tokens_and_logits_differ(capsys, monkeypatch):
     assert [line.endswith("NOT the same") for line in lines] == [True, False, True, True]
 
 
-def test_sentences_ranks_by_meaning_and_says_how_far_apart_all_are(capsys):
+def test_the_sentences_example_ranks_by_meaning(capsys):
     status, lines = run("sentences.py", capsys)
     assert status == 0
     ranked = [(float(line[:6]), line[8:]) for line in lines[1:6]]

@@ -39,7 +39,7 @@ def test_both_backends_give_the_weights_of_one_call(kind):
     np.testing.assert_allclose(found[0].sum(axis=-1), 1, atol=1e-6)
 
 
-def test_the_arrays_of_either_framework_and_keywords_go_into_the_call():
+def test_heatmaps_take_arrays_of_both_frameworks_and_keywords():
     module, twin = pair()
     mask = np.arange(9)[None] < np.array([[9], [5]])
     wanted = viz.weights(module, X, attention_mask=mask)
@@ -112,7 +112,7 @@ def texts(png):
     return found
 
 
-def test_a_page_gets_a_picture_with_words_in_the_theme_of_its_reader():
+def test_a_heatmaps_html_has_alt_text_and_both_themes():
     picture = viz.heatmap(np.eye(4), title='<b>"mine"', tokens=["<i>", "$x$", "a\nb", "long" * 9])
     html = picture.to_html()
     assert html == picture._repr_html_()

@@ -49,7 +49,7 @@ def everything(run):
 
 
 @pytest.mark.parametrize("side", [0, 1], ids=["torch", "flax"])
-def test_every_result_moves_by_a_few_units_and_another_seed_moves_it_elsewhere(side):
+def test_random_rounding_moves_every_result_by_a_few_units(side):
     subject = subjects()[side]
     weights = subject.weights()
 

@@ -334,7 +334,7 @@ OWN_RULES = Rules(
 
 
 @pytest.mark.parametrize("rules", [OWN_RULES, list(OWN_RULES)], ids=["set", "list"])
-def test_a_pair_of_ones_own_crosses_with_rules_of_ones_own(rules):
+def test_users_modules_transfer_with_their_rules(rules):
     source, flax, back = TorchPair(), FlaxPair(), TorchPair()
     transfer(source, flax, rules)
     np.testing.assert_array_equal(flax.dense.kernel[...], source.fc.weight.detach().numpy().T)
@@ -386,7 +386,7 @@ def test_ours_inside_a_larger_module_cross_without_rules():
     assert snapshot(back) == snapshot(source)
 
 
-def test_ours_inside_a_larger_module_are_compared_by_what_their_weights_mean():
+def test_our_modules_inside_larger_ones_compare_configs():
     source = TorchModel()
     source.blocks[1] = torch_attn.MultiHeadAttention(D_IN, 6, 6, num_heads=3, qkv_bias=True)
     error = refuse(ValueError, source, FlaxModel())
@@ -444,7 +444,7 @@ def _writes(target):
         ),
     ],
 )
-def test_a_target_that_cannot_be_written_is_refused_before_the_first_write(spoil, error, message):
+def test_an_unwritable_target_is_refused_before_any_write(spoil, error, message):
     source = jax_attn.SelfAttention_v2(3, 4, rngs=nnx.Rngs(0))
     target = torch_attn.SelfAttention_v2(3, 4)
     spoil(target)

@@ -97,7 +97,7 @@ def test_tensors_without_plain_numbers_are_named(kind, tmp_path):
 
 
 @pytest.mark.parametrize(("package", "module"), [(torch_attn, torch_layer), (jax_attn, flax_layer)])
-def test_a_path_and_a_module_taken_for_each_other_are_named(package, module, tmp_path):
+def test_swapped_paths_and_modules_are_named(package, module, tmp_path):
     with pytest.raises(TypeError, match=r"^save\(module, path\): module must be a .*Module, got str$"):
         package.save(str(tmp_path / "out.npz"), module())
     package.save(module(), tmp_path / "out.npz")
@@ -119,7 +119,7 @@ def test_a_text_is_no_number_of_bytes(tmp_path):
 
 @pytest.mark.parametrize("package", [torch_attn, jax_attn])
 @pytest.mark.parametrize("kind", ["numpy", "torch", "jax"])
-def test_a_layer_is_taken_from_a_whole_model_of_any_library(package, kind):
+def test_a_layer_is_loaded_from_any_whole_model(package, kind):
     as_kind = {"numpy": np.asarray, "torch": torch.from_numpy, "jax": jnp.asarray}[kind]
     whole = {
         f"model.layers.{layer}.self_attn.{name}": as_kind(array)
@@ -133,7 +133,7 @@ def test_a_layer_is_taken_from_a_whole_model_of_any_library(package, kind):
     assert all(np.array_equal(back[name], array) for name, array in state(1).items())
 
 
-def test_an_unknown_tensor_beside_a_layer_is_still_one_too_many():
+def test_an_unknown_tensor_next_to_a_layer_is_refused():
     with pytest.raises(attn_bridge.WeightsMismatchError, match="bogus"):
         torch_attn.from_hf(LLAMA, 0, state() | {"bogus.weight": np.ones(3, np.float32)})
 

@@ -70,9 +70,7 @@ def test_caps_of_any_size(backend, softcap):
 
 @pytest.mark.parametrize(("dtype", "tokens", "common"), [("float32", 200, 30.0), ("bfloat16", 2049, 4.0)])
 @pytest.mark.parametrize("heads", [1, 2])
-def test_what_all_keys_have_in_common_does_not_cost_precision_where_a_bias_has_a_gradient(
-    backend, heads, dtype, tokens, common
-):
+def test_bias_gradients_keep_precision_with_a_common_key_part(backend, heads, dtype, tokens, common):
     """Nor where heads share it, and another implementation computes its gradient."""
     inputs = operands(1, tokens, tokens, 2, 2, seed=5)
     inputs = [rounded(one + common * (n > 0), dtype) for n, one in enumerate(inputs)]

@@ -80,7 +80,7 @@ def test_what_all_have_in_common_does_not_cost_precision(backend, place):
     hold_call(backend.results, inputs, {}, "bfloat16", UNIT, "cpu_flash")
 
 
-def test_what_all_keys_have_in_common_is_not_in_the_gradient_of_queries(backend):
+def test_query_gradients_do_not_contain_the_keys_common_part(backend):
     """The gradients of a row's scores have a sum of 0, which rounding them would change."""
     inputs = operands(1, 300, 300, 2, 1, 32, 32, seed=7)
     inputs = [rounded(one + 24.0 * (n == 1), "bfloat16") for n, one in enumerate(inputs)]

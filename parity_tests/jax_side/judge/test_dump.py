@@ -36,7 +36,7 @@ def torch_dump(tmp_path, monkeypatch):
     return write(tmp_path / "torch", Net("torch"), monkeypatch)
 
 
-def test_a_dump_needs_no_torch_and_is_judged_against_that_of_the_torch_side(torch_dump, tmp_path):
+def test_dumping_flax_needs_no_torch_and_compares_with_its_dump(torch_dump, tmp_path):
     command = ["attn_bridge", "dump", f"{tmp_path}/net.py:Net", f"{tmp_path}/out", "--like", str(torch_dump)]
     done = run_python(*command, blocked={"torch", "torch_attn"})
     assert (done.returncode, done.stderr) == (0, "")
@@ -53,7 +53,7 @@ def test_a_fault_is_found_in_the_dump(torch_dump, tmp_path):
     assert report.first_divergence.path == ""
 
 
-def test_a_module_that_returns_another_structure_is_an_error_at_once(torch_dump, tmp_path):
+def test_dump_refuses_outputs_of_another_structure(torch_dump, tmp_path):
     class Pair(nnx.Module):
         def __init__(self):
             self.fc = nnx.Linear(4, 3, rngs=nnx.Rngs(0))

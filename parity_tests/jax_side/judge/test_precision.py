@@ -61,7 +61,7 @@ def test_strict_takes_back_what_is_changed_inside():
 
 @pytest.mark.usefixtures("_as_jax_comes")
 @pytest.mark.parametrize("name", ["default_matmul_precision"])
-def test_a_gpu_makes_the_default_of_jax_unsafe_and_strict_cures_it(name, monkeypatch):
+def test_jax_defaults_on_gpus_are_unsafe_until_strict(name, monkeypatch):
     monkeypatch.setattr(precision, "kinds", lambda: {"cpu", "gpu"})
     assert (row_of(name).value, row_of(name).state) == ("None", "unsafe")
     with precision.strict():

@@ -48,7 +48,7 @@ STOCK = {
 
 
 @pytest.mark.parametrize("layer", STOCK)
-def test_a_dtype_that_a_stock_layer_was_built_with_is_lifted(layer):
+def test_the_dtype_of_a_stock_layer_is_lifted(layer):
     build, x = STOCK[layer]
     results = []
     for low in ({}, {"dtype": BF16}):
@@ -80,7 +80,7 @@ def test_what_was_traced_lifted_stays_apart_from_what_was_not():
 
 
 @pytest.mark.parametrize(("carried", "most"), [(lambda x: x[0], 4), (lambda x: np.float32(0.0), 1000)])
-def test_a_loop_is_traced_once_where_what_it_carries_can_be_lifted(carried, most):
+def test_a_loop_with_a_liftable_carry_is_traced_once(carried, most):
     seen = []
 
     def step(total, one):
@@ -97,7 +97,7 @@ def test_a_loop_is_traced_once_where_what_it_carries_can_be_lifted(carried, most
     assert 0 < len(seen) <= most
 
 
-def test_variables_that_are_no_weights_are_lifted_and_stay_what_they_are():
+def test_variables_other_than_weights_are_lifted_and_restored():
     class Holder(nnx.Module):
         def __init__(self):
             self.weight = nnx.Param(jnp.asarray([1.3, -0.4, 0.9], BF16))
@@ -121,7 +121,7 @@ def test_variables_that_are_no_weights_are_lifted_and_stay_what_they_are():
         assert np.array_equal(kept, value)
 
 
-def test_numpy_indices_are_what_they_were_after_a_run_in_float64():
+def test_numpy_indices_stay_int32_after_a_float64_run():
     """JAX remembers what a NumPy array became, and would give int64 to code that runs without x64 later."""
     index = np.arange(6).reshape(2, 3)
 

@@ -88,7 +88,7 @@ def test_all_layouts_of_memory_will_do():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("place", ["query", "key", "value"])
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0xFFFFFFFF], ids=hex)
-def test_what_is_not_a_number_is_seen_by_those_who_look_at_it(bits, place, dtype):
+def test_nan_reaches_the_queries_that_see_it(bits, place, dtype):
     inputs = dict(zip(("query", "key", "value"), arrays(queries=140, keys=140, batch=1), strict=True))
     inputs = {name: one.astype(dtype) for name, one in inputs.items()}
     inputs[place] = inputs[place].at[0, 70, 1, 3].set(np.uint32(bits).view(np.float32).astype(jnp.dtype(dtype)))
@@ -104,7 +104,7 @@ def test_what_is_not_a_number_is_seen_by_those_who_look_at_it(bits, place, dtype
     assert not found[~want].any(), "no more than in the reference"
 
 
-def test_a_row_that_is_no_number_gives_gradients_that_are_none():
+def test_a_row_of_nan_has_nan_gradients():
     query, key, value = arrays(queries=140, keys=140, batch=1)
     key = key.at[0, 139, 0, :2].set(jnp.asarray([jnp.inf, -jnp.inf]))
     sinks = jnp.asarray([0.5, jnp.nan, 0.1, 0.2])
@@ -120,7 +120,7 @@ def test_a_row_that_is_no_number_gives_gradients_that_are_none():
         np.testing.assert_array_equal(found, want)
 
 
-def test_a_row_that_is_no_number_has_no_logarithm_of_its_sum():
+def test_a_row_of_nan_has_a_nan_log_sum():
     query, key, value = arrays(queries=140, keys=140)
     call = functional._checked(query.at[0, 7].set(jnp.nan), key, value, None, None, None, None, None, 0.0, None, False)
     for implementation in (cpu_flash, blocked):

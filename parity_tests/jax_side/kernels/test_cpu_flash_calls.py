@@ -212,7 +212,7 @@ def test_they_are_made_for_some_versions_of_the_interface(version, monkeypatch, 
         vars(interface).update(before)
 
 
-def test_the_machine_is_said_to_lack_them_where_they_do_not_load(monkeypatch):
+def test_kernels_that_fail_to_load_are_reported_unavailable(monkeypatch):
     """`doctor` and `check` ask: what they call available runs."""
 
     def refuse() -> None:
@@ -238,7 +238,7 @@ def test_executables_find_the_kernels_once_they_are_registered():
     np.testing.assert_array_equal(loaded(*inputs), program(*inputs))
 
 
-def test_a_dtype_that_is_multiplied_in_pairs_has_kernels_of_its_own(monkeypatch):
+def test_a_dtype_multiplied_in_pairs_has_separate_kernels(monkeypatch):
     """Others share theirs, so that each process compiles what it needs."""
     monkeypatch.setattr(processor, "pairs", lambda: "any")
     inputs = arrays(queries=140, keys=140, seed=3)

@@ -68,7 +68,7 @@ def test_a_gpu_computes_few_queries_at_once(queries, keys, heads, picked, monkey
     assert next(name for name, reason in found.items() if reason is None) == picked
 
 
-def test_heads_that_are_left_open_may_have_masks_of_their_own():
+def test_symbolic_heads_may_have_one_mask_each():
     batch, heads = jax.export.symbolic_shape("b, h")
     shapes = [jax.ShapeDtypeStruct((batch, size, heads, 8), jnp.float32) for size in (2, 4096, 4096)]
     shapes.append(jax.ShapeDtypeStruct((batch, heads, 1, 4096), jnp.float32))

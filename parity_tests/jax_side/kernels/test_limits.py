@@ -27,7 +27,7 @@ def test_gradients_do_not_take_the_reference():
     assert set(picked) == {"cpu_flash"}
 
 
-def test_what_is_picked_and_why():
+def test_explanations_name_the_picked_implementation():
     long, short = arrays(queries=200, keys=200), arrays(queries=20, keys=20)
     reasons = attn_bridge.explain_attention(*long, mask=masks.causal())
     assert next(name for name, reason in reasons.items() if reason is None) == "cpu_flash"
@@ -42,7 +42,7 @@ def test_what_is_picked_and_why():
     assert "weights" in functional.explain(*long, return_weights=True)["blocked"]
 
 
-def test_a_forced_implementation_says_what_it_lacks():
+def test_a_forced_implementation_refuses_unsupported_calls():
     with pytest.raises(
         NotImplementedError, match="implementation 'blocked' does not support this call: it never holds"
     ):

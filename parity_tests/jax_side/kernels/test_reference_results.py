@@ -19,7 +19,7 @@ from .attention_calls import CASES, FLOAT32, arrays, draw, hold, operands, resul
 
 
 @pytest.mark.parametrize("label", CASES)
-def test_blocked_computes_what_the_reference_does(label):
+def test_blocked_matches_the_reference(label):
     for seed in (0, 1):
         hold(label, seed, "float32", FLOAT32)
 
@@ -38,12 +38,12 @@ def test_blocked_computes_what_the_reference_does(label):
         "sinks",
     ],
 )
-def test_rolled_loops_compute_what_the_reference_does(label, rolled):
+def test_rolled_loops_match_the_reference(label, rolled):
     hold(label, 2, "float32", FLOAT32)
 
 
 @pytest.mark.parametrize("label", ["causal", "sinks", "bias, per head", "window with padding", "one key head"])
-def test_blocked_computes_in_float16_what_the_reference_does(label):
+def test_blocked_matches_the_reference_in_float16(label):
     hold(label, 0, "float16", float(jnp.finfo("float16").eps))
 
 
@@ -61,20 +61,18 @@ def test_blocked_computes_in_float16_what_the_reference_does(label):
         "all hidden",
     ],
 )
-def test_blocked_computes_in_bfloat16_what_the_reference_does(label, narrow):
+def test_blocked_matches_the_reference_in_bfloat16(label, narrow):
     hold(label, 0, "bfloat16", float(jnp.finfo("bfloat16").eps))
 
 
 @pytest.mark.parametrize("label", ["softcap", "sinks", "head_dim 40", "window with padding"])
-def test_rolled_loops_compute_in_bfloat16_what_the_reference_does(label, rolled):
+def test_rolled_loops_match_the_reference_in_bfloat16(label, rolled):
     hold(label, 0, "bfloat16", float(jnp.finfo("bfloat16").eps))
 
 
 @pytest.mark.parametrize(("of_keys", "of_values"), [(3.0, 3.0), (0.0, 30.0), (10.0, 30.0)])
 @pytest.mark.parametrize("loops", ["unrolled", "rolled"])
-def test_gradients_in_bfloat16_lose_no_more_where_all_keys_have_much_in_common(
-    of_keys, of_values, loops, narrow, request
-):
+def test_bfloat16_gradients_keep_precision_when_keys_share_a_part(of_keys, of_values, loops, narrow, request):
     if loops == "rolled":
         request.getfixturevalue("rolled")
     inputs = operands(queries=300, keys=300, batch=1)
@@ -98,7 +96,7 @@ def test_any_finite_scale_is_taken(scale, narrow):
     np.testing.assert_allclose(found, want, rtol=0, atol=2.0**-7 * np.abs(want).max())
 
 
-def test_products_are_narrow_where_the_processor_has_them_and_all_operands_are(narrow):
+def test_bfloat16_products_stay_narrow_where_the_processor_has_them(narrow):
     inputs = [jnp.asarray(one, jnp.bfloat16) for one in operands()]
     call = functools.partial(functional.dot_product_attention, implementation="blocked")
 
@@ -211,7 +209,7 @@ def test_places_beyond_32_bits_have_their_own_dropout():
 
 
 @pytest.mark.parametrize("fast", ["cpu_flash", "blocked"])
-def test_what_all_keys_have_in_common_does_not_cost_precision(fast):
+def test_a_part_common_to_all_keys_costs_no_precision(fast):
     """Gradients of a row's scores add up to zero; what rounding leaves of that is multiplied with the common part."""
     ratios = []
     for seed in range(3):

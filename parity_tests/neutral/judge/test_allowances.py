@@ -31,7 +31,7 @@ def report_of(*guilty: str) -> Report:
     return Report("different", tensors, Divergence(f"{guilty[0]}.norm", f"{guilty[0]}.norm", "forward", "eps"), tree)
 
 
-def test_a_model_that_differs_in_one_allowed_submodule_alone_is_equal():
+def test_a_model_differing_only_in_an_allowed_submodule_is_equal():
     report = accept(report_of("blocks.1"), {"blocks.1.norm": "another eps on purpose"})
     assert (report.verdict, report.passed, report.failures, report.first_divergence) == ("equal", True, [], None)
     assert {one.allowed for one in report.tensors} == {"blocks.1.norm"}
@@ -54,7 +54,7 @@ def test_a_path_covers_nothing_beside_it(path):
     assert report.first_divergence.path == "blocks.1.norm"
 
 
-def test_a_second_fault_is_not_hidden_by_the_one_that_is_allowed():
+def test_an_allowed_fault_does_not_hide_a_second_one():
     report = accept(report_of("blocks.0", "blocks.2"), {"blocks.0": "why"})
     assert report.verdict == "different"
     assert report.first_divergence.path == "blocks.2.norm"
@@ -134,7 +134,7 @@ def test_a_report_that_is_as_before_has_not_changed(tmp_path):
         assert str(found) == "since the baseline: nothing has changed"
 
 
-def test_what_fails_what_is_mended_and_the_largest_change_are_named():
+def test_changes_name_failing_and_mended_tensors():
     before, now = different_report(), equal_report()
     now.tensors[5] = dataclasses.replace(now.tensors[5], second_used=0.93)
     now.tensors.pop()
@@ -171,7 +171,7 @@ def test_a_tensor_in_two_precisions_is_two():
     assert now.changes_since(before).failing == ("output (bfloat16)",)
 
 
-def test_what_is_allowed_now_or_no_longer_is_not_called_mended_or_failing():
+def test_changed_allowances_are_not_called_mended_or_failing():
     """A difference that is accepted is still there."""
     before, now = different_report(), accept(different_report(), {"output": "known", "head": "known"})
     found = now.changes_since(before)

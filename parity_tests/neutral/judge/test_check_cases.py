@@ -16,7 +16,7 @@ from attn_bridge.specs import VARIANTS
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_every_variant_runs_in_every_case_and_in_full_where_users_run_it(variant):
+def test_every_variant_runs_every_case_and_users_case_in_full(variant):
     subjects = [Subject(variant, case) for case in cases_of(variant, is_brief=True)]
     assert [one.case.name for one in subjects] == [case.name for case in cases_of(variant)]
     assert all("float64" in one.precisions(DTYPES, everywhere=False) for one in subjects)
@@ -33,7 +33,7 @@ def test_what_a_user_gave_is_run_in_full():
     assert all(subject.is_in_full(dtype) for dtype in DTYPES)
 
 
-def test_one_case_of_the_implementations_is_compiled_as_users_compile_it():
+def test_one_case_of_each_implementation_compiles_as_for_users():
     (full,) = (case for case in kernels.CASES if case.in_full)
     assert not full.operands, "every implementation serves it"
     assert not full.options
@@ -51,7 +51,7 @@ def count(variants: str, cores: int, jobs: int | None = None, **options: Any) ->
         return matrix._count_jobs(work, jobs)
 
 
-def test_there_are_as_many_processes_as_cores_and_work_for_them():
+def test_the_number_of_processes_follows_cores_and_work():
     assert [count("", cores) for cores in (1, 2, 3, 4, 64)] == [1, 2, 3, 4, 4]
     assert count("LayerNorm", 64) == 1
     assert count("MultiHeadAttention", 64, everywhere=True) == 1, "its cases share what is compiled"

@@ -49,7 +49,7 @@ def test_meaning_allows_rounding_and_nothing_more(seed):
     assert (result.worst.first, result.worst.second) == (off[17], truth[17])
 
 
-def test_an_ill_conditioned_tensor_is_allowed_what_its_rounding_errors_predict_in_float64():
+def test_ill_conditioned_tensors_may_differ_by_their_predicted_rounding():
     truth = draw(1)
     low = [noisy(truth, 2, 1e4), noisy(truth, 3, 1e4)]
     apart = truth + 1e-11 * np.abs(truth).max()
@@ -90,7 +90,7 @@ def test_fused_attention_is_allowed_four_times_what_its_formula_loses(apart, ver
         assert decide("x", "x", "input gradient", (1,), "float64", [given]).verdict == expected
 
 
-def test_what_fused_attention_explains_is_bounded_and_comes_on_top_of_tables():
+def test_the_fused_attention_allowance_is_bounded_and_adds_to_tables():
     one = dataclasses.replace(of_one(1.0, 1.0), given=1e-4)
     assert with_flash_loss(one, 1.0).given == 1e-4 + FLASH_LIMIT
     assert with_flash_loss(one, 0.0).given == 1e-4
@@ -115,7 +115,7 @@ def test_noise_of_numbers_below_the_smallest_is_none(dtype):
     assert _units(twice, {"t": ("vector gradient", np.array([2.0, 1.5]))}, "float64")["t"] == 0.25 / 2.0**-52
 
 
-def test_one_seed_whose_row_carries_all_of_the_error_does_not_decide_but_all_of_them_do():
+def test_one_unlucky_seed_does_not_decide_the_verdict():
     samples = []
     for seed in range(8):
         truth = draw(seed)
@@ -137,7 +137,7 @@ def test_hard_inputs_speak_about_the_meaning_alone():
     assert decide("t", "t", "output", truth.shape, "float32", [other]).verdict == "different"
 
 
-def test_a_tensor_that_is_zero_in_exact_arithmetic_is_judged_by_the_floor():
+def test_an_exactly_zero_tensor_is_judged_by_the_floor():
     zero, eps = np.zeros(8), float(np.finfo(np.float32).eps)
     within, beyond = np.full(8, 0.4 * eps * 5), np.full(8, 0.6 * eps * 5)
     assert judge([(within, zero, zero, zero)], kind_scale=5.0).verdict == "equal"
@@ -153,7 +153,7 @@ def test_the_floor_grows_with_the_rows_of_a_sum():
 
 
 @pytest.mark.parametrize("rows", [2_000, 20_000])
-def test_a_sum_row_after_row_is_no_fault_but_one_of_coarser_numbers_is(rows):
+def test_sequential_sums_pass_and_coarser_sums_fail(rows):
     naive, coarse = [], []
     for seed in range(4):
         one, two = np.random.default_rng([seed, rows]).normal(size=(2, rows, 32)).astype(np.float32)
@@ -167,7 +167,7 @@ def test_a_sum_row_after_row_is_no_fault_but_one_of_coarser_numbers_is(rows):
     assert judge(coarse, noise=noise).verdict == "precision"
 
 
-def test_without_float64_the_sides_are_judged_by_what_is_allowed_as_noise():
+def test_without_float64_the_noise_allowance_decides():
     truth = draw(4)
     apart = noisy(truth, 1, 3)
     assert judge([(truth, apart, None, None)], noise=20.0).verdict == "equal"
@@ -183,7 +183,7 @@ def test_one_sides_float64_is_the_truth_for_both():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_counts_as_equal_only_at_the_same_place_with_the_same_value(value):
+def test_nonfinite_values_are_equal_only_at_equal_places(value):
     truth = draw(1)
     both = truth.copy()
     both[3] = value
@@ -197,7 +197,7 @@ def test_what_is_not_finite_counts_as_equal_only_at_the_same_place_with_the_same
         assert meaning(negated, both).verdict == "different"
 
 
-def test_a_tensor_without_a_finite_element_is_never_equal_by_accident():
+def test_a_tensor_without_finite_elements_is_inconclusive():
     nothing = np.full(5, np.nan)
     result = judge([(nothing, nothing, nothing, nothing)])
     assert (result.verdict, result.message) == (
@@ -215,7 +215,7 @@ def test_nothing_to_compare_passes_without_a_warning():
     assert meaning(np.zeros((0, 3)), np.zeros((0, 3))).verdict == "equal"
 
 
-def test_any_difference_is_a_mismatch_where_the_whole_kind_is_zero():
+def test_any_difference_fails_where_the_kinds_scale_is_zero():
     assert meaning(np.array([1e-300]), np.array([0.0])).verdict == "different"
     assert meaning(np.array([0.0]), np.array([0.0])).verdict == "equal"
 
@@ -246,7 +246,7 @@ def agreeing(one, two, *, dtype="float32", kind_scale=0.0, measures=None):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("place", [0, 17, 99_999])
 @pytest.mark.parametrize(("part", "expected"), [(0.99, True), (1.01, False)])
-def test_results_agree_within_a_few_times_the_rounding_errors_of_other_samples(dtype, place, part, expected):
+def test_samples_agree_within_a_multiple_of_others_rounding(dtype, place, part, expected):
     one = draw(1, 100_000)
     allowed = (GROUP_FACTOR * 5.0 + FLOOR_ULPS) * float(ml_dtypes.finfo(dtype).eps) * np.abs(one).max()
     two = one.copy()
@@ -270,7 +270,7 @@ def test_results_that_are_not_finite_never_agree(value, both):
     assert not agreeing(one, two)  # float64 is to say what that means
 
 
-def test_what_is_nearly_zero_is_seen_at_the_scale_of_its_kind():
+def test_tiny_values_are_compared_at_their_kinds_scale():
     one, two = 1e-9 * draw(4), -1e-9 * draw(4)
     assert not agreeing(one, two)
     assert agreeing(one, two, kind_scale=1e3)
@@ -283,7 +283,7 @@ def test_results_of_any_shape_agree_with_themselves(shape):
     assert agreeing(one, one + 1.0) is (one.size == 0)
 
 
-def test_results_in_another_order_of_axes_are_compared_element_by_element():
+def test_memory_order_does_not_affect_comparison():
     one = np.random.default_rng(6).normal(size=(300, 400))
     assert agreeing(one, np.asfortranarray(one))
     assert not agreeing(one, one[::-1])

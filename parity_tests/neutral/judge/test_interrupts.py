@@ -64,7 +64,7 @@ def test_an_interrupt_while_something_ends_is_not_lost():
         waiting(Sending)
 
 
-def test_an_interrupt_in_a_callback_of_a_weak_reference_is_not_lost():
+def test_an_interrupt_in_a_weak_reference_callback_is_raised():
     with pytest.raises(KeyboardInterrupt):
         waiting(lambda: weakref.finalize(Ending(), signal.raise_signal, signal.SIGINT))
 
@@ -84,7 +84,7 @@ def test_an_interrupt_that_is_sent_again_ends_what_follows_once():
 
 
 @pytest.mark.parametrize("becomes", [None, ValueError("arguments can't be compared")], ids=["nothing", "another error"])
-def test_an_interrupt_that_a_library_takes_for_its_own_error_is_not_lost(becomes):
+def test_an_interrupt_that_a_library_swallows_is_raised(becomes):
     """JAX tries things in several places, and goes on whatever they raise."""
 
     def library():
@@ -99,7 +99,7 @@ def test_an_interrupt_that_a_library_takes_for_its_own_error_is_not_lost(becomes
         pass
 
 
-def test_an_interrupt_that_comes_out_as_the_reason_of_an_error_stays_one():
+def test_an_error_caused_by_an_interrupt_is_kept():
     def stopped():
         try:
             signal.raise_signal(signal.SIGINT)

@@ -58,7 +58,7 @@ def test_roughly_equal_numbers_are_matched_before_mere_shapes():
     assert [(group.first, group.second) for group in groups] == [((0,), (1,)), ((1,), (0,))]
 
 
-def test_an_array_given_several_times_is_one_and_its_gradients_add_up():
+def test_gradients_of_a_repeated_argument_are_summed():
     x = draw(2, 3)
     (group,) = match_leaves([x, x, x], [x])
     assert (group.first, group.second) == ((0, 1, 2), (0,))
@@ -76,7 +76,7 @@ def test_arrays_are_matched_by_keyword_then_by_order():
     assert whole_numbers(Arguments((mask,)), Arguments((mask.copy(),))) == []
 
 
-def test_a_module_that_gets_more_rows_on_one_side_is_fed_all_of_them_on_both():
+def test_both_sides_are_fed_the_side_with_more_rows():
     few, many = draw(3, 4), draw(2, 5, 4)
     calls = {"first": call("m", 0, few, few[:, :2], few[:, :2]), "second": call("m", 0, many, many[..., :2])}
     found = fed_alike(calls)
@@ -106,7 +106,7 @@ def paired(first, second, shared, sizes=()):
     return pair_modules(matches, *sides, {"first": called[0], "second": called[1]})
 
 
-def test_modules_without_parameters_are_paired_by_name_then_by_what_they_do():
+def test_modules_without_parameters_are_paired_by_name_then_kind():
     first = ["a:Linear", "act:GELU", "drop:Dropout", "one:Tanh", "x:Custom"]
     second = ["b:Dense", "drop:Dropout", "activation:NewGELUActivation", "y:Custom"]
     pairs = paired(first, second, [("a", "b")])
@@ -134,7 +134,7 @@ def test_modules_without_parameters_are_paired_through_wrappers():
     assert "layer.norm" not in pairs, "the layer holds less than the whole"
 
 
-def test_of_nested_modules_with_the_same_weights_those_are_paired_that_return_the_same():
+def test_nested_modules_of_equal_weights_are_paired_by_outputs():
     """A tied head has no weights of its own, so that the language model and the decoder in it hold the same."""
     first, second = ["lm:LM", "lm.model:Model", "lm.model.fc:Linear"], ["model:Model", "model.linear:Linear", "x:X"]
     shared = [("lm.model.fc", "model.linear"), ("lm.model", "model")]
@@ -199,13 +199,13 @@ def test_without_anything_to_tell_by_nothing_is_said():
 
 
 @pytest.mark.parametrize(("moved", "between"), [(1.0, ("m.embed", "a")), (1.01, ("m", "a"))])
-def test_a_table_of_embeddings_was_given_the_same_if_it_returned_the_same(moved, between):
+def test_an_embeddings_inputs_are_compared_by_its_outputs(moved, between):
     ids, result = np.arange(4), draw(4)
     calls = {"first": call("m.embed", -1, ids, result), "second": call("m.embed", -1, ids, result * moved)}
     assert code_between("m", [Step("m.embed", calls), *chain("a")], WHOLE, "forward", 1e-11, nothing) == between
 
 
-def test_a_backward_fault_before_the_first_step_shows_in_the_modules_own_gradient():
+def test_a_backward_fault_before_the_first_step_is_located():
     def own(step):
         return {"first": [np.ones(4)], "second": [np.array([1.0, 2.0, 1.0, 3.0])]} if step is None else nothing(step)
 

@@ -24,7 +24,7 @@ EFFORTS = {"small": SMALL, "medium": MEDIUM, "big": BIG}
 # ---- plans
 
 
-def test_a_small_pair_gets_every_draw_both_hard_samples_and_two_copies_of_each():
+def test_a_small_pair_gets_all_seeds_hard_samples_and_copies():
     plan = SMALL.first_look(4, 10, transfer=True)
     assert plan[0] == FIRST == Planned("held", 0, 0, -1)
     assert [one.seed for one in plan if one.kind == "own" and not one.copy] == [10, 11, 12, 13]
@@ -35,7 +35,7 @@ def test_a_small_pair_gets_every_draw_both_hard_samples_and_two_copies_of_each()
     assert {one.kind for one in again} == {"held", "own"}
 
 
-def test_a_medium_pair_gets_at_most_three_seeds_and_no_copies():
+def test_a_medium_pair_gets_three_seeds_and_no_copies():
     plan = MEDIUM.first_look(100, 0, transfer=True)
     assert [one.kind for one in plan] == ["held", "own", "own stress", "own"]
     assert not any(one.copy for one in [*plan, *MEDIUM.second_look(100, 0, transfer=True)])
@@ -43,14 +43,14 @@ def test_a_medium_pair_gets_at_most_three_seeds_and_no_copies():
     assert MEDIUM.seeds(2) == 2
 
 
-def test_a_large_pair_gets_one_drawn_sample_the_given_one_and_one_more_in_doubt():
+def test_a_large_pair_gets_one_drawn_and_one_given_sample():
     assert BIG.first_look(9, 5, transfer=True) == [Planned("own", 1, 0, 5), FIRST]
     assert [one.kind for one in BIG.second_look(9, 5, transfer=True)] == ["own"]
 
 
 @pytest.mark.parametrize("effort", EFFORTS.values(), ids=EFFORTS)
 @pytest.mark.parametrize("transfer", [True, False])
-def test_no_sample_is_planned_twice_and_the_second_look_is_fresh(effort, transfer):
+def test_no_sample_is_planned_twice(effort, transfer):
     first, second = (look(3, 0, transfer=transfer) for look in (effort.first_look, effort.second_look))
     assert len(set(first + second)) == len(first) + len(second)
     assert not {one.seed for one in first} & {one.seed for one in second}
@@ -58,12 +58,12 @@ def test_no_sample_is_planned_twice_and_the_second_look_is_fresh(effort, transfe
 
 
 @pytest.mark.parametrize("effort", [SMALL, MEDIUM], ids=["small", "medium"])
-def test_weights_that_are_not_transferred_are_judged_once_as_they_are(effort):
+def test_untransferred_weights_are_judged_once(effort):
     plan = effort.first_look(4, 0, transfer=False) + effort.second_look(4, 0, transfer=False)
     assert [one for one in plan if one.kind.startswith("held")] == [FIRST]
 
 
-def test_the_bounds_of_work_belong_to_the_cheaper_and_the_dearer_side():
+def test_work_limits_are_inclusive():
     assert (Effort(QUICK).quick, Effort(QUICK).large) == (True, False)
     assert not Effort(np.nextafter(QUICK, np.inf)).quick
     assert not Effort(LARGE).large
@@ -109,7 +109,7 @@ def _imported(path):
     return names
 
 
-def test_nothing_of_the_judge_reads_a_clock_but_the_driver_which_reports_the_seconds():
+def test_only_the_driver_reads_a_clock():
     readers = {str(path.relative_to(COMPARE)) for path in COMPARE.rglob("*.py") if _imported(path) & CLOCKS}
     assert readers == {"driver.py"}
     tree = ast.parse((COMPARE / "driver.py").read_text(encoding="utf-8"))
@@ -143,7 +143,7 @@ def test_drawn_inputs_keep_mean_spread_dtype_and_sign():
     assert (positive >= 0).all()
 
 
-def test_whole_numbers_and_masks_are_taken_as_given_in_every_sample():
+def test_whole_numbers_and_masks_are_not_varied():
     blocked = np.where(MASK, 0.0, -1e9).astype(np.float32)
     for seed in range(3):
         for stress in (False, True):
@@ -152,7 +152,7 @@ def test_whole_numbers_and_masks_are_taken_as_given_in_every_sample():
             assert not np.array_equal(found[0], X)
 
 
-def test_vary_shuffles_whole_numbers_and_draws_what_looks_like_a_mask():
+def test_vary_shuffles_whole_numbers_and_draws_masks():
     zeros_and_ones = np.repeat(np.array([0.0, 1.0], np.float32), 8).reshape(2, 8)
     found = drawn(X, IDS, MASK, zeros_and_ones, vary={1, 2, 3})
     assert sorted(found[1].ravel()) == sorted(IDS.ravel())  # the same ids: none is out of the vocabulary
@@ -178,7 +178,7 @@ def test_hard_inputs_differ_in_size_by_two_orders_of_magnitude():
     assert (np.abs(one.mean(-1)) > 3 * sizes).any()  # nearly constant, and far from zero
 
 
-def test_drawn_weights_are_neither_0_nor_1_and_follow_from_names_and_seeds():
+def test_drawn_weights_follow_from_names_and_seeds():
     names = {"a.bias": (64,), "a.scale": (64,), "b.bias": (64,)}
     parameters = {name: Parameter(shape, "float32", "LayerNorm", "a") for name, shape in names.items()}
     parameters["n"] = Parameter((3,), "int64", "Net", "")
@@ -193,7 +193,7 @@ def test_drawn_weights_are_neither_0_nor_1_and_follow_from_names_and_seeds():
         assert not any(np.isin(one[name], one[two]).any() for two in names if two != name)
 
 
-def test_a_sample_in_low_precision_is_rounded_once_for_both_sides():
+def test_low_precision_samples_are_rounded_once_for_both_sides():
     sample = Sample({"w": X, "n": IDS}, {side: Arguments((X, IDS)) for side in ("first", "second")}, FIRST)
     assert sampling.rounded(sample, None) is sample
     low = sampling.rounded(sample, "float16")
@@ -204,7 +204,7 @@ def test_a_sample_in_low_precision_is_rounded_once_for_both_sides():
         assert np.array_equal(call.leaves[0], X.astype(np.float16))
 
 
-def test_cotangents_follow_from_the_sample_and_have_the_precision_of_the_run():
+def test_cotangents_follow_from_the_sample_and_the_runs_dtype():
     outputs = [("[0]", (3, 2), "float32"), ("[1]", (4,), "int64")]
     one, again, other = (sampling.cotangents(outputs, seed, "float16") for seed in ((0, 1, 0), (0, 1, 0), (0, 1, 1)))
     assert one[0].dtype == np.float16
@@ -243,12 +243,12 @@ CALL = Arguments((X, {"a": X, "b": (X, IDS)}), {"mask": MASK})
         ((), set()),
     ],
 )
-def test_arguments_are_named_by_position_or_by_name_with_all_that_is_in_them(names, leaves):
+def test_arguments_are_selected_by_position_or_name(names, leaves):
     assert calls.named_leaves("fixed", names, CALL, ["x", "rest"]) == leaves
 
 
 @pytest.mark.parametrize("wrong", [2, "y", -1, ["x", "mas"]])
-def test_an_argument_that_is_not_there_is_one_line_that_lists_those_that_are(wrong):
+def test_an_unknown_argument_is_refused_with_the_known_ones(wrong):
     message = r"^vary \(.*\) must name one of the call's arrays: x, rest.*, mask$"
     with pytest.raises(ValueError, match=message) as caught:
         calls.named_leaves("vary", wrong, CALL, ["x", "rest"])
@@ -256,7 +256,7 @@ def test_an_argument_that_is_not_there_is_one_line_that_lists_those_that_are(wro
 
 
 @pytest.mark.parametrize("wrong", [[True], [None], [1.0]])
-def test_an_argument_is_named_by_a_whole_number_or_a_text(wrong):
+def test_argument_names_must_be_integers_or_strings(wrong):
     with pytest.raises(TypeError, match="fixed must hold positions or names of arguments, got "):
         calls.named_leaves("fixed", wrong, CALL, ["x", "rest"])
 

@@ -25,7 +25,7 @@ def test_order_signs_repetition_and_whole_numbers_do_not_count():
     assert one.equals(gathered(np.exp(1j * ANGLES)))
 
 
-def test_the_last_digit_does_not_count_and_a_unit_of_float32_does():
+def test_tables_are_compared_above_float64_rounding():
     one = gathered(np.cos(ANGLES))
     assert one.equals(gathered(np.cos(ANGLES) * (1 + 2e-16)))
     assert one.equals(gathered(np.cos(ANGLES), np.cos(ANGLES * (1 + 2e-16))))
@@ -34,7 +34,7 @@ def test_the_last_digit_does_not_count_and_a_unit_of_float32_does():
     assert gathered().equals(gathered(np.arange(5.0)))
 
 
-def test_of_many_values_some_are_kept_and_of_too_many_nothing_is_said(monkeypatch):
+def test_large_tables_are_sampled_and_huge_ones_skipped(monkeypatch):
     many = np.random.default_rng(0).normal(size=5000)
     found = gathered(many)
     assert (found.count, len(found.values)) == (5000, tables.KEPT)

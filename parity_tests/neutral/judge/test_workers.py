@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 shows_processes = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are seen in /proc")
 
 
-def test_results_come_in_the_order_of_the_tasks_from_as_many_processes_as_asked_for():
+def test_results_arrive_in_task_order_from_the_requested_processes():
     found = list(workers.run(worker_tasks.echo, range(20), jobs=2))
     assert [task for _, task in found] == list(range(20))
     assert len({process for process, _ in found} - {os.getpid()}) == 2
@@ -37,7 +37,7 @@ def test_a_result_that_comes_early_waits_for_its_turn(tmp_path):
     assert Path(path).exists()
 
 
-def test_what_a_task_raises_is_raised_here_when_its_turn_comes():
+def test_a_tasks_error_is_raised_at_its_turn():
     found = workers.run(worker_tasks.fail, ["fine", "value", "fine"], jobs=2)
     assert next(found) == "fine"
     with pytest.raises(ValueError, match="no such thing") as caught:
@@ -58,7 +58,7 @@ def test_a_worker_that_dies_is_named_in_one_line(task, how):
         list(workers.run(worker_tasks.fail, ["fine", task], jobs=2, name=lambda task: f"the task {task}"))
 
 
-def test_a_worker_leaves_it_to_the_others_to_hear_an_interrupt():
+def test_workers_ignore_interrupts():
     assert list(workers.run(worker_tasks.interrupt, ["one", "two", "three"], jobs=2)) == ["one", "two", "three"]
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 

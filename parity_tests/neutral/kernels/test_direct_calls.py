@@ -262,7 +262,7 @@ print("held")
 
 
 @pytest.mark.parametrize("queries", [77, 3])
-def test_memory_is_given_back_and_its_lack_is_an_error_and_that_of_threads_is_none(queries):
+def test_memory_is_freed_and_its_lack_is_an_error(queries):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     program = [sys.executable, "-c", MEMORY.format(name=__name__, queries=queries)]
     found = subprocess.run(program, capture_output=True, text=True, env=environment)

@@ -104,7 +104,7 @@ def test_products_are_those_of_numpy(rows, depth, columns, way):
 
 
 @ways
-def test_what_is_no_number_or_infinite_is_seen_where_it_is_looked_at(way):
+def test_nan_and_infinity_reach_only_their_products(way):
     left, right = sides(32, 64, 64, seed=2)
     left[3, 5], left[4, 6], left[5, 63], right[10, 7], right[11, 8] = np.nan, np.inf, -np.inf, np.nan, np.inf
     right[6, 9] = left[9, 10] = 0.0

@@ -108,7 +108,7 @@ def test_the_page_is_opened_where_there_is_a_browser(model, capsys, monkeypatch)
         ("x.html", "--html and --json must be different files"),
     ],
 )
-def test_a_page_that_can_not_be_written_is_found_out_before_the_work(model, capsys, monkeypatch, page, said):
+def test_an_unwritable_page_is_refused_before_the_work(model, capsys, monkeypatch, page, said):
     monkeypatch.chdir(model.parent)
     before = model.read_bytes()
     assert run(["inspect", str(model), "--html", page, "--json", "./x.html"]) == 2

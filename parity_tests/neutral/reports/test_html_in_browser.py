@@ -89,7 +89,7 @@ def test_the_first_divergence_is_seen_without_scrolling(screen, page, paths):
     assert page.evaluate("document.querySelector('.tree .first').checkVisibility()")
 
 
-def test_the_first_screen_shows_verdict_place_hint_and_the_worst_tensors_without_a_nested_scroll(desk):
+def test_the_first_screen_shows_verdict_place_hint_and_worst_tensors(desk):
     found = desk.evaluate("""[".verdict", ".divergence .where", ".clue", ".worst-tensors tr:last-child"].map((one) => {
         const box = document.querySelector(`header ${one}`), seen = box.getBoundingClientRect();
         return [seen.top >= 0 && seen.bottom <= innerHeight, box.closest(".scroll") === null];

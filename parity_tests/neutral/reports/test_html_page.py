@@ -46,7 +46,7 @@ def test_the_page_needs_nothing_but_itself(make):
     assert policy["content"].startswith("default-src 'none'; img-src data:;")
 
 
-def test_the_page_says_what_differs_where_and_how_to_run_it_again():
+def test_the_page_shows_differences_their_place_and_the_command():
     page = Outline(as_html(different_report()))
     assert page.words.startswith("different: GPTModel (torch) and GPTModel (Flax)")
     assert "First divergence, forward blocks.3.norm1 Flax: layers.3.norm1 eps is 1e-05 on the torch side" in page.words
@@ -72,7 +72,7 @@ def test_the_page_says_what_differs_where_and_how_to_run_it_again():
         assert phrase in page.words, phrase
 
 
-def test_the_table_of_the_page_has_a_row_per_tensor_failures_first_and_numbers_to_sort_by():
+def test_the_pages_table_lists_failures_first_and_sorts():
     (table,) = re.findall(r'<table id="verdicts">.*?</table>', as_html(different_report()), re.S)
     rows = re.findall(r"<tr><th scope=\"row\">.*?</tr>", table, re.S)
     names = [re.search(r'class="name">([^<]*)', row)[1] for row in rows]
@@ -82,7 +82,7 @@ def test_the_table_of_the_page_has_a_row_per_tensor_failures_first_and_numbers_t
     assert re.findall(r'data-value="([^"]*)"', rows[3])[:3] == ["1", "", ""]
 
 
-def test_equal_parts_of_the_tree_are_folded_and_the_way_to_the_divergence_is_open():
+def test_the_pages_tree_opens_the_way_to_the_divergence():
     page = as_html(different_report())
     (tree,) = re.findall(r'<section id="tree".*?</section>', page, re.S)
     opened = [tag for tag, attributes in Outline(tree).elements if tag == "details" and "open" in attributes]

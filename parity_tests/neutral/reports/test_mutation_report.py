@@ -75,12 +75,12 @@ def test_each_usual_rule_rejects_what_it_says():
     assert rejected([1.0], [np.nan]) == ["1e-5", "1e-3", "1e-2", "mean", "2x f64"]
 
 
-def test_the_usual_rules_are_asked_about_outputs_alone_and_with_gradients():
+def test_usual_rules_judge_outputs_with_and_without_gradients():
     found = rejections([picture("output", [1.0], [1.0]), picture("grad x", [1.0], [2.0])])
     assert found["1e-3"] == (False, True)
 
 
-def test_the_effect_of_a_change_is_told_by_what_was_measured():
+def test_a_changes_effect_follows_from_its_measures():
     assert Change(0.0, 0.0, 0.0, loss=1.0).effect == "none"
     assert Change(0.0, 5e-15, 0.0, loss=1.0).effect == "none"
     assert Change(0.0, 1e-13, 0.0).effect == "meaning"
@@ -95,7 +95,7 @@ def test_the_upper_bound_is_that_of_clopper_and_pearson():
     assert upper_bound(1, 1) == 1.0
 
 
-def test_the_page_in_docs_lists_every_fault_and_how_it_was_made():
+def test_the_docs_page_lists_every_fault_and_its_command():
     page = (Path(attn_bridge.__file__).parents[1] / "docs" / "mutants.md").read_text(encoding="utf-8")
     assert "<!-- made by: attn-bridge mutate --configs " in page
     assert [fault.name for fault in FAULTS if f"| `{fault.name}` | {fault.about} | " not in page] == []
@@ -108,7 +108,7 @@ def test_the_page_in_docs_lists_every_fault_and_how_it_was_made():
     assert "| NO |" not in gallery
 
 
-def test_there_are_at_least_twenty_faults_with_a_name_and_a_sentence_each():
+def test_at_least_twenty_faults_have_names_and_descriptions():
     assert len(FAULTS) >= 20
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
     assert all(fault.about for fault in FAULTS)

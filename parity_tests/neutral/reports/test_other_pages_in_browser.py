@@ -56,7 +56,7 @@ def wait_until(page, expression):
         page.problems.clear()
 
 
-def test_a_page_that_is_written_anew_shows_it_unless_its_reader_paused_it(page, paths, monkeypatch):
+def test_a_page_reloads_new_content_unless_paused(page, paths, monkeypatch):
     monkeypatch.setattr(training, "SECONDS", 0.3)
     training.as_html(training_report(1), paths["live"], running=True)
     page.open(paths["live"], *SCREENS["desk"])

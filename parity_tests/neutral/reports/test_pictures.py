@@ -71,7 +71,7 @@ def test_values_share_a_scale_and_its_ends_are_labelled():
     assert torch["width"] == "256"
 
 
-def test_the_colours_run_from_dark_to_bright_and_are_those_that_are_known():
+def test_palettes_run_from_dark_to_bright():
     values, differences = (np.frombuffer(pictures._palette(one), np.uint8).reshape(256, 3) for one in (False, True))
     assert [bytes(values[place]).hex() for place in (0, 127, 254, 255)] == ["440154", "21918c", "fde725", "ff00ff"]
     bright = values[:255] @ [0.2126, 0.7152, 0.0722]
@@ -81,7 +81,7 @@ def test_the_colours_run_from_dark_to_bright_and_are_those_that_are_known():
     assert differences[254][0] > differences[254][2]
 
 
-def test_attention_weights_are_drawn_per_head_of_the_sample_that_differs_most():
+def test_attention_weights_are_drawn_for_the_worst_samples_heads():
     weights = np.full((3, 20, 4, 4), 0.25, np.float32)
     other = weights.copy()
     other[1, 17, 2] = [0.05, 0.25, 0.35, 0.35]
@@ -121,7 +121,7 @@ def test_a_tensor_is_laid_out_near_a_square(shape, expected):
     assert pictures.matrix(np.zeros(shape)).shape == expected
 
 
-def test_what_is_not_finite_has_a_colour_and_a_word_of_its_own():
+def test_nonfinite_cells_have_a_distinct_colour_and_count():
     one = np.array([[1.0, np.nan], [np.inf, -np.inf]])
     two = np.array([[1.0, np.nan], [np.inf, 2.0]])
     (torch, flax, apart), words = images(Picture("output", one, two))
@@ -168,7 +168,7 @@ def test_huge_values_are_drawn_without_overflow():
     assert decoded(apart["src"]).tolist() == [[255, 255]]
 
 
-def test_errors_are_counted_by_their_size_in_units_of_the_last_place():
+def test_errors_are_counted_in_units_of_the_last_place():
     oracle = np.full(10, 2.0)
     atom = pictures.unit("float32", oracle)
     assert atom == 2.0 * 2.0**-23

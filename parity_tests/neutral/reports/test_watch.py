@@ -35,7 +35,7 @@ def module(path: Path, text: str):
     return made
 
 
-def test_a_phase_that_takes_too_long_is_named_with_its_line(tmp_path):
+def test_a_slow_phase_is_named_with_its_line(tmp_path):
     slow = module(tmp_path / "slow.py", "import time\n\ndef make():\n    time.sleep(1)  # forever\n")
 
     def work():
@@ -58,7 +58,7 @@ def test_phases_that_each_take_less_are_not_added_up():
 
 
 @pytest.mark.parametrize("package", ["torch_attn", "jax_attn"])
-def test_a_side_is_known_by_the_backend_that_runs_it_where_nobody_said(tmp_path, package):
+def test_an_unlabelled_side_is_named_by_its_backend(tmp_path, package):
     user = module(tmp_path / "user.py", "import time\n\ndef forward():\n    time.sleep(1)\n")
     runner = module(tmp_path / package / "_parity" / "subject.py", "def run(call):\n    call()\n")
     (said,) = watched(0.3, lambda: runner.run(user.forward), **{"": tmp_path / "user.py"})
@@ -86,7 +86,7 @@ def test_a_backward_pass_is_called_a_gradient(tmp_path):
     assert said.startswith("the torch side has been computing its gradient for more than 0.3 s")
 
 
-def test_a_library_may_take_its_time_to_be_imported_and_user_code_may_not(tmp_path):
+def test_slow_imports_are_excused_for_libraries_only(tmp_path):
     library = module(tmp_path / "site-packages" / "library.py", "import time\n\ndef load():\n    time.sleep(0.8)\n")
     user = module(
         tmp_path / "user.py", "import time\n\ndef load(call):\n    call()\n\ndef hang():\n    time.sleep(0.8)\n"
@@ -137,7 +137,7 @@ def test_children_and_their_children_end():
     assert not Path(f"/proc/{inner[0]}").exists()
 
 
-def test_staging_folders_of_ours_are_removed_and_those_of_others_stay(tmp_path):
+def test_only_our_staging_folders_are_removed(tmp_path):
     (tmp_path / ".theirs.part").mkdir()
     code = f"""
 import time
@@ -158,7 +158,7 @@ with watch.Watchdog(0.3) as dog:
 # ---- the seed that a factory is built with
 
 
-def test_random_numbers_are_the_same_again_and_the_state_is_put_back():
+def test_seeding_repeats_draws_and_restores_the_state():
     import random
 
     import numpy as np

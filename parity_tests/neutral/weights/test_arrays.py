@@ -71,7 +71,7 @@ def cases(draw: st.DrawFn) -> tuple[Rule, np.ndarray]:
 
 @given(cases())
 @settings(max_examples=300, deadline=None)
-def test_there_and_back_is_the_same_to_the_last_bit(case):
+def test_rules_round_trip_every_bit(case):
     rule, array = case
     before = array.tobytes()
     there = torch_to_flax({"t.weight": array}, [rule])
@@ -122,7 +122,7 @@ def test_the_given_dictionary_stays_as_it_is():
 
 
 @pytest.mark.parametrize("variant", specs.VARIANTS, ids=lambda variant: variant.name)
-def test_the_rules_of_every_variant_go_there_and_back(variant):
+def test_the_rules_of_every_variant_round_trip(variant):
     sizes = {"d_in": 4, "d_out": 6, "context_length": 5, "num_heads": 2, "qkv_bias": True, "emb_dim": 4}
     for config in [example.config for example in variant.examples] or [
         variant.config(**variant.config.arguments_from(sizes))

@@ -44,7 +44,7 @@ JOINT = {
 
 
 @pytest.mark.parametrize("name", JOINT)
-def test_joint_rules_go_there_and_back_to_the_last_bit(name):
+def test_joint_rules_round_trip_every_bit(name):
     rule, shapes, flax_shapes = JOINT[name]
     random = np.random.default_rng(0)
     arrays = {key: random.integers(0, 2**32, size=shape, dtype=np.uint32).view("f4") for key, shape in shapes.items()}
@@ -84,12 +84,12 @@ def test_joint_rules_put_every_element_where_the_pattern_says():
         (lambda: Rule("a", first="b", second="c"), "torch and flax, or first and second, not some of both"),
     ],
 )
-def test_a_joint_rule_that_is_none_is_refused_when_it_is_made(rule, message):
+def test_an_invalid_joint_rule_is_refused_at_construction(rule, message):
     with pytest.raises(ValueError, match=message):
         rule()
 
 
-def test_what_a_joint_rule_lacks_is_named():
+def test_tensors_missing_from_a_joint_rule_are_named():
     rule, shapes, _ = JOINT["counted"]
     arrays = {key: np.ones(shape) for key, shape in shapes.items()}
     del arrays["h.1.k"]

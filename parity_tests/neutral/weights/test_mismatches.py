@@ -12,7 +12,7 @@ from .checks import ONE, raises
 LAYERS = Rules([Rule("h.{i}.a", "k.{i}.x"), Rule("h.{i}.b", "k.{i}.y", "o i -> i o"), Rule("end", "end")])
 
 
-def test_everything_wrong_comes_in_one_error():
+def test_all_mismatches_are_in_one_error():
     arrays = {"h.0.a": ONE, "h.0.b": np.ones((2, 3, 4)), "h.1.b": ONE, "x": ONE, "h.a.a": ONE}
     with pytest.raises(WeightsMismatchError) as caught:
         torch_to_flax(arrays, LAYERS)
@@ -77,7 +77,7 @@ def test_only_named_arrays_of_numbers_are_taken(arrays, message):
     raises(TypeError, message, torch_to_flax, arrays, [Rule("a", "b")])
 
 
-def test_shapes_are_not_cut_off_behind_a_long_name():
+def test_shapes_are_shown_after_long_names():
     arrays = {"n" * 100: np.ones((3, 2))}
     with pytest.raises(WeightsMismatchError) as caught:
         torch_to_flax(arrays, [Rule("n" * 100, "b", "a b -> b a", a=1234567)])
@@ -97,7 +97,7 @@ def test_shapes_are_not_cut_off_behind_a_long_name():
     ],
     ids=["line break", "escape code", "long", "letters"],
 )
-def test_a_hostile_name_is_one_harmless_line(name, shown):
+def test_a_hostile_name_is_escaped(name, shown):
     raises(
         WeightsMismatchError,
         f"weights do not match: missing: a; unexpected: {shown}",

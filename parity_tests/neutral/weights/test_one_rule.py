@@ -43,7 +43,7 @@ ARROW = "pattern must read 'torch axes -> flax axes'"
         ("(h d) -> h d", {"h": -2}, "Rule('t', 'f', '(h d) -> h d', h=-2): size of 'h' (-2) must be at least 1"),
     ],
 )
-def test_a_rule_that_is_no_bijection_is_refused_when_it_is_made(pattern, sizes, message):
+def test_a_rule_that_is_not_a_bijection_is_refused(pattern, sizes, message):
     raises(ValueError, message, Rule, "t", "f", pattern, **sizes)
 
 
@@ -97,6 +97,6 @@ def test_a_rule_moves_below_prefixes():
 
 
 @pytest.mark.parametrize("name", ["a{i}{j}", "a{i}0", "a0{i}", "a.{i", "a.i}", "{{i}}"])
-def test_placeholders_that_could_be_read_in_two_ways_are_refused(name):
+def test_ambiguous_placeholders_are_refused(name):
     with pytest.raises(ValueError, match="placeholder"):
         Rule(name, name)

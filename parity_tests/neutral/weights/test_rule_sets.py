@@ -18,7 +18,7 @@ from .checks import raises
         ([Rule("a.{i}", "c.{i}"), Rule("b.{j}", "c.{j}")], "two rules cover the same flax names: c.{i} and c.{j}"),
     ],
 )
-def test_two_rules_with_one_name_are_refused_when_the_set_is_made(rules, message):
+def test_two_rules_of_one_name_are_refused(rules, message):
     raises(ValueError, message, Rules, rules)
 
 
@@ -48,7 +48,7 @@ def test_a_set_is_iterable_sized_comparable_and_shows_itself():
         ),
     ],
 )
-def test_rules_that_one_name_could_fall_under_are_refused_when_the_set_is_made(rules, message):
+def test_overlapping_rules_are_refused(rules, message):
     raises(ValueError, message, Rules, rules)
 
 

@@ -74,7 +74,7 @@ NOTHING_ELSE = "a rules file holds [[rule]] tables and nothing else, got"
         (f"{START}pattern = \n", ": Invalid value (at line 5, column 11)"),
     ],
 )
-def test_a_mistake_in_a_file_is_found_by_its_line(tmp_path, text, message):
+def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path, text, message):
     path = tmp_path / "rules.toml"
     path.write_text(text)
     raises(ValueError, f"{path}{message}", Rules.from_toml, path)
@@ -88,6 +88,6 @@ def test_two_rules_of_one_name_in_a_file_are_refused(tmp_path):
     assert str(caught.value).startswith(str(path))
 
 
-def test_a_file_that_is_not_there_is_an_os_error(tmp_path):
+def test_a_missing_file_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         Rules.from_toml(tmp_path / "none.toml")

@@ -26,7 +26,7 @@ class Net(torch.nn.Module):
 """
 
 
-def test_a_dump_needs_no_jax_and_says_what_the_module_computes(tmp_path):
+def test_a_dump_needs_no_jax(tmp_path):
     (tmp_path / "net.py").write_text(NET)
     x, scale = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32), np.array(2.0, np.float32)
     np.savez(tmp_path / "in.npz", arr_0=x, scale=scale)

@@ -24,7 +24,7 @@ def _leave_no_trace():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("name", sorted(set(UNSAFE) - ON_CPU - {"sdpa_kernel"}))
-def test_what_is_unsafe_on_a_gpu_alone_has_no_effect_here_and_passes(name):
+def test_gpu_only_switches_have_no_effect_on_a_cpu(name):
     with SWITCHES[name].hold(UNSAFE[name]):
         assert row_of(name).state == "no effect here"
         assert examine().passed
@@ -38,7 +38,7 @@ def test_the_fused_kernels_of_attention_are_worth_a_note():
         assert row_of("sdpa_kernel").state == "safe"
 
 
-def test_on_a_gpu_the_defaults_of_torch_are_unsafe_and_strict_cures_them(monkeypatch):
+def test_torch_defaults_on_gpus_are_unsafe_until_strict(monkeypatch):
     monkeypatch.setattr(precision, "kinds", lambda: {"cpu", "gpu"})
     unsafe = {row.name for row in precision.switches() if row.state == "unsafe"}
     assert {"cudnn.conv.fp32_precision", "cuda.matmul.allow_bf16_reduced_precision_reduction"} <= unsafe
@@ -80,7 +80,7 @@ def test_both_apis_at_once_are_read_and_restored(wish, newer):
         assert values() == before
 
 
-def test_the_newer_api_alone_makes_the_older_name_unreadable_and_not_wrong():
+def test_the_newer_api_makes_the_older_name_unreadable():
     with SWITCHES["cuda.matmul.fp32_precision"].hold("tf32"):
         row = row_of("float32_matmul_precision")
         assert (row.value, row.state) == (precision.MIXED, "safe")
@@ -152,7 +152,7 @@ def test_a_float32_product_is_float32_and_autocast_is_not():
         assert torch.is_autocast_enabled("cpu")
 
 
-def test_what_onednn_may_round_to_is_held_where_this_cpu_rounds_at_all():
+def test_strict_keeps_onednn_products_in_float32():
     with SWITCHES["mkldnn.matmul.fp32_precision"].hold("bf16"):
         loose = precision.product_errors()["cpu"]
         with precision.strict():

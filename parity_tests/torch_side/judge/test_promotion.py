@@ -14,7 +14,7 @@ from torch_attn._parity.subject import subject_of
 from ...contract.judge.promotion import X
 
 
-def test_parameters_buffers_and_attributes_are_promoted_and_stay_what_they_are():
+def test_parameters_buffers_and_attributes_are_promoted_and_restored():
     class Holder(nn.Module):
         def __init__(self):
             super().__init__()

@@ -79,7 +79,7 @@ def test_a_checkpoint_changes_no_step(how, options):
 @pytest.mark.parametrize(
     "loss", [lambda out, y: torch.square(out - y), lambda out, y: torch.square(y).mean()], ids=["many", "constant"]
 )
-def test_a_loss_must_be_one_number_that_depends_on_the_weights(loss):
+def test_a_loss_must_be_a_scalar_of_the_weights(loss):
     with pytest.raises(ModuleFailedError, match=r"^torch module Net raised ValueError: the loss must be one number"):
         steps(Net(), loss=loss)
 

@@ -17,7 +17,7 @@ from torch_attn.implementations import by_rows, sdpa
 from .attention_calls import operands, some, to
 
 
-def test_blocks_of_rows_leave_out_the_keys_that_none_of_them_sees(monkeypatch):
+def test_blocks_of_rows_skip_keys_that_no_row_sees(monkeypatch):
     monkeypatch.setattr(by_rows, "MAX_ROWS", 10)
     inputs, _ = to(torch.float32, operands(queries=100, keys=100, batch=1, heads=1, key_heads=1), {})
 
@@ -100,7 +100,7 @@ def test_a_window_over_cached_keys_reads_what_it_sees():
     assert max(one for one in found.all if one not in {array.numel() for array in inputs}) <= 4000
 
 
-def test_16_bits_run_in_the_dtype_in_which_the_kernel_is_fast(monkeypatch):
+def test_bfloat16_runs_in_the_kernels_fast_dtype(monkeypatch):
     seen = []
     right = sdpa.scaled_dot_product_attention
     monkeypatch.setattr(

@@ -490,7 +490,7 @@ def test_a_cache_is_read_where_it_lies(monkeypatch):
         assert_close(found.double(), want.double(), 1e-5 if dtype == torch.float32 else 0.02)
 
 
-def test_few_queries_whose_gradient_may_be_asked_for_are_left_to_others():
+def test_few_queries_with_gradients_are_left_to_other_kernels():
     inputs = [one.requires_grad_() for one in tensors(queries=4, keys=9000, width=32)]
     assert functional.explain(*inputs)["cpu_flash"] == "few queries whose gradient may be asked for"
     with torch.no_grad():
@@ -538,6 +538,6 @@ assert same()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes can't be forked here")
-def test_a_child_of_a_process_that_computes_has_threads_of_its_own():
+def test_a_forked_child_has_separate_threads():
     program = [sys.executable, "-W", "ignore", "-c", FORKING]
     subprocess.run(program, check=True, timeout=300, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})

@@ -24,7 +24,7 @@ from .attention_calls import all_options, draw, operands
 @pytest.mark.parametrize(
     "options", [{}, {"softcap": 2.0}, {"sinks": draw(4, seed=5)}, {"softcap": 2.0, "sinks": draw(4, seed=5)}], ids=str
 )
-def test_flex_attention_computes_what_the_reference_does(options, mask, key_heads):
+def test_flex_attention_matches_the_reference(options, mask, key_heads):
     inputs = operands(queries=20, keys=20, key_heads=key_heads, width=16, value_width=32)
     call = functional._checked(*inputs, **all_options({**options, "mask": mask}))
     got = flex.attend_by(flex_attention.flex_attention, call)

@@ -43,7 +43,7 @@ LIMITS: dict[str, tuple[str, Options, str]] = {
 
 
 @pytest.mark.parametrize("label", LIMITS)
-def test_what_an_implementation_does_not_support_is_an_error_that_says_why(label):
+def test_unsupported_calls_are_refused_with_the_reason(label):
     name, options, reason = LIMITS[label]
     inputs = [array.float() for array in operands(queries=60, keys=60)]
     assert functional.explain(*inputs, **options)[name] == reason
@@ -64,7 +64,7 @@ def test_explain_attention_asks_the_backend_of_the_arrays():
     assert str(caught.value) == "query must be a torch.Tensor or a jax.Array, got ndarray"
 
 
-def test_each_says_whether_this_machine_can_run_it(monkeypatch):
+def test_every_implementation_reports_if_this_machine_runs_it(monkeypatch):
     for present, reason in ((True, None), (False, "it needs a GPU")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda present=present: present)
         others = dict.fromkeys(("windowed", "sdpa", "by_rows", "reference"))

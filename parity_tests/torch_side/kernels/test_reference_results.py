@@ -128,7 +128,7 @@ def results(inputs: list[Tensor], options: Options, name: str | None) -> list[Te
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("label", CASES)
-def test_every_implementation_computes_what_the_reference_does(label, dtype):
+def test_every_implementation_matches_the_reference(label, dtype):
     for seed in (0, 1):
         inputs, options = make(label, seed)
         low = to(dtype, inputs, options)
@@ -154,7 +154,7 @@ def hold(found: list[Tensor], exact: list[Tensor], plain: list[Tensor], unit: fl
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [1, 4, 200])
 @pytest.mark.parametrize("label", [*(label for label in CASES if label != "no queries"), *WITH_ROWS])
-def test_blocks_of_rows_compute_what_the_reference_does(label, rows, dtype, monkeypatch):
+def test_blocks_of_rows_match_the_reference(label, rows, dtype, monkeypatch):
     monkeypatch.setattr(by_rows, "MAX_ROWS", rows)
     sizes, options = {**CASES, **WITH_ROWS}[label]
     low = to(dtype, operands(**sizes), options(0))

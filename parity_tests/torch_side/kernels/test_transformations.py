@@ -124,7 +124,7 @@ def test_one_graph_serves_all_lengths_after_the_first(label):
 
 
 @pytest.mark.parametrize("options", [{}, {"mask": masks.causal()}, {"mask": masks.sliding_window(8), "scale": 0.3}])
-def test_everything_may_be_a_symbol_from_the_start(options):
+def test_every_size_may_be_symbolic(options):
     """dynamic=True makes symbols of numbers of heads and of scales, too, which the kernels and checks must take."""
     with fresh_compiler() as counter:
         compiled = torch.compile(

@@ -44,7 +44,7 @@ def test_the_heads_of_the_wrapper_are_projected_in_one_product(bias):
     )
 
 
-def test_layers_that_are_watched_or_replaced_are_called_themselves():
+def test_hooked_and_replaced_layers_are_called_individually():
     module = torch_attn.MultiHeadAttentionWrapper(6, 3, 9, num_heads=4)
     x = draw(2, 5, 6, seed=1).float()
     seen = []

@@ -13,7 +13,7 @@ from attn_bridge.cli.app import run
 from .files import FLAX, SHAPE, TORCH
 
 
-def test_different_ones_are_status_1_with_every_report_and_a_bundle_that_shows_the_same(here, monkeypatch, capfd):
+def test_a_difference_is_status_1_and_its_bundle_reproduces_it(here, monkeypatch, capfd):
     (here / "ours.py").write_text(TORCH.replace("torch.manual_seed(0)", "torch.seed()"))
     arguments = ["compare", "ours.py:make", "theirs.py:wrong", "--inputs", "x.npz", "--seeds", "1", "--first-seed", "3"]
     reports = ["--json", "a.json", "--html", "a.html", "--junit", "a.xml", "--save-repro", "repro"]
@@ -58,14 +58,14 @@ def assert_same(one, two):
         assert first["worst"]["index"] == second["worst"]["index"]
 
 
-def test_no_bundle_is_written_of_what_is_equal(here):
+def test_an_equal_pair_writes_no_bundle(here):
     assert (
         run(["compare", "ours.py:make", "theirs.py:make", "--shape", "2,6", "--seeds", "1", "--save-repro", "r"]) == 0
     )
     assert not (here / "r").exists()
 
 
-def test_a_bundle_of_several_precisions_shows_the_one_that_failed(here, capfd):
+def test_a_bundle_reruns_only_the_failed_precision(here, capfd):
     (here / "low.py").write_text(
         FLAX.replace(
             "return self.out(self.norm(x))", "return self.out(self.norm(x).astype('bfloat16').astype(x.dtype))"
@@ -80,7 +80,7 @@ def test_a_bundle_of_several_precisions_shows_the_one_that_failed(here, capfd):
     assert found["verdict"] == "precision"
 
 
-def test_example_inputs_beside_the_factory_are_used_and_go_into_the_bundle(here, capfd):
+def test_example_inputs_are_used_and_bundled(here, capfd):
     assert run(["compare", "ours.py:make", "theirs.py:wrong", "--seeds", "1", "--save-repro", "repro", "--json"]) == 1
     data = json.loads(capfd.readouterr().out)
     assert next(one["shape"] for one in data["tensors"] if one["name"] == "grad x") == [4, 6]
@@ -109,7 +109,7 @@ def weights():
 
 
 @pytest.mark.parametrize("pair", [("variables", "weights"), ("weights", "variables")])
-def test_a_linen_module_with_its_variables_and_a_function_go_into_a_bundle(pair, here, monkeypatch, capfd):
+def test_linen_modules_and_functions_are_bundled(pair, here, monkeypatch, capfd):
     (here / "trees.py").write_text(TREES)
     arguments = ["compare", *(f"trees.py:{one}" for one in pair), *SHAPE, "--seeds", "1", "--no-transfer"]
     assert run([*arguments, "--save-repro", "repro", "--json"]) == 1

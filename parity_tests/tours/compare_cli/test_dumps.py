@@ -17,7 +17,7 @@ from attn_bridge.parity.dumps.replay import compare_dumps
 from .files import BAD, SHAPE
 
 
-def test_dumps_of_both_sides_say_what_compare_says_number_by_number(here, capfd):
+def test_compared_dumps_match_compare_in_every_number(here, capfd):
     common = ["--inputs", "x.npz", "--seeds", "2"]
     assert run(["compare", "ours.py:make", "theirs.py:wrong", *common, "--json", "live.json"]) == 1
     assert run(["dump", "ours.py:make", "t", *common]) == 0
@@ -70,7 +70,7 @@ def test_an_ambiguous_pairing_is_settled_by_the_stored_results(here):
     assert {one.how for one in report.pairing} == {"probe"}
 
 
-def test_attention_with_fused_weights_has_the_same_invariances_as_compare_finds(here):
+def test_dumps_of_fused_attention_have_the_invariances_of_compare(here):
     from flax import nnx
     from torch import nn
 
@@ -92,7 +92,7 @@ def test_attention_with_fused_weights_has_the_same_invariances_as_compare_finds(
     assert [one.name for one in found.tensors] == [one.name for one in live.tensors]
 
 
-def test_each_side_in_a_process_of_its_own_says_the_same(here, capfd):
+def test_separate_processes_give_the_same_report(here, capfd):
     arguments = ["compare", "ours.py:make", "theirs.py:wrong", "--inputs", "x.npz", "--seeds", "1", "--separate"]
     assert run([*arguments, "--torch-python", sys.executable, "--json"]) == 1
     printed = capfd.readouterr()
@@ -102,7 +102,7 @@ def test_each_side_in_a_process_of_its_own_says_the_same(here, capfd):
     assert data["command"] == shlex.join(["attn-bridge", *arguments, "--first-python", sys.executable])
 
 
-def test_a_side_that_fails_in_its_process_is_one_line(here, capfd):
+def test_a_failing_separate_side_is_one_line(here, capfd):
     (here / "bad.py").write_text(BAD.partition("import torch")[0] + BAD[BAD.index("print") : BAD.index("class")])
     assert run(["compare", "bad.py:raises", "theirs.py:make", *SHAPE, "--separate"]) == 2
     expected = "error: first side: bad.py:raises raised RuntimeError: no such file: weights.pt and a second line\n"

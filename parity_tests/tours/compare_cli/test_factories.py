@@ -13,7 +13,7 @@ from attn_bridge.cli.app import run
 from .files import FLAX, TORCH
 
 
-def test_files_of_one_name_do_not_clash_nor_do_what_they_import(here, capfd):
+def test_files_of_one_name_do_not_clash(here, capfd):
     for folder, text, wanted in (("a", TORCH, 6), ("b", FLAX, 6)):
         (here / folder / "parts").mkdir(parents=True)
         (here / folder / "model.py").write_text(
@@ -33,7 +33,7 @@ def test_files_of_one_name_do_not_clash_nor_do_what_they_import(here, capfd):
     assert run(["compare", "repro/torch_side.py:make", "repro/flax_side.py:make", *inside]) == 1
 
 
-def test_a_file_in_a_package_may_import_relatively_and_a_dotted_name_is_found_in_the_current_folder(here, capfd):
+def test_factories_may_be_in_packages_and_import_relatively(here, capfd):
     (here / "pack" / "deep").mkdir(parents=True)
     for path in ("pack/__init__.py", "pack/deep/__init__.py"):
         (here / path).write_text("")
@@ -54,7 +54,7 @@ def test_a_file_in_a_package_may_import_relatively_and_a_dotted_name_is_found_in
     assert capfd.readouterr().err == ""
 
 
-def test_the_sides_may_be_called_as_their_frameworks(here):
+def test_files_may_be_named_like_their_frameworks(here):
     (here / "both").mkdir()
     (here / "both" / "torch.py").write_text(TORCH)
     (here / "both" / "flax.py").write_text(FLAX)
@@ -65,7 +65,7 @@ def test_the_sides_may_be_called_as_their_frameworks(here):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_user_code_changes_is_put_back(here):
+def test_changes_by_user_code_are_undone(here):
     (here / "rude.py").write_text(
         "import os, sys\nsys.argv.append('x')\nsys.path.clear()\nsys.path.append('/nowhere')\nos.chdir('/')\n"
     )

@@ -28,7 +28,7 @@ print("printed on stderr", file=sys.stderr)
 """
 
 
-def test_in_a_process_of_its_own_only_json_is_on_stdout_whatever_user_code_prints(here):
+def test_only_json_is_on_stdout(here):
     (here / "quiet.py").write_text(NOISE)
     (here / "noisy.py").write_text(NOISE + TORCH.replace("return self.out", "print('in forward'); return self.out"))
     command = [sys.executable, "-m", "attn_bridge", "compare", "noisy.py:make", "theirs.py:wrong", "--seeds", "1"]
@@ -104,7 +104,7 @@ class Same(nnx.Module):
         ),
     ],
 )
-def test_a_hang_is_named_and_leaves_nothing_behind(first, second, separate, message, here):
+def test_a_hang_is_named_and_leaves_no_files_or_processes(first, second, separate, message, here):
     (here / "hang.py").write_text(HANG)
     command = [sys.executable, "-m", "attn_bridge", "compare", f"hang.py:{first}", f"hang.py:{second}", *SHAPE]
     before = {path.name for path in here.iterdir()} | {"__pycache__"}
@@ -120,7 +120,7 @@ def test_a_hang_is_named_and_leaves_nothing_behind(first, second, separate, mess
     assert not alive("time.sleep(61)")
 
 
-def test_a_hang_of_a_dumped_side_among_installed_packages_is_named_at_its_line(here):
+def test_a_hang_in_site_packages_is_named_with_its_line(here):
     """The line is the side's own, although its folder is one that is taken for a library's elsewhere."""
     folder = here / "site-packages"
     folder.mkdir()
@@ -140,7 +140,7 @@ def alive(words: str) -> bool:
     return any(words in line and "pytest" not in line for line in lines)
 
 
-def test_a_process_that_is_told_to_end_takes_its_sides_along(here):
+def test_a_terminated_process_ends_its_sides(here):
     text = "import pathlib, subprocess, sys\npathlib.Path('started').touch()\n"
     (here / "hang.py").write_text(text + "subprocess.run([sys.executable, '-c', 'import time; time.sleep(62)'])\n")
     command = [sys.executable, "-m", "attn_bridge", "compare", "hang.py:Running", "hang.py:Child", *SHAPE, "--separate"]
@@ -155,7 +155,7 @@ def test_a_process_that_is_told_to_end_takes_its_sides_along(here):
     assert not list(here.glob("tmp*"))
 
 
-def test_a_process_that_user_code_forks_ends_as_it_means_to(here):
+def test_a_forked_child_keeps_its_exit_status(here):
     (here / "forks.py").write_text(
         "import os\n" + TORCH.replace(
             "def make():", "def make():\n    child = os.fork()\n    if not child:\n        os._exit(7)\n"

@@ -99,7 +99,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("label", WRONG)
-def test_what_is_bad_is_one_line_and_status_2(label, here, capfd):
+def test_bad_arguments_are_one_line_and_status_2(label, here, capfd):
     bad_files(here)
     arguments, message = WRONG[label]
     before = sorted(path.name for path in here.iterdir())
@@ -142,7 +142,7 @@ class Gathered(torch.nn.Module):
     ["compare ids.py:first ids.py:second", "compare ids.py:second ids.py:first", "dump ids.py:Gathered d",
      "dump ids.py:Indexed d", "compare ids.py:first ids.py:second --separate"],
 )  # fmt: skip
-def test_floats_that_shape_draws_for_token_ids_are_named(command, here, capfd):
+def test_shape_for_token_ids_is_refused_with_advice(command, here, capfd):
     (here / "ids.py").write_text(IDS)
     assert run([*command.split(), *SHAPE]) == 2
     error = capfd.readouterr().err

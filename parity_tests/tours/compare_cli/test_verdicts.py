@@ -12,7 +12,7 @@ from attn_bridge.cli.app import run
 from .files import FLAX, SHAPE, TORCH
 
 
-def test_equal_modules_are_status_0_and_the_command_stands_below(here, capfd):
+def test_equal_modules_are_status_0_with_the_command_shown(here, capfd):
     assert run(["compare", "ours.py:make", "theirs.py:Net", "--inputs", "x.npz", "--seeds", "1"]) == 0
     printed = capfd.readouterr()
     assert printed.err == ""
@@ -40,7 +40,7 @@ def test_the_flax_side_may_take_its_arguments_in_another_way(here, capfd):
     assert "grad x" in [one["name"] for one in json.loads(capfd.readouterr().out)["tensors"]]
 
 
-def test_the_sides_may_stand_in_any_order_and_be_of_one_framework(here, capfd):
+def test_sides_may_be_in_any_order_or_one_framework(here, capfd):
     assert run(["compare", "theirs.py:wrong", "ours.py:make", *SHAPE, "--seeds", "1", "--save-repro", "repro"]) == 1
     assert capfd.readouterr().out.startswith("different: Net (Flax) and Net (torch), 6 tensors, ")
     record = json.loads((here / "repro" / "repro.json").read_text())
@@ -57,7 +57,7 @@ def test_the_report_is_written_when_it_is_inconclusive(here, capfd):
     assert "inconclusive" in (here / "a.html").read_text()
 
 
-def test_an_allowed_difference_is_equal_and_every_report_says_so(here, capfd):
+def test_an_allowed_difference_is_equal_in_every_report(here, capfd):
     arguments = ["compare", "ours.py:make", "theirs.py:wrong", "--inputs", "x.npz", "--seeds", "1"]
     assert run([*arguments, "--allow", "norm=eps differs on purpose", "--html", "a.html", "--json", "a.json"]) == 0
     printed = capfd.readouterr().out
@@ -97,7 +97,7 @@ def test_a_baseline_shows_what_has_changed(here, capfd):
     assert "verdict different -> equal; 4 mended" in capfd.readouterr().out
 
 
-def test_what_draws_its_own_weights_is_built_alike_again(here, capfd):
+def test_build_seed_repeats_randomly_drawn_weights(here, capfd):
     (here / "drawn.py").write_text(
         "import random, numpy, torch\n" + TORCH.replace("torch.manual_seed(0)", "pass").replace(
             "self.out = nn.Linear(6, 6)",

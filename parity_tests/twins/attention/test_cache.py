@@ -194,7 +194,7 @@ def test_torch_attends_to_views_of_the_cache():
     assert view.mask.visibility(range(1), range(3)), "so that no mask array is needed"
 
 
-def test_trimmed_and_reordered_caches_go_on_as_if_nothing_had_been():
+def test_trimmed_and_reordered_caches_continue_correctly():
     module, twin = twins("rotary")
     x = np.random.default_rng(4).normal(size=(BATCH, TOKENS, WIDTH))
     order = np.array([2, 0, 0])
@@ -213,7 +213,7 @@ def test_trimmed_and_reordered_caches_go_on_as_if_nothing_had_been():
                 cache.reorder(cast(order[:2]))
 
 
-def test_a_rolling_cache_is_as_small_as_its_window_and_does_not_go_back():
+def test_a_rolling_cache_is_as_long_as_its_window():
     module, twin = twins("alibi, window")
     for one in (module, twin):
         with jax.enable_x64(True):
@@ -294,7 +294,7 @@ def test_rows_that_a_cache_does_not_have_are_refused(monkeypatch, index):
     assert run().visible.all()
 
 
-def test_a_length_that_is_no_integer_is_refused_in_jit_too():
+def test_a_length_that_is_not_an_integer_is_refused():
     message = "length must be an integer, got float32"
     for run in (cached(6).trim, jax.jit(cached(6).trim)):
         with pytest.raises(TypeError, match=message):

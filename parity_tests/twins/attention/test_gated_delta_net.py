@@ -207,7 +207,7 @@ def test_the_way_back_to_transformers_is_bit_exact(model_type):
         np.testing.assert_array_equal(back[name], array)
 
 
-def test_grouped_rows_are_where_the_code_of_qwen3_next_splits_them():
+def test_grouped_rows_are_split_like_qwen3_next():
     """Every row of the fused tensors is told from every other one, and from where its head is."""
     table = families.find_layer({"model_type": "qwen3_next", **HF_SIZES}, 0)
     qkvz = np.arange(2 * (4 + 4 + 15 + 15))[:, None] * np.ones((1, 12))
@@ -246,7 +246,7 @@ def test_cached_decoding_is_the_full_pass(steps, x64):
             np.testing.assert_allclose(decode(module, x, steps, mask), full, rtol=0, atol=1e-13)
 
 
-def test_a_compiled_step_is_compiled_once_and_sees_the_mask_of_its_slot(x64):
+def test_a_step_compiles_once_and_uses_its_slots_mask(x64):
     _, theirs = twins()
     x, mask = tokens(3, 7, 10), left_and_right(7)
     graph, state = nnx.split(theirs)
@@ -359,7 +359,7 @@ def test_rows_that_a_cache_does_not_have_are_refused(monkeypatch, index, x64):
         assert np.isfinite(array[::2]).all()
 
 
-def test_a_mask_over_other_tokens_than_those_so_far_is_refused(monkeypatch, x64):
+def test_a_mask_of_wrong_length_is_refused(monkeypatch, x64):
     check_masks_over_other_tokens(monkeypatch, *twins())
 
 
@@ -439,7 +439,7 @@ def run_example(capsys) -> tuple[int, list[str]]:
     return int(end.value.code), capsys.readouterr().out.splitlines()
 
 
-def test_the_example_proves_both_variants_and_fails_where_the_cache_forgets(capsys, monkeypatch):
+def test_the_example_fails_for_a_forgetful_cache(capsys, monkeypatch):
     status, lines = run_example(capsys)
     assert status == 0
     assert [line.split(":")[0] for line in lines] == ["GatedDeltaNet", "LinearAttention"]

@@ -109,13 +109,13 @@ def decoding_error() -> float:
         return float((torch.cat(outputs, 1) - module(x)).abs().max())
 
 
-def test_decoding_that_sees_key_0_alone_differs_from_the_full_pass(monkeypatch):
+def test_decoding_with_only_key_0_differs_from_the_full_pass(monkeypatch):
     assert decoding_error() < 1e-12
     plant(monkeypatch, only_key_0)
     assert decoding_error() > 1e-2
 
 
-def test_positions_that_do_not_go_on_after_the_cache_differ_from_the_full_pass(monkeypatch):
+def test_positions_restarted_after_the_cache_differ(monkeypatch):
     """Shifting all positions alike changes nothing, so that only cached decoding shows a wrong offset."""
     right = torch_attn.decoding.cache.positions_of
     monkeypatch.setattr(torch_attn.grouped_query_attention, "positions_of", lambda x, given, cache: right(x, given))

@@ -68,7 +68,7 @@ def test_a_description_of_a_mask_is_read():
 
 
 @pytest.mark.usefixtures("x64")
-def test_a_query_that_has_met_no_key_gets_the_bias_alone():
+def test_a_query_without_visible_keys_gets_the_bias():
     x, mask = tokens(1, 5, 10), np.array([[False, False, True, True, True]])
     bias = draw_weights()["out_proj.bias"]
     for module in twins():
@@ -133,7 +133,7 @@ def test_what_a_cache_cannot_do_is_refused_alike():
 
 
 @pytest.mark.usefixtures("x64")
-def test_a_mask_over_other_tokens_than_those_so_far_is_refused(monkeypatch):
+def test_a_mask_of_wrong_length_is_refused(monkeypatch):
     check_masks_over_other_tokens(monkeypatch, *twins())
 
 
@@ -188,7 +188,7 @@ def test_gradients_are_right_however_small_the_weights_are(name, form, of_querie
 
 
 @pytest.mark.usefixtures("x64")
-def test_a_token_of_nothing_but_zeros_has_the_gradient_of_the_formula_in_both():
+def test_zero_tokens_have_the_formulas_gradient():
     """``elu(x) + 1`` goes on with slope 1 at 0, where a framework's own ``min`` may say a half."""
     x = np.zeros((1, 3))
     weights = np.array([1.0, 2.0, 3.0])
@@ -201,7 +201,7 @@ def test_a_token_of_nothing_but_zeros_has_the_gradient_of_the_formula_in_both():
 
 
 @pytest.mark.parametrize("below", [90.0, 95.0, 101.0])
-def test_keys_whose_features_are_no_normal_numbers_count_for_none_in_both(below):
+def test_keys_with_subnormal_features_are_ignored(below):
     """XLA takes such numbers for 0; elsewhere 1 over them overflows, and the gradient would be NaN."""
     random = np.random.default_rng(0)
     query, key, value = (random.normal(size=(1, 4, 1, 2)).astype(np.float32) for _ in range(3))

@@ -130,7 +130,7 @@ def test_autocast_leaves_the_state_alone():
     assert torch.equal(got, expected)
 
 
-def test_a_decay_is_exact_where_the_softplus_of_torch_is_not():
+def test_decay_is_exact_where_torchs_softplus_is_not():
     alpha, bias, log = np.array([[[25.0, -40.0]]]), np.zeros(2), np.array([0.5, -0.5])
     expected = -np.exp(log) * np.logaddexp(alpha, 0.0)
     got = torch_attn.recurrent.recurrence.log_decay(*map(torch.from_numpy, (alpha, bias, log)))

@@ -185,7 +185,7 @@ def distinct(calls, position):
     return {np.asarray(leaves[position], np.float64).tobytes() for leaves in calls}
 
 
-def test_whole_numbers_are_taken_as_given_and_floating_point_is_drawn(given):
+def test_whole_numbers_stay_and_floats_are_drawn(given):
     assert compare(TorchTokens(), FlaxTokens("ids"), CALL, seeds=2).verdict == "equal"
     for calls in given.values():
         assert len(distinct(calls, 0)) == 1
@@ -206,7 +206,7 @@ def test_vary_shuffles_whole_numbers_on_both_sides_alike(given, name):
 
 
 @pytest.mark.parametrize("names", [1, "x", ["x", 2]])
-def test_fixed_is_given_as_it_is_to_every_run_of_both_sides(given, names):
+def test_fixed_arguments_are_the_same_in_every_run(given, names):
     assert compare(TorchTokens(), FlaxTokens("x"), CALL, seeds=2, fixed=names).verdict == "equal"
     for calls in given.values():
         assert distinct(calls, 1) == {X.astype(np.float64).tobytes()}
@@ -218,7 +218,7 @@ def test_without_fixed_the_fault_beside_the_given_numbers_is_found():
 
 
 @pytest.mark.parametrize("option", ["fixed", "vary"])
-def test_an_argument_that_is_not_there_is_an_error_in_one_line(option):
+def test_an_unknown_argument_name_is_one_line(option):
     with pytest.raises(ValueError, match=rf"^{option} \(y\) must name one of the call's arrays: ids, x, scale$"):
         compare(TorchTokens(), FlaxTokens(), CALL, **{option: "y"})
 
@@ -226,7 +226,7 @@ def test_an_argument_that_is_not_there_is_an_error_in_one_line(option):
 # ---- threads, and Ctrl-C
 
 
-def test_eight_threads_compare_at_once_and_leave_everything_as_it_was():
+def test_eight_threads_compare_at_once_and_restore_all_state():
     kinds = [*VERDICTS, "equal"] * 2
     pairs = [pair(*VERDICTS[kind]) for kind in kinds]
     alone = [compare(*one, X, seeds=1).to_json() for one in pairs]
@@ -251,7 +251,7 @@ def test_eight_threads_compare_at_once_and_leave_everything_as_it_was():
 
 @pytest.mark.parametrize("at", [1, 2, 4])
 @pytest.mark.parametrize("side", ["torch", "flax"])
-def test_an_interrupt_in_a_forward_pass_leaves_everything_as_it_was(side, at):
+def test_an_interrupt_in_a_forward_pass_restores_all_state(side, at):
     stops = {"raises_at": at}
     ours, theirs = pair(stops if side == "torch" else {}, stops if side == "flax" else {})
     before = state_of(ours, theirs)
@@ -287,7 +287,7 @@ class Interrupting:
 # It may arrive while JAX reads a file of its cache of programs, between opening it and the block that closes it.
 @pytest.mark.filterwarnings("ignore:unclosed file .*-cache:ResourceWarning")
 @pytest.mark.parametrize("kind", ["eager", "train", "dump"])
-def test_an_interrupt_while_a_setting_is_put_back_leaves_everything_as_it_was(kind, tmp_path):
+def test_an_interrupt_during_restoring_restores_all_state(kind, tmp_path):
     ours, theirs = pair()
 
     def work():
@@ -326,7 +326,7 @@ def test_an_interrupt_while_a_setting_is_put_back_leaves_everything_as_it_was(ki
     gc.collect()  # what an interrupt left open is closed here, not in the test after this one
 
 
-def test_a_handler_that_does_not_raise_is_called_once_and_the_comparison_goes_on():
+def test_a_signal_handler_runs_once_and_the_comparison_continues():
     ours, theirs = pair()
     calls, before = [], signal.signal(signal.SIGUSR1, lambda *_: calls.append(1))
 
@@ -368,7 +368,7 @@ class FlaxLog(nnx.Module):
 ZEROS = np.array([[0.5, 0.0], [1.5, 2.5], [0.0, 1.0]], np.float32)
 
 
-def test_what_is_infinite_on_both_sides_is_not_compared_and_the_report_says_how_much_on_which_sample():
+def test_values_infinite_on_both_sides_are_noted_not_compared():
     report = compare(TorchLog(), FlaxLog(), ZEROS, seeds=1)
     assert report.verdict == "equal"
     notes = [note for note in report.notes if "NaN or infinite" in note]
@@ -378,7 +378,7 @@ def test_what_is_infinite_on_both_sides_is_not_compared_and_the_report_says_how_
     assert all(note in text for note in notes)
 
 
-def test_what_is_infinite_on_one_side_only_is_a_difference_and_no_note():
+def test_values_infinite_on_one_side_are_different():
     report = compare(TorchLog(), FlaxLog(shift=1e-30), ZEROS, seeds=1, localise=False)
     assert report.verdict == "different"
     assert not any(note.startswith("output:") for note in report.notes)
@@ -501,7 +501,7 @@ def test_tables_that_are_the_same_on_both_sides_explain_nothing(tmp_path):
     assert [one.verdict for one in replayed.tensors] == [one.verdict for one in live.tensors]
 
 
-def test_tables_of_which_one_is_rounded_explain_what_is_no_larger():
+def test_one_rounded_table_explains_differences_of_its_size():
     assert compare(TorchTable(), FlaxTableAndFactor(), X, seeds=1).verdict == "equal"
     assert compare(TorchExactTable(), FlaxTable(), X, seeds=1).verdict == "equal"
 
@@ -521,7 +521,7 @@ def without_probes(kinds_left_out, monkeypatch):
     monkeypatch.setattr(dumps, "parse", parse)
 
 
-def test_a_pair_that_a_probe_explains_is_judged_from_dumps_as_it_is_live(recorded):
+def test_dumps_give_probed_pairs_the_verdict_of_compare(recorded):
     kinds, sides, inputs, folder = recorded
     live = compare(*sides, inputs, seeds=1)
     replayed = compare_dumps(folder / "torch", folder / "flax")

@@ -139,7 +139,7 @@ def test_the_allowance_is_for_gradients_that_the_formula_explains(monkeypatch):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_the_same_pair_is_as_different_as_without_the_kernel(fault):
+def test_the_fused_kernel_hides_no_fault(fault):
     fused, plain = (
         compare(Attends(one), FlaxAttends(fault), X, dtypes=DOUBLE, localise=False) for one in (True, False)
     )
@@ -149,7 +149,7 @@ def test_a_fault_in_the_same_pair_is_as_different_as_without_the_kernel(fault):
     assert seen <= {one.name for one in fused.failures}
 
 
-def test_a_fault_that_is_as_small_as_what_the_kernel_loses_is_seen():
+def test_a_fault_as_small_as_the_kernels_loss_is_seen():
     """Allowed is what the kernel makes of it: with softmax in its place the sides have to agree as others do."""
     report = compare(Attends(), FlaxAttends("exp off by 1e-10"), X / 2.0, dtypes=DOUBLE, localise=False)
     assert report.verdict == "different"

@@ -61,7 +61,7 @@ def judge(ours=None, theirs=None, inputs=X, **options):
 @pytest.mark.parametrize(
     "around", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu"), lambda: torch.device("meta")]
 )
-def test_the_verdict_does_not_depend_on_what_the_caller_is_in(around):
+def test_the_verdict_does_not_depend_on_the_callers_context(around):
     first, second = TorchNet(), FlaxNet()
     with around():
         assert judge(first, second).verdict == "equal"
@@ -152,7 +152,7 @@ class LinenCounts(linen.Module):
 
 
 @pytest.mark.parametrize("where", ["attribute", "buffer", "NNX", "Linen"])
-def test_state_that_a_call_changes_is_listed_as_a_second_call_that_was_not_run(where):
+def test_state_changed_by_a_call_is_listed_as_unreached(where):
     linens = LinenCounts()
     first = TorchCounts(where)
     second = {"NNX": FlaxCounts, "Linen": lambda: (linens, linens.init(jax.random.key(0), X))}.get(where, FlaxNet)()
@@ -289,7 +289,7 @@ class Answer:
     pooled: object = None
 
 
-def test_a_dataclass_and_a_mapping_of_the_same_names_hold_the_same():
+def test_a_dataclass_matches_a_mapping_of_the_same_names():
     report = judge(lambda m, x: {"states": m.fc(x)}, lambda m, x: Answer(m.fc(x)))
     assert report.verdict == "equal"
     with pytest.raises(ValueError, match=r"torch returns 1 \(\['state'\] .* Flax returns 1 \(.states"):
@@ -321,7 +321,7 @@ def test_an_output_that_is_small_beside_others_is_noted():
 
 
 @pytest.mark.parametrize(("scale", "factor", "verdict"), [(1e-30, 1.0, "equal"), (1e-30, 1.01, "different")])
-def test_numbers_that_a_processor_may_flush_to_zero_are_judged_for_their_meaning(scale, factor, verdict):
+def test_subnormal_numbers_are_judged_in_meaning_only(scale, factor, verdict):
     report = judge(lambda m, x: m.fc(x) * scale, lambda m, x: m.fc(x) * scale * factor, X * 1e-10)
     assert report.verdict == verdict
     assert any(one.startswith("precision of grad fc.weight: numbers below 1e-31") for one in report.unreached)
@@ -359,7 +359,7 @@ class FlaxDeep(nnx.Module):
         return self.blocks[1](self.blocks[0](x))
 
 
-def test_widths_that_do_not_fit_are_named_with_the_submodule_and_both_shapes():
+def test_wrong_widths_name_the_submodule_and_both_shapes():
     wanted = (
         r"blocks.1.0 \(Linear\) holds weight float32 \(8, 6\), bias float32 \(8,\) and was called with input float32"
     )
@@ -407,7 +407,7 @@ def test_tied_weights_are_named_where_the_other_side_ties_none():
 
 
 @pytest.mark.parametrize("alone", ["", "first", "second"])
-def test_whole_numbers_in_a_functions_weights_are_passed_on_or_its_own(alone):
+def test_integer_weights_of_a_function_are_transferred(alone):
     def call(weights, x):
         return x @ weights["kernel"] * (1 + weights["ids"] if "ids" in weights else 4)
 
@@ -426,7 +426,7 @@ def test_probes_do_not_bring_torchs_compiler_along():
         assert not hasattr(vars(kind)["__torch_dispatch__"], "_torchdynamo_disable")
 
 
-def test_outputs_whose_axes_lie_in_another_order_are_told_what_to_do():
+def test_outputs_with_permuted_axes_are_refused_with_advice():
     first = nn.Conv2d(3, 4, 3, padding=1)
     second = nnx.Conv(3, 4, (3, 3), padding=1, rngs=nnx.Rngs(0))
     x = np.random.default_rng(0).normal(size=(2, 3, 5, 6)).astype(np.float32)

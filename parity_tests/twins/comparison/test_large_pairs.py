@@ -81,13 +81,13 @@ def runs(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_equal_pair_is_run_in_float64_once_a_side_and_twice_as_it_is(runs, seed):
+def test_an_equal_large_pair_runs_once_per_side_in_float64(runs, seed):
     report = compare(TorchModel(), FlaxModel(), X, first_seed=seed)
     assert (report.verdict, report.samples, report.seeds) == ("equal", 2, 1), str(report)
     assert runs == {(side, kind): count for side in SUBJECTS for kind, count in (("float64", 1), ("eager", 2))}
 
 
-def test_a_fault_that_only_the_given_inputs_show_is_a_difference(runs):
+def test_a_fault_visible_only_on_the_given_inputs_is_found(runs):
     class Wrong(FlaxModel):
         def __call__(self, x):
             return super().__call__(x) + jnp.where(x == MARK, 1e-3, 0.0).sum()
@@ -123,7 +123,7 @@ def test_held_weights_that_are_not_transferred_are_judged_in_float64(runs, same)
 @pytest.mark.parametrize(
     ("side", "ours", "theirs"), [("torch", TorchLow, FlaxModel), ("flax", TorchModel, FlaxLow)], ids=["torch", "flax"]
 )
-def test_a_loss_of_precision_is_named_and_confirmed_on_one_fresh_sample(runs, side, ours, theirs):
+def test_a_loss_of_precision_is_confirmed_on_one_fresh_sample(runs, side, ours, theirs):
     report = compare(ours(bias=False), theirs(bias=False), X, localise=False)
     assert report.verdict == "precision", str(report)
     assert {one.side for one in report.failures} == {side}
@@ -156,7 +156,7 @@ def test_a_sample_of_its_own_is_judged_beside_redrawn_ones(runs):
     assert runs["torch", "jitter"] >= 1
 
 
-def test_measures_of_probed_samples_stand_for_the_plain_ones_and_the_rest_stays():
+def test_probed_measures_replace_only_their_samples():
     bench = judging.Bench.__new__(judging.Bench)
     bench.measures, bench.probed = {("a", "eager"): [1, 2, 3]}, {"second": {("a", "eager"): [9]}}
     assert bench._probed("second", "a", "eager") == [9, 2, 3]
@@ -170,7 +170,7 @@ class Looks(TorchModel):
 
 @pytest.mark.parametrize(("kind", "forward"), [(TorchModel, 0), (Looks, 1)], ids=["plain", "looks at values"])
 @pytest.mark.parametrize("fault", [0.0, 1e-6])
-def test_outputs_are_described_without_a_run_unless_the_module_looks_at_values(runs, kind, forward, fault):
+def test_outputs_are_described_without_a_run_where_possible(runs, kind, forward, fault):
     class Twin(FlaxModel):
         def __call__(self, x):
             return super().__call__(x) * (1.0 + fault)

@@ -44,19 +44,19 @@ def test_linear():
     assert [one.name for one in report.tensors] == ["output", "grad input", "grad weight", "grad bias"]
 
 
-def test_layer_norm_of_another_eps_is_different_and_both_values_are_named():
+def test_layer_norms_of_different_eps_name_both_values():
     report = compare(*pair("norm", "norm"), inputs(2, 7, 16))
     assert report.verdict == "different"
     assert report.first_divergence.path == report.first_divergence.flax_path == ""
     assert "eps of LayerNorm is 1e-05 in torch and 1e-06 in Flax" in str(report)
 
 
-def test_layer_norm_of_the_same_eps_is_equal_and_its_fast_variance_is_a_note():
+def test_layer_norms_of_equal_eps_are_equal_with_a_note():
     report = compare(*pair("norm", "norm_with_torch_eps"), inputs(2, 7, 16)).raise_for_mismatch()
     assert any("the flax side loses" in note for note in report.notes)
 
 
-def test_a_fast_variance_is_a_loss_of_precision_where_the_given_mean_is_large():
+def test_fast_variance_loses_precision_for_large_means():
     report = compare(*pair("norm", "norm_with_torch_eps"), inputs(4, 7, 16) + 100)
     assert report.verdict == "precision"
     assert {one.side for one in report.failures} == {"flax"}
@@ -85,7 +85,7 @@ def test_encoder_layer():
     assert report.invariances == ["self_attn.in_proj_bias[key]"]
 
 
-def test_encoder_layer_of_another_eps_diverges_first_in_its_first_norm():
+def test_encoder_layers_of_different_eps_diverge_in_the_first_norm():
     report = compare(*pair("encoder", "encoder"), inputs(2, 7, 16))
     assert report.verdict == "different"
     assert (report.first_divergence.path, report.first_divergence.direction) == ("norm1", "forward")
@@ -93,7 +93,7 @@ def test_encoder_layer_of_another_eps_diverges_first_in_its_first_norm():
     assert {"query", "key", "value"} <= {(node.flax_path or "").rpartition(".")[2] for node in report.tree.walk()}
 
 
-def test_a_softmax_in_bfloat16_is_not_said_to_have_another_mask():
+def test_a_bfloat16_softmax_is_not_taken_for_another_mask():
     """The tables of positions are float32 on one side, which shows from the second position on, as a mask would."""
 
     class Ours(nn.Module):
@@ -160,7 +160,7 @@ class FlaxLatents(nnx.Module):
         "wide_q wide_k wide_v wide_o inner_q inner_k inner_v inner_o",  # words of its own, sorted the other way round
     ],
 )
-def test_two_sets_of_queries_keys_and_values_side_by_side_are_the_parts_of_two_fused_layers(names):
+def test_neighbouring_query_key_value_sets_pair_with_fused_layers(names):
     options = {"seeds": 1, "localise": False}
     report = compare(TorchLatents(), FlaxLatents(names.split()), (inputs(2, 4, 8), inputs(2, 5, 6, seed=1)), **options)
     report.raise_for_mismatch()

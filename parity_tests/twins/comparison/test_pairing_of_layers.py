@@ -233,7 +233,7 @@ def test_the_gates_of_recurrent_cells_go_where_they_are_named(kind):
 
 @pytest.mark.parametrize("kind", ["lstm", "optimized"])
 @pytest.mark.parametrize("both", [False, True])
-def test_the_gates_of_nnx_go_where_they_are_named_although_nothing_fits(kind, both):
+def test_nnx_gates_are_paired_by_name_where_nothing_fits(kind, both):
     """NNX calls a gate ``if_``, and its directions forward and backward; no run helps where the port is wrong."""
     cell = {"lstm": nnx.LSTMCell, "optimized": nnx.OptimizedLSTMCell}[kind]
 
@@ -330,7 +330,7 @@ def test_a_fused_layer_is_paired_whole_or_in_three(ours, theirs):
     assert len(found.matches) == (4 if theirs else 8)
 
 
-def test_what_reads_a_fused_layer_in_another_order_is_not_talked_round():
+def test_pairing_does_not_hide_another_order_of_fused_parts():
     class Wrong(TheirAttention):
         def __call__(self, x):
             return self.proj(nnx.softmax(self.k(x) @ self.q(x).swapaxes(-1, -2)) @ self.v(x))
@@ -486,7 +486,7 @@ def test_equal_names_that_are_exchanged_in_use_stay_exchanged(names):
             assert match.how == "names"
 
 
-def test_names_that_say_nothing_are_settled_by_running_and_by_order_where_nothing_fits():
+def test_meaningless_names_are_paired_by_runs_or_order():
     x = draw(2, 6)
     ours = TorchSide(Straight(("alpha", "beta")))
     found = agrees(ours, NNXSide(Exchanged(("x", "y"), ("y", "x"))), x)

@@ -114,6 +114,6 @@ class RunPort(nnx.Module):
         return x
 
 
-def test_more_layers_than_can_be_tried_out_go_together_as_they_run():
+def test_too_many_layers_to_try_are_paired_by_execution_order():
     report = parity.compare(Run(), RunPort(), np.random.default_rng(0).normal(size=(3, 5)).astype("float32"))
     assert report.verdict == "equal", str(report)

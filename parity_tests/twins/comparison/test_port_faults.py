@@ -67,7 +67,7 @@ def drawn(config):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt-oss", "gemma", "qwen3-next"])
-def test_tiled_heads_are_those_of_a_port_that_tiles_keys_and_values(name):
+def test_the_tiled_heads_fault_tiles_keys_and_values(name):
     config = example("GroupedQueryAttention", name)
     weights, x = drawn(config)
     tiled = dict(weights)
@@ -80,7 +80,7 @@ def test_tiled_heads_are_those_of_a_port_that_tiles_keys_and_values(name):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 
-def test_a_rope_taken_first_is_that_of_rows_held_the_other_way_round():
+def test_the_rope_first_fault_swaps_the_query_rows():
     config = example("MultiHeadLatentAttention", "deepseek-v3")
     weights, x = drawn(config)
     heads = weights["W_query.weight"].reshape(config.num_heads, -1, config.query_dim)
@@ -90,7 +90,7 @@ def test_a_rope_taken_first_is_that_of_rows_held_the_other_way_round():
     assert np.abs(planted("latent-rope-first", config, weights, x) - expected).max() < 1e-12 * np.abs(expected).max()
 
 
-def test_channels_taken_value_first_are_those_of_a_convolution_held_so():
+def test_the_value_first_fault_permutes_the_convolutions_channels():
     config = example("GatedDeltaNet", "qwen3-next")
     weights, x = drawn(config)
     value, rest = np.split(weights["conv1d.weight"], [config.value_width])
@@ -107,7 +107,7 @@ def test_a_convolution_read_backwards_in_time_is_found(side):
     assert (result.verdict, result.outcome, result.change.effect) == ("different", "detected", "meaning")
 
 
-def test_a_fault_is_not_planted_where_there_is_nothing_to_change():
+def test_a_fault_without_anything_to_change_is_not_planted():
     fault = find_fault("grouped-alibi-missing")
     planted = {seed: fault.pair(seed) for seed in range(SEED, SEED + 40)}
     without = next(seed for seed, pair in planted.items() if pair is None)
@@ -115,7 +115,7 @@ def test_a_fault_is_not_planted_where_there_is_nothing_to_change():
         find_trial(f"grouped-alibi-missing:flax:{without}")
 
 
-def test_every_modern_variant_is_among_the_right_pairs_and_has_faults():
+def test_every_modern_variant_has_right_pairs_and_faults():
     modern = {variant.name for variant in VARIANTS if variant.examples}
     assert {fault.variant for fault in PORT_FAULTS} == modern
     assert modern <= {pairs.draw_pair(seed).name for seed in range(5000, 5300)}

@@ -69,7 +69,7 @@ def bound(port):
         (nn.RNN, linen.SimpleCell),
     ],
 )
-def test_a_cell_of_linen_with_one_bias_is_equal_to_a_layer_with_two(layer, cell):
+def test_a_linen_cell_with_one_bias_equals_two_biases(layer, cell):
     first, second = Recurrent(layer), bound(LinenPort(cell))
     held = {name: one.clone() for name, one in first.state_dict().items()}
     report = compare(first, second, X, seeds=1).raise_for_mismatch()
@@ -86,7 +86,7 @@ def test_both_directions_are_folded():
     assert any("rnn.bias_ih_l0_reverse to rnn.bias_hh_l0_reverse" in note for note in report.notes)
 
 
-def test_sums_that_a_port_holds_are_the_same_weights_and_other_sums_are_not():
+def test_only_the_sum_of_both_biases_matches():
     first, port = Recurrent(nn.LSTM), NNXPort(nnx.LSTMCell)
     held = {name: one.detach().numpy() for name, one in first.named_parameters()}
     bias = held["rnn.bias_ih_l0"] + held["rnn.bias_hh_l0"]
@@ -109,7 +109,7 @@ def test_rules_that_name_both_biases_are_kept_to():
     assert not any("judged as their sum" in note for note in report.notes)
 
 
-def test_what_does_not_fit_although_biases_are_folded_is_said_as_before():
+def test_layers_that_folding_does_not_fit_are_listed():
     with pytest.raises(WeightsMismatchError, match="bias_ih_l0") as caught:
         compare(Recurrent(nn.LSTM, num_layers=2), bound(LinenPort(linen.LSTMCell)), X, seeds=1)
     assert "weight_ih_l1" in str(caught.value)

@@ -111,7 +111,7 @@ def test_a_mask_may_be_bool_or_integers(pair):
             np.testing.assert_array_equal(one, two)
 
 
-def test_a_mask_of_ones_and_segments_of_zeros_are_the_defaults(pair):
+def test_masks_and_segments_default_to_ones_and_zeros(pair):
     given = {"attention_mask": np.ones_like(MASK), "token_type_ids": np.zeros_like(TYPES)}
     for one, two in zip(run(pair, ids=IDS), run(pair, ids=IDS, **given), strict=True):
         np.testing.assert_array_equal(one, two)

@@ -125,7 +125,7 @@ def test_transformers_judges_and_so_does_the_torch_twin(folder):
         assert 0 <= max(part.decoding.apart.values()) < 1e-12
 
 
-def test_a_model_that_transformers_does_not_know_is_judged_by_the_torch_twin(folder, tmp_path):
+def test_models_unknown_to_transformers_are_judged_by_torch(folder, tmp_path):
     torch_attn.DecoderModel.from_pretrained(folder).save_pretrained(tmp_path / "ours")
     found = check_model(tmp_path / "ours", seeds=1)
     assert found.passed
@@ -268,7 +268,7 @@ def test_a_tied_head_with_numbers_of_its_own_is_refused(folder, tmp_path):
         check_model(tmp_path / "wrong")
 
 
-def test_layers_that_transformers_does_not_load_are_judged_by_the_torch_twin(folder, monkeypatch):
+def test_layers_that_transformers_does_not_load_use_torch(folder, monkeypatch):
     def refuse(*arguments: object) -> None:
         raise hugging_face.UnknownModelError("transformers does not load model.layers.0.self_attn.extra.weight")
 

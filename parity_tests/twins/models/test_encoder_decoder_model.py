@@ -128,7 +128,7 @@ def test_a_cache_changes_nothing(side, name, counts):
 
 
 @pytest.mark.parametrize("name", ["bart", "whisper"])
-def test_a_source_given_again_takes_the_place_of_the_one_before(side, name):
+def test_a_new_source_replaces_the_cached_one(side, name):
     model, oracle = load(side, name), run(name)
     source, ids = given(side, oracle.source, oracle.ids)
     with torch.no_grad():
@@ -315,7 +315,7 @@ def test_new_twins_start_and_drop_alike(name, drawn_by):
     assert np.abs(outputs[0] - outputs[1]).max() > 1e-2
 
 
-def test_a_bare_model_is_read_and_an_untied_one_without_a_head_refused(tmp_path):
+def test_bare_models_are_read_if_their_head_is_tied(tmp_path):
     """BartModel adds nothing to the logits, and its head is the table; `transformers` would draw an untied one."""
     oracle, model = run("bart", "left"), build("bart")
     with torch.no_grad():
@@ -337,7 +337,7 @@ def test_a_bare_model_is_read_and_an_untied_one_without_a_head_refused(tmp_path)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_saved_folder_is_converted_to_the_layout_of_transformers_and_back(name, tmp_path):
+def test_a_saved_folder_converts_to_transformers_and_back(name, tmp_path):
     load("flax", name).save_pretrained(tmp_path / "own")
     layout = f"hf-{name.partition('-')[0]}"
     tie = {"tie": int("untied" not in name)}

@@ -83,7 +83,7 @@ def test_1000_tokens_are_the_same_from_the_same_stream(name):
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_a_padded_row_of_a_batch_holds_what_it_holds_alone(side, name):
+def test_a_padded_row_generates_the_tokens_of_the_row_alone(side, name):
     """Greedily: a row of a batch draws other numbers than a row alone."""
     oracle = run(name, "left")
     row = oracle.mask.sum(-1).argmin()
@@ -93,7 +93,7 @@ def test_a_padded_row_of_a_batch_holds_what_it_holds_alone(side, name):
     np.testing.assert_array_equal(found, generate(side, name, ids, 20)[0, ids.size :])
 
 
-def test_a_generator_of_torch_gives_the_tokens_that_torch_rngs_give():
+def test_torch_generators_and_torch_rngs_give_the_same_tokens():
     ids, options = run("llama").ids, {"temperature": 1.3, "top_p": 0.9}
     found = generate("torch", "llama", ids, 30, rng=torch.Generator().manual_seed(4), **options)
     np.testing.assert_array_equal(generate("flax", "llama", ids, 30, rng=TorchRngs(4), **options), found)
@@ -206,7 +206,7 @@ def test_the_tokens_drawn_from_are_those_that_transformers_keeps(side, options, 
     assert keeps[rows, pick(side, logits[rows], np.tile(numbers, 15), **options)].all()
 
 
-def test_ties_with_the_last_token_are_kept_beyond_what_transformers_keeps(side):
+def test_ties_with_the_last_kept_token_are_kept(side):
     logits = np.array([[1.0, 1.0, 1.0, 1.0, 0.0]], np.float32)
     keeps = np.isfinite(kept(logits, temperature=1.0, top_p=0.4))[0]
     found = pick(side, logits.repeat(400, 0), (np.arange(400) + np.float32(0.5)) / 400, temperature=1.0, top_p=0.4)
@@ -271,7 +271,7 @@ def test_a_step_that_fails_leaves_the_modes(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_torch_compiles_the_model_whole_and_refuses_ids_that_are_none(name):
+def test_torch_compiles_the_model_whole_and_refuses_unknown_ids(name):
     model = load("torch", name)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     ids = torch.tensor(run(name).ids)
@@ -283,7 +283,7 @@ def test_torch_compiles_the_model_whole_and_refuses_ids_that_are_none(name):
 
 
 @pytest.mark.parametrize("bad", [VOCABULARY, -1, -VOCABULARY - 1])
-def test_an_id_that_is_none_makes_its_sequence_nan_inside_a_jit(bad):
+def test_an_unknown_id_makes_its_sequence_nan_in_jit(bad):
     model, ids = load("flax", "llama"), run("llama").ids.copy()
     ids[1, 4] = bad
     found = np.asarray(nnx.jit(lambda model, ids: model(ids))(model, ids))

@@ -74,7 +74,7 @@ def test_logits_and_gradients_are_those_of_transformers(framework):
         assert_close(gradients[name], theirs.numpy(), 1e-12)
 
 
-def test_flax_computes_in_the_dtype_asked_for_and_in_that_of_its_weights():
+def test_flax_computes_in_the_given_dtype_or_its_weights():
     half = jax_backend.build(MODEL, {"config": {**CONFIG, "n_layers": 1}, "dtype": jnp.bfloat16}, "float32")
     assert (call(half, GPT.inputs).dtype, half.tok_emb.embedding.dtype) == (jnp.bfloat16, jnp.float32)
     plain, flax = make_torch("bfloat16", n_layers=1), make_flax(n_layers=1)
@@ -97,7 +97,7 @@ def test_the_names_are_the_books():
     assert [row.rule.torch for row in specs.GPTModelConfig(**CONFIG).parameters] == book
 
 
-def test_the_smallest_gpt_2_has_the_parameters_that_the_book_counts():
+def test_the_smallest_gpt2_has_the_books_parameter_count():
     config = {"vocab_size": 50257, "context_length": 1024, "emb_dim": 768, "n_heads": 12, "n_layers": 12}
     model = torch_attn.GPTModel({**config, "drop_rate": 0.1, "qkv_bias": False}, device="meta")
     assert sum(parameter.numel() for parameter in model.parameters()) == 163_009_536

@@ -109,7 +109,7 @@ def test_the_card_carries_the_parity_report(hub):
     huggingface_hub.ModelCard(card)  # its metadata are YAML
 
 
-def test_what_others_wrote_into_the_card_stays_and_the_report_is_renewed(hub):
+def test_pushing_keeps_foreign_card_text_and_renews_the_report(hub):
     gpt("torch").push_to_hub(NAME, report={"passed": False, "verdict": "different", "summary": "different: old"})
     repository = hub.repositories[NAME]
     card = files(hub)["README.md"].decode()
@@ -124,7 +124,7 @@ def test_what_others_wrote_into_the_card_stays_and_the_report_is_renewed(hub):
     assert "parity.json" not in files(hub)
 
 
-def test_a_push_that_was_cut_off_sends_only_what_is_missing(hub, tmp_path):
+def test_a_resumed_push_sends_only_missing_files(hub, tmp_path):
     folder = tmp_path / "shards"
     folder.mkdir()
     gpt("torch").save_pretrained(tmp_path / "whole")
@@ -223,7 +223,7 @@ def test_weights_that_devices_share_are_pushed_in_two_steps(hub, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["GPTModel", "BertEncoder"])
-def test_a_folder_of_transformers_is_pushed_under_the_class_that_reads_it(hub, tmp_path, kind):
+def test_a_transformers_folder_is_pushed_with_its_class(hub, tmp_path, kind):
     folder = tmp_path / "hf"
     if kind == "GPTModel":
         gpt("torch").save_pretrained(tmp_path / "ours")

@@ -279,7 +279,7 @@ def test_the_config_of_transformers_will_do_beside_the_books_weights(tmp_path, n
     assert np.abs(logits_of("torch", tmp_path) - wanted).max() <= 1e-10 * np.abs(wanted).max()
 
 
-def test_a_mask_of_an_older_version_of_the_book_is_checked_and_left_out(tmp_path):
+def test_an_older_books_mask_is_checked_and_dropped(tmp_path):
     _, own, wanted = made("the book's llama 3")
     state = originals.state_of(own) | {"mask": torch.ones(64, 64).triu(1).bool()}
     folder = originals.write(tmp_path / "right", state, BOOK_LLAMA)
@@ -289,7 +289,7 @@ def test_a_mask_of_an_older_version_of_the_book_is_checked_and_left_out(tmp_path
         logits_of("flax", folder)
 
 
-def test_a_book_that_shares_the_head_with_the_embeddings_is_tied(tmp_path):
+def test_a_book_model_with_a_shared_head_is_tied(tmp_path):
     _, own, wanted = made("the book's qwen 3, tied")
     state = originals.state_of(own)
     del state["out_head.weight"]

@@ -61,7 +61,7 @@ def close(one, two, limit=2e-6):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_gpt2_of_transformers_gives_the_same_logits_and_tokens_in_all_three(tmp_path, seed):
+def test_gpt2_gives_the_same_logits_and_tokens_in_all_three(tmp_path, seed):
     theirs = hf_gpt2(tmp_path / "hf", seed)
     with torch.no_grad():
         wanted = theirs(torch.from_numpy(IDS)).logits.numpy()
@@ -89,7 +89,7 @@ def test_no_weights_are_drawn_for_a_model_that_is_loaded(tmp_path, monkeypatch):
             package.MultiHeadAttention(4, 4, 4, **({"rngs": nnx.Rngs(0)} if package is jax_attn else {}))
 
 
-def test_gpt2_goes_to_flax_and_back_to_a_folder_that_transformers_loads(tmp_path):
+def test_gpt2_round_trips_through_flax_to_a_transformers_folder(tmp_path):
     theirs = hf_gpt2(tmp_path / "hf", 2)
     paths = [str(tmp_path / name) for name in ("hf", "flax", "again")]
     assert run(["convert", paths[0], paths[1]]) == 0
@@ -228,7 +228,7 @@ def test_a_config_of_another_model_is_refused(tmp_path, change, message):
         ({"n_embd": None}, r"config.json: emb_dim must be an integer, got NoneType"),
     ],
 )
-def test_sizes_that_the_weights_can_not_have_are_refused_before_a_model_is_made(tmp_path, change, message):
+def test_impossible_sizes_are_refused_before_building_a_model(tmp_path, change, message):
     hf_gpt2(tmp_path / "hf")
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, **change}))
@@ -237,7 +237,7 @@ def test_sizes_that_the_weights_can_not_have_are_refused_before_a_model_is_made(
             make(tmp_path / "hf")
 
 
-def test_a_config_of_ours_that_is_damaged_is_one_line_on_the_way_out(tmp_path):
+def test_a_damaged_config_is_refused_in_one_line(tmp_path):
     torch_attn.GPTModel(GPT).save_pretrained(tmp_path / "own")
     (tmp_path / "own" / "config.json").write_text('{"model_type": "attn-bridge-GPTModel"}')
     with pytest.raises(CheckpointError, match=r"^config.json: config does not fit GPTModelConfig: missing keys: vocab"):
@@ -273,7 +273,7 @@ BOOK = {
 @pytest.mark.parametrize("layout", ["book", "fused-qkv"])
 @pytest.mark.parametrize("package", [torch_attn, jax_attn], ids=["torch", "flax"])
 @pytest.mark.parametrize("name", BOOK)
-def test_what_is_saved_for_the_book_has_the_masks_that_its_classes_hold(tmp_path, name, package, layout):
+def test_files_for_the_book_contain_its_masks(tmp_path, name, package, layout):
     arguments, masks = BOOK[name]
     module = getattr(package, name)(*arguments, **({} if package is torch_attn else {"rngs": nnx.Rngs(0)}))
     for file in ("x.pt", "x"):

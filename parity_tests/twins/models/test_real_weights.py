@@ -157,7 +157,7 @@ def test_the_layout_covers_the_encoder_and_leaves_out_the_pooler(arrays: dict[st
     assert len({name for name in covered if TENSOR.fullmatch(name)}) == NUM_LAYERS * 8
 
 
-def test_torch_to_flax_to_torch_returns_every_bit_of_the_file(
+def test_torch_to_flax_to_torch_returns_every_bit(
     torch_layers: torch.nn.ModuleDict, attention: dict[str, np.ndarray]
 ) -> None:
     middle, back = empty_flax(), empty_torch()

@@ -77,7 +77,7 @@ def noise(name):
 
 @pytest.mark.parametrize("way", ["standard", "step of tunix", "pure dict"])
 @pytest.mark.parametrize("name", ["llama3", "qwen2", "qwen3-moe", "gemma3"])
-def test_what_orbax_saves_of_a_state_becomes_transformers_and_a_state_again(tmp_path, name, way):
+def test_an_orbax_state_round_trips_through_transformers(tmp_path, name, way):
     arrays, case = saved(tmp_path, name), CASES[name]
     held = state(arrays)
     if way == "step of tunix":
@@ -114,7 +114,7 @@ def test_what_orbax_saves_of_a_state_becomes_transformers_and_a_state_again(tmp_
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", CASES)
-def test_a_folder_of_tunix_with_a_config_beside_it_is_a_model_of_ours(tmp_path, name, backend):
+def test_a_tunix_folder_with_a_config_loads(tmp_path, name, backend):
     saved(tmp_path, name)
     kind = BACKENDS[backend].DecoderModel
     found = logits_of_ours(kind.from_pretrained(tmp_path / "tunix"), backend)
@@ -125,7 +125,7 @@ def test_a_folder_of_tunix_with_a_config_beside_it_is_a_model_of_ours(tmp_path, 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["llama3-tied", "gemma3-own-keys"])
-def test_a_model_of_ours_is_saved_as_tunix_has_it_and_read_again(tmp_path, name, backend):
+def test_our_models_round_trip_through_tunix_folders(tmp_path, name, backend):
     arrays, package = saved(tmp_path, name), BACKENDS[backend]
     model = package.DecoderModel.from_pretrained(tmp_path / "hf")
     package.checkpoints.save(model, tmp_path / "own", to_layout=CASES[name].layout)  # heads are its config's
@@ -143,7 +143,7 @@ def test_a_model_of_ours_is_saved_as_tunix_has_it_and_read_again(tmp_path, name,
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_orbax_folder_of_a_state_is_a_model_of_ours(tmp_path, backend):
+def test_an_orbax_state_folder_loads(tmp_path, backend):
     arrays = saved(tmp_path, "qwen3")
     with ocp.StandardCheckpointer() as one:
         one.save(tmp_path / "state", state(arrays))
@@ -157,7 +157,7 @@ def test_an_orbax_folder_of_a_state_is_a_model_of_ours(tmp_path, backend):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_tunixs_own_model_has_the_names_and_shapes_that_are_kept_here(name):
+def test_tunixs_model_matches_the_stored_names_and_shapes(name):
     found = tunix_models.state_of(tunix_models.build(CASES[name]))
     assert {key: array.shape for key, array in found.items()} == tunix_models.known_states()[name]
 
@@ -181,7 +181,7 @@ def test_tunixs_own_model_gives_the_logits_of_transformers(tmp_path, name):
 
 
 @pytest.mark.parametrize("fault", ["heads of q", "keys for values", "one more in a norm"])
-def test_tunixs_own_model_shows_weights_that_are_in_the_wrong_place(tmp_path, fault):
+def test_tunixs_model_reveals_misplaced_weights(tmp_path, fault):
     arrays = saved(tmp_path, "gemma3")
     for key in [key for key in arrays if key.startswith("layers.0.")]:
         if fault == "heads of q" and key.endswith("q_einsum.w"):

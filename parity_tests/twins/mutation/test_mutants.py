@@ -114,7 +114,7 @@ def test_a_configuration_depends_on_its_seed_alone():
         assert np.array_equal(one[1], two[1])
 
 
-def test_the_empty_rows_of_a_configuration_are_told_by_its_mask():
+def test_a_configurations_empty_rows_follow_from_its_mask():
     config = config_with(causal=True, padding="left", window=None)
     assert config.empty_rows
     assert not dataclasses.replace(config, padding="right").empty_rows

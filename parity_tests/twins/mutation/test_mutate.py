@@ -86,7 +86,7 @@ def test_the_json_has_its_schema(report):
     assert planted["command"] == f"attn-bridge mutate --case {planted['case']}"
 
 
-def test_the_markdown_has_a_row_per_fault_and_its_own_command(report, tmp_path):
+def test_the_markdown_has_every_fault_and_its_command(report, tmp_path):
     text = report.to_markdown(tmp_path / "mutants.md")
     assert (tmp_path / "mutants.md").read_text() == text
     assert f"<!-- made by: attn-bridge mutate --configs 1 --plants 1 --faults 1 --seed {SEED} --jobs 1 -->" in text
@@ -110,14 +110,14 @@ def test_every_fault_is_planted_on_both_sides_where_it_applies():
         assert find_trial(str(mine[0])) == mine[0]
 
 
-def test_a_true_invariance_is_told_as_one_and_not_as_a_miss():
+def test_a_true_invariance_is_not_counted_as_a_miss():
     result = run_trial(find_trial(case("rope-positions-shifted", "flax", hidden=True)))
     assert (result.verdict, result.outcome, result.change.effect) == ("equal", "invariance", "none")
     assert not result.visible
     assert 0 < max(result.change.forward, result.change.backward) < result.change.limit
 
 
-def test_a_dropped_key_bias_is_told_even_where_softmax_hides_it():
+def test_a_dropped_key_bias_is_detected_despite_softmax():
     result = run_trial(find_trial(case("key-bias-dropped", "torch", hidden=True)))
     assert (result.verdict, result.outcome, result.change.effect) == ("different", "detected", "none")
     assert "does not use it" in result.message
@@ -129,7 +129,7 @@ def test_a_loss_of_precision_is_measured_and_found():
     assert result.change.loss > 10
 
 
-def test_dropout_in_eval_is_inconclusive_and_the_usual_rules_are_asked_all_the_same():
+def test_dropout_in_eval_is_inconclusive_and_judged_by_usual_rules():
     result = run_trial(find_trial(case("dropout-in-eval", "torch")))
     assert (result.verdict, result.outcome) == ("inconclusive", "detected")
     assert result.rules["1e-5"] == (True, True)
@@ -169,7 +169,7 @@ def test_an_objection_to_a_true_invariance_is_a_false_alarm(judge):
     assert result.outcome == "false alarm"
 
 
-def test_a_judge_that_refuses_or_crashes_is_not_taken_for_one_that_finds(monkeypatch):
+def test_a_crash_of_the_judge_detects_nothing(monkeypatch):
     module = sys.modules["attn_bridge.parity.compare.driver"]
     planted, right = find_trial(case("scale-missing", "torch")), find_trial(f"right:{SEED}")
     for error, verdict, outcomes in (

@@ -97,7 +97,7 @@ def test_each_entry_is_judged_right_and_with_each_fault(gallery, tmp_path):
     assert "## Gallery\n" in text.partition(f"<!-- gallery made by: {data['command']} -->")[0]
 
 
-def test_a_missed_fault_is_status_1_and_a_place_elsewhere_is_not(gallery, capsys):
+def test_missed_faults_are_status_1_and_misplaced_ones_are_not(gallery, capsys):
     assert run(["mutate", "--configs", "0", "--faults", "0", "--jobs", "1", "--gallery", f"{gallery}:others"]) == 1
     printed = capsys.readouterr().out
     assert "missed: gallery:harmless:nothing: equal" in printed
@@ -107,7 +107,7 @@ def test_a_missed_fault_is_status_1_and_a_place_elsewhere_is_not(gallery, capsys
     assert "absent" not in printed
 
 
-def test_an_objection_to_a_right_entry_is_status_1_and_can_be_run_again(objecting, capsys):
+def test_a_false_alarm_is_status_1_and_can_be_rerun(objecting, capsys):
     assert run(["mutate", "--configs", "0", "--faults", "0", "--jobs", "1", "--gallery", objecting, "--json"]) == 1
     data = json.loads(capsys.readouterr().out)
     assert data["passed"] is False
@@ -125,7 +125,7 @@ def test_what_an_entry_raises_is_its_row(gallery):
     assert again == finding
 
 
-def test_a_gallery_is_planned_in_its_order_and_without_what_is_not_installed(gallery):
+def test_a_gallery_is_planned_in_order_without_missing_packages(gallery):
     assert list(load_entries(f"{gallery}:others")) == ["harmless", "misplaced"]
     assert [str(one) for one in plan_gallery(gallery)] == ["gallery:small", "gallery:small:scaled"]
     assert find_trial("gallery:small", gallery) == GalleryTrial(gallery, "small")
@@ -144,7 +144,7 @@ def test_a_gallery_is_planned_in_its_order_and_without_what_is_not_installed(gal
         (None, "gallery:small", "case (gallery:small) is of a gallery: name it with --gallery"),
     ],
 )
-def test_a_gallery_that_is_none_is_one_line_and_status_2(name, case, message, gallery, tmp_path, capsys):
+def test_an_invalid_gallery_is_one_line_and_status_2(name, case, message, gallery, tmp_path, capsys):
     words = {"gallery": gallery, "folder": tmp_path}
     options = [] if name is None else ["--gallery", name.format(**words)]
     options += [] if case is None else ["--case", case]

@@ -68,7 +68,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize(("side", "name"), [(side, name) for side in SIDES for name in PLAIN[side]])
-def test_every_kernel_computes_what_the_block_does_also_where_a_query_sees_no_key(side, name):
+def test_every_kernel_computes_the_blocks_attention(side, name):
     config = dataclasses.replace(PADDED, softcap=None, sinks=False)
     order = only(side, name)
     assert_same(formula(side, config), run(side, config, order))
@@ -94,7 +94,7 @@ def test_soft_cap_and_sinks_are_those_of_the_block(side, name):
 @pytest.mark.parametrize(
     ("side", "name"), [("torch", "eager"), ("torch", "cpu_flash"), ("flax", "jax.nn"), ("flax", "cpu_flash")]
 )
-def test_a_call_that_a_kernel_does_not_support_goes_to_the_next(side, name):
+def test_an_unsupported_call_goes_to_the_next_kernel(side, name):
     """None has soft-cap and sinks, or float64."""
     order = only(side, name)
     assert_same(formula(side, CAPPED), run(side, CAPPED, order))
@@ -119,7 +119,7 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("name", "is_fused"), [("sdpa", False), ("sdpa_math", False), ("sdpa_flash", True)])
-def test_a_fused_kernel_of_torch_runs_although_the_judge_switches_them_off(name, is_fused):
+def test_torchs_fused_kernels_run_under_strict(name, is_fused):
     config = dataclasses.replace(PADDED, softcap=None, sinks=False)
     inputs = {key: torch.from_numpy(array) for key, array in config.inputs().items()}
     with strict(), Operations() as seen:
@@ -127,7 +127,7 @@ def test_a_fused_kernel_of_torch_runs_although_the_judge_switches_them_off(name,
     assert ("_scaled_dot_product_flash_attention_for_cpu_backward" in seen.names) == is_fused
 
 
-def test_an_order_follows_from_the_seed_and_the_side_and_not_from_what_else_there_is():
+def test_the_kernel_order_follows_from_seed_and_side():
     names = ["one", "two", "three", "four"]
     orders = {seed: draw_order(seed, "torch", names) for seed in range(200)}
     assert orders[7] == draw_order(7, "torch", names)
@@ -157,7 +157,7 @@ def attending(wanted):
     )
 
 
-def test_the_kernels_of_a_right_pair_are_said_and_are_those_of_its_seed():
+def test_a_right_pairs_kernels_follow_from_its_seed():
     seed = attending({"torch": "eager", "flax": "nnx"})
     result = run_trial(find_trial(f"right:{seed}"))
     assert result.outcome == "right", result.explanation
@@ -172,7 +172,7 @@ def test_a_drawn_kernel_that_is_wrong_is_a_false_alarm(monkeypatch):
     assert run_trial(find_trial(f"right:{seed}")).outcome == "false alarm"
 
 
-def test_a_side_with_a_fault_in_its_attention_keeps_the_code_that_goes_wrong():
+def test_a_fault_in_attention_keeps_the_faulty_code():
     config = find_config(SEED, lambda one: one.gain > 0)
     result = run_trial(find_trial(f"scale-off-by-1e-4:flax:{config.seed}"))
     assert result.outcome == "detected"
@@ -180,7 +180,7 @@ def test_a_side_with_a_fault_in_its_attention_keeps_the_code_that_goes_wrong():
     assert result.described["kernels"]["torch"]
 
 
-def test_the_faults_in_attention_are_those_that_its_own_formula_reads():
+def test_attention_faults_are_those_the_formula_reads():
     for side in SIDES:
         block = backends.load(side, "_parity.mutants").Block
         source = "".join(inspect.getsource(getattr(block, name)) for name in ("score", "weigh", "mix"))

@@ -145,7 +145,7 @@ def test_a_fault_between_submodules_is_the_blocks_own(depth):
     assert (first.path, first.direction) == (f"blocks.{depth}", "forward")
 
 
-def test_of_two_faults_the_earlier_one_is_first_forward_and_the_later_one_backward():
+def test_the_earlier_fault_is_first_forward_and_last_backward():
     ours, theirs = models()
     for depth in (0, 1):
         ours.blocks[depth].up.__class__ = WrongForwardLinear
@@ -156,7 +156,7 @@ def test_of_two_faults_the_earlier_one_is_first_forward_and_the_later_one_backwa
     assert compare(ours, theirs, X, seeds=1).first_divergence.path == "blocks.1.up"
 
 
-def test_modules_without_a_counterpart_are_shown_and_an_equal_pair_has_no_divergence():
+def test_modules_without_a_counterpart_are_in_the_tree():
     report = compare(*models(), X, seeds=1, localise=True)
     assert (report.verdict, report.first_divergence) == ("equal", None)
     nodes = {node.path or node.flax_path: node for node in report.tree.walk()}
@@ -197,7 +197,7 @@ def test_a_reference_that_loses_precision_is_noted_and_no_fault():
     assert note.endswith("that is no fault of the Flax side")
 
 
-def test_what_is_judged_by_a_reference_may_lose_no_more_than_it():
+def test_a_side_may_lose_no_more_than_its_reference():
     ours, theirs = models()
     theirs.blocks[1].up.__class__ = FlaxHalf
     report = compare(ours, theirs, X, seeds=2, reference=True)

@@ -131,7 +131,7 @@ def test_a_fault_in_four_blocks_of_other_names_is_found(faults, path, direction)
     assert found(report) == (path, flax_path, direction)
 
 
-def test_the_tree_stands_in_order_of_execution_and_says_who_has_no_counterpart():
+def test_the_tree_is_in_order_of_execution():
     report = compare(TorchStack(2), FlaxStack(depth=2), X, seeds=1, localise=True)
     assert (report.verdict, report.first_divergence) == ("equal", None)
     assert [child.path for child in report.tree.children if child.path is not None] == ["h", "head"]
@@ -179,7 +179,7 @@ class SometimesScaled(nnx.Linear):
 
 
 @pytest.mark.parametrize("kind", [Scaled, SometimesScaled, Turned])
-def test_a_submodule_that_is_called_twice_is_tried_in_both_calls(kind):
+def test_both_calls_of_a_submodule_are_compared(kind):
     class Ours(nn.Module):
         def __init__(self):
             super().__init__()
@@ -212,7 +212,7 @@ def test_rounding_in_an_innocent_submodule_is_not_blamed():
     assert found(report) == ("", "", "forward")
 
 
-def test_a_fault_in_a_submodule_that_only_one_side_has_is_its_parents():
+def test_a_fault_in_an_unpaired_submodule_is_its_parents():
     class Act(nnx.Module):
         def __call__(self, x):
             return jnp.tanh(x * 1.001)
@@ -267,7 +267,7 @@ def test_submodules_that_look_at_values_are_recorded():
         assert found(compare(Ours(), Theirs(**{name: kind}), X, seeds=1)) == (name, name, direction)
 
 
-def test_a_fault_that_submodules_can_not_be_recorded_for_is_still_reported():
+def test_a_fault_is_reported_without_recorded_submodules():
     class Leaking(nnx.Module):
         def __init__(self):
             self.a, self.b = dense(), dense(Scaled)

@@ -52,11 +52,11 @@ class Caller(nn.Module):
 
 
 @pytest.mark.parametrize("fault", [{"shift": 1}, {"order": (1, 0, 2)}, {"order": (0, 1, 1)}])
-def test_who_is_given_the_wrong_mask_or_order_is_not_at_fault(fault):
+def test_a_submodule_given_a_wrong_mask_is_not_blamed(fault):
     assert place(Caller(), Caller(**fault)) == ("", "forward", ("k", "attn"))
 
 
-def test_a_fault_in_who_is_given_a_mask_is_its_own():
+def test_a_fault_in_a_masked_submodule_is_its_own():
     class Sharp(Masked):
         def forward(self, query, key, value, mask):
             return super().forward(query * 1.01, key, value, mask)
@@ -161,7 +161,7 @@ def test_a_wrapper_that_returns_something_else_hides_nothing_inside(first, secon
     assert (report.verdict, report.first_divergence.path) == ("different", path)
 
 
-def test_code_that_makes_up_for_another_submodule_is_not_at_fault():
+def test_code_that_compensates_a_submodule_is_not_blamed():
     class Half(TorchLinear):
         def forward(self, x):
             return 0.5 * super().forward(x)
@@ -255,7 +255,7 @@ class Image(nn.Module):
     ("fault", "between"),
     [({"gain": 3.0}, ("a", "norm")), ({"slope": 0.5}, ("b", "c")), ({"gain": -1.0}, ("a", "norm"))],
 )
-def test_an_image_with_channels_as_long_as_its_sides_is_fed_in_the_layout_of_each_side(fault, between):
+def test_images_of_ambiguous_layout_are_fed_in_each_sides_layout(fault, between):
     image = np.random.default_rng(2).normal(size=(2, 3, 4, 4)).astype(np.float32)
     assert place(Image(), Image(ChannelsLast, ChannelsLastNorm, **fault), image) == ("", "forward", between)
 
@@ -284,13 +284,13 @@ class Summed(nn.Module):
 
 
 @pytest.mark.parametrize(("which", "between"), [("a", ("norm", "a")), ("b", ("a", "b")), ("past", ("b", "out"))])
-def test_a_branch_whose_gradient_is_lost_is_told_from_its_neighbours(which, between):
+def test_a_branch_with_a_lost_gradient_is_located(which, between):
     path, direction, found = place(Summed(), Summed(which))
     assert (path, direction) == ("", "backward")
     assert found == between
 
 
-def test_a_fault_before_another_one_is_narrowed_although_its_inputs_differ():
+def test_an_earlier_fault_is_narrowed_despite_differing_inputs():
     first, second = model(TorchBlock), model(TorchBlock, "attn start", "scale")
     second.faults = {"model start": "roll"}
     assert place(first, second) == ("blocks.0.attn", "forward", None), "what was recorded does not tell"
@@ -344,7 +344,7 @@ def test_recorded_numbers_alone_name_code_between_submodules():
     )
 
 
-def test_a_submodule_that_can_not_be_run_by_itself_is_compared_as_it_ran():
+def test_submodules_that_can_not_run_alone_are_compared_as_recorded():
     class Needy(TorchLinear):
         ready = False
 
@@ -404,7 +404,7 @@ def test_the_numbers_at_the_place_are_handed_on():
     assert (evidence.first_class, evidence.second_class) == ("Acts", "Theirs")
 
 
-def test_evidence_of_a_leaf_has_its_gradients_with_the_first_sides_axes():
+def test_gradients_in_evidence_have_the_first_sides_axes():
     class Wrong(nnx.Linear):
         def __call__(self, x):
             return super().__call__(x) * 1.5

@@ -41,7 +41,7 @@ def test_the_state_of_nnx_gives_a_function_its_names():
     assert subject.run(subject.weights(), Arguments((X,))).outputs[0].shape == (2, 3, 3)
 
 
-def test_frameworks_are_told_without_importing():
+def test_frameworks_are_recognised_without_imports():
     module, variables = linen_side(Twice(), X)
     assert backends.framework_of((module, variables)) == "flax"
     assert backends.framework_of((module, 3)) is None

@@ -123,7 +123,7 @@ def test_patches_of_several_threads_end_in_any_order():
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_nothing_stays_after_an_interruption(error):
+def test_an_interrupted_run_restores_all_state(error):
     class Raising(nnx.Module):
         """It raises inside a submodule's call."""
 

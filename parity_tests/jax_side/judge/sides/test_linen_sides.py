@@ -116,7 +116,7 @@ def cotangents_of(subject, arguments):
 
 
 @pytest.mark.parametrize("case", LINEN)
-def test_float64_is_that_of_jax(case):
+def test_float64_runs_match_jax_with_x64(case):
     module, x = LINEN[case]
     module, variables = linen_side(module, x)
     subject, arguments = subject_of((module, variables)), Arguments((x,))
@@ -147,7 +147,7 @@ INSIDE = {
 
 
 @pytest.mark.parametrize("case", LINEN)
-def test_each_recorded_call_of_a_linen_submodule_can_be_run_by_itself(case):
+def test_recorded_calls_of_linen_submodules_can_be_run_alone(case):
     module, x = LINEN[case]
     subject, arguments = subject_of(linen_side(module, x)), Arguments((x,))
     cotangents = cotangents_of(subject, arguments)
@@ -229,7 +229,7 @@ class Dropping(linen.Module):
         return linen.Dropout(0.25)(x, deterministic=deterministic)
 
 
-def test_linen_in_train_mode_gets_the_masks_that_it_is_given():
+def test_linen_dropout_uses_the_given_masks_in_train_mode():
     side = linen_side(Dropping(), X)
     subject = subject_of(side, train=True)
     run = subject.run(subject.weights(), Arguments((X,), {"deterministic": False}), [normal(2, 3, 4)], masks=3)

@@ -32,7 +32,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_no_side_is_refused_in_a_line(case):
+def test_invalid_sides_are_refused_in_one_line(case):
     build, message = BAD[case]
     with pytest.raises(ModuleFailedError, match=message) as caught:
         subject_of(build())
@@ -47,7 +47,7 @@ def test_variables_of_another_module_are_named():
         subject.describe_outputs(subject.weights(), Arguments((X,)))
 
 
-def test_widths_that_do_not_fit_are_shown_with_their_arguments():
+def test_wrong_widths_are_shown_with_their_arguments():
     subject = subject_of(nnx.Linear(5, 3, rngs=nnx.Rngs(0)))
     with pytest.raises(ModuleFailedError, match=r"Flax module Linear raised .*called with inputs float32 \(2, 3, 4\)"):
         subject.describe_outputs(subject.weights(), Arguments((X,)))

@@ -75,7 +75,7 @@ def test_a_softmax_is_computed_from_its_log_sum_exp(name):
         assert relative(one, other) < 1e-11
 
 
-def test_the_log_sum_exp_loses_what_its_size_in_ulps_says():
+def test_the_log_sum_exp_loses_precision_with_its_size():
     """One key far ahead: the weights are 1 and nearly 0, and the plain formula loses next to nothing."""
     scores = (normal(64, 8) * 0.5 + 60.3).astype(np.float32)
     value = normal(8, 5)

@@ -37,7 +37,7 @@ class Rotary(nnx.Module):
 
 
 @pytest.mark.parametrize("way", ["constant", "variable", "call"])
-def test_tables_move_by_a_unit_of_float32(way):
+def test_tables_move_by_a_float32_unit(way):
     subject, arguments = subject_of(Rotary(way)), Arguments((normal(2, 6, 8),))
     weights, cotangents = subject.weights(), [normal(2, 6, 8)]
     exact = subject.run(weights, arguments, cotangents, dtype="float64")
@@ -57,7 +57,7 @@ def test_tables_move_by_a_unit_of_float32(way):
 
 
 @pytest.mark.parametrize("case", NO_TABLES)
-def test_what_holds_no_table_is_not_moved(case):
+def test_modules_without_tables_do_not_move(case):
     subject, arguments = subject_of(NO_TABLES[case]()), Arguments((X,))
     weights, cotangents = subject.weights(), [normal(2, 3, 4)]
     exact = subject.run(weights, arguments, cotangents, dtype="float64")
@@ -67,7 +67,7 @@ def test_what_holds_no_table_is_not_moved(case):
     np.testing.assert_array_equal(moved.input_gradients[0], exact.input_gradients[0])
 
 
-def test_inputs_named_as_tables_move_and_others_do_not():
+def test_inputs_move_only_where_named_as_tables():
     subject = subject_of(Function(lambda w, x, cos: x * w * cos, jnp.ones(4)))
     arguments = Arguments((X, normal(3, 4)))
     assert subject.run(subject.weights(), arguments, mode="tables").moved == 0
@@ -115,7 +115,7 @@ def test_a_probe_is_traced_once_for_all_seeds(mode):
     assert len(traces) == once
 
 
-def test_float64_inside_a_low_precision_module_moves_by_a_unit_of_float32():
+def test_float64_inside_float32_modules_moves_by_a_float32_unit():
     def inner(weights, x):
         with jax.enable_x64(True):
             return jnp.sin(jax.lax.convert_element_type(x, jnp.float64) * 3.3)

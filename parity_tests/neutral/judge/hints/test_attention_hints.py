@@ -165,7 +165,7 @@ def test_heads_of_keys_that_are_repeated_in_turn_are_named():
 
 
 @pytest.mark.parametrize("wrong", [MaskedAfter, OverQueries, OverHeads, Window], ids=lambda one: one.__name__)
-def test_heads_that_are_an_axis_already_are_taken_as_they_are(wrong):
+def test_inputs_with_a_head_axis_are_not_split(wrong):
     inputs = [draw(B, T, H * D) for _ in range(3)]
     of_heads = [Attention().split(one) for one in inputs]
     right, other = (Attention().split(one()(*inputs)) for one in (Attention, wrong))
@@ -228,7 +228,7 @@ ROTARY = f"{PLAIN}, rotary halves of base 10000"
         (lambda q, k, v: (later(q, 1), turned(k, True, 1e4), v), f"{ROTARY}, keys 1 earlier than queries"),
     ],
 )
-def test_a_scale_and_positions_that_are_wrong_beside_rotary_positions_are_named(change, said):
+def test_wrong_scales_and_positions_are_named_with_rotary_positions(change, said):
     given = [draw(B, T, H * D) for _ in range(3)]
     right = Attention()(turned(given[0], True, 1e4), turned(given[1], True, 1e4), given[2])
     assert hint(right, Attention()(*change(*given)), given) == f"torch computes {ROTARY}, Flax {said}"
@@ -244,14 +244,14 @@ def test_rotary_positions_of_a_part_of_each_head_are_named(monkeypatch):
     assert hint(right, other, [query, key, value]) == expected
 
 
-def test_a_mask_that_is_wrong_is_named_with_the_rotary_positions():
+def test_a_wrong_mask_is_named_with_the_rotary_positions():
     query, key, value = (draw(B, T, H * D) for _ in range(3))
     given = turned(query, True, 1e4), turned(key, True, 1e4), value
     found = hint(Attention()(*given), Window()(*given), [query, key, value])
     assert found.endswith(f"{WRONG[Window].removeprefix('causal ')}, rotary halves of base 10000")
 
 
-def test_counts_that_are_none_and_keys_of_nothing_are_no_error():
+def test_impossible_head_counts_and_empty_keys_raise_no_error():
     inputs = [draw(B, T, H * D) for _ in range(3)]
     evidence = Evidence(
         inputs=inputs,

@@ -85,7 +85,7 @@ def test_settings_are_compared_by_what_they_mean(first, second, said):
     assert (found[0].startswith(said) and len(found) == 1) if said else found == []
 
 
-def test_momentum_is_told_in_torchs_way_where_there_is_no_flax():
+def test_momentum_keeps_torchs_convention_without_a_flax_side():
     labels = ("first", "second")
     assert differing({"momentum": 0.1}, {"momentum": 0.9}, labels) == ["momentum is 0.1 in first and 0.9 in second"]
 

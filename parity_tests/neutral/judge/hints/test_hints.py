@@ -363,7 +363,7 @@ def test_no_more_than_two_things_are_said():
     assert found.startswith("eps is 1 in torch and 2 in Flax; Flax is 4 times torch everywhere")
 
 
-def test_what_a_whole_module_computes_is_told_before_what_the_code_at_its_end_does():
+def test_hints_name_whole_modules_before_their_last_code():
     whole = Evidence(inputs=[X], first_outputs=[GELU[0](X @ UP[0].T) @ UP[2].T])
     second = np.tanh(X @ UP[0].T) @ UP[2].T
     weights = {"fc1.weight": UP[0], "fc2.weight": UP[2]}

@@ -15,7 +15,7 @@ SQUARES = (
 )
 
 
-def test_what_names_leave_open_is_settled_by_trying():
+def test_runs_settle_ambiguous_names():
     def probe(candidate):
         tried.append(candidate)
         return 0.0 if {match.first.name: match.second.name for match in candidate.matches} == wanted else 0.5
@@ -36,36 +36,36 @@ UNLIKE = parameters({"W": ((4, 4), "Own")}), parameters({"M": ((4, 4), "Own")})
 
 
 @pytest.mark.parametrize("wanted", ["... -> ...", "a1 a0 -> a0 a1"])
-def test_which_way_round_a_bare_square_matrix_lies_is_settled_by_trying(wanted):
+def test_runs_settle_the_orientation_of_a_bare_square_matrix(wanted):
     (row,) = propose(*UNLIKE, lambda one: 0.0 if one.matches[0].rule.pattern == wanted else 1.0).rows()
     assert (row.pattern, row.how) == (wanted, "probe")
 
 
-def test_a_bare_square_matrix_of_one_name_lies_as_it_lies_whatever_fits():
+def test_a_bare_square_matrix_of_equal_name_is_not_transposed():
     (row,) = propose(*BARE, lambda one: 0.0 if one.matches[0].rule.pattern != "... -> ..." else 1.0).rows()
     assert (row.pattern, row.how) == ("... -> ...", "names")
 
 
-def test_square_matrices_lie_as_the_others_of_their_kind_do():
+def test_square_matrices_are_oriented_like_others_of_their_kind():
     ours = parameters({"a.w": ((4, 6), ""), "b.w": ((4, 4), "")})
     theirs = parameters({"a.w": ((6, 4), ""), "b.w": ((4, 4), "")})
     assert [row.pattern for row in propose(ours, theirs).rows()] == ["a1 a0 -> a0 a1"] * 2
 
 
-def test_what_fits_twice_is_refused_with_the_candidates():
+def test_two_fitting_candidates_are_refused_and_listed():
     with pytest.raises(ValueError, match="is ambiguous and 2 make the outputs agree, give rules") as caught:
         propose(*SQUARES, lambda one: 0.0)
     assert "alpha.weight = x.kernel (a1 a0 -> a0 a1), beta.weight = y.kernel" in str(caught.value)
     assert "alpha.weight = y.kernel (a1 a0 -> a0 a1), beta.weight = x.kernel" in str(caught.value)
 
 
-def test_without_a_run_what_is_open_is_refused():
+def test_ambiguous_names_are_refused_without_a_run():
     with pytest.raises(ValueError, match=r"is ambiguous, give rules; candidates: alpha\.weight = x\.kernel"):
         propose(*SQUARES)
 
 
 @pytest.mark.parametrize("distance", [1.0, float("nan")])
-def test_where_nothing_fits_the_order_of_declaration_goes_on_and_says_so(distance):
+def test_declaration_order_pairs_parameters_where_nothing_fits(distance):
     pairing = propose(*SQUARES, lambda one: distance)
     assert [(row.torch, row.flax, row.how) for row in pairing.rows()] == [
         ("alpha.weight", "x.kernel", "order"),
@@ -77,7 +77,7 @@ def test_where_nothing_fits_the_order_of_declaration_goes_on_and_says_so(distanc
     assert (row.pattern, row.how) == ("... -> ...", "convention")
 
 
-def test_where_nothing_fits_a_norm_goes_with_the_block_whose_matrices_are_settled():
+def test_norms_follow_their_blocks_matrices_where_nothing_fits():
     """Linen keeps names in alphabetical order, so that the last norm comes first."""
     matrices = ("query", "value", "out")
     ours = {"embed.weight": ((9, D), "Embedding")}
@@ -102,7 +102,7 @@ def test_where_nothing_fits_a_norm_goes_with_the_block_whose_matrices_are_settle
 @pytest.mark.parametrize(
     ("nearest", "others", "is_found"), [(1e-7, 0.3, True), (1e-5, 8e-4, False), (0.02, 5.0, False)]
 )
-def test_one_that_nearly_fits_is_taken_where_the_others_are_far_from_it(nearest, others, is_found):
+def test_the_one_near_candidate_is_taken(nearest, others, is_found):
     """As outputs do whose sides keep rotary tables in float32, and those of a pair with a small fault."""
 
     def probe(candidate):
@@ -114,7 +114,7 @@ def test_one_that_nearly_fits_is_taken_where_the_others_are_far_from_it(nearest,
     assert bool(pairing.doubt) != is_found
 
 
-def test_more_than_can_be_tried_is_refused_after_the_usual_ones():
+def test_too_many_candidates_are_refused_after_the_usual_ones():
     ours = parameters({f"{name}.weight": ((4, 4), "Linear") for name in "abdegi"})
     theirs = parameters({f"{name}.kernel": ((4, 4), "Linear") for name in "mrstux"})
     tried = []
@@ -128,7 +128,7 @@ def test_more_than_can_be_tried_is_refused_after_the_usual_ones():
     assert len(tried) == MAX_SHOWN < MAX_CANDIDATES
 
 
-def test_a_bias_goes_where_its_matrix_went():
+def test_a_bias_is_paired_with_its_matrix():
     ours = parameters(
         {
             "a.zzz.weight": ((4, 6), "Linear"),
@@ -154,7 +154,7 @@ def test_a_bias_goes_where_its_matrix_went():
     }
 
 
-def test_a_layer_goes_with_its_bias():
+def test_a_layer_is_paired_with_its_bias():
     def layers(names, matrix):
         return parameters(
             {f"{n}.{last}": (shape, "Linear") for n in names for last, shape in ((matrix, (4, 4)), ("bias", (4,)))}
@@ -180,7 +180,7 @@ def test_a_layer_goes_with_its_bias():
     assert len(tried) == 24
 
 
-def test_numbered_blocks_are_decided_once_for_all():
+def test_numbered_blocks_are_settled_together():
     ours = parameters({f"blocks.{i}.{name}": ((4, 4), "Own") for i in range(5) for name in ("left", "right")})
     theirs = parameters({f"layers.{i}.{name}": ((4, 4), "Own") for i in range(5) for name in ("x", "y")})
     tried = []

@@ -108,7 +108,7 @@ def test_every_layout_is_a_bijection_of_bits(layout):
         assert there.keys() == converted.keys()
 
 
-def test_the_parts_of_a_fused_weight_are_query_key_value_and_heads_stay_together():
+def test_fused_weights_split_into_query_key_value_by_head():
     pairing = propose(parameters(FUSED), parameters(SPLIT))
     assert [row.flax for row in pairing.rows()][:3] == ["query.kernel", "key.kernel", "value.kernel"]
     arrays = draw(parameters(FUSED))
@@ -133,7 +133,7 @@ def test_convolution_kernels_put_space_first_and_outputs_last():
     assert np.array_equal(flax["bn.var"].view(np.uint32), arrays["bn.running_var"].view(np.uint32))
 
 
-def test_gradients_are_aligned_under_the_first_sides_names_with_its_axes():
+def test_gradients_are_aligned_to_the_first_sides_names_and_axes():
     pairing = propose(parameters(FUSED), parameters(SPLIT))
     arrays = draw(parameters(FUSED), seed=3)
     ours, theirs = pairing.aligned(arrays, "first"), pairing.aligned(pairing.to_second(arrays), "second")
@@ -154,7 +154,7 @@ def test_bits_of_bfloat16_survive():
 
 
 @pytest.mark.parametrize("gate", [("gate_proj", "up_proj"), ("gate", "up")])
-def test_a_fused_gate_is_taken_apart(gate):
+def test_a_fused_gate_is_split(gate):
     ours = parameters({f"layers.{i}.mlp.gate_up_proj.weight": ((12, 4), "Linear") for i in range(2)})
     theirs = parameters(
         {f"layers.{i}.mlp.{name}.kernel": ((4, 6), "Dense") for i in range(2) for name in reversed(gate)}
@@ -164,7 +164,7 @@ def test_a_fused_gate_is_taken_apart(gate):
     assert {match.how for match in found.matches} == {"names"}
 
 
-def test_parts_of_several_sizes_lie_one_after_the_other():
+def test_parts_of_several_sizes_are_concatenated():
     ours = parameters({"attn.qkv_proj.weight": ((16 + 8 + 8, 6), "Linear")})
     theirs = parameters(
         {
@@ -179,7 +179,7 @@ def test_parts_of_several_sizes_lie_one_after_the_other():
     assert np.array_equal(found["attn.value.kernel"].view(np.uint32), bits[24:].T.reshape(6, 2, 4))
 
 
-def test_experts_that_are_numbered_are_a_stack():
+def test_numbered_experts_are_stacked():
     ours = parameters(
         {
             f"layers.{i}.experts.{j}.{name}.weight": ((6, 4), "Linear")
@@ -197,7 +197,7 @@ def test_experts_that_are_numbered_are_a_stack():
         assert np.array_equal(found[f"layers_{i}.moe.{name}"].view(np.uint32)[j], bits.T)
 
 
-def test_a_stack_of_fused_layers_is_taken_apart_twice():
+def test_stacked_fused_layers_are_split_by_layer_and_part():
     ours = parameters({f"layers.{i}.attn.{name}_proj.weight": ((4, 4), "Linear") for i in range(3) for name in "qkvo"})
     theirs = parameters(
         {"blocks.attn.qkv.kernel": ((3, 4, 12), "Dense"), "blocks.attn.out.kernel": ((3, 4, 4), "Dense")}
@@ -213,7 +213,7 @@ def test_a_stack_of_fused_layers_is_taken_apart_twice():
     )
 
 
-def test_tensors_of_one_class_lie_alike_and_others_may_lie_in_other_ways():
+def test_only_tensors_of_one_class_must_share_an_orientation():
     mixer = Kind((4, 6), "torch", "Mixer", "mix")
     assert options(mixer, mixer, False) == Options((Way("... -> ..."),))
     assert len(options(mixer, dataclasses.replace(mixer, shape=(6, 4)), False).ways) > 0

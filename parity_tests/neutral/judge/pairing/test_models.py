@@ -33,7 +33,7 @@ STRAIGHT = {"alpha.weight": "x.kernel", "beta.weight": "y.kernel"}
 
 
 @pytest.mark.parametrize(("near", "far"), [(1e-8, 0.3), (3e-5, 0.3), (1e-8, math.nan)])
-def test_float32_tables_do_not_hide_which_pairing_is_meant(near, far):
+def test_float32_tables_do_not_hide_the_right_pairing(near, far):
     """Right ones differ by what tables in float32 do, others by all there is."""
     pairing = propose(*gates(), lambda one: near if names_of(one) == CROSSED else far)
     assert names_of(pairing) == CROSSED
@@ -41,18 +41,18 @@ def test_float32_tables_do_not_hide_which_pairing_is_meant(near, far):
 
 
 @pytest.mark.parametrize(("one", "other"), [(0.2, 0.3), (2e-3, 0.3), (math.nan, math.nan)])
-def test_what_is_far_from_agreeing_settles_nothing(one, other):
+def test_candidates_far_from_agreement_settle_nothing(one, other):
     pairing = propose(*gates(), lambda found: one if names_of(found) == CROSSED else other)
     assert names_of(pairing) == STRAIGHT
     assert "no pairing makes the outputs agree" in pairing.doubt
 
 
-def test_two_that_are_equally_near_are_not_told_apart():
+def test_two_equally_near_candidates_are_ambiguous():
     with pytest.raises(ValueError, match="is ambiguous and 2 make the outputs agree"):
         propose(*gates(), lambda one: 1e-8)
 
 
-def test_once_one_agrees_other_ways_round_are_not_tried():
+def test_orientations_are_not_tried_after_one_agrees():
     ours, theirs = parameters({"W": ((D, D), "Own")}), parameters({"M": ((D, D), "Own")})
     tried = []
 
@@ -88,7 +88,7 @@ def test_fused_gates_of_experts_are_two_of_three_siblings(names):
     )
 
 
-def test_parts_without_known_names_have_names_of_their_own():
+def test_parts_without_known_names_are_numbered():
     """A report, and gradients by name, tell parts by them."""
     ours = parameters({"f.weight": ((2 * HIDDEN, D), "Linear")})
     theirs = parameters({f"f.part{i}.kernel": ((D, HIDDEN), "Linear") for i in (1, 2)})
@@ -96,7 +96,7 @@ def test_parts_without_known_names_have_names_of_their_own():
     assert list(names_of(pairing)) == ["f.weight[part1]", "f.weight[part2]"]
 
 
-def test_parts_lie_alike():
+def test_parts_share_an_orientation():
     """The output projection is as large as queries with keys and values are together; its heads are its inputs."""
     ours = parameters(
         {"attention.query_key_value.weight": ((24, 16), "Linear"), "attention.dense.weight": ((16, 16), "Linear")}
@@ -117,7 +117,7 @@ def test_parts_lie_alike():
 
 
 @pytest.mark.parametrize(("heads", "shares"), [(4, (1, 1, 1)), (2, (2, 1, 1)), (3, (1, 1, 1))])
-def test_heads_that_no_shape_shows_are_found_by_trying(heads, shares):
+def test_runs_find_head_counts_that_shapes_do_not_show(heads, shares):
     """GPT-NeoX, BLOOM and Falcon keep query, key and value head by head; a port splits them."""
     wide = 24
     size = wide // heads // shares[0]
@@ -150,7 +150,7 @@ def test_heads_that_no_shape_shows_are_found_by_trying(heads, shares):
     assert "no pairing makes the outputs agree" in doubted.doubt, "a fault is no reason to refuse"
 
 
-def test_a_fused_gate_goes_to_its_own_expert():
+def test_a_fused_gate_is_paired_with_its_expert():
     """DeepSeek: a shared expert beside numbered ones, which the other side keeps in one tensor."""
     ours = parameters(
         {
@@ -215,7 +215,7 @@ def test_norms_before_and_behind_are_settled_by_their_names(names):
     }
 
 
-def test_layers_are_a_stack_although_one_of_them_holds_more():
+def test_layers_are_stacked_although_one_has_more_tensors():
     """T5's first layer has the table of positions, which a port keeps beside its scanned layers."""
     ours = parameters(
         {f"block.{i}.attn.{name}.weight": ((HIDDEN, D), "Linear") for i in range(3) for name in "qv"}
@@ -264,7 +264,7 @@ def residual_stages(counts, widths):
 @pytest.mark.parametrize(
     ("counts", "widths"), [((2, 1), (4, 8)), ((2, 2, 2), (4, 8, 16)), ((2, 2, 2, 2), (4, 8, 16, 32))]
 )
-def test_blocks_counted_in_stages_are_those_counted_through(counts, widths):
+def test_blocks_numbered_per_stage_match_consecutive_numbers(counts, widths):
     ours, theirs, expected = residual_stages(counts, widths)
     pairing = propose(ours, theirs, lambda found: 0.0 if names_of(found) == expected else 1.0)
     assert names_of(pairing) == expected

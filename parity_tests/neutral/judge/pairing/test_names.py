@@ -83,7 +83,7 @@ SANDWICH = {
 """Gemma's norms, as `transformers` and as DeepMind's packages call them."""
 
 
-def test_norms_before_and_behind_both_halves_of_a_layer_are_told_apart_without_a_run():
+def test_pre_and_post_norms_are_paired_by_name():
     ours = {f"layers.0.{name}.weight": ((D,), "Gemma3RMSNorm") for name in SANDWICH}
     theirs = {f"layer_0.{name}.scale": ((D,), "RMSNorm") for name in sorted(SANDWICH.values())}
     found = propose(parameters(ours, "torch"), parameters(theirs, "flax"))
@@ -100,7 +100,7 @@ def test_the_order_of_the_parameters_does_not_matter(seed):
     assert {(row.torch, row.flax, row.pattern) for row in propose(*shuffled).rows()} == pairs
 
 
-def test_a_name_of_another_kind_is_not_taken_for_its_shape():
+def test_names_of_another_kind_are_not_paired_by_shape():
     ours = parameters({"norm.weight": ((4,), "LayerNorm"), "norm.bias": ((4,), "LayerNorm")})
     theirs = parameters({"norm.bias": ((4,), "LayerNorm"), "norm.scale": ((4,), "LayerNorm")})
     assert [(row.torch, row.flax) for row in propose(ours, theirs).rows()] == [
@@ -109,11 +109,11 @@ def test_a_name_of_another_kind_is_not_taken_for_its_shape():
     ]
 
 
-def test_nothing_is_paired_with_nothing():
+def test_empty_sides_have_an_empty_pairing():
     assert propose({}, {}).matches == ()
 
 
-def test_ten_times_as_many_tensors_are_paired_in_at_most_ten_times_the_work():
+def test_pairing_work_grows_linearly_with_the_tensors():
     def blocks(count, prefix, names, matrix, owner):
         return parameters(
             {
@@ -135,7 +135,7 @@ def test_ten_times_as_many_tensors_are_paired_in_at_most_ten_times_the_work():
     assert count_calls(lambda: pair(80)) < 11 * count_calls(lambda: pair(8))
 
 
-def test_a_fused_name_speaks_for_the_parts_of_its_own_word():
+def test_a_fused_name_prefers_the_parts_it_names():
     """Three layers of one size stand in two sets; what is called qkv holds those of attention."""
 
     fused = names.read([whole("block.qkv.weight", Parameter((12, 4), "float32", "Linear", "block.qkv"))])

@@ -52,7 +52,7 @@ TABLES = [
 
 
 @pytest.mark.parametrize("given", ["tables", "rules", "file", "set"])
-def test_rules_for_some_leave_the_rest_to_names(sides, tmp_path, given):
+def test_partial_rules_leave_other_parameters_to_names(sides, tmp_path, given):
     rules = TABLES
     if given == "rules":
         rules = [Rule(**table) for table in TABLES]
@@ -86,7 +86,7 @@ def test_rules_for_some_leave_the_rest_to_names(sides, tmp_path, given):
     assert all(np.array_equal(back[name].view(np.uint32), arrays[name].view(np.uint32)) for name in back)
 
 
-def test_torch_and_flax_in_rules_are_frameworks_first_and_second_are_sides(sides):
+def test_rule_keys_name_frameworks_or_sides(sides):
     ours, theirs = sides
     turned = propose(theirs, ours, None, partial(TABLES, theirs, ours))
     straight = propose(ours, theirs, None, partial(TABLES, ours, theirs))
@@ -132,12 +132,12 @@ def test_parts_may_be_on_either_side():
         ({"torch": "a", "flax": ["b", 3]}, "rule 1: flax must be a string or a list of strings, got a list with int"),
     ],
 )
-def test_a_table_that_is_no_rule_is_named_by_its_number(table, message):
+def test_an_invalid_rule_is_named_by_its_number(table, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         read_rules([table])
 
 
-def test_rules_that_do_not_fit_name_their_line(tmp_path, sides):
+def test_rules_that_do_not_fit_are_named_with_their_line(tmp_path, sides):
     path = tmp_path / "rules.toml"
     path.write_text(
         '# mine\n[[rule]]\ntorch = ["layers.{i}.q.weight", "layers.{i}.k.weight"]\nflax = "blocks.both.kernel"\n'
@@ -150,7 +150,7 @@ def test_rules_that_do_not_fit_name_their_line(tmp_path, sides):
         partial([{"torch": ["nowhere", "none"], "flax": "nowhere", "along": "o", "pattern": "o -> o"}], *sides)
 
 
-def test_rules_say_which_is_which():
+def test_rules_decide_the_pairing():
     ours, theirs = BARE
     pairing = from_rules([Rule("W", "W", "a b -> b a")], ours, theirs)
     array = draw(ours)["W"]
@@ -158,7 +158,7 @@ def test_rules_say_which_is_which():
     assert [row.how for row in pairing.rows()] == ["rules"]
 
 
-def test_rules_that_do_not_fit_are_refused_with_all_that_is_wrong():
+def test_all_faults_of_the_rules_are_listed():
     ours = parameters({"a.weight": ((4, 4), "Linear"), "b.weight": ((5, 4), "Linear"), "c.weight": ((2, 2), "Linear")})
     theirs = parameters(
         {"a.kernel": ((4, 4), "Linear"), "b.kernel": ((4, 6), "Linear"), "e.kernel": ((2, 2), "Linear")}

@@ -40,7 +40,7 @@ def test_everything_without_a_counterpart_is_listed():
         ({}, {"z": ((1,), "Own")}, "z"),
     ],
 )
-def test_counts_that_differ_are_never_cut_to_fit(ours, theirs, left):
+def test_differing_parameter_counts_are_refused(ours, theirs, left):
     if left is None:  # a matrix that lies the other way round than kernels do is still one
         (row,) = propose(parameters(ours), parameters(theirs)).rows()
         assert row.pattern == "... -> ..."

@@ -34,7 +34,7 @@ def test_an_equal_pair_returns_the_report(run):
     }
 
 
-def test_a_mismatch_fails_with_the_explanation_and_without_our_frames(run):
+def test_a_mismatch_fails_with_the_explanation(run):
     done = run(FAILING.replace("  # line 4", ""), "--parity-seeds=7", "--parity-first-seed=3", "--parity-device=cpu")
     assert done.status == 1
     assert "plugin.py" not in done.out
@@ -48,7 +48,7 @@ def test_a_mismatch_fails_with_the_explanation_and_without_our_frames(run):
     assert "::error" not in done.out
 
 
-def test_what_an_allowance_lets_pass_is_said_after_the_tests(run, tmp_path):
+def test_used_allowances_are_listed_after_the_tests(run, tmp_path):
     """Of a test that passes there is no other report."""
     source = """
 EPS = {"ln2": "eps of flax"}
@@ -77,13 +77,13 @@ def test_two(parity):
     assert found.count('<property name="parity_allowed" value="ln2: eps of flax"') == 2
 
 
-def test_the_command_that_runs_it_again_holds_where_pytest_was_called(run, tmp_path):
+def test_the_rerun_command_is_relative_to_the_working_directory(run, tmp_path):
     (tmp_path / "inside").mkdir()
     done = run(FAILING, "..", folder="inside")
     assert "\nE         again: pytest ../test_it.py::test_other\n" in done.out
 
 
-def test_what_compare_refuses_is_the_error_of_the_test(run):
+def test_an_error_of_compare_fails_the_test(run):
     done = run("def test_it(parity):\n    parity('a', 'broken', [1])")
     assert done.status == 1
     assert "ValueError: inputs is not an array" in done.out
@@ -119,7 +119,7 @@ def test_parts(parity, subtests):
     assert done.out.count("::error ") == 1
 
 
-def test_a_baseline_says_what_has_changed(run, tmp_path):
+def test_changes_since_a_baseline_are_shown(run, tmp_path):
     source = FAILING
     assert run(source, "--parity-json=before").status == 1
     for path in (tmp_path / "before").iterdir():

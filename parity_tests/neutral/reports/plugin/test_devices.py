@@ -26,7 +26,7 @@ def test_not_entered(parity):
 """
 
 
-def test_an_absent_device_is_skipped_and_says_why(run):
+def test_an_absent_device_is_skipped_with_the_reason(run):
     done = run(DEVICES, "-v", "-rs", COLUMNS="300")
     assert done.status == 0
     assert "test_everywhere[cpu] PASSED" in done.out

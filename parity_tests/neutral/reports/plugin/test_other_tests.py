@@ -11,14 +11,14 @@ import sys
 from .pytest_runs import ROOT, ids
 
 
-def test_loading_it_imports_nothing_heavy():
+def test_loading_the_plugin_imports_nothing_heavy():
     heavy = {"numpy", "torch", "jax", "flax", "rich", "einops", "ml_dtypes", "typer"}
     program = f"import sys, attn_bridge.parity.plugin; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_it_is_an_entry_point_of_pytest():
+def test_the_plugin_is_an_entry_point_of_pytest():
     points = importlib.metadata.entry_points(group="pytest11", name="attn_bridge")
     assert [point.value for point in points] == ["attn_bridge.parity.plugin"]
 
@@ -42,7 +42,7 @@ class TestTheirs:
 """
 
 
-def test_tests_that_do_not_use_it_run_as_without_it(run):
+def test_other_tests_run_as_without_the_plugin(run):
     here = run(STRANGERS, "-v", "--parity-dtype=float32", GITHUB_ACTIONS="true")
     gone = run(STRANGERS, "-v", plugin=None)
     assert (here.status, here.err) == (gone.status, gone.err) == (0, "")
@@ -50,7 +50,7 @@ def test_tests_that_do_not_use_it_run_as_without_it(run):
     assert re.sub(r"in .*s|plugins: .*\n", "", here.out) == re.sub(r"in .*s|plugins: .*\n", "", gone.out)
 
 
-def test_every_public_name_stays_itself_when_its_module_is_imported():
+def test_public_names_survive_imports_of_their_modules():
     program = """
 import importlib
 from attn_bridge import parity

@@ -36,7 +36,7 @@ def test_it(parity, what):
     assert f"\nhtml: out/pages/{plain[2]}\njson: data/{Path(plain[2]).stem}.json\n" in done.out
 
 
-def test_the_folder_of_the_ini_file_is_relative_to_the_root(run, tmp_path):
+def test_the_ini_folder_is_relative_to_the_root(run, tmp_path):
     (tmp_path / "inside").mkdir()
     run(FAILING, "..", "-c", "../pyproject.toml", ini="parity_html = 'pages'", folder="inside")
     assert len(list((tmp_path / "pages").iterdir())) == 2

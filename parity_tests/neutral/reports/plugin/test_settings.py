@@ -36,7 +36,7 @@ def test_bare(parity):
 """
 
 
-def test_the_call_goes_before_the_marker_the_command_line_and_the_ini_file(run):
+def test_calls_override_markers_the_command_line_and_the_ini_file(run):
     ini = 'parity_seeds = 10\nparity_modes = ["jit"]\nparity_devices = "cpu"\nparity_dtypes = "float32 float64"'
     done = run(PRECEDENCE, "-v", "--parity-seeds=20", "--parity-dtype=bfloat16", ini=ini)
     assert done.status == 0
@@ -49,7 +49,7 @@ def test_the_call_goes_before_the_marker_the_command_line_and_the_ini_file(run):
     ]
 
 
-def test_what_may_differ_is_said_in_the_ini_file_the_command_line_the_marker_or_the_call(run):
+def test_allowances_come_from_every_kind_of_setting(run):
     source = """
 import pytest
 
@@ -68,7 +68,7 @@ def test_marked(parity):
     assert "--parity-allow 'fc=a = b' --parity-allow out=c" in done.asked[0]["command"]
 
 
-def test_the_ini_file_goes_before_the_defaults(run):
+def test_the_ini_file_overrides_the_defaults(run):
     done = run(PRECEDENCE, "-v", "-k", "bare", ini='parity_seeds = 10\nparity_dtypes = "float32 float64"')
     assert ids(done) == ["test_bare[float32]", "test_bare[float64]"]
     assert [(asked["seeds"], asked["dtypes"]) for asked in done.asked] == [(10, ["float32"]), (10, ["float64"])]

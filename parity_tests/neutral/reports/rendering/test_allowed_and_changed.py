@@ -20,7 +20,7 @@ def allowed_report() -> Report:
     return dataclasses.replace(report, allowed=[Allowance("head", "tied on purpose", ("grad head.weight",))])
 
 
-def test_every_rendering_says_what_is_allowed_and_why():
+def test_every_rendering_shows_allowances_with_reasons():
     report = allowed_report()
     line = "allowed: head: tied on purpose"
     assert line in str(report)
@@ -37,12 +37,12 @@ def test_every_rendering_says_what_is_allowed_and_why():
     assert "grad head.weight" not in str(report).partition("where;")[0].partition("tensors are not equal")[2]
 
 
-def test_an_allowance_that_allows_nothing_is_said():
+def test_an_unused_allowance_is_shown():
     report = dataclasses.replace(equal_report(), allowed=[Allowance("gone", "it was")])
     assert "allowed: gone: it was (nothing there differs)" in str(report)
 
 
-def test_what_has_changed_since_a_baseline_is_shown_everywhere():
+def test_every_rendering_shows_changes_since_a_baseline():
     before, now = equal_report(), different_report()
     report = dataclasses.replace(now, changes=now.changes_since(before))
     line = "since the baseline: verdict equal -> different; 4 newly failing (output, grad x, grad head.weight, ...)"
@@ -53,7 +53,7 @@ def test_what_has_changed_since_a_baseline_is_shown_everywhere():
     assert as_json(report)["changes"]["verdict"] == ["equal", "different"]
 
 
-def test_ten_times_as_many_tensors_take_at_most_ten_times_the_work():
+def test_rendering_work_grows_linearly_with_the_tensors():
     def render(report):
         return as_html(report), as_json(report), as_junit(report), printed(report)
 

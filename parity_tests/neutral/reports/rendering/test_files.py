@@ -18,7 +18,7 @@ WRITERS = {"json": as_json, "html": as_html, "junit": as_junit}
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_what_is_returned_is_what_is_written(form, tmp_path):
+def test_writers_return_the_written_text(form, tmp_path):
     path = tmp_path / "report"
     returned = WRITERS[form](different_report(), path)
     written = path.read_bytes().decode("utf-8")
@@ -38,7 +38,7 @@ def test_the_methods_of_a_report_write_the_same(form, method, tmp_path):
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_a_folder_in_place_of_a_file_is_one_line(form, tmp_path):
+def test_writing_to_a_folder_is_refused(form, tmp_path):
     with pytest.raises(ValueError, match=r"^.*report cannot be written: it is a folder$") as caught:
         WRITERS[form](different_report(), folder := made(tmp_path / "report"))
     assert str(caught.value) == f"{folder} cannot be written: it is a folder"
@@ -51,7 +51,7 @@ def made(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_a_missing_folder_is_one_line_and_costs_no_work(form, tmp_path):
+def test_a_missing_folder_is_refused_before_rendering(form, tmp_path):
     path = tmp_path / "absent" / "report"
     with pytest.raises(ValueError, match="there is no folder") as caught:
         WRITERS[form](None, path)  # it is found out before the report is looked at
@@ -60,7 +60,7 @@ def test_a_missing_folder_is_one_line_and_costs_no_work(form, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["loop", "x" * 300], ids=["a link to itself", "a name too long"])
-def test_other_bad_paths_are_one_line(path, tmp_path):
+def test_bad_paths_are_refused_in_one_line(path, tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(ValueError, match=r"cannot be written: .+") as caught:
         as_json(EMPTY, tmp_path / path)
@@ -68,7 +68,7 @@ def test_other_bad_paths_are_one_line(path, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "report"
     path.write_text("before")
 
@@ -82,7 +82,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_link_stays_a_link_and_a_mode_a_mode(tmp_path):
+def test_links_and_file_modes_are_kept(tmp_path):
     path = tmp_path / "report"
     path.write_text("before")
     path.chmod(0o640)

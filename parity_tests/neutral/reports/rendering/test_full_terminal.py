@@ -14,7 +14,7 @@ from parity_tests.support.reports import different_report
 from .renderings import EMPTY, printed
 
 
-def test_what_takes_long_to_read_is_shown_on_request():
+def test_details_are_shown_on_request():
     flat = " ".join(printed(different_report(), 110, full=True).split())
     for line in (
         "first divergence (forward) in blocks.3.norm1 (Flax: layers.3.norm1): eps is 1e-05",
@@ -73,7 +73,7 @@ def test_a_small_tree_is_shown_whole():
     ],
     ids=["different", "first", "no counterpart", "differs inside", "not run", "another class"],
 )
-def test_only_what_is_entirely_equal_and_of_one_class_is_folded(odd):
+def test_only_equal_modules_of_one_class_are_folded(odd):
     same = ModuleNode("a", "a", "Linear", "Linear", "equal")
     assert [len(run) for run in outline.runs([same, same, same, odd, same, same], collapse=True)] == [3, 1, 1, 1]
 

@@ -36,7 +36,7 @@ def test_json_holds_every_field_but_the_pictures():
     assert as_json(EMPTY)["tree"] is None
 
 
-def test_json_keeps_the_tree_and_says_how_the_difference_grew():
+def test_json_keeps_the_tree_with_amplifications():
     tree = as_json(different_report())["tree"]
     block = tree["children"][5]
     assert (block["path"], block["children"][0]["path"]) == ("blocks.3", SUSPECT)
@@ -58,7 +58,7 @@ def test_json_has_no_infinities_and_takes_numpy_numbers(tmp_path):
     assert found["worst"] == {"sample": 1, "index": [3], "oracle": None} | values
 
 
-def test_json_holds_former_names_beside_todays():
+def test_json_has_former_and_current_names():
     data = as_json(different_report())
     output, first = data["tensors"][0], data["first_divergence"]
     for former, name in (

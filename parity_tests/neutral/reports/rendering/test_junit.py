@@ -35,7 +35,7 @@ def test_junit_has_a_case_per_tensor_and_counts_them():
     assert suite.find("system-out").text == different_report().explain()
 
 
-def test_junit_says_what_failed():
+def test_junit_explains_failures():
     cases = {case.get("name"): case for case in parsed(different_report()).iter("testcase")}
     assert list(cases["output[1]"]) == []
     (failure,) = cases["output"]
@@ -50,7 +50,7 @@ def test_junit_says_what_failed():
 @pytest.mark.parametrize(
     ("verdict", "tag"), [("different", "failure"), ("precision", "failure"), ("inconclusive", "error")]
 )
-def test_junit_never_passes_a_report_that_did_not(verdict, tag):
+def test_junit_fails_for_every_failed_report(verdict, tag):
     report = dataclasses.replace(inconclusive_report(), verdict=verdict, tensors=[equal_tensor("output")])
     suite = parsed(report).find("testsuite")
     (problem,) = suite.findall(f"testcase/{tag}")

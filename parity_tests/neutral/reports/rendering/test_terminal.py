@@ -42,7 +42,7 @@ def test_no_line_is_wider_than_the_terminal(make, width):
 
 
 @pytest.mark.parametrize("width", [80, 110])
-def test_a_terminal_shows_what_differs_where_and_how_to_run_it_again(width):
+def test_a_terminal_shows_differences_their_place_and_the_command(width):
     shown = printed(different_report(), width)
     flat = " ".join(shown.split())
     assert flat.startswith("different: GPTModel (torch) and GPTModel (Flax), 54 tensors, 3 seeds")
@@ -67,12 +67,12 @@ def test_a_terminal_shows_what_differs_where_and_how_to_run_it_again(width):
     assert not re.search("python 3.11|run twice|W_query.kernel", flat)
 
 
-def test_what_is_printed_in_python_is_what_the_command_prints():
+def test_printing_a_report_matches_the_command():
     for make in (different_report, equal_report, inconclusive_report, hostile_report):
         assert str(make()) == printed(make(), 80).rstrip("\n")
 
 
-def test_an_equal_report_shows_how_much_room_there_was():
+def test_an_equal_report_shows_the_remaining_margin():
     report = equal_report()
     report.tensors[7] = dataclasses.replace(report.tensors[7], second_used=0.87, sample="random weights, seed 3")
     lines = str(report).splitlines()
@@ -81,7 +81,7 @@ def test_an_equal_report_shows_how_much_room_there_was():
     assert re.fullmatch(r"  output +45%  your weights", lines[place + 2])
 
 
-def test_the_branch_leads_to_the_first_divergence_and_counts_what_is_beside_it():
+def test_the_branch_leads_to_the_first_divergence():
     lines = str(different_report()).splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith("where;"))
     assert lines[start + 1].split() == ["GPTModel", "different", "fwd", "4.1e-03", "bwd", "6.0e-03"]
@@ -117,7 +117,7 @@ def grown(report: Report) -> Report:
 
 @pytest.mark.parametrize("make", [different_report, equal_report, inconclusive_report, hostile_report])
 @pytest.mark.parametrize("change", [lambda report: report, grown], ids=["as it is", "grown"])
-def test_a_report_is_short_whatever_the_size_of_the_model(change, make):
+def test_reports_of_large_models_are_short(change, make):
     report = change(make())
     lines = str(report).splitlines()
     assert len(lines) <= (25 if report.passed else 45)
@@ -125,13 +125,13 @@ def test_a_report_is_short_whatever_the_size_of_the_model(change, make):
     assert all(str(one)[:40] in str(report) for one in report.allowed[:4])
 
 
-def test_one_of_something_is_singular():
+def test_counts_of_one_are_singular():
     report = dataclasses.replace(EMPTY, tensors=[equal_tensor("output")], seeds=1, samples=1)
     assert ", 1 tensor, 1 seed, 1 sample, " in report.summary()
     assert ", 54 tensors, 3 seeds, 9 samples, " in equal_report().summary()
 
 
-def test_what_is_said_of_a_tensor_is_said_whole():
+def test_messages_of_tensors_are_not_cut():
     held = "992 of 1024 elements that the two sides hold are not the same"
     worst = Worst(2, (12, 7, 12), -0.731058578, -0.727935218, 0.7310585786300049)
     on = "random weights, hard inputs, seed 3"
@@ -149,7 +149,7 @@ def test_what_is_said_of_a_tensor_is_said_whole():
     ]
 
 
-def test_what_was_not_run_is_listed_item_by_item():
+def test_items_that_did_not_run_are_listed():
     rows = "34 of 50 rows of tok.weight: no gradient reached 0-2, 5, 8-11, 17, ..."
     few = dataclasses.replace(EMPTY, unreached=["7 of 16 rows of pos: no gradient reached 9-15", rows])
     assert f"not run: {'; '.join(few.unreached)}" in " ".join(str(few).split())
@@ -160,7 +160,7 @@ def test_what_was_not_run_is_listed_item_by_item():
     assert "…" not in str(few) + str(many)
 
 
-def test_a_note_is_shown_whole_or_left_to_the_full_report():
+def test_a_note_is_shown_whole_or_not_at_all():
     note = f"{'what it says of a fault, ' * 8}and its last word"
     notes = [f"{number} {note}" for number in (1, 2)]
     for report in (equal_report(), different_report()):
@@ -170,7 +170,7 @@ def test_a_note_is_shown_whole_or_left_to_the_full_report():
         assert "…" not in shown
 
 
-def test_what_is_too_long_is_cut_between_words():
+def test_long_text_is_cut_between_words():
     words = grown(different_report()).first_divergence.message.split()
     cut = [line for line in str(grown(different_report())).splitlines() if line.endswith(" …")]
     cut = [line for line in cut if "x" * 60 not in line and "ModelModel" not in line]
@@ -179,7 +179,7 @@ def test_what_is_too_long_is_cut_between_words():
         assert line.split()[-2] in words
 
 
-def test_failures_that_are_left_out_are_counted():
+def test_omitted_failures_are_counted():
     bad = [equal_tensor(f"a{number}", verdict="different", relative=0.5) for number in range(30)]
     shown = str(dataclasses.replace(EMPTY, verdict="different", tensors=[*bad, equal_tensor("b")]))
     assert "30 of 31 tensors are not equal" in shown
@@ -200,11 +200,11 @@ def test_failures_that_are_left_out_are_counted():
         ({"verdict": "equal", "meaning_used": 0.99}, "99% of the allowed error"),
     ],
 )
-def test_a_tensor_has_one_number_that_says_what_it_is_relative_to(changes, written):
+def test_a_tensors_error_names_its_reference(changes, written):
     assert wording.measured(equal_tensor("output", **changes), EMPTY) == written
 
 
-def test_the_sides_are_called_as_the_report_calls_them():
+def test_renderings_use_the_reports_side_labels():
     report = dataclasses.replace(different_report(), first_label="first", second_label="second")
     first = dataclasses.replace(report.first_divergence, second_label="second")
     report = dataclasses.replace(report, first_divergence=first)

@@ -86,7 +86,7 @@ def state_of(module):
 
 @pytest.mark.parametrize("then", [lambda x: None, fail, interrupt, interrupt_later], ids=lambda one: one.__name__)
 @pytest.mark.parametrize("mode", ["eager", "float64", "jitter", "tables", "logsumexp", "flash", "record", "train"])
-def test_everything_is_as_before(then, mode):
+def test_a_run_restores_all_state(then, mode):
     module = Trouble(then)
     subject = subject_of(module, train=mode == "train")
     before, weights, arguments = state_of(module), subject.weights(), Arguments((X,))
@@ -110,7 +110,7 @@ def test_everything_is_as_before(then, mode):
     np.testing.assert_array_equal(X, np.random.default_rng(0).normal(size=X.shape).astype(np.float32))
 
 
-def test_eight_threads_at_once_get_what_one_gets():
+def test_eight_threads_get_the_results_of_one():
     import concurrent.futures
 
     subjects = [subject_of(Stack(how)) for how in (None, True, False, None)] * 2
@@ -123,7 +123,7 @@ def test_eight_threads_at_once_get_what_one_gets():
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_weights_read_while_another_thread_runs_are_those_of_the_module():
+def test_weights_read_during_a_run_are_the_modules():
     import concurrent.futures
 
     read = []

@@ -42,14 +42,14 @@ def test_a_weight_that_is_not_registered_is_named(where, dtype):
     )
 
 
-def test_a_list_of_registered_weights_that_is_not_used_is_nobodys_fault():
+def test_an_unused_list_of_registered_weights_is_accepted():
     module = Calls(lambda self, x: self.linear(x))
     module.everything, module.modules_too = list(module.parameters()), [module.linear]
     assert_same(run(subject_of(module)), run(subject_of(Calls(lambda self, x: self.linear(x)))))
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, of quantised and of nested tensors, and of TorchScript
-def test_what_can_not_be_read_as_an_array_is_one_clear_line():
+def test_unreadable_weights_and_outputs_are_refused_in_one_line():
     quantised = nn.Linear(6, 6)
     quantised.weight = nn.Parameter(torch.quantize_per_tensor(torch.ones(6, 6), 0.1, 0, torch.qint8), False)
     sparse = nn.Linear(6, 6)
@@ -83,14 +83,14 @@ def test_what_can_not_be_read_as_an_array_is_one_clear_line():
         ((dense, {"a": 1}), "weights must hold tensors of torch or arrays of JAX, got dict without any"),
     ],
 )
-def test_what_is_no_function_with_weights_is_refused(arguments, message):
+def test_invalid_functions_and_weights_are_refused(arguments, message):
     with pytest.raises(TypeError) as caught:
         function(*arguments)
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(("length", "is_cut"), [(300, False), (301, True)])
-def test_a_long_message_of_a_module_is_cut_behind_300_characters(length, is_cut):
+def test_long_error_messages_are_cut_after_300_characters(length, is_cut):
     shown = str(failure(KeyError("x" * (length - 2)), "float32", "your module"))  # and two quotation marks
     assert shown.startswith("your module raised KeyError: 'xxx")
     assert shown.count("x") == min(length - 2, 299)

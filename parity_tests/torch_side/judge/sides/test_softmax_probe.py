@@ -67,7 +67,7 @@ def draw_attention(time, seed, scale, width=32):
 
 @pytest.mark.parametrize("how", [F.scaled_dot_product_attention, FlashByHand.apply], ids=["fused", "by hand"])
 @pytest.mark.parametrize("time", [48, 128])
-def test_the_formula_loses_as_much_as_flash_attention_on_peaked_rows(how, time):
+def test_the_formula_loses_what_flash_attention_loses_on_peaked_rows(how, time):
     arrays = draw_attention(time, 0, 12.0)
     wanted = run(subject_of(Attends(plainly)), *arrays, dtype="float64")
     real = loss(run(subject_of(Attends(how)), *arrays), wanted)
@@ -98,7 +98,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_formula_computes_what_the_kernel_computes(name, dtype):
+def test_the_formula_matches_the_kernel(name, dtype):
     query, key, value = draw_attention(7, 1, 2.0, 8)
     if name == "grouped":
         key, value = key[:, :1], value[:, :1]
@@ -116,7 +116,7 @@ def test_the_formula_computes_what_the_kernel_computes(name, dtype):
 
 @pytest.mark.parametrize("seed", [STILL, 0, 1])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_fused_attention_by_plain_operations_computes_what_the_kernel_computes(name, seed):
+def test_fused_attention_by_plain_operations_matches_the_kernel(name, seed):
     query, key, value = draw_attention(7, 1, 2.0, 8)
     if name == "grouped":
         key, value = key[:, :1], value[:, :1]
@@ -160,7 +160,7 @@ def test_the_formula_loses_as_much_as_the_kernel_in_float64(size, width):
     assert (by_formula < 4e-15 * (size + 10.0) ** 2).all()
 
 
-def test_what_keys_have_in_common_multiplies_the_rounding_of_the_outputs_dot_product():
+def test_a_part_common_to_all_keys_amplifies_rounding():
     """Softmax does not see it, and a row's gradients of scores add up to zero but for that rounding."""
     query, key, value = draw_attention(48, 0, 0.01)
     by_kernel, by_formula = lost_in_float64(query, key + np.float32(1e4), value)
@@ -169,7 +169,7 @@ def test_what_keys_have_in_common_multiplies_the_rounding_of_the_outputs_dot_pro
     assert (by_kernel < 4.0 * by_formula).all()
 
 
-def test_what_a_kernel_does_wrong_is_no_part_of_what_its_formula_loses():
+def test_the_formulas_loss_does_not_contain_a_kernels_fault():
     def wrong(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None):
         return 2.0 * query, 2.0 * key, 2.0 * value
 

@@ -66,7 +66,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_moves_by_a_float32_unit_and_the_user_s_does_not(name):
+def test_tables_move_by_a_float32_unit(name):
     subject = subject_of(TABLES[name]())
     wide = run(subject, dtype="float64")
     first, again, second = (run(subject, mode="tables", seed=seed) for seed in (1, 1, 2))
@@ -79,7 +79,7 @@ def test_a_table_moves_by_a_float32_unit_and_the_user_s_does_not(name):
     assert_same(run(subject, dtype="float64"), wide)
 
 
-def test_given_tables_move_where_they_are_named():
+def test_inputs_move_only_where_named_as_tables():
     class Given(nn.Module):
         def __init__(self):
             super().__init__()
@@ -111,14 +111,14 @@ class Everything(nn.Module):
 
 
 @pytest.mark.parametrize("build", [lambda: nn.LayerNorm(6), Everything, lambda: Calls(writes)])
-def test_what_holds_no_tables_does_not_move(build):
+def test_modules_without_tables_do_not_move(build):
     subject = subject_of(build())
     found = run(subject, mode="tables")
     assert found.moved == 0
     assert_same(found, run(subject, dtype="float64"))
 
 
-def test_what_depends_on_the_input_does_not_move_without_a_gradient_either():
+def test_values_computed_from_inputs_do_not_move():
     def call(self, x):
         with torch.no_grad():
             size = x.abs().amax(-1, keepdim=True) * 0.3
@@ -148,7 +148,7 @@ def test_the_moves_are_uniform_and_follow_from_number_and_seed():
     assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 0.02
 
 
-def test_float64_inside_a_float32_module_moves_by_a_float32_unit():
+def test_float64_inside_float32_modules_moves_by_a_float32_unit():
     def call(self, x):
         return self.linear(x).double().tanh().float()
 

@@ -69,7 +69,7 @@ def test_a_checkpointed_call_is_recorded_once_with_its_gradients(name):
         assert all(cotangent.any() for cotangent in one.cotangents)
 
 
-def test_what_a_checkpoint_writes_to_again_is_returned_as_the_call_left_it():
+def test_outputs_written_again_by_a_checkpoint_keep_their_values():
     """A cache counts its tokens in place; the backward pass computes the block again, and counts them again."""
 
     class Cached(nn.Module):
@@ -88,14 +88,14 @@ def test_what_a_checkpoint_writes_to_again_is_returned_as_the_call_left_it():
     assert found.outputs[1] == 4
 
 
-def test_rounding_at_random_reaches_what_is_computed_again():
+def test_random_rounding_reaches_recomputed_values():
     subject = subject_of(Stack(True))
     plain, found = run(subject), run(subject, mode="jitter", seed=3)
     assert 1e-8 < relative(found, plain) < 1e-5
 
 
 @pytest.mark.parametrize("how", [True, False])
-def test_dropout_in_a_checkpoint_is_driven_as_outside_of_it(how):
+def test_dropout_in_a_checkpoint_is_driven_like_outside(how):
     class Drops(nn.Module):
         def __init__(self, how):
             super().__init__()
@@ -118,7 +118,7 @@ def test_dropout_in_a_checkpoint_is_driven_as_outside_of_it(how):
 
 
 @pytest.mark.parametrize("p", [(), (0.5,)])
-def test_where_no_masks_are_given_bernoulli_draws_as_always(p):
+def test_bernoulli_is_unchanged_without_masks(p):
     def draw():
         return torch.bernoulli(torch.linspace(0.1, 0.9, 64), *p, generator=torch.Generator().manual_seed(3))
 
@@ -129,7 +129,7 @@ def test_where_no_masks_are_given_bernoulli_draws_as_always(p):
     assert {0.0, 1.0} == set(out.tolist())
 
 
-def test_given_masks_are_no_way_through_numpy():
+def test_given_masks_do_not_leave_float64():
     table = torch.ones(6)
     subject = subject_of(Calls(lambda self, x: F.dropout(x, 0.5, self.training) * table), train=True)
     assert run(subject, dtype="float64").outputs[0].dtype == np.float64
@@ -175,7 +175,7 @@ SAME = {
 @pytest.mark.parametrize("name", SAME)
 @pytest.mark.parametrize("mode", ["eager", "jitter", "tables"])
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # torch's own, from jvp
-def test_a_call_gives_what_the_same_in_plain_words_gives(name, mode):
+def test_transformed_calls_match_plain_ones(name, mode):
     call, plain = SAME[name]
     wide = run(subject_of(Calls(plain)), dtype="float64")
     x = X.copy()
@@ -185,7 +185,7 @@ def test_a_call_gives_what_the_same_in_plain_words_gives(name, mode):
     assert found.moved == 0
 
 
-def test_parametrised_tied_and_hooked_weights_are_the_given_ones():
+def test_parametrised_tied_and_hooked_modules_use_the_given_weights():
     tied = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
     tied[1].weight = tied[0].weight
     hooked = nn.Linear(6, 6)

@@ -34,7 +34,7 @@ class FlaxNamesake(nnx.Module):
         return x * self.weight + 2 * weight
 
 
-def test_an_input_that_is_named_like_a_parameter_is_judged_too():
+def test_an_input_named_like_a_parameter_is_judged():
     report = compare(TorchNamesake(), FlaxNamesake(), (X, X + 1), seeds=1)
     assert report.verdict == "different"
     assert verdicts(report) == {
@@ -65,7 +65,7 @@ REARRANGED = {
 
 
 @pytest.mark.parametrize("form", REARRANGED)
-def test_the_flax_side_may_take_an_input_in_another_shape_or_dtype(form):
+def test_flax_inputs_may_have_another_shape_or_dtype(form):
     ours, flax_inputs = REARRANGED[form]
 
     def theirs(m, x):
@@ -78,14 +78,14 @@ def test_the_flax_side_may_take_an_input_in_another_shape_or_dtype(form):
     assert set(verdicts(report).values()) == {"different"}
 
 
-def test_inputs_of_the_same_numbers_are_matched_by_where_they_stand():
+def test_equal_inputs_are_matched_by_name_or_position():
     def minus(m, q, k):
         return q * m.w - k
 
     assert judge(minus, inputs={"q": X, "k": X}, flax_inputs={"k": X, "q": X}).verdict == "equal"
 
 
-def test_inputs_that_only_one_side_takes_stay_as_given_and_are_named():
+def test_unmatched_inputs_are_not_varied_and_are_named():
     one_hot = np.eye(11, dtype=np.float32)[IDS] * 2
 
     def looked_up(m, x, ids):
@@ -101,7 +101,7 @@ def test_inputs_that_only_one_side_takes_stay_as_given_and_are_named():
     assert any("inputs[0] of torch, inputs[0] of Flax; taken" in note for note in wrong.notes)
 
 
-def test_which_way_equal_numbers_are_turned_is_not_guessed():
+def test_the_orientation_of_constant_inputs_is_not_guessed():
     keep = np.ones((2, 5), np.float32)
     report = judge(
         lambda m, x, k: x * m.w * k[..., None],
@@ -119,7 +119,7 @@ def test_a_constant_input_hides_no_fault(value):
     assert verdicts(report)["output"] == "different"
 
 
-def test_keys_of_outputs_and_inputs_are_matched_whatever_their_order():
+def test_keys_are_matched_in_any_order():
     def ours(m, parts):
         return {"a": parts["x"] * m.w, "b": {10: parts["y"], 2: parts["y"] + 1}}
 
@@ -142,7 +142,7 @@ ONLY_ONE = {"a dict": lambda y: {"logits": y}, "an object": Logits, "beside a ca
 
 
 @pytest.mark.parametrize("what", ONLY_ONE)
-def test_an_array_alone_stands_for_a_container_of_one(what):
+def test_an_array_matches_a_container_of_one_array(what):
     def wrapped(m, x):
         return ONLY_ONE[what](x * m.w)
 
@@ -151,11 +151,11 @@ def test_an_array_alone_stands_for_a_container_of_one(what):
     assert verdicts(wrong) == {"output": "different", "grad inputs[0]": "different", "grad w": "different"}
 
 
-def test_the_container_may_be_on_either_side():
+def test_either_side_may_return_the_container():
     assert judge(scale, lambda m, x: {"logits": x * m.w}).verdict == "equal"
 
 
-def test_one_array_under_two_names_is_refused():
+def test_outputs_under_two_names_are_refused():
     with pytest.raises(ValueError, match=r"differ in structure: torch returns 1 \(\['logits'\] .* 1 \(\['hidden'\]"):
         judge(lambda m, x: {"logits": x * m.w}, lambda m, x: {"hidden": x * m.w})
 

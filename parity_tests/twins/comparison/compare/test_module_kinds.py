@@ -36,7 +36,7 @@ def test_a_linen_module_is_compared_through_to_nnx():
 
 
 @pytest.mark.parametrize("dtype", [None, jnp.float32])
-def test_embeddings_take_ids_and_a_dtype_that_is_frozen_is_lifted(dtype):
+def test_embeddings_take_ids_and_lift_a_fixed_dtype(dtype):
     theirs = nnx.Embed(11, 8, dtype=dtype, rngs=nnx.Rngs(0))
     report = compare(nn.Embedding(11, 8), theirs, IDS, seeds=1)
     assert report.verdict == "equal"
@@ -71,7 +71,7 @@ def test_running_statistics_are_weights():
     assert verdicts(report)["weight running_var"] == "different"
 
 
-def test_integer_parameters_are_passed_on():
+def test_integer_parameters_are_transferred():
     class Ours(nn.Module):
         def __init__(self):
             super().__init__()
@@ -93,7 +93,7 @@ def test_integer_parameters_are_passed_on():
     assert verdicts(report).keys() == {"output", "grad x", "grad weight"}
 
 
-def test_a_module_that_is_called_twice_inside_is_one_module():
+def test_a_submodule_called_twice_is_compared():
     class Ours(nn.Module):
         def __init__(self):
             super().__init__()
@@ -117,6 +117,6 @@ def test_a_module_that_is_called_twice_inside_is_one_module():
     assert {node.path: node.message for node in report.tree.walk()}["fc"].startswith("called 2 times in torch and 3")
 
 
-def test_a_module_that_was_compiled_is_taken_as_it_was():
+def test_a_compiled_module_is_compared_uncompiled():
     ours, theirs = linear()
     assert compare(torch.compile(ours), theirs, X, seeds=1).verdict == "equal"

@@ -30,13 +30,13 @@ from .sides import judge, scale, verdicts
         (scale, lambda m, x: {}, "the Flax module FlaxSide returned dict, which holds no array"),
     ],
 )
-def test_outputs_of_another_structure_or_shape_are_refused_and_never_cut_to_fit(ours, theirs, message):
+def test_outputs_of_another_structure_or_shape_are_refused(ours, theirs, message):
     with pytest.raises(ValueError, match=message) as caught:
         judge(ours, theirs)
     assert "\n" not in str(caught.value)
 
 
-def test_dicts_and_nested_outputs_are_compared_one_by_one():
+def test_nested_outputs_are_compared_per_array():
     def both(m, x):
         return {"a": x * m.w, "b": (x + 1, None)}
 
@@ -48,7 +48,7 @@ def test_dicts_and_nested_outputs_are_compared_one_by_one():
 
 
 @pytest.mark.parametrize(("count", "names"), [(1, {"output"}), (2, {"output[0]", "output[1]"})])
-def test_an_output_is_named_by_its_place_where_there_are_several(count, names):
+def test_several_outputs_are_named_by_position(count, names):
     report = judge(lambda m, x: (x * m.w,) * count if count > 1 else x * m.w)
     assert {name for name in verdicts(report) if name.startswith("output")} == names
 
@@ -91,7 +91,7 @@ def test_nan_at_the_same_places_is_equal():
 @pytest.mark.parametrize(
     ("ours", "theirs"), [(0.0, math.nan), (math.nan, 0.0), (math.inf, -math.inf), (math.inf, math.nan), (1.0, math.inf)]
 )
-def test_what_is_not_finite_on_one_side_is_different(ours, theirs):
+def test_values_nonfinite_on_one_side_are_different(ours, theirs):
     report = judge(holes(ours), holes(theirs))
     assert report.verdict == "different"
     assert report.tensors[0].verdict == "different"

@@ -33,7 +33,7 @@ def test_modules_in_bfloat16_are_judged_in_bfloat16():
     assert compare(ours, theirs, X, seeds=1).verdict == "different"
 
 
-def test_other_precisions_can_be_asked_for():
+def test_dtypes_selects_other_precisions():
     class Ours(nn.Module):
         def __init__(self):
             super().__init__()
@@ -56,7 +56,7 @@ def test_other_precisions_can_be_asked_for():
     assert [one.dtype for one in report.tensors] == ["bfloat16"] * 4 + ["float64"] * 4
 
 
-def test_compiled_runs_are_judged_on_request_and_leave_buffers_alone():
+def test_compiled_runs_are_judged_and_leave_buffers_unchanged():
     class Counting(nn.Linear):
         def __init__(self):
             super().__init__(8, 4)
@@ -197,7 +197,7 @@ def test_a_loss_of_precision_names_the_side(loss):
     assert (output.torch_used > 1, output.flax_used > 1) == (side == "torch", side == "flax")
 
 
-def test_the_stock_norms_of_flax_are_no_false_alarm_on_ordinary_inputs():
+def test_flax_norms_are_equal_on_ordinary_inputs():
     x = np.random.default_rng(10).normal(size=(2, 6, 8)).astype(np.float32)
     report = compare(nn.LayerNorm(8), layer_norm(), x, seeds=2, first_seed=100)
     assert report.verdict == "equal", str(report)
@@ -205,7 +205,7 @@ def test_the_stock_norms_of_flax_are_no_false_alarm_on_ordinary_inputs():
     assert compare(nn.RMSNorm(8, eps=1e-6), nnx.RMSNorm(8, rngs=nnx.Rngs(0)), x, seeds=1).verdict == "equal"
 
 
-def test_a_large_mean_is_no_false_alarm_where_both_sides_take_two_passes():
+def test_two_pass_norms_of_large_means_are_equal():
     assert compare(nn.LayerNorm(8), layer_norm(use_fast_variance=False), X + 100, seeds=1).verdict == "equal"
 
 

@@ -102,7 +102,7 @@ NOTHING_TO_JUDGE = {
 
 
 @pytest.mark.parametrize("what", NOTHING_TO_JUDGE)
-def test_what_can_not_be_judged_is_refused_in_one_line(what):
+def test_uncomparable_outputs_and_inputs_are_refused_in_one_line(what):
     ours, theirs, inputs, message = NOTHING_TO_JUDGE[what]
     with pytest.raises(ValueError, match=message) as caught:
         judge(ours, theirs, inputs)

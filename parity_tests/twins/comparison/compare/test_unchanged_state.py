@@ -106,7 +106,7 @@ def assert_same(one, two, where=""):
     ],
     ids=lambda value: str(value) or "works",
 )
-def test_both_modules_and_both_frameworks_are_left_as_they_were(fails, options, outcome):
+def test_modules_and_frameworks_are_unchanged(fails, options, outcome):
     ours, theirs = TorchState(fails == "torch"), FlaxState(fails == "flax", options.pop("factor", 1.0))
     ours.train()
     ours.fc.eval()
@@ -124,7 +124,7 @@ def test_both_modules_and_both_frameworks_are_left_as_they_were(fails, options, 
     assert_same(flax_before, keep_flax(theirs))
 
 
-def test_inputs_are_left_as_they_were():
+def test_inputs_are_unchanged():
     given = {"x": X.copy(), "y": torch.from_numpy(X.copy()).requires_grad_()}
 
     def mutate(m, x, y):

@@ -24,7 +24,7 @@ def ignoring(m, x):
 TWO = {"w": (8,), "extra": (8,)}
 
 
-def test_a_parameter_that_nothing_reaches_is_unexercised():
+def test_a_parameter_that_neither_side_uses_is_unexercised():
     report = judge(ignoring, shapes=TWO)
     assert (report.verdict, report.unexercised, report.invariances) == ("equal", ["extra"], [])
 
@@ -39,7 +39,7 @@ def test_a_parameter_that_one_side_ignores_is_a_difference(side):
     }
 
 
-def test_a_parameter_that_the_output_does_not_depend_on_is_an_invariance():
+def test_a_parameter_without_influence_is_an_invariance():
     def shifted(m, x):
         library = jnp_or_torch(x)
         softmax = torch.softmax if library is torch else jax.nn.softmax
@@ -50,7 +50,7 @@ def test_a_parameter_that_the_output_does_not_depend_on_is_an_invariance():
 
 
 @pytest.mark.parametrize("swallowing", ["torch", "flax"])
-def test_a_parameter_of_a_side_that_passes_over_nan_is_not_taken_for_one_that_it_ignores(swallowing):
+def test_a_side_that_swallows_nan_does_not_ignore_a_parameter(swallowing):
     """Fused attention gives zeros where all scores are NaN: that a key bias is read does not show as NaN there."""
 
     def shifted(m, x):
@@ -63,7 +63,7 @@ def test_a_parameter_of_a_side_that_passes_over_nan_is_not_taken_for_one_that_it
     assert (report.verdict, report.invariances, report.unexercised) == ("equal", ["extra"], [])
 
 
-def test_a_gradient_that_both_sides_stop_is_noted():
+def test_a_gradient_stopped_on_both_sides_is_noted():
     def ours(m, x):
         return x * m.w + m.extra.detach()
 
@@ -72,7 +72,7 @@ def test_a_gradient_that_both_sides_stop_is_noted():
     assert "extra: the output depends on it, but its gradient is zero on both sides" in report.notes
 
 
-def test_what_was_not_reached_is_listed():
+def test_unreached_arguments_and_dropout_are_listed():
     class Ours(nn.Module):
         def __init__(self):
             super().__init__()

@@ -15,7 +15,7 @@ from attn_bridge.parity import compare
 from .sides import IDS, FlaxSide, TorchSide, X, jnp_or_torch, judge, linear, scale, verdicts
 
 
-def test_weights_are_given_from_torch_to_flax_unless_the_held_ones_are_asked_about():
+def test_weights_are_transferred_unless_transfer_is_off():
     ours, theirs = linear()
     report = compare(ours, theirs, X, seeds=1, transfer=False)
     assert report.verdict == "different"
@@ -32,7 +32,7 @@ def test_weights_are_given_from_torch_to_flax_unless_the_held_ones_are_asked_abo
     assert next(one for one in report.tensors if one.name == "weight bias").bad == 1
 
 
-def test_rules_say_which_parameter_is_which():
+def test_rules_pair_parameters():
     def ours(m, x):
         return x @ m.a @ m.b
 
@@ -47,7 +47,7 @@ def test_rules_say_which_parameter_is_which():
     assert judge(ours, theirs, shapes=shapes, rules=[Rule("a", "a"), Rule("b", "b")]).verdict == "different"
 
 
-def test_rules_that_do_not_fit_are_refused_with_all_that_is_wrong():
+def test_all_faults_of_the_rules_are_listed():
     with pytest.raises(WeightsMismatchError) as caught:
         judge(scale, rules=[Rule("w", "v"), Rule("x", "y")])
     assert caught.value.missing == ["x"]
@@ -56,7 +56,7 @@ def test_rules_that_do_not_fit_are_refused_with_all_that_is_wrong():
         judge(scale, rules=[Rule("w", "w", "(a b) -> a b", a=2)])
 
 
-def test_what_names_leave_open_is_settled_by_running():
+def test_running_settles_ambiguous_names():
     def ours(m, x):
         return jnp_or_torch(x).tanh(x @ m.left) @ m.right
 
@@ -71,7 +71,7 @@ def test_what_names_leave_open_is_settled_by_running():
     ]
 
 
-def test_what_running_leaves_open_is_refused_with_the_candidates():
+def test_pairs_that_runs_do_not_settle_are_refused():
     def ours(m, x):
         return x @ m.left + x @ m.right
 
@@ -118,7 +118,7 @@ def test_tied_weights_are_one_parameter_with_both_gradients():
     assert report.first_divergence.direction == "backward"
 
 
-def test_a_zero_initialised_bias_that_is_dropped_is_found_with_weights_of_its_own():
+def test_drawn_weights_reveal_a_dropped_zero_bias():
     class NoBias(nnx.Linear):
         def __call__(self, x):
             return x @ self.kernel[...]

@@ -152,7 +152,7 @@ def test_attention_of_both_frameworks(need_weights):
     assert "train mode: both sides drop by the same masks, 2 per call" in report.notes
 
 
-def test_a_mask_that_nnx_shares_over_batch_and_heads_is_another_meaning():
+def test_a_dropout_mask_shared_over_heads_is_different():
     report = compare(TorchAttention(), FlaxAttention())
     assert report.verdict == "different"
     assert (report.tensors[0].name, report.tensors[0].flax_name) == ("dropout attn", "dropout attn")
@@ -256,7 +256,7 @@ def test_what_cannot_be_driven_is_refused_in_one_line(name):
 # ---- masks
 
 
-def test_masks_of_one_shape_are_drawn_in_order_and_turn_with_the_axes():
+def test_equal_shaped_masks_are_drawn_in_order():
     masks, turned = Masks(7), Masks(7)
     first, second = masks.draw((2, 3, 4), 0.5), masks.draw((2, 3, 4), 0.5)
     assert (first != second).any()

@@ -274,7 +274,7 @@ def test_a_planted_fault_is_named(name):
         report.raise_for_mismatch()
 
 
-def test_a_fault_is_named_at_the_step_at_which_it_first_acts():
+def test_a_fault_is_named_at_its_first_step():
     net = torch_net()
     nn.init.zeros_(net.a.bias)  # what is zero does not decay
     report = train(net, optimizer=(adamw, optax.adamw(LR, weight_decay=0.01, mask=spare("a.bias"))))
@@ -285,7 +285,7 @@ def test_a_fault_is_named_at_the_step_at_which_it_first_acts():
     assert report.first_difference.tensor == "update a.weight"
 
 
-def test_a_mask_that_is_shared_over_the_batch_is_another_meaning():
+def test_a_dropout_mask_shared_over_the_batch_is_different():
     def shared(rate, rngs):
         return nnx.Dropout(rate, broadcast_dims=(0,), rngs=rngs)
 
