@@ -18,7 +18,7 @@ import torch_attn
 from attn_bridge import checkpoints, parity
 from attn_bridge.checkpoints.containers.base import CheckpointError
 from attn_bridge.checkpoints.hub import reading
-from parity_tests.support import hub_repositories
+from parity_tests.support.hub import TOKEN, serving
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"
@@ -39,7 +39,7 @@ IDS = np.random.default_rng(0).integers(0, 31, size=(2, 9))
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    with hub_repositories.serving() as server:
+    with serving() as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
         monkeypatch.setattr(
             constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
@@ -47,7 +47,7 @@ def hub(tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-        monkeypatch.setenv("HF_TOKEN", hub_repositories.TOKEN)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
         monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         yield server
 
