@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..support.sharded_attention import calls, deviations, memory
+from .processes.sharded_attention import calls, deviations, memory
 
 CASES = {
     "few scores": (tuple(calls())[::2], False),

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from attn_bridge.parity import workers
-from parity_tests.support import sharded_calls
+
+from .processes import sharded_calls
 
 JOB = (("tensor", 2), ("context", 2))
 METHODS = ("all_gather", "ring", "ulysses")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..support.mesh_counts import counts
+from .processes.mesh_counts import counts
 
 BOTH = pytest.mark.parametrize("framework", ["torch", "flax"])
 

@@ -12,7 +12,7 @@ from attn_bridge.checkpoints.containers.torch_file import Stored
 from torch_attn.backend import to_numpy
 
 from ..fuzz.samples import assert_same, read, write
-from ..support.sharded_checkpoints import MESHES, run, values
+from .processes.sharded_checkpoints import MESHES, run, values
 
 WANTED = {name: to_numpy(tensor) for name, tensor in values().items()}
 """The whole tensors as arrays."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..support.mesh_generation import generated
+from .processes.mesh_generation import generated
 
 CASES = ["DecoderModel", "DecoderModel experts", "DecoderModel hybrid"]
 

@@ -1,13 +1,13 @@
 """Sharded modules against plain ones in float64, outputs and all gradients: a part of what the command runs whole.
 
-``python -m parity_tests.support.mesh_matrix`` takes every mesh and method.
+``python -m parity_tests.meshes.processes.mesh_matrix`` takes every mesh and method.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from ..support.mesh_matrix import run
+from .processes.mesh_matrix import run
 
 FEW = ["MultiHeadAttention", "GroupedQueryAttention gpt-oss", "GatedDeltaNet qwen3-next", "DecoderModel"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..support.sharded_strangers import judged, refused, tables_moved
+from .processes.sharded_strangers import judged, refused, tables_moved
 
 
 @pytest.mark.parametrize("framework", ["torch", "flax"])

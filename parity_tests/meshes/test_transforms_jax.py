@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from attn_bridge.parity import workers
-from parity_tests.support import sharded_transforms
+
+from .processes import sharded_transforms
 
 
 def test_mapped_over_a_batch() -> None:

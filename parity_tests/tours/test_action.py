@@ -11,8 +11,9 @@ import pytest
 import torch  # noqa: F401 (likewise)
 
 from attn_bridge.cli.app import run
-from parity_tests.support import composite
 from release.versions import ROOT
+
+from . import composite
 
 yaml = pytest.importorskip("yaml", reason="comes with transformers")
 

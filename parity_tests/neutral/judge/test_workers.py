@@ -14,7 +14,7 @@ import pytest
 
 from attn_bridge.parity import workers
 
-from ...support import worker_tasks
+from . import worker_tasks
 
 ROOT = Path(__file__).parents[3]
 
@@ -107,7 +107,7 @@ def _start(folder: Path) -> subprocess.Popen[str]:
     program = f"""
 import signal, sys
 from attn_bridge.parity import workers
-from parity_tests.support.worker_tasks import hold
+from parity_tests.neutral.judge.worker_tasks import hold
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell leaves it ignored in the background
 try:
     list(workers.run(hold, [{str(folder)!r}] * 2, jobs=2))

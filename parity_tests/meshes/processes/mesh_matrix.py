@@ -1,8 +1,8 @@
 """Sharded modules against plain ones in float64: every output and gradient, over meshes, methods and variants.
 
-``python -m parity_tests.support.mesh_matrix --framework flax --mesh tensor=2,context=4 --method ring`` runs the cases
-of ``attn-bridge check --mesh`` without the judge: one call each, and the largest difference of each tensor, as a part
-of its largest value or of 1.
+``python -m parity_tests.meshes.processes.mesh_matrix --framework flax --mesh tensor=2,context=4 --method ring`` runs
+the cases of ``attn-bridge check --mesh`` without the judge: one call each, and the largest difference of each tensor,
+as a part of its largest value or of 1.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Deviation:
 
 def run(framework: backends.Framework, meshes: list[Sizes], methods: list[str], cases: list[str]) -> list[Deviation]:
     """Run cases on meshes, those of equally many devices in the same processes."""
-    from parity_tests.support import mesh_matrix  # run as a command, this module has another name in the processes
+    # Run as a command, this module has another name in the processes.
+    from parity_tests.meshes.processes import mesh_matrix
 
     found: list[Deviation] = []
     by_devices = itertools.groupby(sorted(meshes, key=_devices), key=_devices)
@@ -120,7 +121,7 @@ def _devices(sizes: Sizes) -> int:
 
 def main() -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m parity_tests.support.mesh_matrix", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m parity_tests.meshes.processes.mesh_matrix", description=__doc__)
     parser.add_argument("--framework", action="append", choices=["torch", "flax"])
     parser.add_argument("--mesh", action="append", required=True, help="axes, such as tensor=2,context=4")
     parser.add_argument("--method", action="append", choices=["all_gather", "ring", "ulysses"])
