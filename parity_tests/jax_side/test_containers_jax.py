@@ -202,7 +202,7 @@ def test_an_uncompressed_ocdbt_database_is_read_without_tensorstore(tmp_path, mo
 
 @pytest.mark.parametrize("use_zarr3", [True, False])
 @pytest.mark.parametrize("use_ocdbt", [True, False])
-def test_chunks_that_are_missing_are_no_zeros(use_ocdbt, use_zarr3, tmp_path):
+def test_missing_chunks_are_refused(use_ocdbt, use_zarr3, tmp_path):
     tree = {"a": {"b": np.arange(3000.0).reshape(30, 100)}, "c": np.arange(4.0)}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)) as one:
         one.save(tmp_path / "x", tree)

@@ -34,7 +34,7 @@ def test_ranks_load_what_we_wrote_each_its_own_part(mesh, exchanged):
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_what_ranks_saved_is_read_whole_and_in_parts(mesh, exchanged):
+def test_files_of_several_ranks_are_read_whole_and_in_parts(mesh, exchanged):
     folder = exchanged[0] / mesh
     assert (len(list(folder.glob("*.distcp"))) == 4) == (mesh == "one axis")
     assert_same(read(folder), WANTED)

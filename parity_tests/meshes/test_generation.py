@@ -11,7 +11,7 @@ CASES = ["DecoderModel", "DecoderModel experts", "DecoderModel hybrid"]
 
 @pytest.mark.parametrize("framework", ["torch", "flax"])
 @pytest.mark.parametrize("sizes", [{"tensor": 2, "context": 2}, {"tensor": 2, "fsdp": 2}], ids=str)
-def test_a_sharded_model_decodes_what_the_plain_one_does(framework, sizes):
+def test_a_sharded_model_decodes_like_the_plain_one(framework, sizes):
     for of_rank in generated(framework, sizes, CASES):
         assert list(of_rank) == CASES
         for name, one in of_rank.items():

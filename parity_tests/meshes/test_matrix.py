@@ -20,7 +20,7 @@ MATRIX = {
 
 @pytest.mark.parametrize("framework", ["torch", "flax"])
 @pytest.mark.parametrize("name", MATRIX)
-def test_a_sharded_module_computes_what_the_plain_one_does(framework, name):
+def test_a_sharded_module_matches_the_plain_one(framework, name):
     meshes, method, cases = MATRIX[name]
     found = run(framework, [tuple(mesh.items()) for mesh in meshes], [method], cases)
     ran = [one for one in found if not one.refused]

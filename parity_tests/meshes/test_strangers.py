@@ -59,7 +59,7 @@ def test_sharded_and_plain_modules_have_the_same_table_moves():
         ("DDP", "DistributedDataParallel sums gradients of weights that can't be exchanged; give its .module"),
     ],
 )
-def test_what_keeps_its_weights_is_refused_on_every_process(wrapper, told):
+def test_wrappers_that_keep_their_weights_are_refused_everywhere(wrapper, told):
     # With its weights exchanged below it, fully_shard ends the process.
     for text in refused(wrapper):
         assert told in text

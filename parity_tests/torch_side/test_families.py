@@ -97,27 +97,27 @@ def assert_close(layer, found, limit=1e-10):
 
 @pytest.mark.parametrize("padded", ["none", "left", "right"])
 @pytest.mark.parametrize(("name", "index"), LAYERS)
-def test_a_batch_is_what_transformers_gives(name, index, padded):
+def test_a_batch_matches_transformers(name, index, padded):
     layer = run(name, index, padded=padded)
     assert_close(layer, torch_outputs(layer))
 
 
 @pytest.mark.parametrize(("name", "index"), [one for one in LAYERS if one[0] != "bloom"])
-def test_large_positions_are_what_transformers_gives(name, index):
+def test_large_positions_match_transformers(name, index):
     layer = run(name, index, start=100_000, seed=1)
     assert_close(layer, torch_outputs(layer))
 
 
 @pytest.mark.parametrize("padded", ["left", "right"])
 @pytest.mark.parametrize(("name", "index"), LAYERS)
-def test_decoding_with_a_cache_is_what_transformers_gives(name, index, padded):
+def test_decoding_with_a_cache_matches_transformers(name, index, padded):
     steps = (6, 1, 1, 3) if padded == "left" else (11, 1, 2)
     layer = run(name, index, padded=padded, tokens=sum(steps), steps=steps, seed=2)
     assert_close(layer, torch_outputs(layer))
 
 
 @pytest.mark.parametrize(("name", "index"), [one for one in LAYERS if one[0] in DIFFERENTIATED])
-def test_gradients_are_what_transformers_gives(name, index):
+def test_gradients_match_transformers(name, index):
     case, seen, generator = CASES[name], [], torch.Generator().manual_seed(7)
     mask = torch.from_numpy(padding("left", 11).copy())
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -154,7 +154,7 @@ def test_gradients_are_what_transformers_gives(name, index):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("name", "index"), LAYERS)
-def test_roundings_are_no_larger_than_those_of_transformers(name, index, dtype):
+def test_rounding_errors_do_not_exceed_those_of_transformers(name, index, dtype):
     verdict = judge_layer(name, index, dtype, torch_outputs)
     assert verdict.verdict == "equal", verdict.message
 

@@ -197,7 +197,7 @@ def test_what_options_cost_is_measured(monkeypatch, capsys):
     assert lines[3].split()[3::2][0] == "1.00"
 
 
-def test_bfloat16_is_measured_beside_float32(monkeypatch, capsys):
+def test_bfloat16_is_measured_next_to_float32(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bfloat16", "--shape", "1,160,2,16", "--rounds", "1"])
     bfloat16.main()
     lines = capsys.readouterr().out.splitlines()

@@ -289,7 +289,7 @@ def test_real_weights_on_the_command_line(capsys, tmp_path):
     assert "layers.1.att.W_key.weight holds NaN or infinity" in capsys.readouterr().err
 
 
-def test_what_only_the_second_look_finds_is_not_dropped(monkeypatch):
+def test_findings_of_the_second_look_are_kept(monkeypatch):
     from attn_bridge.parity.check import matrix
     from attn_bridge.parity.check.report import Cell
 
@@ -401,7 +401,7 @@ def test_a_worker_that_dies_is_one_line(capsys, monkeypatch):
     assert printed.out == ""
 
 
-def test_what_python_code_asks_for_stays_in_its_process(monkeypatch):
+def test_checks_from_python_stay_in_the_process(monkeypatch):
     def refuse(*arguments):
         raise AssertionError("a process was started")
 

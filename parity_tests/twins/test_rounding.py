@@ -66,7 +66,7 @@ def test_random_rounding_moves_every_result_by_a_few_units(side):
 
 
 @pytest.mark.parametrize("side", [0, 1], ids=["torch", "flax"])
-def test_what_rounds_nothing_is_not_moved(side):
+def test_operations_without_rounding_do_not_move(side):
     class TorchMoves(nn.Module):
         def forward(self, x):
             return torch.relu(x.transpose(0, 1)[..., 1:].reshape(7, -1).contiguous())
@@ -83,7 +83,7 @@ def test_what_rounds_nothing_is_not_moved(side):
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-def test_saturated_softmax_is_nobodys_fault(seed):
+def test_a_saturated_softmax_is_equal(seed):
     """Attention with scores of 1e4: one side's weights are exactly 1, the other's one unit less."""
     import jax_attn
     import torch_attn
@@ -134,7 +134,7 @@ class HiddenFlax(nnx.Module):
 
 
 @pytest.mark.parametrize("make", [lambda: of_torch(HiddenTorch()), lambda: of_jax(HiddenFlax())])
-def test_what_is_added_to_hide_a_score_hides_it_still(make):
+def test_scores_hidden_by_addition_stay_hidden(make):
     subject = make()
     run = subject.run(subject.weights(), Arguments((X,)), [COTANGENT], mode="jitter", seed=5)
     assert all(np.isfinite(one).all() for one in everything(run))

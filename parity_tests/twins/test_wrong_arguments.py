@@ -42,14 +42,14 @@ def flax_layer() -> jax_attn.GroupedQueryAttention:
 
 @pytest.mark.parametrize("rngs", [0, np.zeros(2, np.uint32)], ids=["a seed", "a key"])
 @pytest.mark.parametrize("build", ["SelfAttention_v1", "SelfAttention_v2"])
-def test_a_seed_is_no_source_of_random_numbers(build, rngs):
+def test_a_seed_is_refused_as_rngs(build, rngs):
     with pytest.raises(TypeError, match=r"^rngs must be a torch_attn.random.JaxRngs or None, got "):
         getattr(torch_attn, build)(3, 2, rngs=rngs)
     with pytest.raises(TypeError, match=r"^rngs must be an nnx.Rngs or a jax_attn.random.TorchRngs, got "):
         getattr(jax_attn, build)(3, 2, rngs=rngs)
 
 
-def test_the_other_framework_is_no_source_of_random_numbers():
+def test_the_other_frameworks_rngs_are_refused():
     with pytest.raises(TypeError, match=r"^rngs must be .*, got flax.nnx.rnglib.Rngs$"):
         torch_attn.MultiHeadAttention(3, 4, 6, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match=r"^rngs must be .*, got torch_attn.random.JaxRngs$"):
@@ -57,7 +57,7 @@ def test_the_other_framework_is_no_source_of_random_numbers():
 
 
 @pytest.mark.parametrize(("module", "x"), [(torch_layer, torch.ones(1, 3, 8)), (flax_layer, jnp.ones((1, 3, 8)))])
-def test_a_number_is_no_cache(module, x):
+def test_a_number_is_refused_as_a_cache(module, x):
     with pytest.raises(TypeError, match=r"^cache must be what init_cache of the module returns, got int$"):
         module()(x, cache=3)
 
@@ -72,7 +72,7 @@ def test_masks_refuse_sizes_that_no_position_has():
 
 
 @pytest.mark.parametrize("package", [torch_attn, jax_attn])
-def test_nothing_is_no_module(package):
+def test_none_is_refused_as_a_module(package):
     with pytest.raises(TypeError, match=r"^module must be a (torch.nn|flax.nnx).Module, got NoneType$"):
         package.to_hf(LLAMA, 0, None)
 
@@ -105,12 +105,12 @@ def test_swapped_paths_and_modules_are_named(package, module, tmp_path):
         package.load(module(), tmp_path / "out.npz")
 
 
-def test_a_number_is_no_rules():
+def test_a_number_is_refused_as_rules():
     with pytest.raises(TypeError, match=r"^rules must be Rules or a list of Rule, got int$"):
         attn_bridge.transfer(torch_layer(), flax_layer(), rules=3)
 
 
-def test_a_text_is_no_number_of_bytes(tmp_path):
+def test_a_string_is_refused_as_max_memory(tmp_path):
     torch_attn.save(torch_layer(), tmp_path / "in.npz")
     with pytest.raises(ValueError, match=r"^max_memory \('1GB'\) must be a whole number of bytes"):
         checkpoints.convert(tmp_path / "in.npz", tmp_path / "out.npz", max_memory="1GB")

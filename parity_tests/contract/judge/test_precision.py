@@ -69,7 +69,7 @@ def test_strict_alone_changes_nothing_for_good(backend):
 
 
 @backends.each(ADAPTERS, "name", "ON_CPU")
-def test_what_is_unsafe_on_a_cpu_fails_the_doctor(backend, name):
+def test_unsafe_cpu_settings_fail_the_doctor(backend, name):
     value = backend.UNSAFE[name]
     with backend.SWITCHES[name].hold(value):
         diagnosis = examine()

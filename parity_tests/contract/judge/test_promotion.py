@@ -37,7 +37,7 @@ def test_the_same_way_loses_digits_without_promotion(backend, way):
 
 
 @backends.each(ADAPTERS, "way", "REFUSED")
-def test_what_can_not_be_promoted_is_refused_with_the_reason(backend, way):
+def test_functions_without_float64_are_refused_with_the_reason(backend, way):
     function, why = backend.REFUSED[way]
     with pytest.raises(CannotPromoteError, match=why):
         backend.subject(function).run({}, Arguments((X,)), dtype="float64")

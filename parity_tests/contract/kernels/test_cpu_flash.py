@@ -21,7 +21,7 @@ SERVED = [label for label in CASES if label not in ("either mask", "two bands", 
 
 
 @pytest.mark.parametrize("label", SERVED)
-def test_it_computes_what_the_reference_does(backend, label):
+def test_it_matches_the_reference(backend, label):
     for seed in (0, 1):
         hold(backend.results, label, seed, "float32", FLOAT32, "cpu_flash")
 
@@ -31,7 +31,7 @@ def test_it_computes_what_the_reference_does(backend, label):
     "label",
     ["no mask, odd sizes", "causal, long", "one key head", "window", "head_dim 40", "softcap", "bias, per head"],
 )
-def test_it_computes_in_16_bits_what_the_reference_does(backend, label, dtype):
+def test_it_matches_the_reference_in_16_bits(backend, label, dtype):
     hold(backend.results, label, 0, dtype, float(ml_dtypes.finfo(dtype).eps), "cpu_flash")
 
 
@@ -81,7 +81,7 @@ def test_bias_gradients_keep_precision_with_a_common_key_part(backend, heads, dt
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
-def test_a_nan_is_seen_by_those_who_look_at_it(backend, place, dtype):
+def test_nan_reaches_only_rows_that_see_it(backend, place, dtype):
     inputs = operands(queries=140, keys=140, batch=1)
     inputs[place][0, 70, 1, 3] = np.nan
     found, want = (
@@ -97,7 +97,7 @@ def test_a_nan_is_seen_by_those_who_look_at_it(backend, place, dtype):
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.3, 0.999])
-def test_dropout_keeps_what_the_reference_keeps(backend, rate):
+def test_dropout_keeps_the_weights_that_the_reference_keeps(backend, rate):
     """With values that name their key and all weights alike, the context tells which were kept."""
     query = np.zeros((2, 130, 3, 8))
     value = np.broadcast_to(np.eye(130)[None, :, None], (2, 130, 3, 130))

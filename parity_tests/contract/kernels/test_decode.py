@@ -50,7 +50,7 @@ CASES = {
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("label", CASES)
-def test_it_computes_what_the_reference_does(backend, label, dtype):
+def test_it_matches_the_reference(backend, label, dtype):
     sizes, options = CASES[label]
     inputs = [rounded(one, dtype) for one in operands(**sizes, seed=4)]
     options = {k: rounded(v, dtype) if k in ("bias", "sinks") else v for k, v in options.items()}
@@ -82,7 +82,7 @@ def test_any_sizes_will_do(backend, seed):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
-def test_a_nan_is_seen_by_those_who_look_at_it(backend, place, dtype):
+def test_nan_reaches_only_rows_that_see_it(backend, place, dtype):
     inputs = operands(queries=3, keys=300, batch=1)
     inputs[place][0, 1 if place == 0 else 298, 1, 3] = np.nan
     found, want = (

@@ -38,7 +38,7 @@ def _in_pairs():
 
 
 @pytest.mark.parametrize("label", SERVED)
-def test_it_computes_what_the_reference_does(backend, label):
+def test_it_matches_the_reference(backend, label):
     hold(backend.results, label, 1, "bfloat16", UNIT, "cpu_flash")
 
 
@@ -74,7 +74,7 @@ def test_many_blocks_of_odd_sizes(backend, options):
 
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
-def test_what_all_have_in_common_does_not_cost_precision(backend, place):
+def test_a_common_part_costs_no_precision(backend, place):
     inputs = operands(1, 1025, 1025, 2, 1, 32, 32, seed=5)
     inputs = [rounded(one + 4.0 * (n == place), "bfloat16") for n, one in enumerate(inputs)]
     hold_call(backend.results, inputs, {}, "bfloat16", UNIT, "cpu_flash")
@@ -90,7 +90,7 @@ def test_query_gradients_do_not_contain_the_keys_common_part(backend):
 
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
-def test_a_nan_is_seen_by_those_who_look_at_it(backend, place):
+def test_nan_reaches_only_rows_that_see_it(backend, place):
     inputs = operands(queries=140, keys=140, batch=1)
     inputs[place][0, 70, 1, 3] = np.nan
     found, want = (
@@ -105,7 +105,7 @@ def test_a_nan_is_seen_by_those_who_look_at_it(backend, place):
     assert not found[~want].any(), "no more than in the reference"
 
 
-def test_keys_that_nobody_sees_may_be_anything(backend):
+def test_hidden_keys_may_hold_anything(backend):
     """As the slots of a cache that nothing was written to."""
     inputs = operands(1, 70, 150, 2, 1, seed=6)
     mask = masks.sliding_window(30).offset(50)

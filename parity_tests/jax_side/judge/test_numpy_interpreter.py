@@ -243,7 +243,7 @@ def wanted():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_operation_gives_what_jax_gives(wanted, name):
+def test_operations_match_jax(wanted, name):
     function, *arrays = CASES[name]
     with jax.enable_x64(True):
         closed = jax.make_jaxpr(function)(*arrays)
@@ -299,7 +299,7 @@ CALLBACK = jax.ShapeDtypeStruct((6,), np.float32)
         (lambda v: lax.bitcast_convert_type(v, jnp.int32), "the bits of floating-point numbers are read"),
     ],
 )
-def test_what_has_a_precision_of_its_own_is_refused(function, why):
+def test_operations_of_fixed_precision_are_refused(function, why):
     v = V.astype(np.float32)
     with pytest.raises(CannotPromoteError, match=why):
         evaluate(jax.make_jaxpr(function)(v), v)

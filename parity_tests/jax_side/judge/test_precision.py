@@ -71,7 +71,7 @@ def test_jax_defaults_on_gpus_are_unsafe_until_strict(name, monkeypatch):
             assert row_of(name).state == "safe"
 
 
-def test_what_is_a_choice_is_left_alone():
+def test_strict_leaves_users_choices_unchanged():
     with jax.enable_x64(True), precision.strict():
         assert jnp.zeros(1).dtype == jnp.float64
     with jax.disable_jit():

@@ -67,7 +67,7 @@ def halved(x):
     return (x * THIRD).astype(BF16).astype(x.dtype)
 
 
-def test_what_was_traced_lifted_stays_apart_from_what_was_not():
+def test_lifted_and_plain_traces_are_cached_apart():
     with jax.enable_x64(True):
         rounded = halved(jnp.asarray(X))
         with promoted():

@@ -141,7 +141,7 @@ def test_large_sinks_of_hidden_rows_have_no_gradient(name):
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
-def test_positions_beyond_what_float32_counts_are_told_apart():
+def test_positions_beyond_float32s_integers_are_distinct():
     start, job = 2**24 + 1, np.zeros(words.END, np.int64)
     intervals = np.stack(masks.sliding_window(3).interval(start + np.arange(64)))
     job[words.QUERIES], job[words.KEYS], job[words.BOUNDS] = 64, 2**25, intervals.ctypes.data
@@ -251,7 +251,7 @@ def test_each_of_several_seeds_draws_its_own_dropout():
 
 @pytest.mark.parametrize("rate", [0.001, 0.3, 0.999])
 @pytest.mark.parametrize("key", [jax.random.key(5), jax.random.PRNGKey(2**32 - 1)], ids=["typed", "raw"])
-def test_dropout_keeps_what_the_reference_keeps(rate, key):
+def test_dropout_keeps_the_weights_that_the_reference_keeps(rate, key):
     """With values that name their key and all weights alike, the context tells which were kept."""
     query = jnp.zeros((2, 130, 3, 8))
     value = jnp.broadcast_to(jnp.eye(130)[None, :, None], (2, 130, 3, 130))

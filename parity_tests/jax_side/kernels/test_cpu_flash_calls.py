@@ -300,7 +300,7 @@ def test_it_has_no_float64_and_mixes_no_dtypes():
         attend(*(one.astype("float64") for one in inputs))
 
 
-def test_what_is_promoted_to_float64_is_not_computed_by_them():
+def test_calls_promoted_to_float64_do_not_use_the_kernels():
     module = jax_attn.MultiHeadAttention(16, 16, 256, num_heads=2, rngs=nnx.Rngs(3))
     x = draw(2, 200, 16, seed=4)
     with promoted():

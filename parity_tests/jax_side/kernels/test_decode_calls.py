@@ -96,7 +96,7 @@ def test_the_cache_stays_where_it_is():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("label", MODULES)
-def test_steps_give_what_the_whole_sequence_does(label, dtype):
+def test_steps_match_the_whole_sequence(label, dtype):
     make, config, options = MODULES[label]
     module = make(config, rngs=nnx.Rngs(0), param_dtype=dtype, dtype=dtype)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 600, 64)), dtype)

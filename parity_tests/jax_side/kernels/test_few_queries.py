@@ -23,7 +23,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_few_queries_computes_what_the_reference_does(name):
+def test_few_queries_matches_the_reference(name):
     queries, keys, mask, options = CASES[name]
     shapes = ((2, queries, 4, 8), (2, keys, 2, 8), (2, keys, 2, 5))
     arrays = [jnp.asarray(RANDOM.normal(size=shape), jnp.float32) for shape in shapes]

@@ -46,7 +46,7 @@ def test_loops_are_those_of_range():
         assert compute(sum_of, *numbers) == want
 
 
-def test_what_repeats_ends_where_it_is_left():
+def test_repeat_ends_where_its_condition_holds():
     def halvings(code: Code, x: Value) -> Value:
         count, rest = code.variable(0), code.variable(x)
         with code.repeat() as leave_if:

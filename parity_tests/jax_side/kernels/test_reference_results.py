@@ -178,7 +178,7 @@ def test_a_query_of_nan_gives_nan(name, queries):
 @pytest.mark.parametrize("key", [jax.random.key(5), jax.random.PRNGKey(6)], ids=["typed", "raw"])
 @pytest.mark.parametrize("loops", ["written out", "rolled"])
 @pytest.mark.parametrize("label", ["causal, more keys", "padding"])
-def test_dropout_drops_what_the_reference_drops(label, key, loops, request):
+def test_dropout_drops_the_weights_that_the_reference_drops(label, key, loops, request):
     if loops == "rolled":
         request.getfixturevalue("rolled")
     sizes, choose = CASES[label]

@@ -33,17 +33,17 @@ def interpreted():
 
 
 @pytest.mark.parametrize("label", [one for one in CASES if one not in LEFT_TO_OTHERS])
-def test_it_computes_what_the_reference_does(label, interpreted):
+def test_it_matches_the_reference(label, interpreted):
     hold(label, 0, "float32", FLOAT32, "tpu_flash")
 
 
 @pytest.mark.parametrize("label", ["causal with padding", "window", "sinks", "documents"])
-def test_it_computes_in_bfloat16_what_the_reference_does(label, interpreted):
+def test_it_matches_the_reference_in_bfloat16(label, interpreted):
     hold(label, 1, "bfloat16", float(jnp.finfo("bfloat16").eps), "tpu_flash")
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_large_blocks_compute_what_small_ones_do(softcap, interpreted, monkeypatch):
+def test_large_and_small_blocks_agree(softcap, interpreted, monkeypatch):
     inputs = arrays(queries=1100, keys=1100, batch=1, heads=2, key_heads=1)
     options = {"mask": masks.chunked(300), "softcap": softcap, "implementation": "tpu_flash"}
     large = functional.dot_product_attention(*inputs, **options)

@@ -43,12 +43,12 @@ def test_a_model_differing_only_in_an_allowed_submodule_is_equal():
 
 
 @pytest.mark.parametrize("path", ["blocks", "blocks.1"])
-def test_a_path_covers_what_lies_below_it(path):
+def test_an_allowed_path_covers_its_submodules(path):
     assert accept(report_of("blocks.1"), {path: "why"}).passed
 
 
 @pytest.mark.parametrize("path", ["blocks.1.nor", "blocks.10", "norm", "blocks.2", "output"])
-def test_a_path_covers_nothing_beside_it(path):
+def test_an_allowed_path_does_not_cover_its_siblings(path):
     report = accept(report_of("blocks.1"), {path: "why"})
     assert report.verdict == "different"
     assert report.first_divergence.path == "blocks.1.norm"
@@ -78,7 +78,7 @@ def test_names_of_the_second_side_are_taken_as_well():
     assert [one.name for one in changed.tensors if one.allowed] == ["grad head.weight"]
 
 
-def test_what_is_allowed_and_does_not_differ_is_said():
+def test_unused_allowances_are_reported():
     report = accept(equal_report(), {"blocks.1": "why", "gone": "it was"})
     assert report.passed
     assert [str(one) for one in report.allowed] == [
@@ -87,7 +87,7 @@ def test_what_is_allowed_and_does_not_differ_is_said():
     ]
 
 
-def test_what_could_not_be_told_is_not_allowed():
+def test_inconclusive_results_can_not_be_allowed():
     assert accept(inconclusive_report(), {"output": "why"}).verdict == "inconclusive"
     report = dataclasses.replace(report_of("blocks.1"), verdict="inconclusive")
     assert accept(report, {"blocks.1": "why"}).verdict == "inconclusive"
@@ -116,7 +116,7 @@ def test_allowances_are_read_as_they_are_written():
         ([3], "allow must map a path to the reason why it may differ"),
     ],
 )
-def test_what_is_no_allowance_is_one_line(given, message):
+def test_an_invalid_allowance_is_refused_in_one_line(given, message):
     with pytest.raises((ValueError, TypeError)) as caught:
         checked(given)
     assert str(caught.value) == message
@@ -194,7 +194,7 @@ def test_an_allowed_difference_does_not_fail():
     assert "output" not in now.changes_since(before).failing
 
 
-def test_a_fault_that_moved_is_said():
+def test_a_moved_divergence_is_reported():
     one, two = ({"verdict": "different", "tensors": [], "first_divergence": place} for place in (
         {"path": "a", "between": None}, {"path": "", "between": ["fc1", "fc2"]}
     ))  # fmt: skip

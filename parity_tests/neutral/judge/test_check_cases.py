@@ -27,7 +27,7 @@ def test_every_variant_runs_every_case_and_users_case_in_full(variant):
     assert not any(one.is_in_full("float32") for one in subjects if one is not first)
 
 
-def test_what_a_user_gave_is_run_in_full():
+def test_users_weights_are_run_in_full():
     (variant,) = (one for one in VARIANTS if one.name == "MultiHeadAttention")
     subject = Subject(variant, cases_of(variant)[-1], weights={})
     assert all(subject.is_in_full(dtype) for dtype in DTYPES)

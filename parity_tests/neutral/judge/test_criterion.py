@@ -105,7 +105,7 @@ def test_one_wild_element_fails_although_the_rms_is_fine():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_noise_of_numbers_below_the_smallest_is_none(dtype):
+def test_noise_of_subnormal_numbers_is_finite(dtype):
     """Gradients of saturated rows are; a unit in their last place is zero."""
     tiny = {"t": ("vector gradient", np.array([1e-310, 3e-310]))}
     other = {"t": ("vector gradient", np.array([1e-310, 2e-310]))}

@@ -139,7 +139,7 @@ def test_a_hook_of_the_user_leads_on_to_that_before(monkeypatch):
     assert printed == [ValueError]
 
 
-def test_what_else_cannot_be_raised_is_printed_as_before(monkeypatch):
+def test_other_unraisable_errors_are_printed(monkeypatch):
     printed = []
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: printed.append(unraisable.exc_type))
     before = sys.unraisablehook

@@ -191,7 +191,7 @@ def test_the_code_between_two_steps(direction, faults, between):
     assert code_between("m", steps, WHOLE, direction, 1e-11, nothing) == between
 
 
-def test_without_anything_to_tell_by_nothing_is_said():
+def test_nothing_is_located_without_comparable_calls():
     assert code_between("m", [], WHOLE, "forward", 1e-11, nothing) is None
     odd = {"first": call("a", 0, draw(4), draw(4)), "second": call("a", 0, draw(5), draw(5))}
     assert code_between("m", [Step("a", odd)], WHOLE, "forward", 1e-11, nothing) is None
@@ -212,7 +212,7 @@ def test_a_backward_fault_before_the_first_step_is_located():
     assert code_between("m", chain("", "backward"), WHOLE, "backward", 1e-11, own) == ("m", "a")
 
 
-def test_calls_inside_another_call_are_told_by_their_order():
+def test_nested_calls_are_found_by_their_order():
     calls = [
         call(path, order, draw(2), draw(2)) for order, path in enumerate(["m", "m.a", "rope", "m.b", "n", "m", "m.a"])
     ]

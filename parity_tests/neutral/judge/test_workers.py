@@ -47,7 +47,7 @@ def test_a_tasks_error_is_raised_at_its_turn():
 
 
 @pytest.mark.parametrize(("task", "message"), [("two parts", "^TwoPartsError: one two"), ("lambda", "lambda")])
-def test_what_can_not_be_sent_says_what_it_is(task, message):
+def test_results_that_can_not_be_sent_are_named(task, message):
     with pytest.raises((RuntimeError, AttributeError, TypeError, ValueError), match=message):
         list(workers.run(worker_tasks.fail, [task, "fine"], jobs=2))
 
@@ -74,7 +74,7 @@ def test_workers_share_the_cores(variable, monkeypatch):
 
 
 @shows_processes
-def test_who_leaves_early_leaves_no_process(tmp_path):
+def test_leaving_early_ends_all_processes(tmp_path):
     tasks = [str(tmp_path)] * 2
     with contextlib.closing(workers.run(worker_tasks.echo_or_hold, ["", *tasks], jobs=2)) as found:
         next(found)

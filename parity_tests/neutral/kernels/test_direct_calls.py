@@ -140,7 +140,7 @@ def call(
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "all options"])
 @pytest.mark.parametrize("at_end", [True, False], ids=["end", "beginning"])
-def test_no_memory_beside_the_arrays_is_touched(at_end, plain, dtype, queries, monkeypatch):
+def test_kernels_touch_no_memory_outside_the_arrays(at_end, plain, dtype, queries, monkeypatch):
     """Of bfloat16 by products of pairs, whatever the processor has for them."""
     monkeypatch.setattr(processor, "pairs", lambda: "any")
     want = call(plain=plain, dtype=dtype, queries=queries)(3)

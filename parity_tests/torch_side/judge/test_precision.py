@@ -121,7 +121,7 @@ def test_a_split_that_was_switched_off_stays_off():
         products.allow_fp16_reduced_precision_reduction = (True, True)
 
 
-def test_what_is_a_choice_is_left_alone():
+def test_strict_leaves_users_choices_unchanged():
     torch.set_default_dtype(torch.float64)
     try:
         with precision.strict():

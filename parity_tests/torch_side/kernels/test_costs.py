@@ -93,7 +93,7 @@ def test_a_window_costs_in_proportion_to_the_tokens(padded):
     assert cost(1024) > 1.9 * cost(512)
 
 
-def test_a_window_over_cached_keys_reads_what_it_sees():
+def test_a_window_over_cached_keys_reads_only_its_keys():
     inputs = operands(queries=1, keys=4000)
     with Sizes() as found:
         functional.dot_product_attention(*inputs, mask=masks.sliding_window(16).offset(3999))

@@ -221,7 +221,7 @@ def test_strides_do_not_matter(label):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_dropout_of_the_fused_kernel_draws_what_the_reference_draws(dtype):
+def test_the_fused_kernels_dropout_matches_the_references(dtype):
     inputs, options = to(dtype, operands(), {"mask": masks.causal(), "dropout": 0.4})
     found = []
     for name in ("sdpa", "reference"):

@@ -332,7 +332,7 @@ def oracle(model_type):
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("model_type", ["bart", "whisper"])
-def test_the_decoders_attention_is_what_transformers_gives(model_type, padded):
+def test_the_decoders_attention_matches_transformers(model_type, padded):
     config, attention, state = oracle(model_type)
     random = np.random.default_rng(1)
     x, context = random.normal(size=(ROWS, 4, 12)), random.normal(size=(ROWS, 7, 12))
@@ -359,7 +359,7 @@ def test_the_decoders_attention_is_what_transformers_gives(model_type, padded):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("package", [torch_attn, jax_attn])
 @pytest.mark.parametrize("model_type", ["bart", "whisper"])
-def test_roundings_are_no_larger_than_those_of_transformers(model_type, package, dtype):
+def test_rounding_errors_do_not_exceed_those_of_transformers(model_type, package, dtype):
     config, attention, state = oracle(model_type)
     layer = copy.deepcopy(attention).to(getattr(torch, dtype))
     wide = copy.deepcopy(layer).double()

@@ -88,7 +88,7 @@ def test_cached_decoding_is_the_full_pass(steps):
 
 
 @pytest.mark.usefixtures("x64")
-def test_what_a_cache_cannot_do_is_refused_alike():
+def test_both_twins_refuse_impossible_cache_calls_alike():
     x = tokens(2, 3, 10)
     for module in twins():
         convert = torch.from_numpy if isinstance(module, torch.nn.Module) else np.asarray

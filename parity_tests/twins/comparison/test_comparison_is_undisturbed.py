@@ -213,7 +213,7 @@ def test_fixed_arguments_are_the_same_in_every_run(given, names):
         assert (len(distinct(calls, 2)) == 1) == (names == ["x", 2])
 
 
-def test_without_fixed_the_fault_beside_the_given_numbers_is_found():
+def test_without_fixed_faults_on_drawn_numbers_are_found():
     assert compare(TorchTokens(), FlaxTokens("x"), CALL, seeds=1, localise=False).verdict == "different"
 
 
@@ -544,6 +544,6 @@ def test_without_the_stored_probes_the_same_dumps_are_not_equal(recorded, monkey
     assert compare_dumps(folder / "torch", folder / "flax").verdict == wanted
 
 
-def test_a_fault_beside_it_is_found_from_dumps_too(recorded):
+def test_dumps_reveal_a_fault_next_to_a_probed_one(recorded):
     _, _, _, folder = recorded
     assert compare_dumps(folder / "torch", folder / "wrong").verdict == "different"

@@ -99,7 +99,7 @@ class FlaxModes(nnx.Module):
         return self.norm(self.fc(x)) * (1.0 if self.deterministic else 2.0)
 
 
-def test_what_train_mode_would_do_is_listed_as_not_run():
+def test_effects_of_train_mode_are_listed_as_unreached():
     report = judge(TorchModes(), FlaxModes())
     assert report.verdict == "equal"
     assert sorted(report.unreached) == [
@@ -296,7 +296,7 @@ def test_a_dataclass_matches_a_mapping_of_the_same_names():
         judge(lambda m, x: {"state": m.fc(x)}, lambda m, x: Answer(m.fc(x)))
 
 
-def test_outputs_that_are_no_arrays_are_named_where_they_differ():
+def test_differing_outputs_that_are_not_arrays_are_noted():
     report = judge(lambda m, x: (m.fc(x), 3.5, "a"), lambda m, x: (m.fc(x), 4.5, "a"))
     assert report.verdict == "equal"
     assert report.notes == ["output[1] is no array and not compared: it is 3.5 in torch and 4.5 in Flax"]
@@ -308,7 +308,7 @@ def test_an_output_of_another_precision_is_noted():
     assert report.notes == ["output is float64 in torch and float32 in Flax; only its values are compared"]
 
 
-def test_an_output_that_is_small_beside_others_is_noted():
+def test_a_relatively_small_output_is_noted():
     report = judge(lambda m, x: (m.fc(x), m.fc(x) * 1e-15), lambda m, x: (m.fc(x), m.fc(x) * 1.01e-15))
     assert report.verdict == "equal"
     (note,) = report.notes
@@ -327,7 +327,7 @@ def test_subnormal_numbers_are_judged_in_meaning_only(scale, factor, verdict):
     assert any(one.startswith("precision of grad fc.weight: numbers below 1e-31") for one in report.unreached)
 
 
-def test_overflow_on_both_sides_is_no_difference():
+def test_overflow_on_both_sides_is_inconclusive():
     report = judge(lambda m, x: m.fc(x) * 1e38 * 10.0, lambda m, x: (m.fc(x) * 10.0) * 1e38)
     assert report.verdict == "inconclusive"
     assert "no element is finite on both sides" in report.message

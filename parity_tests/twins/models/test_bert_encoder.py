@@ -90,7 +90,7 @@ def run(pair: tuple[torch.nn.Module, nnx.Module], **inputs: np.ndarray) -> list[
     return [ours, theirs]
 
 
-def test_what_padding_holds_changes_nothing(pair):
+def test_padded_tokens_do_not_affect_others(pair):
     other = np.where(MASK == 1, IDS, 22 - IDS)
     for one, two in zip(run(pair, **INPUTS), run(pair, **{**INPUTS, "ids": other}), strict=True):
         np.testing.assert_array_equal(one[MASK == 1], two[MASK == 1])

@@ -153,7 +153,7 @@ STRETCHED = {
 
 
 @pytest.mark.parametrize("scaling", STRETCHED)
-def test_decoding_past_a_change_of_the_angles_is_no_fault(folder, tmp_path, scaling):
+def test_decoding_past_a_change_of_angles_is_equal(folder, tmp_path, scaling):
     """Cached keys stay turned by the angles of their time, here and in `transformers`."""
     model = torch_attn.DecoderModel.from_pretrained(folder)
     arrays = {name: one.numpy() for name, one in model.state_dict().items() if name != "out_head.weight"}

@@ -69,27 +69,27 @@ def assert_close(layer, found, limit=1e-10):
 
 @pytest.mark.parametrize("padded", ["left", "right"])
 @pytest.mark.parametrize(("name", "index"), LAYERS)
-def test_a_batch_is_what_transformers_gives(name, index, padded):
+def test_a_batch_matches_transformers(name, index, padded):
     layer = run(name, index, padded=padded, start=0 if name == "bloom" else 100_000, seed=3)
     assert_close(layer, outputs(layer))
 
 
 @pytest.mark.parametrize("padded", ["left", "right"])
 @pytest.mark.parametrize(("name", "index"), LAYERS)
-def test_decoding_with_a_cache_is_what_transformers_gives(name, index, padded):
+def test_decoding_with_a_cache_matches_transformers(name, index, padded):
     layer = run(name, index, padded=padded, tokens=10, steps=(6, 1, 1, 2), seed=4)
     assert_close(layer, outputs(layer))
 
 
 @pytest.mark.parametrize("name", ["llama-3.1", "gemma2"])
-def test_compiled_decoding_is_what_transformers_gives(name):
+def test_compiled_decoding_matches_transformers(name):
     layer = run(name, dict(LAYERS)[name], padded="left", tokens=9, steps=(6, 1, 1, 1), seed=5)
     assert_close(layer, outputs(layer, how=in_jit))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("name", "index"), LAYERS)
-def test_roundings_are_no_larger_than_those_of_transformers(name, index, dtype):
+def test_rounding_errors_do_not_exceed_those_of_transformers(name, index, dtype):
     verdict = judge_layer(name, index, dtype, lambda layer: outputs(layer, dtype, in_jit))
     assert verdict.verdict == "equal", verdict.message
 

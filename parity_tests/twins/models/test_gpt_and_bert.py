@@ -92,7 +92,7 @@ def test_weights_go_there_and_back_to_the_last_bit(model, changes, matrix, dtype
 
 
 @every_model
-def test_what_is_no_array_of_its_library_is_refused(model):
+def test_arrays_of_the_other_library_are_refused(model):
     ids = model.inputs["ids"]
     with pytest.raises(TypeError, match=r"expected a torch\.Tensor, got ndarray"):
         make_torch(model)(ids)

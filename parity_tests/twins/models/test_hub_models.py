@@ -71,7 +71,7 @@ def files(hub, revision="main"):
 
 
 @pytest.mark.parametrize("side", ["torch", "flax"])
-def test_what_one_framework_pushes_both_read(hub, side):
+def test_both_frameworks_read_a_pushed_model(hub, side):
     model = gpt(side)
     pushed = model.push_to_hub(NAME)
     assert pushed.repo_id == NAME

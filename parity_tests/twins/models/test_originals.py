@@ -272,7 +272,7 @@ def test_a_mistral_in_safetensors_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["the book's llama 3", "the book's qwen 3 with experts", "the book's gemma 3"])
-def test_the_config_of_transformers_will_do_beside_the_books_weights(tmp_path, name):
+def test_transformers_config_works_with_the_books_weights(tmp_path, name):
     hf, own, wanted = made(name)
     (tmp_path / "config.json").write_bytes((hf / "config.json").read_bytes())
     torch.save(originals.state_of(own), tmp_path / "model.pth")

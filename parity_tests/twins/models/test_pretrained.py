@@ -187,7 +187,7 @@ def test_our_own_folder_becomes_one_that_transformers_loads(tmp_path):
         close(ours(torch.from_numpy(IDS)), theirs(torch.from_numpy(IDS)).logits)
 
 
-def test_what_does_not_fit_is_said_and_nothing_is_written(tmp_path):
+def test_mismatched_weights_are_refused_before_any_write(tmp_path):
     hf_gpt2(tmp_path / "hf")
     model = torch_attn.GPTModel({**GPT, "n_layers": 3, "context_length": 10})
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -117,7 +117,7 @@ def test_a_false_alarm_is_status_1_and_can_be_rerun(objecting, capsys):
     assert "false alarm: gallery:small: different: " in capsys.readouterr().out
 
 
-def test_what_an_entry_raises_is_its_row(gallery):
+def test_an_entrys_error_is_shown_in_its_row(gallery):
     finding = run_trial(find_trial("gallery:failing:refused", f"{gallery}:failing"))
     assert (finding.verdict, finding.right) == ("refused", "NO")
     assert finding.row()[2] == "refused: gallery:failing:refused raised SystemExit: not today"

@@ -189,7 +189,7 @@ def test_attention_faults_are_those_the_formula_reads():
         }
 
 
-def test_what_chooses_a_kernel_is_as_before():
+def test_the_choice_of_kernels_is_restored():
     for side in SIDES:
         choose = backends.load(side, "implementations").choose
         run(side, find_config(SEED, lambda one: one.gain > 0), only(side, "reference"))

@@ -88,7 +88,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("kind", PAIRS)
-def test_what_an_accepted_submodule_does_not_explain_is_a_difference(kind, fault):
+def test_faults_outside_an_allowed_submodule_are_differences(kind, fault):
     torch.manual_seed(0)
     report = compare(*PAIRS[kind](fault), X, seeds=1, allow=WHY)
     assert [one.path for one in report.allowed] == ["norm"]
@@ -111,7 +111,7 @@ def test_without_an_accepted_difference_the_eps_is_named():
     assert report.first_divergence.path == "norm"
 
 
-def test_what_runs_again_in_the_backward_pass_is_no_obstacle():
+def test_recomputed_submodules_can_be_allowed():
     torch.manual_seed(0)
     assert compare(Theirs(), Ours(recomputed=True), X, seeds=1, allow=WHY).verdict == "equal"
     assert compare(Theirs(), Ours("between", recomputed=True), X, seeds=1, allow=WHY).verdict == "different"
@@ -144,7 +144,7 @@ def test_a_submodule_that_a_scan_calls(factor, verdict):
     assert report.verdict == verdict
 
 
-def test_what_cannot_be_exchanged_leaves_the_code_around_unjudged():
+def test_code_around_an_unexchangeable_submodule_is_not_judged():
     """One side maps the norm over its rows, so that no call of it is seen."""
 
     class Mapped(nnx.Module):

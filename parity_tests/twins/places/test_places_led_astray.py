@@ -260,7 +260,7 @@ def test_images_of_ambiguous_layout_are_fed_in_each_sides_layout(fault, between)
     assert place(Image(), Image(ChannelsLast, ChannelsLastNorm, **fault), image) == ("", "forward", between)
 
 
-def test_a_norm_over_the_wrong_axis_is_no_other_layout():
+def test_a_norm_over_the_wrong_axis_is_found():
     class WrongAxis(ChannelsLastNorm):
         def forward(self, x):
             return super().forward(x.permute(0, 1, 3, 2)).permute(0, 1, 3, 2)

@@ -276,14 +276,14 @@ def test_long_sequences_are_looked_at_in_little_time():
     assert not seen
 
 
-def test_a_wrong_step_is_named_beside_rotary_positions():
+def test_a_wrong_step_is_named_with_rotary_positions():
     query, key, value = (draw(B, T, H * D) for _ in range(3))
     given = turned(query, True, 1e4), turned(key, True, 1e4), value
     found = hint(Attention()(*given), MaskedAfter()(*given), [query, key, value])
     assert found.endswith(f"Flax {PLAIN}, rotary halves of base 10000, masked after the softmax")
 
 
-def test_two_sides_that_nobody_computes_plainly_get_no_name():
+def test_two_unknown_formulas_get_no_hint():
     inputs = [draw(B, T, H * D) for _ in range(3)]
     assert "attention" not in hint(MaskedAfter()(*inputs), OverQueries()(*inputs), inputs)
     assert "attention" not in hint(Attention()(*inputs), draw(B, T, H * D), inputs)

@@ -52,7 +52,7 @@ TOLD = {
 
 
 @pytest.mark.parametrize(("second", "text"), TOLD.values(), ids=TOLD)
-def test_a_relation_that_devices_explain_is_told(second, text):
+def test_relations_that_devices_explain_are_named(second, text):
     assert text in hint(second)
 
 
@@ -66,7 +66,7 @@ UNTOLD = {
 
 
 @pytest.mark.parametrize("second", UNTOLD.values(), ids=UNTOLD)
-def test_what_devices_do_not_explain_is_not(second):
+def test_relations_that_devices_do_not_explain_get_no_hint(second):
     assert hint(second) == ""
 
 
@@ -75,14 +75,14 @@ def test_without_devices_nothing_is_said_of_them(second):
     assert hint(second, {"tensor": 1}) == ""
 
 
-def test_gradients_are_told_where_outputs_agree():
+def test_gradients_are_explained_where_outputs_agree():
     text = hint(RIGHT, first_gradients={"out.bias": BIAS, "fc": X}, second_gradients={"out.bias": BIAS / 2, "fc": X})
     assert text.startswith(
         "the gradient of out.bias: Flax is 0.5 times torch everywhere: consistent with what is averaged"
     )
 
 
-def test_parts_that_nothing_uses_are_told():
+def test_unused_parts_are_named():
     given = {"first_gradients": {"sinks": np.ones(6)}, "second_gradients": {"sinks": np.array([2.0, 2, 0, 0, 0, 0])}}
     text = hint(1.7 * RIGHT, **given)
     assert text.startswith(

@@ -38,7 +38,7 @@ class Raises:
     stride = (1, None)
 
 
-def test_what_raises_or_is_no_plain_value_is_left_out():
+def test_settings_that_raise_are_skipped():
     assert read(Raises()) == {"eps": 1e-5}
 
 
@@ -90,7 +90,7 @@ def test_momentum_keeps_torchs_convention_without_a_flax_side():
     assert differing({"momentum": 0.1}, {"momentum": 0.9}, labels) == ["momentum is 0.1 in first and 0.9 in second"]
 
 
-def test_padding_idx_that_only_torch_can_have_is_said():
+def test_torchs_padding_idx_is_reported():
     found = differing({"padding_idx": 0}, {}, LABELS, ("Embedding", "Embed"))
     assert found == ["padding_idx is 0 in torch, and Embed has none: row 0 gets no gradient there"]
     assert differing({"padding_idx": None}, {}, LABELS, ("Embedding", "Embed")) == []

@@ -333,13 +333,13 @@ def test_a_planted_relation_is_named(label):
 
 
 @pytest.mark.parametrize("label", PLANTED)
-def test_a_relation_is_told_of_numbers_that_have_it_alone(label):
+def test_noisy_relations_get_no_hint(label):
     one, two, inputs, fields, _ = PLANTED[label]
     noise = 1 + 0.3 * np.random.default_rng(1).normal(size=two.shape)
     assert hint(one, two * noise + 0.2 * noise.mean(), *inputs, **fields) == ""
 
 
-def test_what_is_equal_or_not_finite_gets_no_hint():
+def test_equal_and_nonfinite_values_get_no_hint():
     assert hint(X, X) == ""
     assert hint(X, X + 1e-15) == ""
     assert hint(X, np.where(X > 2, np.nan, X)) == ""
@@ -354,7 +354,7 @@ def test_tensors_of_any_shape_are_taken(shape):
         assert isinstance(hint(one, one * 1.5 + 0.1, *inputs, first_weights={"w": one, "k": draw(1, 1, 1, 1)}), str)
 
 
-def test_no_more_than_two_things_are_said():
+def test_a_hint_has_at_most_two_parts():
     settings = {"eps": 1.0, "num_heads": 2, "padding_idx": 3}
     other = {"eps": 2.0, "num_heads": 4, "padding_idx": 5}
     found = hint(X, X * 4, first_settings=settings, second_settings=other)
@@ -436,5 +436,5 @@ def test_sequences_are_not_taken_for_positions():
     assert hint(pooled, other, X) == ""
 
 
-def test_numbers_alone_are_no_rows_that_are_multiples():
+def test_single_columns_are_not_called_multiples():
     assert "multiple" not in hint(X[..., :1], draw(3, 7, 1))

@@ -100,7 +100,7 @@ def test_gates_in_another_order_are_named_in_it():
         (lambda: lstm(W, U, BIAS, X[:, ::-1])[:, ::-1], "that goes backwards in time"),
     ],
 )
-def test_what_else_ports_of_an_lstm_get_wrong_is_named(second, said):
+def test_typical_faults_of_lstm_ports_are_named(second, said):
     assert hint(lstm(W, U, BIAS, X), second(), TORCH) == f"torch computes an LSTM, Flax an LSTM {said}"
 
 
@@ -129,7 +129,7 @@ def test_states_that_are_given_are_taken_and_may_be_exchanged():
         ("before", "that resets the state before the product"),
     ],
 )
-def test_what_ports_of_a_gru_get_wrong_is_named(wrong, said):
+def test_typical_faults_of_gru_ports_are_named(wrong, said):
     w, u, b, kept = draw(3 * H, D), draw(3 * H, H), draw(3 * H), draw(3 * H)
     weights = {"weight_ih_l0": w, "weight_hh_l0": u, "bias_ih_l0": b, "bias_hh_l0": kept}
     assert (
@@ -150,7 +150,7 @@ def test_both_directions_are_one_layer():
     assert "gates i and f exchanged" in hint(both, np.concatenate(crossed, -1), weights)
 
 
-def test_what_is_no_recurrent_layer_is_none():
+def test_other_weights_are_not_read_as_recurrent_layers():
     assert read({"q.weight": U, "k.weight": U}) == []
     assert read({"rnn.weight_ih_l0": W, "rnn.weight_hh_l0": U, "rnn.weight_ih_l1": U, "rnn.weight_hh_l1": U}) == []
     assert read({"rnn.weight_ih_l0": W, "rnn.weight_hh_l0": draw(5 * H, H)}) == []

@@ -195,7 +195,7 @@ def test_a_wrong_scale_is_found_where_it_is():
     assert parity.compare(TorchNet(nn.Dropout(RATE)), FlaxNet(None, Unscaled(RATE)), X, seeds=1).verdict == "equal"
 
 
-def test_an_order_that_cannot_be_told_leaves_it_open():
+def test_an_ambiguous_mask_order_is_inconclusive():
     theirs = FlaxNet(lambda self, x: scaled(keep(self, x, (BATCH * TIME, WIDTH)).reshape(x.shape), x))
     report = compare(TorchNet(nn.Dropout(RATE)), theirs)
     assert report.verdict == "inconclusive"
@@ -246,7 +246,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_driven_is_refused_in_one_line(name):
+def test_undrivable_dropout_is_refused_in_one_line(name):
     ours, theirs, message = REFUSED[name]
     with pytest.raises(ValueError, match=message) as found:
         compare(ours, theirs)
@@ -266,7 +266,7 @@ def test_equal_shaped_masks_are_drawn_in_order():
     assert (Masks(7, 1).draw((2, 3, 4), 0.5) != first).any()
 
 
-def test_masks_in_common_are_no_difference():
+def test_common_masks_do_not_count_as_differences():
     draws = [Draw((2, 3), 0.9), Draw((4,), 0.9), Draw((2, 3), 0.8)]
     assert differences(draws, [Draw((4, 1), 0.9), Draw((3, 2), 0.9), Draw((2, 3), 0.8)]) == []
     (found,) = differences(draws, draws[:2])
