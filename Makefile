@@ -1,7 +1,10 @@
 #: make check   prove the twins equal on this machine
+#: make affected  run the tests that the working tree's changes can break, nearest first, in a minute
 #: make test    run the tests, on all cores; make test JOBS=0 in one process. Its parts, a target each:
 #:              test-neutral test-torch test-jax test-both test-optimized
-#: make tours   what takes longer: commands as users run them, every documented block, examples
+#: make tours   commands as users run them, documented blocks, examples
+#: make full    everything: the targets of CI with the tests marked `full`, then faults, release and site; hours.
+#:              FULL=1 does the same for any target of tests: make tours FULL=1
 #: make faults  what takes longest: the gallery of ports, planted faults found, named and placed
 #: make meshes  modules over many devices, simulated on this processor
 #: make lanes   the tests of Flax modules again, with NNX's coming defaults
@@ -39,7 +42,16 @@ MESHES := parity_tests/meshes
 JAX_VERSIONS ?= 0.10.0 0.10.1 0.10.2
 JAX_TESTS := $(JAX_VERSIONS:%=test-jax-%)
 SITE := parity_tests/site
-TESTS := test $(PARTS) tours faults meshes lanes
+TESTS := affected test $(PARTS) tours faults meshes lanes
+
+# Tests marked `full` are the rest of a product whose cover runs here; make full and FULL=1 run them as well.
+FULL ?=
+PICK := $(if $(FULL),,not full)
+PICK_PLAIN := not optimized$(if $(FULL),, and not full)
+PICK_OPTIMIZED := optimized$(if $(FULL),, and not full)
+
+# COSTS=build/costs has every lane write what its tests cost; python -m parity_tests.costs reads it.
+costs = $(if $(COSTS),--costs $(COSTS)/$(1).json)
 
 # What XLA compiled is kept beside the packages: the workers of a run share it, and the next run starts with it.
 check site $(TESTS): export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/xla
@@ -56,7 +68,7 @@ site $(TESTS): export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_
 	--xla_cpu_parallel_codegen_split_count=1
 
 .DEFAULT_GOAL := help
-.PHONY: help check $(TESTS) test-jax-versions $(JAX_TESTS) lint types docs bench accelerator site links notebooks \
+.PHONY: help check full $(TESTS) test-jax-versions $(JAX_TESTS) lint types docs bench accelerator site links notebooks \
 	release clean
 
 help:
@@ -65,34 +77,38 @@ help:
 check: $(VENV)/.installed
 	$(BIN)/attn-bridge check
 
+affected: $(VENV)/.installed-dev
+	@$(BIN)/python -m parity_tests.affected $(AFFECTED)
+
 # A part that fails does not stop the others.
 test: $(VENV)/.installed-test
 	@$(MAKE) --no-print-directory --keep-going -j1 $(PARTS)
 
 test-neutral: $(VENV)/.installed-test
-	$(PYTEST) -q parity_tests --exact --without torch --without jax
+	$(PYTEST) -q parity_tests --exact --without torch --without jax -m "$(PICK)" $(call costs,neutral)
 
 test-torch: $(VENV)/.installed-test
-	$(PYTEST) -q parity_tests --exact --without jax
+	$(PYTEST) -q parity_tests --exact --without jax -m "$(PICK)" $(call costs,torch)
 
 test-jax: $(VENV)/.installed-test
-	$(PYTEST) -q parity_tests --exact --without torch -m "not optimized"
+	$(PYTEST) -q parity_tests --exact --without torch -m "$(PICK_PLAIN)" $(call costs,jax)
 
 test-both: $(VENV)/.installed-test
-	$(PYTEST) -q parity_tests --exact $(addprefix --ignore ,$(TOURS) $(FAULTS) $(MESHES) $(SITE)) -m "not optimized" --durations 25
+	$(PYTEST) -q parity_tests --exact $(addprefix --ignore ,$(TOURS) $(FAULTS) $(MESHES) $(SITE)) -m "$(PICK_PLAIN)" \
+		--durations 10 $(call costs,both)
 
 test-optimized: $(VENV)/.installed-test
-	XLA_FLAGS= $(PYTEST) -q parity_tests -m optimized
+	XLA_FLAGS= $(PYTEST) -q parity_tests -m "$(PICK_OPTIMIZED)" $(call costs,optimized)
 
 tours: $(VENV)/.installed-test
-	$(PYTEST) -q $(TOURS) -m "not optimized" --durations 10
+	$(PYTEST) -q $(TOURS) -m "$(PICK_PLAIN)" --durations 10 $(call costs,tours)
 
 faults: $(VENV)/.installed-test
-	$(PYTEST) -q $(FAULTS) -m "not optimized" --durations 10
+	$(PYTEST) -q $(FAULTS) -m "not optimized" --durations 10 $(call costs,faults)
 
 # Each test starts as many processes as its mesh has devices; they would wait for each other's.
 meshes: $(VENV)/.installed-test
-	$(PYTEST) -q $(MESHES) -n 2 --durations 10
+	$(PYTEST) -q $(MESHES) -n 2 -m "$(PICK)" --durations 10 $(call costs,meshes)
 
 # The tests that go through functions of NNX which the flags change.
 lanes: $(VENV)/.installed-test
@@ -114,6 +130,9 @@ $(VENV)/jax-%/.installed: pyproject.toml constraints.txt
 	$(VENV)/jax-$*/bin/python -m pip --disable-pip-version-check install --quiet -c $(VENV)/jax-$*/constraints.txt \
 		-e '.[jax,cpu]' pytest pytest-xdist hypothesis jax==$* jaxlib==$*
 	@touch $@
+
+full:
+	@$(MAKE) --no-print-directory --keep-going -j1 FULL=1 check test tours meshes lint types lanes faults release site
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -169,7 +188,10 @@ $(VENV)/.installed-release: $(VENV)/.installed
 	@touch $@
 
 # Of the last package only a script is used, axe-core; without its dependencies, a browser's driver is left out.
+# The tests take a Chromium; root on Debian gets one here.
 $(VENV)/.installed-site: $(VENV)/.installed
+	@if ! command -v chromium >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; fi
 	$(PIP) -e '.[site]'
 	$(PIP) --no-deps axe-playwright-python
 	@touch $@

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from . import costs
+
 ROOT = Path(__file__).parent
 
 NEEDS: dict[str, list[set[str]]] = {
@@ -60,6 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=sorted(BLOCKED),
         help="make a framework unimportable and leave out the tests that need it",
     )
+    parser.addoption("--costs", metavar="FILE", help="write what each test costs; see parity_tests/costs.py")
     parser.addoption(
         "--exact", action="store_true", help="leave out the tests that need fewer frameworks than there are"
     )
@@ -72,6 +75,8 @@ def pytest_configure(config: pytest.Config) -> None:
         loaded = [package for package in BLOCKED[framework] if package in sys.modules]
         assert not loaded, f"{loaded} were imported before they could be blocked"
         sys.meta_path.insert(0, _Blocker(BLOCKED[framework]))
+    if path := config.getoption("--costs"):
+        costs.register(config, path)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -89,7 +94,9 @@ def pytest_runtest_teardown() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if config.option.markexpr == "optimized" and collection_path.suffix == ".py":  # most need not even be imported
+    if (
+        config.option.markexpr.startswith("optimized") and collection_path.suffix == ".py"
+    ):  # most need not even be imported
         return None if "mark.optimized" in collection_path.read_text(encoding="utf-8") else True
     parts = collection_path.relative_to(ROOT).parts if collection_path.is_relative_to(ROOT) else ()
     needs = NEEDS.get(parts[0]) if parts else None

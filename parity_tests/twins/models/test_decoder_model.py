@@ -20,10 +20,13 @@ from jax_attn.backend import get_weights as get_flax_weights
 from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import get_weights, to_numpy
 
+from ...support import cover
 from ...support.decoder_oracle import DECODERS, TOKENS, Oracle, run
 
 PACKAGES = {"torch": torch_attn, "flax": jax_attn}
 NAMES = list(DECODERS)
+KINDS = ("llama-3.2", "gemma2", "bloom", "gpt-oss", "deepseek-v3", "qwen3-next", "phi3-long", "diffllama")
+"""Decoders that hold every kind of attention, position, feed-forward layer and norm between them."""
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -73,8 +76,7 @@ def assert_close(found, wanted, rows, limit):
     assert np.abs(found - wanted)[rows].max() <= limit * np.abs(wanted[rows]).max()
 
 
-@pytest.mark.parametrize("padded", ["none", "left", "right"])
-@pytest.mark.parametrize("name", NAMES)
+@cover.rotated(("name", "padded"), NAMES, ["left", "none", "right"])
 def test_logits_and_hidden_states_are_those_of_transformers(side, name, padded):
     oracle = run(name, padded)
     logits, hidden = outputs(side, name, oracle)
@@ -93,7 +95,7 @@ def test_a_base_without_a_head_is_refused(side, tmp_path):
     assert PACKAGES[side].DecoderModel.from_pretrained(tmp_path).config.tie
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cover.some("name", NAMES, KINDS)
 def test_a_cache_changes_nothing(side, name):
     model, oracle = load(side, name), run(name, "left")
     whole, _ = outputs(side, name, oracle)
@@ -109,7 +111,7 @@ def test_a_cache_changes_nothing(side, name):
     assert_close(np.concatenate(parts, 1), whole, oracle.mask, 1e-12)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cover.some("name", NAMES, KINDS)
 def test_gradients_of_all_parameters_are_those_of_transformers(name):
     oracle = run(name, "left")
     cotangent = np.random.default_rng(3).standard_normal(oracle.logits.shape) * oracle.mask[:, :, None]
@@ -159,7 +161,7 @@ def ours_of(model: Any, name: str) -> dict[str, np.ndarray]:
         return get_weights(torch_attn.DecoderModel.from_pretrained(folder))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cover.some("name", NAMES, KINDS)
 def test_64_greedy_tokens_are_those_of_transformers(side, name):
     oracle = run(name, "left")
     with promoted(), torch.no_grad():

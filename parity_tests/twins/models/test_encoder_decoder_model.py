@@ -27,6 +27,7 @@ from torch_attn._parity.running.promotion import promoted
 from torch_attn.backend import get_weights, to_numpy
 from torch_attn.random import JaxRngs
 
+from ...support import cover
 from ...support.encoder_decoder_oracle import MODELS, SOURCE, TOKENS, VOCABULARY, Oracle, build, run
 
 PACKAGES = {"torch": torch_attn, "flax": jax_attn}
@@ -96,8 +97,7 @@ def assert_close(found, wanted, rows, limit):
     assert np.abs(found - wanted)[rows].max() <= limit * np.abs(wanted[rows]).max()
 
 
-@pytest.mark.parametrize("padded", ["none", "left", "right"])
-@pytest.mark.parametrize("name", NAMES)
+@cover.rotated(("name", "padded"), NAMES, ["left", "none", "right"])
 def test_logits_and_hidden_states_are_those_of_transformers(side, name, padded):
     oracle = run(name, padded)
     logits, hidden = outputs(side, name, oracle)
@@ -109,8 +109,7 @@ def test_logits_and_hidden_states_are_those_of_transformers(side, name, padded):
         assert_close(one, state, rows, 1e-10)
 
 
-@pytest.mark.parametrize("counts", [(4, 3), (1,) * TOKENS, (TOKENS,)], ids=["some", "one by one", "all"])
-@pytest.mark.parametrize("name", NAMES)
+@cover.rotated(("name", "counts"), NAMES, [(4, 3), (1,) * TOKENS, (TOKENS,)])
 def test_a_cache_changes_nothing(side, name, counts):
     model, oracle = load(side, name), run(name, "left")
     whole, _ = outputs(side, name, oracle)
@@ -210,8 +209,7 @@ def gradients_under_our_names(model: Any, name: str) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("padded", ["left", "right"])
-@pytest.mark.parametrize("name", NAMES)
+@cover.rotated(("name", "padded"), NAMES, ["left", "right"])
 def test_64_greedy_tokens_are_those_of_transformers(side, name, padded):
     oracle = run(name, padded)
     start = np.concatenate([np.ones((3, 1), np.int64), oracle.ids[:, :2]], 1)  # with another, transformers prepends it

@@ -16,8 +16,9 @@ from attn_bridge import parity
 from attn_bridge.models import families
 from jax_attn._parity.probes.numpy_interpreter import evaluate
 from jax_attn.backend import precision
-from parity_tests.support.hf_oracle import CASES, LAYERS, judge_layer, run
 
+from ...support import cover
+from ...support.hf_oracle import CASES, LAYERS, judge_layer, run
 from ..attention.compiled import in_jit
 
 
@@ -67,15 +68,13 @@ def assert_close(layer, found, limit=1e-10):
         assert apart <= limit * np.abs(step.output[step.rows]).max(initial=1e-300)
 
 
-@pytest.mark.parametrize("padded", ["left", "right"])
-@pytest.mark.parametrize(("name", "index"), LAYERS)
+@cover.rotated(("name", "index", "padded"), LAYERS, ["left", "right"])
 def test_a_batch_matches_transformers(name, index, padded):
     layer = run(name, index, padded=padded, start=0 if name == "bloom" else 100_000, seed=3)
     assert_close(layer, outputs(layer))
 
 
-@pytest.mark.parametrize("padded", ["left", "right"])
-@pytest.mark.parametrize(("name", "index"), LAYERS)
+@cover.rotated(("name", "index", "padded"), LAYERS, ["right", "left"])
 def test_decoding_with_a_cache_matches_transformers(name, index, padded):
     layer = run(name, index, padded=padded, tokens=10, steps=(6, 1, 1, 2), seed=4)
     assert_close(layer, outputs(layer))
@@ -87,8 +86,7 @@ def test_compiled_decoding_matches_transformers(name):
     assert_close(layer, outputs(layer, how=in_jit))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("name", "index"), LAYERS)
+@cover.rotated(("name", "index", "dtype"), LAYERS, ["float32", "bfloat16"])
 def test_rounding_errors_do_not_exceed_those_of_transformers(name, index, dtype):
     verdict = judge_layer(name, index, dtype, lambda layer: outputs(layer, dtype, in_jit))
     assert verdict.verdict == "equal", verdict.message
