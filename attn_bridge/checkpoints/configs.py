@@ -23,6 +23,7 @@ from ..specs.model import ModelConfig, Shape
 from ..weights import WeightsMismatchError
 from . import containers, quantised
 from .containers.base import CheckpointError, TensorInfo
+from .containers.sources import read_file
 
 Whole = TypeVar("Whole", bound=ModelConfig)
 
@@ -58,10 +59,9 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         if not path.is_file():  # a pipe would be waited for, a device read without end
             raise ValueError("it is no file")
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise ValueError(f"it has {size} bytes; at most {MAX_BYTES} are read")
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_file(path, path.parent, MAX_BYTES).decode("utf-8"))
+    except CheckpointError:  # the file itself is refused
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} can't be read as JSON: {printable(error)}") from None
     if not isinstance(document, dict):

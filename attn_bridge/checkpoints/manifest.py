@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .containers.base import CheckpointError, Reader
+from .containers.sources import is_file, read_file
 from .digests import KEY
 
 VERSION = 1
@@ -97,14 +98,12 @@ def read(checkpoint: Path) -> Manifest | None:
     """
     checkpoint = checkpoint if checkpoint.name else checkpoint.absolute()  # "." has no name to put anything behind
     ways = (True, False) if checkpoint.name else (True,)
-    found = [pair for pair in (places(checkpoint, way) for way in ways) if pair[0].is_file()]
+    found = [pair for pair in (places(checkpoint, way) for way in ways) if is_file(pair[0])]
     if not found:
         return None
     path, kept = found[0]
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError("it is too large")
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_file(path, path.parent, MAX_BYTES).decode("utf-8"))
         if not isinstance(document, dict) or document.get("attn-bridge") != VERSION:
             raise ValueError(f"it is no manifest of version {VERSION}")
         fields = {name: document[name] for name in ("layout", "dtype", "source", "tensors", "restore")}
@@ -127,14 +126,16 @@ def read(checkpoint: Path) -> Manifest | None:
         digests = document.get("kept", {})
         if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
             raise ValueError("kept is malformed")
+    except CheckpointError:  # the file itself is refused
+        raise
     except (OSError, ValueError, KeyError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"{path} can't be used: {reason}; remove it to go on without") from None
     reader = None
-    if kept.is_file():
+    if is_file(kept):
         from .containers.safetensors import SafetensorsReader
 
-        reader = SafetensorsReader(kept)
+        reader = SafetensorsReader(kept, kept.parent)
     return Manifest(**fields, kept=reader, kept_digests=digests)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -13,29 +12,34 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from ..printable import shell_word
+from ..printable import printable, shell_word
 from . import containers, manifest
 from . import digests as digests_of
 from .containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, DiskFullError, Reader
-from .containers.files import resolve, unwritable
+from .containers.files import unwritable
+from .containers.links import resolve
 from .containers.remote import is_remote
 
 PATIENCE = 10.0
 """Seconds that are waited for workers which a killed run left behind: they end as soon as they notice."""
 
+MAX_LINKS = 40
+"""Links that Linux follows on the way to a file; beyond that, it can't be opened."""
 
-def check_place(reader: Reader, target: Path, staging: Path) -> None:
-    """Refuse a target that has no folder, or that lies in the source or around it."""
+LONGEST = f"journals/{'0' * 32}.jsonl"
+"""The longest name of a file in the staging folder but for those of the target's own."""
+
+
+def check_place(reader: Reader, target: Path, staging: Path, is_folder: bool) -> None:
+    """Refuse a target that has no folder, whose name is too long, or that lies in the source or around it."""
     if not target.name or target.name in (".", ".."):
         raise CheckpointError(f"{target} is no name for a checkpoint")
-    if not target.parent.is_dir():
-        raise CheckpointError(f"{target.parent} is no folder to write {target.name} to")
+    if not os.path.isdir(target.parent):  # noqa: PTH112 - pathlib's raises where a name is too long
+        raise CheckpointError(f"{printable(target.parent, 400)} is no folder to write {target.name} to")
+    check_names(target, staging, is_folder)
     try:
         source, places = resolve(reader.path), [resolve(target), resolve(staging)]
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            said = "the name is too long, for .NAME.partial is written beside it"
-            raise CheckpointError(f"{target}: {said}") from None
+    except OSError:
         raise CheckpointError(f"{target} is a link to itself") from None
     for here in places:
         if here == source or source in here.parents or here in source.parents:
@@ -46,17 +50,77 @@ def check_place(reader: Reader, target: Path, staging: Path) -> None:
         raise CheckpointError(f"{staging} is in the way: it is no folder of an interrupted conversion")
 
 
+def check_names(target: Path, staging: Path, is_folder: bool) -> None:
+    """Refuse a target next to which the other files of a conversion could not be named.
+
+    A file is published before its manifest: a name that only the manifest is too long for must be refused before.
+    """
+    own = () if is_folder else manifest.places(target, False)
+    longest = max((staging, target, *own), key=lambda path: len(os.fsencode(path.name)))
+    size, most = len(os.fsencode(longest.name)), os.pathconf(target.parent, "PC_NAME_MAX")
+    if 0 <= most < size:
+        raise CheckpointError(
+            f"{printable(target, 400)}: the name is too long: {printable(longest.name, 40)}, which is written to the "
+            f"same folder, has {size} bytes, and the file system takes {most}"
+        )
+    size, most = len(os.fsencode(staging / LONGEST)) + 1, os.pathconf(target.parent, "PC_PATH_MAX")
+    if 0 <= most < size:
+        raise CheckpointError(
+            f"{printable(target, 400)}: the path is too long: the longest of a file that is written on the way has "
+            f"{size} bytes, and the file system takes {most}"
+        )
+
+
 def check_free(target: Path, overwrite: bool) -> None:
-    """Refuse a target that is there, unless it is a checkpoint that may be overwritten."""
-    if not os.path.lexists(target):
-        return
-    mode = target.lstat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
-        raise CheckpointError(f"{target} is a device, a pipe or a socket, which is never replaced")
-    if not overwrite:
+    """Refuse a target that is there, and files of an earlier one, unless they may be overwritten."""
+    own = [path for path in manifest.places(target, False) if os.path.lexists(path)]
+    for path in (target, *own):
+        check_replaceable(path)
+    if os.path.lexists(target) and not overwrite:
         raise CheckpointError(f"{target} exists; --overwrite (in Python, overwrite=True) replaces it")
     if target.is_dir() and not target.is_symlink() and not is_checkpoint(target):
         raise CheckpointError(f"{target} is a folder of other things than a checkpoint, which is never replaced")
+    for path in own:  # what was kept aside may be the only copy of it, also where its checkpoint is gone
+        if not overwrite:
+            raise CheckpointError(f"{path} exists; --overwrite (in Python, overwrite=True) replaces it")
+        if path.is_dir() and not path.is_symlink():
+            raise CheckpointError(f"{path} is a folder, which is never replaced")
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse a path that is, or leads by links to, a device, a pipe, a socket or a file that a process has open.
+
+    A link such as ``/dev/stdout`` leads to a plain file where output goes to one, so each link on the way counts.
+    """
+    kind = "a device, a pipe or a socket"
+    if path.is_symlink():
+        kind = "a link to a device, a pipe, a socket or an open file"
+    if _is_special(path) or any(_is_in_system(step) for step in _links(path)):
+        raise CheckpointError(f"{path} is {kind}, which is never replaced")
+
+
+def _is_special(path: Path) -> bool:
+    """Whether a path leads to something that is neither a file nor a folder."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # not there, or a link that leads nowhere
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _links(path: Path) -> Iterator[Path]:
+    """Yield a path, if it is a link, and the links that it leads to."""
+    for _ in range(MAX_LINKS):
+        if not path.is_symlink():
+            return
+        yield path
+        path = path.parent / path.readlink()
+
+
+def _is_in_system(link: Path) -> bool:
+    """Whether a link is one of the system's own, to devices or to what a process has open."""
+    folder = os.path.realpath(link.parent)
+    return folder in ("/dev", "/dev/fd") or f"{folder}/".startswith("/proc/")
 
 
 def is_checkpoint(folder: Path) -> bool:

@@ -12,6 +12,7 @@ from ...printable import printable
 from .base import DCP_METADATA, ORBAX_ITEMS, ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
 from .files import bad
 from .remote import is_remote, to_path
+from .sources import is_folder
 
 __all__ = [
     "READERS",
@@ -114,6 +115,7 @@ def _reader_of(path: Path, format: str | None) -> Reader:
         path, format = path.parent, "dcp"
     if is_remote(path) and path.is_dir() and (path / UNFINISHED).is_file():
         raise bad(path, f"is being written, or was never finished: it has {UNFINISHED}")
+    source = path
     if format is None and path.is_dir():
         path, format = _look_into(path)
     elif format is None:
@@ -125,7 +127,8 @@ def _reader_of(path: Path, format: str | None) -> Reader:
         raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(_READERS)}")
     if path.is_dir() and format in ("npz", "msgpack"):
         raise bad(path, f"is a folder, which no {format} is")
-    reader: Reader = _load(_READERS[format])(path)
+    open_one = _load(_READERS[format])
+    reader: Reader = open_one(path) if path == source else open_one(path, source)
     return reader
 
 
@@ -160,7 +163,7 @@ def format_of(path: Path, format: str | None = None) -> str:
             raise CheckpointError(f"the format {printable(format)} is unknown; known are {', '.join(_WRITERS)}")
         return format
     is_extension = re.fullmatch(r"\.[A-Za-z]\w*", path.suffix)
-    if not is_extension or path.is_dir():
+    if not is_extension or is_folder(path):
         return ENDINGS.get(path.suffix, "safetensors")
     if path.suffix not in ENDINGS:
         raise bad(path, f"its extension says no format; name one of {', '.join(_WRITERS)}")

@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 import threading
 import unicodedata
@@ -18,6 +19,7 @@ import numpy as np
 
 from ...printable import printable
 from .base import MAX_AXES, MAX_HEADER, MAX_TENSORS, Array, CheckpointError, DiskFullError, TensorInfo
+from .links import READING, LinkError, open_below
 
 DTYPES = frozenset(
     {
@@ -74,6 +76,16 @@ def check_name(path: object, name: object) -> str:
     if not name.isprintable() and any(unicodedata.category(one) in ("Cc", "Cs", "Zl", "Zp") for one in name):
         raise bad(path, f"the name {printable(name)} has control characters")
     return name
+
+
+def leads_out(name: str) -> bool:
+    """Whether a name is a path that an unpacker, of any system, would follow out of its folder.
+
+    Windows takes backslashes for slashes, a letter and a colon for a drive, and does not see spaces at a part's end.
+    """
+    if "\\" in name or name.startswith("/") or re.match(r"[A-Za-z]:", name):
+        return True
+    return any(part.rstrip() == ".." for part in name.split("/"))
 
 
 def check_dtype(path: object, name: str, dtype: object) -> str:
@@ -166,11 +178,14 @@ PIECE = 1 << 20
 class _Descriptor:
     """A descriptor that lives as long as someone holds it, so that none is closed under a reading thread."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, folder: Path | None):
         self.number = -1
         try:
-            self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self.number = os.open(path, READING) if folder is None else open_below(folder, path)
             self.status = os.fstat(self.number)
+        except LinkError as error:
+            shown = path.relative_to(folder or path.parent).as_posix()
+            raise bad(folder, f"the file {printable(shown)} {error}") from None
         except FileNotFoundError:
             raise bad(path, "does not exist") from None
         except (OSError, ValueError) as error:
@@ -190,14 +205,19 @@ _lock = threading.Lock()
 class File:
     """A file read by position; it is opened when needed, since a folder may have more files than may be open.
 
+    Args:
+        path: the file.
+        folder: the folder that no link may lead out of; None where the user names the file.
+
     Attributes:
         path: where it is.
         size: its bytes.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, folder: Path | None = None):
         self.path = path
-        found = _Descriptor(path)
+        self._folder = folder
+        found = _Descriptor(path, folder)
         self.size = found.status.st_size
         self._identity = self._identify(found)
         self._keep(found)
@@ -219,7 +239,7 @@ class File:
             if found is not None:
                 _open.move_to_end(id(self))
                 return found
-        found = _Descriptor(self.path)
+        found = _Descriptor(self.path, self._folder)
         if self._identify(found) != self._identity:
             raise bad(self.path, "has changed while it was read")
         self._keep(found)
@@ -281,21 +301,6 @@ class File:
 def reason(error: Exception) -> str:
     """Return what the system says, without the path again."""
     return printable(error.strerror if isinstance(error, OSError) and error.strerror else error)
-
-
-def resolve(path: Path) -> Path:
-    """Return where a path leads to, after all links.
-
-    Raises:
-        OSError: it is a link to itself.
-    """
-    try:
-        found = path.resolve()
-    except RuntimeError:
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
-    if found.is_symlink():  # how Python 3.13 and later resolve a loop
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-    return found
 
 
 def unwritable(path: object, error: OSError) -> CheckpointError:

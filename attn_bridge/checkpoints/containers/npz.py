@@ -27,9 +27,10 @@ from .files import (
     check_range,
     check_shape,
     gather,
+    leads_out,
     parse_json,
 )
-from .remote import open_file
+from .sources import open_file
 from .writing import InOrder, dump_json, sync_folder
 from .zips import Archive, Member, members
 
@@ -54,13 +55,18 @@ def _literal(text: str) -> Any:
 
 
 class NpzReader(Reader):
-    """One file; arrays in Fortran's order or big-endian come out in C's order and little-endian."""
+    """One file; arrays in Fortran's order or big-endian come out in C's order and little-endian.
+
+    Args:
+        path: the file.
+        folder: the folder that no link may lead out of; None where the user names the file.
+    """
 
     format: ClassVar[str] = "npz"
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, folder: Path | None = None):
         self.path = path
-        self._file = open_file(path)
+        self._file = open_file(path, folder)
         found = members(self._file)
         said = self._read_extra(found.pop(EXTRA, None))
         self.metadata = said.get("metadata", {})
@@ -191,6 +197,9 @@ class NpzWriter(Writer):
                 raise bad(path, "an .npz is one file; choose safetensors for several")
             if f"{info.name}.npy" == EXTRA or info.name.endswith(".npy"):
                 raise bad(path, f"no array of an .npz can be named {printable(info.name)}")
+            if leads_out(f"{info.name}.npy"):
+                named = printable(info.name)
+                raise bad(path, f"no array can be named {named}: an unpacker would write it outside of its folder")
         foreign = {info.name: info.dtype for info in tensors if numpy_dtype(info.dtype).isbuiltin != 1}
         said = {key: value for key, value in (("dtypes", foreign), ("metadata", self.metadata)) if value}
         extra = dump_json(path, said, sort_keys=True) if said else b""

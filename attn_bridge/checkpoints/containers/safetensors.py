@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from ...printable import printable
 from .base import MAX_HEADER, Extent, Reader, TensorInfo, Writer
 from .files import bad, check_count, check_infos, check_name, check_range, check_shape, parse_json, unwritable
-from .remote import open_file
 from .remote.targets import open_target
-from .shards import ShardedReader, index_of, inside
+from .shards import ShardedReader, index_of
+from .sources import inside, open_file
 from .writing import Target, dump_json, sync_folder
 
 NAMES = {
@@ -46,13 +46,18 @@ ENDING = ".safetensors"
 
 
 class SafetensorsReader(Reader):
-    """One file; `tensors` are in the order of their bytes, `metadata` is its ``__metadata__``."""
+    """One file; `tensors` are in the order of their bytes, `metadata` is its ``__metadata__``.
+
+    Args:
+        path: the file.
+        folder: the folder that no link may lead out of; None where the user names the file.
+    """
 
     format: ClassVar[str] = "safetensors"
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, folder: Path | None = None):
         self.path = path
-        self._file = open_file(path)
+        self._file = open_file(path, folder)
         self.tensors = {}
         self._starts: dict[str, int] = {}
         if self._file.size < 8:

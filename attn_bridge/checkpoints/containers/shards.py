@@ -9,32 +9,9 @@ from typing import Any
 
 from ...printable import printable
 from .base import MAX_HEADER, Reader, TensorInfo
-from .files import bad, check_count, check_name, listed, parse_json, resolve
-from .remote import open_all, open_file
-
-
-def inside(folder: Path, name: object, named_by: object) -> Path:
-    """Return a file of a folder.
-
-    The hub's cache is the one place where a link may lead out: from ``snapshots/<revision>`` to ``blobs`` beside it.
-
-    Raises:
-        CheckpointError: it is somewhere else, after links were followed, or not there.
-    """
-    name = check_name(named_by, name)
-    path = Path(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or path.as_posix() != name:
-        raise bad(named_by, f"the file {printable(name)} is not named as one of its folder")
-    try:
-        root, found = resolve(folder), resolve(folder / path)
-    except OSError:
-        raise bad(named_by, f"the file {printable(name)} is a link to itself") from None
-    if found.is_relative_to(root):
-        return folder / path
-    for one in root.parents:
-        if one.name == "snapshots" and found.parent == (one.parent / "blobs"):
-            return folder / path
-    raise bad(named_by, f"the file {printable(name)} is a link out of its folder")
+from .files import bad, check_count, listed, parse_json
+from .remote import open_all
+from .sources import inside, open_file
 
 
 class ShardedReader(Reader):
@@ -45,12 +22,12 @@ class ShardedReader(Reader):
     Args:
         folder: where the files are.
         index: the index, or None for those of `names` alone.
-        open_one: opens a file.
+        open_one: opens a file of a folder.
         names: the files, where there is no index.
     """
 
     def __init__(
-        self, folder: Path, index: Path | None, open_one: Callable[[Path], Reader], names: tuple[str, ...] = ()
+        self, folder: Path, index: Path | None, open_one: Callable[[Path, Path], Reader], names: tuple[str, ...] = ()
     ):
         self.path = folder
         self._index = index
@@ -68,7 +45,8 @@ class ShardedReader(Reader):
         missing = [printable(name) for name, is_there in zip(paths, there, strict=True) if not is_there]
         if missing:
             raise bad(said_by, f"these files of it are missing: {listed(missing)}")
-        self._parts = dict(zip(paths, open_all(open_one, paths.values()), strict=True))
+        parts = open_all(lambda path: open_one(path, folder), paths.values())
+        self._parts = dict(zip(paths, parts, strict=True))
         self.tensors = {}
         twice = []
         for file, part in self._parts.items():
@@ -88,7 +66,7 @@ class ShardedReader(Reader):
     @staticmethod
     def _read_index(folder: Path, index: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         inside(folder, index.name, index)
-        file = open_file(index)
+        file = open_file(index, folder)
         if file.size > MAX_HEADER:
             raise bad(index, f"the index has {file.size} bytes; more than {MAX_HEADER} are not read")
         found = parse_json(file.read(0, file.size), index, "index")

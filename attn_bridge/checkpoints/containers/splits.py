@@ -11,7 +11,7 @@ import numpy as np
 from ...printable import printable
 from .base import Reader, TensorInfo
 from .files import bad, check_range, listed
-from .shards import inside
+from .sources import inside
 
 MOST = 8
 """Parts that are read: beyond the 8 heads of keys of Meta's large models, files hold keys and values more than once."""

@@ -22,8 +22,9 @@ from .files import (
     parse_json,
 )
 from .pickles import TORCH_DTYPES, Pickler, Strided, read_pickle
-from .remote import open_all, open_file
+from .remote import open_all
 from .shards import ShardedReader, index_of
+from .sources import open_file
 from .splits import SplitReader, check_numbers
 from .writing import InOrder, dump_json, sync_folder
 from .zips import Archive, Member, Window, members
@@ -128,13 +129,17 @@ class TorchReader(Reader):
     """One file. Nested dicts give dotted names; `metadata` has what is no tensor, by dotted name.
 
     Tensors that share a storage are each read whole; one that does not lie in C order is gathered when it is read.
+
+    Args:
+        path: the file.
+        folder: the folder that no link may lead out of; None where the user names the file.
     """
 
     format: ClassVar[str] = "torch"
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, folder: Path | None = None):
         self.path = path
-        self._file = open_file(path)
+        self._file = open_file(path, folder)
         pickle, found, prefix = open_archive(self._file)
         tensors, self.metadata = read_pickle(pickle, path)
         extra = found.get(prefix + EXTRA)
@@ -189,7 +194,7 @@ def open_torch(path: Path) -> Reader:
     names = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth"))
     names = ["pytorch_model.bin"] if "pytorch_model.bin" in names else names
     if len(names) > 1 and all(re.fullmatch(r"consolidated\.[0-9]{2}\.pth", name) for name in names):
-        return SplitReader(path, names, open_all(TorchReader, check_numbers(path, names)))
+        return SplitReader(path, names, open_all(lambda file: TorchReader(file, path), check_numbers(path, names)))
     if len(names) != 1:
         raise bad(path, f"has {len(names)} files of torch.save and no index; name one of them")
     return ShardedTorchReader(path, None, TorchReader, tuple(names))

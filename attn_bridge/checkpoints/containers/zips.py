@@ -20,7 +20,7 @@ from typing import Any
 
 from ...printable import printable
 from .base import MAX_HEADER, MAX_TENSORS
-from .files import File, bad
+from .files import File, bad, leads_out
 from .remote.targets import open_target
 from .writing import Target, as_bytes
 
@@ -115,6 +115,8 @@ def members(file: File | Window) -> dict[str, Member]:
     file.prefetch((info.header_offset, AHEAD) for info in entries)
     for info in entries:
         name, size, offset = info.orig_filename, info.file_size, info.header_offset
+        if leads_out(name) or leads_out(info.filename):
+            raise bad(path, f"the member {printable(name)} of the zip would be unpacked outside of its folder")
         raw = name.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
         if info.flag_bits & REFUSED_FLAGS or info.volume not in (0, FULL16):
             raise bad(path, f"the member {printable(name)} of the zip is encrypted or elsewhere")

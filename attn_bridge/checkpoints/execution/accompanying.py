@@ -12,6 +12,7 @@ import numpy as np
 from .. import configs, containers, manifest, quantised
 from .. import digests as digests_of
 from ..containers.base import Reader, TensorInfo
+from ..containers.sources import read_file
 from ..elements import Elements
 from ..planning import kept_name
 from ..planning.plans import Plan
@@ -112,7 +113,8 @@ def config_beside(plan: Plan, reader: Reader, config: Mapping[str, Any] | None) 
     if found is not None:
         return (json.dumps(found, indent=2, sort_keys=True) + "\n").encode("ascii") if found else None
     own = reader.path / configs.CONFIG
-    data = own.read_bytes() if reader.path.is_dir() and own.is_file() else None
+    is_there = reader.path.is_dir() and own.is_file()
+    data = read_file(own, reader.path, configs.MAX_BYTES) if is_there else None
     return data if data is None or not plan.scales else _unquantised(data)
 
 

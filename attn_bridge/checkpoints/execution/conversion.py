@@ -90,7 +90,7 @@ def carry_out(
         CheckpointError: the target exists or can't be written, the source changed under way, or tied tensors differ.
     """
     staging = target.parent / f".{target.name}.partial"
-    check_place(reader, target, staging)
+    check_place(reader, target, staging, is_folder)
     if not staging.exists():
         check_free(target, overwrite)
     with locked(staging):

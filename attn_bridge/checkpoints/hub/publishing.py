@@ -18,8 +18,10 @@ from ... import backends
 from ...backends import Framework
 from ...models import families
 from ...models.ours import OWN
+from ...printable import printable
 from .. import configs
 from ..containers.base import CheckpointError
+from ..containers.links import LinkError, resolve_below
 from . import card
 from .reading import import_hub, is_id, reason
 
@@ -74,6 +76,7 @@ def push_to_hub(
         raise CheckpointError(f"{path} has no model.safetensors")
     check_push(repo_id, revision, create_pr)
     data = card.read_report(report)
+    files = _files_of(path)
     hub = import_hub(f"{repo_id} can't be pushed", "send it to the hub")
     api = hub.HfApi(token=token, library_name="attn-bridge")
     kind = _model_of(path)
@@ -88,7 +91,7 @@ def push_to_hub(
             there = set(api.list_repo_files(found, revision=revision))
             before = _former_card(api, found, revision, scratch) if CARD in there else None
             text = card.write(found, kind, data, before=before, files=[one.name for one in beside], license=license)
-            sent = {one.name: one for one in [*sorted(path.iterdir()), *beside] if one.is_file() and one.name != CARD}
+            sent = {**files, **{one.name: one for one in beside}}
             stale = {name for name in there - sent.keys() if _WEIGHTS.fullmatch(name) or name in (REPORT, PAGE)}
             info = api.create_commit(
                 found,
@@ -150,6 +153,22 @@ def _model_of(path: Path) -> str:
     if family is None or family.whole is None:
         return "BertEncoder" if kind == "bert" else "DecoderModel"
     return family.whole.__name__.removesuffix("Config") + "Model"
+
+
+def _files_of(folder: Path) -> dict[str, Path]:
+    """Return what a folder sends, name -> the file itself: all of its files but the card.
+
+    Raises:
+        CheckpointError: one is a link out of the folder, so that another file of this machine would be published.
+    """
+    found = {}
+    for path in sorted(folder.iterdir()):
+        if path.name != CARD and path.is_file():
+            try:
+                found[path.name] = resolve_below(folder, path)[0]
+            except LinkError as error:
+                raise CheckpointError(f"{folder}: the file {printable(path.name)} {error}") from None
+    return found
 
 
 def _reports(folder: Path, report: Any, data: dict[str, Any] | None) -> Sequence[Path]:

@@ -140,7 +140,7 @@ def run(
         CheckpointError: the target exists or can't be written, the source changed under way, or a worker failed.
     """
     place = place_of(prepared.target)
-    place.check(prepared.reader)
+    place.check(prepared.reader, prepared.is_folder)
     if place.job() is None:
         place.check_free(overwrite)
     tasks = cut(prepared.plan, job.task_bytes, job.workers)

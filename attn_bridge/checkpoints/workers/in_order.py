@@ -21,7 +21,7 @@ def write_in_order(
         CheckpointError: the target exists or can't be written, or the source changed under way.
     """
     plan, reader, place = prepared.plan, prepared.reader, place_of(prepared.target)
-    place.check(reader)
+    place.check(reader, prepared.is_folder)
     place.check_free(overwrite)
     budget = budget_of(plan, max_memory)
     job = Job.of(prepared, 1, budget)

@@ -54,12 +54,12 @@ def worker(prepared: Prepared, job: Job, index: int, resume: bool, overwrite: bo
     """
     containers.check_shared(prepared.format)
     place = place_of(prepared.target)
-    place.check(prepared.reader)
+    place.check(prepared.reader, prepared.is_folder)
     tasks = cut(prepared.plan, job.task_bytes, job.workers)
     mine = share(tasks, index, job.workers)
     advance = adding(progress, sum(task.nbytes for task in mine))
-    if place.job() is None and not place.is_free():
-        if check_published(prepared, mine, job.task_bytes):
+    if place.job() is None:
+        if not place.is_free() and check_published(prepared, mine, job.task_bytes):
             return Worked(published(prepared), was_there=True)
         place.check_free(overwrite)
     token = uuid.uuid4().hex
@@ -84,7 +84,7 @@ def finish_by_hand(prepared: Prepared, overwrite: bool, progress: Progress) -> W
         CheckpointError: there is nothing, not all of it, or other bytes than were written.
     """
     place = place_of(prepared.target)
-    place.check(prepared.reader)
+    place.check(prepared.reader, prepared.is_folder)
     job = place.job()
     if job is None:
         if not place.is_free() and check_published(prepared, (), 0):

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from ... import checkpoints
+from ...checkpoints import configs
+from ...checkpoints.containers.sources import read_file
 from ...models import layouts
 from ...specs import find_variant
 from ..compare.sides.dtypes import DTYPES
@@ -88,12 +90,14 @@ def _case(name: str, weights: Arrays, num_heads: int) -> Case:
 
 def _read_num_heads(path: Path) -> int:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(
-            f"num_heads is not known: give --set num_heads=N, or put {path.name} beside the file"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
+        if not path.exists():
+            raise ValueError(f"num_heads is not known: give --set num_heads=N, or put {path.name} beside the file")
+        data = read_file(path, path.parent, configs.MAX_BYTES)
+    except OSError as error:
+        raise ValueError(f"{path} is not readable as JSON: {error}") from error
+    try:
+        config = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not readable as JSON: {error}") from error
     found = [config[key] for key in _NUM_HEADS_KEYS if isinstance(config, dict) and key in config]
     if not found:

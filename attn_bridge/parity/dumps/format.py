@@ -18,6 +18,9 @@ from typing import Literal
 import numpy as np
 
 from ... import backends, checkpoints
+from ...checkpoints.containers.files import PIECE, File
+from ...checkpoints.containers.safetensors import SafetensorsReader
+from ...checkpoints.containers.sources import open_file, read_file
 from ..compare.pairing import Tensor
 from ..compare.samples.sampling import FIRST, Planned
 from ..compare.sides.dtypes import is_float, numpy_dtype
@@ -269,10 +272,10 @@ class Dump:
             if not path.is_file():
                 what = f"has no {MANIFEST}" if self.path.is_dir() else "is no folder"
                 raise DumpError(f"{self.path} is no dump: it {what}")
-            if path.stat().st_size > MAX_JSON:
-                raise self._error(f"{MANIFEST} has more than {MAX_JSON >> 20} MiB")
-            return path.read_bytes()
-        except OSError as error:
+            return read_file(path, self.path, MAX_JSON)
+        except DumpError:
+            raise
+        except (OSError, ValueError) as error:
             raise self._error(str(error)) from error
 
     def _parsed(self, text: bytes) -> Manifest:
@@ -292,11 +295,10 @@ class Dump:
             if name not in self.manifest.digests:
                 raise self._error(f"{MANIFEST} lists no {name}")
             try:
-                with path.open("rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
-                if digest != self.manifest.digests[name]:
+                if _sha256(open_file(path, self.path)) != self.manifest.digests[name]:
                     raise self._error(f"{name} is not what was written")
-                arrays = checkpoints.read(path)
+                with checkpoints.Checkpoint(SafetensorsReader(path, self.path)) as found:
+                    arrays = dict(found)
             except DumpError:
                 raise
             except (OSError, ValueError, MemoryError) as error:
@@ -308,6 +310,15 @@ class Dump:
         if key not in arrays:
             raise self._error(f"a file of it holds no {key}")
         return arrays[key]
+
+
+def _sha256(file: File) -> str:
+    """Return the digest of a whole file."""
+    digest = hashlib.sha256()
+    for start in range(0, file.size, PIECE):
+        digest.update(file.read(start, min(PIECE, file.size - start)))
+    file.close()
+    return digest.hexdigest()
 
 
 def of_side(path: str | Path, framework: backends.Framework) -> Dump:

@@ -61,7 +61,10 @@ def test_formats_that_nobody_asks_for_are_not_loaded(tmp_path):
         "print(sorted(name.rpartition('.')[2] for name in sys.modules if name.startswith(containers.__name__ + '.')))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], capture_output=True, text=True, check=True)
-    assert done.stdout == "['base', 'files', 'npz', 'paths', 'remote', 'targets', 'urls', 'writing', 'zips']\n"
+    assert (
+        done.stdout
+        == "['base', 'files', 'links', 'npz', 'paths', 'remote', 'sources', 'targets', 'urls', 'writing', 'zips']\n"
+    )
 
 
 @pytest.mark.parametrize("format", FORMATS)

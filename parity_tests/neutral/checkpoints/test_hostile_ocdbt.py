@@ -33,7 +33,7 @@ def database(tmp_path, monkeypatch):
 
 def rebuilt(database, change):
     """Change where values are said to lie: `change` gets the places by key."""
-    places, _ = ocdbt.decode(database)
+    places, _ = ocdbt.decode(database, database)
     change(places)
     tree, manifest = ocdbt.encode(places, f"d/{9:032x}")
     (database / "d" / f"{9:032x}").write_bytes(tree)
@@ -81,7 +81,7 @@ def test_values_that_are_the_same_bytes_many_times_are_refused(database):
         (database / "d" / "more").write_bytes(raw)
         places[b"a.weight/.zarray"] = ocdbt.Place("d/more", 0, len(raw))
 
-    where, _ = ocdbt.decode(database)
+    where, _ = ocdbt.decode(database, database)
     one = where[b"a.weight/.zarray"]
     array = json.loads((database / one.file).read_bytes()[one.start : one.start + one.size])
     assert "bytes; the files that they lie in have" in refusal(rebuilt(database, change))

@@ -10,8 +10,10 @@ import zipfile
 import numpy as np
 import pytest
 
-from attn_bridge.checkpoints.containers import open_reader
-from parity_tests.fuzz.samples import ENDINGS, read, write
+from attn_bridge import checkpoints
+from attn_bridge.checkpoints.containers import CheckpointError, open_reader
+from attn_bridge.printable import printable
+from parity_tests.fuzz.samples import ENDINGS, assert_same, read, write
 
 from .refusals import Payload, assert_says, refusal
 
@@ -164,6 +166,39 @@ def test_a_name_is_not_cut_at_a_null(tmp_path):
     path = write("npz", tmp_path / "x.npz", {"a": np.zeros(3), "b.npyx": np.zeros(3)})
     path.write_bytes(path.read_bytes().replace(b"b.npyx.npy", b"a.npy\0.npy"))
     assert ": the name a.npy\\x00 has control characters" in refusal(path)
+
+
+# ---- names that an unpacker would follow out of its folder
+
+OUTSIDE = ["../../../x", "a/../../x", "/etc/x", "//server/x", "C:x", "c:/x", "..\\x", "\\x", "a\\..\\x", "a/.. /x"]
+INSIDE = ["..", "params/Dense_0/kernel", "..a/b", "a..b", "...a", ".a/.b", "ab:0", "~/x", "a/./b", "-x"]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_member_that_would_be_unpacked_elsewhere_is_refused(name, tmp_path):
+    wanted = f": the member {printable(name)}.npy of the zip would be unpacked outside of its folder"
+    path = npz(tmp_path / "x.npz", npy(said(), b"abcdefgh"), f"{name}.npy")
+    assert refusal(path) == wanted
+    path = write("torch", tmp_path / "x.pt", {"a": np.zeros(3)})
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr(f"{name}.npy", b"not a tensor")
+    assert refusal(path) == wanted
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("format", ["npz", "orbax"])
+def test_a_tensor_that_would_be_unpacked_elsewhere_is_not_written(name, format, tmp_path):
+    source = write("safetensors", tmp_path / "x.safetensors", {name: np.arange(3), "a": np.zeros(2)})
+    with pytest.raises(CheckpointError, match=r"an unpacker would write it outside of its folder|a part is empty"):
+        checkpoints.convert(source, tmp_path / f"to{ENDINGS[format]}", to_layout="same")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def test_names_of_folders_in_an_npz_are_taken(tmp_path):
+    arrays = {name: np.arange(3.0) for name in INSIDE}
+    assert_same(read(write("npz", tmp_path / "x.npz", arrays)), arrays)
+    np.savez(tmp_path / "numpy.npz", **arrays)
+    assert_same(read(tmp_path / "numpy.npz"), arrays)
 
 
 # ---- npz

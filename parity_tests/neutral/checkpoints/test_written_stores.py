@@ -57,6 +57,21 @@ def test_workers_write_the_same(store, source, tmp_path, name, workers):
     assert store.contents() == wanted
 
 
+@pytest.mark.parametrize(("name", "ending"), [("x.npz", "kept"), ("x.orbax", "json")])
+def test_files_next_to_a_missing_target_stay_unless_they_may_go(store, source, tmp_path, name, ending):
+    wanted = ours(source, tmp_path, name, to_layout="flax")
+    beside = f"{name}.attn-bridge.{ending}"
+    store.put("bucket", beside, b"the only copy of something")
+    before = store.contents()
+    for options in ({}, {"workers": 1, "task_bytes": 1 << 15} if name == "x.orbax" else {}):
+        with pytest.raises(CheckpointError) as caught:
+            checkpoints.convert(source, f"s3://bucket/{name}", to_layout="flax", **options)
+        assert str(caught.value) == f"s3://bucket/{beside} exists; --overwrite (in Python, overwrite=True) replaces it"
+        assert store.contents() == before
+    checkpoints.convert(source, f"s3://bucket/{name}", to_layout="flax", overwrite=True)
+    assert store.contents() == wanted
+
+
 def test_a_large_file_is_copied_together_in_the_store(store, tmp_path, monkeypatch):
     monkeypatch.setattr(staged, "PACK", 6 << 20)
     monkeypatch.setattr(joining, "MOST", 11 << 20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 
 import numpy as np
@@ -240,6 +241,30 @@ def edit_arrays(name, change_it):
 
 
 RESULTS = "float32/0000.safetensors"
+
+
+def link_out(name):
+    """Return what moves a file or folder of a dump to another place, and leaves a link to it."""
+
+    def change_it(folder):
+        outside = folder.with_name(f"outside {folder.name}")
+        outside.mkdir()
+        (folder / name).rename(outside / "moved")
+        (folder / name).symlink_to(outside / "moved")
+
+    return change_it
+
+
+def make_pipe(name):
+    """Return what puts a pipe in place of a file of a dump."""
+
+    def change_it(folder):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return change_it
+
+
 HOSTILE = {
     "no folder": (shutil.rmtree, "it is no folder"),
     "no manifest": (lambda folder: (folder / "dump.json").unlink(), "it has no dump.json"),
@@ -271,8 +296,13 @@ HOSTILE = {
         edit_manifest(lambda data: data["parameters"].update({"../../x": data["parameters"]["fc.bias"]})),
         "weights.safetensors does not hold the parameters of dump.json",
     ),
-    "weights gone": (lambda folder: (folder / "weights.safetensors").unlink(), "No such file"),
-    "results gone": (lambda folder: (folder / RESULTS).unlink(), "No such file"),
+    "weights gone": (lambda folder: (folder / "weights.safetensors").unlink(), "does not exist"),
+    "results gone": (lambda folder: (folder / RESULTS).unlink(), "does not exist"),
+    "a manifest that links out": (link_out("dump.json"), "the file dump.json is a link out of its folder"),
+    "weights that link out": (link_out("weights.safetensors"), "weights.safetensors is a link out of its folder"),
+    "results that link out": (link_out(RESULTS), f"the file {RESULTS} is a link out of its folder"),
+    "samples that link out": (link_out("samples"), "samples/0000.safetensors is a link out of its folder"),
+    "results that are a pipe": (make_pipe(RESULTS), f"{RESULTS}: is not a file"),
     "results cut off": (lambda folder: (folder / RESULTS).write_bytes(b"123"), f"{RESULTS} is not what was written"),
     "results exchanged": (
         lambda folder: shutil.copy(folder / "float32/0001.safetensors", folder / RESULTS),

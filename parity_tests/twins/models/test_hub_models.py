@@ -185,6 +185,19 @@ def test_private_repositories_and_requests(hub):
         torch_attn.GPTModel.from_pretrained(NAME, token=False)
 
 
+def test_a_link_out_of_the_folder_is_never_pushed(hub, tmp_path):
+    gpt("torch").save_pretrained(tmp_path / "model")
+    (tmp_path / "secret.json").write_text('{"secret": 1}')
+    (tmp_path / "model" / "notes.json").symlink_to(tmp_path / "secret.json")
+    with pytest.raises(CheckpointError, match=r"model: the file notes\.json is a link out of its folder$"):
+        checkpoints.push_to_hub(tmp_path / "model", NAME)
+    assert hub.requests == []
+    (tmp_path / "model" / "notes.json").unlink()
+    (tmp_path / "model" / "notes.json").symlink_to("config.json")
+    checkpoints.push_to_hub(tmp_path / "model", NAME)
+    assert files(hub)["notes.json"] == files(hub)["config.json"]
+
+
 def test_arguments_are_refused_before_anything_is_written(hub):
     model = gpt("torch")
     for call, said in (

@@ -17,8 +17,7 @@ from ..base import DCP_METADATA as METADATA
 from ..base import GAP, MAX_HEADER, SPARSE, Array, CheckpointError, Reader, rows_as_region
 from ..files import bad, boxes, c_strides, check_range, extent, listed
 from ..pickles import Machine, Plain, Strided
-from ..remote import open_file
-from ..shards import inside
+from ..sources import inside, open_file
 from ..torch_file import Stored, open_archive
 from ..zips import Window
 from .metadata import Chunks, Item, read_metadata
@@ -68,7 +67,7 @@ class DcpReader(Reader):
         own = inside(path, METADATA, path)
         if not own.is_file():
             raise bad(path, f"has no {METADATA}: it is no distributed checkpoint, or one that was never finished")
-        file = open_file(own)
+        file = open_file(own, path)
         if file.size > MAX_HEADER:
             raise bad(own, f"has {file.size} bytes; more than {MAX_HEADER} are not read")
         self._chunks, others = read_metadata(bytes(file.read(0, file.size)), own)
@@ -105,7 +104,7 @@ class DcpReader(Reader):
         if missing:
             raise bad(own, f"these files of it are missing: {listed([printable(one) for one in sorted(missing)])}")
         for name, parts in ranges.items():
-            file = self._files[name] = open_file(self.path / name)
+            file = self._files[name] = open_file(self.path / name, self.path)
             file.close()
             parts.sort()
             for start, stop, shown, size in parts:

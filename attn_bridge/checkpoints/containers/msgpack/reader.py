@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ....printable import printable
 from ..base import MAX_AXES, Reader, TensorInfo
 from ..files import MAX_NODES, bad, check_count, check_dtype, check_name, check_range, check_shape
-from ..remote import open_file
+from ..sources import open_file
 from . import CHUNKED
 from .values import Head, Scanner, cut
 
@@ -25,13 +25,17 @@ class MsgpackReader(Reader):
     """One file. Names are the keys joined by dots, and numbers within lists; `metadata` has plain leaves by such names.
 
     An empty map is such a leaf too, so that it is written again.
+
+    Args:
+        path: the file.
+        folder: the folder that no link may lead out of; None where the user names the file.
     """
 
     format: ClassVar[str] = "msgpack"
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, folder: Path | None = None):
         self.path = path
-        self._file = open_file(path)
+        self._file = open_file(path, folder)
         self._scan = Scanner(self._file)
         self._nodes = 0
         self.tensors = {}

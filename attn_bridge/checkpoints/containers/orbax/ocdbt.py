@@ -17,8 +17,7 @@ from pathlib import Path
 from ....printable import printable
 from ..base import MAX_HEADER, MAX_TENSORS
 from ..files import bad
-from ..remote import open_file
-from ..shards import inside
+from ..sources import inside, open_file
 
 MANIFEST = "manifest.ocdbt"
 
@@ -247,15 +246,19 @@ class _Body:
         return files[number]
 
 
-def decode(folder: Path) -> tuple[dict[bytes, Place], set[Path]]:
+def decode(folder: Path, source: Path) -> tuple[dict[bytes, Place], set[Path]]:
     """Return where the value of each key lies, and the files that say so.
+
+    Args:
+        folder: the database.
+        source: the folder that no link may lead out of: the database's own, or the step that it is an item of.
 
     Raises:
         CompressedError: of what says so, something is compressed.
         CheckpointError: it is malformed.
     """
     path = inside(folder, MANIFEST, folder)
-    file = open_file(path)
+    file = open_file(path, source)
     if file.size > MAX_HEADER:
         raise bad(path, f"has {file.size} bytes; more than {MAX_HEADER} are not read")
     body = _Body(path, MAGIC_MANIFEST, bytes(file.read(0, file.size)))
@@ -276,7 +279,7 @@ def decode(folder: Path) -> tuple[dict[bytes, Place], set[Path]]:
     numbers, starts, sizes = (body.numbers(count)[-1] for _ in range(3))
     if (starts, sizes) == (NONE, NONE):
         return {}, {path}
-    tree = _Tree(folder, path)
+    tree = _Tree(folder, source, path)
     tree.walk(body.one_of(files, numbers), starts, sizes, heights[-1], b"")
     return tree.places, tree.used
 
@@ -284,8 +287,8 @@ def decode(folder: Path) -> tuple[dict[bytes, Place], set[Path]]:
 class _Tree:
     """Reads the nodes of a tree."""
 
-    def __init__(self, folder: Path, manifest: Path):
-        self._folder, self.used = folder, {manifest}
+    def __init__(self, folder: Path, source: Path, manifest: Path):
+        self._folder, self._source, self.used = folder, source, {manifest}
         self.places: dict[bytes, Place] = {}
         self._seen: set[tuple[str, int]] = set()
         self._left = MAX_HEADER
@@ -296,7 +299,7 @@ class _Tree:
         if (name, start) in self._seen or self._left < 0:
             raise bad(path, "has a tree of OCDBT that is too large, or leads back to itself")
         self._seen.add((name, start))
-        file = open_file(path)
+        file = open_file(path, self._source)
         data = bytes(file.read(start, size))
         file.close()
         self.used.add(path)

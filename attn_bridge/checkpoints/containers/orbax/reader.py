@@ -27,8 +27,8 @@ from ..files import (
     check_shape,
     parse_json,
 )
-from ..remote import is_remote, open_file, survey
-from ..shards import inside
+from ..remote import is_remote, survey
+from ..sources import inside, open_file
 from .ocdbt import CompressedError, Place, decode
 from .plain import EXTRA, FOREIGN, Plain, chunk_ranges
 
@@ -60,7 +60,8 @@ class OrbaxReader(Reader):
         if not path.is_dir():
             raise bad(path, "is not a folder, as Orbax writes it")
         if not (path / METADATA).is_file():
-            path = next((path / one for one in ITEMS if (path / one / METADATA).is_file()), path)
+            item = next((one for one in ITEMS if (path / one / METADATA).is_file()), None)
+            path = path if item is None else inside(path, item, path)
         self._folder = path
         said = self._read_json(METADATA)
         if not isinstance(said, dict) or not isinstance(said.get("tree_metadata"), dict):
@@ -75,7 +76,7 @@ class OrbaxReader(Reader):
         self._claimed = 0
         if self._ocdbt:
             with contextlib.suppress(CompressedError):
-                self._places, used = decode(path)
+                self._places, used = decode(path, self.path)
                 self._used |= used
         self._is_full = said.get("store_array_data_equal_to_fill_value") is True
         self._tensorstore: Any = None
@@ -101,7 +102,7 @@ class OrbaxReader(Reader):
         self.tensors = {name: self.tensors[name] for name in names}
 
     def _read_json(self, name: str) -> Any:
-        file = open_file(inside(self._folder, name, self._folder))
+        file = open_file(inside(self._folder, name, self._folder), self.path)
         if file.size > MAX_HEADER:
             raise bad(file.path, f"has {file.size} bytes; more than {MAX_HEADER} are not read")
         return parse_json(file.read(0, file.size), file.path, "file")
@@ -193,7 +194,7 @@ class OrbaxReader(Reader):
             return place.inline[start:stop]
         path = self._folder / place.file
         if path not in self._files:
-            self._files[path] = open_file(inside(self._folder, place.file, self._folder))
+            self._files[path] = open_file(inside(self._folder, place.file, self._folder), self.path)
         return self._files[path].read(place.start + start, stop - start)
 
     def _check_chunks(self, plain: Plain, name: str, count: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from ....printable import printable
 from ..base import ORBAX_METADATA as METADATA
 from ..base import Extent, TensorInfo, Writer, numpy_dtype
-from ..files import bad, check_infos, check_range, unwritable
+from ..files import bad, check_infos, check_range, leads_out, unwritable
 from ..remote.targets import open_target
 from ..writing import Target, as_bytes, chunk_shape, dump_json, sync_folder
 from .ocdbt import MANIFEST, Place, encode
@@ -95,6 +95,8 @@ class OrbaxWriter(Writer):
         parts = info.name.split(".")
         if not all(parts) or "/" in info.name or len(info.name.encode("utf-8")) > 255:
             raise bad(path, f"{shown} can't be the name of a folder: a part is empty, it has a slash, or is too long")
+        if leads_out(info.name):
+            raise bad(path, f"no array can be named {shown}: an unpacker would write it outside of its folder")
         if info.name in ("manifest", "d", "ocdbt", METADATA, "_CHECKPOINT_METADATA", "_sharding"):
             raise bad(path, f"{shown} is a name that Orbax keeps for itself")
         chunks = chunk_shape(info.shape, info.itemsize, CHUNK)

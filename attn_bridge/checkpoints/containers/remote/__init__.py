@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from ..files import File
 from .paths import RemotePath, check_writable, forget, is_remote, text_of, to_path
 from .urls import is_url
 
@@ -18,7 +17,6 @@ __all__ = [
     "is_remote",
     "is_url",
     "open_all",
-    "open_file",
     "survey",
     "text_of",
     "to_path",
@@ -28,19 +26,6 @@ AT_ONCE = 16
 """Files of a checkpoint that are opened at the same time."""
 
 Opened = TypeVar("Opened")
-
-
-def open_file(path: Path) -> File:
-    """Return a file that is read by position, wherever it is.
-
-    Raises:
-        CheckpointError: it does not exist, is no file, or can't be read.
-    """
-    if isinstance(path, RemotePath):
-        from .files import RemoteFile
-
-        return RemoteFile(path)
-    return File(path)
 
 
 def survey(folder: Path, ending: str) -> None:

@@ -43,9 +43,9 @@ class LocalPlace(Place):
         self._files = _Files(self.payload)
         self._flusher = Flusher()
 
-    def check(self, reader: Reader) -> None:
-        """Refuse a target that has no folder, or that lies in the source or around it."""
-        staging.check_place(reader, self.target, self.folder)
+    def check(self, reader: Reader, is_folder: bool) -> None:
+        """Refuse a target that has no folder, whose name is too long, or that lies in the source or around it."""
+        staging.check_place(reader, self.target, self.folder, is_folder)
 
     def check_free(self, overwrite: bool) -> None:
         """Refuse a target that is there and may not be replaced."""

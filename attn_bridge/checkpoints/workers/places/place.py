@@ -39,8 +39,8 @@ class Place(abc.ABC):
         """Learn that bytes of the payload were read back, and need not be kept in memory for that any more."""
 
     @abc.abstractmethod
-    def check(self, reader: Reader) -> None:
-        """Refuse a target that can't be written to, or that lies in the source."""
+    def check(self, reader: Reader, is_folder: bool) -> None:
+        """Refuse a target that can't be written to, whose name is too long, or that lies in the source."""
 
     @abc.abstractmethod
     def check_free(self, overwrite: bool) -> None:

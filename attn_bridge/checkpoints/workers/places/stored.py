@@ -70,7 +70,7 @@ class StoredPlace(Place):
     def _staged(self) -> Staged:
         return Staged(self._store, f"{self._folder}/parts")
 
-    def check(self, reader: Reader) -> None:
+    def check(self, reader: Reader, is_folder: bool) -> None:
         """Refuse a target that can't be written to, or that lies in the source or around it."""
         if not self.target.name:
             raise CheckpointError(f"{self.target} is no name for a checkpoint")
@@ -79,13 +79,16 @@ class StoredPlace(Place):
             raise CheckpointError(f"{self.target} and the source {source} must not be in one another")
 
     def check_free(self, overwrite: bool) -> None:
-        """Refuse a target that is there, unless it is a checkpoint that may be overwritten."""
+        """Refuse a target that is there, and files of an earlier one, unless they may be overwritten."""
         self._path.store.forget()
-        if self.is_free() or self.was_published():
+        is_free = self.is_free()
+        if self.was_published():
             return
-        if not overwrite:
-            raise CheckpointError(f"{self.target} exists; --overwrite (in Python, overwrite=True) replaces it")
-        if self.target.is_dir() and not staging.is_checkpoint(self.target):
+        paths = [*([] if is_free else [self.target]), *manifest.places(self.target, False)]
+        for path in [] if overwrite else paths:
+            if path.exists():
+                raise CheckpointError(f"{path} exists; --overwrite (in Python, overwrite=True) replaces it")
+        if not is_free and self.target.is_dir() and not staging.is_checkpoint(self.target):
             raise CheckpointError(f"{self.target} holds other things than a checkpoint, which are never replaced")
 
     # ---- who is at work
