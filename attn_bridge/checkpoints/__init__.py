@@ -86,7 +86,8 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
             )
         except (layouts.LayoutError, containers.CheckpointError) as error:
             why = str(error)
-        return Inspection(path, reader.format, layout, why, reader.tensors, reader.metadata, known is not None)
+        has_manifest = known is not None
+        return Inspection(path, reader.format, layout, why, reader.tensors, reader.metadata, has_manifest, reader.notes)
 
 
 def plan(
@@ -412,7 +413,8 @@ def verify(
     """Check a checkpoint bit by bit: by the digests beside it, and by converting its source again in memory.
 
     Args:
-        source: what it was made of; None checks the digests alone.
+        source: what it was made of, or what a round trip began with, in the same layout: then the two are compared as
+            they are. None checks the digests alone.
         target: the checkpoint to check.
         from_layout: layout of the source; None is what the manifest says, or detected.
         to_layout: layout of the target; None is what the manifest says, or detected.
@@ -470,9 +472,13 @@ def verify(
                     made_of = None if known is None else known.source.get("layout")
                     if not made_of or from_layout != made_of:
                         raise
-                    if isinstance(error, layouts.LayoutError) and layouts.find(made_of).match(reader.tensors)[1]:
+                    copied = requests.plan_of_copy(reader, target, to_layout, there.format, dtype)
+                    is_shape = isinstance(error, layouts.LayoutError) and layouts.find(made_of).match(reader.tensors)[1]
+                    if copied is None and is_shape:
                         raise  # its names are those of the layout
-                    raise verification.another_source(origin, target, made_of, error) from None
+                    if copied is None:
+                        raise verification.another_source(origin, target, made_of, error) from None
+                    planned, before = copied, None
                 found = verification.by_source(planned, reader, before, there, max_memory, progress)
             problems = {**found, **problems}
     return verification.Verification(not problems, len(there.tensors), problems, known is not None, origin is not None)

@@ -379,6 +379,34 @@ def finished(
     return found
 
 
+DTYPE_KEYS = ("dtype", "torch_dtype")
+"""Keys of a config.json for the weights' dtype: of `transformers` since 4.56, and before."""
+
+
+def with_dtype(config: Mapping[str, Any], dtype: str, layout: str) -> dict[str, Any]:
+    """Return a config.json with the dtype that a conversion cast to; `transformers` 5 loads in the dtype named there.
+
+    Args:
+        config: that of a model, whose parts (``text_config``) may name a dtype, too.
+        dtype: NumPy name of it; "" leaves the config as it is.
+        layout: name of the target's layout; in one of `transformers` the dtype is added where no key names it.
+    """
+    if not dtype:
+        return dict(config)
+    named = [key for key in DTYPE_KEYS if isinstance(config.get(key), str)]
+    named = named or ([DTYPE_KEYS[0]] if layout.startswith("hf-") else [])
+    found = {**config, **{key: _as_named(config.get(key), dtype) for key in named}}
+    for key, part in config.items():
+        if isinstance(part, Mapping) and key.endswith("_config") and key != "quantization_config":
+            found[key] = with_dtype(part, dtype, "")
+    return found
+
+
+def _as_named(before: object, dtype: str) -> str:
+    """Return a dtype's name in the form that the config has, such as the book's ``torch.bfloat16``."""
+    return f"torch.{dtype}" if isinstance(before, str) and before.startswith("torch.") else dtype
+
+
 def own_config(model: str, config: Any) -> dict[str, Any]:
     """Return what `save_pretrained` writes as config.json."""
     if model in _WHOLE:

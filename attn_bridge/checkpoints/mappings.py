@@ -67,6 +67,7 @@ class Inspection:
         tensors: name -> shape, dtype, file.
         metadata: what the container says beside its tensors.
         has_manifest: whether there are digests beside it.
+        notes: files of the folder that are left out, and why.
     """
 
     path: Path
@@ -76,6 +77,7 @@ class Inspection:
     tensors: dict[str, TensorInfo]
     metadata: dict[str, Any]
     has_manifest: bool
+    notes: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:

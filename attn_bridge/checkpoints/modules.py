@@ -70,6 +70,7 @@ def load(
                 settings=settings,
                 config=configs.beside(reader.path),
                 manifest=before,
+                for_module=True,
             )
         found = {one.info.name: one for one in plan.targets if not one.kept}
         misshapen = [
@@ -249,7 +250,8 @@ def _planned(
     with containers.open_reader(path) as reader:
         config, before = configs.beside(reader.path), manifest.of(reader, path)
         source = NumberedReader(reader) if numbered else reader
-        yield source, before, planning.make(source, target_layout=side, config=config, manifest=before)
+        plan = planning.make(source, target_layout=side, config=config, manifest=before, for_module=True)
+        yield source, before, plan
 
 
 def _elements(reader: Reader, before: manifest.Manifest | None, plan: planning.Plan) -> Elements:

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from ..models import rules_file
-from . import configs, containers, manifest, planning, quantised
+from ..models import layouts, rules_file
+from ..weights import WeightsMismatchError
+from . import configs, containers, manifest, model_files, planning, quantised
 from .containers import remote
 from .containers.base import CheckpointError, Reader
 from .manifest import Manifest
@@ -96,7 +97,9 @@ class Request:
             )
             if self.strip is not None:
                 plan = of_stripped(plan, opened, self.strip, beside)
-            yield Prepared(plan, reader, before, target, kind, configs.is_folder(target, kind), there)
+            is_folder = configs.is_folder(target, kind)
+            plan = with_files(plan, opened, is_folder)
+            yield Prepared(plan, reader, before, target, kind, is_folder, there)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +173,23 @@ def of_stripped(plan: Plan, reader: Reader, strip: str, beside: Manifest | None)
     lost = "left out, as names without their prefix lead nowhere back: what was kept aside beside the source"
     notes = (*plan.notes, *([note] if note else ()), *([lost] if kept else ()))
     return dataclasses.replace(plan, stripped=strip, notes=notes)
+
+
+def with_files(plan: Plan, reader: Reader, is_folder: bool) -> Plan:
+    """Return the plan with the files of the source's folder that are copied, and notes on those that are left out."""
+    files, notes = model_files.find(reader.path, is_folder=is_folder, has_config=plan.config is not None)
+    return dataclasses.replace(plan, files=files, notes=(*plan.notes, *reader.notes, *notes))
+
+
+def plan_of_copy(reader: Reader, target: Path, layout: str | None, format: str, dtype: str | None) -> Plan | None:
+    """Return the plan that copies a source whose layout is that of its target; None where it has another one.
+
+    Conversions there and back lead to such a target, whose manifest names the layout between the two.
+    """
+    try:
+        return plan_of(reader, None, target, layout, layout, format, None, dtype, None)
+    except (layouts.LayoutError, WeightsMismatchError):
+        return None
 
 
 def plan_of(

@@ -17,6 +17,7 @@ class Wrapped(Reader):
         self._reader = reader
         self.path: Path = reader.path
         self.metadata: dict[str, Any] = reader.metadata
+        self.notes = reader.notes
 
     @property
     def format(self) -> str:  # type: ignore[override]  # that of the reader, of which there are several

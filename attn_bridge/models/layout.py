@@ -372,6 +372,10 @@ class Layout:
             sizes.append(sum(map(len, wanted)) if is_there else 0)
         return [hits[sizes.index(max(sizes))]]
 
+    def is_decorated(self, names: Iterable[str]) -> bool:
+        """Whether all names have NNX's ``.value`` at the end, which a module's own names lack."""
+        return bool(self._ending(names))
+
     def _ending(self, names: Iterable[str]) -> str:
         """Return what all names end with beside what the rows say."""
         names = list(names) if self.nnx else []

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ...printable import printable
-from .base import DCP_METADATA, ORBAX_ITEMS, ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
+from .base import (
+    DCP_METADATA,
+    ORBAX_ITEMS,
+    ORBAX_METADATA,
+    ORBAX_UNFINISHED,
+    CheckpointError,
+    Reader,
+    TensorInfo,
+    Writer,
+)
 from .files import bad
 from .remote import is_remote, to_path
 from .sources import is_folder
@@ -116,6 +125,10 @@ def _reader_of(path: Path, format: str | None) -> Reader:
     if is_remote(path) and path.is_dir() and (path / UNFINISHED).is_file():
         raise bad(path, f"is being written, or was never finished: it has {UNFINISHED}")
     source = path
+    if ORBAX_UNFINISHED in path.name and format in (None, "orbax") and path.is_dir():
+        raise bad(
+            path, "is an unfinished save of Orbax, which renames a folder when all of it is there; read another step"
+        )
     if format is None and path.is_dir():
         path, format = _look_into(path)
     elif format is None:

@@ -37,6 +37,14 @@ bytes; and bytes at a time, then."""
 ORBAX_METADATA = "_METADATA"
 """File of a folder of Orbax that says what is in it."""
 
+ORBAX_COMMITTED = "commit_success.txt"
+"""File that Orbax 0.12.3 and later write last into a folder. Where its rule of commit files applies, as in Google's
+store, a folder without it is an unfinished save: ``CheckpointManager(..., cleanup_tmp_directories=True)`` deletes it.
+"""
+
+ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"
+"""Part of the names of folders that Orbax has yet to rename, where renames are atomic."""
+
 DCP_METADATA = ".metadata"
 """File of a distributed checkpoint of torch that says what is in it."""
 
@@ -88,10 +96,12 @@ class Reader(abc.ABC):
         tensors: name -> what is known of it, in the container's order.
         metadata: what the container says beside its tensors, as JSON has it.
         random_access: whether `read_range` costs no more than the bytes it returns.
+        notes: files that are left out although their names are those of the container, for the user to know.
     """
 
     format: ClassVar[str]
     random_access: ClassVar[bool] = True
+    notes: tuple[str, ...] = ()
     path: Path
     tensors: dict[str, TensorInfo]
     metadata: dict[str, Any]

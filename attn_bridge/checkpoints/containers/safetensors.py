@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,6 +43,12 @@ NAMES = {
 CODES = {name: code for code, name in NAMES.items()}
 
 INDEX = "model.safetensors.index.json"
+WHOLE, SHARD = "model.safetensors", re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
+"""Names that `transformers` gives to the file of a model, or to its parts."""
+
+ORIGINAL = "consolidated"
+"""Beginning of the names of the same model's files under the names of its maker, Mistral, in the same folder."""
+
 ENDING = ".safetensors"
 
 
@@ -147,15 +154,27 @@ def open_safetensors(path: Path) -> Reader:
         return SafetensorsReader(path)
     index = index_of(path, ".safetensors.index.json", "model")
     names = tuple(sorted(one.name for one in path.iterdir() if one.suffix == ENDING and not one.name.startswith(".")))
+    chosen, left_out = _without_original(names)
+    if left_out and index is not None and index.name.startswith(ORIGINAL):
+        index = None
     if index is None:
         if not names:
             raise bad(path, "has no .safetensors files")
-        return ShardedSafetensorsReader(path, None, SafetensorsReader, names)
-    reader = ShardedSafetensorsReader(path, index, SafetensorsReader)
+        return ShardedSafetensorsReader(path, None, SafetensorsReader, chosen, left_out)
+    reader = ShardedSafetensorsReader(path, index, SafetensorsReader, (), left_out)
     whole = index.name.removesuffix(".index.json")
     if whole in names and whole not in reader.metadata["files"]:
         raise bad(path, f"has both {printable(whole)} and {printable(index.name)}; name one of them")
     return reader
+
+
+def _without_original(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the files of a folder to read, and those that hold the same model under its maker's names."""
+    originals = tuple(name for name in names if name.startswith(ORIGINAL))
+    others = tuple(name for name in names if name not in originals)
+    if others and all(name == WHOLE or SHARD.fullmatch(name) for name in others):
+        return others, originals
+    return names, ()
 
 
 class SafetensorsWriter(Writer):

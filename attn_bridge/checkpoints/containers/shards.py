@@ -24,12 +24,21 @@ class ShardedReader(Reader):
         index: the index, or None for those of `names` alone.
         open_one: opens a file of a folder.
         names: the files, where there is no index.
+        left_out: files of the folder that hold the same model once more.
     """
 
     def __init__(
-        self, folder: Path, index: Path | None, open_one: Callable[[Path, Path], Reader], names: tuple[str, ...] = ()
+        self,
+        folder: Path,
+        index: Path | None,
+        open_one: Callable[[Path, Path], Reader],
+        names: tuple[str, ...] = (),
+        left_out: tuple[str, ...] = (),
     ):
         self.path = folder
+        if left_out:
+            shown = listed([printable(name) for name in left_out], 3)
+            self.notes = (f"left out, as the folder's other files are the same model: {shown}",)
         self._index = index
         weight_map: dict[str, Any] | None = None
         own: dict[str, Any] = {}

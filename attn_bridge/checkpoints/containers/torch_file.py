@@ -33,6 +33,25 @@ EXTRA = "attn_bridge.json"
 """Member with the metadata, which ``torch.load`` does not look at."""
 
 
+OLD_MAGIC = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+"""The number that files of torch.save before 1.6 begin with, as a pickle of any protocol since 2 has it."""
+
+
+def _why_no_archive(start: bytes) -> str:
+    """Return the reason why a file that is not a zip archive can't be read, from its first bytes."""
+    if OLD_MAGIC in start[:32] or b"ustar" in start:
+        return (
+            "was written by torch.save of torch < 1.6; load it with torch.load(path, weights_only=True) and save "
+            "it again with torch.save"
+        )
+    if start[:1] == b"\x80":
+        return (
+            "is a pickle that torch.save did not write, and unpickling can run any code; if you trust who made it, "
+            "load it with pickle where its library is installed, and save a dict of its arrays with numpy.savez"
+        )
+    return "is no file of torch.save: it is no zip archive"
+
+
 def open_archive(file: File | Window) -> tuple[bytes, dict[str, Member], str]:
     """Return the pickle of an archive of ``torch.save``, its members, and what their names begin with.
 
@@ -42,12 +61,7 @@ def open_archive(file: File | Window) -> tuple[bytes, dict[str, Member], str]:
     path = file.path
     start = bytes(file.read(0, min(4, file.size)))
     if start[:2] != b"PK":
-        old = start[:1] == b"\x80" or b"ustar" in bytes(file.read(0, min(512, file.size)))
-        how = (
-            "was written by torch.save of torch < 1.6; load it with torch.load(path, weights_only=True) and save "
-            "it again with torch.save"
-        )
-        raise bad(path, how if old else "is no file of torch.save: it is no zip archive")
+        raise bad(path, _why_no_archive(bytes(file.read(0, min(512, file.size)))))
     found = members(file)
     pickles = [name for name in found if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(pickles) != 1:

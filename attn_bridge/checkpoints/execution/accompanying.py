@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import configs, containers, manifest, quantised
+from .. import configs, containers, manifest, model_files, quantised
 from .. import digests as digests_of
 from ..containers.base import Reader, TensorInfo
 from ..containers.sources import read_file
@@ -93,6 +93,7 @@ def accompany(
     put(where, text.encode("ascii"))
     if config is not None:
         put(payload / configs.CONFIG, config)
+    model_files.copy(reader.path, plan.files, payload)
 
 
 def _digests_of_originals(reader: quantised.Dequantised) -> dict[str, dict[str, Any]]:
@@ -108,21 +109,29 @@ def _digests_of_originals(reader: quantised.Dequantised) -> dict[str, dict[str, 
 
 
 def config_beside(plan: Plan, reader: Reader, config: Mapping[str, Any] | None) -> bytes | None:
-    """Return the config.json of a folder: the one given, the plan's, or the source's; None: there is none."""
-    found = plan.config if config is None else config
-    if found is not None:
-        return (json.dumps(found, indent=2, sort_keys=True) + "\n").encode("ascii") if found else None
-    own = reader.path / configs.CONFIG
-    is_there = reader.path.is_dir() and own.is_file()
-    data = read_file(own, reader.path, configs.MAX_BYTES) if is_there else None
-    return data if data is None or not plan.scales else _unquantised(data)
+    """Return the config.json of a folder: the given one, the plan's, or the one beside the source; None is none."""
+    written = plan.config if config is None else config
+    if written is not None:
+        return _dumped(configs.with_dtype(written, plan.dtype, plan.target_layout)) if written else None
+    if not reader.files():  # weights in memory, which are next to nothing
+        return None
+    folder = model_files.folder_of(reader.path)
+    own = folder / configs.CONFIG
+    return _adapted(read_file(own, folder, configs.MAX_BYTES), plan) if own.is_file() else None
 
 
-def _unquantised(data: bytes) -> bytes:
-    """Return a config.json without what it says of quantisation."""
+def _adapted(data: bytes, plan: Plan) -> bytes:
+    """Return the source's config.json without its quantisation and with the dtype of a cast; as it is where it can."""
     try:
         config = json.loads(data)
     except (ValueError, RecursionError):
         return data
-    plain = quantised.unquantised(config) if isinstance(config, dict) else config
-    return data if plain == config else (json.dumps(plain, indent=2, sort_keys=True) + "\n").encode("ascii")
+    if not isinstance(config, dict):
+        return data
+    plain = quantised.unquantised(config) if plan.scales else config
+    adapted = configs.with_dtype(plain, plan.dtype, plan.target_layout)
+    return data if adapted == config else _dumped(adapted)
+
+
+def _dumped(config: Mapping[str, Any]) -> bytes:
+    return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode("ascii")

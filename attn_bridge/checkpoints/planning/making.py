@@ -35,6 +35,7 @@ def make(
     config: Mapping[str, Any] | None = None,
     table: tuple[layouts.Layout, layouts.Layout] | None = None,
     manifest: Manifest | None = None,
+    for_module: bool = False,
 ) -> Plan:
     """Plan a conversion.
 
@@ -49,6 +50,8 @@ def make(
         config: the model's config.json.
         table: a user's own pair of layouts, source and target, in place of named ones.
         manifest: what an earlier conversion wrote beside the source.
+        for_module: whether the target is a module with our plain names, not a checkpoint. Then nothing applies that the
+            manifest remembers for going back to a checkpoint: its settings, its order, and the names that it lacked.
 
     Raises:
         LayoutError: names, shapes or settings that do not fit.
@@ -58,6 +61,8 @@ def make(
     if not reader.tensors:
         raise CheckpointError(f"{reader.path} holds no tensor")
     wide = check_dtype(dtype)
+    if for_module and manifest is not None:
+        manifest = dataclasses.replace(manifest, restore={})
     theirs = None
     if table is not None:
         ours, theirs = table
@@ -66,7 +71,8 @@ def make(
         ours = layouts.find(source_layout) if source_layout else layouts.detect(reader.tensors, kind)
         theirs = layouts.find(target_layout or TWINS.get(ours.name, "flax")) if target_layout != "same" else ours
     shapes = {name: info.shape for name, info in reader.tensors.items()}
-    if theirs is None or (theirs is ours and table is None):
+    is_decorated = for_module and theirs is not None and theirs.is_decorated(reader.tensors)
+    if theirs is None or (theirs is ours and table is None and not is_decorated):
         if settings:
             raise layouts.LayoutError(
                 f"--set {printable(next(iter(settings)))}: the layout stays, which takes no settings"

@@ -80,6 +80,7 @@ class Plan:
         originals: tensors of ours as the source's numbers have them, which are kept aside because theirs are others.
         carried: what earlier conversions kept aside of the same kind, and is still of use.
         stripped: what the source's names lost; "" is nothing.
+        files: names of files beside the source that are copied beside the target, such as its tokenizer's.
     """
 
     source: Path
@@ -100,6 +101,7 @@ class Plan:
     originals: tuple[Target, ...] = ()
     carried: tuple[str, ...] = ()
     stripped: str = ""
+    files: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -242,6 +242,8 @@ def inspect(
         file = next(iter(files)) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
         table.add_row(f"{kind} (x {len(names)})" if len(names) > 1 else names[0], *rest, file)
     console.print(table)
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
     numbers = ", ".join(f"{count:,} {dtype}" for dtype, count in found.dtypes.items())
     layout = f"layout {printable(found.layout)}" if found.layout else f"no known layout ({found.why})"
     digests = "digests beside it" if found.has_manifest else "no digests beside it"

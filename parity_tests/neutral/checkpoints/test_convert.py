@@ -376,7 +376,7 @@ def test_loading_from_the_folder_of_a_single_file_finds_its_manifest(tmp_path, m
 def test_a_source_of_other_names_than_the_one_it_was_made_of_is_no_list_of_all_names(tmp_path, capsys):
     source = folder(tmp_path / "hf")
     ours = checkpoints.convert(source, tmp_path / "ours", to_layout="torch").target
-    again = checkpoints.convert(ours, tmp_path / "again", to_layout="hf-gpt2").target
+    again = checkpoints.convert(ours, tmp_path / "again", to_layout="flax").target
     assert run(["verify", str(ours), str(again)]) == 0
     capsys.readouterr()
     assert run(["verify", str(source), str(again)]) == 2

@@ -111,3 +111,26 @@ def test_who_is_silent_is_taken_to_be_gone_on_another_machine_alone(store, monke
     with leases.Lease(there, key) as other:
         assert other.take()
         assert not held.is_held()
+
+
+@pytest.mark.parametrize("settings", [{}, {"ocdbt": 1}])
+def test_the_marker_of_a_finished_orbax_folder_comes_last(store, source, tmp_path, settings):
+    url, marker = "s3://bucket/x.orbax", "x.orbax/commit_success.txt"
+    options = {"to_layout": "flax", "settings": settings}
+    wanted = ours(source, tmp_path, "x.orbax", **options)
+    made, there = [], []
+
+    def before(request):
+        method, key, _ = request
+        if method in ("PUT", "POST") and key.removeprefix("bucket/") in wanted:
+            made.append(key.removeprefix("bucket/"))
+            there.append(store.contents())
+
+    checkpoints.convert(source, url, to_layout="same", format="orbax")  # an earlier target, with a marker
+    store.before = before
+    checkpoints.convert(source, url, overwrite=True, **options)
+    store.before = lambda request: None
+    assert store.contents() == wanted
+    assert made[-1] == marker
+    assert not [key for key, found in zip(made, there, strict=True) if marker in found]
+    assert wanted.keys() - {marker} <= there[-1].keys()

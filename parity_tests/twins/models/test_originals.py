@@ -242,6 +242,15 @@ def test_an_original_becomes_a_folder_of_transformers(tmp_path, name):
     assert np.abs(found - wanted).max() <= 1e-10 * np.abs(wanted).max()
 
 
+@pytest.mark.parametrize("layout", ["flax", "torch"])
+@pytest.mark.parametrize("name", ["meta llama 2", "mixtral", "gpt-oss", "the book's qwen 3, tied"])
+def test_an_original_becomes_a_folder_of_ours_that_loads(tmp_path, name, layout):
+    _, own, wanted = made(name)
+    checkpoints.convert(own, tmp_path / "ours", to_layout=layout)
+    for side in PACKAGES:
+        assert np.abs(logits_of(side, tmp_path / "ours") - wanted).max() <= 1e-10 * np.abs(wanted).max()
+
+
 @pytest.mark.parametrize("side", PACKAGES)
 @pytest.mark.parametrize("vocabulary", [True, False], ids=["llama 3", "llama 2"])
 @pytest.mark.parametrize("parts", [2, 4])

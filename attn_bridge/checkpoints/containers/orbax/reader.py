@@ -14,6 +14,7 @@ import numpy as np
 
 from ....printable import printable
 from ..base import MAX_HEADER, Array, CheckpointError, Reader, TensorInfo
+from ..base import ORBAX_COMMITTED as COMMITTED
 from ..base import ORBAX_ITEMS as ITEMS
 from ..base import ORBAX_METADATA as METADATA
 from ..files import (
@@ -27,7 +28,7 @@ from ..files import (
     check_shape,
     parse_json,
 )
-from ..remote import is_remote, survey
+from ..remote import RemotePath, is_remote, survey
 from ..sources import inside, open_file
 from .ocdbt import CompressedError, Place, decode
 from .plain import EXTRA, FOREIGN, Plain, chunk_ranges
@@ -63,6 +64,7 @@ class OrbaxReader(Reader):
             item = next((one for one in ITEMS if (path / one / METADATA).is_file()), None)
             path = path if item is None else inside(path, item, path)
         self._folder = path
+        self._check_finished()
         said = self._read_json(METADATA)
         if not isinstance(said, dict) or not isinstance(said.get("tree_metadata"), dict):
             raise bad(path / METADATA, "has no tree_metadata")
@@ -100,6 +102,19 @@ class OrbaxReader(Reader):
         for begin in range(0, len(left), BATCH):
             self._open(left[begin : begin + BATCH])
         self.tensors = {name: self.tensors[name] for name in names}
+
+    def _check_finished(self) -> None:
+        """Refuse a folder of Google's store that Orbax takes for an unfinished save: neither it nor its step is marked.
+
+        In every other place Orbax renames folders when they are finished, and needs no marker to read them.
+        """
+        if not isinstance(self.path, RemotePath) or self.path.protocol not in ("gs", "gcs"):
+            return
+        if not any((folder / COMMITTED).is_file() for folder in (self._folder, self._folder.parent)):
+            raise bad(
+                self.path,
+                f"is an unfinished save of Orbax: {COMMITTED}, which Orbax writes last, is missing",
+            )
 
     def _read_json(self, name: str) -> Any:
         file = open_file(inside(self._folder, name, self._folder), self.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ....printable import printable
+from ..base import ORBAX_COMMITTED as COMMITTED
 from ..base import ORBAX_METADATA as METADATA
 from ..base import Extent, TensorInfo, Writer, numpy_dtype
 from ..files import bad, check_infos, check_range, leads_out, unwritable
@@ -60,7 +62,17 @@ class OrbaxWriter(Writer):
         self._open: tuple[Path, Target] | None = None
         self._lay_out()
         if not is_share:
+            self._uncommit()
             self._begin()
+
+    def _uncommit(self) -> None:
+        """Remove the marker of a run that was killed after it: until all of this one is there, nothing may have it."""
+        if not isinstance(self.path, os.PathLike):  # in stores the order counts in which the files are published
+            return
+        try:
+            (self.path / COMMITTED).unlink(missing_ok=True)
+        except OSError as error:
+            raise unwritable(self.path, error) from None
 
     def _lay_out(self) -> None:
         """Place what is not placed by its name."""
@@ -97,7 +109,7 @@ class OrbaxWriter(Writer):
             raise bad(path, f"{shown} can't be the name of a folder: a part is empty, it has a slash, or is too long")
         if leads_out(info.name):
             raise bad(path, f"no array can be named {shown}: an unpacker would write it outside of its folder")
-        if info.name in ("manifest", "d", "ocdbt", METADATA, "_CHECKPOINT_METADATA", "_sharding"):
+        if info.name in ("manifest", "d", "ocdbt", METADATA, "_CHECKPOINT_METADATA", "_sharding", COMMITTED):
             raise bad(path, f"{shown} is a name that Orbax keeps for itself")
         chunks = chunk_shape(info.shape, info.itemsize, CHUNK)
         return Plain(path / info.name, info.shape, chunks, math.prod(chunks) * info.itemsize)
@@ -156,10 +168,13 @@ class OrbaxWriter(Writer):
             sync_folder(plain.folder)
 
     def finish(self) -> None:
-        """Write what says where everything is, and flush."""
+        """Write the metadata, flush, and mark the folder as finished."""
         self.abort()
         self._finish_arrays()
         self._describe()
+        sync_folder(self.path)
+        # Orbax names the folder in it, and reads nothing but its presence; ours has the same bytes wherever it is.
+        self._put(self.path / COMMITTED, b"Checkpoint commit was successful")
         sync_folder(self.path)
         sync_folder(self.path.parent)
 

@@ -19,7 +19,15 @@ from typing import Any, cast
 from ....printable import shell_word
 from ... import configs, containers, manifest, staging
 from ...containers import UNFINISHED
-from ...containers.base import DCP_METADATA, ORBAX_METADATA, CheckpointError, Reader, TensorInfo, Writer
+from ...containers.base import (
+    DCP_METADATA,
+    ORBAX_COMMITTED,
+    ORBAX_METADATA,
+    CheckpointError,
+    Reader,
+    TensorInfo,
+    Writer,
+)
 from ...containers.remote import RemotePath
 from ...containers.remote.joining import abandon, join
 from ...containers.remote.leases import Lease, is_dead
@@ -297,8 +305,8 @@ class StoredPlace(Place):
                 mark = f"{goal}/{UNFINISHED}"
                 if not is_single:
                     self._store.put(mark, b"this checkpoint is being written, or was never finished\n")
-                self._clear_target(set(keys.values()) | {mark}, {own, kept})
-                for rank in range(3):
+                self._clear_target(set(keys.values()) | {mark}, {own, kept, f"{goal}/{ORBAX_COMMITTED}"})
+                for rank in range(4):
                     some = [one for name, one in joined.items() if _rank(name) == rank]
                     list(threads.map(lambda one: one.complete(), some))
                 self._store.put(f"{self._folder}/committed", b"" if job is None else job.plan.encode())
@@ -315,7 +323,7 @@ class StoredPlace(Place):
             raise CheckpointError(f"another conversion has taken over {self.shown}")
 
     def _clear_target(self, keys: set[str], beside: set[str]) -> None:
-        """Delete what an earlier target has and the new one has not, and what speaks about it."""
+        """Delete the files that only an earlier target has, and those that describe it or mark it as finished."""
         below = {f"{self._path.key}/{name}" for name in self._store.below(self._path.key)}
         there = {*below, *beside, self._path.key} - keys
         self._store.delete(sorted(there | (beside & keys)))
@@ -345,8 +353,10 @@ class StoredPlace(Place):
 
 
 def _rank(name: str) -> int:
-    """Return when a file is made: tensors first, then what says where they are, and what speaks about them last."""
+    """Return when a file is made: tensors, then their index, then the manifest, then Orbax's marker of the whole."""
     last = name.rpartition("/")[2]
+    if last == ORBAX_COMMITTED:
+        return 3
     if last in ("manifest", manifest.IN_FOLDER):
         return 2
     says = last.endswith(".index.json") or last in (DCP_METADATA, ORBAX_METADATA, "_CHECKPOINT_METADATA")

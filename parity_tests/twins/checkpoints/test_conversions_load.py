@@ -1,0 +1,225 @@
+"""Every layout in every container: the result of a conversion, and of the way back, loads in both backends."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import torch
+import transformers
+from flax import nnx
+
+import jax_attn
+import torch_attn
+from attn_bridge import checkpoints
+from attn_bridge.checkpoints import configs
+from jax_attn import backend as jax_backend
+from torch_attn import backend as torch_backend
+
+from ...support import hf_folders
+
+T = transformers
+IDS = np.random.default_rng(7).integers(1, 31, (2, 5))
+SOUND = np.random.default_rng(8).normal(size=(2, 5, 14)).astype(np.float32)
+EXPERTS = {**hf_folders.SLIDING, "num_experts_per_tok": 2}
+
+CONTAINERS: dict[str, tuple[str, str | None, dict[str, int]]] = {
+    "orbax": ("", "orbax", {}),
+    "npz": (".npz", None, {}),
+    "dcp": ("", "dcp", {}),
+    "torch": (".pt", None, {}),
+    "ocdbt": ("", "orbax", {"ocdbt": 1}),
+    "msgpack": (".msgpack", None, {}),
+    "safetensors": (".safetensors", None, {}),
+}
+"""Container, but for a folder of safetensors -> ending, format and settings of a target."""
+
+MODELS: dict[str, tuple[str, Any, Any, dict[str, Any]]] = {
+    **{name: hf_folders.FAMILIES[name][1:] for name in (
+        "gpt2", "bert", "llama", "llama-tied", "qwen2", "qwen3", "gemma3", "gpt-oss", "olmo", "olmo2", "deepseek-v3",
+        "qwen3-next", "bloom", "bart", "whisper",
+    )},
+    "phi3": (T.Phi3ForCausalLM, T.Phi3Config, {**hf_folders.GROUPED, "pad_token_id": 0}),
+    "diffllama": (T.DiffLlamaForCausalLM, T.DiffLlamaConfig, {**hf_folders.GROUPED, "head_dim": 6}),
+    "mixtral": (T.MixtralForCausalLM, T.MixtralConfig, {**EXPERTS, "num_local_experts": 3}),
+    "qwen3-moe": (T.Qwen3MoeForCausalLM, T.Qwen3MoeConfig, {**EXPERTS, "num_experts": 3, "moe_intermediate_size": 4}),
+}  # fmt: skip
+"""Name -> model and config of `transformers`, and its sizes."""
+
+SIDES = {"torch": (torch_attn, torch_backend), "flax": (jax_attn, jax_backend)}
+
+OURS = {"gpt2": "GPTModel", "bert": "BertEncoder", "bart": "EncoderDecoderModel", "whisper": "EncoderDecoderModel"}
+"""Models that are not a `DecoderModel`."""
+
+FORMS: list[tuple[str, str, dict[str, int]]] = [
+    *((model, "flax", {}) for model in MODELS),
+    *((model, "torch", {}) for model in ("llama", "gpt2", "bert", "whisper")),
+    ("gpt2", "flax", {"value": 1}),
+    ("gpt2", "book", {}),
+    ("gpt2", "fused-qkv", {}),
+    ("llama", "meta-llama", {}),
+    ("llama", "book-llama3", {}),
+    ("llama", "tunix-llama3", {}),
+    ("llama", "tunix-llama3", {"value": 1}),
+    ("llama", "maxtext", {"scan": 0}),
+    ("llama", "maxtext", {"scan": 1}),
+    ("llama", "hf-phi3", {}),
+    ("phi3", "hf-llama", {}),
+    ("llama-tied", "meta-llama", {}),
+    ("llama-tied", "tunix-llama3", {}),
+    ("llama-tied", "maxtext", {}),
+    ("qwen2", "tunix-qwen2", {}),
+    ("qwen3", "tunix-qwen3", {}),
+    ("qwen3", "book-qwen3", {}),
+    ("qwen3", "maxtext", {}),
+    ("gemma3", "tunix-gemma3", {}),
+    ("gemma3", "gemma-linen", {}),
+    ("gemma3", "gemma-linen", {"flat": 1}),
+    ("gemma3", "book-gemma3", {}),
+    ("gemma3", "maxtext", {}),
+    ("mixtral", "maxtext", {}),
+    ("gpt-oss", "openai-gpt-oss", {}),
+]
+"""Model, layout, and settings that choose a form of it."""
+
+EVERYWHERE = ("llama", "flax", {"value": 1})
+"""The form that goes through every container; the others take turns, as readers and writers know no layout."""
+
+CASES = [
+    *((*EVERYWHERE, container) for container in CONTAINERS),
+    *((*form, list(CONTAINERS)[number % len(CONTAINERS)]) for number, form in enumerate(FORMS)),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Original:
+    """A model of `transformers`.
+
+    Attributes:
+        folder: what its `save_pretrained` wrote.
+        layout: of that folder.
+        config: what `from_pretrained` of ours reads of it.
+        logits: what it gives.
+        models: ours of that folder, in both backends.
+        weights: theirs, by name.
+    """
+
+    folder: Path
+    layout: str
+    config: Any
+    logits: np.ndarray
+    models: dict[str, Any]
+    weights: dict[str, dict[str, np.ndarray]]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """Return the function that makes a model, once each."""
+
+    @functools.cache
+    def make(name: str) -> Original:
+        folder = tmp_path_factory.mktemp(name) / "hf"
+        model = hf_folders.saved(folder, *MODELS[name], "1GB")
+        ours = OURS.get(name, "DecoderModel")
+        models = {side: getattr(package, ours).from_pretrained(folder) for side, (package, _) in SIDES.items()}
+        weights = {side: SIDES[side][1].get_weights(model) for side, model in models.items()}
+        weights = {side: {key: np.array(array) for key, array in one.items()} for side, one in weights.items()}
+        with torch.no_grad():
+            wanted = theirs(name, model)
+        for side, one in models.items():
+            assert_close(run(side, name, one), wanted)
+        layout = checkpoints.inspect(folder).layout
+        return Original(folder, layout, configs.read_config(ours, folder), wanted, models, weights)
+
+    return make
+
+
+def theirs(name: str, model: Any) -> np.ndarray:
+    ids = torch.from_numpy(IDS)
+    if name == "whisper":
+        return model(input_features=torch.from_numpy(SOUND), decoder_input_ids=ids).logits.numpy()
+    if name == "bart":
+        return model(input_ids=ids, decoder_input_ids=ids).logits.numpy()
+    found = model(ids)
+    return (found.last_hidden_state if name == "bert" else found.logits).numpy()
+
+
+@nnx.jit
+def called(model: nnx.Module, given: tuple[Any, ...]) -> jax.Array:
+    return model(*given)
+
+
+def run(side: str, name: str, model: Any) -> np.ndarray:
+    given = {"whisper": (SOUND, IDS), "bart": (IDS, IDS)}.get(name, (IDS,))
+    if side == "flax":
+        return np.asarray(called(model, given))
+    with torch.no_grad():
+        return model(*map(torch.from_numpy, given)).numpy()
+
+
+def assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
+    assert np.abs(found - wanted).max() < 3e-5 * np.abs(wanted).max()
+
+
+def assert_loads(path: Path, name: str, source: Original) -> None:
+    """Check that a checkpoint gives both backends the weights of the original bit for bit, and its logits."""
+    for side, (package, backend) in SIDES.items():
+        model, wanted = source.models[side], source.weights[side]
+        backend.set_weights(model, {key: np.full_like(array, np.nan) for key, array in wanted.items()})
+        package.load(path, model)
+        found = backend.get_weights(model)
+        assert {key: array.tobytes() for key, array in found.items()} == {
+            key: array.tobytes() for key, array in wanted.items()
+        }
+        assert_close(run(side, name, model), source.logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "settings", "container"),
+    [pytest.param(*case, id="-".join([*case[:2], *case[2], case[3]])) for case in CASES],
+)
+def test_a_conversion_and_its_way_back_load(tmp_path, original, name, layout, settings, container):
+    source = original(name)
+    folder = tmp_path / "folder"
+    checkpoints.convert(source.folder, folder, to_layout=layout, settings=settings)
+    assert configs.read_config(OURS.get(name, "DecoderModel"), folder) == source.config
+    assert_loads(folder, name, source)
+
+    ending, format, more = CONTAINERS[container]
+    there = tmp_path / f"there{ending}"
+    checkpoints.convert(source.folder, there, to_layout=layout, format=format, settings={**settings, **more})
+    config = there if there.is_dir() else tmp_path
+    shutil.copy(folder / "config.json", config / "config.json")
+    assert_loads(there, name, source)
+
+    back = tmp_path / "back"
+    checkpoints.convert(there, back, to_layout=source.layout)
+    assert configs.read_config(OURS.get(name, "DecoderModel"), back) == source.config
+    assert_loads(back, name, source)
+
+
+def test_a_saved_state_of_nnx_becomes_a_folder_that_loads(tmp_path, original):
+    source = original("llama")
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", nnx.state(source.models["flax"]))
+    shutil.copy(source.folder / "config.json", tmp_path / "state" / "config.json")
+    checkpoints.convert(tmp_path / "state", tmp_path / "hf", to_layout="hf-llama")
+    assert_loads(tmp_path / "state", "llama", source)
+    assert_loads(tmp_path / "hf", "llama", source)
+
+
+def test_a_head_that_a_source_lacked_is_there_for_a_model(tmp_path, original):
+    """GPT-2's files leave out the head, which is the embeddings; ours has one of its own."""
+    source = original("gpt2")
+    arrays = {key: np.asarray(array) for key, array in source.weights["torch"].items() if key != "out_head.weight"}
+    np.savez(tmp_path / "x.npz", **arrays)
+    shutil.copy(source.folder / "config.json", tmp_path / "config.json")
+    checkpoints.convert(tmp_path / "x.npz", tmp_path / "hf", to_layout="hf-gpt2")
+    assert_loads(tmp_path / "hf", "gpt2", source)
