@@ -6,6 +6,8 @@
 #: make full    everything: the targets of CI with the tests marked `full`, then faults, release and site; hours.
 #:              FULL=1 does the same for any target of tests: make tours FULL=1
 #: make faults  what takes longest: the gallery of ports, planted faults found, named and placed
+#: make power FAULTS=60 SEED=1  plant that many random faults, each in a copy of the tree, and count those that the
+#:              tests catch; takes hours; other options: make power POWER='--only 7 --nearest 5'
 #: make meshes  modules over many devices, simulated on this processor
 #: make lanes   the tests of Flax modules again, with NNX's coming defaults
 #: make test-jax-versions  the kernels with other versions of JAX, each in an environment of its own;
@@ -37,12 +39,14 @@ SPHINX := $(BIN)/python -m sphinx -j auto --fail-on-warning --keep-going --quiet
 # Each test runs once, with no more frameworks than it needs: what passes without the other needs no other.
 PARTS := test-neutral test-torch test-jax test-both test-optimized
 TOURS := parity_tests/tours
-FAULTS := $(addprefix parity_tests/,faults wild twins/mutation twins/places)
+PLANTED := $(addprefix parity_tests/,faults wild twins/mutation twins/places)
 MESHES := parity_tests/meshes
 JAX_VERSIONS ?= 0.10.0 0.10.1 0.10.2
 JAX_TESTS := $(JAX_VERSIONS:%=test-jax-%)
 SITE := parity_tests/site
-TESTS := affected test $(PARTS) tours faults meshes lanes
+FAULTS ?= 60
+SEED ?= 1
+TESTS := affected test $(PARTS) tours faults meshes lanes power
 
 # Tests marked `full` are the rest of a product whose cover runs here; make full and FULL=1 run them as well.
 FULL ?=
@@ -94,7 +98,7 @@ test-jax: $(VENV)/.installed-test
 	$(PYTEST) -q parity_tests --exact --without torch -m "$(PICK_PLAIN)" $(call costs,jax)
 
 test-both: $(VENV)/.installed-test
-	$(PYTEST) -q parity_tests --exact $(addprefix --ignore ,$(TOURS) $(FAULTS) $(MESHES) $(SITE)) -m "$(PICK_PLAIN)" \
+	$(PYTEST) -q parity_tests --exact $(addprefix --ignore ,$(TOURS) $(PLANTED) $(MESHES) $(SITE)) -m "$(PICK_PLAIN)" \
 		--durations 10 $(call costs,both)
 
 test-optimized: $(VENV)/.installed-test
@@ -104,7 +108,10 @@ tours: $(VENV)/.installed-test
 	$(PYTEST) -q $(TOURS) -m "$(PICK_PLAIN)" --durations 10 $(call costs,tours)
 
 faults: $(VENV)/.installed-test
-	$(PYTEST) -q $(FAULTS) -m "not optimized" --durations 10 $(call costs,faults)
+	$(PYTEST) -q $(PLANTED) -m "not optimized" --durations 10 $(call costs,faults)
+
+power: $(VENV)/.installed-dev
+	nice -n 15 $(BIN)/python -m parity_tests.power --faults $(FAULTS) --seed $(SEED) $(POWER)
 
 # Each test starts as many processes as its mesh has devices; they would wait for each other's.
 meshes: $(VENV)/.installed-test

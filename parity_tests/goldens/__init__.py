@@ -1,4 +1,4 @@
-"""Loads the golden values of chapter 3 and compares results with them; imports no framework."""
+"""Loads the golden values of chapter 3 and of the norms, and compares results; imports no framework."""
 
 from __future__ import annotations
 
@@ -67,6 +67,14 @@ def load() -> dict[str, Any]:
     """Return the whole of ``chapter3.json``; do not change it."""
     document: dict[str, Any] = json.loads(Path(__file__).with_name("chapter3.json").read_text(encoding="utf-8"))
     return document
+
+
+@functools.cache
+def norms() -> list[dict[str, Any]]:
+    """Return the entries of ``norms.json``: a norm's arguments, parameters, input and output; do not change them."""
+    text = Path(__file__).with_name("norms.json").read_text(encoding="utf-8")
+    entries: list[dict[str, Any]] = json.loads(text)["entries"]
+    return entries
 
 
 def check_known(entry: dict[str, Any]) -> None:

@@ -55,6 +55,14 @@ def test_a_printed_result_is_reproduced_by_its_seed(name: str) -> None:
         goldens.assert_reproduced(finish(as_numpy(TWIN, result), entry["recipe"]["returns"]), entry, route)
 
 
+@pytest.mark.parametrize("entry", goldens.norms(), ids=lambda entry: entry["id"])
+def test_a_norm_gives_its_golden_values(entry: dict[str, Any]) -> None:
+    module = getattr(jax_attn, entry["variant"])(**entry["constructor"], rngs=TorchRngs(0))
+    for name, values in entry["parameters"].items():
+        getattr(module, name)[...] = jnp.asarray(values)
+    goldens.assert_reproduced(np.asarray(module(TWIN.array(entry["input"]))), entry)
+
+
 def test_dropout_entries_are_among_them() -> None:
     recipes = [entry["recipe"] for entry in ENTRIES.values()]
     assert sum(bool(recipe.get("dropout")) and recipe["dropout"]["rate"] > 0 for recipe in recipes) >= 2

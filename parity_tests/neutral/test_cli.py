@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from pathlib import Path
 
 import pytest
 
+from attn_bridge.checkpoints.verification import Verification
 from attn_bridge.cli import app, main
 from attn_bridge.cli.app import run
 from attn_bridge.cli.output import Outputs, written
 from attn_bridge.parity.check import matrix
+from attn_bridge.parity.compare.results.report import Report
 
 from ..support.reports import different_report
 
@@ -41,6 +44,15 @@ USAGE_ERRORS = [
         "error: --set takes KEY=VALUE with a ",
     ),
     (["check", "--json", "/no/such/folder/x.json"], "error: --json /no/such/folder/x.json cannot be written\n"),
+    (["compare", "a:b", "c:d", "--seeds", "0"], "error: --seeds (0) must be at least 1\n"),
+    (["compare", "a:b", "c:d", "--first-seed", "-1"], "error: --first-seed (-1) must be at least 0\n"),
+    (["compare", "a:b", "c:d", "--mode", "x"], "error: --mode (x) must be one of eager, "),
+    (["compare", "a:b", "c:d", "--dtype", "int8"], "error: --dtype (int8) must be one of "),
+    (["compare", "a:b", "c:d", "--timeout", "0"], "error: --timeout (0) must be a number of seconds above 0\n"),
+    (["dump", "a:b", "new", "--seeds", "0"], "error: --seeds (0) must be at least 1\n"),
+    (["verify", "a", "b", "c"], "error: verify takes [SRC] DST, got 3 paths\n"),
+    (["mutate", "--jobs", "0"], "error: jobs (0) must be at least 1\n"),
+    (["mutate", "--framework", "torch"], "error: --framework (torch) goes with --mesh\n"),
     (["check", "LayerNorm", "--weights", "x", "--layout", "hf-bert"], "error: --weights checks the layers of a file; "),
 ]
 
@@ -178,6 +190,120 @@ def test_check_uses_other_processes_only_where_allowed(is_own, loaded, options, 
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     assert run(["check", *options], is_own=is_own) == 2
     assert capsys.readouterr().err == f"error: {jobs} processes\n"
+
+
+# ---- exit status
+
+SHOWN = {"table": lambda: "", "lines": list, "explanations": list, "summary": lambda: "", "to_json": dict}
+PARTS = {
+    "missing_rows": {},
+    "notes": [],
+    "failures": [],
+    "environment": {},
+    "switches": [],
+    "results": [],
+    "gallery": [],
+}
+
+
+def outcome(**values):
+    """Return the result of a command's work, as far as the command shows it."""
+    return types.SimpleNamespace(**SHOWN, **PARTS, **values)
+
+
+VERDICTS = {"equal": 0, "precision": 1, "different": 1, "inconclusive": 2}
+OUTCOMES = [
+    *(
+        (command, function, outcome(passed=passed, stopped=False), 0 if passed else 1)
+        for passed in (True, False)
+        for command, function in (
+            ("check", "parity.check.matrix.check"),
+            ("check --model x", "parity.check.model.walk.check_model"),
+            ("check --mesh tensor=2", "parity.check.mesh.run.check_mesh"),
+            ("doctor", "parity.settings.doctor.examine"),
+            ("mutate", "parity.mutation.driver.mutate"),
+            ("mutate --mesh tensor=2", "parity.mutation.mesh.driver.mutate_mesh"),
+            ("mutate --mesh tensor=2 --case x", "parity.mutation.mesh.driver.run_cases"),
+        )
+    ),
+    ("check --model x", "parity.check.model.walk.check_model", outcome(passed=True, stopped=True), 130),
+    *(
+        ("compare-dumps x y", "parity.dumps.replay.compare_dumps", Report(verdict, []), status)
+        for verdict, status in VERDICTS.items()
+    ),
+    *(
+        ("compare x y", "cli.compare.Comparison.judged", (Report(verdict, []), None), status)
+        for verdict, status in VERDICTS.items()
+    ),
+    *(
+        ("compare x y --separate", "cli.separate.run_separately", Report(verdict, []), status)
+        for verdict, status in VERDICTS.items()
+    ),
+    *(
+        ("verify x", "checkpoints.verify", Verification(not problems, 3, problems, True, False), 1 if problems else 0)
+        for problems in ({}, {"a": "differs"})
+    ),
+    *(
+        (
+            "digest x",
+            "checkpoints.live.digests",
+            types.SimpleNamespace(tensors={}, problems=problems, layout="", to_json=dict),
+            1 if problems else 0,
+        )
+        for problems in ({}, {"a": "differs"})
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "function", "result", "status"), OUTCOMES)
+def test_the_status_of_a_command_is_its_outcome(command, function, result, status, monkeypatch, capsys):
+    module, name = f"attn_bridge.{function}".rsplit(".", 1)
+    owner = importlib.import_module(module.removesuffix(".Comparison"))
+    monkeypatch.setattr(owner.Comparison if "Comparison" in module else owner, name, lambda *_, **__: result)
+    assert run(command.split()) == status
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_wrong_trial_of_mutate_is_status_1(wrong, monkeypatch, capsys):
+    trial = types.SimpleNamespace(explanation="", is_wrong=wrong)
+    monkeypatch.setattr("attn_bridge.parity.mutation.driver.find_trial", lambda *_: trial)
+    monkeypatch.setattr("attn_bridge.parity.mutation.driver.run_trial", lambda *_: trial)
+    assert run(["mutate", "--case", "right:1"]) == int(wrong)
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError, OSError, ImportError, MemoryError])
+def test_an_error_of_a_command_is_status_2(error, monkeypatch, capsys):
+    def fail():
+        raise error("so it is")
+
+    monkeypatch.setattr("attn_bridge.parity.settings.doctor.examine", fail)
+    assert run(["doctor"]) == 2
+    assert capsys.readouterr().err.endswith("so it is\n")
+
+
+def test_an_interrupt_is_status_130(monkeypatch, capsys):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attn_bridge.parity.settings.doctor.examine", interrupt)
+    assert run(["doctor"]) == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 130])
+def test_the_process_exits_with_the_status(status, monkeypatch):
+    monkeypatch.setattr(app, "run", lambda *_, **__: status)
+    with pytest.raises(SystemExit) as left:
+        main(["doctor"])
+    assert left.value.code == status
+
+
+def test_checkpoint_commands_have_status_0_or_2(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for command in ("demo", "plan demo/gpt2 x", "convert demo/gpt2 x", "inspect x", "verify x", "digest x"):
+        assert run(command.split()) == 0, command
+    for command in ("plan no x", "convert demo/gpt2 x", "inspect no", "verify no", "digest no"):
+        assert run(command.split()) == 2, command
 
 
 @pytest.mark.parametrize(("arguments", "is_own"), [(None, True), ([], False)])

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from attn_bridge import specs
-from attn_bridge.reference import directional_derivative, find
+from attn_bridge.reference import bert_encoder, directional_derivative, find, gpt_model
+
+from .. import goldens
+from ..support.references_by_hand import CASES, bert_case, gpt_case
 
 SEEDS = (0, 1, 2)
 BATCH, TOKENS, WIDTH = 2, 4, 3
@@ -162,6 +165,25 @@ def test_layer_norm_by_hand():
     output, weights = reference_of(config)(config, parameters, np.array([[1.0, 3.0], [7.0, 5.0]]))
     np.testing.assert_array_equal(output, [[0, 1], [2, -3]])
     assert weights is None
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{type(case.config).__name__}-{case.name}")
+def test_modern_attention_by_hand(case):
+    output, weights = reference_of(case.config)(case.config, case.parameters, np.array(case.x), **case.inputs)
+    np.testing.assert_allclose(output, case.output, rtol=1e-13, atol=1e-14)
+    if case.weights is None:
+        assert weights is None
+    else:
+        np.testing.assert_allclose(weights, case.weights, rtol=1e-13, atol=1e-14)
+
+
+def test_whole_models_by_hand():
+    for module, (config, parameters, expected) in ((gpt_model, gpt_case()), (bert_encoder, bert_case())):
+        np.testing.assert_allclose(module.reference(config, parameters, np.array([[1]])), expected, rtol=1e-12)
+
+
+def test_every_reference_has_a_case_by_hand():
+    assert {type(config) for config in (*CONFIGS.values(), *(case.config for case in CASES))} == VARIANTS.keys()
 
 
 @configs(*CONFIGS)
@@ -321,6 +343,15 @@ def test_multi_head_attention_is_a_projected_wrapper(config, seed):
     projected, _ = reference_of(config)(config, parameters, x, mask)
     by_hand = np.einsum("...i,oi->...o", expected, parameters["out_proj.weight"]) + parameters["out_proj.bias"]
     np.testing.assert_allclose(projected, by_hand, rtol=1e-12)
+
+
+@pytest.mark.parametrize("entry", goldens.norms(), ids=lambda entry: entry["id"])
+def test_a_norm_gives_its_golden_values(entry):
+    config = specs.find_variant(entry["variant"]).config(**entry["constructor"])
+    start = 0.0 if getattr(config, "unit_offset", False) else 1.0
+    parameters = {"scale": np.full(config.emb_dim, start), "shift": np.zeros(config.emb_dim)} | entry["parameters"]
+    output, _ = reference_of(config)(config, parameters, np.array(entry["input"]))
+    goldens.assert_reproduced(output, entry)
 
 
 @seeded

@@ -13,6 +13,7 @@ from attn_bridge import Rule, Rules, specs
 from attn_bridge.parity.check.cases import cases_of
 
 from ..support.bad_calls import BAD_CALLS, MODULES
+from ..support.bad_configs import BAD_CONFIGS, UNCHANGED, VALID
 
 CONFIGS: dict[str, specs.Config] = {
     "simple_self_attention": specs.SimpleSelfAttentionConfig(),
@@ -134,6 +135,148 @@ def test_the_bad_calls_cover_every_field_of_every_config():
         fields = {field.name for field in dataclasses.fields(specs.find_variant(name).config)}
         told = {field for row in CONSTRUCTORS if row.target == name for field in fields if f"-{field}-" in row.id}
         assert told == fields, name
+
+
+@pytest.mark.parametrize("target", VALID)
+def test_a_config_refuses_what_breaks_a_rule(target):
+    wrong = []
+    for row in (row for row in BAD_CONFIGS if row.target == target):
+        try:
+            answer = f"accepted {dataclasses.replace(VALID[target], **row.changes)}"
+        except (TypeError, ValueError) as error:
+            answer = (type(error), str(error))
+        if answer != (row.error, row.message):
+            wrong.append((row.id, answer))
+    assert not wrong
+
+
+def test_every_config_and_field_has_a_refusal():
+    classes = {name for name in specs.__all__ if dataclasses.is_dataclass(getattr(specs, name))}
+    assert classes - UNCHANGED == VALID.keys()
+    unchecked = {
+        f"{target}.{field.name}"
+        for target, config in VALID.items()
+        for field in dataclasses.fields(config)
+        if not any(row.target == target and field.name in row.changes for row in BAD_CONFIGS)
+    }
+    assert unchecked == {"YaRNScaling.truncate"}
+
+
+# ---- defaults and positions by hand
+
+
+DEFAULTS = {
+    "grouped": (
+        specs.GroupedQueryAttentionConfig(12, 4, qkv_bias=True),
+        {"num_kv_heads": 4, "head_dim": 3, "d_out": 12, "key_bias": True, "scale": 3**-0.5},
+    ),
+    "latent": (
+        specs.MultiHeadLatentAttentionConfig(6, 2, 5, 3, 4, 2),
+        {"d_out": 6, "scale": 7**-0.5},
+    ),
+    "latent of YaRN": (
+        specs.MultiHeadLatentAttentionConfig(
+            6, 2, 5, 3, 4, 2, position=specs.Rotary(scaling=specs.YaRNScaling(math.e, 16, mscale_all_dim=2.0))
+        ),
+        {"scale": 7**-0.5 * 1.2**2},
+    ),
+    "cross": (
+        specs.CrossAttentionConfig(12, 4),
+        {"d_context": 12, "num_kv_heads": 4, "head_dim": 3, "d_out": 12, "key_bias": False, "scale": 3**-0.5},
+    ),
+    "differential": (
+        specs.DifferentialAttentionConfig(12, 4),
+        {"num_kv_heads": 4, "head_dim": 3, "d_out": 12, "scale": 3**-0.5, "lambda_init": 0.8},
+    ),
+    "delta": (
+        specs.GatedDeltaNetConfig(12, 4),
+        {"num_value_heads": 4, "head_dim": 3, "value_head_dim": 3, "d_out": 12, "conv_size": 4},
+    ),
+    "linear": (specs.LinearAttentionConfig(12, 4), {"head_dim": 3, "value_head_dim": 3, "d_out": 12}),
+}
+
+
+@pytest.mark.parametrize("label", DEFAULTS)
+def test_defaults_follow_from_the_sizes(label):
+    config, wanted = DEFAULTS[label]
+    assert {name: getattr(config, name) for name in wanted} == pytest.approx(wanted, rel=1e-14)
+
+
+# The frequencies of 8 channels with a base of 16 are 1, 1/2, 1/4 and 1/8.
+LOW = 4 * math.log(8 / math.pi) / math.log(16)
+SCALINGS = {
+    "none": (None, [1, 1 / 2, 1 / 4, 1 / 8], 1),
+    "linear": (specs.LinearScaling(4.0), [1 / 4, 1 / 8, 1 / 16, 1 / 32], 1),
+    "NTK": (specs.NTKScaling(8.0), [1, 1 / 4, 1 / 16, 1 / 64], 1),
+    "dynamic NTK": (specs.NTKScaling(8.0, 16), [1, 1 / 2, 1 / 4, 1 / 8], 1),
+    # A channel turns 16 f / pi times in the context of 32; above 4 times it is kept, below once it is stretched.
+    "Llama 3": (
+        specs.Llama3Scaling(5.0, 1.0, 4.0, 32),
+        [1, *(f / 5 + 4 / 5 * f * (16 * f / math.pi - 1) / 3 for f in (1 / 2, 1 / 4)), 1 / 40],
+        1,
+    ),
+    "Llama 3 without a blend": (specs.Llama3Scaling(5.0, 2.0, 2.0, 32), [1, 1 / 2, 1 / 20, 1 / 40], 1),
+    # Channels 1.35 and 3.35 turn four times and once in the context of 64: blended from 1 to 4.
+    "YaRN": (specs.YaRNScaling(4.0, 64, 4.0, 1.0), [1, 1 / 2, 3 / 16, 1 / 16], 0.1 * math.log(4) + 1),
+    "YaRN between channels": (
+        specs.YaRNScaling(4.0, 64, 4.0, 1.0, truncate=False, attention_factor=1.25),
+        [1, 1 / 2, *(f * (1 - 3 / 4 * (i - LOW) / 2) for i, f in ((2, 1 / 4), (3, 1 / 8)))],
+        1.25,
+    ),
+    "YaRN without a blend": (
+        specs.YaRNScaling(4.0, 64, 4.0, 4.0, truncate=False, mscale=2.0, mscale_all_dim=0.5),
+        [1, 1 / 2, 1 / 16, 1 / 32],
+        (0.2 * math.log(4) + 1) / (0.05 * math.log(4) + 1),
+    ),
+    "YaRN that stretches nothing": (specs.YaRNScaling(1.0, 64, 4.0, 1.0), [1, 1 / 2, 1 / 4, 1 / 8], 1),
+    "LongRoPE": (
+        specs.LongRoPEScaling((1.0, 2.0, 4.0, 8.0), (1.0, 1.0, 1.0, 2.0), 16, 4.0),
+        [1, 1 / 4, 1 / 16, 1 / 64],
+        math.sqrt(3 / 2),
+    ),
+    "LongRoPE that grows nothing": (
+        specs.LongRoPEScaling((1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0), 16, 0.5),
+        [1, 1 / 2, 1 / 4, 1 / 8],
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("label", SCALINGS)
+def test_frequencies_of_rotary_positions_by_hand(label):
+    scaling, frequencies, factor = SCALINGS[label]
+    rotary = specs.Rotary(16.0, scaling=scaling)
+    np.testing.assert_allclose(rotary.frequencies(8), frequencies, rtol=1e-13)
+    assert rotary.table_factor == pytest.approx(factor, rel=1e-14)
+
+
+def test_long_sequences_turn_by_factors_of_their_own():
+    scaling = specs.LongRoPEScaling((1.0, 2.0, 4.0, 8.0), (1.0, 1.0, 1.0, 2.0), 16)
+    np.testing.assert_allclose(scaling.long_frequencies(16.0, 8), [1, 1 / 2, 1 / 4, 1 / 16], rtol=1e-13)
+    with pytest.raises(ValueError, match=r"^number of factors \(4\) must be half the channels that turn \(2\)$"):
+        scaling.frequencies(16.0, 4)
+
+
+ALIKE = [(16, 16, True), (17, 17, True), (1, 16, True), (16, 17, False), (17, 18, None)]
+
+
+@pytest.mark.parametrize(("tokens", "other", "alike"), ALIKE)
+def test_which_sequences_turn_alike(tokens, other, alike):
+    longrope = specs.LongRoPEScaling((1.0,), (2.0,), 16)
+    assert longrope.turns_alike(tokens, other) == (True if alike is None else alike)
+    assert specs.NTKScaling(2.0, 16).turns_alike(tokens, other) == (False if alike is None else alike)
+    assert specs.NTKScaling(2.0).turns_alike(tokens, other)
+    assert specs.LinearScaling(2.0).turns_alike(tokens, other)
+
+
+def test_ntk_slows_the_last_channels_most_whatever_the_width():
+    assert [specs.NTKScaling(8.0).exponents(dim).tolist() for dim in (2, 4, 6)] == [[0], [0, 1], [0, 0.5, 1]]
+
+
+def test_slopes_of_alibi_by_hand():
+    assert specs.Alibi().slopes(2).tolist() == [2**-4, 2**-8]
+    assert specs.Alibi().slopes(3).tolist() == [2**-4, 2**-8, 2**-2]
+    assert specs.Alibi().slopes(7).tolist() == [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3, 2**-5]
 
 
 # ---- the registry

@@ -42,6 +42,13 @@ class Torch:
             return SimpleNamespace(**{draw["name"]: torch.rand(*draw["shape"]) for draw in recipe["draws"]})
         return getattr(torch_attn, recipe["variant"])(**recipe["constructor"])
 
+    def norm(self, entry: dict[str, Any]) -> Any:
+        module = getattr(torch_attn, entry["variant"])(**entry["constructor"])
+        module.load_state_dict(
+            {name: torch.tensor(values) for name, values in entry["parameters"].items()}, strict=False
+        )
+        return module
+
     def drop(self, weights: Any, dropout: dict[str, Any]) -> Any:
         torch.manual_seed(dropout["seed"])
         return torch_attn.implementations.reference.drop(weights, dropout["rate"])
@@ -68,6 +75,12 @@ class Flax:
         attn_bridge.transfer(source, target)
         return target
 
+    def norm(self, entry: dict[str, Any]) -> Any:
+        """Build the torch twin and transfer its weights."""
+        target = getattr(jax_attn, entry["variant"])(**entry["constructor"], rngs=nnx.Rngs(0))
+        attn_bridge.transfer(Torch().norm(entry), target)
+        return target
+
     def drop(self, weights: Any, dropout: dict[str, Any]) -> Any:
         keep = self.array(ARRAYS[dropout["keep_mask"]], bool)
         return jax_attn.steps.apply_dropout(weights, keep, dropout["rate"])
@@ -91,6 +104,13 @@ def test_a_printed_result_is_reproduced(name: str, twin: Any) -> None:
     assert found, f"{name}: no route"
     for route, result in found.items():
         goldens.assert_reproduced(finish(as_numpy(twin, result), entry["recipe"]["returns"]), entry, route)
+
+
+@TWINS
+@pytest.mark.parametrize("entry", goldens.norms(), ids=lambda entry: entry["id"])
+def test_a_norm_gives_its_golden_values(entry: dict[str, Any], twin: Any) -> None:
+    result = twin.norm(entry)(twin.array(entry["input"]))
+    goldens.assert_reproduced(twin.backend.to_numpy(result), entry)
 
 
 def test_all_printed_results_are_there() -> None:

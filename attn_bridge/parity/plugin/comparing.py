@@ -70,16 +70,14 @@ class Parity:
             ParityError: (an AssertionError) the verdict is not ``equal``; the message says what differs, and where.
         """
         __tracebackhide__ = True
-        from .. import ParityError, compare
+        from .. import compare
 
         chosen = self._options | options
         skip_if_absent(chosen.get("device"))
         report: Report = compare(first, second, inputs, **chosen)
         self._calls += 1
         self._record(report)
-        if not report.passed:
-            raise ParityError(report)
-        return report
+        return report.raise_for_mismatch()
 
     def _changes(self, report: Report) -> list[str]:
         """Say what is other than in the report of the same comparison in an earlier run, if there is one."""

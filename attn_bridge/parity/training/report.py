@@ -120,6 +120,7 @@ class TrainingReport:
         Raises:
             ParityError: (an AssertionError) with the explanation.
         """
+        __tracebackhide__ = True  # pytest shows the line of the test that calls this
         if not self.passed:
             raise ParityError(self)
         return self

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from attn_bridge import checkpoints
 from attn_bridge.checkpoints.containers import (
     READERS,
     WRITERS,
@@ -77,6 +78,27 @@ def test_every_dtype_comes_back_bit_for_bit(format, tmp_path):
         assert reader.metadata == {}
         assert all(file.exists() for file in reader.files())
         assert {info.file for info in reader.tensors.values()} == {""}
+
+
+@pytest.mark.parametrize("format", [*FORMATS, "shards"])
+def test_all_tensors_are_read_listed_and_inspected(format, tmp_path):
+    arrays = random_arrays({"int64", "float32"}, shapes=[(3, 2), (), (0, 4)])
+    files = {name: f"{index % 2}.safetensors" for index, name in enumerate(arrays)}
+    if format == "shards":
+        path = write("safetensors", tmp_path / "x", arrays, files=files)
+    else:
+        path = write(format, place(tmp_path, format), arrays)
+    assert_same(checkpoints.read(path), arrays)
+    with checkpoints.open(path) as checkpoint:
+        assert_same(checkpoint, arrays)
+        assert len(checkpoint) == len(checkpoint.tensors) == len(arrays)
+        assert all(name in checkpoint for name in arrays)
+    inspection = checkpoints.inspect(path)
+    assert {name: (info.dtype, info.shape) for name, info in inspection.tensors.items()} == {
+        name: (array.dtype.name, array.shape) for name, array in arrays.items()
+    }
+    assert inspection.dtypes == {"int64": 7, "float32": 7}
+    assert inspection.nbytes == 7 * 8 + 7 * 4
 
 
 @pytest.mark.parametrize("format", FORMATS)

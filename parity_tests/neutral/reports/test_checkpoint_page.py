@@ -49,6 +49,9 @@ def test_values_of_every_kind_have_their_ends(array, low, high, broken):
     found = values(array)
     assert (found.low, found.high, found.not_finite) == (low, high, broken)
     assert sum(found.counts) == (array.size - broken if low is not None else 0)
+    if low != high:
+        assert found.counts[0]
+        assert found.counts[-1]
 
 
 def test_a_large_tensor_is_counted_by_a_part_of_it(monkeypatch):

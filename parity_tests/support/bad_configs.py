@@ -1,0 +1,394 @@
+"""A valid instance of every config class, and changes that the class must refuse, each with its message.
+
+A field's annotation says which values a class refuses in it: `FIELD_RULES` has them by kind. Rules that a single
+annotation does not say are written out in `RULES`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attn_bridge import specs
+from attn_bridge.validation import MAX_INDEX
+
+NORM = specs.RMSNormConfig(6)
+FEED_FORWARD = specs.FeedForwardConfig(6, 8)
+ROTARY = specs.Rotary()
+GROUPED = specs.GroupedQueryAttentionConfig(6, 6, 2, 4, scale=0.4, softcap=1.5, clip=2.0)
+CROSS = specs.CrossAttentionConfig(6, 6, 5, 2, 4)
+DECODER_BLOCK = specs.DecoderBlockConfig(GROUPED, FEED_FORWARD, NORM)
+ENCODER_BLOCK = specs.EncoderDecoderBlockConfig(GROUPED, FEED_FORWARD, NORM)
+CROSS_BLOCK = ENCODER_BLOCK.replace(cross_attention=CROSS.replace(d_context=6))
+ENCODER = specs.StackConfig(6, (ENCODER_BLOCK,), 7)
+DECODER = specs.StackConfig(6, (CROSS_BLOCK,), 7)
+CONVOLUTIONS = specs.ConvolutionsConfig(4, 6)
+NARROW = specs.RMSNormConfig(5)
+
+VALID: dict[str, Any] = {
+    type(config).__name__: config
+    for config in (
+        specs.SelfAttentionV1Config(3, 2),
+        specs.SelfAttentionV2Config(3, 2),
+        specs.CausalAttentionConfig(3, 2, 6),
+        specs.MultiHeadAttentionWrapperConfig(3, 2, 6, num_heads=2),
+        specs.MultiHeadAttentionConfig(3, 4, 6, num_heads=2),
+        specs.LayerNormConfig(3),
+        NORM,
+        GROUPED,
+        specs.MultiHeadLatentAttentionConfig(6, 2, 5, 3, 4, 2, query_dim=4),
+        CROSS,
+        specs.DifferentialAttentionConfig(6, 4, 2, 4),
+        specs.GatedDeltaNetConfig(6, 2, 4, 3),
+        specs.LinearAttentionConfig(6, 3, 2, 5),
+        FEED_FORWARD,
+        specs.ClampedGate(),
+        specs.ExpertGroups(3, 2),
+        specs.Router(),
+        specs.MixtureOfExpertsConfig(FEED_FORWARD, 6, 2),
+        specs.QKNorm(),
+        ROTARY,
+        specs.LinearScaling(2.0),
+        specs.NTKScaling(2.0, 8),
+        specs.Llama3Scaling(8.0, 1.0, 4.0, 16),
+        specs.YaRNScaling(4.0, 16, attention_factor=1.1),
+        specs.LongRoPEScaling((1.0, 2.0), (3.0, 4.0), 8, attention_factor=1.1),
+        DECODER_BLOCK,
+        specs.DecoderConfig(9, 6, (DECODER_BLOCK,), NORM, num_positions=7, logit_softcap=3.0),
+        CONVOLUTIONS,
+        ENCODER_BLOCK,
+        ENCODER.replace(vocab_size=9),
+        specs.EncoderDecoderConfig(9, ENCODER, DECODER),
+        specs.GPTModelConfig(9, 7, 6, 2, 1),
+        specs.BertEncoderConfig(9, 6, 1, 2, 8, 7),
+    )
+}
+"""Class -> an instance whose optional fields have values, so that each can be replaced by a bad one."""
+
+for variant in specs.VARIANTS:
+    if variant.examples:
+        VALID.setdefault(variant.config.__name__, variant.examples[0].config)
+
+UNCHANGED = {"SimpleSelfAttentionConfig", "Alibi", "Scaling", "Config", "Parameter", "Variant"}
+"""Classes without fields to refuse, and those that are not configs."""
+
+Change = tuple[Any, type[Exception], str]
+
+FIELD_RULES: dict[str, tuple[Change, ...]] = {
+    "int": (
+        (0, ValueError, "{name} (0) must be at least 1"),
+        (2.0, TypeError, "{name} must be an integer, got float"),
+        (True, TypeError, "{name} must be an integer, got bool"),
+        (MAX_INDEX + 1, ValueError, f"{{name}} ({MAX_INDEX + 1}) must be at most {MAX_INDEX}"),
+    ),
+    "bool": ((1, TypeError, "{name} must be a bool, got int"),),
+    "rate": (
+        (1.0, ValueError, "{name} (1.0) must be in [0, 1)"),
+        (-0.1, ValueError, "{name} (-0.1) must be in [0, 1)"),
+        ("0.1", TypeError, "{name} must be a number, got str"),
+    ),
+    "float": (
+        (0.0, ValueError, "{name} (0.0) must be positive and finite"),
+        (math.inf, ValueError, "{name} (inf) must be positive and finite"),
+        (math.nan, ValueError, "{name} (nan) must be positive and finite"),
+        (True, TypeError, "{name} must be a number, got bool"),
+    ),
+}
+"""Kind of a field -> values that are refused in it, each with the error and its message."""
+
+RATES = {"dropout", "drop_rate", "hidden_dropout_prob", "attention_probs_dropout_prob"}
+
+OWN_RULES = {
+    *((name, "original_context") for name in ("NTKScaling", "Llama3Scaling", "YaRNScaling", "LongRoPEScaling")),
+    *(("YaRNScaling", name) for name in ("mscale", "mscale_all_dim", "truncate")),
+    *(("ExpertGroups", name) for name in ("number", "chosen")),
+    ("Rotary", "base"),
+    ("Rotary", "dim"),
+    ("DifferentialAttentionConfig", "lambda_init"),
+    ("DecoderConfig", "num_positions"),
+    ("StackConfig", "position_offset"),
+    ("FeedForwardConfig", "dropout"),
+    ("QKNorm", "eps"),
+    ("QKNorm", "unit_offset"),
+}
+"""Fields whose rules are in `RULES`, or that another class checks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BadConfig:
+    """Fields of a valid config, replaced by values that its class refuses."""
+
+    target: str
+    changes: Mapping[str, Any]
+    error: type[Exception]
+    message: str
+
+    @property
+    def id(self) -> str:
+        """Return a name for the test, such as ``Rotary-dim-3``."""
+        words = [f"{name}-{str(value)[:20]}" for name, value in self.changes.items()]
+        return "-".join([self.target.removesuffix("Config"), *words])
+
+
+def _positive(target: str, *names: str) -> Iterator[BadConfig]:
+    for name in names:
+        for value, error, message in FIELD_RULES["float"]:
+            yield BadConfig(target, {name: value}, error, message.format(name=name))
+
+
+def _kinds(target: str, wanted: Mapping[str, str], error: type[Exception] = TypeError) -> Iterator[BadConfig]:
+    """Yield a row per field that takes instances of some classes: ``"x"`` is refused in it."""
+    for name, kinds in wanted.items():
+        yield BadConfig(target, {name: "x"}, error, f"{name} must be a {kinds}, got str")
+
+
+def _choices(target: str, name: str, choices: str) -> BadConfig:
+    return BadConfig(target, {name: "x"}, ValueError, f"{name} ('x') must be one of {choices}")
+
+
+def _relations(target: str, *rows: tuple[Mapping[str, Any], str]) -> Iterator[BadConfig]:
+    for changes, message in rows:
+        yield BadConfig(target, changes, ValueError, message)
+
+
+NORMS = "RMSNormConfig or LayerNormConfig"
+DIVIDED = ({"d_in": 7, "num_heads": 2, "head_dim": None}, "d_in (7) must be a multiple of num_heads (2)")
+SHARED = ({"num_kv_heads": 4}, "num_heads (6) must be a multiple of num_kv_heads (4)")
+
+RULES: tuple[BadConfig, ...] = (
+    # ---- attention
+    *_relations("MultiHeadAttentionConfig", ({"num_heads": 3}, "d_out (4) must be a multiple of num_heads (3)")),
+    *_relations(
+        "GroupedQueryAttentionConfig",
+        DIVIDED,
+        SHARED,
+        ({"position": specs.Rotary(dim=6)}, "dim of Rotary (6) must be at most head_dim (4)"),
+        ({"position": ROTARY, "head_dim": 3}, "dim of Rotary (3) must be even and at least 2"),
+    ),
+    *_kinds(
+        "GroupedQueryAttentionConfig",
+        {"position": "Rotary or Alibi or None", "qk_norm": "QKNorm or None", "mask": "Mask"},
+    ),
+    BadConfig("GroupedQueryAttentionConfig", {"mask": None}, TypeError, "mask must be a Mask, got NoneType"),
+    _choices("QKNorm", "scope", "'head', 'full'"),
+    *_positive("QKNorm", "eps"),
+    BadConfig("QKNorm", {"unit_offset": 1}, TypeError, "unit_offset must be a bool, got int"),
+    *_kinds("MultiHeadLatentAttentionConfig", {"position": "Rotary or None", "mask": "Mask"}),
+    *_relations(
+        "MultiHeadLatentAttentionConfig",
+        ({"position": specs.Rotary(dim=2)}, "dim of Rotary (2) must be rope_dim (4)"),
+        ({"rope_dim": 3}, "dim of Rotary (3) must be even and at least 2"),
+    ),
+    *_relations("CrossAttentionConfig", DIVIDED, SHARED),
+    *_kinds("DifferentialAttentionConfig", {"position": "Rotary or None", "mask": "Mask"}),
+    *_relations(
+        "DifferentialAttentionConfig",
+        DIVIDED,
+        ({"num_kv_heads": 3}, "num_heads (4) must be a multiple of num_kv_heads (3)"),
+        ({"num_heads": 6, "num_kv_heads": 3}, "num_kv_heads (3) must be even"),
+        ({"position": specs.Rotary(dim=6)}, "dim of Rotary (6) must be at most head_dim (4)"),
+        ({"lambda_init": 1.0}, "lambda_init (1.0) must be finite and below 1"),
+        ({"lambda_init": -math.inf}, "lambda_init (-inf) must be finite and below 1"),
+    ),
+    BadConfig("DifferentialAttentionConfig", {"lambda_init": "x"}, TypeError, "lambda_init must be a number, got str"),
+    *_relations(
+        "GatedDeltaNetConfig",
+        DIVIDED,
+        ({"num_value_heads": 3}, "num_value_heads (3) must be a multiple of num_heads (2)"),
+    ),
+    *_relations("LinearAttentionConfig", DIVIDED),
+    # ---- positions
+    *_relations(
+        "Rotary",
+        ({"base": 1.0}, "base (1.0) must be above 1 and finite"),
+        ({"base": math.inf}, "base (inf) must be above 1 and finite"),
+        ({"dim": 3}, "dim of Rotary (3) must be even and at least 2"),
+        ({"dim": 0}, "dim of Rotary (0) must be even and at least 2"),
+        ({"dim": 2 << 20}, "dim of Rotary (2097152) must be at most 1048576"),
+    ),
+    _choices("Rotary", "pairing", "'half', 'interleaved'"),
+    BadConfig("Rotary", {"base": "x"}, TypeError, "base must be a number, got str"),
+    BadConfig("Rotary", {"dim": True}, TypeError, "dim of Rotary must be an integer, got bool"),
+    BadConfig("Rotary", {"dim": 4.0}, TypeError, "dim of Rotary must be an integer, got float"),
+    *_kinds("Rotary", {"scaling": "Scaling or None"}),
+    *(
+        row
+        for name in ("NTKScaling", "Llama3Scaling", "YaRNScaling", "LongRoPEScaling")
+        for row in _positive(name, "original_context")
+    ),
+    *_relations(
+        "Llama3Scaling", ({"high_freq_factor": 0.5}, "high_freq_factor (0.5) must be at least low_freq_factor (1.0)")
+    ),
+    *_relations(
+        "YaRNScaling",
+        ({"factor": math.exp(2.0), "mscale": -5.0}, "mscale (-5.0) makes a factor of 0 of the tables"),
+        ({"factor": math.exp(2.0), "mscale_all_dim": -5.0}, "mscale_all_dim (-5.0) makes a factor of 0 of the tables"),
+    ),
+    *_relations(
+        "LongRoPEScaling",
+        ({"short_factors": (1.0, 0.0)}, "short_factors[1] (0.0) must be positive and finite"),
+        ({"long_factors": (math.inf, 1.0)}, "long_factors[0] (inf) must be positive and finite"),
+        ({"long_factors": (1.0,)}, "number of long_factors (1) must be that of short_factors (2)"),
+    ),
+    BadConfig("LongRoPEScaling", {"long_factors": ("x",)}, TypeError, "long_factors[0] must be a number, got str"),
+    # ---- feed-forward layers and experts
+    _choices("FeedForwardConfig", "activation", "'silu', 'gelu', 'gelu_tanh', 'relu', 'quick_gelu', 'relu2'"),
+    *_relations(
+        "FeedForwardConfig",
+        ({"dropout": 1.0}, "dropout (1.0) must be in [0, 1)"),
+        ({"dropout": 0.1}, "dropout (0.1) must be 0 with a gate"),
+        (
+            {"clamp": specs.ClampedGate(), "gated": False},
+            "clamp (ClampedGate(limit=7.0, alpha=1.702)) needs a gate with activation 'silu'",
+        ),
+        (
+            {"clamp": specs.ClampedGate(), "activation": "gelu"},
+            "clamp (ClampedGate(limit=7.0, alpha=1.702)) needs a gate with activation 'silu'",
+        ),
+    ),
+    *_kinds("FeedForwardConfig", {"clamp": "ClampedGate"}),
+    BadConfig("ExpertGroups", {"number": 3.0}, TypeError, "number of groups must be an integer, got float"),
+    BadConfig("ExpertGroups", {"chosen": True}, TypeError, "chosen of groups must be an integer, got bool"),
+    *_relations(
+        "ExpertGroups",
+        ({"chosen": 0}, "chosen groups (0) must be at least 1 and at most all (3)"),
+        ({"chosen": 4}, "chosen groups (4) must be at least 1 and at most all (3)"),
+        ({"score": "x"}, "score of groups ('x') must be 'max' or 'top2'"),
+    ),
+    _choices("Router", "scores", "'softmax', 'sigmoid'"),
+    *_kinds("Router", {"groups": "ExpertGroups"}),
+    *_kinds(
+        "MixtureOfExpertsConfig", {"expert": "FeedForwardConfig", "router": "Router", "shared": "FeedForwardConfig"}
+    ),
+    *_relations(
+        "MixtureOfExpertsConfig",
+        ({"top_k": 7}, "top_k (7) must be at most num_experts (6)"),
+        ({"expert": FEED_FORWARD.replace(gated=False)}, f"expert ({FEED_FORWARD.replace(gated=False)}) must be gated"),
+        (
+            {"shared": FEED_FORWARD.replace(d_in=5)},
+            f"shared ({FEED_FORWARD.replace(d_in=5)}) must be gated and of the width of the experts (6)",
+        ),
+        (
+            {"shared": FEED_FORWARD.replace(gated=False)},
+            f"shared ({FEED_FORWARD.replace(gated=False)}) must be gated and of the width of the experts (6)",
+        ),
+        ({"shared_gate": True}, "shared_gate (True) needs shared"),
+        (
+            {"router": specs.Router(groups=specs.ExpertGroups(4, 2))},
+            "num_experts (6) must be a multiple of groups (4)",
+        ),
+        (
+            {"router": specs.Router(groups=specs.ExpertGroups(3, 1)), "top_k": 3},
+            "top_k (3) must be at most the experts of the chosen groups",
+        ),
+        (
+            {"router": specs.Router(groups=specs.ExpertGroups(6, 2, "top2"))},
+            "groups of 1 expert have no best two, which their score needs",
+        ),
+    ),
+    # ---- decoders
+    *_kinds(
+        "DecoderBlockConfig",
+        {
+            "attention": "GroupedQueryAttentionConfig or MultiHeadLatentAttentionConfig or GatedDeltaNetConfig or "
+            "LinearAttentionConfig or DifferentialAttentionConfig",
+            "feed_forward": "FeedForwardConfig or MixtureOfExpertsConfig",
+            "norm": NORMS,
+        },
+    ),
+    _choices("DecoderBlockConfig", "norms", "'pre', 'post', 'sandwich', 'parallel'"),
+    *_relations(
+        "DecoderBlockConfig",
+        ({"attention": GROUPED.replace(d_out=5)}, "d_out of attention (5) must be d_in of attention (6)"),
+        ({"feed_forward": specs.FeedForwardConfig(5, 8)}, "d_in of feed_forward (5) must be d_in of attention (6)"),
+        ({"norm": NARROW}, "emb_dim of norm (5) must be d_in of attention (6)"),
+    ),
+    *_kinds("DecoderConfig", {"norm": NORMS, "embedding_norm": NORMS}),
+    BadConfig("DecoderConfig", {"num_positions": 1.5}, TypeError, "num_positions must be an integer, got float"),
+    BadConfig("DecoderConfig", {"blocks": ("x",)}, TypeError, "blocks[0] must be a DecoderBlockConfig, got str"),
+    *_relations(
+        "DecoderConfig",
+        ({"num_positions": -1}, "num_positions (-1) must be at least 1"),
+        ({"emb_dim": 5}, "width of blocks[0] (6) must be emb_dim (5)"),
+        ({"norm": NARROW}, "emb_dim of norm (5) must be emb_dim (6)"),
+        ({"embedding_norm": NARROW}, "emb_dim of embedding_norm (5) must be emb_dim (6)"),
+    ),
+    # ---- encoders and decoders
+    _choices("ConvolutionsConfig", "activation", "'silu', 'gelu', 'gelu_tanh', 'relu', 'quick_gelu', 'relu2'"),
+    *_relations("ConvolutionsConfig", ({"size": 4}, "size (4) must be odd")),
+    *_kinds(
+        "EncoderDecoderBlockConfig",
+        {
+            "attention": "GroupedQueryAttentionConfig",
+            "feed_forward": "FeedForwardConfig",
+            "norm": NORMS,
+            "cross_attention": "CrossAttentionConfig",
+        },
+    ),
+    _choices("EncoderDecoderBlockConfig", "norms", "'pre', 'post'"),
+    *_relations(
+        "EncoderDecoderBlockConfig",
+        ({"attention": GROUPED.replace(d_out=5)}, "d_out of attention (5) must be d_in of attention (6)"),
+        ({"feed_forward": specs.FeedForwardConfig(5, 8)}, "d_in of feed_forward (5) must be d_in of attention (6)"),
+        ({"norm": NARROW}, "emb_dim of norm (5) must be d_in of attention (6)"),
+        ({"cross_attention": CROSS.replace(d_in=5)}, "d_in of cross_attention (5) must be d_in of attention (6)"),
+        ({"cross_attention": CROSS.replace(d_out=5)}, "d_out of cross_attention (5) must be d_in of attention (6)"),
+    ),
+    *_kinds("StackConfig", {"convolutions": "ConvolutionsConfig", "embedding_norm": NORMS, "norm": NORMS}),
+    BadConfig("StackConfig", {"blocks": ("x",)}, TypeError, "blocks[0] must be a EncoderDecoderBlockConfig, got str"),
+    BadConfig("StackConfig", {"position_offset": True}, TypeError, "position_offset must be an integer, got bool"),
+    *_relations(
+        "StackConfig",
+        ({"position_offset": -1}, "position_offset (-1) must be at least 0"),
+        ({"emb_dim": 5}, "width of blocks[0] (6) must be emb_dim (5)"),
+        ({"norm": NARROW}, "emb_dim of norm (5) must be emb_dim (6)"),
+        ({"embedding_norm": NARROW}, "emb_dim of embedding_norm (5) must be emb_dim (6)"),
+        ({"convolutions": specs.ConvolutionsConfig(4, 5)}, "emb_dim of convolutions (5) must be emb_dim (6)"),
+        ({"convolutions": CONVOLUTIONS}, "vocab_size (9) must be None beside convolutions"),
+        (
+            {"emb_dim": 5, "blocks": (), "learned_positions": False},
+            "emb_dim (5) must be even for positions that are not learned",
+        ),
+    ),
+    *_kinds("EncoderDecoderConfig", {"encoder": "StackConfig", "decoder": "StackConfig"}),
+    *_relations(
+        "EncoderDecoderConfig",
+        (
+            {"decoder": DECODER.replace(convolutions=CONVOLUTIONS)},
+            "convolutions of decoder must be None: it reads tokens",
+        ),
+        ({"decoder": DECODER.replace(vocab_size=8)}, "vocab_size of decoder (8) must be vocab_size (9)"),
+        ({"encoder": ENCODER.replace(emb_dim=4, blocks=())}, "emb_dim of encoder (4) must be that of decoder (6)"),
+        ({"decoder": DECODER.replace(blocks=())}, "blocks of decoder must hold at least 1 block"),
+        ({"encoder": DECODER}, "cross_attention of encoder.blocks[0] must be None"),
+        (
+            {"decoder": ENCODER},
+            "cross_attention of decoder.blocks[0] must be a CrossAttentionConfig, got None",
+        ),
+        (
+            {"decoder": DECODER.replace(blocks=(ENCODER_BLOCK.replace(cross_attention=CROSS),))},
+            "d_context of decoder.blocks[0] (5) must be emb_dim of encoder (6)",
+        ),
+    ),
+    # ---- models with configs of their own
+    *_relations("GPTModelConfig", ({"n_heads": 4}, "emb_dim (6) must be a multiple of n_heads (4)")),
+    *_relations(
+        "BertEncoderConfig",
+        ({"num_attention_heads": 4}, "hidden_size (6) must be a multiple of num_attention_heads (4)"),
+        ({"hidden_act": "relu"}, "hidden_act ('relu') must be 'gelu'"),
+    ),
+)
+
+
+def _by_annotation() -> Iterator[BadConfig]:
+    for target, config in VALID.items():
+        for field in dataclasses.fields(config):
+            kind = "rate" if field.name in RATES else str(field.type).removesuffix(" | None")
+            if kind in FIELD_RULES and (target, field.name) not in OWN_RULES:
+                for value, error, message in FIELD_RULES[kind]:
+                    yield BadConfig(target, {field.name: value}, error, message.format(name=field.name))
+
+
+BAD_CONFIGS: tuple[BadConfig, ...] = (*_by_annotation(), *RULES)
