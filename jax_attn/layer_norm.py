@@ -25,13 +25,14 @@ class LayerNorm(nnx.Module):
         emb_dim: width of the features.
         eps: constant added to the variance.
         affine: whether features are scaled and shifted at the end; OLMo's are not.
+        bias: whether they are shifted; nanoGPT's are scaled alone where it has no biases.
         rngs: taken like in every module; a norm draws nothing.
         param_dtype: dtype of the parameters.
         dtype: dtype of the computation; None promotes the input and the parameters to a common one.
 
     Raises:
         ValueError: `emb_dim` below 1, or `eps` not positive and finite.
-        TypeError: `affine` is not a bool.
+        TypeError: `affine` or `bias` is not a bool.
     """
 
     def __init__(
@@ -39,14 +40,16 @@ class LayerNorm(nnx.Module):
         emb_dim: int,
         eps: float = 1e-5,
         affine: bool = True,
+        bias: bool = True,
         *,
         rngs: Rngs,
         param_dtype: Any = jnp.float32,
         dtype: Any = None,
     ):
-        self.config = LayerNormConfig(emb_dim, eps, affine)
+        self.config = LayerNormConfig(emb_dim, eps, affine, bias)
         if affine:
             self.scale = nnx.Param(jnp.ones(emb_dim, param_dtype))
+        if affine and bias:
             self.shift = nnx.Param(jnp.zeros(emb_dim, param_dtype))
         self.dtype = dtype
 
@@ -66,4 +69,5 @@ class LayerNorm(nnx.Module):
         normalised = centred / jnp.sqrt(variance + config.eps)
         if not config.affine:
             return normalised.astype(out_dtype)
-        return (self.scale * normalised + self.shift).astype(out_dtype)
+        scaled = self.scale * normalised
+        return (scaled + self.shift if config.bias else scaled).astype(out_dtype)

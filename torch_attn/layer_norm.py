@@ -24,13 +24,14 @@ class LayerNorm(nn.Module):
         emb_dim: width of the features.
         eps: constant added to the variance.
         affine: whether features are scaled and shifted at the end; OLMo's are not.
+        bias: whether they are shifted; nanoGPT's are scaled alone where it has no biases.
         rngs: taken like in every module; a norm draws nothing.
         device: device of the parameters.
         dtype: dtype of the parameters and of the computation.
 
     Raises:
         ValueError: `emb_dim` below 1, or `eps` not positive and finite.
-        TypeError: `affine` is not a bool.
+        TypeError: `affine` or `bias` is not a bool.
     """
 
     def __init__(
@@ -38,15 +39,17 @@ class LayerNorm(nn.Module):
         emb_dim: int,
         eps: float = 1e-5,
         affine: bool = True,
+        bias: bool = True,
         *,
         rngs: JaxRngs | None = None,
         device: Any = None,
         dtype: Any = None,
     ):
         super().__init__()
-        self.config = LayerNormConfig(emb_dim, eps, affine)
+        self.config = LayerNormConfig(emb_dim, eps, affine, bias)
         if affine:
             self.scale = nn.Parameter(torch.ones(emb_dim, device=device, dtype=dtype))
+        if affine and bias:
             self.shift = nn.Parameter(torch.zeros(emb_dim, device=device, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
@@ -64,4 +67,5 @@ class LayerNorm(nn.Module):
         normalised = centred / torch.sqrt(variance + config.eps)
         if not config.affine:
             return normalised.to(x.dtype)
-        return (self.scale * normalised + self.shift).to(x.dtype)
+        scaled = self.scale * normalised
+        return (scaled + self.shift if config.bias else scaled).to(x.dtype)

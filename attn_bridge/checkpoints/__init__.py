@@ -72,6 +72,7 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
     from ..models import layouts
     from . import configs, containers, manifest
     from .containers import remote
+    from .planning import reading
 
     path = remote.to_path(path)
     with containers.open_reader(path, format) as reader:
@@ -82,7 +83,7 @@ def inspect(path: PathLike, *, format: str | None = None) -> Inspection:
             layout = (
                 known.layout
                 if known is not None and is_own
-                else layouts.detect(reader.tensors, configs.beside(reader.path).get("model_type")).name
+                else reading.layout_of(reader.tensors, configs.beside(reader.path), known).name
             )
         except (layouts.LayoutError, containers.CheckpointError) as error:
             why = str(error)

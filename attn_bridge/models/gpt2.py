@@ -176,4 +176,45 @@ LAYOUT = Layout(
     defaults={"tie": 1},
     whole=True,
     model_types=("gpt2",),
+    form="a Conv1D, as transformers saves it",
+)
+
+
+def _linear(theirs: str, ours: str) -> list[Row]:
+    return [Row(f"{theirs}.weight", (f"{ours}.weight",)), Row(f"{theirs}.bias", (f"{ours}.bias",), optional=True)]
+
+
+def _norm_rows(theirs: str, ours: str) -> list[Row]:
+    return [Row(f"{theirs}.weight", (f"{ours}.scale",)), Row(f"{theirs}.bias", (f"{ours}.shift",), optional=True)]
+
+
+def _fused(leaf: str, axes: str) -> Row:
+    names = tuple(f"{OURS}att.W_{part}.{leaf}" for part in _PARTS)
+    pattern = f"{axes} -> {axes.replace('o', '(part o)', 1)}"
+    return Row(f"{BLOCK}attn.c_attn.{leaf}", names, pattern, part="part", optional=leaf == "bias")
+
+
+NANOGPT_LAYOUT = Layout(
+    "nanogpt",
+    "nanoGPT, with the names of GPT-2 and matrices [out, in]; with or without biases",
+    [
+        Row("{prefix}wte.weight", ("tok_emb.weight",), tied=("out_head.weight",)),
+        Row("lm_head.weight", ("out_head.weight",), optional=True),
+        Row("{prefix}wpe.weight", ("pos_emb.weight",)),
+        _fused("weight", "o i"),
+        _fused("bias", "o"),
+        *_linear(f"{BLOCK}attn.c_proj", f"{OURS}att.out_proj"),
+        *below([row for row in TABLE if row.reason], f"{BLOCK}attn.", f"{OURS}att."),
+        *_linear(f"{BLOCK}mlp.c_fc", f"{OURS}ff.layers.0"),
+        *_linear(f"{BLOCK}mlp.c_proj", f"{OURS}ff.layers.2"),
+        *_norm_rows(f"{BLOCK}ln_1", f"{OURS}norm1"),
+        *_norm_rows(f"{BLOCK}ln_2", f"{OURS}norm2"),
+        *_norm_rows("{prefix}ln_f", "final_norm"),
+    ],
+    prefixes=("transformer.", ""),
+    settings={"tie": ()},
+    defaults={"tie": 0},  # its state dict always has the head, which its strict loading asks for
+    whole=True,
+    model_types=("gpt2",),
+    form="a torch Linear, as nanoGPT saves it",
 )

@@ -15,6 +15,7 @@ from ..weights import WeightsMismatchError
 from ..weights.index import Index, stems_of
 from ..weights.rows import Check, LayoutError, Placement, Row, Shape
 from ..weights.templates import fill, placeholders
+from . import fitting
 from .ours import gaps, lacking
 
 FLAGS = ("tie", "fused", "value", "flat", "transposed", "scan", "interleaved")
@@ -95,6 +96,7 @@ class Layout:
         refused: outside names, with placeholders -> why a checkpoint that holds one can't be converted.
         model_types: the ``model_type`` of a config.json that it is for; none is any.
         nnx: whether its names are those of NNX's state, which may all end with ``.value``.
+        form: how its library saves a matrix, where another one saves it otherwise under the same name; "" elsewhere.
     """
 
     def __init__(
@@ -112,10 +114,12 @@ class Layout:
         refused: Mapping[str, str] | None = None,
         model_types: tuple[str, ...] = (),
         nnx: bool = False,
+        form: str = "",
     ):
         self.name, self.title, self.rows = name, title, tuple(rows)
         self.prefixes, self.settings, self.defaults = prefixes, dict(settings or {}), dict(defaults or {})
         self.whole, self.ours, self.marks, self.model_types, self.nnx = whole, ours, marks, model_types, nnx
+        self.form = form
         if nnx:
             self.settings["value"] = ()
         self._refused = [(Row(template, reason=reason), reason) for template, reason in (refused or {}).items()]
@@ -265,6 +269,8 @@ class Layout:
         missing = [] if part else self._missing(found.values(), prefix, ending) + self._lacking(placements)
         if unexpected or missing:
             raise WeightsMismatchError(missing, unexpected)
+        if self.ours:
+            fitting.check(self, shapes, placements, {**given, **restore})
         checks = {name: row.check for name, (row, _) in found.items() if row.check is not None}
         return Decoded(placements, dropped, restore, checks)
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..printable import printable, shell_word
-from ..weights.rows import LayoutError, Placement, Row, SettingError
+from ..weights import WeightsMismatchError
+from ..weights.rows import LayoutError, Placement, Row, SettingError, Shape
 from . import (
     bert,
     bloom,
@@ -20,6 +21,7 @@ from . import (
     deepseek,
     diffllama,
     encoder_decoder,
+    fitting,
     gemma,
     gpt2,
     gpt_oss,
@@ -30,7 +32,7 @@ from . import (
     qwen3_moe,
     qwen3_next,
 )
-from .layout import Decoded, Encoded, Layout
+from .layout import Decoded, Encoded, Layout, Settings
 from .libraries import gemma_linen, maxtext, tunix
 from .ours import OWN
 
@@ -43,6 +45,7 @@ __all__ = [
     "Row",
     "SettingError",
     "attention_layers",
+    "decode",
     "detect",
     "find",
     "names",
@@ -53,6 +56,7 @@ _LAYOUTS = {
     for one in (
         *chapter3.LAYOUTS,
         gpt2.LAYOUT,
+        gpt2.NANOGPT_LAYOUT,
         bert.LAYOUT,
         llama.LAYOUT,
         mixtral.LAYOUT,
@@ -106,24 +110,64 @@ def names() -> tuple[str, ...]:
     return tuple(_LAYOUTS)
 
 
+def decode(layout: Layout, shapes: Mapping[str, Shape], settings: Settings, *, part: bool = False) -> Decoded:
+    """Return `layout.decode` of a checkpoint; where it fits another layout, the error describes the file.
+
+    Raises:
+        LayoutError: a shape that does not fit, or a setting that is missing.
+        WeightsMismatchError: names that are missing, and names that no row covers.
+    """
+    try:
+        return layout.decode(shapes, settings, part=part)
+    except SettingError:
+        raise
+    except (LayoutError, WeightsMismatchError):
+        text = _as_another(layout, shapes, settings)
+        if text:
+            raise LayoutError(text) from None
+        raise
+
+
+def _as_another(layout: Layout, shapes: Mapping[str, Shape], settings: Settings) -> str:
+    """Describe a file whose names fit a layout, and whose shapes are those of another one; "" where there is none."""
+    if not layout.whole or len(layout.match(shapes)[1]) < len(shapes):
+        return ""
+    for other in _LAYOUTS.values():
+        if other is layout or not other.whole or len(other.match(shapes)[1]) < len(shapes):
+            continue
+        try:
+            placements = other.decode(shapes, settings).placements
+        except ValueError:
+            continue
+        text = fitting.difference(layout, shapes, other, {name: one.shape for name, one in placements.items()})
+        if text:
+            return text
+    return ""
+
+
 def detect(names: Iterable[str], model_type: Any = None) -> Layout:
-    """Return the layout that covers all the names.
+    """Return the layout that covers all the names, and whose shapes they have.
 
     Args:
-        names: the names of all tensors.
+        names: the names of all tensors; a mapping to shapes, or to objects with a ``shape``, tells apart layouts with
+            the same names.
         model_type: what the model's config.json says; a layout that is for other ones is refused.
 
     Raises:
         LayoutError: none does, or several do; the message says which come closest, or which prefix keeps one from it.
     """
-    names = list(names)
+    shapes = {name: _shape_of(names[name]) for name in names} if isinstance(names, Mapping) else dict.fromkeys(names)
     try:
-        return _detect(names, model_type)
+        return _detect(shapes, model_type)
     except LayoutError as error:
-        raise LayoutError(f"{error}{_of_stripped(names, model_type)}") from None
+        raise LayoutError(f"{error}{_of_stripped(shapes, model_type)}") from None
 
 
-def _of_stripped(names: list[str], model_type: Any) -> str:
+def _shape_of(tensor: Any) -> Shape:
+    return tuple(getattr(tensor, "shape", tensor))
+
+
+def _of_stripped(names: Mapping[str, Shape | None], model_type: Any) -> str:
     """Say which prefix, as trainers and wrappers put it before names, keeps them from a layout; "" if none does."""
     begins: Counter[str] = Counter()
     for name in names:
@@ -134,7 +178,8 @@ def _of_stripped(names: list[str], model_type: Any) -> str:
             begins[".".join(parts[:count]) + "."] += 1
     for prefix, count in begins.most_common(_MOST_PREFIXES):
         try:
-            layout = _detect([name[len(prefix) :] for name in names if name.startswith(prefix)], model_type)
+            bare = {name[len(prefix) :]: shape for name, shape in names.items() if name.startswith(prefix)}
+            layout = _detect(bare, model_type)
         except LayoutError:
             continue
         if layout.match(names)[0] == prefix:
@@ -145,7 +190,16 @@ def _of_stripped(names: list[str], model_type: Any) -> str:
     return ""
 
 
-def _detect(names: list[str], model_type: Any) -> Layout:
+def _by_shapes(candidates: list[str], shapes: Mapping[str, Shape | None]) -> list[str]:
+    """Return, of layouts that have all the names, those whose shapes the tensors have, or nearly have."""
+    known = {name: shape for name, shape in shapes.items() if shape is not None}
+    if len(known) < len(shapes):
+        return candidates
+    faults = {name: fitting.count_faults(_LAYOUTS[name], known) for name in candidates}
+    return [name for name in candidates if faults[name] == min(faults.values())]
+
+
+def _detect(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
     covered = {}
     for layout in _LAYOUTS.values():
         prefix, found = layout.match(names)
@@ -158,10 +212,16 @@ def _detect(names: list[str], model_type: Any) -> Layout:
     if ours:  # nothing in the names is particular to a layout that only adds to ours, unless it has a mark
         marked = [name for name in full if _LAYOUTS[name].marks and _LAYOUTS[name].is_complete(names)]
         full = marked or ours[:1]
+    rivals = [name for name in full if _LAYOUTS[name].form]
+    if len(rivals) > 1:  # of the same names: what is missing depends on which of them it is
+        chosen = _by_shapes(rivals, names)
+        full = [name for name in full if name not in rivals or name in chosen]
     if len(full) > 1:
         full = [name for name in full if _LAYOUTS[name].is_complete(names)] or full
     if len(full) > 1:
         full = [name for name in full if model_type in _LAYOUTS[name].model_types] or full
+    if len(full) > 1:
+        full = _by_shapes(full, names)
     if len(full) == 1:
         return _checked(_LAYOUTS[full[0]], model_type)
     if full:
@@ -169,8 +229,9 @@ def _detect(names: list[str], model_type: Any) -> Layout:
     if not names:
         raise LayoutError("it holds no tensor")
     if not covered:
+        first = printable(next(iter(names)))
         raise LayoutError(
-            f"no tensor has a name that a layout knows ({', '.join(_LAYOUTS)}), such as {printable(names[0])}; {_RULES}"
+            f"no tensor has a name that a layout knows ({', '.join(_LAYOUTS)}), such as {first}; {_RULES}"
         )
     closest = max(covered, key=lambda name: len(covered[name][1]))
     rest = [name for name in names if name not in covered[closest][1]]

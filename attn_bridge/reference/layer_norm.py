@@ -32,4 +32,5 @@ def reference(
     normalised = centred / np.sqrt(variance + config.eps)
     if not config.affine:
         return normalised, None
-    return as_double(parameters["scale"]) * normalised + as_double(parameters["shift"]), None
+    scaled = as_double(parameters["scale"]) * normalised
+    return scaled + as_double(parameters["shift"]) if config.bias else scaled, None

@@ -18,6 +18,7 @@ from . import (
     mixture_of_experts,
     position,
 )
+from .base import LATER
 
 CLASS = "class"
 
@@ -54,7 +55,11 @@ def as_json(value: Any) -> Any:
         return [as_json(one) for one in value]
     if type(value).__name__ not in _CLASSES:
         raise TypeError(f"{type(value).__name__} in a config can't be written to a file")
-    fields = {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
+    fields = {
+        field.name: as_json(getattr(value, field.name))
+        for field in dataclasses.fields(value)
+        if field.init and not (LATER in field.metadata and getattr(value, field.name) == field.default)
+    }
     return {CLASS: type(value).__name__, **fields}
 
 

@@ -12,6 +12,9 @@ from ..printable import printable
 from ..validation import MAX_INDEX, check_number, check_rate
 from ..weights import Rule, Rules
 
+LATER = "later"
+"""Metadata of a field that came after configs had been written to files: its default is left out of them."""
+
 
 class Axis(str):
     """Logical name of an axis that is made of equal parts, such as heads: devices may share parts, not cut them."""

@@ -8,16 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..validation import check_number
-from .base import Config, Parameter, Variant, vector
+from .base import LATER, Config, Parameter, Variant, vector
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerNormConfig(Config):
-    """Width of the features, the constant added to their variance, and whether they are scaled and shifted."""
+    """Width of the features, the constant added to their variance, and whether they are scaled, and then shifted."""
 
     emb_dim: int
     eps: float = 1e-5
     affine: bool = True
+    bias: bool = dataclasses.field(default=True, metadata={LATER: True})
 
     def __post_init__(self) -> None:
         self._require_positive_ints("emb_dim")
@@ -25,17 +26,18 @@ class LayerNormConfig(Config):
         if not 0 < self.eps < math.inf:
             raise ValueError(f"eps ({self.eps}) must be positive and finite")
         object.__setattr__(self, "eps", float(self.eps))
-        self._require_bools("affine")
+        self._require_bools("affine", "bias")
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """One scale and one shift per feature, or none."""
-        return () if not self.affine else (vector("scale", self.emb_dim), vector("shift", self.emb_dim))
+        """One scale and one shift per feature, the scale alone, or none."""
+        shift = (vector("shift", self.emb_dim),) if self.bias else ()
+        return (vector("scale", self.emb_dim), *shift) if self.affine else ()
 
     @classmethod
     def arguments_from(cls, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """Take the width of the input as the width of the features."""
-        return {"emb_dim": sizes["d_in"]} | {key: sizes[key] for key in ("eps", "affine") if key in sizes}
+        return {"emb_dim": sizes["d_in"]} | {key: sizes[key] for key in ("eps", "affine", "bias") if key in sizes}
 
 
 VARIANT = Variant("LayerNorm", "layer_norm", LayerNormConfig, returns_weights=False)

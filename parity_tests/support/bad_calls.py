@@ -129,13 +129,14 @@ def _constructors() -> list[BadCall]:
     ]
     rows += [
         BadCall(
-            f"LayerNorm-affine-{label}",
+            f"LayerNorm-{name}-{label}",
             "LayerNorm",
-            {"emb_dim": D_IN, "affine": value},
+            {"emb_dim": D_IN, name: value},
             None,
             TypeError,
-            f"affine must be a bool, got {kind}",
+            f"{name} must be a bool, got {kind}",
         )
+        for name in ("affine", "bias")
         for label, value, kind in BAD_BOOLS
     ]
     rows += [

@@ -114,4 +114,4 @@ def make_norm(config: RMSNormConfig | LayerNormConfig, **options: Any) -> RMSNor
     """Return the norm of a config; `options` are those of both classes."""
     if isinstance(config, RMSNormConfig):
         return RMSNorm(config.emb_dim, config.eps, config.unit_offset, **options)
-    return LayerNorm(config.emb_dim, config.eps, config.affine, **options)
+    return LayerNorm(config.emb_dim, config.eps, config.affine, config.bias, **options)

@@ -16,7 +16,7 @@ from .. import configs
 from ..containers.base import CheckpointError, Reader, TensorInfo
 from ..copying import Move, dense, move_of
 from ..manifest import Manifest
-from . import kept_numbers
+from . import kept_numbers, reading
 from .plans import Plan, Target, cast, check_dtype, check_nothing_lost, check_settings, notes_on_cast
 
 TWINS = {"flax": "torch", "nnx-mha": "torch", "linen-mha": "torch"}
@@ -67,8 +67,9 @@ def make(
     if table is not None:
         ours, theirs = table
     elif source_layout is not None or target_layout != "same":
-        kind = (config or {}).get("model_type")
-        ours = layouts.find(source_layout) if source_layout else layouts.detect(reader.tensors, kind)
+        ours = (
+            layouts.find(source_layout) if source_layout else reading.layout_of(reader.tensors, config or {}, manifest)
+        )
         theirs = layouts.find(target_layout or TWINS.get(ours.name, "flax")) if target_layout != "same" else ours
     shapes = {name: info.shape for name, info in reader.tensors.items()}
     is_decorated = for_module and theirs is not None and theirs.is_decorated(reader.tensors)
@@ -80,6 +81,8 @@ def make(
         unexpected = set() if theirs is None else reader.tensors.keys() - theirs.match(reader.tensors)[1].keys()
         if theirs is not None and unexpected:
             raise WeightsMismatchError(unexpected=unexpected)
+        if theirs is not None:
+            reading.check(theirs, reader.tensors, config or {})
         same = _same(reader, "" if theirs is None else theirs.name, target_format, is_folder, wide, manifest)
         return (
             same
@@ -90,7 +93,7 @@ def make(
     check_settings(settings or {}, ours, theirs)
     check_settings(back.get("settings", {}), theirs)
     known = {**ours.read_settings(configs.with_defaults(config or {})), **(settings or {})}
-    decoded = ours.decode(shapes, known)
+    decoded = reading.decode(ours, theirs, reader.tensors, known, config or {})
     written = configs.of_target(config or {}, theirs, shapes, is_needed=is_folder)
     wanted = {
         **theirs.read_settings(written or configs.with_sizes(config or {})),

@@ -7,6 +7,7 @@ sides, and rotary positions turn the same halves, so numbers only move.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping
 
 from ...weights.rows import Row, Shape
@@ -82,13 +83,13 @@ def _rows(form: Form) -> list[Row]:
 
 def _of_theirs(shapes: Mapping[str, Shape], settings: Settings) -> Form:
     """Return the form of a model of `gemma`: an even feed-forward alone doesn't say which way its gates lie."""
-    transposed = settings["transposed"]
+    votes = collections.Counter({settings["transposed"]: 0})
     for name, shape in shapes.items():
         stem, found, rest = name.partition("gating_einsum")
         other = shapes.get(f"{stem}linear{rest}", ())
         if found and len(shape) == 3 and len(other) == 2 and other[0] != other[1]:
-            transposed = int(tuple(shape[1:]) == tuple(other))
-            break
+            votes[int(tuple(shape[1:]) == tuple(other))] += 1
+    transposed = votes.most_common(1)[0][0]  # of most layers: one that is wrong must not turn all others
     flat = int(any(name.startswith(FLAT) for name in shapes))
     return {"flat": flat, "transposed": transposed, "fused": any("qkv_einsum" in name for name in shapes)}
 

@@ -163,19 +163,22 @@ def _of_theirs(shapes: Mapping[str, Shape], settings: Settings) -> Form:
         layers = 2 * (1 + max(numbers, default=0))
     if layers is not None and not 0 < layers <= _MOST:
         raise LayoutError(f"a model of {layers} layers is none that MaxText stacks, from 1 to {_MOST}")
-    width = next((int(shape[-1]) for name, shape in shapes.items() if name.endswith("token_embedder.embedding")), 0)
-    if scan and width:
-        _check_axis(queries, width)
+    table = next((name for name, shape in shapes.items() if name.endswith("token_embedder.embedding") and shape), "")
+    width = int(shapes[table][-1]) if table else 0
+    if width:
+        _check_axis(queries, {table: shapes[table]}, scan)
     return _form(kind, scan, layers, head_dim, width, settings)
 
 
-def _check_axis(queries: Mapping[str, Shape], width: int) -> None:
-    """Refuse layers that are stacked along another axis, whose other sizes might fit by chance."""
+def _check_axis(queries: Mapping[str, Shape], tables: Mapping[str, Shape], scan: int) -> None:
+    """Refuse queries that lie otherwise, or layers stacked along another axis: other sizes might fit by chance."""
+    table, width = next((name, shape[-1]) for name, shape in tables.items())
     for name, shape in queries.items():
-        if shape[0] != width:
+        if shape and shape[0] != width:
+            counted = ", and its second must count the layers (param_scan_axis=1)" if scan else ""
             raise LayoutError(
-                f"{name} {tuple(shape)}: its first axis must be as wide as the embeddings ({width}), and its second "
-                "must count the layers (param_scan_axis=1)"
+                f"{name} {tuple(shape)}: its first axis must be as wide as the embeddings ({width}){counted}; "
+                f"{table} is {tuple(tables[table])}"
             )
 
 

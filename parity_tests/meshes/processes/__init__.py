@@ -1,1 +1,1 @@
-"""What the processes of a mesh run in tests: functions of modules, which a worker can import."""
+"""Functions that the processes of a mesh run in tests; workers import them by name."""

@@ -14,7 +14,7 @@ from attn_bridge.models import layouts
 
 from .checkpoints import SIZES, attention, bert, gpt, llama, whole
 
-WHOLE = {"hf-gpt2": gpt, "hf-bert": bert, "hf-llama": llama}
+WHOLE = {"hf-gpt2": gpt, "nanogpt": gpt, "hf-bert": bert, "hf-llama": llama}
 
 
 def made(name, dtype="float32", seed=0):
@@ -27,6 +27,7 @@ def made(name, dtype="float32", seed=0):
     theirs = {key: array.astype(np.dtype(dtype)) for key, array in theirs.items()}
     extra = {
         "hf-gpt2": {"transformer.h.0.attn.bias": np.tri(7, dtype=np.uint8)[None, None]},
+        "nanogpt": {"transformer.h.0.attn.bias": np.tri(7, dtype=np.float32)[None, None]},
         "hf-bert": {"embeddings.position_ids": np.arange(9)[None], "pooler.dense.bias": np.float32([1, 2])},
         "hf-llama": {"model.layers.0.self_attn.rotary_emb.inv_freq": np.float32([0.5, 0.25])},
         "hf-qwen3-next": {"mtp.fc.weight": np.float32([[1, 2], [3, 4]])},

@@ -116,26 +116,70 @@ def whole(name, layers, *, seed=0):
                 for template in row.ours:
                     key = template.format(i=i, j=j)
                     if key not in found:
-                        found[key] = _draw(random, *_shape(key, row))
+                        found[key] = _draw(random, *_shape(key, row, rows))
     for row in rows:
         found |= {one: found[row.ours[0]].copy() for one in row.tied}
     return found
 
 
-def _shape(name, row):
-    leaf = name.rpartition(".")[2]
-    if "conv" in name and leaf == "weight":
-        return 8, 3, 2
-    if name.endswith(".fc3.weight"):
-        return WIDTH, 8
-    rows = {"W_latent": 5, "W_key_rope": 3}
-    if row.along == "c":
-        rows |= {"W_value": 16, "W_gate": 16}
-    if len(row.ours) == 1 or row.along == "h" or row.shares or (row.part and len(row.ours) == 2):
-        rows |= {"W_key": 4, "W_value": 4}
-    width = rows.get(name.split(".")[-2] if "." in name else "", 8)
-    columns = 8 if row.pattern.startswith("o (h c)") else WIDTH
-    return (width, columns) if leaf == "weight" else (width,)
+_RIGHT = {
+    "tok_emb.weight": (11, WIDTH),
+    "pos_emb.weight": (9, WIDTH),
+    "out_head.weight": (11, WIDTH),
+    "logits_bias": (1, 11),
+    "conv1.weight": (WIDTH, 3, 2),
+    "conv2.weight": (WIDTH, WIDTH, 2),
+    "conv1d.weight": (32, 1, 2),
+    "dt_bias": (8,),
+    "A_log": (8,),
+    "linear_att.norm.scale": (2,),
+    "q_norm.scale": (2,),
+    "k_norm.scale": (2,),
+    "query_norm.scale": (7,),
+    "latent_norm.scale": (5,),
+    "sinks": (4,),
+    **{f"lambda_{letter}{number}": (2,) for letter in "qk" for number in (1, 2)},
+    "router.weight": (3, WIDTH),
+    "router.bias": (3,),
+    "correction_bias": (3,),
+    "shared_gate.weight": (1, WIDTH),
+}
+"""End of a name -> its shape in a model of 4 heads of 2 channels, 3 experts and 11 tokens."""
+
+
+def _shape(name, row, rows):
+    right = next((shape for end, shape in _RIGHT.items() if name.endswith(end)), None)
+    if right is not None:
+        return right
+    *above, module, leaf = name.split(".")
+    if leaf not in ("weight", "bias") or module.startswith("conv"):
+        return (WIDTH,)
+    if ".ff." in name:
+        hidden = 12 if "experts" in above else 14 if "shared" in above else 10
+        shape = (WIDTH, hidden) if f"{above[-1]}.{module}".endswith(("fc3", "layers.2")) else (hidden, WIDTH)
+    elif module == "out_proj":
+        shape = WIDTH, 16 if _is_latent(rows) or "linear_att" in above else 8
+    else:
+        columns = 7 if "q_b_proj" in row.theirs else 5 if _is_latent(rows) and module in ("W_key", "W_value") else WIDTH
+        shape = _outputs(module, rows, above[-1]), columns
+    return shape if leaf == "weight" else shape[:1]
+
+
+def _is_latent(rows):
+    return any(name.endswith("W_latent.weight") for row in rows for name in row.ours)
+
+
+def _outputs(module, rows, attention):
+    """Return the rows of a projection of the input; keys are as many as queries where one tensor has all three."""
+    sizes = {"W_query": 8, "W_gate": 8, "W_beta": 8, "W_alpha": 8, "W_query_latent": 7, "W_latent": 5, "W_key_rope": 3}
+    if _is_latent(rows):
+        sizes |= {"W_query": 20, "W_value": 16, "W_key": 8}
+    elif attention == "linear_att":
+        sizes |= {"W_gate": 16, "W_value": 16, "W_key": 8}
+    else:
+        keys = 8 if any(row.part and len(row.ours) == 3 for row in rows) else 4
+        sizes |= {"W_key": keys, "W_value": keys}
+    return sizes[module]
 
 
 def _draw(random, *shape):

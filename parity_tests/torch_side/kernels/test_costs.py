@@ -1,4 +1,4 @@
-"""What implementations cost: elements and memory that they make, and how often they compile."""
+"""The cost of implementations: elements and memory that they allocate, and how often they compile."""
 
 from __future__ import annotations
 

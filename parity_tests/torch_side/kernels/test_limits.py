@@ -1,4 +1,4 @@
-"""What implementations do not support, and which one is picked."""
+"""Limits of implementations, and the choice among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`attn-bridge compare` in processes of its own: output, hangs, signals, forks."""
+"""`attn-bridge compare` in separate processes: output, hangs, signals, forks."""
 
 from __future__ import annotations
 

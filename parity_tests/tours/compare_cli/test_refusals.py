@@ -1,4 +1,4 @@
-"""`attn-bridge compare` refuses what is bad in one line, with status 2."""
+"""`attn-bridge compare` refuses bad arguments in one line, with status 2."""
 
 from __future__ import annotations
 

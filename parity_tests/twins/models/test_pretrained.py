@@ -239,12 +239,13 @@ def test_impossible_sizes_are_refused_before_building_a_model(tmp_path, change, 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "attn-bridge.json"])
 def test_both_refuse_files_that_link_out_of_the_folder(tmp_path, name):
-    torch_attn.GPTModel(GPT).save_pretrained(tmp_path / "own")
-    (tmp_path / "own" / name).rename(tmp_path / "outside")
-    (tmp_path / "own" / name).symlink_to(tmp_path / "outside")
+    hf_gpt2(tmp_path / "hf")
+    (tmp_path / "hf" / "attn-bridge.json").write_text("{}")
+    (tmp_path / "hf" / name).rename(tmp_path / "outside")
+    (tmp_path / "hf" / name).symlink_to(tmp_path / "outside")
     for make in (torch_attn.GPTModel.from_pretrained, jax_attn.GPTModel.from_pretrained):
-        with pytest.raises(CheckpointError, match=f"own: the file {name} is a link out of its folder$"):
-            make(tmp_path / "own")
+        with pytest.raises(CheckpointError, match=f"hf: the file {name} is a link out of its folder$"):
+            make(tmp_path / "hf")
 
 
 def test_a_damaged_config_is_refused_in_one_line(tmp_path):

@@ -1,4 +1,4 @@
-"""Running a side leaves the user's process as it was: after errors, interrupts, and among threads."""
+"""Running a side leaves the user's process unchanged: after errors, interrupts, and among threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Linen module with its variables is a side: run, recorded, and its submodules by themselves."""
+"""A Linen module with its variables is a side: it runs, its calls are recorded, its submodules run alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a side can not be is refused in one line that names it."""
+"""Invalid sides are refused in one line that names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What names leave open is settled by runs, or refused with the candidates."""
+"""Ambiguous names are settled by runs, or refused with the candidates."""
 
 from __future__ import annotations
 

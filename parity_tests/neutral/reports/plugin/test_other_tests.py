@@ -1,4 +1,4 @@
-"""The plugin costs tests that do not use it nothing."""
+"""Tests that do not use the plugin run as without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meaning is proven in float64: through parts fixed to float32, opaque operations and control flow."""
+"""Meaning is compared in float64: through parts fixed to float32, opaque operations and control flow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which input and which output of one side is which of the other."""
+"""Inputs and outputs of both sides are matched by name, position and value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `compare` refuses, in one line: bad calls, modules that raise, what holds nothing to judge."""
+"""`compare` refuses bad calls, failing modules and incomparable values in one line."""
 
 from __future__ import annotations
 

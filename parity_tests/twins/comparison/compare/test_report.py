@@ -1,4 +1,4 @@
-"""The report of `compare`: its fields, its explanation, what makes it the same again."""
+"""The report of `compare`: its fields, its explanation, and its reproducibility."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`compare` leaves modules, inputs and both frameworks as they were."""
+"""`compare` leaves modules, inputs and both frameworks unchanged."""
 
 from __future__ import annotations
 
