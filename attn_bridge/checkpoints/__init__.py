@@ -9,7 +9,7 @@ open("model.safetensors")             a mapping of names to arrays, read when th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .mappings import Checkpoint, Inspection
@@ -103,11 +103,12 @@ def plan(
     settings: Mapping[str, Any] | None = None,
     dequantize: bool = False,
     strip: str | None = None,
+    drop: str | Sequence[str] | None = None,
 ) -> Plan:
     """Return what `convert` would do with the same arguments, from headers alone."""
     from .requests import Request
 
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip)
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop)
     with asked.opened() as prepared:
         return prepared.plan
 
@@ -124,6 +125,7 @@ def tasks(
     settings: Mapping[str, Any] | None = None,
     dequantize: bool = False,
     strip: str | None = None,
+    drop: str | Sequence[str] | None = None,
     workers: int = 1,
     task_bytes: int | None = None,
 ) -> list[dict[str, Any]]:
@@ -140,6 +142,7 @@ def tasks(
         settings: see there.
         dequantize: see there.
         strip: see there.
+        drop: see there.
         workers: how many share the tasks: so that all have alike shares, tasks are smaller where there are many.
         task_bytes: bytes of a task, at most; None: 256 MiB.
 
@@ -155,7 +158,7 @@ def tasks(
     from .planning.tasks import tasks_of
     from .requests import Request
 
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip)
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop)
     with asked.opened() as prepared:
         return tasks_of(prepared.plan, prepared.format, workers, task_bytes)
 
@@ -172,6 +175,7 @@ def convert(
     settings: Mapping[str, Any] | None = None,
     dequantize: bool = False,
     strip: str | None = None,
+    drop: str | Sequence[str] | None = None,
     resume: bool = False,
     overwrite: bool = False,
     max_memory: int | None = None,
@@ -197,6 +201,7 @@ def convert(
         settings: what names and shapes don't tell, such as ``{"num_heads": 12}``; ``config.json`` may say it, too.
         dequantize: make floating point of MXFP4 and of float8 with scales: `dtype`, or bfloat16 where that is None.
         strip: what to take from the beginning of the source's names, such as ``module.``; what has it not is left out.
+        drop: patterns of names, such as ``model.visual.*``, that are left out; what fits no name is refused.
         resume: go on where an interrupted run stopped.
         overwrite: replace an existing target.
         max_memory: bytes of memory to stay within; None takes about three times the largest tensor, or what tasks need.
@@ -219,7 +224,7 @@ def convert(
     from .workers import Processes, chosen, early, run
 
     progress = progress or (lambda done, total, name: None)
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip)
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop)
     with early(asked, workers if ray is None else 1) as nursery, asked.opened() as prepared:
         if planned is not None:
             planned(prepared.plan)
@@ -269,6 +274,7 @@ def convert_share(
     settings: Mapping[str, Any] | None = None,
     dequantize: bool = False,
     strip: str | None = None,
+    drop: str | Sequence[str] | None = None,
     resume: bool = False,
     overwrite: bool = False,
     max_memory: int | None = None,
@@ -294,6 +300,7 @@ def convert_share(
         settings: see there.
         dequantize: see there.
         strip: see there.
+        drop: see there.
         resume: go on from what another number of workers left behind.
         overwrite: replace an existing target.
         max_memory: bytes of memory to stay within, this worker.
@@ -309,7 +316,7 @@ def convert_share(
     from .requests import Request
     from .workers import job_of, worker
 
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip)
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop)
     with asked.opened() as prepared:
         if planned is not None:
             planned(prepared.plan)
@@ -329,6 +336,7 @@ def finish(
     settings: Mapping[str, Any] | None = None,
     dequantize: bool = False,
     strip: str | None = None,
+    drop: str | Sequence[str] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
     planned: Callable[[Plan], None] | None = None,
@@ -343,7 +351,7 @@ def finish(
     from .requests import Request
     from .workers import finish_by_hand
 
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip)
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, settings, dequantize, strip, drop)
     with asked.opened() as prepared:
         if planned is not None:
             planned(prepared.plan)
@@ -408,6 +416,7 @@ def verify(
     settings: Mapping[str, Any] | None = None,
     dequantize: bool = False,
     strip: str | None = None,
+    drop: str | Sequence[str] | None = None,
     max_memory: int | None = None,
     progress: Progress | None = None,
 ) -> Verification:
@@ -423,6 +432,7 @@ def verify(
         settings: the settings it was converted with.
         dequantize: whether the source was dequantised; where there is a manifest, that says so.
         strip: what the source's names lost; None is what the manifest says, if there is one, and "" nothing.
+        drop: patterns of names that were left out; None is what the manifest says, if there is one, and [] nothing.
         max_memory: bytes of memory to stay within.
         progress: called with the bytes done, all bytes, and the tensor at hand.
 
@@ -434,6 +444,7 @@ def verify(
     from . import configs, containers, manifest, requests, verification
     from .containers import remote
     from .containers.base import CheckpointError
+    from .selection import check_patterns, patterns_in, select
 
     progress = progress or (lambda done, total, name: None)
     origin, target = None if source is None else remote.to_path(source), remote.to_path(target)
@@ -459,15 +470,25 @@ def verify(
                     said = known.source.get("stripped", "")
                     strip = said if any(name.startswith(said) for name in opened.tensors) else None
                 strip = strip or None
-                opened = requests.seen(opened, strip, False, None)
+                patterns = check_patterns(drop) if drop is not None else patterns_in(opened, known)
+                opened, selection = select(opened, strip, patterns)
                 if known is not None and known.source.get("quantised"):
                     dequantize = True
                     problems |= verification.by_originals(opened, known)
-                reader = requests.seen(opened, None, dequantize, dtype)
+                reader = requests.seen(opened, dequantize, dtype)
                 before = None if strip is not None else manifest.of(reader, origin)
                 try:
                     planned = requests.plan_of(
-                        reader, before, target, from_layout, to_layout, there.format, rules, dtype, settings
+                        reader,
+                        before,
+                        target,
+                        from_layout,
+                        to_layout,
+                        there.format,
+                        rules,
+                        dtype,
+                        settings,
+                        selection,
                     )
                 except (WeightsMismatchError, layouts.LayoutError) as error:
                     made_of = None if known is None else known.source.get("layout")

@@ -25,8 +25,8 @@ class Manifest:
         layout: layout of the checkpoint it stands beside.
         dtype: what its conversion cast to; "" is nothing.
         source: ``{"layout", "format", "settings"}`` of what it was made of, and how; ``stripped`` is the prefix that
-            its names lost; ``quantised`` where it was dequantised: name -> ``{"dtype", "shape", "blake3"}`` of what was
-            read.
+            its names lost, ``dropped`` has pattern -> names of what was left out; ``quantised`` where it was
+            dequantised: name -> ``{"dtype", "shape", "blake3"}`` of what was read.
         tensors: name -> ``{"dtype", "shape", "blake3"}``.
         restore: layout -> what leads back to it.
         kept: what its conversion dropped from the source, if anything.
@@ -114,6 +114,8 @@ def read(checkpoint: Path) -> Manifest | None:
         if not isinstance(fields["source"].get("settings", {}), dict):
             raise ValueError("source is malformed")
         if not isinstance(fields["source"].get("stripped", ""), str):
+            raise ValueError("source is malformed")
+        if not isinstance(fields["source"].get("dropped", {}), dict):
             raise ValueError("source is malformed")
         originals = fields["source"].get("quantised", {})
         if not isinstance(originals, dict):

@@ -57,7 +57,7 @@ def load(
     `adopt` gives the module the memory that they were read into, which must be nobody's that matters.
     """
     backend = backends.load(side)
-    wanted = backend.describe_weights(module)
+    wanted, config = backend.describe_weights(module), getattr(module, "config", None)
     with backend.together(module), containers.open_reader(path) as reader:
         if from_layout is None and reader.tensors.keys() == wanted.keys():
             before, plan = None, planning.make(reader, target_layout="same")
@@ -71,6 +71,7 @@ def load(
                 config=configs.beside(reader.path),
                 manifest=before,
                 for_module=True,
+                tied=isinstance(config, ModelConfig) and bool(getattr(config, "tie", False)),
             )
         found = {one.info.name: one for one in plan.targets if not one.kept}
         misshapen = [
@@ -79,7 +80,6 @@ def load(
             if wanted[name][0] != found[name].info.shape
         ]
         elements = _elements(reader, before, plan)
-        config = getattr(module, "config", None)
         tied = config.tied_weights(side) if isinstance(config, ModelConfig) else {}
         for name in config.unread_weights(side) if isinstance(config, ModelConfig) else ():
             found.pop(name, None)
@@ -89,8 +89,6 @@ def load(
         missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys()
         if missing or unexpected or misshapen:
             raise WeightsMismatchError(missing, unexpected, misshapen)
-        if adopt:
-            _check_head(path, config, found)
         execution.check_dropped(plan, reader)
         shared, parts = backend.shared_names(module), Parts(reader, None if before is None else before.kept)
         lazy = {name: parts.of(found[name]) for name in found if name in shared}
@@ -239,7 +237,6 @@ def check_names(side: Side, path: Path, config: specs.DecoderConfig) -> None:
     missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys() - tied.keys()
     if missing or unexpected or misshapen:
         raise WeightsMismatchError(missing, unexpected, misshapen)
-    _check_head(path, config, targets)
 
 
 @contextlib.contextmanager
@@ -258,21 +255,6 @@ def _elements(reader: Reader, before: manifest.Manifest | None, plan: planning.P
     """Return what reads a plan's targets, each of which is held as a whole anyway."""
     most = max((one.info.nbytes for one in plan.targets), default=0)
     return Elements(reader, None if before is None else before.kept, most)
-
-
-def _check_head(path: Path, config: Any, found: Mapping[str, planning.Target]) -> None:
-    """Refuse a folder whose config has a head of its own, and that holds a table of embeddings alone, as bases are."""
-    if getattr(config, "tie", True):
-        return
-    heads, tables = (
-        [one for name, one in found.items() if name.endswith(ends)]
-        for ends in (("out_head.weight", "out_head.kernel"), ("tok_emb.weight", "tok_emb.embedding"))
-    )
-    if any(one.sources == head.sources for one in tables for head in heads):
-        raise CheckpointError(
-            f"{path} holds no head, as a base model's, and its config.json does not tie one to {heads[0].sources[0]} "
-            "(tie_word_embeddings); set that to true where the embeddings are the head"
-        )
 
 
 def _check_tied(elements: Elements, one: planning.Target, other: planning.Target) -> None:

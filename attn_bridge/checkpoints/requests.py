@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from .containers import remote
 from .containers.base import CheckpointError, Reader
 from .manifest import Manifest
 from .planning.plans import Plan
-from .wrapped import Stripped, left_out_note
+from .selection import Selection, check_patterns, select
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Request:
         settings: what names and shapes don't tell.
         dequantize: whether quantised tensors become floating point.
         strip: what names of the source lose; the tensors without it are left out.
+        drop: patterns of names that are left out.
     """
 
     source: str
@@ -46,6 +47,7 @@ class Request:
     settings: Mapping[str, Any] | None = None
     dequantize: bool = False
     strip: str | None = None
+    drop: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -60,6 +62,7 @@ class Request:
         settings: Mapping[str, Any] | None,
         dequantize: bool,
         strip: str | None = None,
+        drop: str | Iterable[str] | None = None,
     ) -> Self:
         """Return the request with paths as text."""
         own = None if rules is None else os.fspath(rules)
@@ -74,6 +77,7 @@ class Request:
             settings,
             dequantize,
             strip,
+            check_patterns(drop),
         )
 
     @contextlib.contextmanager
@@ -88,15 +92,24 @@ class Request:
         remote.check_writable(target)
         there = stamps_of(source)
         with containers.open_reader(source) as opened:
-            reader = seen(opened, self.strip, self.dequantize, self.dtype)
+            taken, selection = select(opened, self.strip, self.drop)
+            reader = seen(taken, self.dequantize, self.dtype)
             beside = manifest.of(reader, source)
             before = None if self.strip is not None else beside
             kind, settings = containers.with_settings(containers.format_of(target, self.format), self.settings)
             plan = plan_of(
-                reader, before, target, self.from_layout, self.to_layout, kind, self.rules, self.dtype, settings
+                reader,
+                before,
+                target,
+                self.from_layout,
+                self.to_layout,
+                kind,
+                self.rules,
+                self.dtype,
+                settings,
+                selection,
             )
-            if self.strip is not None:
-                plan = of_stripped(plan, opened, self.strip, beside)
+            plan = with_notes(plan, None if before is beside else beside)
             is_folder = configs.is_folder(target, kind)
             plan = with_files(plan, opened, is_folder)
             yield Prepared(plan, reader, before, target, kind, is_folder, there)
@@ -158,21 +171,23 @@ def stamp_of(path: str) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def seen(reader: Reader, strip: str | None, dequantize: bool, dtype: str | None) -> Reader:
-    """Return a checkpoint as it is converted: without a prefix of its names, and as one of floating point."""
-    reader = reader if strip is None else Stripped(reader, strip)
+def seen(reader: Reader, dequantize: bool, dtype: str | None) -> Reader:
+    """Return a checkpoint as it is converted: as one of floating point, or as it is."""
     if not dequantize:
         return reader
     return quantised.Dequantised(reader, configs.beside(reader.path), planning.check_dtype(dtype) or "bfloat16")
 
 
-def of_stripped(plan: Plan, reader: Reader, strip: str, beside: Manifest | None) -> Plan:
-    """Return the plan of a source whose names lost a prefix, which says so."""
-    note = left_out_note((name for name in reader.tensors if not name.startswith(strip)), strip)
-    kept = beside is not None and beside.kept is not None
+def with_notes(plan: Plan, unused: Manifest | None) -> Plan:
+    """Return a plan that says what is left out.
+
+    Args:
+        plan: the plan.
+        unused: the manifest beside the source, where names without their prefix lead nowhere back.
+    """
+    kept = unused is not None and unused.kept is not None
     lost = "left out, as names without their prefix lead nowhere back: what was kept aside beside the source"
-    notes = (*plan.notes, *([note] if note else ()), *([lost] if kept else ()))
-    return dataclasses.replace(plan, stripped=strip, notes=notes)
+    return dataclasses.replace(plan, notes=(*plan.notes, *plan.selection.notes(), *([lost] if kept else ())))
 
 
 def with_files(plan: Plan, reader: Reader, is_folder: bool) -> Plan:
@@ -202,6 +217,7 @@ def plan_of(
     rules: str | os.PathLike[str] | None,
     dtype: str | None,
     settings: Mapping[str, Any] | None,
+    selection: Selection,
 ) -> Plan:
     """Plan a conversion of an open source."""
     kind, settings = containers.with_settings(containers.format_of(target, format), settings)
@@ -223,5 +239,6 @@ def plan_of(
         config=configs.beside(reader.path) if rules is None and to_layout != "same" else None,
         table=table,
         manifest=before,
+        selection=selection,
     )
     return quantised.in_file_order(made, reader) if isinstance(reader, quantised.Dequantised) else made

@@ -1,8 +1,10 @@
-"""Readers that show the tensors of another reader: without a prefix of their names, or as other numbers."""
+"""Readers that show tensors of another reader: some of them, without a prefix of their names, or as other numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import fnmatch
+import re
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,37 +40,10 @@ class Wrapped(Reader):
         self._reader.close()
 
 
-class Stripped(Wrapped):
-    """The tensors whose names begin with a prefix, without it; the others are left out.
+class Selected(Wrapped):
+    """Some tensors of another reader, by names that lack what theirs begin with."""
 
-    Args:
-        reader: the checkpoint.
-        prefix: such as ``module.``, which torch's DistributedDataParallel puts before every name.
-
-    Attributes:
-        prefix: the same.
-        left_out: names of the others.
-
-    Raises:
-        CheckpointError: no name begins with it, or one is nothing else.
-    """
-
-    def __init__(self, reader: Reader, prefix: str):
-        super().__init__(reader)
-        self.prefix = prefix
-        self.metadata = reader.metadata if reader.format == "safetensors" else {}  # others hold values by their names
-        self.tensors = {
-            name[len(prefix) :]: TensorInfo(name[len(prefix) :], info.dtype, info.shape, info.file)
-            for name, info in reader.tensors.items()
-            if name.startswith(prefix)
-        }
-        self.left_out = [name for name in reader.tensors if not name.startswith(prefix)]
-        if not prefix or not self.tensors or "" in self.tensors:
-            first = next(iter(reader.tensors), "")
-            raise CheckpointError(
-                f"--strip ({printable(prefix)}) must be what names of {reader.path} begin with, and not a whole name; "
-                f"its first is {printable(first)}"
-            )
+    prefix = ""
 
     def read_range(self, name: str, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a tensor."""
@@ -87,10 +62,51 @@ class Stripped(Wrapped):
         self._reader.read_rows(self.prefix + name, start, step, into)
 
 
-def left_out_note(names: Iterable[str], prefix: str) -> str:
-    """Say which tensors a prefix leaves out; "" if it is none."""
-    found = list(names)
-    if not found:
-        return ""
-    shown = ", ".join(map(printable, found[:3])) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-    return f"left out, as their names do not begin with {printable(prefix)}: {shown}"
+class Filtered(Selected):
+    """A checkpoint without some of its tensors.
+
+    Args:
+        reader: the checkpoint.
+        left_out: their names.
+        patterns: what fits them; values beside the tensors whose names they fit are left out as well.
+    """
+
+    def __init__(self, reader: Reader, left_out: Collection[str], patterns: Iterable[str]):
+        super().__init__(reader)
+        self.tensors = {name: info for name, info in reader.tensors.items() if name not in left_out}
+        if reader.format != "safetensors":  # others hold values by their names
+            matches = [re.compile(fnmatch.translate(pattern)).match for pattern in patterns]
+            self.metadata = {
+                name: value for name, value in reader.metadata.items() if not any(match(name) for match in matches)
+            }
+
+
+class Stripped(Selected):
+    """The tensors whose names begin with a prefix, without it; the others are left out.
+
+    Args:
+        reader: the checkpoint.
+        prefix: such as ``module.``, which torch's DistributedDataParallel puts before every name.
+
+    Attributes:
+        prefix: the same.
+
+    Raises:
+        CheckpointError: no name begins with it, or one is nothing else.
+    """
+
+    def __init__(self, reader: Reader, prefix: str):
+        super().__init__(reader)
+        self.prefix = prefix
+        self.metadata = reader.metadata if reader.format == "safetensors" else {}  # others hold values by their names
+        self.tensors = {
+            name[len(prefix) :]: TensorInfo(name[len(prefix) :], info.dtype, info.shape, info.file)
+            for name, info in reader.tensors.items()
+            if name.startswith(prefix)
+        }
+        if not prefix or not self.tensors or "" in self.tensors:
+            first = next(iter(reader.tensors), "")
+            raise CheckpointError(
+                f"--strip ({printable(prefix)}) must be what names of {reader.path} begin with, and not a whole name; "
+                f"its first is {printable(first)}"
+            )

@@ -158,6 +158,28 @@ def find_whole(config: Mapping[str, Any], names: Collection[str] = ()) -> Decode
     return find_decoder(config) if family.pair is None else find_encoder_decoder(config, names)
 
 
+def ties_head(config: Mapping[str, Any]) -> bool | None:
+    """Return whether a config.json ties the head of a model to its embeddings; None where its family is not known.
+
+    Raises:
+        TypeError: a value of it has the wrong type.
+    """
+    try:
+        _, read = _read(config, ())
+    except ValueError:
+        return None
+    return read.flag("tie_word_embeddings")
+
+
+def depth_of(config: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Return the key of a decoder's number of blocks and its value; None where its config.json does not say it."""
+    try:
+        family, read = _read(config, ())
+        return (family.depth, read.integer(family.depth)) if family.block is not None and family.depth in read else None
+    except (TypeError, ValueError):
+        return None
+
+
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 """What `transformers` takes from a class, for a vocabulary that may be another one, where a config leaves it out."""
 

@@ -24,6 +24,9 @@ FLAGS = ("tie", "fused", "value", "flat", "transposed", "scan", "interleaved")
 VALUE = ".value"
 """What all names end with in a checkpoint of NNX's state, whose variables are nodes of their own there."""
 
+HEAD = "out_head.weight"
+"""Our name of the head of a model."""
+
 MAX_SIZE = (1 << 31) - 1
 """Largest size that a config.json may give."""
 
@@ -149,6 +152,12 @@ class Layout:
     def why_tied(self) -> str:
         """What to do about a tensor that is tied to another one and differs from it."""
         return "--set tie=0 writes both" if "tie" in self.settings else f"{self.name} has no other place for it"
+
+    @property
+    def head(self) -> str:
+        """The outside name of the head that turns the last states into logits, without a prefix; "" where none is."""
+        found = (row.theirs.replace("{prefix}", "") for row in self.rows if row.ours == (HEAD,))
+        return next((name for name in found if not placeholders(name)), "")
 
     # ---- names
 

@@ -6,14 +6,14 @@ A layout is a table of rows (`Row`), each an outside tensor in terms of ours; on
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..printable import printable, shell_word
+from ..printable import printable
 from ..weights import WeightsMismatchError
 from ..weights.rows import LayoutError, Placement, Row, SettingError, Shape
 from . import (
+    advice,
     bert,
     bloom,
     book_models,
@@ -87,8 +87,8 @@ _ALIASES = {
 } | _LAYOUTS
 """Also by what a config.json calls a model."""
 
-_DEEPEST_PREFIX, _MOST_PREFIXES = 3, 16
-"""Parts of a prefix at most, and how many prefixes are tried."""
+_CLOSEST = 3
+"""Layouts that may know names without some others."""
 
 _RULES = "rules of your own (--rules, docs/checkpoints.md) take any names"
 """What errors point to where no layout fits."""
@@ -160,34 +160,23 @@ def detect(names: Iterable[str], model_type: Any = None) -> Layout:
     try:
         return _detect(shapes, model_type)
     except LayoutError as error:
-        raise LayoutError(f"{error}{_of_stripped(shapes, model_type)}") from None
+        raise LayoutError(f"{error}{_advice(shapes, model_type)}") from None
 
 
 def _shape_of(tensor: Any) -> Shape:
     return tuple(getattr(tensor, "shape", tensor))
 
 
-def _of_stripped(names: Mapping[str, Shape | None], model_type: Any) -> str:
-    """Say which prefix, as trainers and wrappers put it before names, keeps them from a layout; "" if none does."""
-    begins: Counter[str] = Counter()
-    for name in names:
-        parts = name.split(".")[:-1]
-        for count in range(1, min(len(parts), _DEEPEST_PREFIX) + 1):
-            if parts[count - 1].isdigit():
-                break
-            begins[".".join(parts[:count]) + "."] += 1
-    for prefix, count in begins.most_common(_MOST_PREFIXES):
-        try:
-            bare = {name[len(prefix) :]: shape for name, shape in names.items() if name.startswith(prefix)}
-            layout = _detect(bare, model_type)
-        except LayoutError:
-            continue
-        if layout.match(names)[0] == prefix:
-            continue  # it is the layout's own, and something else keeps the names from it
-        which = "all names" if count == len(names) else f"{count} names"
-        option = f"--strip {shell_word(prefix)}"
-        return f"; {which} begin with {printable(prefix)}, and are those of {layout.name} without it ({option})"
-    return ""
+def _advice(names: Mapping[str, Shape | None], model_type: Any) -> str:
+    """Say what keeps the names from a layout: a prefix, or tensors that are no part of it; "" where nothing does."""
+
+    def fit(some: Mapping[str, Shape | None]) -> tuple[Layout, bool]:
+        layout = _fitting(some, model_type)
+        return layout, bool(_why_other_type(layout, model_type))
+
+    covers = {layout.name: len(layout.match(names)[1]) for layout in _LAYOUTS.values()}
+    closest = sorted((one for one in _LAYOUTS.values() if covers[one.name]), key=lambda one: -covers[one.name])
+    return advice.of(names, fit, [(one, bool(_why_other_type(one, model_type))) for one in closest[:_CLOSEST]])
 
 
 def _by_shapes(candidates: list[str], shapes: Mapping[str, Shape | None]) -> list[str]:
@@ -200,6 +189,15 @@ def _by_shapes(candidates: list[str], shapes: Mapping[str, Shape | None]) -> lis
 
 
 def _detect(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
+    layout = _fitting(names, model_type)
+    why = _why_other_type(layout, model_type)
+    if why:
+        raise LayoutError(why)
+    return layout
+
+
+def _fitting(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
+    """Return the layout that covers all the names, whatever type of model it is for; one of that type, of several."""
     covered = {}
     for layout in _LAYOUTS.values():
         prefix, found = layout.match(names)
@@ -223,7 +221,7 @@ def _detect(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
     if len(full) > 1:
         full = _by_shapes(full, names)
     if len(full) == 1:
-        return _checked(_LAYOUTS[full[0]], model_type)
+        return _LAYOUTS[full[0]]
     if full:
         raise LayoutError(f"the names fit the layouts {', '.join(full)}; say which with --from")
     if not names:
@@ -242,15 +240,15 @@ def _detect(names: Mapping[str, Shape | None], model_type: Any) -> Layout:
     raise LayoutError(f"the names fit no layout; {closest} comes closest, but does not know {shown}; {_RULES}")
 
 
-def _checked(layout: Layout, model_type: Any) -> Layout:
-    """Return the layout, unless it is for models of other types; ours are all of them."""
+def _why_other_type(layout: Layout, model_type: Any) -> str:
+    """Return why a layout is not for models of a type; "" where it is; ours are all of them."""
     is_said = isinstance(model_type, str) and not model_type.startswith(OWN)
-    if is_said and layout.model_types and model_type not in layout.model_types:
-        raise LayoutError(
-            f"the names fit {layout.name}, which is for {', '.join(layout.model_types)}, but config.json says "
-            f"{printable(model_type)}, which may mean other things by them; --from {layout.name} takes them as they are"
-        )
-    return layout
+    if not is_said or not layout.model_types or model_type in layout.model_types:
+        return ""
+    return (
+        f"the names fit {layout.name}, which is for {', '.join(layout.model_types)}, but config.json says "
+        f"{printable(model_type)}, which may mean other things by them; --from {layout.name} takes them as they are"
+    )
 
 
 def attention_layers(arrays: Mapping[str, Any]) -> dict[int, dict[str, Any]]:

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
+from attn_bridge import checkpoints
 from attn_bridge.generation import Options
 from attn_bridge.specs import (
     DecoderBlockConfig,
@@ -318,3 +320,15 @@ def test_configs_that_do_not_fit_are_refused_by_name(case):
     changes, message = BAD_CONFIGS[case]
     with pytest.raises(ValueError, match=re.escape(message)):
         CONFIG.replace(**changes)
+
+
+def test_a_file_without_a_head_is_loaded_where_the_model_ties_it(backend, tmp_path):
+    saved = backend.package.checkpoints
+    saved.save(made(backend), tmp_path / "whole.safetensors", to_layout="hf-llama")
+    arrays = {name: array for name, array in checkpoints.read(tmp_path / "whole.safetensors").items() if name[0] != "l"}
+    safetensors.numpy.save_file(arrays, tmp_path / "base.safetensors")
+    with pytest.raises(ValueError, match=r"holds no head, lm_head\.weight, as a base model.s, and no config\.json"):
+        saved.load(tmp_path / "base.safetensors", backend.build("DecoderModel", config=CONFIG))
+    tied = backend.build("DecoderModel", config=CONFIG.replace(tie=True))
+    saved.load(tmp_path / "base.safetensors", tied)
+    np.testing.assert_array_equal(backend.parameter(tied, "tok_emb.weight"), arrays["model.embed_tokens.weight"])

@@ -86,7 +86,7 @@ def accompany(
         "layout": plan.source_layout,
         "format": plan.source_format,
         "settings": plan.settings,
-        **({"stripped": plan.stripped} if plan.stripped else {}),
+        **plan.selection.in_manifest(),
         **({"quantised": _digests_of_originals(reader)} if isinstance(reader, quantised.Dequantised) else {}),
     }
     text = manifest.text(plan.target_layout, plan.dtype, made_of, tensors, plan.restore, kept_digests)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...models import layouts
+from ...models import layouts, trees
 from ...printable import printable
 from ...weights import WeightsMismatchError
 from ...weights.changes import NO_STEPS, Steps
@@ -16,7 +16,8 @@ from .. import configs
 from ..containers.base import CheckpointError, Reader, TensorInfo
 from ..copying import Move, dense, move_of
 from ..manifest import Manifest
-from . import kept_numbers, reading
+from ..selection import Selection
+from . import depths, heads, kept_numbers, reading
 from .plans import Plan, Target, cast, check_dtype, check_nothing_lost, check_settings, notes_on_cast
 
 TWINS = {"flax": "torch", "nnx-mha": "torch", "linen-mha": "torch"}
@@ -36,6 +37,8 @@ def make(
     table: tuple[layouts.Layout, layouts.Layout] | None = None,
     manifest: Manifest | None = None,
     for_module: bool = False,
+    selection: Selection | None = None,
+    tied: bool = False,
 ) -> Plan:
     """Plan a conversion.
 
@@ -52,6 +55,8 @@ def make(
         manifest: what an earlier conversion wrote beside the source.
         for_module: whether the target is a module with our plain names, not a checkpoint. Then nothing applies that the
             manifest remembers for going back to a checkpoint: its settings, its order, and the names that it lacked.
+        selection: which tensors of the source are taken, of a conversion; None: its names may begin with anything.
+        tied: whether the embeddings are known to be the head, whatever the config says.
 
     Raises:
         LayoutError: names, shapes or settings that do not fit.
@@ -73,6 +78,8 @@ def make(
         theirs = layouts.find(target_layout or TWINS.get(ours.name, "flax")) if target_layout != "same" else ours
     shapes = {name: info.shape for name, info in reader.tensors.items()}
     is_decorated = for_module and theirs is not None and theirs.is_decorated(reader.tensors)
+    if selection is not None and theirs is not None and table is None:
+        trees.check(shapes, ours, source_layout is not None, selection.prefix)
     if theirs is None or (theirs is ours and table is None and not is_decorated):
         if settings:
             raise layouts.LayoutError(
@@ -84,6 +91,7 @@ def make(
         if theirs is not None:
             reading.check(theirs, reader.tensors, config or {})
         same = _same(reader, "" if theirs is None else theirs.name, target_format, is_folder, wide, manifest)
+        same = dataclasses.replace(same, selection=selection or Selection())
         return (
             same
             if theirs is None
@@ -94,6 +102,9 @@ def make(
     check_settings(back.get("settings", {}), theirs)
     known = {**ours.read_settings(configs.with_defaults(config or {})), **(settings or {})}
     decoded = reading.decode(ours, theirs, reader.tensors, known, config or {})
+    head = True if tied else heads.tied_by(config or {}, shapes)
+    heads.check(reader.path, (ours, theirs), decoded.placements, head, settings or {}, manifest, selection)
+    depths.check(reader.path, ours, decoded.placements, config or {}, selection)
     written = configs.of_target(config or {}, theirs, shapes, is_needed=is_folder)
     wanted = {
         **theirs.read_settings(written or configs.with_sizes(config or {})),
@@ -178,6 +189,7 @@ def make(
         written,
         originals=tuple(originals.values()),
         carried=kept_numbers.carried(manifest, kinds),
+        selection=selection or Selection(),
     )
 
 

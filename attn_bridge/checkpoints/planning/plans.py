@@ -20,6 +20,7 @@ from ...weights.rows import Check
 from .. import digests
 from ..containers.base import CheckpointError, Reader, TensorInfo, numpy_dtype
 from ..copying import Move
+from ..selection import Selection
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 """Short names of the dtypes that floating-point tensors can be cast to."""
@@ -79,8 +80,8 @@ class Plan:
         scales: source tensor of quantised numbers -> that of their scales.
         originals: tensors of ours as the source's numbers have them, which are kept aside because theirs are others.
         carried: what earlier conversions kept aside of the same kind, and is still of use.
-        stripped: what the source's names lost; "" is nothing.
         files: names of files beside the source that are copied beside the target, such as its tokenizer's.
+        selection: which tensors of the source are taken, and what their names lost.
     """
 
     source: Path
@@ -100,8 +101,8 @@ class Plan:
     scales: dict[str, str] = dataclasses.field(default_factory=dict)
     originals: tuple[Target, ...] = ()
     carried: tuple[str, ...] = ()
-    stripped: str = ""
     files: tuple[str, ...] = ()
+    selection: Selection = dataclasses.field(default_factory=Selection)
 
     @property
     def nbytes(self) -> int:
@@ -117,7 +118,8 @@ class Plan:
         """Return a digest of what will be written, and of the files it is read from."""
         files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in reader.files()]
         parts: list[Any] = [dataclasses.asdict(target) for target in self.targets]
-        parts += [self.stripped] if self.stripped else []
+        parts += [self.selection.prefix] if self.selection.prefix else []
+        parts += [dict(self.selection.dropped)] if self.selection.dropped else []
         text = json.dumps([parts, self.dropped, self.metadata, self.restore, files], sort_keys=True, default=str)
         digest = digests.new()
         digest.update(text.encode())

@@ -20,6 +20,7 @@ from .options import (
     Container,
     Dequantize,
     Destination,
+    Drop,
     Dtype,
     FromLayout,
     Json,
@@ -61,6 +62,7 @@ def convert(
     settings: Settings = None,
     dequantize: Dequantize = False,
     strip: Strip = None,
+    drop: Drop = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, from headers alone; write nothing.")
     ] = False,
@@ -111,7 +113,7 @@ def convert(
     memory = None if max_memory is None else parse_size(max_memory)
     shared = tasks.Sharing.of(workers, worker, finish, ray, task_bytes, dry_run)
     layouts: dict[str, Any] = {"from_layout": from_layout, "to_layout": to_layout, "format": format, "rules": rules}
-    layouts |= {"dequantize": dequantize, "strip": strip}
+    layouts |= {"dequantize": dequantize, "strip": strip, "drop": drop}
     options = {**layouts, "dtype": dtype, "settings": given}
     console = make_console()
 
@@ -278,6 +280,10 @@ def verify(
     strip: Annotated[
         str | None, typer.Option(metavar="PREFIX", help="What SRC's names lost; default: as the manifest says.")
     ] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="What was left out of SRC; default: as the manifest says."),
+    ] = None,
     max_memory: Memory = None,
     json_file: Json = None,
 ) -> int:
@@ -306,6 +312,7 @@ def verify(
             "--rules": rules,
             "--dequantize": dequantize or None,
             "--strip": strip,
+            "--drop": " ".join(drop) if drop else None,
         }
         for option, value in {**options, "--max-memory": memory}.items():
             if value is not None:
@@ -323,6 +330,7 @@ def verify(
                 settings=given,
                 dequantize=dequantize,
                 strip=strip,
+                drop=drop or None,
                 max_memory=memory,
                 progress=advance,
             )

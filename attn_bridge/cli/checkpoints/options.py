@@ -50,6 +50,12 @@ Strip = Annotated[
         metavar="PREFIX", help="Take PREFIX, such as module., away from SRC's names; what has it not is left out."
     ),
 ]
+Drop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN", help="Leave out SRC's tensors whose names fit PATTERN, such as 'visual.*' (may be repeated)."
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -99,6 +105,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             for one in plan.targets
         ],
         "kept_aside": plan.dropped,
+        "dropped": {pattern: list(names) for pattern, names in plan.selection.dropped.items()},
+        "left_out": list(plan.selection.left_out),
         "notes": list(plan.notes),
         "bytes": plan.nbytes,
         "peak_memory": plan.peak,
@@ -143,6 +151,8 @@ def summary(plan: Plan, begin: str) -> str:
     """Return a plan in one line."""
     layouts = f"{plan.source_layout} to {plan.target_layout}" if plan.source_layout else "same layout"
     kept = f", {len(plan.dropped)} kept aside" if plan.dropped else ""
+    left_out = plan.selection.count_left_out
+    kept += f", {left_out} left out" if left_out else ""
     return f"{begin} {len(plan.targets)} tensors, {shown_size(plan.nbytes)}, {layouts}{kept}"
 
 

@@ -15,6 +15,7 @@ from .options import (
     Container,
     Dequantize,
     Destination,
+    Drop,
     Dtype,
     FromLayout,
     Json,
@@ -50,6 +51,7 @@ def plan(
     settings: Settings = None,
     dequantize: Dequantize = False,
     strip: Strip = None,
+    drop: Drop = None,
     task_bytes: TaskBytes = None,
     workers: Annotated[
         int, typer.Option(metavar="N", help="How many share the tasks: many workers have smaller ones.")
@@ -70,7 +72,7 @@ def plan(
     check_report(json_file, source, target)
     size = None if task_bytes is None else parse_size(task_bytes, "--task-bytes")
     given = parse_settings(settings or [])
-    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, given, dequantize, strip)
+    asked = Request.of(source, target, from_layout, to_layout, format, rules, dtype, given, dequantize, strip, drop)
     with asked.opened() as prepared:
         planned, tasks = prepared.plan, planning.tasks_of(prepared.plan, prepared.format, workers, size)
     if json_file is not None:

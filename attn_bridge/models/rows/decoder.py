@@ -31,7 +31,7 @@ def decoder(
     model_types: tuple[str, ...],
     settings: Mapping[str, tuple[str, ...]] | None = None,
     defaults: Mapping[str, int] | None = None,
-    prefixes: tuple[str, ...] = ("model.", ""),
+    prefixes: tuple[str, ...] = ("model.", "", "model.language_model."),
     refused: Mapping[str, str] | None = None,
     marks: tuple[str, ...] = (),
 ) -> Layout:

@@ -1,0 +1,150 @@
+"""The head of a model: a matrix of its own, or the embeddings where something ties it to them; never made up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...models import families
+from ...models.advice import dropped_for
+from ...models.layout import HEAD, Layout
+from ...models.ours import OWN
+from ...printable import printable, shell_word
+from ...weights.rows import Placement, Shape
+from .. import configs
+from ..containers.base import CheckpointError
+from ..manifest import Manifest
+from ..selection import Selection
+
+TABLE, KEY = "tok_emb.weight", "tie_word_embeddings"
+"""Our name of the embeddings that a head may be tied to, and the key of a config.json that ties it."""
+
+
+def tied_by(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> bool | None:
+    """Return whether a config.json ties the head to the embeddings, its family's default where it leaves the key out.
+
+    Args:
+        config: beside the source; {} where it has none.
+        shapes: name -> shape of the source's tensors, by which an original (Meta's, the book's) says it.
+
+    Returns:
+        None: it says nothing of it.
+    """
+    kind = config.get("model_type")
+    if isinstance(kind, str) and kind.startswith(OWN):
+        return _tied_by_own(kind.removeprefix(OWN), config)
+    try:
+        config = configs.as_transformers(config, shapes) or config
+        said = families.ties_head(config)
+    except (TypeError, ValueError):  # no config of a model that is known
+        said = None
+    if said is not None:
+        return said
+    inner = config.get("text_config")
+    value = config.get(KEY, inner.get(KEY) if isinstance(inner, Mapping) else None)
+    return value if isinstance(value, bool) else None
+
+
+def _tied_by_own(model: str, config: Mapping[str, Any]) -> bool | None:
+    if model not in configs.OWN_MODELS:
+        return None
+    try:
+        return bool(getattr(configs.OWN_MODELS[model].read(config), "tie", False))
+    except (TypeError, ValueError, RecursionError):
+        return None  # who makes the model of it says what is wrong
+
+
+def check(
+    path: Path,
+    pair: tuple[Layout, Layout],
+    placements: Mapping[str, Placement],
+    tied: bool | None,
+    settings: Mapping[str, Any],
+    manifest: Manifest | None,
+    selection: Selection | None,
+) -> None:
+    """Refuse a conversion that would take the embeddings for a head that the source does not hold.
+
+    Args:
+        path: of the source.
+        pair: layouts of source and target.
+        placements: our name -> where its elements lie in the source.
+        tied: what the config beside the source says, or the module that is loaded; None: nothing.
+        settings: what the user gave.
+        manifest: what an earlier conversion wrote beside the source.
+        selection: which tensors of the source are taken; None: all.
+
+    Raises:
+        CheckpointError: nothing ties the head to the embeddings.
+    """
+    ours, theirs = pair
+    selection = selection or Selection()
+    table = _taken_for_head(theirs, placements)
+    if not table or tied or (tied is None and settings.get("tie")):
+        return
+    head = ours.head or HEAD
+    outside = selection.outside(head)
+    if outside:
+        raise CheckpointError(
+            f"--strip {shell_word(selection.prefix)} leaves out the head, {printable(outside)}, and nothing ties it to "
+            f"{printable(table)}; {_with_head(outside.removesuffix(head), ours, selection)}"
+        )
+    if tied is None and _is_tied_by_layout(ours, settings, manifest):
+        return
+    dropped = next((name for some in selection.dropped.values() for name in some if name.endswith(head)), "")
+    why = f"--drop leaves out {printable(dropped)}" if dropped else "as a base model's"
+    if tied is None:
+        raise CheckpointError(
+            f"{path} holds no head, {head}, {why}, and no config.json ties one to {printable(table)}; "
+            "--set tie=1 says that the embeddings are the head"
+        )
+    raise CheckpointError(
+        f"{path} holds no head, {head}, {why}, and its config.json does not tie one to {printable(table)} ({KEY}); "
+        "set that to true where the embeddings are the head"
+    )
+
+
+def _taken_for_head(theirs: Layout, placements: Mapping[str, Placement]) -> str:
+    """Return the outside name of the embeddings that are taken for the head, in ours or the target's; "" for none."""
+    head = placements.get(HEAD)
+    tables = [place for name, place in placements.items() if name.endswith(TABLE)]
+    if head is not None:
+        return next((place.theirs for place in tables if place.theirs == head.theirs), "")
+    has_head = any(HEAD in (*row.ours, *row.tied) for row in theirs.rows)
+    return tables[0].theirs if tables and theirs.whole and has_head else ""
+
+
+def _is_tied_by_layout(ours: Layout, settings: Mapping[str, Any], manifest: Manifest | None) -> bool:
+    """Whether a model of that layout is tied where its head is absent, and nothing else says anything of it.
+
+    Of `transformers`, whose base models have no head, only models that are tied unless a config says otherwise. Other
+    libraries have no models without a head, so that it is absent where it is tied.
+    """
+    if "tie" in settings:
+        return False
+    before = () if manifest is None else manifest.restore.values()
+    if any(one.get("settings", {}).get("tie") == 1 for one in before):
+        return True
+    return bool(ours.defaults.get("tie")) or not ours.name.startswith("hf-")
+
+
+def _with_head(front: str, ours: Layout, selection: Selection) -> str:
+    """Return what takes the head along: another prefix, or none and the names that are left out with --drop.
+
+    Args:
+        front: what the head's name begins with.
+        ours: layout of the source.
+        selection: which tensors of the source are taken without it.
+    """
+    gone = {name for some in selection.dropped.values() for name in some}
+    names = [name.removeprefix(front) for name in selection.names if name.startswith(front) and name not in gone]
+    covered = ours.match(names)[1]
+    wanted = sum(1 for name in selection.names if name.startswith(selection.prefix) and name not in gone) + 1
+    patterns = dropped_for(names, ours, covered) if len(covered) < len(names) else ()
+    if len(covered) < wanted or ours.head not in covered or (len(covered) < len(names) and not patterns):
+        return "rules of your own (--rules, docs/checkpoints.md) take any names"
+    options = [f"--strip {shell_word(front)}"] if front else []
+    options += [f"--drop {shell_word(front + one)}" for one in patterns]
+    instead = "" if front or patterns else "names without --strip"
+    return f"{' '.join(options) or instead} take{'s' if options else ''} it along"

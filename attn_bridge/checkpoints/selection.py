@@ -1,0 +1,145 @@
+"""Which tensors of a source are converted: those below a prefix (--strip), without those of some names (--drop)."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..printable import printable
+from .containers.base import CheckpointError, Reader
+from .manifest import Manifest
+from .wrapped import Filtered, Stripped
+
+SHOWN, KINDS, MAX_PATTERN = 3, 8, 1000
+"""Names of each kind, and kinds, that a line names at most; characters of a pattern."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Which tensors of a source are taken.
+
+    Attributes:
+        names: all names of the source.
+        prefix: what the names that are taken lose; "" is nothing.
+        dropped: pattern of ``--drop`` -> the names that it leaves out.
+        left_out: names that do not begin with the prefix, but for those that are dropped.
+    """
+
+    names: tuple[str, ...] = ()
+    prefix: str = ""
+    dropped: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def count_left_out(self) -> int:
+        """Number of tensors that are not taken."""
+        return len(self.left_out) + len({name for some in self.dropped.values() for name in some})
+
+    def outside(self, name: str) -> str:
+        """Return the name, as the source has it, of a tensor that the prefix leaves out; "" where it has none.
+
+        It stands on the way to what is taken: of ``model.model.``, below ``model.`` or at the top.
+        """
+        fronts = [whole.removesuffix(name) for whole in self.left_out if whole.endswith(name)]
+        fronts = [front for front in fronts if self.prefix.startswith(front) and (not front or front.endswith("."))]
+        return max(fronts, key=len) + name if fronts else ""
+
+    def in_manifest(self) -> dict[str, Any]:
+        """Return what a manifest says of it: ``stripped``, and ``dropped``: pattern -> names."""
+        dropped = {pattern: sorted(names) for pattern, names in self.dropped.items()}
+        return {**({"stripped": self.prefix} if self.prefix else {}), **({"dropped": dropped} if dropped else {})}
+
+    def notes(self) -> list[str]:
+        """Return what is left out, counted and named, the first few of each kind."""
+        notes = [
+            f"left out by --drop {printable(pattern)}: {_listed(names, _above(pattern))}"
+            for pattern, names in self.dropped.items()
+        ]
+        if self.left_out:
+            notes.append(
+                f"left out, as their names do not begin with {printable(self.prefix)}: "
+                + _listed(self.left_out, self.prefix)
+            )
+        return notes
+
+
+def select(reader: Reader, strip: str | None, drop: Iterable[str]) -> tuple[Reader, Selection]:
+    """Return a source without what is left out of it, and what that is.
+
+    Args:
+        reader: the open source.
+        strip: what its names lose; what has it not is left out.
+        drop: patterns of names, as its file has them, that are left out.
+
+    Raises:
+        CheckpointError: a pattern or a prefix fits no name, or nothing is left.
+    """
+    names = tuple(reader.tensors)
+    dropped = {pattern: _matching(reader, pattern) for pattern in dict.fromkeys(drop)}
+    gone = {name for some in dropped.values() for name in some}
+    if gone:
+        if len(gone) == len(names):
+            raise CheckpointError(f"--drop leaves nothing of {reader.path}, which has {len(names)} tensors")
+        reader = Filtered(reader, gone, tuple(dropped))
+    if strip is None:
+        return reader, Selection(names, "", dropped)
+    left_out = tuple(name for name in names if name not in gone and not name.startswith(strip))
+    return Stripped(reader, strip), Selection(names, strip, dropped, left_out)
+
+
+def check_patterns(drop: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Return the patterns that ``drop`` gives: a text is one of them.
+
+    Raises:
+        CheckpointError: one is no text, or empty.
+    """
+    patterns = (drop,) if isinstance(drop, str) else tuple(drop or ())
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_PATTERN:
+            raise CheckpointError(
+                f"--drop ({printable(pattern)}) must be a pattern of names, of 1 to {MAX_PATTERN} characters"
+            )
+    return patterns
+
+
+def patterns_in(reader: Reader, known: Manifest | None) -> tuple[str, ...]:
+    """Return the patterns that a manifest says to have left tensors out by, those that fit names of its source."""
+    said = {} if known is None else known.source.get("dropped", {})
+    return tuple(one for one in said if any(map(re.compile(fnmatch.translate(one)).match, reader.tensors)))
+
+
+def _matching(reader: Reader, pattern: str) -> tuple[str, ...]:
+    """Return the names that a pattern fits."""
+    matches = re.compile(fnmatch.translate(pattern)).match
+    found = tuple(name for name in reader.tensors if matches(name))
+    if not found:
+        first = printable(next(iter(reader.tensors), ""))
+        raise CheckpointError(f"--drop ({printable(pattern)}) fits no name of {reader.path}; its first is {first}")
+    return found
+
+
+def _above(pattern: str) -> str:
+    """Return what stands above the last whole part that a pattern begins with."""
+    return "".join(f"{part}." for part in re.split(r"[*?\[]", pattern)[0].split(".")[:-2])
+
+
+def _listed(names: Sequence[str], prefix: str) -> str:
+    """Return names with their number, the first few of each kind: what begins with the same part behind a prefix."""
+    if len(names) == 1:
+        return printable(names[0])
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        parts, front = name.split("."), prefix.split(".")
+        shared = next((at for at, part in enumerate(parts) if front[at : at + 1] != [part]), 0)
+        kinds.setdefault(".".join(parts[: shared + 1]), []).append(name)
+    shown = []
+    for begin, some in list(kinds.items())[:KINDS]:
+        first = ", ".join(map(printable, some[:SHOWN])) + (
+            f" and {len(some) - SHOWN} more" if len(some) > SHOWN else ""
+        )
+        shown.append(f"{len(some)} of {printable(begin)} ({first})" if len(some) > 1 else first)
+    more = [f"{len(kinds) - KINDS} more kinds"] if len(kinds) > KINDS else []
+    return f"{len(names)} tensors: {'; '.join([*shown, *more])}"

@@ -1,0 +1,150 @@
+"""What an error advises where names fit no layout: a prefix to take away, or tensors to leave out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from ..printable import printable, shell_word
+from ..weights.rows import LayoutError, Shape
+from .beginnings import GENERATORS, counted, is_average, is_moment, patterns_of, suspects
+from .layout import Layout
+
+DEEPEST, MOST = 6, 16
+"""Parts of a prefix at most, and how many prefixes are tried."""
+
+LEAST_OF_WHOLE, LEAST_OF_PART = 0.25, 0.75
+"""Share of a file's tensors that a whole model has at least where it is advised, and a part of one.
+
+Moments and other models that fit count in neither: a tower's first layer, or a norm of two tensors, is no model.
+"""
+
+Shapes = Mapping[str, Shape | None]
+"""Name -> shape, or None where only names are known."""
+
+Fit = Callable[[Shapes], tuple[Layout, bool]]
+"""Returns the layout that names fit, and whether it has to be said with --from; raises a LayoutError for none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Below:
+    """What stands below a prefix: the layout of so many names, and whether that has to be said."""
+
+    prefix: str
+    layout: Layout
+    count: int
+    is_said: bool
+
+
+def of(names: Shapes, fit: Fit, closest: Iterable[tuple[Layout, bool]]) -> str:
+    """Return what makes names fit a layout, as the end of an error; "" where nothing does.
+
+    Args:
+        names: all tensors.
+        fit: finds the layout of some of them.
+        closest: layouts that know some of them, those that know most first, and whether each has to be said.
+    """
+    fits = _worth_it(names, _below(names, fit))
+    if fits:
+        first, *others = fits
+        outside = _head_outside(names, first)
+        return _dropping(names, [(first.layout, first.is_said)]) if outside else _stripping(names, first, others)
+    return _dropping(names, closest)
+
+
+def _below(names: Shapes, fit: Fit) -> list[_Below]:
+    """Return the prefixes below which names fit a layout, none of them below another."""
+    begins = counted(names, DEEPEST)
+    moments = suspects(begins)
+    found: list[_Below] = []
+    tried = 0
+    for prefix, count in begins.most_common():
+        if is_moment(prefix) or prefix.startswith((*moments, *(one.prefix for one in found))):
+            continue
+        tried += 1
+        if tried > MOST:
+            break
+        try:
+            bare = {name[len(prefix) :]: shape for name, shape in names.items() if name.startswith(prefix)}
+            layout, is_said = fit(bare)
+        except LayoutError:
+            continue
+        own, covered = layout.match(names)
+        if own != prefix or len(covered) < count:  # else it is the layout's own, and others keep names from it
+            found.append(_Below(prefix, layout, count, is_said))
+    return found
+
+
+def _worth_it(names: Collection[str], fits: list[_Below]) -> list[_Below]:
+    """Return those that are no small part of the file: most tensors first, and weights before their averages."""
+    if not fits:
+        return []
+    fits = sorted(fits, key=lambda one: (-one.count, is_average(one.prefix)))
+    first = fits[0]
+    fits = [one for one in fits if one.layout is first.layout]
+    moments = suspects(counted(names, DEEPEST))
+    others = sum(
+        1 for name in names if not is_moment(name) and not name.startswith((*moments, *(one.prefix for one in fits)))
+    )
+    least = LEAST_OF_WHOLE if first.layout.whole else LEAST_OF_PART
+    return [one for one in fits if one.count >= least * max(first.count + others, one.count)]
+
+
+def _stripping(names: Collection[str], first: _Below, others: list[_Below]) -> str:
+    which = "all names" if first.count == len(names) else f"{first.count} names"
+    end = f" --from {first.layout.name}" if first.is_said else ""
+    text = (
+        f"; {which} begin with {printable(first.prefix)}, and are those of {first.layout.name} without it "
+        f"(--strip {shell_word(first.prefix)}{end})"
+    )
+    return text + "".join(
+        f"; so are {one.count} that begin with {printable(one.prefix)} (--strip {shell_word(one.prefix)}{end})"
+        for one in others
+    )
+
+
+def _head_outside(names: Collection[str], fit: _Below) -> bool:
+    """Whether the head of what stands below a prefix is left out with the rest."""
+    head = fit.layout.head
+    parts = fit.prefix.split(".")[:-1]
+    fronts = ["".join(f"{part}." for part in parts[:count]) for count in range(len(parts))]
+    return bool(head) and fit.prefix + head not in names and any(front + head in names for front in fronts)
+
+
+def _dropping(names: Collection[str], closest: Iterable[tuple[Layout, bool]]) -> str:
+    """Return which tensors to leave out, so that a layout knows the others and a model of it is complete."""
+    for layout, is_said in closest:
+        covered = layout.match(names)[1]
+        patterns = dropped_for(names, layout, covered)
+        if patterns:
+            options = " ".join(f"--drop {shell_word(one)}" for one in patterns)
+            end = f" --from {layout.name}" if is_said else ""
+            return f"; without the other {len(names) - len(covered)}, names are those of {layout.name} ({options}{end})"
+    return ""
+
+
+def dropped_for(names: Collection[str], layout: Layout, covered: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return patterns that fit all but the names that a layout covers; () where that would be no model.
+
+    Args:
+        names: of all tensors.
+        layout: the layout.
+        covered: those of the names that it knows.
+    """
+    rest = [name for name in names if name not in covered]
+    if not layout.whole:  # which tensors a model needs is not known, but for what is no weight of any
+        patterns = [_of_generator(name) for name in rest]
+        is_plain = all(patterns) and not any(map(_of_generator, covered))
+        return tuple(dict.fromkeys(patterns)) if is_plain and len(covered) >= LEAST_OF_PART * len(names) else ()
+    others = sum(1 for name in rest if not is_moment(name))
+    if not covered or len(covered) < LEAST_OF_WHOLE * (len(covered) + others) or not layout.is_complete(covered):
+        return ()
+    return patterns_of(rest, covered)
+
+
+def _of_generator(name: str) -> str:
+    """Return the pattern that the name of a random generator's state fits; "" where it is none."""
+    parts = name.split(".")
+    at = next((at for at, part in enumerate(parts) if part in GENERATORS), None)
+    return "" if at is None else f"{'*.' if at else ''}{parts[at]}{'.*' if at + 1 < len(parts) else ''}"

@@ -1,0 +1,104 @@
+"""What names begin with in the files of trainers: wrappers, averages of weights, an optimizer's moments."""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Collection, Iterable
+
+WRAPPERS = frozenset(
+    {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_fpw_module", "_forward_module"}
+)
+"""Parts of names that wrappers add, and that no model has: of torch.compile, FSDP, checkpointed blocks, Lightning."""
+
+MODULE = "module"
+"""What DataParallel, DistributedDataParallel and AveragedModel have in front of all names."""
+
+_MOMENTS = frozenset(
+    {
+        "opt_state", "opt_states", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg",
+        "acc_delta", "grad_avg", "state_sum", "momentum", "momentums", "momentum_buffer", "moment", "moments",
+        "first_moment", "second_moment", "velocity", "velocities", "accumulators", "adam_m", "adam_v", "grads",
+        "gradients",
+    }
+)  # fmt: skip
+_OF_ADAM, _PAIR = ("mu", "nu"), ("m", "v")
+"""Names of both moments of Adam, which by themselves may be anything, letters above all."""
+
+_AVERAGES = re.compile(
+    r"(?:^|_)(?:ema|swa|polyak|average|averaged|avg|teacher|shadow|momentum_encoder|target)(?:$|_|[0-9])", re.ASCII
+)
+
+GENERATORS = frozenset({"rngs", "rng", "rng_state", "rng_states", "dropout_rng"})
+"""Parts of the names of a random generator's state."""
+
+
+def is_moment(begin: str) -> bool:
+    """Whether a part of a beginning says that an optimizer's state stands below it."""
+    return any(part in _MOMENTS or part.lower().startswith("optim") for part in begin.split("."))
+
+
+def is_average(begin: str) -> bool:
+    """Whether a part of a beginning says that what stands below it is another model's weights, or their average."""
+    return any(_AVERAGES.search(part.lower()) for part in begin.split("."))
+
+
+def suspects(begins: Collection[str]) -> set[str]:
+    """Return those beginnings whose last part may be the name of a moment: ``mu``, ``nu``, or ``m`` and ``v``."""
+    found = set()
+    for begin in begins:
+        above, _, last = begin[:-1].rpartition(".")
+        front = f"{above}." if above else ""
+        if last in _OF_ADAM or (last in _PAIR and all(f"{front}{one}." in begins for one in _PAIR)):
+            found.add(begin)
+    return found
+
+
+def counted(names: Iterable[str], deepest: int) -> collections.Counter[str]:
+    """Return beginnings of names, up to a number of blocks, and how many names begin with each; the shorter first.
+
+    Args:
+        names: of tensors.
+        deepest: parts of a beginning, at most.
+    """
+    found: collections.Counter[str] = collections.Counter()
+    for name in names:
+        parts = name.split(".")[:-1]
+        for count in range(1, min(len(parts), deepest) + 1):
+            if parts[count - 1].isdigit():
+                break
+            found[".".join(parts[:count]) + "."] += 1
+    return found
+
+
+def common(names: Collection[str]) -> str:
+    """Return what all names begin with, whole parts of them; "" where that is nothing."""
+    if not names:
+        return ""
+    first, last = min(names).split(".")[:-1], max(names).split(".")[:-1]
+    count = 0
+    while count < min(len(first), len(last)) and first[count] == last[count] and not first[count].isdigit():
+        count += 1
+    return ".".join(first[:count]) + "." if count else ""
+
+
+def patterns_of(rest: Iterable[str], covered: Iterable[str], most: int = 4) -> tuple[str, ...]:
+    """Return patterns that fit some names and none of others; () where no few do, or a block has names of both.
+
+    Args:
+        rest: the names that they fit.
+        covered: the names that they do not fit.
+        most: patterns, at most.
+    """
+    begins = {""}
+    for name in covered:
+        parts = name.split(".")
+        begins |= {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+    found = []
+    for name in rest:
+        parts = name.split(".")
+        count = next((count for count in range(1, len(parts) + 1) if ".".join(parts[:count]) not in begins), 0)
+        if not count or any(part.isdigit() for part in parts[:count]):
+            return ()
+        found.append(".".join(parts[:count]) + (".*" if count < len(parts) else ""))
+    return tuple(dict.fromkeys(found)) if len(set(found)) <= most else ()

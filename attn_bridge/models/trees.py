@@ -1,0 +1,150 @@
+"""Names that would be kept as they are, though no model has them: wrappers, and several models in one tree.
+
+Layouts of attention take our names below anything, so that a user's own model can be converted whatever is around them.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+from ..printable import printable, shell_word
+from ..weights.rows import LayoutError
+from .advice import DEEPEST
+from .beginnings import MODULE, WRAPPERS, common, counted, is_average, is_moment, patterns_of, suspects
+from .layout import Layout
+
+_TABLE = re.compile(r"(?:decoder\.)?tok_emb\.(?:weight|embedding)(?:\.value)?")
+"""What a whole model of ours has, by its own name."""
+
+SHOWN = 4
+"""Prefixes that a line names, at most."""
+
+
+def check(names: Collection[str], layout: Layout, is_said: bool, prefix: str) -> None:
+    """Refuse names that a conversion would keep as they are, and that no model has.
+
+    Args:
+        names: of all tensors.
+        layout: theirs.
+        is_said: whether the user says that it is theirs, so that what may be a part of a model is one.
+        prefix: what they lost already.
+
+    Raises:
+        LayoutError: wrappers, or an optimizer's state or several models; the message says what to do.
+    """
+    if layout.whole:
+        return
+    own = layout.match(names)[0]
+    bare, prefix = [name.removeprefix(own) for name in names], prefix + own
+    _check_wrappers(bare, prefix)
+    _check_models(bare, layout, prefix, is_said)
+    front = common(bare)
+    if front and not is_said and any(_TABLE.fullmatch(name[len(front) :]) for name in bare):
+        raise LayoutError(
+            f"all names begin with {printable(front)}, which would stay in front of those of a whole model; "
+            f"--strip {shell_word(prefix + front)} takes it away, --from {layout.name} keeps it"
+        )
+
+
+def _check_wrappers(names: Sequence[str], prefix: str) -> None:
+    fronts = dict.fromkeys(front for name in names if (front := _wrapped(name)))
+    if not fronts:
+        return
+    first = next(iter(fronts))
+    wrapper = first.rstrip(".").rpartition(".")[2]
+    is_all = all(name.startswith(tuple(fronts)) for name in names)
+    if is_all and len(fronts) <= SHOWN and not any(part.isdigit() for front in fronts for part in front.split(".")):
+        ways = " or ".join(f"--strip {shell_word(prefix + front)}" for front in fronts)
+        raise LayoutError(
+            f"names begin with {' or '.join(map(printable, fronts))}, which a wrapper has put there and which would "
+            f"stay in all names; {ways} takes it away"
+        )
+    name = next(name for name in names if name.startswith(first))
+    raise LayoutError(
+        f"{printable(name)}: a wrapper has put {wrapper} into names, where it would stay, and --strip takes beginnings "
+        f'alone; take it out before saving: {{name.replace("{wrapper}.", ""): tensor for name, tensor in ...}}'
+    )
+
+
+def _wrapped(name: str) -> str:
+    """Return a name's beginning up to its last wrapper; "" where it has none."""
+    parts = name.split(".")[:-1]
+    marks = [at for at, part in enumerate(parts) if part in WRAPPERS or (part == MODULE and not _is_inside(parts, at))]
+    return "".join(f"{part}." for part in parts[: max(marks) + 1]) if marks else ""
+
+
+def _is_inside(parts: Sequence[str], at: int) -> bool:
+    """Whether a part stands below others than wrappers: a model may have a module of that name."""
+    return any(part not in WRAPPERS and part != MODULE for part in parts[:at])
+
+
+def _check_models(names: Sequence[str], layout: Layout, prefix: str, is_said: bool) -> None:
+    below = _below(names)
+    alike: dict[frozenset[str], list[str]] = collections.defaultdict(list)
+    for begin, some in below.items():
+        alike[frozenset(some)].append(begin)
+    unclear = suspects(below)
+    moments = [
+        begin for begin, some in below.items()
+        if is_moment(begin) or (not is_said and begin in unclear and not unclear >= {*alike[frozenset(some)]})
+    ]  # fmt: skip
+    moments = [begin for begin in moments if not begin.startswith(tuple(one for one in moments if one != begin))]
+    groups = [[one for one in some if not one.startswith(tuple(moments))] for some in alike.values()]
+    models = next((some for some in groups if len(some) > 1 and _is_several(some, names)), [])
+    if not moments and (is_said or not models):
+        return
+    models = models or _counterpart(names, below, moments)
+    kinds = [f"{len(models)} models ({', '.join(models[:SHOWN])})" if len(models) > 1 else "a model"]
+    kinds += [f"an optimizer's state ({', '.join(moments[:SHOWN])})"] if moments else []
+    raise LayoutError(
+        f"the tensors are those of {' and '.join(map(printable, kinds))}, and would be written as one model; "
+        + _ways(names, models, moments, prefix)
+        + ("" if moments else f"; --from {layout.name} takes all of them as they are")
+    )
+
+
+def _below(names: Sequence[str]) -> dict[str, set[str]]:
+    """Return beginnings of names -> what stands below them; those above others first."""
+    begins = sorted(counted(names, DEEPEST), key=lambda begin: begin.count("."))
+    below: dict[str, set[str]] = {begin: set() for begin in begins}
+    for name in names:
+        parts = name.split(".")[:-1]
+        for count in range(1, min(len(parts), DEEPEST) + 1):
+            begin = "".join(f"{part}." for part in parts[:count])
+            if begin not in below:
+                break
+            below[begin].add(name[len(begin) :])
+    return below
+
+
+def _is_several(begins: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether what stands below beginnings is models or their averages, and no layers of one model."""
+    first = begins[0]
+    return any(map(is_average, begins)) or any(
+        name.startswith(first) and _TABLE.fullmatch(name[len(first) :]) for name in names
+    )
+
+
+def _counterpart(names: Sequence[str], begins: Iterable[str], moments: Sequence[str]) -> list[str]:
+    """Return the first beginning below which everything stands but an optimizer's state, if there is one."""
+    inside = tuple(moments)
+    for begin in begins:
+        is_apart = not begin.startswith(inside) and not any(one.startswith(begin) for one in inside)
+        if is_apart and all(name.startswith((begin, *inside)) for name in names):
+            return [begin]
+    return []
+
+
+def _ways(names: Sequence[str], models: Sequence[str], moments: Sequence[str], prefix: str) -> str:
+    """Return what takes one model of them, or leaves the others out."""
+    if models:
+        first, *others = sorted(models, key=is_average)
+        more = "".join(f", or --strip {shell_word(prefix + one)}" for one in others[: SHOWN - 1])
+        return f"--strip {shell_word(prefix + first)} takes {'one' if len(models) > 1 else 'the model'}{more}"
+    taken = [name for name in names if not name.startswith(tuple(moments))]
+    if not taken:
+        return "save the parameters"
+    patterns = patterns_of([name for name in names if name not in taken], taken) or [f"{one}*" for one in moments]
+    return " ".join(f"--drop {shell_word(prefix + one)}" for one in patterns) + " leaves that out"
