@@ -17,12 +17,14 @@ from ..models import bert, families, gpt2, originals
 from ..models.layout import Layout
 from ..models.ours import OWN
 from ..models.reading.model_config import ModelConfig as ModelKeys
+from ..models.reading.sizes import check_sizes
 from ..printable import printable
 from ..specs import as_json
 from ..specs.model import ModelConfig, Shape
 from ..weights import WeightsMismatchError
 from . import containers, quantised
 from .containers.base import CheckpointError, TensorInfo
+from .containers.remote import is_there
 from .containers.sources import read_file
 
 Whole = TypeVar("Whole", bound=ModelConfig)
@@ -48,11 +50,33 @@ def beside(path: Path) -> dict[str, Any]:
     """Return the config.json (or Meta's params.json) of a folder, or beside a file; {} where there is none.
 
     Raises:
-        CheckpointError: it is no JSON object.
+        CheckpointError: it is no file, or no JSON object.
     """
-    folder = path if path.is_dir() else path.parent
-    file = next((folder / name for name in (CONFIG, PARAMS) if (folder / name).is_file()), None)
+    file = _file_beside(path)
     return {} if file is None else _read_object(file)
+
+
+def checked_beside(path: Path) -> dict[str, Any]:
+    """Return what `beside` does, of a model that there can be.
+
+    Raises:
+        CheckpointError: a size in it is none.
+    """
+    config = beside(path)
+    kind = config.get("model_type")
+    try:
+        if isinstance(kind, str) and kind.removeprefix(OWN) in OWN_MODELS and kind.startswith(OWN):
+            OWN_MODELS[kind.removeprefix(OWN)].read(config)
+        elif kind is not None or "dim" in config:  # of a library, or of Meta; any other has settings for layouts alone
+            check_sizes(config, least=int(isinstance(kind, str) and kind in families.FAMILIES))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{_file_beside(path)}: {error}") from None
+    return config
+
+
+def _file_beside(path: Path) -> Path | None:
+    folder = path if path.is_dir() else path.parent
+    return next((folder / name for name in (CONFIG, PARAMS) if is_there(folder / name)), None)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..printable import printable
 from .containers.base import CheckpointError, Reader
-from .containers.sources import is_file, read_file
+from .containers.remote import is_remote, is_there
+from .containers.sources import inside, read_file
 from .digests import KEY
 
 VERSION = 1
@@ -98,7 +100,7 @@ def read(checkpoint: Path) -> Manifest | None:
     """
     checkpoint = checkpoint if checkpoint.name else checkpoint.absolute()  # "." has no name to put anything behind
     ways = (True, False) if checkpoint.name else (True,)
-    found = [pair for pair in (places(checkpoint, way) for way in ways) if is_file(pair[0])]
+    found = [pair for pair in (places(checkpoint, way) for way in ways) if is_there(pair[0])]
     if not found:
         return None
     path, kept = found[0]
@@ -132,9 +134,12 @@ def read(checkpoint: Path) -> Manifest | None:
         raise
     except (OSError, ValueError, KeyError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise CheckpointError(f"{path} can't be used: {reason}; remove it to go on without") from None
+        advice = "" if is_remote(path) else "; remove it to go on without"
+        raise CheckpointError(f"{path} can't be used: {printable(reason)}{advice}") from None
+    for file in {file for one in fields["restore"].values() for file in one.get("files", {}).values() if file}:
+        inside(path.parent, file, path)
     reader = None
-    if is_file(kept):
+    if is_there(kept):
         from .containers.safetensors import SafetensorsReader
 
         reader = SafetensorsReader(kept, kept.parent)

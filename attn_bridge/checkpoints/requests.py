@@ -228,15 +228,18 @@ def plan_of(
         own = before.layout if before is not None else ""
         table = rules_file.read(Path(rules), headers.tensors, own, direction)
         from_layout = to_layout = None
+    is_folder = configs.is_folder(target, kind)
+    is_read = rules is None and to_layout != "same"
+    config = configs.checked_beside(reader.path) if is_read or is_folder else None
     made = planning.make(
         headers,
         source_layout=from_layout,
         target_layout=to_layout,
         target_format=kind.partition("+")[0],
-        is_folder=configs.is_folder(target, kind),
+        is_folder=is_folder,
         dtype=dtype,
         settings=settings,
-        config=configs.beside(reader.path) if rules is None and to_layout != "same" else None,
+        config=config if is_read else None,
         table=table,
         manifest=before,
         selection=selection,

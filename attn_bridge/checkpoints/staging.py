@@ -228,6 +228,27 @@ def leftovers(staging: Path, identity: str, is_resumable: bool) -> Iterator[None
         raise
 
 
+@contextlib.contextmanager
+def naming(payload: Path, target: Path, layout: str) -> Iterator[None]:
+    """Have refusals of what is to be written name the target and the layout, or rules, that its names are of.
+
+    Args:
+        payload: where it is written, which is gone when the message is read.
+        target: where it was to be.
+        layout: of the target; of rules, it begins with their file's name.
+    """
+    try:
+        yield
+    except DiskFullError:
+        raise
+    except CheckpointError as error:
+        start, reason = f"{printable(payload, 400)}: ", str(error)
+        if not reason.startswith(start):
+            raise
+        shown = f"{target} as {layout}" if layout else str(target)
+        raise CheckpointError(f"{shown}: {reason.removeprefix(start)}") from None
+
+
 def recover(staging: Path, target: Path) -> bool:
     """Undo or finish what a run was killed at while it put the target in its place; return whether it is there."""
     own, kept = manifest.places(target, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -24,6 +25,9 @@ from .dump import compare_dumps, dump
 from .mutate import mutate
 from .processes import Process
 
+BROKEN_PIPE = 141
+"""Exit status where the reader of stdout has gone: what a shell gives a command that SIGPIPE ends."""
+
 
 class _InterruptedError(Exception):
     """Ctrl-C, under a name that typer does not turn into a silent exit."""
@@ -33,7 +37,16 @@ class _Group(TyperGroup):
     """The commands."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command."""
+        """Run a command.
+
+        Raises:
+            OSError: the working folder was deleted. Relative paths lead nowhere then, and libraries that ask for the
+                folder as they are loaded fail in words about other things.
+        """
+        try:
+            os.getcwd()  # noqa: PTH109 - the call itself is what is tested
+        except OSError as error:
+            raise OSError(f"the working folder does not exist any more ({error.strerror}): change to another") from None
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
@@ -84,9 +97,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     from .user_code import hush
 
-    status = run(list(sys.argv[1:] if arguments is None else arguments), is_own=arguments is None)
+    status = _run_own(sys.argv[1:]) if arguments is None else run(list(arguments), is_own=False)
     hush()
     sys.exit(status)
+
+
+def _run_own(arguments: list[str]) -> int:
+    """Run the command line with this process's own streams; a status other than 0 says that output was lost."""
+    from . import streams
+
+    stdout = streams.protect()
+    try:
+        status = run(arguments, is_own=True)
+    except SystemExit:  # rich's way to end where a pipe has no reader
+        if not isinstance(stdout.lost, BrokenPipeError):
+            raise
+        status = BROKEN_PIPE
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+    report = stdout.report() if status in (0, 1) else ""
+    return _fail(report, arguments) if report else status
 
 
 def run(arguments: list[str], *, is_own: bool = False) -> int:
@@ -104,20 +134,20 @@ def run(arguments: list[str], *, is_own: bool = False) -> int:
     except BrokenPipeError:
         # Whoever read our output has seen enough; nothing is left to say, also when Python closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return BROKEN_PIPE
     except (ValueError, TypeError, OSError, ImportError) as error:
-        return _fail(str(error) or type(error).__name__, error)
+        return _fail(str(error) or type(error).__name__, arguments, error)
     except MemoryError as error:
-        return _fail(f"not enough memory: {error}" if str(error) else "not enough memory", error)
+        return _fail(f"not enough memory: {error}" if str(error) else "not enough memory", arguments, error)
     except _InterruptedError as error:
-        _fail("interrupted", error.__cause__)
+        _fail("interrupted", arguments, error.__cause__)
         return 130
     except Exception as error:
         # Usage errors of typer's own command-line parser, whose classes have no public name.
         usage = getattr(error, "format_message", None)
         if usage is None:
             raise
-        return _fail(f"{usage()} See attn-bridge --help" if usage() == "Missing command." else usage())
+        return _fail(f"{usage()} See attn-bridge --help" if usage() == "Missing command." else usage(), arguments)
     return int(status or 0)
 
 
@@ -140,10 +170,10 @@ def complete(arguments: list[str]) -> list[str]:
     return completed
 
 
-def _fail(message: str, error: BaseException | None = None) -> int:
+def _fail(message: str, arguments: Sequence[str], error: BaseException | None = None) -> int:
     """Print one line, with what is noted on the error, and return the exit status."""
-    from ..parity.rendering.text import visible
+    from .errors import one_line
 
     message = "; ".join([message, *getattr(error, "__notes__", ())])
-    print(f"error: {' '.join(visible(message).split())}", file=sys.stderr)
+    print(f"error: {one_line(message, arguments)}", file=sys.stderr)
     return 2

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..parity.rendering.files import hold_pipe, write_pipe
+
 if TYPE_CHECKING:
     from ..parity.compare.results.report import Report
 
@@ -29,6 +31,11 @@ def check_writable(target: str, option: str = "--json") -> None:
     path = Path(target)
     if target != "-" and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
         raise ValueError(f"{option} {path} cannot be written")
+    if target != "-":
+        try:
+            hold_pipe(path)
+        except ValueError as error:
+            raise ValueError(f"{option} {error}") from None
 
 
 def write_json(data: dict[str, Any], target: str) -> None:
@@ -36,7 +43,7 @@ def write_json(data: dict[str, Any], target: str) -> None:
     text = json.dumps(data, indent=1, allow_nan=False)
     if target == "-":
         typer.echo(text)
-    else:
+    elif not write_pipe(Path(target), text + "\n"):
         Path(target).write_text(text + "\n", encoding="utf-8")
 
 

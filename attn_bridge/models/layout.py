@@ -127,11 +127,12 @@ class Layout:
             self.settings["value"] = ()
         self._refused = [(Row(template, reason=reason), reason) for template, reason in (refused or {}).items()]
         self._index_theirs(self.rows)
-        self._ours = Index((name, row) for row in self.rows for name in (*row.ours, *row.tied))
+        self._ours = Index[Row]((name, row) for row in self.rows for name in (*row.ours, *row.tied))
 
     def _index_theirs(self, rows: Collection[Row]) -> None:
         self._theirs = {
-            prefix: Index((row.theirs.replace("{prefix}", prefix), row) for row in rows) for prefix in self.prefixes
+            prefix: Index[Row]((row.theirs.replace("{prefix}", prefix), row) for row in rows)
+            for prefix in self.prefixes
         }
 
     def __repr__(self) -> str:

@@ -1,34 +1,129 @@
-"""Rows of a table by the names that they cover, so that a name is held against few of them."""
+"""Templates of names as a tree, so that a name is held against few of them, however many there are."""
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
 
 from .rows import Row
+from .templates import PLACEHOLDER
+
+Thing = TypeVar("Thing")
+
+_TOKEN = re.compile(r"[0-9]+|\.|[^.0-9]+")
+
+NUMBER = None
+"""Token of a template that stands for digits: a placeholder of an integer, with digits that touch it."""
 
 
-class Index:
-    """Rows by the last two parts of their names.
+class _Node:
+    """Templates that begin alike.
 
-    Args:
-        named: templates of names, with their rows.
+    Attributes:
+        following: next token -> the templates that have it.
+        whole: numbers of those that end.
+        begun: numbers of those of which no more is known.
     """
 
-    def __init__(self, named: Iterable[tuple[str, Row]]):
-        self._exact: dict[tuple[str, ...], list[Row]] = collections.defaultdict(list)
-        self._others: list[Row] = []
-        for template, row in named:
-            ending = tuple(template.replace("{path}", "").split(".")[-2:])
-            rows = self._others if any("{" in part for part in ending) else self._exact[ending]
-            if not any(one is row for one in rows):
-                rows.append(row)
+    __slots__ = ("begun", "following", "whole")
 
-    def find(self, name: str) -> list[Row]:
-        """Return the rows that may cover a name."""
-        parts = tuple(name.split("."))
-        endings = dict.fromkeys((parts[-2:], parts[-1:]))
-        return [row for ending in endings for row in self._exact.get(ending, ())] + self._others
+    def __init__(self) -> None:
+        self.following: dict[str | None, _Node] = {}
+        self.whole: list[int] = []
+        self.begun: list[int] = []
+
+    def add(self, tokens: Sequence[str | None], number: int, is_whole: bool) -> None:
+        node = self
+        for token in tokens:
+            node = node.following.setdefault(token, _Node())
+        (node.whole if is_whole else node.begun).append(number)
+
+    def find(self, tokens: Sequence[str]) -> Iterable[int]:
+        """Yield the numbers of the templates that a name of these tokens may fall under."""
+        nodes = [self]
+        for token in tokens:
+            for node in nodes:
+                yield from node.begun
+            keys = (token, NUMBER) if _is_number(token) else (token,)
+            nodes = [node.following[key] for node in nodes for key in keys if key in node.following]
+            if not nodes:
+                return
+        for node in nodes:
+            yield from node.begun
+            yield from node.whole
+
+
+class Index(Generic[Thing]):
+    """Things by templates of the names that they cover.
+
+    Args:
+        named: templates, with what they stand for; one thing may have several.
+        integers: placeholders that stand for integers; None: all.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, Thing]], integers: frozenset[str] | None = frozenset("ij")):
+        self._things: list[Thing] = []
+        self._forward, self._backward = _Node(), _Node()
+        numbers: dict[int, int] = {}
+        for template, thing in named:
+            number = numbers.setdefault(id(thing), len(self._things))
+            if number == len(self._things):
+                self._things.append(thing)
+            first, is_whole = _beginning(template, integers)
+            last = [] if is_whole else _end(template, integers)
+            if len(first) > len(last) or is_whole:
+                self._forward.add(first, number, is_whole)
+            else:
+                self._backward.add(last, number, False)
+
+    def find(self, name: str) -> list[Thing]:
+        """Return what may cover a name, in the order given."""
+        tokens = _TOKEN.findall(name)
+        return [self._things[n] for n in sorted({*self._forward.find(tokens), *self._backward.find(tokens[::-1])})]
+
+
+def _pieces(template: str, integers: frozenset[str] | None) -> list[str | None]:
+    """Return texts and placeholders in turn; those of integers are `NUMBER`."""
+    pieces: list[str | None] = [*PLACEHOLDER.split(template)]
+    for number in range(1, len(pieces), 2):
+        name = pieces[number]
+        pieces[number] = NUMBER if integers is None or name in integers else f"{{{name}}}"
+    return pieces
+
+
+def _beginning(template: str, integers: frozenset[str] | None) -> tuple[list[str | None], bool]:
+    """Return the tokens in front of the first placeholder of anything but an integer, and whether there is none."""
+    tokens: list[str | None] = []
+    is_whole = True
+    for number, piece in enumerate(_pieces(template, integers)):
+        if piece is not NUMBER and number % 2:
+            is_whole = False
+            break
+        for token in [NUMBER] if piece is NUMBER else _TOKEN.findall(piece):
+            if tokens and _is_number(token) and _is_number(tokens[-1]):
+                tokens[-1] = NUMBER
+            else:
+                tokens.append(token)
+    if not is_whole and tokens and tokens[-1] != ".":
+        tokens.pop()  # the placeholder may go on with it
+    return tokens, is_whole
+
+
+def _end(template: str, integers: frozenset[str] | None) -> list[str | None]:
+    """Return the tokens behind the last placeholder of anything but an integer, the last one first."""
+    pieces = _pieces(template, integers)
+    at = max(number for number, piece in enumerate(pieces) if number % 2 and piece is not NUMBER)
+    rest = "".join("{i}" if piece is NUMBER else piece for piece in pieces[at + 1 :])
+    tokens = _beginning(rest, frozenset("i"))[0]
+    is_after_dot = pieces[at] == "{path}" and (pieces[:at] == [""] or str(pieces[at - 1]).endswith("."))
+    if tokens and tokens[0] != "." and not is_after_dot:
+        del tokens[0]  # the placeholder may stand for the beginning of that token, too
+    return tokens[::-1]
+
+
+def _is_number(token: str | None) -> bool:
+    return token is NUMBER or token[0] in "0123456789"
 
 
 def stems_of(row: Row) -> tuple[str, str]:

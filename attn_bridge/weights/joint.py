@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .index import Index
 from .rows import Placement, Row
 from .templates import fill, placeholders
 
@@ -47,6 +48,20 @@ def parts_side(rule: Rule) -> Side:
         return "torch"
     fewer = placeholders(rule.flax_names[0]) > placeholders(rule.torch_names[0])
     return "flax" if fewer else "torch"
+
+
+def covered(rules: Iterable[Rule], names: Iterable[str], side: Side) -> list[tuple[Rule, list[str]]]:
+    """Return the joint ones among rules, each with the names of that side that it may cover."""
+    pairs: list[tuple[Rule, list[str]]] = [(rule, []) for rule in rules if rule.is_joint]
+    index = Index[tuple["Rule", list[str]]](
+        (template, pair)
+        for pair in pairs
+        for template in (pair[0].torch_names if side == "torch" else pair[0].flax_names)
+    )
+    for name in names if pairs else ():
+        for _, names_of in index.find(name):
+            names_of.append(name)
+    return pairs
 
 
 def placed(

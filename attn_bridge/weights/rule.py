@@ -10,6 +10,7 @@ from typing import Any, Literal
 import einops
 import numpy as np
 
+from ..printable import printable
 from . import joint
 from .templates import PLACEHOLDER, placeholders
 
@@ -106,7 +107,7 @@ class Rule:
             raise TypeError(f"pattern must be a string, got {type(pattern).__name__}")
         self.pattern, self.sizes = pattern, dict(sizes)
         if isinstance(split, str) or not all(isinstance(size, (int, str)) for size in split):
-            raise TypeError(f"split must be a list of sizes, got {split!r}")
+            raise TypeError(f"split must be a list of sizes, got {printable(repr(split))}")
         self.split = tuple(split)
         if self.drop:
             self._check_drop()
@@ -158,6 +159,10 @@ class Rule:
         if self.drop:
             return f"Rule({names[0]!r}, {names[1]!r}, drop={self.drop!r})"
         return f"Rule({names[0]!r}, {names[1]!r}, {self.pattern!r}{more}{sizes})"
+
+    def __str__(self) -> str:
+        """Return the rule as messages name it."""
+        return printable(repr(self), 400)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rule) and self._key() == other._key()
@@ -294,7 +299,7 @@ def rule_from(table: Mapping[str, Any], place: str = "") -> Rule:
         keys = ("torch", "flax") if not {"first", "second"} & table.keys() else ("first", "second")
         if "drop" not in table and not set(keys) <= table.keys():
             needed = " and ".join(keys)
-            raise ValueError(f"a rule needs the keys {needed}, got {', '.join(map(str, table)) or 'none'}")
+            raise ValueError(f"a rule needs the keys {needed}, got {printable(', '.join(map(str, table))) or 'none'}")
         return Rule(**{**table, "place": place})
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place}: {error}" if place else str(error)) from error

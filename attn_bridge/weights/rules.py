@@ -6,6 +6,7 @@ the pattern read from right to left. A `Rules` set proves itself a bijection whe
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,11 +17,15 @@ import numpy as np
 
 from ..printable import printable
 from . import joint
+from .index import NUMBER, Index
 from .rule import Rule, Side, rule_from
-from .templates import PLACEHOLDER, fill, match, placeholders
+from .templates import PLACEHOLDER, fill, match
 from .toml import read_tables
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+
+END = ""
+"""Key of what ends in a tree of numbers."""
 
 _NUMBER = re.compile(r"\{[^{}]*\}|[0-9]+")
 
@@ -76,14 +81,25 @@ class Rules:
             ValueError: not TOML, an unknown key, or a rule that is none; the message names the line.
             OSError: the file cannot be read.
         """
-        rules: list[Rule] = []
-        for place, table in read_tables(path):
-            rules.append(rule_from(table, place))
-            try:
-                cls(rules)
-            except ValueError as error:
-                raise ValueError(f"{place}: {error}") from error
-        return cls(rules)
+        tables = read_tables(path)
+        rules = [rule_from(table, place) for place, table in tables]
+        try:
+            return cls(rules)
+        except ValueError:
+            least, most = 0, len(rules)  # so many are right, and so many are not
+            while most - least > 1:
+                middle = (least + most) // 2
+                least, most = (middle, most) if cls._why_wrong(rules[:middle]) is None else (least, middle)
+            error = cls._why_wrong(rules[:most])
+            raise ValueError(f"{tables[most - 1][0]}: {error}") from error
+
+    @classmethod
+    def _why_wrong(cls, rules: list[Rule]) -> ValueError | None:
+        try:
+            cls(rules)
+        except ValueError as error:
+            return error
+        return None
 
     def __iter__(self) -> Iterator[Rule]:
         return iter(self._rules)
@@ -130,16 +146,15 @@ class Rules:
         used: set[str] = set()
         missing: list[str] = []
         misshapen: list[str] = []
-        for rule in self._rules:
-            if rule.is_joint:
-                made, names, lacking, wrong = joint.convert(rule, arrays, source)
-                twice = [*used & names, *converted.keys() & made.keys()]
-                if twice:
-                    raise ValueError(f"{printable(twice[0])} must be covered by exactly one rule")
-                converted |= made
-                used |= names
-                missing += lacking
-                misshapen += wrong
+        for rule, covered in joint.covered(self._rules, arrays, source):
+            made, names, lacking, wrong = joint.convert(rule, {name: arrays[name] for name in covered}, source)
+            twice = [name for name in names if name in used] or [name for name in made if name in converted]
+            if twice:
+                raise ValueError(f"{printable(twice[0])} must be covered by exactly one rule")
+            converted |= made
+            used |= names
+            missing += lacking
+            misshapen += wrong
         return converted, used, missing, misshapen
 
     def pair(self, names: Iterable[str], source: Side) -> tuple[dict[str, tuple[Rule, str]], list[str], list[str]]:
@@ -155,14 +170,16 @@ class Rules:
         if joint is not None:
             raise ValueError(f"{joint.where}{joint}: is between several tensors, which have no pairs of names")
         target: Side = "flax" if source == "torch" else "torch"
-        templates = [(rule, rule.name(source)) for rule in self._rules]
+        index = Index[Rule](((rule.name(source), rule) for rule in self._rules), integers=None)
         pairs: dict[str, tuple[Rule, str]] = {}
         unexpected: list[str] = []
         seen: dict[Rule, set[str]] = {rule: set() for rule in self._rules}
         blocks: dict[str, set[str]] = {}
         taken: dict[str, str] = {}
         for name in names:
-            hits = [(rule, values) for rule, template in templates if (values := match(template, name)) is not None]
+            hits = [
+                (rule, values) for rule in index.find(name) if (values := match(rule.name(source), name)) is not None
+            ]
             if not hits:
                 unexpected.append(name)
                 continue
@@ -195,30 +212,21 @@ class Rules:
 
     def _check_distinct(self, side: Side) -> None:
         """Refuse two rules that one name could fall under; names that differ in more than numbers cannot clash."""
-        joint = [name for rule in self._rules if rule.is_joint for name in _names_of(rule, side)]
-        shared = {name for name in joint if joint.count(name) > 1} | {rule.name(side) for rule in self._plain} & {
-            *joint
-        }
+        counts = collections.Counter(name for rule in self._rules if rule.is_joint for name in _names_of(rule, side))
+        shared = {name for name, count in counts.items() if count > 1}
+        shared |= {rule.name(side) for rule in self._plain} & counts.keys()
         if shared:
             raise ValueError(f"two rules share the {side} name {min(shared)}")
-        alike: dict[str, list[Rule]] = {}
+        alike: dict[tuple[str, ...], list[str]] = {}
         for rule in self._plain:
-            alike.setdefault(_NUMBER.sub("#", rule.name(side)), []).append(rule)
-        for rules in alike.values():
-            literal = {rule.name(side): rule for rule in rules if not placeholders(rule.torch)}
-            if len(literal) < sum(not placeholders(rule.torch) for rule in rules):
-                names = [rule.name(side) for rule in rules]
-                twice = next(name for name in names if names.count(name) > 1)
+            alike.setdefault(tuple(_NUMBER.split(rule.name(side))), []).append(rule.name(side))
+        for names in alike.values():
+            twice = next((name for name, count in collections.Counter(names).items() if count > 1), None)
+            if twice is not None:
                 raise ValueError(f"two rules share the {side} name {twice}")
-            templates = [rule for rule in rules if placeholders(rule.torch)]
-            for position, one in enumerate(templates):
-                for other in (*templates[position + 1 :], *literal.values()):
-                    if _overlap(one.name(side), other.name(side)):
-                        raise ValueError(
-                            f"two rules share the {side} name {one.name(side)}"
-                            if one.name(side) == other.name(side)
-                            else f"two rules cover the same {side} names: {one.name(side)} and {other.name(side)}"
-                        )
+            clash = _overlap(names)
+            if clash is not None:
+                raise ValueError(f"two rules cover the same {side} names: {clash[0]} and {clash[1]}")
 
 
 def torch_to_flax(arrays: Mapping[str, np.ndarray[Any, Any]], rules: Rules | Iterable[Rule]) -> Arrays:
@@ -297,7 +305,27 @@ def _scopes(template: str) -> list[str]:
     return ["", *(template[: match.end()] for match in PLACEHOLDER.finditer(template))]
 
 
-def _overlap(one: str, two: str) -> bool:
-    """Tell whether some name falls under both templates, which differ in numbers and placeholders alone."""
-    pairs = zip(_NUMBER.findall(one), _NUMBER.findall(two), strict=True)
-    return all(a == b or (a[0] == "{" and b[0] == "{") or (a + b).count("{") == 1 for a, b in pairs)
+def _overlap(names: list[str]) -> tuple[str, str] | None:
+    """Return two templates that some name falls under, of those that differ in numbers and placeholders alone.
+
+    They are put into a tree by their numbers, those first that most templates say: it branches early, and little of it
+    is walked through for a placeholder, which stands for every number.
+    """
+    if len(names) < 2:
+        return None
+    numbers = [[NUMBER if token[0] == "{" else token for token in _NUMBER.findall(name)] for name in names]
+    order = sorted(range(len(numbers[0])), key=lambda at: sum(tokens[at] is NUMBER for tokens in numbers))
+    root: dict[str | None, Any] = {}
+    for name, tokens in zip(names, numbers, strict=True):
+        nodes = [root]
+        for at in order:
+            keys = (tokens[at], NUMBER)
+            nodes = [node[key] for node in nodes for key in (node if tokens[at] is NUMBER else keys) if key in node]
+        if nodes:
+            before = str(nodes[0][END])
+            return (before, name) if "{" in before else (name, before)
+        node = root
+        for at in order:
+            node = node.setdefault(tokens[at], {})
+        node[END] = name
+    return None

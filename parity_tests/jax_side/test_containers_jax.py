@@ -200,6 +200,19 @@ def test_an_uncompressed_ocdbt_database_is_read_without_tensorstore(tmp_path, mo
     assert_same(read(tmp_path / "x"), wanted)
 
 
+def test_zeros_of_terabytes_that_a_small_folder_claims_are_refused(tmp_path):
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as one:
+        one.save(tmp_path / "x", {"a": np.arange(3000.0), "b": np.arange(4.0)})
+    array, metadata = tmp_path / "x" / "a" / ".zarray", tmp_path / "x" / "_METADATA"
+    said = json.loads(array.read_text())
+    assert said["compressor"]
+    array.write_text(json.dumps(said | {"shape": [1 << 39]}))
+    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"store_array_data_equal_to_fill_value": False}))
+    with pytest.raises(CheckpointError, match=r"x: its arrays claim 4398046511104 bytes or more; its files have \d+$"):
+        checkpoints.convert(tmp_path / "x", tmp_path / "y.npz", to_layout="same")
+    assert [one.name for one in tmp_path.iterdir()] == ["x"]
+
+
 @pytest.mark.parametrize("use_zarr3", [True, False])
 @pytest.mark.parametrize("use_ocdbt", [True, False])
 def test_missing_chunks_are_refused(use_ocdbt, use_zarr3, tmp_path):

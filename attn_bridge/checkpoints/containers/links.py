@@ -50,8 +50,9 @@ def resolve_below(folder: Path, path: Path) -> tuple[Path, Path]:
     """
     try:
         root, real = resolve(folder), resolve(path)
-    except OSError:
-        raise LinkError("is a link to itself") from None
+    except OSError as error:
+        why = "has too long a name" if error.errno == errno.ENAMETOOLONG else "is a link to itself"
+        raise LinkError(why) from None
     if real.is_relative_to(root):
         return real, root
     for above in root.parents:

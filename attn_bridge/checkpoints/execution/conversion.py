@@ -24,6 +24,7 @@ from ..staging import (
     journal,
     leftovers,
     locked,
+    naming,
     note,
     publish,
     recover,
@@ -115,7 +116,8 @@ def carry_out(
             check_dropped(plan, reader)
             check_kept(before)
             own = config_beside(plan, reader, config) if is_folder else None
-            writer = containers.make_writer(target_format, payload, infos, plan.metadata)
+            with naming(payload, target, plan.target_layout):
+                writer = containers.make_writer(target_format, payload, infos, plan.metadata)
             try:
                 if done and not writer.random_access:
                     restart_reason = f"a file of {target_format} is written from its beginning on"

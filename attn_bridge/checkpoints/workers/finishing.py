@@ -23,6 +23,7 @@ from ..execution import (
 )
 from ..planning.tasks import Piece, Task, shares
 from ..requests import Prepared
+from ..staging import naming
 from .jobs import Entry, Job
 from .places import Place
 from .working import SPARE, chunks, digest_there
@@ -87,7 +88,8 @@ def finish(
     if not is_source_checked:
         check_source(prepared, job.task_bytes)
     infos = [target.info for target in plan.targets]
-    writer = place.writer(prepared.format, infos, plan.metadata, is_share=False)
+    with naming(place.beside(prepared.is_folder)[0], prepared.target, plan.target_layout):
+        writer = place.writer(prepared.format, infos, plan.metadata, is_share=False)
     try:
         found = _check(prepared, place, writer, job, tasks, known, run, progress)
         if stamps(reader, anew=True) != files or prepared.identity() != job.plan:

@@ -7,6 +7,7 @@ from ..containers.base import CheckpointError
 from ..elements import Elements
 from ..execution import Progress, Result, accompany, budget_of, config_beside, stamps, write_all
 from ..requests import Prepared
+from ..staging import naming
 from .finishing import check_source
 from .jobs import Job
 from .places import place_of
@@ -35,7 +36,8 @@ def write_in_order(
             check_source(prepared, budget)
             infos = [target.info for target in plan.targets]
             own = config_beside(plan, reader, None) if prepared.is_folder else None
-            writer = place.writer(prepared.format, infos, plan.metadata, is_share=False)
+            with naming(place.beside(prepared.is_folder)[0], prepared.target, plan.target_layout):
+                writer = place.writer(prepared.format, infos, plan.metadata, is_share=False)
             try:
                 digests, changed = write_all(plan, reader, elements, writer, {}, budget, progress, lambda entry: None)
                 if stamps(reader, anew=True) != files:

@@ -24,6 +24,7 @@ from ..execution import stamps
 from ..planning.plans import Target
 from ..planning.tasks import Piece, Task
 from ..requests import Prepared
+from ..staging import naming
 from . import ahead
 from .jobs import Entry
 from .places import Place
@@ -71,7 +72,8 @@ def work(
     plan_of = {target.info.name: target for target in prepared.plan.targets}
     infos = [target.info for target in prepared.plan.targets]
     files = stamps(prepared.reader)
-    writer = place.writer(prepared.format, infos, prepared.plan.metadata, is_share=True)
+    with naming(place.beside(prepared.is_folder)[0], prepared.target, prepared.plan.target_layout):
+        writer = place.writer(prepared.format, infos, prepared.plan.metadata, is_share=True)
     pieces = [piece for task in tasks for piece in task.pieces]
     known = place.entries(plan)
     left = []

@@ -11,6 +11,7 @@ from typing import Any
 import rich.box
 import rich.table
 
+from ..rendering import files
 from .block_faults import always
 from .faults import FAULTS, find_fault
 from .gallery import Finding, summarised
@@ -168,7 +169,7 @@ class MutationReport:
 
         text = as_markdown(self)
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            files.write(files.checked(path), text)
         return text
 
     # ---- rows

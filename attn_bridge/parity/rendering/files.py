@@ -2,19 +2,66 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
+import stat
 from pathlib import Path
+
+_pipes: dict[tuple[int, int], int] = {}
+"""Device and number of a pipe -> the descriptor that it was opened by before the work."""
+
+
+def hold_pipe(path: Path) -> int | None:
+    """Open what is written to a pipe or socket, and keep it open, so that its reader stays; None: it is neither.
+
+    Raises:
+        ValueError: nothing reads it, so that writing would wait for a reader.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    if not (stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)):
+        return None
+    key = status.st_dev, status.st_ino
+    if key not in _pipes:
+        try:
+            _pipes[key] = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise ValueError(f"{path} cannot be written: it is a pipe that nothing reads") from error
+        os.set_blocking(_pipes[key], True)
+    return _pipes[key]
+
+
+def write_pipe(path: Path, text: str) -> bool:
+    """Write `text` to a pipe, and close it; return False where the path is none.
+
+    Raises:
+        ValueError: nothing reads it, or not to the end.
+    """
+    descriptor = hold_pipe(path)
+    if descriptor is None:
+        return False
+    del _pipes[next(key for key, value in _pipes.items() if value == descriptor)]
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {_reason(error)}") from error
+    return True
 
 
 def checked(path: str | Path | None) -> Path | None:
     """Return the file that is to be written, None for none; call it before the work, so that a bad path costs none.
 
     Raises:
-        ValueError: the path is a folder, or its folder is missing.
+        ValueError: the path is a folder, or a pipe that nothing reads, or its folder is missing.
     """
     if path is None:
         return None
+    if hold_pipe(Path(path)) is not None:
+        return Path(path)  # links to pipes of a shell's own lead to no path
     try:
         target = Path(path).resolve()  # a link goes on pointing to its file
         if target.is_symlink():  # what is still a link now leads nowhere but to itself
@@ -39,7 +86,8 @@ def write(target: Path | None, text: str) -> None:
     sibling = target.with_name(f".{secrets.token_hex(8)}.part")
     try:
         if target.exists() and not target.is_file():  # a device or a pipe cannot be replaced
-            target.write_text(text, encoding="utf-8")
+            if not write_pipe(target, text):
+                target.write_text(text, encoding="utf-8")
             return
         sibling.write_text(text, encoding="utf-8", newline="\n")
         if target.exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -38,6 +39,7 @@ EXPERTS = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+LLAMA = families.find_decoder({"model_type": "llama", **SIZES})
 HUGE = 10**400
 YARN = {"rope_type": "yarn"}
 MAX_MEMORY = 1 << 26
@@ -127,6 +129,92 @@ def test_a_config_that_is_no_file_is_not_read(tmp_path, kind):
     write("safetensors", tmp_path / "model.safetensors", {"x": np.arange(3.0)})
     with pytest.raises(CheckpointError, match=r"config\.json can't be read as JSON: it is no file$"):
         configs.read_config("DecoderModel", tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+@pytest.mark.parametrize("name", ["config.json", "params.json", "attn-bridge.json", "attn-bridge.kept"])
+def test_a_file_beside_weights_that_is_none_is_refused_by_convert(tmp_path, name, kind):
+    source = tmp_path / "source"
+    source.mkdir()
+    arrays = {row.rule.torch: np.full(row.shape, 0.5, np.float32) for row in LLAMA.parameters}
+    write("safetensors", source / "model.safetensors", arrays)
+    if name == "attn-bridge.kept":
+        checkpoints.convert(source, tmp_path / "made", to_layout="flax")
+        (tmp_path / "made").rename(source := tmp_path / "made")
+    path = source / name
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)}( can't be (read as JSON|used))?: (it )?is no"):
+        checkpoints.convert(source, tmp_path / "y", to_layout="torch" if name == "attn-bridge.kept" else "flax")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_attention_heads": -4}, r"num_attention_heads \(-4\) of llama must be at least 1"),
+        ({"num_hidden_layers": 1e308}, "num_hidden_layers of llama must be an integer, got float"),
+        (
+            {"num_hidden_layers": 10**308},
+            r"num_hidden_layers \(10+\.\.\. \(309 characters\)\) of llama must be at most",
+        ),
+        ({"num_hidden_layers": 5000}, r"num_hidden_layers \(5000\) of llama must be at most 4096"),
+        ({"num_key_value_heads": True}, "num_key_value_heads of llama must be an integer, got bool"),
+        ({"vocab_size": float("nan")}, "vocab_size of llama must be an integer, got float"),
+        ({"hidden_size": "a" * 40_000}, "hidden_size of llama must be an integer, got str"),
+        ({"intermediate_size": 0}, r"intermediate_size \(0\) of llama must be at least 1"),
+        ({"head_dim": float("inf")}, "head_dim of llama must be an integer, got float"),
+        ({"model_type": "gpt2", "n_head": -1}, r"n_head \(-1\) of gpt2 must be at least 1"),
+        ({"model_type": "x" * 40_000, "n_layer": 0.5}, r"n_layer of x+\.\.\. \(40000 characters\) must be an integer"),
+        ({"text_config": {"num_attention_heads": 1 << 40}}, r"num_attention_heads \(\d+\) of llama must be at most"),
+    ],
+)
+@pytest.mark.parametrize("target", ["flax", "same"])
+def test_sizes_that_no_model_has_are_refused_by_convert(tmp_path, target, change, message):
+    arrays = {row.rule.torch: np.full(row.shape, 0.5, np.float32) for row in LLAMA.parameters}
+    source = write("safetensors", tmp_path / "model.safetensors", arrays)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES, **change}))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(str(tmp_path))}/config\.json: {message}") as caught:
+        checkpoints.convert(source, tmp_path / "y", to_layout=target)
+    assert len(str(caught.value)) < 500
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("model_type", ["DecoderModel", "GPTModel"])
+def test_sizes_of_our_own_config_are_refused_by_convert(tmp_path, model_type):
+    arrays = {row.rule.torch: np.full(row.shape, 0.5, np.float32) for row in LLAMA.parameters}
+    source = write("safetensors", tmp_path / "model.safetensors", arrays)
+    own = {"model_type": f"attn-bridge-{model_type}", "n_heads": -4, "config": {"n_heads": -4}}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    with pytest.raises(CheckpointError, match=r"/config\.json: "):
+        checkpoints.convert(source, tmp_path / "y", to_layout="flax")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gemma3n_text", **SIZES, "intermediate_size": [8, 8]},
+        {
+            "model_type": "mamba",
+            **SIZES,
+            "intermediate_size": 0,
+            "head_dim": None,
+            "time_step_limit": [0.0, float("inf")],
+        },
+        {"dim": 16, "n_layers": 2, "n_heads": 4, "vocab_size": -1},
+        {},
+    ],
+)
+def test_sizes_that_other_families_have_are_not_refused(tmp_path, config):
+    source = write("safetensors", tmp_path / "model.safetensors", {"x": np.arange(3.0)})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert checkpoints.convert(source, tmp_path / "y", to_layout="same").digests.keys() == {"x"}
 
 
 @pytest.mark.parametrize("name", ["scan", "interleaved", "tie"])

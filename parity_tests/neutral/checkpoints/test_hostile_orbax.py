@@ -7,6 +7,8 @@ import json
 import numpy as np
 import pytest
 
+from attn_bridge import checkpoints
+from attn_bridge.checkpoints.containers import CheckpointError
 from parity_tests.fuzz.samples import write
 from parity_tests.support.memory import resident_memory
 
@@ -69,6 +71,31 @@ def test_arrays_of_zarr_that_claim_more_than_is_there_are_refused(change, messag
     file = path / "a.b" / ".zarray"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     assert message in refusal_below(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": [1 << 40], "chunks": [1 << 40]}, "0: has 24 bytes; a chunk has 4398046511104"),
+        ({"shape": [], "chunks": []}, "0: has 24 bytes; a chunk has 4"),
+        ({"shape": [6], "chunks": [3]}, "has 1 chunks; its shape [6] needs 2"),
+    ],
+)
+def test_a_chunk_that_claims_more_is_refused_before_anything_is_written(change, message, tmp_path):
+    path = folder(tmp_path)
+    (path / "a.b" / "0.0").rename(path / "a.b" / "0")
+    file = path / "a.b" / ".zarray"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.convert(path, tmp_path / "y.npz", to_layout="same")
+    assert str(caught.value).endswith(message)
+    assert [one.name for one in tmp_path.iterdir()] == ["x.orbax"]
+
+
+def test_a_chunk_by_another_name_is_missing(tmp_path):
+    path = folder(tmp_path)
+    (path / "a.b" / "0.0").rename(path / "a.b" / "0.1")
+    assert "lacks the chunk 0.0 of 1 that its shape [2, 3] needs" in refusal_below(path)
 
 
 def test_links_and_missing_chunks_of_orbax_are_refused(tmp_path):

@@ -28,7 +28,7 @@ from ..files import (
     check_shape,
     parse_json,
 )
-from ..remote import RemotePath, is_remote, survey
+from ..remote import RemotePath, is_remote, sizes_in, survey
 from ..sources import inside, open_file
 from .ocdbt import CompressedError, Place, decode
 from .plain import EXTRA, FOREIGN, Plain, chunk_ranges
@@ -37,7 +37,16 @@ MAX_CHUNK = 1 << 35
 """Bytes of a chunk, which has to be read whole."""
 
 MAX_CLAIM = 1 << 42
-"""Bytes of a tensor: zeros need no room on disk, so that the folder's size is no bound."""
+"""Bytes of a tensor."""
+
+MAX_ZEROS, MAX_RATIO = 1 << 30, 1 << 15
+"""Bytes that arrays may claim without any in the folder, since zeros need none, and for each byte that it holds.
+
+Zstandard, which compresses most of what Orbax can, makes 128 KiB of four bytes at most.
+"""
+
+UNLISTED = -1
+"""Size of a chunk that its store does not list; it is checked when the chunk is read."""
 
 CACHE = 1 << 26
 """Bytes of decompressed chunks that TensorStore keeps for the next part of an array."""
@@ -75,11 +84,12 @@ class OrbaxReader(Reader):
         self._files: dict[Path, File] = {}
         self._used = {path / METADATA}
         self._places: dict[bytes, Place] | None = None
-        self._claimed = 0
+        self._claimed = self._unpacked = 0
         if self._ocdbt:
             with contextlib.suppress(CompressedError):
                 self._places, used = decode(path, self.path)
                 self._used |= used
+        self._size = 0
         self._is_full = said.get("store_array_data_equal_to_fill_value") is True
         self._tensorstore: Any = None
         self._keys: list[bytes] | None = None
@@ -216,9 +226,14 @@ class OrbaxReader(Reader):
         """Refuse an array that lacks chunks, or that claims more than its files hold."""
         shape = printable(list(plain.shape))
         if self._places is None:
-            held = sum(1 for one in plain.folder.iterdir() if one.name != ".zarray")
-            if count > held:
-                raise bad(plain.folder, f"has {held} chunks; its shape {shape} needs {count}")
+            held = {chunk: size for chunk, size in sizes_in(plain.folder).items() if chunk != ".zarray"}
+            if count > len(held):
+                raise bad(plain.folder, f"has {len(held)} chunks; its shape {shape} needs {count}")
+            for chunk in plain.names():
+                if chunk not in held:
+                    raise bad(plain.folder, f"lacks the chunk {chunk} of {count} that its shape {shape} needs")
+                if held[chunk] not in (plain.size, UNLISTED):
+                    raise bad(plain.folder / chunk, f"has {held[chunk]} bytes; a chunk has {plain.size}")
             return
         if count > len(self._places):
             raise bad(self._folder, f"{printable(name)} has less than the {count} chunks that its shape {shape} needs")
@@ -281,6 +296,11 @@ class OrbaxReader(Reader):
             chunk = math.prod(store.chunk_layout.read_chunk.shape or ()) * info.itemsize
             if chunk > MAX_CHUNK or info.nbytes > MAX_CLAIM:
                 raise bad(self._folder, f"{printable(name)} claims {info.nbytes} bytes in chunks of {chunk}")
+            self._unpacked += info.nbytes
+            if self._unpacked > MAX_ZEROS and self._unpacked > MAX_ZEROS + MAX_RATIO * self._held():
+                raise bad(
+                    self._folder, f"its arrays claim {self._unpacked} bytes or more; its files have {self._held()}"
+                )
             self.tensors[name] = info
             self._stores[name] = store
             if self._is_full and info.nbytes:
@@ -289,6 +309,12 @@ class OrbaxReader(Reader):
                 held = self._count_values(name)
                 if held < needed:
                     raise bad(self._folder, f"{printable(name)} has {held} chunks; its shape needs {needed}")
+
+    def _held(self) -> int:
+        """Return how many bytes the files of the folder have."""
+        if not self._size:
+            self._size = sum(one.stat().st_size for one in self._folder.rglob("*") if one.is_file())
+        return self._size
 
     def _check_links(self) -> None:
         """Refuse links out of the folder, which TensorStore would follow."""

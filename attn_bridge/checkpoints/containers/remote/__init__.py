@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,8 +16,10 @@ __all__ = [
     "check_writable",
     "forget",
     "is_remote",
+    "is_there",
     "is_url",
     "open_all",
+    "sizes_in",
     "survey",
     "text_of",
     "to_path",
@@ -32,6 +35,19 @@ def survey(folder: Path, ending: str) -> None:
     """Learn of all that is below a folder of a store, and read its files with that ending; nothing for local ones."""
     if isinstance(folder, RemotePath):
         folder.store.survey(folder.key, ending)
+
+
+def is_there(path: Path) -> bool:
+    """Return whether a file of that name is there, or on this machine anything: a pipe is refused, not passed over."""
+    return path.is_file() if isinstance(path, RemotePath) else os.path.lexists(path)
+
+
+def sizes_in(folder: Path) -> dict[str, int]:
+    """Return name -> bytes of all in a folder; fewer than 0 where a store lists names alone."""
+    if isinstance(folder, RemotePath):
+        return {name: entry.size for name, entry in folder.store.children(folder.key).items()}
+    with os.scandir(folder) as entries:
+        return {entry.name: entry.stat().st_size for entry in entries}
 
 
 def open_all(open_one: Callable[[Path], Opened], paths: Iterable[Path]) -> list[Opened]:

@@ -20,6 +20,9 @@ from ..base import CheckpointError
 TRIES = 10
 """How often a request is made before it is given up."""
 
+SLOW_TRIES = 2
+"""How often where an answer comes too slowly: each try takes all the time that is waited for one."""
+
 TRIES_WHILE_DOWN = 2
 """How often, once one was given up and until one succeeds: what is cleared away then would wait as long each time."""
 
@@ -37,6 +40,12 @@ NETWORK = ("aiohttp", "aiobotocore", "botocore", "urllib3", "requests", "httpx",
 
 UNSIGNED = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError")
 """Names of errors of credentials that are not there."""
+
+REDIRECTS = {
+    "TooManyRedirects": "its server redirects requests without end",
+    "RedirectClientError": "its server redirects requests to what is no http or https URL",
+}
+"""Names of errors of where a server sends requests -> what they mean; another try would be sent there, too."""
 
 FINAL = ("ParamValidationError", "InvalidURL", "UnsupportedProtocol", "InvalidRegionError", "ProfileNotFound")
 """Names of errors of what was asked for."""
@@ -64,6 +73,13 @@ class GivenUpError(FaultError):
     """A request that failed as often as it was made."""
 
 
+class SlowError(FaultError):
+    """An answer that comes too slowly."""
+
+    def __init__(self, words: str):
+        super().__init__(words, again=True)
+
+
 class ChangedError(FaultError):
     """What was asked for is another one than when it was opened, or is there though it should not be."""
 
@@ -84,6 +100,8 @@ def fault_of(error: BaseException) -> FaultError:
     names = {kind.__name__ for one in _chain(error) for kind in type(one).__mro__}
     if names & set(UNSIGNED):
         return DeniedError("no credentials for it are found")
+    if redirects := [words for name, words in REDIRECTS.items() if name in names]:
+        return FaultError(redirects[0])
     if names & set(FINAL):
         return FaultError(f"it can't be asked for ({type(error).__name__})")
     if status == 404 or code in ("NoSuchKey", "NoSuchBucket", "NoSuchUpload"):
@@ -160,7 +178,8 @@ async def patiently(ask: Callable[[], Awaitable[Answer]], tries: int) -> Answer:
         FaultError: no further try is worth it.
     """
     pause = PAUSE
-    for number in range(tries):
+    slow = 0
+    for number in range(1, tries + 1):
         try:
             with as_faults():
                 return await ask()
@@ -168,7 +187,9 @@ async def patiently(ask: Callable[[], Awaitable[Answer]], tries: int) -> Answer:
             fault = error
         if not fault.again:
             raise fault from None
-        if number + 1 < tries:
-            await asyncio.sleep(min(pause, MAX_PAUSE) * random.uniform(0.5, 1.0))
-            pause *= 2
-    raise GivenUpError(f"given up after {tries} tries: {fault}") from None
+        slow += isinstance(fault, SlowError)
+        if slow == SLOW_TRIES or number == tries:
+            break
+        await asyncio.sleep(min(pause, MAX_PAUSE) * random.uniform(0.5, 1.0))
+        pause *= 2
+    raise GivenUpError(f"given up after {number} tries: {fault}") from None

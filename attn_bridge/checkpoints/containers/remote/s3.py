@@ -15,6 +15,7 @@ from typing import Any
 
 from ....printable import printable
 from .faults import AbsentError, ChangedError, FaultError, as_faults
+from .pace import take
 from .stores import FOLDER, Entry, Store
 
 PIECE = 1 << 18
@@ -184,18 +185,3 @@ class S3Store(Store):
         if said.get("Errors"):
             code = str(said["Errors"][0].get("Code", ""))
             raise FaultError(f"the store answers {printable(code, 60)}", again=code in ("InternalError", "SlowDown"))
-
-
-async def take(into: memoryview, read: Any) -> None:
-    """Fill memory from a connection, which has to give as many bytes and no more."""
-    done = 0
-    while True:
-        data = await read()
-        if not data:
-            break
-        if done + len(data) > len(into):
-            raise FaultError(f"the store sends more than the {len(into)} bytes that were asked for", again=True)
-        into[done : done + len(data)] = data
-        done += len(data)
-    if done < len(into):
-        raise FaultError(f"the store sends {done} bytes of {len(into)}", again=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import re
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ..base import DCP_METADATA, ORBAX_METADATA
-from .faults import AbsentError, ChangedError, DeniedError, FaultError, as_faults
-from .s3 import take
+from . import pace
+from .faults import AbsentError, ChangedError, DeniedError, FaultError, SlowError, as_faults
 from .stores import FOLDER, HEAD, Entry, Store
 
 if TYPE_CHECKING:
@@ -25,8 +27,14 @@ USUAL = (
 )
 """Names that are looked for in a folder that its server does not list."""
 
+NO_FILE = "attn-bridge.no-file"
+"""A name that is nowhere: what a server sends for it is its answer to every name."""
+
+PAGE = "its server answers with a web page"
+
 OTHER = "its server answers with another range than was asked for"
 
+_HTML = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html)[\s>]", re.IGNORECASE)
 _LINK = re.compile(rb"""<a\s[^>]*?href\s*=\s*["']([^"'?#]+)["']""", re.IGNORECASE)
 
 
@@ -41,16 +49,32 @@ class WebStore(Store):
     def __init__(self, path: RemotePath, system: Any):
         super().__init__(path, system)
         self._query = path.url.partition("?")[2]
+        self._pages: set[str] = set()  # names for which the server sends a page
+        self._nowhere: dict[str, Entry | None] = {}  # folder -> what it sends for a name that is nowhere
+        self._asking = asyncio.Lock()
 
     def _url(self, key: str) -> str:
         return f"{self._protocol}://{key}{f'?{self._query}' if self._query and key == self._root else ''}"
 
-    async def _request(self, key: str, ending: str = "", **headers: str) -> Any:
+    @contextlib.asynccontextmanager
+    async def _request(self, key: str, ending: str = "", **headers: str) -> AsyncIterator[Any]:
+        """Hold the answer to a request, of which the body is yet to be read."""
         aiohttp = importlib.import_module("aiohttp")
         session = await self._system.set_session()
         wait = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
         sent = {"Accept-Encoding": "identity", **headers}
-        return session.get(self._system.encode_url(self._url(key) + ending), headers=sent, timeout=wait)
+        url = self._system.encode_url(self._url(key) + ending)
+        try:
+            async with asyncio.timeout(2 * pace.WINDOW) as limit:  # silence is limited by sock_read, and this is not
+                reply = await session.get(url, headers=sent, timeout=wait)
+        except TimeoutError:
+            if limit.expired():
+                raise SlowError(f"its server takes more than {2 * pace.WINDOW:g} s for an answer's headers") from None
+            raise
+        async with reply:
+            if reply.status // 100 == 3:
+                raise FaultError(f"its server answers HTTP {reply.status} and no URL to go to")
+            yield reply
 
     async def _info(self, key: str, as_file: bool = False) -> Entry | None:
         found = await self._file(key)
@@ -59,11 +83,35 @@ class WebStore(Store):
             if inside:
                 self.note(key, inside)
                 return FOLDER
+            if key == self._root and key in self._pages:
+                raise FaultError(PAGE)
         return found
 
     async def _file(self, key: str) -> Entry | None:
-        """Return what is known of a file, with its beginning; a page of links that a name leads to is a folder."""
-        async with await self._request(key, Range=f"bytes=0-{HEAD - 1}") as reply:
+        """Return what is known of a file, and nothing where the server sends the same for names that are nowhere."""
+        entry = await self._answered(key)
+        folder = key.rpartition("/")[0]
+        is_listed = folder in self._folders and folder not in self.guessed
+        if entry is None or entry.is_folder or is_listed or key == self._root:
+            return entry
+        async with self._asking:
+            if folder not in self._nowhere:
+                try:
+                    with as_faults():
+                        answer = await self._answered(f"{folder}/{NO_FILE}")
+                except DeniedError:
+                    answer = None
+                self._nowhere[folder] = answer
+        nowhere = self._nowhere[folder]
+        is_same = nowhere is not None and (nowhere.size, nowhere.head) == (entry.size, entry.head)
+        return None if is_same else entry
+
+    async def _answered(self, key: str) -> Entry | None:
+        """Return what a server says of a name, with its beginning.
+
+        A page of links that a name leads to is a folder; any other page stands for a file that is not there.
+        """
+        async with self._request(key, Range=f"bytes=0-{HEAD - 1}") as reply:
             if reply.status == 404:
                 return None
             if reply.status == 416:
@@ -74,27 +122,34 @@ class WebStore(Store):
             is_page = reply.headers.get("Content-Type", "").startswith("text/html")
             if is_page and reply.url.path.endswith("/"):
                 return FOLDER
-            size = _total(reply) if reply.status == 206 else reply.headers.get("Content-Length")
-            if size is None or not str(size).isdecimal():
-                raise FaultError("its server does not say how many bytes it has")
-            head = memoryview(bytearray(min(HEAD, int(size))))
-            if reply.status == 206:
-                if reply.headers.get("Content-Range", "").partition("/")[0] != f"bytes 0-{len(head) - 1}":
+            size = _total(reply) if reply.status == 206 else _length(reply)
+            most = HEAD if size is None else min(HEAD, size)
+            if reply.status == 206 and size is not None:
+                if reply.headers.get("Content-Range", "").partition("/")[0] != f"bytes 0-{most - 1}":
                     raise FaultError(OTHER, again=True)
-                await take(head, reply.content.readany)
+                whole = bytearray(most)
+                await pace.take(memoryview(whole), reply.content.readany)
+                head = bytes(whole)
             else:
-                head[:] = await reply.content.readexactly(len(head))
+                head = await pace.beginning(most, reply.content.readany)
                 reply.close()
-            return Entry(int(size), _tag(reply), head=bytes(head))
+            if _HTML.match(head):
+                self._pages.add(key)
+                return None
+            if size is None:
+                raise FaultError("its server does not say how many bytes it has")
+            if len(head) < most:
+                raise FaultError(f"the store sends {len(head)} bytes of {most}", again=True)
+            return Entry(size, _tag(reply), head=head)
 
     async def _list(self, key: str) -> dict[str, Entry]:
         found: dict[str, Entry] = {}
         try:
             with as_faults():
-                async with await self._request(key, "/") as reply:
+                async with self._request(key, "/") as reply:
                     reply.raise_for_status()
                     is_page = reply.headers.get("Content-Type", "").startswith("text/html")
-                    links = _LINK.findall(await reply.content.read(1 << 24)) if is_page else []
+                    links = _LINK.findall(await pace.beginning(SMALL, reply.content.readany)) if is_page else []
         except (AbsentError, DeniedError):
             links = []
         for link in links:
@@ -120,7 +175,7 @@ class WebStore(Store):
         tag = entry.tag if entry.tag.startswith('"') else ""
         tied = {"If-Match": tag} if tag else {}
         stop = start + len(into)
-        async with await self._request(key, Range=f"bytes={start}-{stop - 1}", **tied) as reply:
+        async with self._request(key, Range=f"bytes={start}-{stop - 1}", **tied) as reply:
             reply.raise_for_status()
             if entry.tag and _tag(reply) != entry.tag:
                 raise ChangedError("has changed while it was read")
@@ -130,18 +185,24 @@ class WebStore(Store):
                     raise FaultError(OTHER, again=True)
                 if _total(reply) not in (None, entry.size):
                     raise ChangedError("has changed while it was read")
-                await take(into, reply.content.readany)
+                await pace.take(into, reply.content.readany)
                 return
             if entry.size > SMALL:
                 raise FaultError("its server answers no requests for ranges; download the file first")
             whole = memoryview(bytearray(entry.size))
-            await take(whole, reply.content.readany)
+            await pace.take(whole, reply.content.readany)
             into[:] = whole[start:stop]
 
 
 def _total(reply: Any) -> int | None:
     """Return how many bytes a file has by the answer to a request for a range."""
     size = reply.headers.get("Content-Range", "").rpartition("/")[2]
+    return int(size) if size.isdecimal() else None
+
+
+def _length(reply: Any) -> int | None:
+    """Return how many bytes an answer says that it has."""
+    size = reply.headers.get("Content-Length", "")
     return int(size) if size.isdecimal() else None
 
 

@@ -114,14 +114,16 @@ def _read(
         *_plain_matches(Rules(rule for rule in found if not rule.is_joint), first, second, how, labels, problems)
     ]
     dropped: list[tuple[str, str, str]] = []
-    for rule in found:
-        if rule.drop:
-            for side, names, parameters in (("first", rule.torch_names, first), ("second", rule.flax_names, second)):
-                hits = [name for name in parameters if any(joint.matches(one, name) for one in names)]
-                dropped += [(side, name, rule.drop) for name in hits]
-                problems.missing += [f"{rule.where}{name}" for name in names if not hits]
-        elif rule.is_joint:
-            matches += _joint_matches(rule, first, second, how, labels, problems)
+    of_first, of_second = joint.covered(found, first, "torch"), joint.covered(found, second, "flax")
+    for (rule, covered), (_, others) in zip(of_first, of_second, strict=True):
+        firsts, seconds = {name: first[name] for name in covered}, {name: second[name] for name in others}
+        if not rule.drop:
+            matches += _joint_matches(rule, firsts, seconds, how, labels, problems)
+            continue
+        for side, names, parameters in (("first", rule.torch_names, firsts), ("second", rule.flax_names, seconds)):
+            hits = [name for name in parameters if any(joint.matches(one, name) for one in names)]
+            dropped += [(side, name, rule.drop) for name in hits]
+            problems.missing += [f"{rule.where}{name}" for name in names if not hits]
     _refuse_doubles(matches)
     return Partial(tuple(matches), tuple(dropped)), problems
 

@@ -11,6 +11,7 @@ from typing import Any
 import rich.box
 import rich.table
 
+from ...rendering import files
 from ..mutants import FIRST_SEED
 from ..trials import upper_bound
 from .faults import find_mesh_fault
@@ -177,7 +178,7 @@ class MeshMutationReport:
         if self.lines():
             parts += ["## What is not as it should be", "```\n" + "\n".join(self.lines()) + "\n```"]
         text = "\n\n".join(parts) + "\n"
-        Path(path).write_text(text, encoding="utf-8")
+        files.write(files.checked(path), text)
         return text
 
 

@@ -1,0 +1,37 @@
+"""What a command says of an error: one line, in which text that users gave is cut where it is long."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ..parity.rendering.text import visible
+from ..printable import printable
+
+MAX_ECHO = 400
+"""Characters of an argument that are echoed whole; more of it helps nobody to see which one it is."""
+
+MAX_PATH = 4096
+"""Characters of a path (Linux's PATH_MAX), which is echoed whole: advice on what to run next holds it."""
+
+MAX_LINE = 10_000
+"""Characters of a line: it lists at most 100 findings of at most 100 characters or so."""
+
+
+def one_line(message: str, arguments: Iterable[str]) -> str:
+    """Return a message as one line.
+
+    Args:
+        message: of an error.
+        arguments: the command's; a long one, or the value of one, is cut where the message holds it.
+    """
+    for argument in arguments:
+        for text in (argument, argument.partition("=")[2]):
+            is_path = "/" in text and len(text) <= MAX_PATH
+            if len(text) > MAX_ECHO and not is_path:
+                message = message.replace(text, printable(text)).replace(repr(text)[1:-1], printable(text))
+    message = re.sub(rf"\S{{{MAX_PATH + 1},}}", lambda word: printable(word[0]), message)
+    line = " ".join(visible(message).split())
+    if len(line) <= MAX_LINE:
+        return line
+    return f"{line[: MAX_LINE // 2]} ... ({len(line)} characters) ... {line[-MAX_LINE // 4 :]}"

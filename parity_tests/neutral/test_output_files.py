@@ -1,0 +1,106 @@
+"""Files that commands write reports to: pipes without a reader are refused, those with one are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import threading
+
+import numpy as np
+import pytest
+
+from attn_bridge.cli import output
+from attn_bridge.cli.app import run
+from attn_bridge.parity.rendering import files
+
+NOBODY = "cannot be written: it is a pipe that nothing reads"
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    path = tmp_path / "report.pipe"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.fixture
+def weights(tmp_path):
+    np.savez(tmp_path / "x.npz", a=np.arange(3.0))
+    return tmp_path / "x.npz"
+
+
+def read_by(path):
+    """Begin to read a pipe, and return a function that waits for its end and gives what came."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    came = []
+
+    def read():
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
+        waiting.poll()  # for what is written: until there is a writer, the pipe is at its end
+        os.set_blocking(descriptor, True)
+        with os.fdopen(descriptor, encoding="utf-8") as stream:
+            came.append(stream.read())
+
+    thread = threading.Thread(target=read)
+
+    def end():
+        thread.join()
+        return came[0]
+
+    return thread, end
+
+
+COMMANDS = [
+    *(["inspect", "WEIGHTS", option, "PIPE"] for option in ("--html", "--json")),
+    *([*command, "--json", "PIPE"] for command in (["verify", "WEIGHTS"], ["digest", "WEIGHTS"], ["doctor"])),
+    *([command, "WEIGHTS", "y.npz", "--json", "PIPE"] for command in ("convert", "plan")),
+    ["check", "LayerNorm", "--json", "PIPE"],
+    ["check", "--model", "none", "--html", "PIPE"],
+    ["mutate", "--markdown", "PIPE"],
+    *(["compare", "a.py:f", "b.py:f", option, "PIPE"] for option in ("--html", "--json", "--junit")),
+    *(["compare-dumps", "a", "b", option, "PIPE"] for option in ("--html", "--json", "--junit")),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command[0]} {command[-2]}")
+def test_a_pipe_that_nothing_reads_is_refused(command, pipe, weights, capsys):
+    named = {"PIPE": str(pipe), "WEIGHTS": str(weights)}
+    assert run([named.get(word, word) for word in command]) == 2
+    assert capsys.readouterr().err == f"error: {command[-2]} {pipe} {NOBODY}\n"
+
+
+@pytest.mark.parametrize("option", ["--html", "--json"])
+def test_a_pipe_that_is_read_gets_the_whole_report(option, pipe, weights, tmp_path, capsys):
+    thread, end = read_by(pipe)
+    thread.start()
+    assert run(["inspect", str(weights), option, str(pipe)]) == 0
+    came = end()
+    assert run(["inspect", str(weights), option, str(tmp_path / "file.txt")]) == 0
+    assert came == (tmp_path / "file.txt").read_text()
+    assert pipe.is_fifo()
+
+
+def test_a_pipe_whose_reader_leaves_is_one_line(pipe):
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    output.check_writable(str(pipe))
+    os.close(descriptor)
+    with pytest.raises(ValueError, match=r"report\.pipe cannot be written: Broken pipe$"):
+        output.write_json({"a": 1}, str(pipe))
+
+
+def test_a_pipe_of_the_shell_is_written_by_its_descriptor():
+    reading, writing = os.pipe()
+    target = f"/dev/fd/{writing}"
+    output.check_writable(target)
+    output.write_json({"a": 1}, target)
+    files.write(files.checked(target), "page")
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        assert stream.read() == json.dumps({"a": 1}, indent=1) + "\npage"
+
+
+def test_a_device_is_written_as_it_is(weights, capsys):
+    assert run(["inspect", str(weights), "--html", "/dev/null", "--json", "/dev/full"]) == 2
+    assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
