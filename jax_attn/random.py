@@ -30,7 +30,8 @@ class TorchRngs:
 
     Draws happen on the host, one after the other. Inside ``jax.jit`` masks are drawn each time that the compiled
     function runs, in order, by a callback, which JAX refuses under ``jax.checkpoint`` and on several devices; under
-    ``jax.vmap`` there is one mask for all. Weights are not drawn there, and no seed is set.
+    ``jax.vmap`` there is one mask for all, and ``jax.lax.scan`` draws one in each step for what differs between steps.
+    Weights are not drawn there, and no seed is set.
 
     Args:
         seed: an integer from -2**63 to 2**64 - 1, as `torch.manual_seed` takes it.
@@ -98,13 +99,33 @@ class TorchRngs:
         _on_the_host("asked for weights")
         return jnp.asarray(self._generator.normal(shape, np.dtype(dtype)))
 
-    def bernoulli(self, p: float = 0.5, shape: int | Sequence[int] = ()) -> Bool[Array, "..."]:
-        """Draw as ``torch.empty(shape).bernoulli_(p)`` does; a dropout at rate r draws with ``p = 1 - r``."""
+    def bernoulli(
+        self, p: float = 0.5, shape: int | Sequence[int] = (), *, like: Array | None = None
+    ) -> Bool[Array, "..."]:
+        """Draw as ``torch.empty(shape).bernoulli_(p)`` does; a dropout at rate r draws with ``p = 1 - r``.
+
+        Args:
+            p: probability of True.
+            shape: of the result.
+            like: what the mask is for. Inside ``jax.lax.scan``, JAX takes out of the loop what depends on nothing that
+                changes there, and so would draw once for all steps.
+        """
         if not is_tracing():
             jax.effects_barrier()
             return jnp.asarray(self._generator.bernoulli(shape, p))
         result = jax.ShapeDtypeStruct(rng.as_shape(shape), jnp.bool_)
-        return io_callback(lambda: self._generator.bernoulli(shape, p), result, ordered=True)
+
+        @jax.custom_batching.custom_vmap
+        def draw(step: Array) -> Array:
+            return io_callback(lambda _: self._generator.bernoulli(shape, p), result, step, ordered=True)
+
+        @draw.def_vmap
+        def draw_for_all(axis_size: int, in_batched: list[bool], step: Array) -> tuple[Array, bool]:
+            del axis_size, in_batched
+            return draw(step[0]), False
+
+        step = jnp.zeros(()) if like is None else jax.lax.stop_gradient(like).ravel()[:1].sum()
+        return draw(step)
 
 
 Rngs: TypeAlias = nnx.Rngs | TorchRngs

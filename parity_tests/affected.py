@@ -1,33 +1,25 @@
 """Run the tests that a change can break, nearest first: ``make affected``.
 
-The import graph (grimp, which import-linter brings) gives the test files that a changed file can reach, and the number
-of imports between them. Modules that the code loads by name are edges as well: a text that names a module counts as an
-import of it. The nearest files run, as many as fit ``--seconds`` by the costs that ``parity_tests/costs.json`` stores;
-the output counts the files left for ``make test``.
+The import graph (`power.ordering`) gives the test files that a changed file can reach, and their distances in imports.
+The nearest files run, as many as fit ``--seconds`` by the costs that ``parity_tests/costs.json`` stores; the output
+counts the files left for ``make test``.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import collections
 import dataclasses
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-import grimp
-
 from . import costs
+from .power import ordering
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("attn_bridge", "attn_kernels", "torch_attn", "jax_attn", "parity_tests", "benchmarks")
-LOADED_BELOW = ("torch_attn", "jax_attn")
-"""Packages below which `attn_bridge.backends` loads modules by name."""
-
 EVERYTHING = ("conftest.py", "pyproject.toml", "constraints.txt", "Makefile")
 """Names of files that every test depends on."""
 
@@ -64,84 +56,41 @@ def changed_files(base: str) -> list[str]:
     return sorted({line for output in outputs for line in output.splitlines()})
 
 
-def importers() -> dict[str, set[str]]:
-    """Return module -> modules that import it, by statement or by a text that names it."""
-    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
-    direct = {module: set(graph.find_modules_that_directly_import(module)) for module in graph.modules}
-    for module in graph.modules:
-        path = path_of(module)
-        package = module if path.endswith("__init__.py") else module.rpartition(".")[0]
-        for text in named_in((ROOT / path).read_text(encoding="utf-8")):
-            for parent in ("", package, *LOADED_BELOW):
-                target = f"{parent}.{text}".lstrip(".")
-                if target in direct and target != module:
-                    direct[target].add(module)
-    return direct
+def nearest_first(changed: Collection[str], edges: ordering.Edges) -> list[str]:
+    """Return the test files that changed files can break: changed ones, then the nearest to any of them.
 
-
-def named_in(source: str) -> set[str]:
-    """Return the string constants of a module that can be names of modules."""
-    texts = {
-        node.value
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
-    return {text for text in texts if all(part.isidentifier() for part in text.split("."))}
-
-
-def path_of(module: str) -> str:
-    """Return the file of a module, relative to the repository."""
-    stem = module.replace(".", "/")
-    return f"{stem}/__init__.py" if (ROOT / stem).is_dir() else f"{stem}.py"
-
-
-def distances(changed: Iterable[str], direct: Mapping[str, set[str]]) -> dict[str, int]:
-    """Return test file -> number of imports between it and the nearest changed file.
-
-    A test file whose name shares a word with a changed module counts as one import nearer: the facade of a package
-    hides which of its modules a test is about. A changed file that is not a module stands for those of its folder.
+    A changed file that is not a module stands for the modules of its folder.
     """
-    modules = {path_of(module): module for module in direct}
-    starts = set()
+    modules = {ordering.module_of(path) for path in changed} & edges.keys()
     for path in changed:
-        if path in modules:
-            starts.add(modules[path])
-        else:
-            folder = path.rpartition("/")[0]
-            starts |= {module for file, module in modules.items() if folder and file.rpartition("/")[0] == folder}
-    words = {word for module in starts for part in module.split(".")[1:] for word in part.split("_")}
-    steps = dict.fromkeys(starts, 0)
-    queue = collections.deque(starts)
-    while queue:
-        module = queue.popleft()
-        for importer in direct[module] - steps.keys():
-            steps[importer] = steps[module] + 1
-            queue.append(importer)
-    tests = {module: count for module, count in steps.items() if module.rpartition(".")[2].startswith("test_")}
-    return {
-        path_of(module): count - (count > 0 and not words.isdisjoint(module.rpartition(".")[2].split("_")))
-        for module, count in tests.items()
-    }
+        folder = path.rpartition("/")[0]
+        if folder and ordering.module_of(path) not in edges:
+            package = ordering.module_of(f"{folder}/__init__.py")
+            modules |= {module for module in edges if module == package or module.rpartition(".")[0] == package}
+    ranks: dict[str, int] = {}
+    for module in modules:
+        for rank, file in enumerate(ordering.by_distance(f"{module.replace('.', '/')}.py", edges, ROOT)):
+            ranks[file] = min(rank, ranks.get(file, rank))
+    return sorted(ranks, key=lambda file: (file not in changed, ranks[file], file))
 
 
-def select(reach: Mapping[str, int], seconds: float, stored: Mapping[str, float]) -> Selection:
+def select(ordered: Sequence[str], changed: Collection[str], seconds: float, stored: Mapping[str, float]) -> Selection:
     """Divide test files into those to run within a time and the rest.
 
     Args:
-        reach: test file -> distance.
+        ordered: test files, nearest first.
+        changed: changed files; a changed test file runs, however long it takes.
         seconds: what the run may take on `CORES` cores, its start included.
         stored: test file -> processor seconds.
     """
-    fast = [file for file in reach if not file.startswith(SLOW)]
-    ordered = sorted(fast, key=lambda file: (reach[file], stored.get(file, UNKNOWN_COST), file))
     left = (seconds - START) * CORES
     nearest = []
     for file in ordered:
         cost = stored.get(file, UNKNOWN_COST)
-        if reach[file] == 0 or cost <= left:  # a changed test file runs, however long it takes
+        if file in changed or (cost <= left and not file.startswith(SLOW)):
             nearest.append(file)
             left -= cost
-    return Selection(tuple(nearest), tuple(file for file in reach if file not in nearest))
+    return Selection(tuple(nearest), tuple(file for file in ordered if file not in nearest))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -160,12 +109,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"every test depends on {everything[0]}: make test")
         return 2
     stored = json.loads(costs.STORED.read_text(encoding="utf-8"))
-    reach = distances(changed, importers())
-    selection = select(reach, options.seconds, stored)
+    ordered = nearest_first(changed, ordering.importers(ROOT))
+    selection = select(ordered, changed, options.seconds, stored)
     if options.list:
         print(*selection.nearest, sep="\n")
         return 0
-    print(f"{len(selection.nearest)} of {len(reach)} test files that this change can break, nearest first", flush=True)
+    print(
+        f"{len(selection.nearest)} of {len(ordered)} test files that this change can break, nearest first", flush=True
+    )
     if not selection.nearest:
         print("no test imports what changed; make tours runs documented pages")
         return 0

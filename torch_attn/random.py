@@ -20,12 +20,14 @@ from torch import Tensor
 
 from attn_bridge import rng, validation
 
+from . import recomputation
 from .threefry import Key, erf_inv, fill, key_words, multiply_add, raw_bits, signed, threefry
 
 __all__ = ["JaxRngs", "RngStream", "bernoulli", "bits", "fold_in", "key", "normal", "split", "uniform"]
 
 Shape: TypeAlias = int | Sequence[int]
 
+recomputation.watch()
 
 _UNSIGNED = {torch.uint8: 8, torch.uint16: 16, torch.uint32: 32, torch.uint64: 64}
 _FLOATS = {
@@ -63,7 +65,8 @@ def fold_in(key: Key, data: int | Tensor) -> Key:
     rng.check_fold_in(int(data))
     first, second = (word & 0xFFFFFFFF for word in key.tolist())
     words = [signed(word) for word in rng.threefry_words(first, second, 0, int(data))]
-    return torch.tensor(words, dtype=torch.int32, device="cpu")
+    # By way of NumPy: neither transforms nor dispatch modes take it for a step of the computation.
+    return torch.from_numpy(np.array(words, dtype=np.int32))
 
 
 def split(key: Key, num: Shape = 2) -> Key:
@@ -204,14 +207,31 @@ class RngStream:
     def __init__(self, key: Any, *, tag: str, x64: bool = False):
         self.tag = tag
         self.x64 = x64
+        self.drawn = 0
         with _lasting():
             self.key = _as_key(key, x64)
             self.count = torch.zeros(self.key.shape[:-1], dtype=torch.int64, device="cpu")
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> RngStream:
+        """Register every stream, copies too."""
+        stream = super().__new__(cls)
+        if not torch.compiler.is_compiling():
+            recomputation.register(stream)
+        return stream
+
     def __call__(self) -> Key:
-        """Return the next key."""
+        """Return the next key; in a recomputation by `torch.utils.checkpoint`, the key of the forward pass."""
+        if not torch.compiler.is_compiling():
+            return fold_in(self.key, recomputation.next_count(self))
+        if torch.compiler.is_exporting():
+            recomputation.refuse_capture(self.tag, "an exported program")
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError(
+                f"the stream {self.tag!r} can't draw inside torch.func inside torch.compile; compile less"
+            )
         key = fold_in(self.key, self.count)
-        self.count += 1
+        # Not in place: a backward pass that computes the key again reads the count that the forward pass read.
+        self.count = self.count + 1
         return key
 
     def __repr__(self) -> str:

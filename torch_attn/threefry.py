@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -74,7 +75,7 @@ def fill(key: Key, out: Tensor, finish: Callable[[Tensor, Tensor, Tensor], None]
         finish(*threefry(words, torch.zeros_like(low), low), flat)
         return out
     chunk = min(max(size, 1), _CHUNK if out.device.type == "cpu" else _CHUNK_ON_GPU)
-    with torch.inference_mode():  # nothing here has a gradient, and a call costs less
+    with _unobserved():
         steps = torch.arange(chunk, dtype=torch.int32, device=out.device)
         x0, x1 = torch.empty_like(steps), torch.empty_like(steps)
         for start in range(0, size, chunk):
@@ -83,6 +84,11 @@ def fill(key: Key, out: Tensor, finish: Callable[[Tensor, Tensor, Tensor], None]
             torch.add(steps[: part.shape[0]], signed(start), out=low)
             finish(*threefry(words, high, low), part)
     return out
+
+
+def _unobserved() -> contextlib.AbstractContextManager[Any]:
+    """Return the context of arithmetic that has no gradient: inference mode, the faster one, where transforms allow."""
+    return torch.no_grad() if torch._C._are_functorch_transforms_active() else torch.inference_mode()
 
 
 def raw_bits(key: Key, shape: tuple[int, ...], width: int, device: Any) -> Tensor:

@@ -95,7 +95,7 @@ def check_replaceable(path: Path) -> None:
     kind = "a device, a pipe or a socket"
     if path.is_symlink():
         kind = "a link to a device, a pipe, a socket or an open file"
-    if _is_special(path) or any(_is_in_system(step) for step in _links(path)):
+    if _is_special(path) or any(_is_in_system(step) for step in _steps(path)):
         raise CheckpointError(f"{path} is {kind}, which is never replaced")
 
 
@@ -108,18 +108,18 @@ def _is_special(path: Path) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def _links(path: Path) -> Iterator[Path]:
-    """Yield a path, if it is a link, and the links that it leads to."""
-    for _ in range(MAX_LINKS):
-        if not path.is_symlink():
-            return
-        yield path
+def _steps(path: Path) -> list[Path]:
+    """Return a link, the links that it leads to, and where the last of them leads; nothing if it is not a link."""
+    steps: list[Path] = []
+    while path.is_symlink() and len(steps) < MAX_LINKS:
+        steps.append(path)
         path = path.parent / path.readlink()
+    return [*steps, path] if steps else []
 
 
-def _is_in_system(link: Path) -> bool:
-    """Whether a link is one of the system's own, to devices or to what a process has open."""
-    folder = os.path.realpath(link.parent)
+def _is_in_system(path: Path) -> bool:
+    """Whether a path is one of the system's own, of devices or of what a process has open."""
+    folder = os.path.realpath(path.parent)
     return folder in ("/dev", "/dev/fd") or f"{folder}/".startswith("/proc/")
 
 

@@ -129,7 +129,11 @@ def drop(
     """Zero each weight with probability `rate` and scale the rest by ``1 / (1 - rate)``; rate 0 draws nothing."""
     if rate == 0.0:
         return weights
-    return jnp.where(draw(weights.shape, rate, rng), weights / (1.0 - rate), 0.0)
+    if isinstance(rng, TorchRngs):
+        keep = rng.bernoulli(1.0 - rate, weights.shape, like=weights)
+    else:
+        keep = draw(weights.shape, rate, rng)
+    return jnp.where(keep, weights / (1.0 - rate), 0.0)
 
 
 def draw(shape: tuple[int, ...], rate: float, rng: Array | nnx.RngStream | Rngs | Drawn | None) -> Bool[Array, "..."]:

@@ -5,45 +5,41 @@ from __future__ import annotations
 import pytest
 
 from .. import affected
+from ..power import ordering
 
 TESTS = "parity_tests/neutral"
 
 
 @pytest.fixture(scope="module")
-def direct():
-    return affected.importers()
+def edges():
+    return ordering.importers(affected.ROOT)
 
 
-def test_a_change_in_masks_runs_their_tests_first(direct):
-    reach = affected.distances(["attn_bridge/masks/positions.py"], direct)
-    chosen = affected.select(reach, 60, dict.fromkeys(reach, 1.0))
-    assert f"{TESTS}/test_masks.py" in chosen.nearest
-    assert chosen.rest
+def test_a_change_in_masks_runs_their_tests_first(edges):
+    ordered = affected.nearest_first(["attn_bridge/masks/positions.py"], edges)
+    assert f"{TESTS}/test_masks.py" in ordered[:3]
+    assert len(ordered) > 50
 
 
-def test_a_module_loaded_by_name_reaches_the_tests_of_its_loader(direct):
-    assert "attn_bridge.backends" in direct["torch_attn.backend"]
-    reach = affected.distances(["torch_attn/_parity/precision.py"], direct)
-    assert f"{TESTS}/test_doctor.py" in reach
+def test_a_module_loaded_by_name_reaches_the_tests_of_its_loader(edges):
+    assert f"{TESTS}/test_doctor.py" in affected.nearest_first(["torch_attn/_parity/precision.py"], edges)
 
 
-def test_a_changed_test_file_runs_however_long_it_takes(direct):
+def test_a_changed_test_file_runs_however_long_it_takes(edges):
     file = f"{TESTS}/test_rng.py"
-    reach = affected.distances([file], direct)
-    assert reach[file] == 0
-    assert affected.select(reach, 20, {file: 1e4}).nearest == (file,)
+    ordered = affected.nearest_first([file], edges)
+    assert affected.select(ordered, [file], 20, {file: 1e4}) == affected.Selection((file,), ())
 
 
 def test_files_that_do_not_fit_the_time_are_left():
-    reach = {"near": 1, "far": 2, "dear": 1}
-    chosen = affected.select(reach, 20, {"near": 10, "far": 5, "dear": 1e3})
+    chosen = affected.select(["near", "dear", "far"], [], 20, {"near": 10, "far": 5, "dear": 1e3})
     assert chosen == affected.Selection(("near", "far"), ("dear",))
 
 
-def test_a_file_that_is_no_module_stands_for_its_folder(direct):
-    reach = affected.distances(["attn_bridge/parity/rendering/html/page.css"], direct)
-    assert any(file.startswith(f"{TESTS}/reports/") for file in reach)
+def test_a_style_sheet_stands_for_the_modules_of_its_folder(edges):
+    ordered = affected.nearest_first(["attn_bridge/parity/rendering/html/page.css"], edges)
+    assert any(file.startswith(f"{TESTS}/reports/") for file in ordered[:10])
 
 
-def test_a_file_outside_of_the_packages_reaches_nothing(direct):
-    assert affected.distances(["README.md"], direct) == {}
+def test_a_file_outside_of_the_packages_reaches_nothing(edges):
+    assert affected.nearest_first(["README.md"], edges) == []

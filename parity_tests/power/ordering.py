@@ -34,7 +34,7 @@ def ordered_tests(changed_file: str, root: Path | None = None) -> list[str]:
 
 def by_distance(changed_file: str, edges: Edges, root: Path) -> list[str]:
     """Return the test files below the root that can reach a changed file, by these edges."""
-    start = _module(changed_file)
+    start = module_of(changed_file)
     queue = [start]
     if changed_file.endswith("/__init__.py"):
         queue += sorted(module for module in edges if module.startswith(f"{start}."))  # whose import runs it
@@ -60,7 +60,7 @@ def by_distance(changed_file: str, edges: Edges, root: Path) -> list[str]:
 
 def importers(root: Path) -> Edges:
     """Return module -> modules that import it, in the checkout that comes first on Python's path."""
-    import grimp  # of the extra dev; the tests of this room go without
+    import grimp  # `drawing` and `planting` go without
 
     graph = grimp.build_graph(PACKAGES[0], *PACKAGES[1:], cache_dir=None)
     edges = {module: set(graph.find_modules_that_directly_import(module)) for module in graph.modules}
@@ -69,7 +69,7 @@ def importers(root: Path) -> Edges:
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         text = path.read_text(encoding="utf-8")
         imported = set(_named_modules(text, graph.modules))
-        if 'import_module(f"{__name__}.' in text:
+        if 'importmodule_of(f"{__name__}.' in text:
             imported |= graph.find_children(module)
         if re.search(r'import_module\(f"\.{\w+}", __name__\)', text):
             imported |= graph.find_descendants(module)
@@ -93,7 +93,8 @@ def _named_modules(text: str, modules: set[str]) -> Iterator[str]:
                 yield name
 
 
-def _module(path: str) -> str:
+def module_of(path: str) -> str:
+    """Return the name of the module in a file."""
     parts = Path(path).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -21,8 +21,9 @@ from attn_bridge.masks import Mask, as_pieces, goes_forward
 from attn_kernels import words
 from attn_kernels.description import intervals
 
+from .. import recomputation
 from ..random import RngStream
-from . import flash_operation, sdpa
+from . import flash_operation, masks, sdpa
 from .call import Call
 from .reference import draw, source_of
 
@@ -209,12 +210,21 @@ def _dropout_of(call: Call) -> tuple[Tensor | None, Tensor | None]:
     if not call.dropout:
         return None, None
     rng = source_of(call.dropout, call.rng)
-    if isinstance(rng, RngStream) and not rng.x64:
-        return rng()[None], None
-    if rng is None or isinstance(rng, torch.Generator):
+    transforming = masks.is_transforming()
+    if rng is None and not transforming:
         # What `draw` draws, without the numbers in between.
-        return None, torch.empty(call.scores_shape, dtype=torch.bool).bernoulli_(1.0 - call.dropout, generator=rng)
-    return None, draw(call.scores_shape, call.dropout, rng).expand(call.scores_shape)
+        return None, torch.empty(call.scores_shape, dtype=torch.bool).bernoulli_(1.0 - call.dropout)
+    if not isinstance(rng, (RngStream, torch.Generator)):
+        return None, draw(call.scores_shape, call.dropout, rng).expand(call.scores_shape)
+    if transforming:
+        # It depends on whatever a vmap has several of.
+        corner = sum(array.detach().flatten()[:1].float() for array in (call.query, call.key, call.value))
+        return None, masks.draw_like(corner.expand(call.scores_shape), call.dropout, rng, torch.bool)
+    if isinstance(rng, RngStream) and not rng.x64:
+        if not torch.compiler.is_compiling():
+            recomputation.check_forward()
+        return rng()[None], None
+    return None, draw(call.scores_shape, call.dropout, rng, torch.bool)
 
 
 def _is_surely(truth: Any) -> bool:

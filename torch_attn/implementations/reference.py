@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ..random import JaxRngs, RngStream
+from . import masks
 from .call import Call
 
 
@@ -119,10 +120,8 @@ def drop(
     rng = source_of(rate, rng)
     if rng is None:
         return nn.functional.dropout(weights, rate)
-    if isinstance(rng, RngStream):
-        return _drop_as_jax(weights, rate, rng)
-    keep = draw(weights.shape, rate, rng, weights.dtype, weights.device)
-    return torch.where(keep, weights / (1.0 - rate), 0.0)
+    keep = rng.mask if isinstance(rng, Drawn) else masks.draw_like(weights, rate, rng)
+    return _scale_as_jax(weights, keep, rate) if isinstance(rng, RngStream) else _scale(weights, keep, rate)
 
 
 def draw(
@@ -136,11 +135,9 @@ def draw(
     rng = source_of(rate, rng)
     if isinstance(rng, Drawn):
         return rng.mask
-    if isinstance(rng, RngStream):
-        return rng.bernoulli(1.0 - rate, shape, device=device)
     if rng is None:
         return nn.functional.dropout(torch.ones(shape, dtype=dtype, device=device), rate) != 0.0
-    return torch.empty(shape, dtype=dtype, device=device).bernoulli_(1.0 - rate, generator=rng) == 1.0
+    return masks.drawing(rate, rng, dtype, device)(shape)
 
 
 def source_of(
@@ -158,9 +155,12 @@ def source_of(
     return rng
 
 
-def _drop_as_jax(weights: Float[Tensor, "..."], rate: float, rng: RngStream) -> Float[Tensor, "..."]:
-    """Drop with JAX's mask; XLA turns the division into a product with the reciprocal, in bfloat16 it divides."""
-    keep = rng.bernoulli(1.0 - rate, weights.shape, device=weights.device)
+def _scale(weights: Float[Tensor, "..."], keep: Bool[Tensor, "..."], rate: float) -> Float[Tensor, "..."]:
+    return torch.where(keep, weights / (1.0 - rate), 0.0)
+
+
+def _scale_as_jax(weights: Float[Tensor, "..."], keep: Bool[Tensor, "..."], rate: float) -> Float[Tensor, "..."]:
+    """Scale what is kept as XLA does: it turns the division into a product; in bfloat16 it divides."""
     keep_prob = torch.tensor(1.0 - rate, dtype=weights.dtype, device=weights.device)
     scaled = weights / keep_prob if weights.dtype == torch.bfloat16 else weights * (1.0 / keep_prob)
     return torch.where(keep, scaled, 0.0)

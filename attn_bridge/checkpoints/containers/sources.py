@@ -60,18 +60,8 @@ def read_file(path: Path, folder: Path, most: int) -> bytes:
     return data
 
 
-def is_file(path: Path) -> bool:
-    """Whether a path is a file; pathlib raises an error for a name that is too long, which no file can have."""
-    try:
-        return path.is_file()
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        return False
-
-
 def is_folder(path: Path) -> bool:
-    """Whether a path is a folder, as `is_file`."""
+    """Whether a path is a folder; pathlib raises an error for a name that is too long, which no folder can have."""
     try:
         return path.is_dir()
     except OSError as error:

@@ -221,3 +221,23 @@ def test_only_tensors_of_one_class_must_share_an_orientation():
     assert options(square, square, False).ways == (Way("... -> ..."),)
     for change in ({"framework": "flax"}, {"owner": "Other"}, {"last": "other"}):
         assert len(options(square, dataclasses.replace(square, **change), False).ways) > 1, change
+
+
+IDENTITY, TRANSPOSED = Way("... -> ..."), Way("a1 a0 -> a0 a1")
+SQUARES = [
+    (("torch", "weight"), ("flax", "kernel"), TRANSPOSED),
+    (("flax", "kernel"), ("torch", "weight"), TRANSPOSED),
+    (("torch", "weight"), ("flax", "mix"), TRANSPOSED),
+    (("torch", "mix"), ("flax", "kernel"), TRANSPOSED),
+    (("torch", "mix"), ("flax", "mix"), IDENTITY),
+    (("torch", "weight"), ("torch", "mix"), IDENTITY),
+    (("torch", "mix"), ("torch", "weight"), IDENTITY),
+    (("torch", "weight"), ("torch", "kernel"), TRANSPOSED),
+    (("torch", "weight"), ("flax", "weight"), IDENTITY),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "usual"), SQUARES)
+def test_square_matrices_lie_as_their_names_suggest(first, second, usual):
+    kinds = [Kind((4, 4), framework, owner, last) for (framework, last), owner in ((first, "A"), (second, "B"))]
+    assert options(*kinds, False).ways[0] == usual
