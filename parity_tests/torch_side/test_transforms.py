@@ -111,6 +111,7 @@ def test_transforms_of_checkpoints_are_refused(reentrant):
         grad(lambda x: weigh(checkpoint(module, x, use_reentrant=reentrant)))(draw(2, 5, 6))
 
 
+@pytest.mark.filterwarnings("ignore")  # torch warns of what it makes of eval mode
 @pytest.mark.parametrize(
     ("capture", "name"),
     [

@@ -14,6 +14,7 @@ from typing import Any
 from ...models import dimensions, families, layouts
 from ...models.ours import OWN
 from ...printable import printable
+from ...specs.base import Config
 from ...specs.bert_encoder import BertEncoderConfig
 from ...specs.decoder_model import DecoderConfig
 from ...specs.encoder_decoder_model import EncoderDecoderConfig
@@ -73,8 +74,7 @@ def check(
     if whole is None or whole.count > MOST * sum(math.prod(shape) for shape in found.values()):
         _check_keys(config, layout, found, symbols, ours)
         return
-    for row in whole.parameters:
-        name, wanted = row.rule.torch, row.shape
+    for name, wanted in _wanted(whole):
         shape = found.get(name, wanted)
         if shape == wanted:
             continue
@@ -85,6 +85,19 @@ def check(
             continue
         theirs = ours[name].theirs
         raise LayoutError(_line(config, theirs, shapes[theirs], kind, shape[axis], wanted[axis]))
+
+
+def _wanted(whole: ModelConfig) -> Iterator[tuple[str, Shape]]:
+    """Yield our names and shapes of a model; a decoder's equal blocks are listed once, as experts are many."""
+    if not isinstance(whole, DecoderConfig):
+        yield from ((row.rule.torch, row.shape) for row in whole.parameters)
+        return
+    yield from ((row.rule.torch, row.shape) for row in (*whole.embedding_parameters, *whole.head_parameters))
+    listed: dict[Config, list[tuple[str, Shape]]] = {}
+    for number, block in enumerate(whole.blocks):
+        if block not in listed:
+            listed[block] = [(row.rule.torch, row.shape) for row in block.parameters]
+        yield from ((f"trf_blocks.{number}.{name}", shape) for name, shape in listed[block])
 
 
 def _is_own(config: Mapping[str, Any]) -> bool:
